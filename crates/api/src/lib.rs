@@ -1,0 +1,1 @@
+//! The wire: request and response types, the operation table, one typed HTTP client.

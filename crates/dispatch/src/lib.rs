@@ -1,0 +1,1 @@
+//! Dispatchers that pull containers from the queue.

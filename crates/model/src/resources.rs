@@ -1,0 +1,90 @@
+//! What a job asks for and what a machine has.
+//!
+//! The asking side (`ResourcesSpec` and its parts) serialises to the normalised JSON that clients
+//! send and expect back. Short syntaxes are read in `config/`.
+
+use serde::Serialize;
+
+/// Inclusive range; an absent end is open. At least one end is given unless it means "any".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Range<T> {
+    pub min: Option<T>,
+    pub max: Option<T>,
+}
+
+impl<T: PartialOrd + Copy> Range<T> {
+    pub const ANY: Self = Self { min: None, max: None };
+
+    pub const fn exactly(n: T) -> Self {
+        Self { min: Some(n), max: Some(n) }
+    }
+    pub const fn at_least(n: T) -> Self {
+        Self { min: Some(n), max: None }
+    }
+    pub fn contains(&self, n: T) -> bool {
+        self.min.is_none_or(|min| n >= min) && self.max.is_none_or(|max| n <= max)
+    }
+}
+
+/// Gibibytes, as configurations write memory and disk.
+pub type Gb = f64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuArch {
+    X86,
+    Arm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GpuVendor {
+    Nvidia,
+    Amd,
+    Google,
+    Intel,
+    Tenstorrent,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CpuSpec {
+    pub arch: Option<CpuArch>,
+    pub count: Range<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GpuSpec {
+    pub vendor: Option<GpuVendor>,
+    pub name: Option<Vec<String>>,
+    pub count: Range<u32>,
+    pub memory: Option<Range<Gb>>,
+    pub total_memory: Option<Range<Gb>>,
+    /// Minimum, NVIDIA only: `[7, 5]`.
+    pub compute_capability: Option<(u32, u32)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DiskSpec {
+    pub size: Range<Gb>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ResourcesSpec {
+    pub cpu: CpuSpec,
+    pub memory: Range<Gb>,
+    pub shm_size: Option<Gb>,
+    pub gpu: Option<GpuSpec>,
+    pub disk: Option<DiskSpec>,
+}
+
+impl Default for ResourcesSpec {
+    fn default() -> Self {
+        Self {
+            cpu: CpuSpec { arch: None, count: Range::at_least(2) },
+            memory: Range::at_least(8.0),
+            shm_size: None,
+            gpu: None,
+            disk: Some(DiskSpec { size: Range::at_least(100.0) }),
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The control plane: routes, services, pipelines and the one place that speaks SQL.
+
+pub mod db;

@@ -1,0 +1,1 @@
+//! For tests: servers, simulated hosts, seeded faults, invariant checkers.

@@ -1,0 +1,1 @@
+//! SSH connections, channels as streams, host keys.
