@@ -4,6 +4,18 @@
 //! needs to know is an argument; whatever should happen is a return value. `clippy.toml` beside this
 //! crate's manifest holds the bans.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
+pub mod container;
+pub mod fleet;
+pub mod gateway;
 pub mod id;
+pub mod instance;
+pub mod job;
+pub mod machine;
+pub mod managed_job;
 pub mod resources;
+pub mod retry;
+pub mod run;
 pub mod time;
+pub mod volume;

@@ -1,0 +1,78 @@
+//! The fleet: a set of instances kept between a minimum and a maximum.
+
+use crate::machine::{Machine, Step, final_statuses, words};
+
+words! {
+    /// The status of a fleet. Fleets are created active; `submitted` and `failed` exist on the wire.
+    pub enum Status: "fleet status" {
+        /// accepted, not taken up yet
+        Submitted = "submitted",
+        /// keeps its instances
+        Active = "active",
+        /// deleted; waits until its instances are gone
+        Terminating = "terminating",
+        /// deleted and empty
+        Terminated = "terminated",
+        /// could not be taken up
+        Failed = "failed",
+    }
+
+    /// What can happen to a fleet.
+    pub enum Event: "fleet event" {
+        /// the pipeline took it up
+        Activated = "activated",
+        /// it cannot be taken up
+        Broken = "broken",
+        /// a user deletes it while no job uses it, or it outlived the run it was made for
+        DeleteAsked = "delete-asked",
+        /// the last instance is terminated
+        Emptied = "emptied",
+    }
+}
+
+final_statuses!(Status: Terminated | Failed; active: Submitted | Active | Terminating);
+
+/// The fleet's machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Fleet;
+
+impl Machine for Fleet {
+    type Status = Status;
+    type Event = Event;
+    const NAME: &'static str = "fleet";
+    const ABOUT: &'static str = "A set of instances kept between a minimum and a maximum.";
+    const START: &'static [Status] = &[Status::Active, Status::Submitted];
+    const STOP: &'static [Event] = &[Event::DeleteAsked];
+
+    fn step(status: Status, event: Event) -> Step<Status> {
+        step(status, event)
+    }
+}
+
+pub fn step(status: Status, event: Event) -> Step<Status> {
+    use Event::*;
+    use Status::*;
+    use Step::{Refuse, Stay, To};
+    match status {
+        Submitted => match event {
+            Activated => To(Active),
+            Broken => To(Failed),
+            DeleteAsked => To(Terminating),
+            Emptied => Refuse,
+        },
+        Active => match event {
+            DeleteAsked => To(Terminating),
+            Activated => Stay,
+            Broken | Emptied => Refuse,
+        },
+        Terminating => match event {
+            Emptied => To(Terminated),
+            DeleteAsked => Stay,
+            Activated | Broken => Refuse,
+        },
+        Terminated | Failed => match event {
+            DeleteAsked => Stay,
+            Activated | Broken | Emptied => Refuse,
+        },
+    }
+}

@@ -1,0 +1,137 @@
+//! The instance: one host of a fleet.
+
+use crate::machine::{Machine, Step, final_statuses, words};
+
+words! {
+    /// The status of an instance.
+    pub enum Status: "instance status" {
+        /// wanted; nothing exists yet, or the SSH host is being deployed
+        Pending = "pending",
+        /// exists; its shim does not answer yet
+        Provisioning = "provisioning",
+        /// ready, no job on it
+        Idle = "idle",
+        /// ready, at least one job on it
+        Busy = "busy",
+        /// being given back
+        Terminating = "terminating",
+        /// gone from its backend
+        Terminated = "terminated",
+    }
+
+    /// What can happen to an instance.
+    pub enum Event: "instance event" {
+        /// the backend made it, or the SSH host is deployed but not healthy yet
+        Created = "created",
+        /// reachable, with no job assigned
+        ReadyIdle = "ready-idle",
+        /// reachable, with a job already assigned
+        ReadyBusy = "ready-busy",
+        /// no offer is left, or the SSH host cannot be deployed (time, key, network, blocks)
+        GaveUp = "gave-up",
+        /// not ready within its provisioning time
+        Expired = "expired",
+        /// a job was assigned
+        JobAssigned = "job-assigned",
+        /// the last job on it was freed
+        LastJobFreed = "last-job-freed",
+        /// its job ended and it takes no other: no shim, or it was still provisioning
+        JobFinished = "job-finished",
+        /// idle for longer than allowed, unlike the fleet's spec, or above nodes.max
+        Surplus = "surplus",
+        /// a cloud host was unreachable for too long
+        Unreachable = "unreachable",
+        /// a user deletes it or its fleet
+        StopAsked = "stop-asked",
+        /// the backend's list does not contain it any more
+        Deleted = "deleted",
+    }
+
+    /// Why an instance ends.
+    pub enum TerminationReason: "instance termination reason" {
+        TerminatedByUser = "terminated_by_user",
+        IdleTimeout = "idle_timeout",
+        ProvisioningTimeout = "provisioning_timeout",
+        Error = "error",
+        JobFinished = "job_finished",
+        Unreachable = "unreachable",
+        NoOffers = "no_offers",
+        MasterFailed = "master_failed",
+        MaxInstancesLimit = "max_instances_limit",
+        FleetSpecMismatch = "fleet_spec_mismatch",
+        NoBalance = "no_balance",
+    }
+
+    /// How well a reachable host is.
+    pub enum Health: "instance health" {
+        Healthy = "healthy",
+        /// usable, worth a look
+        Warning = "warning",
+        /// gets no new jobs
+        Failure = "failure",
+    }
+}
+
+final_statuses!(Status: Terminated; active: Pending | Provisioning | Idle | Busy | Terminating);
+
+/// The instance's machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Instance;
+
+impl Machine for Instance {
+    type Status = Status;
+    type Event = Event;
+    const NAME: &'static str = "instance";
+    const ABOUT: &'static str = "One host of a fleet.";
+    const START: &'static [Status] = &[Status::Pending, Status::Provisioning];
+    const STOP: &'static [Event] = &[Event::StopAsked];
+
+    fn step(status: Status, event: Event) -> Step<Status> {
+        step(status, event)
+    }
+}
+
+pub fn step(status: Status, event: Event) -> Step<Status> {
+    use Event::*;
+    use Status::*;
+    use Step::{Refuse, Stay, To};
+    match status {
+        Pending => match event {
+            Created => To(Provisioning),
+            ReadyIdle => To(Idle),
+            GaveUp => To(Terminated),
+            StopAsked => To(Terminating),
+            JobAssigned => Stay,
+            ReadyBusy | Expired | LastJobFreed | JobFinished | Surplus | Unreachable | Deleted => Refuse,
+        },
+        Provisioning => match event {
+            ReadyIdle => To(Idle),
+            ReadyBusy => To(Busy),
+            Expired | JobFinished | StopAsked => To(Terminating),
+            Created | JobAssigned => Stay,
+            GaveUp | LastJobFreed | Surplus | Unreachable | Deleted => Refuse,
+        },
+        Idle => match event {
+            JobAssigned => To(Busy),
+            Surplus | Unreachable | StopAsked => To(Terminating),
+            ReadyIdle => Stay,
+            Created | ReadyBusy | GaveUp | Expired | LastJobFreed | JobFinished | Deleted => Refuse,
+        },
+        Busy => match event {
+            LastJobFreed => To(Idle),
+            JobFinished | Unreachable | StopAsked => To(Terminating),
+            JobAssigned | ReadyBusy => Stay,
+            Created | ReadyIdle | GaveUp | Expired | Surplus | Deleted => Refuse,
+        },
+        Terminating => match event {
+            Deleted => To(Terminated),
+            Expired | LastJobFreed | JobFinished | Surplus | Unreachable | StopAsked => Stay,
+            Created | ReadyIdle | ReadyBusy | GaveUp | JobAssigned => Refuse,
+        },
+        Terminated => match event {
+            StopAsked | Deleted => Stay,
+            Created | ReadyIdle | ReadyBusy | GaveUp | Expired | JobAssigned => Refuse,
+            LastJobFreed | JobFinished | Surplus | Unreachable => Refuse,
+        },
+    }
+}

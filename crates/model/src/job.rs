@@ -1,0 +1,443 @@
+//! The job: one submission, from the queue to its last word.
+//!
+//! Only the terminating-job pipeline writes a final status, and only by way of [`Ending`], which cannot
+//! be built without a reason.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    machine::{Machine, Step, final_statuses, words},
+    retry,
+};
+
+words! {
+    /// The status of one submission.
+    pub enum Status: "job status" {
+        /// waits for an instance
+        Submitted = "submitted",
+        /// has an instance; its agents do not answer yet
+        Provisioning = "provisioning",
+        /// the shim took the task and prepares its container
+        Pulling = "pulling",
+        /// the runner has the job and executes it
+        Running = "running",
+        /// has a reason to end; logs are drained, the container removed, the instance freed
+        Terminating = "terminating",
+        /// ended by somebody's decision
+        Terminated = "terminated",
+        /// ended at once, without the runner's goodbye
+        Aborted = "aborted",
+        /// ended badly
+        Failed = "failed",
+        /// ended well
+        Done = "done",
+    }
+
+    /// What can happen to a submission.
+    pub enum Event: "job event" {
+        /// an instance was assigned, or a new one is being made for it
+        Placed = "placed",
+        /// no fleet, no capacity, or a volume that cannot be used
+        NotPlaced = "not-placed",
+        /// the shim answers and took the task
+        TaskTaken = "task-taken",
+        /// the runner answers and took the job
+        Started = "started",
+        /// an agent reports the end: exit, error, own limit
+        Exited = "exited",
+        /// the agents were silent, or not ready, for longer than allowed
+        Lost = "lost",
+        /// utilization, inactivity or max_duration: the server ends it
+        PolicyEnded = "policy-ended",
+        /// the run ends, the service scales down, or a sibling's failure retries the replica
+        StopAsked = "stop-asked",
+        /// all released after done_by_runner
+        ReleasedDone = "released-done",
+        /// all released after a failure's reason
+        ReleasedFailed = "released-failed",
+        /// all released after a decision's reason
+        ReleasedTerminated = "released-terminated",
+        /// all released after aborted_by_user
+        ReleasedAborted = "released-aborted",
+    }
+
+    /// The final statuses alone.
+    pub enum Final: "final job status" {
+        Terminated = "terminated",
+        Aborted = "aborted",
+        Failed = "failed",
+        Done = "done",
+    }
+
+    /// Why a submission ends. Agents may send only these words.
+    pub enum TerminationReason: "job termination reason" {
+        /// no offer could be provisioned, or no instance was free
+        FailedToStartDueToNoCapacity = "failed_to_start_due_to_no_capacity",
+        /// the spot instance was taken back
+        InterruptedByNoCapacity = "interrupted_by_no_capacity",
+        /// the agents stayed silent
+        InstanceUnreachable = "instance_unreachable",
+        /// the fleet's export to this project was withdrawn
+        InstanceAccessRevoked = "instance_access_revoked",
+        /// the instance was not ready in time
+        WaitingInstanceLimitExceeded = "waiting_instance_limit_exceeded",
+        /// the runner was not ready in time
+        WaitingRunnerLimitExceeded = "waiting_runner_limit_exceeded",
+        /// a volume could not be attached
+        VolumeError = "volume_error",
+        /// no gateway replica accepted the job
+        GatewayError = "gateway_error",
+        /// the user's program returned something other than 0
+        ContainerExitedWithError = "container_exited_with_error",
+        /// a port is taken
+        PortsBindingFailed = "ports_binding_failed",
+        /// the image could not be pulled or the container not created
+        CreatingContainerError = "creating_container_error",
+        /// the agent could not prepare or run the program
+        ExecutorError = "executor_error",
+        /// more log in an hour than the quota
+        LogQuotaExceeded = "log_quota_exceeded",
+        /// a user stopped the run
+        TerminatedByUser = "terminated_by_user",
+        /// the run ended or retries this replica
+        TerminatedByServer = "terminated_by_server",
+        /// the service needs fewer replicas
+        ScaledDown = "scaled_down",
+        /// nobody was connected for inactivity_duration
+        InactivityDurationExceeded = "inactivity_duration_exceeded",
+        /// a GPU idled for the whole window of utilization_policy
+        TerminatedDueToUtilizationPolicy = "terminated_due_to_utilization_policy",
+        /// ran for max_duration
+        MaxDurationExceeded = "max_duration_exceeded",
+        /// the program ended well
+        DoneByRunner = "done_by_runner",
+        /// a user aborted the run
+        AbortedByUser = "aborted_by_user",
+    }
+
+    /// What exactly happened, where the reason's word says too little. Shown beside the reason, never
+    /// instead of it.
+    pub enum Detail: "termination detail" {
+        /// the kernel killed the program for its memory
+        OomKilled = "oom_killed",
+        /// the host's disk is full
+        NoDisk = "no_disk",
+        /// the host rebooted under the container
+        HostReboot = "host_reboot",
+        /// the container engine restarted and took the container with it
+        HostRuntimeRestart = "host_runtime_restart",
+        /// no fleet matched the run at all
+        NoFleets = "no_fleets",
+    }
+}
+
+final_statuses!(Status: Terminated | Aborted | Failed | Done;
+    active: Submitted | Provisioning | Pulling | Running | Terminating);
+
+/// The job's machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Job;
+
+impl Machine for Job {
+    type Status = Status;
+    type Event = Event;
+    const NAME: &'static str = "job";
+    const ABOUT: &'static str = "One submission of one job, from the queue to its last word.";
+    const START: &'static [Status] = &[Status::Submitted];
+    const STOP: &'static [Event] = &[Event::StopAsked];
+
+    fn step(status: Status, event: Event) -> Step<Status> {
+        step(status, event)
+    }
+}
+
+pub fn step(status: Status, event: Event) -> Step<Status> {
+    use Event::*;
+    use Status::*;
+    use Step::{Refuse, Stay, To};
+    match status {
+        Submitted => match event {
+            Placed => To(Provisioning),
+            NotPlaced | StopAsked => To(Terminating),
+            TaskTaken | Started | Exited | Lost | PolicyEnded => Refuse,
+            ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
+        },
+        Provisioning => match event {
+            TaskTaken => To(Pulling),
+            Started => To(Running),
+            Lost | StopAsked => To(Terminating),
+            Placed | NotPlaced | Exited | PolicyEnded => Refuse,
+            ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
+        },
+        Pulling => match event {
+            Started => To(Running),
+            Exited | Lost | StopAsked => To(Terminating),
+            TaskTaken => Stay,
+            Placed | NotPlaced | PolicyEnded => Refuse,
+            ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
+        },
+        Running => match event {
+            Exited | Lost | PolicyEnded | StopAsked => To(Terminating),
+            Started => Stay,
+            Placed | NotPlaced | TaskTaken => Refuse,
+            ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
+        },
+        Terminating => match event {
+            ReleasedDone => To(Done),
+            ReleasedFailed => To(Failed),
+            ReleasedTerminated => To(Terminated),
+            ReleasedAborted => To(Aborted),
+            Exited | Lost | PolicyEnded | StopAsked => Stay,
+            Placed | NotPlaced | TaskTaken | Started => Refuse,
+        },
+        Terminated | Aborted | Failed | Done => match event {
+            StopAsked => Stay,
+            Placed | NotPlaced | TaskTaken | Started | Exited | Lost | PolicyEnded => Refuse,
+            ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
+        },
+    }
+}
+
+impl Final {
+    pub const fn status(self) -> Status {
+        match self {
+            Self::Terminated => Status::Terminated,
+            Self::Aborted => Status::Aborted,
+            Self::Failed => Status::Failed,
+            Self::Done => Status::Done,
+        }
+    }
+
+    /// The event that moves a terminating job here.
+    pub const fn event(self) -> Event {
+        match self {
+            Self::Terminated => Event::ReleasedTerminated,
+            Self::Aborted => Event::ReleasedAborted,
+            Self::Failed => Event::ReleasedFailed,
+            Self::Done => Event::ReleasedDone,
+        }
+    }
+}
+
+impl TerminationReason {
+    pub const fn final_status(self) -> Final {
+        match self {
+            Self::FailedToStartDueToNoCapacity
+            | Self::InterruptedByNoCapacity
+            | Self::InstanceUnreachable
+            | Self::InstanceAccessRevoked
+            | Self::WaitingInstanceLimitExceeded
+            | Self::WaitingRunnerLimitExceeded
+            | Self::VolumeError
+            | Self::GatewayError
+            | Self::ContainerExitedWithError
+            | Self::PortsBindingFailed
+            | Self::CreatingContainerError
+            | Self::ExecutorError
+            | Self::LogQuotaExceeded => Final::Failed,
+            Self::TerminatedByUser
+            | Self::TerminatedByServer
+            | Self::ScaledDown
+            | Self::InactivityDurationExceeded
+            | Self::TerminatedDueToUtilizationPolicy
+            | Self::MaxDurationExceeded => Final::Terminated,
+            Self::DoneByRunner => Final::Done,
+            Self::AbortedByUser => Final::Aborted,
+        }
+    }
+
+    /// The event of `retry.on_events` that covers this reason; `None`: never retried.
+    pub const fn retry_event(self) -> Option<retry::Event> {
+        match self {
+            Self::FailedToStartDueToNoCapacity => Some(retry::Event::NoCapacity),
+            Self::InterruptedByNoCapacity => Some(retry::Event::Interruption),
+            Self::InstanceUnreachable
+            | Self::InstanceAccessRevoked
+            | Self::WaitingInstanceLimitExceeded
+            | Self::WaitingRunnerLimitExceeded
+            | Self::VolumeError
+            | Self::GatewayError
+            | Self::ContainerExitedWithError
+            | Self::PortsBindingFailed
+            | Self::CreatingContainerError
+            | Self::ExecutorError
+            | Self::LogQuotaExceeded => Some(retry::Event::Error),
+            Self::TerminatedByUser
+            | Self::TerminatedByServer
+            | Self::ScaledDown
+            | Self::InactivityDurationExceeded
+            | Self::TerminatedDueToUtilizationPolicy
+            | Self::MaxDurationExceeded
+            | Self::DoneByRunner
+            | Self::AbortedByUser => None,
+        }
+    }
+
+    /// The `error` text clients show; `None` where the status says it all.
+    pub const fn error(self) -> Option<&'static str> {
+        match self {
+            Self::FailedToStartDueToNoCapacity
+            | Self::InterruptedByNoCapacity
+            | Self::ContainerExitedWithError
+            | Self::TerminatedByUser
+            | Self::TerminatedByServer
+            | Self::DoneByRunner
+            | Self::AbortedByUser => None,
+            Self::InstanceUnreachable => Some("instance unreachable"),
+            Self::InstanceAccessRevoked => Some("instance access revoked"),
+            Self::WaitingInstanceLimitExceeded => Some("waiting instance limit exceeded"),
+            Self::WaitingRunnerLimitExceeded => Some("waiting runner limit exceeded"),
+            Self::VolumeError => Some("volume error"),
+            Self::GatewayError => Some("gateway error"),
+            Self::PortsBindingFailed => Some("ports binding failed"),
+            Self::CreatingContainerError => Some("runner error"),
+            Self::ExecutorError => Some("executor error"),
+            Self::LogQuotaExceeded => Some("log quota exceeded"),
+            Self::ScaledDown => Some("scaled down"),
+            Self::InactivityDurationExceeded => Some("inactivity duration exceeded"),
+            Self::TerminatedDueToUtilizationPolicy => Some("utilization policy"),
+            Self::MaxDurationExceeded => Some("max duration exceeded"),
+        }
+    }
+}
+
+/// Why a submission ends and how: the only way to a final status. There is no ending without a reason,
+/// and the final status follows from the reason alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ending {
+    reason: TerminationReason,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    detail: Option<Detail>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exit_status: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    said: Option<String>,
+}
+
+impl Ending {
+    pub const fn new(reason: TerminationReason) -> Self {
+        Self { reason, detail: None, exit_status: None, said: None }
+    }
+
+    /// The program ended by itself: 0 is done, anything else has failed.
+    pub const fn exited(code: i32) -> Self {
+        let reason = match code {
+            0 => TerminationReason::DoneByRunner,
+            _ => TerminationReason::ContainerExitedWithError,
+        };
+        Self { reason, detail: None, exit_status: Some(code), said: None }
+    }
+
+    pub fn no_capacity(said: impl Into<String>) -> Self {
+        Self::new(TerminationReason::FailedToStartDueToNoCapacity).saying(said)
+    }
+
+    /// No capacity, because no fleet matched at all.
+    pub fn no_fleets(said: impl Into<String>) -> Self {
+        Self::no_capacity(said).with(Detail::NoFleets)
+    }
+
+    /// The program was killed for its memory. Clients know the word `container_exited_with_error`.
+    pub const fn oom_killed() -> Self {
+        Self::exited(137).with(Detail::OomKilled)
+    }
+
+    pub const fn no_disk() -> Self {
+        Self::new(TerminationReason::ExecutorError).with(Detail::NoDisk)
+    }
+
+    pub const fn host_reboot() -> Self {
+        Self::new(TerminationReason::InstanceUnreachable).with(Detail::HostReboot)
+    }
+
+    pub const fn host_runtime_restart() -> Self {
+        Self::exited(137).with(Detail::HostRuntimeRestart)
+    }
+
+    #[must_use]
+    pub const fn with(mut self, detail: Detail) -> Self {
+        self.detail = Some(detail);
+        self
+    }
+
+    #[must_use]
+    pub const fn with_exit_status(mut self, code: i32) -> Self {
+        self.exit_status = Some(code);
+        self
+    }
+
+    /// Adds what was said about it: an agent's message, the shortfalls.
+    #[must_use]
+    pub fn saying(mut self, said: impl Into<String>) -> Self {
+        self.said = Some(said.into());
+        self
+    }
+
+    pub const fn reason(&self) -> TerminationReason {
+        self.reason
+    }
+    pub const fn detail(&self) -> Option<Detail> {
+        self.detail
+    }
+    pub const fn exit_status(&self) -> Option<i32> {
+        self.exit_status
+    }
+    pub fn said(&self) -> Option<&str> {
+        self.said.as_deref()
+    }
+    pub const fn final_status(&self) -> Final {
+        self.reason.final_status()
+    }
+    pub const fn retry_event(&self) -> Option<retry::Event> {
+        self.reason.retry_event()
+    }
+    pub const fn error(&self) -> Option<&'static str> {
+        self.reason.error()
+    }
+}
+
+/// The text of `status_message`: the status, or what it comes to.
+pub fn status_message(status: Status, ending: Option<&Ending>) -> String {
+    match (status, ending) {
+        (Status::Done, _) => "exited (0)".to_owned(),
+        (Status::Failed, Some(ending)) => failed_message(ending),
+        (Status::Failed, None) => "error".to_owned(),
+        (Status::Terminated, Some(ending)) if ending.reason == TerminationReason::TerminatedByUser => {
+            "stopped".to_owned()
+        }
+        (status, _) => status.as_str().to_owned(),
+    }
+}
+
+fn failed_message(ending: &Ending) -> String {
+    match ending.reason {
+        TerminationReason::ContainerExitedWithError => match ending.exit_status {
+            Some(code) => format!("exited ({code})"),
+            None => "error".to_owned(),
+        },
+        TerminationReason::FailedToStartDueToNoCapacity => match ending.detail {
+            Some(Detail::NoFleets) => "no fleets".to_owned(),
+            Some(Detail::OomKilled | Detail::NoDisk | Detail::HostReboot | Detail::HostRuntimeRestart)
+            | None => "no capacity".to_owned(),
+        },
+        TerminationReason::InterruptedByNoCapacity => "interrupted".to_owned(),
+        TerminationReason::InstanceUnreachable
+        | TerminationReason::InstanceAccessRevoked
+        | TerminationReason::WaitingInstanceLimitExceeded
+        | TerminationReason::WaitingRunnerLimitExceeded
+        | TerminationReason::VolumeError
+        | TerminationReason::GatewayError
+        | TerminationReason::PortsBindingFailed
+        | TerminationReason::CreatingContainerError
+        | TerminationReason::ExecutorError
+        | TerminationReason::LogQuotaExceeded
+        | TerminationReason::TerminatedByUser
+        | TerminationReason::TerminatedByServer
+        | TerminationReason::ScaledDown
+        | TerminationReason::InactivityDurationExceeded
+        | TerminationReason::TerminatedDueToUtilizationPolicy
+        | TerminationReason::MaxDurationExceeded
+        | TerminationReason::DoneByRunner
+        | TerminationReason::AbortedByUser => "error".to_owned(),
+    }
+}

@@ -1,0 +1,78 @@
+//! The volume: storage that outlives jobs.
+//!
+//! Deletion is not a status: a deleted row keeps the one it had and leaves every list.
+
+use crate::machine::{Machine, Step, final_statuses, words};
+
+words! {
+    /// The status of a volume.
+    pub enum Status: "volume status" {
+        /// wanted; the backend was not asked yet
+        Submitted = "submitted",
+        /// the backend is making it
+        Provisioning = "provisioning",
+        /// can be attached
+        Active = "active",
+        /// could not be made or found
+        Failed = "failed",
+    }
+
+    /// What can happen to a volume.
+    pub enum Event: "volume event" {
+        /// the backend began to make it
+        Created = "created",
+        /// it exists and can be attached
+        Ready = "ready",
+        /// the backend refused, or does not know it
+        Broken = "broken",
+        /// a user deletes it, or it was unattached for auto_cleanup_duration: the row leaves all lists
+        DeleteAsked = "delete-asked",
+    }
+}
+
+final_statuses!(Status: Failed; active: Submitted | Provisioning | Active);
+
+/// The volume's machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Volume;
+
+impl Machine for Volume {
+    type Status = Status;
+    type Event = Event;
+    const NAME: &'static str = "volume";
+    const ABOUT: &'static str =
+        "Storage that outlives jobs. A deleted row keeps its status and leaves all lists.";
+    const START: &'static [Status] = &[Status::Submitted];
+    const STOP: &'static [Event] = &[Event::DeleteAsked];
+
+    fn step(status: Status, event: Event) -> Step<Status> {
+        step(status, event)
+    }
+}
+
+pub fn step(status: Status, event: Event) -> Step<Status> {
+    use Event::*;
+    use Status::*;
+    use Step::{Refuse, Stay, To};
+    match status {
+        Submitted => match event {
+            Created => To(Provisioning),
+            Ready => To(Active),
+            Broken => To(Failed),
+            DeleteAsked => Stay,
+        },
+        Provisioning => match event {
+            Ready => To(Active),
+            Broken => To(Failed),
+            Created | DeleteAsked => Stay,
+        },
+        Active => match event {
+            Ready | DeleteAsked => Stay,
+            Created | Broken => Refuse,
+        },
+        Failed => match event {
+            DeleteAsked => Stay,
+            Created | Ready | Broken => Refuse,
+        },
+    }
+}
