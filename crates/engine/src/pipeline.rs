@@ -1,15 +1,18 @@
 //! One pass over one row, in the one order there is: load, observe, decide, act, apply.
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use crate::store::{DbTime, Lease, Queue};
 
 /// What became of an apply. Losing the lease is a value, not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// Committed under the lease. `due_in_us` is when the row wants to be seen again, `wake` names the
-    /// pipelines that care about what was written.
+    /// Committed under the lease. `due_in_us` is when the row wants to be seen again (`None`: it does not,
+    /// or another pipeline takes it from here), `wake` names the pipelines that care about what was written.
     Written { due_in_us: Option<i64>, wake: Vec<&'static str> },
+    /// Nothing was written and there is nothing to write but the lock columns: the engine unlocks the row,
+    /// together with those of other workers, and it is due again after `due_in` (`None`: at once).
+    Unchanged { due_in: Option<Duration> },
     /// Somebody else holds the row by now; nothing was written.
     LeaseLost,
     /// A related row is locked by somebody else: the engine resets the row and it comes round again.

@@ -100,8 +100,9 @@ pub enum StoreError {
 /// Implemented in memory here, on SQLite and Postgres by the server; one conformance suite for all.
 pub trait LeaseStore: Send + Sync + 'static {
     /// Takes up to `limit` rows: status in the queue's, due, unlocked or expired, owner empty or ours
-    /// (`PIPELINE`, not `PIPELINE:ITEM`); oldest `last_processed_at` first. Each gets a fresh token, `epoch + 1`, our owner, and
-    /// expiry = database now + `ttl`. Two claimers never get the same row.
+    /// (`PIPELINE`, not `PIPELINE:ITEM`); oldest `last_processed_at` first, then by id. Each gets a fresh
+    /// token, `epoch + 1`, our owner, and expiry = database now + `ttl`. Two claimers never get the same
+    /// row.
     fn claim(
         &self,
         queue: &Queue,
@@ -126,21 +127,17 @@ pub trait LeaseStore: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<Uuid>, StoreError>> + Send;
 
     /// Gives rows back untouched (graceful stop): token, expiry and owner cleared, `last_processed_at` kept.
-    fn hand_back(
-        &self,
-        queue: &Queue,
-        held: &[Held],
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn hand_back(&self, queue: &Queue, held: &[Held]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// A needed related lock is busy: clear token and expiry, keep the owner, `last_processed_at` = now.
     /// False when the row was no longer held.
     fn reset(&self, queue: &Queue, held: Held) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// All of the rows or none.
-    fn lock_related(
-        &self,
-        lock: RelatedLock<'_>,
-    ) -> impl Future<Output = Result<Related, StoreError>> + Send;
+    /// All of the rows or none. A row can be had when it is unlocked or expired with no owner or ours
+    /// (`PIPELINE:ITEM`), and whenever its owner is ours: that lock was taken by an earlier holder of the
+    /// same item. A row that does not exist cannot be had.
+    fn lock_related(&self, lock: RelatedLock<'_>)
+    -> impl Future<Output = Result<Related, StoreError>> + Send;
 
     /// Unlocks related rows that carry these tokens and clears their owner.
     fn unlock_related(

@@ -1,0 +1,162 @@
+//! What every lease store must do, as one suite: memory, SQLite and Postgres all pass it.
+//!
+//! A store brings a [`Harness`] and calls [`lease_conformance!`](crate::lease_conformance) in its tests.
+//! No case waits for real time to pass: the harness moves stored times into the past instead.
+
+mod locks;
+mod related;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use uuid::Uuid;
+
+pub use crate::memory::Row;
+use crate::store::{Claim, DbTime, Held, Lease, LeaseStore, Queue};
+
+pub use locks::*;
+pub use related::*;
+
+/// Long enough that nothing expires by itself while a case runs.
+pub(crate) const TTL: Duration = Duration::from_secs(300);
+
+/// A store under test and a way round it: to the raw rows and to time.
+pub trait Harness: Send + Sync + Sized + 'static {
+    type Store: LeaseStore;
+
+    /// The table that pipelines claim from.
+    const MAIN: &'static str;
+    /// The table whose rows are locked for an item of another pipeline.
+    const RELATED: &'static str;
+    /// Statuses that the pipeline under test claims; rows of `RELATED` may have them too.
+    const CLAIMED: &'static [&'static str];
+    /// One that it does not claim.
+    const UNCLAIMED: &'static str;
+
+    /// A store whose two tables are empty, shared with no other case.
+    fn open() -> impl Future<Output = Self> + Send;
+
+    fn store(&self) -> Arc<Self::Store>;
+
+    /// Inserts a row with exactly these lock columns.
+    fn insert(&self, table: &'static str, row: Row) -> impl Future<Output = ()> + Send;
+
+    fn row(&self, table: &'static str, id: Uuid) -> impl Future<Output = Row> + Send;
+
+    /// The database's time now.
+    fn now(&self) -> impl Future<Output = DbTime> + Send;
+
+    /// As if `by` had passed: moves `lock_expires_at` and `due_at` of every row of the table into the past.
+    fn pass(&self, table: &'static str, by: Duration) -> impl Future<Output = ()> + Send;
+}
+
+/// Defines one test per case of the suite for a [`Harness`](crate::conformance::Harness).
+#[macro_export]
+macro_rules! lease_conformance {
+    ($harness:ty) => {
+        $crate::lease_conformance! { @cases $harness:
+            a_claim_writes_token_owner_expiry_and_the_next_epoch
+            l12_a_claim_takes_exactly_the_due_and_free_rows_of_its_statuses
+            l12_a_claim_takes_the_oldest_first_and_no_more_than_asked
+            l12_concurrent_claimers_never_get_the_same_row
+            l3_rows_owned_by_another_pipeline_are_left_alone
+            l3_a_row_locked_for_an_item_is_not_claimed_even_by_its_pipeline
+            l4_an_expired_lock_is_taken_over_by_another_replica
+            l1_a_stale_token_writes_nothing
+            l1_a_mixed_batch_writes_only_what_is_still_held
+            l5_expiry_is_written_by_the_databases_clock
+            l9_extend_moves_the_expiry_and_answers_only_what_is_held
+            l11_finish_unlocks_and_moves_last_processed_at
+            l13_a_batch_of_finishes_has_one_now
+            a_row_finished_without_a_due_time_is_due_at_once
+            a_row_is_not_claimed_before_its_due_time
+            the_next_due_time_is_the_earliest_of_rows_that_could_be_claimed
+            hand_back_unlocks_and_keeps_last_processed_at
+            l10_reset_clears_the_lock_keeps_the_owner_and_moves_the_row_to_the_end
+            nothing_is_asked_of_the_store_for_nothing
+            l10_a_busy_related_row_locks_nothing
+            l12_a_related_lock_takes_all_rows_and_keeps_their_pipeline_off
+            l3_an_item_does_not_get_what_another_item_of_its_pipeline_holds
+            l3_an_expired_related_lock_is_left_to_its_item
+            a_related_row_that_is_gone_is_busy
+            l6_reserving_marks_what_is_free_and_nothing_else
+            l6_a_parent_that_reserves_gets_all_its_children_in_the_end
+            l6_reserved_rows_stay_out_of_reach_of_another_parent
+            the_next_holder_of_an_item_takes_over_its_related_locks_at_once
+            l1_unlocking_related_rows_with_stale_tokens_does_nothing
+            l11_unlocking_related_rows_clears_lock_and_owner
+            l12_concurrent_items_never_share_a_related_row
+        }
+    };
+    (@cases $harness:ty: $($case:ident)*) => {
+        $(
+            #[tokio::test]
+            async fn $case() {
+                $crate::conformance::$case::<$harness>().await;
+            }
+        )*
+    };
+}
+
+pub(crate) const PIPELINE: &str = "conformance";
+pub(crate) const STRANGER: &str = "stranger";
+
+/// The queue of the pipeline under test.
+pub(crate) fn queue<H: Harness>() -> Queue {
+    Queue { pipeline: PIPELINE, table: H::MAIN, statuses: H::CLAIMED }
+}
+
+/// The same rows, claimed by a pipeline of another name.
+pub(crate) fn strangers_queue<H: Harness>() -> Queue {
+    Queue { pipeline: STRANGER, ..queue::<H>() }
+}
+
+/// Ids that order like their numbers and are proper version 4 ids.
+pub(crate) fn id(number: u64) -> Uuid {
+    Uuid::from_u64_pair((number << 16) | 0x4000, 0x8000_0000_0000_0000 | number)
+}
+
+pub(crate) fn expect<T, E: std::fmt::Debug>(answer: Result<T, E>) -> T {
+    match answer {
+        Ok(value) => value,
+        Err(error) => panic!("the store failed: {error:?}"),
+    }
+}
+
+/// A row of the main table that may be claimed, processed last `age_s` ago.
+pub(crate) async fn put<H: Harness>(harness: &H, number: u64, age_s: i64) -> Uuid {
+    put_with(harness, number, age_s, |_| {}).await
+}
+
+pub(crate) async fn put_with<H: Harness>(
+    harness: &H,
+    number: u64,
+    age_s: i64,
+    change: impl FnOnce(&mut Row) + Send,
+) -> Uuid {
+    let mut row = Row::new(id(number), H::CLAIMED[0], harness.now().await - age_s * 1_000_000);
+    change(&mut row);
+    harness.insert(H::MAIN, row).await;
+    id(number)
+}
+
+pub(crate) async fn claim<H: Harness>(harness: &H, limit: usize) -> Claim {
+    expect(harness.store().claim(&queue::<H>(), limit, TTL).await)
+}
+
+/// Claims one row that must be there.
+pub(crate) async fn claim_one<H: Harness>(harness: &H) -> Lease {
+    let mut claim = claim(harness, 1).await;
+    claim.leases.pop().unwrap_or_else(|| panic!("no row was claimed"))
+}
+
+pub(crate) fn ids(leases: &[Lease]) -> Vec<Uuid> {
+    leases.iter().map(|lease| lease.id).collect()
+}
+
+pub(crate) fn held(leases: &[Lease]) -> Vec<Held> {
+    leases.iter().map(Lease::held).collect()
+}
+
+pub(crate) fn us(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}

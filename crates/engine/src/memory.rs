@@ -1,0 +1,258 @@
+//! A lease store in memory: the model that the databases are held against, and the store of our own tests.
+//!
+//! Its clock is tokio's plus an offset that tests may move, so it follows `tokio::time::pause` and can
+//! disagree with the server's clock as much as a real database may.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicI64, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::store::{Claim, DbTime, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError};
+
+/// What the clock shows when the store is made: an ordinary day, in microseconds.
+const EPOCH: DbTime = 1_700_000_000_000_000;
+
+/// The lock columns of one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub id: Uuid,
+    pub status: String,
+    pub last_processed_at: DbTime,
+    pub due_at: Option<DbTime>,
+    pub lock_token: Option<Uuid>,
+    pub lock_expires_at: Option<DbTime>,
+    pub lock_owner: Option<String>,
+    pub lock_epoch: i64,
+}
+
+impl Row {
+    /// An unlocked row that was never taken and is due.
+    pub fn new(id: Uuid, status: &str, last_processed_at: DbTime) -> Self {
+        Self {
+            id,
+            status: status.to_owned(),
+            last_processed_at,
+            due_at: None,
+            lock_token: None,
+            lock_expires_at: None,
+            lock_owner: None,
+            lock_epoch: 0,
+        }
+    }
+
+    fn is_free(&self, now: DbTime) -> bool {
+        self.lock_expires_at.is_none_or(|at| at <= now)
+    }
+
+    fn is_open_to(&self, owner: &str) -> bool {
+        self.lock_owner.as_deref().is_none_or(|held_by| held_by == owner)
+    }
+
+    fn take(&mut self, taken: &Taken, owner: &str, token: Uuid) -> Lease {
+        self.lock_token = Some(token);
+        self.lock_expires_at = Some(taken.now + micros(taken.ttl));
+        self.lock_owner = Some(owner.to_owned());
+        self.lock_epoch += 1;
+        Lease { id: self.id, token, epoch: self.lock_epoch, taken_at: taken.now, asked_at: taken.asked_at }
+    }
+
+    fn unlock(&mut self) {
+        self.lock_token = None;
+        self.lock_expires_at = None;
+        self.lock_owner = None;
+    }
+}
+
+/// The circumstances that all rows of one take share.
+struct Taken {
+    now: DbTime,
+    asked_at: Instant,
+    ttl: Duration,
+}
+
+type Table = BTreeMap<Uuid, Row>;
+
+#[derive(Debug)]
+pub struct MemoryStore {
+    tables: Mutex<BTreeMap<&'static str, Table>>,
+    started: Instant,
+    offset_us: AtomicI64,
+    tokens: AtomicU64,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryStore {
+    pub fn new() -> Self {
+        Self {
+            tables: Mutex::default(),
+            started: Instant::now(),
+            offset_us: AtomicI64::new(0),
+            tokens: AtomicU64::new(0),
+        }
+    }
+
+    /// The store's time now.
+    pub fn now(&self) -> DbTime {
+        EPOCH + micros(self.started.elapsed()) + self.offset_us.load(Ordering::Relaxed)
+    }
+
+    /// Moves the store's clock against everybody else's.
+    pub fn skew(&self, by_us: i64) {
+        self.offset_us.fetch_add(by_us, Ordering::Relaxed);
+    }
+
+    /// Adds the row or replaces the one with its id.
+    pub fn put(&self, table: &'static str, row: Row) {
+        self.tables.lock().entry(table).or_default().insert(row.id, row);
+    }
+
+    pub fn row(&self, table: &'static str, id: Uuid) -> Option<Row> {
+        self.tables.lock().get(table)?.get(&id).cloned()
+    }
+
+    pub fn rows(&self, table: &'static str) -> Vec<Row> {
+        self.tables.lock().get(table).map(|rows| rows.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// What a pipeline's own apply does: changes the row under its lock and unlocks it, in one step.
+    /// False, and nothing changed, when it is no longer held.
+    pub fn apply(&self, table: &'static str, held: Held, change: impl FnOnce(&mut Row, DbTime)) -> bool {
+        let now = self.now();
+        self.with_held(table, held, |row| {
+            change(row, now);
+            row.last_processed_at = now;
+            row.unlock();
+        })
+    }
+
+    fn fresh_token(&self) -> Uuid {
+        Uuid::from_u64_pair(0x7077_696e_646c_6173, self.tokens.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn with_held(&self, table: &'static str, held: Held, change: impl FnOnce(&mut Row)) -> bool {
+        let mut tables = self.tables.lock();
+        let row = tables.get_mut(table).and_then(|rows| rows.get_mut(&held.id));
+        match row.filter(|row| row.lock_token == Some(held.token)) {
+            Some(row) => {
+                change(row);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl LeaseStore for MemoryStore {
+    async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
+        let taken = Taken { now: self.now(), asked_at: Instant::now(), ttl };
+        let mut tables = self.tables.lock();
+        let Some(rows) = tables.get_mut(queue.table) else { return Ok(Claim::default()) };
+        let mut due = Vec::new();
+        let mut next_due_at: Option<DbTime> = None;
+        for row in rows.values() {
+            if !queue.statuses.contains(&row.status.as_str())
+                || !row.is_free(taken.now)
+                || !row.is_open_to(queue.pipeline)
+            {
+                continue;
+            }
+            match row.due_at.filter(|at| *at > taken.now) {
+                Some(at) => next_due_at = Some(next_due_at.map_or(at, |earliest| earliest.min(at))),
+                None => due.push((row.last_processed_at, row.id)),
+            }
+        }
+        due.sort_unstable();
+        due.truncate(limit);
+        let take = |(_, id)| {
+            rows.get_mut(&id).map(|row: &mut Row| row.take(&taken, queue.pipeline, self.fresh_token()))
+        };
+        let leases = due.into_iter().filter_map(take).collect();
+        let next_due_in =
+            next_due_at.map(|at| Duration::from_micros(u64::try_from(at - taken.now).unwrap_or(0)));
+        Ok(Claim { leases, next_due_in })
+    }
+
+    async fn extend(&self, queue: &Queue, held: &[Held], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
+        let expires_at = self.now() + micros(ttl);
+        let still =
+            |held: &&Held| self.with_held(queue.table, **held, |row| row.lock_expires_at = Some(expires_at));
+        Ok(held.iter().filter(still).map(|held| held.id).collect())
+    }
+
+    async fn finish(
+        &self,
+        queue: &Queue,
+        done: &[(Held, Option<Duration>)],
+    ) -> Result<Vec<Uuid>, StoreError> {
+        let now = self.now();
+        let still = |(held, due_in): &&(Held, Option<Duration>)| {
+            self.with_held(queue.table, *held, |row| {
+                row.last_processed_at = now;
+                row.due_at = due_in.map(|due_in| now + micros(due_in));
+                row.unlock();
+            })
+        };
+        Ok(done.iter().filter(still).map(|(held, _)| held.id).collect())
+    }
+
+    async fn hand_back(&self, queue: &Queue, held: &[Held]) -> Result<(), StoreError> {
+        for held in held {
+            self.with_held(queue.table, *held, Row::unlock);
+        }
+        Ok(())
+    }
+
+    async fn reset(&self, queue: &Queue, held: Held) -> Result<bool, StoreError> {
+        let now = self.now();
+        Ok(self.with_held(queue.table, held, |row| {
+            row.lock_token = None;
+            row.lock_expires_at = None;
+            row.last_processed_at = now;
+        }))
+    }
+
+    async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<Related, StoreError> {
+        let taken = Taken { now: self.now(), asked_at: Instant::now(), ttl: lock.ttl };
+        let owner = format!("{}:{}", lock.pipeline, lock.item);
+        let mut tables = self.tables.lock();
+        let rows = tables.entry(lock.table).or_default();
+        let can_be_had = |row: &Row| {
+            row.lock_owner.as_deref() == Some(&owner) || (row.lock_owner.is_none() && row.is_free(taken.now))
+        };
+        if lock.ids.iter().all(|id| rows.get(id).is_some_and(can_be_had)) {
+            let take =
+                |id| rows.get_mut(id).map(|row: &mut Row| row.take(&taken, &owner, self.fresh_token()));
+            return Ok(Related::Locked(lock.ids.iter().filter_map(take).collect()));
+        }
+        if lock.reserve {
+            for id in lock.ids {
+                if let Some(row) = rows.get_mut(id).filter(|row| can_be_had(row)) {
+                    row.lock_owner = Some(owner.clone());
+                }
+            }
+        }
+        Ok(Related::Busy)
+    }
+
+    async fn unlock_related(&self, table: &'static str, held: &[Held]) -> Result<(), StoreError> {
+        for held in held {
+            self.with_held(table, *held, Row::unlock);
+        }
+        Ok(())
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,5 @@
+//! The engine's tests: the store's conformance suite and the crank itself, on virtual time.
+
+#![expect(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
+
+mod conformance;
