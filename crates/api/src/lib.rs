@@ -1,1 +1,34 @@
 //! The wire: request and response types, the operation table, one typed HTTP client.
+//!
+//! No logic lives here. The table in `operations` is the one list of what the server answers: the
+//! router, the OpenAPI document, the client and the authorisation tests are all made from it.
+
+pub mod auth;
+pub mod backends;
+pub mod client;
+pub mod document;
+pub mod error;
+pub mod events;
+pub mod exports;
+pub mod files;
+pub mod fleets;
+pub mod gateways;
+pub mod gpus;
+pub mod instances;
+pub mod logs;
+pub mod metrics;
+pub mod offers;
+pub mod openapi;
+pub mod operation;
+pub mod operations;
+pub mod projects;
+pub mod repos;
+pub mod runs;
+pub mod secrets;
+pub mod server;
+pub mod templates;
+pub mod users;
+pub mod volumes;
+
+pub use document::Document;
+pub use operation::{Access, Body, Entry, Method, Operation};

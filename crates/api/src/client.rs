@@ -1,0 +1,320 @@
+//! One typed HTTP client: operations are called by type, over TCP or a unix socket.
+//!
+//! One connection is kept and used again; a call on a connection that died meanwhile is sent once
+//! more on a fresh one if nothing of it can have arrived.
+
+use std::path::PathBuf;
+
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Request, StatusCode,
+    body::Bytes,
+    client::conn::http1::{SendRequest, handshake},
+    header,
+};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use tokio::{
+    net::{TcpStream, UnixStream},
+    sync::Mutex,
+};
+
+use crate::{
+    error,
+    operation::{Body, Operation},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("read server address `{url}`")]
+    Address { url: String },
+    #[error("connect to {target}")]
+    Connect {
+        target: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("exchange with the server")]
+    Exchange(#[source] hyper::Error),
+    #[error("encode the request")]
+    Encode(#[source] serde_json::Error),
+    #[error("build the request")]
+    Build(#[source] hyper::http::Error),
+    #[error("decode the answer")]
+    Decode(#[source] serde_json::Error),
+    #[error("{}", .0.msg)]
+    Refused(error::BadRequest),
+    #[error("{msg}")]
+    Denied { msg: String },
+    #[error("the server answered {status}: {body}")]
+    Status { status: u16, body: String },
+}
+
+impl CallError {
+    /// True when the server says that the thing asked for does not exist.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.code == error::Code::ResourceNotExists)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Target {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+pub struct Client {
+    target: Target,
+    /// Path before every operation, without a slash at the end.
+    base: String,
+    authority: String,
+    token: Option<String>,
+    idle: Mutex<Option<SendRequest<Full<Bytes>>>>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// `http://host:port[/base]`, or `http+unix://` followed by a percent-encoded socket path.
+    pub fn new(url: &str, token: Option<&str>) -> Result<Self, CallError> {
+        let wrong = || CallError::Address { url: url.to_owned() };
+        let (target, authority, base) = if let Some(path) = url.strip_prefix("http+unix://") {
+            let path = decode(path.trim_end_matches('/')).ok_or_else(wrong)?;
+            (Target::Unix(path.into()), "localhost".to_owned(), String::new())
+        } else {
+            let rest = url.strip_prefix("http://").ok_or_else(wrong)?;
+            let (authority, base) = rest.split_once('/').unwrap_or((rest, ""));
+            let parsed: hyper::http::uri::Authority = authority.parse().map_err(|_| wrong())?;
+            let host = parsed.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+            let base = base.trim_end_matches('/');
+            let base = if base.is_empty() { String::new() } else { format!("/{base}") };
+            (Target::Tcp { host, port: parsed.port_u16().unwrap_or(80) }, authority.to_owned(), base)
+        };
+        Ok(Self { target, base, authority, token: token.map(str::to_owned), idle: Mutex::new(None) })
+    }
+
+    /// Calls an operation. `path` gives a value to each parameter of its path, in order.
+    pub async fn call<O: Operation>(
+        &self,
+        path: &[&str],
+        request: &O::Request,
+    ) -> Result<O::Response, CallError> {
+        let mut uri = self.uri(O::PATH, path);
+        let body = match O::BODY {
+            Body::Json => serde_json::to_vec(request).map_err(CallError::Encode)?,
+            Body::File | Body::Query => {
+                query(&mut uri, request)?;
+                Vec::new()
+            }
+        };
+        let answer = self.exchange(O::METHOD.name(), &uri, body.into(), "application/json").await?;
+        serde_json::from_slice(&answer).map_err(CallError::Decode)
+    }
+
+    /// Calls an operation whose body is a file.
+    pub async fn upload<O: Operation>(
+        &self,
+        path: &[&str],
+        request: &O::Request,
+        name: &str,
+        content: &[u8],
+    ) -> Result<O::Response, CallError> {
+        // The name of the boundary only has to be absent from the content; a hash is not needed for it.
+        let mut boundary = String::from("windlass-part");
+        while content.windows(boundary.len()).any(|window| window == boundary.as_bytes()) {
+            boundary.push('x');
+        }
+        let mut body = format!(
+            "--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{name}\"\r\n\
+             Content-Type: application/octet-stream\r\n\r\n"
+        )
+        .into_bytes();
+        body.extend_from_slice(content);
+        body.extend_from_slice(format!("\r\n--{boundary}--\r\n").as_bytes());
+        let mut uri = self.uri(O::PATH, path);
+        query(&mut uri, request)?;
+        let kind = format!("multipart/form-data; boundary={boundary}");
+        let answer = self.exchange(O::METHOD.name(), &uri, body.into(), &kind).await?;
+        serde_json::from_slice(&answer).map_err(CallError::Decode)
+    }
+
+    fn uri(&self, template: &str, values: &[&str]) -> String {
+        let mut uri = self.base.clone();
+        let mut values = values.iter();
+        for part in template.split('/').skip(1) {
+            uri.push('/');
+            match part.strip_prefix('{') {
+                Some(_) => encode(&mut uri, values.next().copied().unwrap_or_default()),
+                None => uri.push_str(part),
+            }
+        }
+        uri
+    }
+
+    async fn exchange(&self, method: &str, uri: &str, body: Bytes, kind: &str) -> Result<Bytes, CallError> {
+        let kept = self.idle.lock().await.take().filter(SendRequest::is_ready);
+        let mut sender = match kept {
+            Some(sender) => sender,
+            None => self.connect().await?,
+        };
+        let sent = sender.send_request(self.request(method, uri, body.clone(), kind)?).await;
+        let response = match sent {
+            Ok(response) => response,
+            Err(error) if error.is_canceled() || error.is_closed() => {
+                sender = self.connect().await?;
+                sender
+                    .send_request(self.request(method, uri, body, kind)?)
+                    .await
+                    .map_err(CallError::Exchange)?
+            }
+            Err(error) => return Err(CallError::Exchange(error)),
+        };
+        let status = response.status();
+        let answer = response.into_body().collect().await.map_err(CallError::Exchange)?.to_bytes();
+        *self.idle.lock().await = Some(sender);
+        if status.is_success() { Ok(answer) } else { Err(refusal(status, &answer)) }
+    }
+
+    fn request(
+        &self,
+        method: &str,
+        uri: &str,
+        body: Bytes,
+        kind: &str,
+    ) -> Result<Request<Full<Bytes>>, CallError> {
+        let mut request = Request::builder().method(method).uri(uri).header(header::HOST, &self.authority);
+        if !body.is_empty() {
+            request = request.header(header::CONTENT_TYPE, kind);
+        }
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        request.body(Full::new(body)).map_err(CallError::Build)
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, CallError> {
+        match &self.target {
+            Target::Tcp { host, port } => {
+                let failed = |source| CallError::Connect { target: format!("{host}:{port}"), source };
+                let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
+                stream.set_nodelay(true).map_err(failed)?;
+                join(TokioIo::new(stream)).await
+            }
+            Target::Unix(path) => {
+                let failed = |source| CallError::Connect { target: path.display().to_string(), source };
+                join(TokioIo::new(UnixStream::connect(path).await.map_err(failed)?)).await
+            }
+        }
+    }
+}
+
+async fn join<T>(io: T) -> Result<SendRequest<Full<Bytes>>, CallError>
+where
+    T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+{
+    let (sender, connection) = handshake(io).await.map_err(CallError::Exchange)?;
+    // Its errors are seen by whoever waits for an answer on it.
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+fn refusal(status: StatusCode, body: &[u8]) -> CallError {
+    if let Ok(mut refused) = serde_json::from_slice::<error::Body<Vec<error::BadRequest>>>(body)
+        && status == StatusCode::BAD_REQUEST
+        && refused.detail.len() == 1
+        && let Some(entry) = refused.detail.pop()
+    {
+        return CallError::Refused(entry);
+    }
+    if let Ok(denied) = serde_json::from_slice::<error::Body<error::Refusal>>(body) {
+        return CallError::Denied { msg: denied.detail.msg };
+    }
+    CallError::Status { status: status.as_u16(), body: String::from_utf8_lossy(body).into_owned() }
+}
+
+/// Appends the fields that are set as a query.
+fn query<T: Serialize>(uri: &mut String, request: &T) -> Result<(), CallError> {
+    let value = serde_json::to_value(request).map_err(CallError::Encode)?;
+    let mut separator = '?';
+    for (name, value) in value.as_object().into_iter().flatten() {
+        if value.is_null() {
+            continue;
+        }
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        uri.push(separator);
+        separator = '&';
+        encode(uri, name);
+        uri.push('=');
+        encode(uri, &text);
+    }
+    Ok(())
+}
+
+/// Percent-encodes everything but unreserved characters.
+fn encode(out: &mut String, text: &str) {
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(byte as char),
+            _ => {
+                const HEX: &[u8; 16] = b"0123456789ABCDEF";
+                out.push('%');
+                out.push(HEX[usize::from(byte >> 4)] as char);
+                out.push(HEX[usize::from(byte & 15)] as char);
+            }
+        }
+    }
+}
+
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let digits = [rest.next()?, rest.next()?];
+            bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Client, decode, encode, query};
+
+    #[test]
+    fn socket_paths_and_names_survive_encoding() {
+        let mut out = String::new();
+        encode(&mut out, "/run/a b%c");
+        assert_eq!(out, "%2Frun%2Fa%20b%25c");
+        assert_eq!(decode(&out).as_deref(), Some("/run/a b%c"));
+        assert_eq!(decode("%2"), None);
+    }
+
+    #[test]
+    fn unset_fields_are_left_out_of_a_query() {
+        let mut uri = String::from("/x");
+        let request = crate::metrics::Query {
+            replica_num: 0,
+            job_num: 1,
+            limit: 5,
+            after: None,
+            before: None,
+            run_id: None,
+        };
+        query(&mut uri, &request).unwrap();
+        assert_eq!(uri, "/x?replica_num=0&job_num=1&limit=5");
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_reached_are_refused() {
+        assert!(Client::new("ftp://host", None).is_err());
+        assert!(Client::new("http://", None).is_err());
+        assert!(Client::new("http://[::1]:3000/base/", None).is_ok());
+    }
+}

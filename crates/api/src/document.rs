@@ -1,0 +1,61 @@
+//! A JSON document that travels untouched.
+//!
+//! Configurations, run and job specs are stored as text and returned byte for byte: clients compare
+//! them field by field, where an absent key and a null differ.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Document(Box<RawValue>);
+
+impl Document {
+    /// Text that is JSON already, such as a column of the database.
+    pub fn from_text(text: String) -> Result<Self, serde_json::Error> {
+        RawValue::from_string(text).map(Self)
+    }
+
+    pub fn new<T: Serialize>(value: &T) -> Result<Self, serde_json::Error> {
+        serde_json::value::to_raw_value(value).map(Self)
+    }
+
+    pub fn text(&self) -> &str {
+        self.0.get()
+    }
+
+    /// Reads the document; a document is valid JSON by construction, so only depth can fail.
+    pub fn value(&self) -> Result<Value, serde_json::Error> {
+        serde_json::from_str(self.0.get())
+    }
+}
+
+impl JsonSchema for Document {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Document".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "object" })
+    }
+}
+
+/// Stands in for `Timestamp` in schemas: RFC 3339, UTC.
+pub(crate) struct DateTime;
+
+impl JsonSchema for DateTime {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "DateTime".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "date-time" })
+    }
+}

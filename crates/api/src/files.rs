@@ -1,0 +1,16 @@
+//! Archives of files that configurations mention.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct HashRequest {
+    pub hash: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Archive {
+    pub id: Uuid,
+    pub hash: String,
+}

@@ -1,0 +1,133 @@
+//! Gateways: where services meet the outside.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use windlass_model::time::Timestamp;
+
+use crate::{Document, runs::ApplyAction};
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct GatewayReplica {
+    pub replica_num: i64,
+    #[serde(default)]
+    pub hostname: Option<String>,
+    #[serde(default)]
+    pub backend: Option<String>,
+    #[serde(default)]
+    pub region: Option<String>,
+    #[schemars(extend("enum" = ["submitted", "provisioning", "running", "terminating", "terminated"]))]
+    pub status: String,
+    #[serde(default)]
+    pub status_message: Option<String>,
+    #[schemars(with = "crate::document::DateTime")]
+    pub created_at: Timestamp,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Gateway {
+    pub id: Uuid,
+    pub name: String,
+    pub project_name: String,
+    pub configuration: Document,
+    #[schemars(with = "crate::document::DateTime")]
+    pub created_at: Timestamp,
+    #[schemars(extend("enum" = ["submitted", "provisioning", "running", "failed"]))]
+    pub status: String,
+    #[serde(default)]
+    pub status_message: Option<String>,
+    pub default: bool,
+    #[serde(default)]
+    pub hostname: Option<String>,
+    #[serde(default)]
+    pub ip_address: Option<String>,
+    #[serde(default)]
+    pub instance_id: Option<String>,
+    #[serde(default)]
+    pub wildcard_domain: Option<String>,
+    #[serde(default)]
+    pub backend: Option<String>,
+    #[serde(default)]
+    pub region: Option<String>,
+    #[serde(default)]
+    pub replicas: Vec<GatewayReplica>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct ListRequest {
+    #[serde(default)]
+    pub include_imported: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct NameRequest {
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Spec {
+    pub configuration: Document,
+    #[serde(default)]
+    pub configuration_path: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct PlanRequest {
+    pub spec: Spec,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct GatewayPlan {
+    pub project_name: String,
+    pub user: String,
+    pub spec: Spec,
+    pub effective_spec: Spec,
+    #[serde(default)]
+    pub current_resource: Option<Gateway>,
+    pub action: ApplyAction,
+}
+
+/// Of the gateway that was seen, only what tells whether it changed since.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SeenGateway {
+    pub id: Uuid,
+    pub configuration: Document,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ApplyInput {
+    pub spec: Spec,
+    #[serde(default)]
+    pub current_resource: Option<SeenGateway>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ApplyRequest {
+    pub plan: ApplyInput,
+    #[serde(default)]
+    pub force: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CreateRequest {
+    pub configuration: Document,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct DeleteRequest {
+    pub names: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SetDefaultRequest {
+    pub name: String,
+    #[serde(default)]
+    pub gateway_project: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SetWildcardDomainRequest {
+    pub name: String,
+    #[serde(default)]
+    pub wildcard_domain: Option<String>,
+}

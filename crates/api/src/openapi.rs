@@ -1,0 +1,141 @@
+//! The OpenAPI 3.1 document, made from the operation table.
+
+use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    error,
+    operation::{Access, Body, Entry},
+    operations,
+};
+
+/// The whole document. The same input gives the same bytes.
+pub fn document() -> Value {
+    let mut settings = SchemaSettings::draft2020_12();
+    settings.definitions_path = "/components/schemas".into();
+    settings.meta_schema = None;
+    // Types of different modules share names (`ListRequest`): each operation's own types are written in
+    // place, and what they share is written in place too.
+    settings.inline_subschemas = true;
+    let mut schemas = settings.into_generator();
+    let mut paths = Map::new();
+    for entry in operations::table() {
+        let path = paths.entry(entry.path).or_insert_with(|| json!({}));
+        path[entry.method.name().to_ascii_lowercase()] = operation(&entry, &mut schemas);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": { "title": "windlass", "version": env!("CARGO_PKG_VERSION") },
+        "paths": paths,
+        "components": {
+            "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
+            "responses": refusals(&mut schemas),
+        },
+    })
+}
+
+/// The document as it is kept in the repository.
+pub fn text() -> String {
+    format!("{:#}\n", document())
+}
+
+fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
+    let mut parameters: Vec<Value> = entry
+        .parameters()
+        .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))
+        .collect();
+    let request = (entry.request)(schemas).to_value();
+    let mut operation = json!({
+        "operationId": entry.id,
+        "summary": entry.summary,
+        "x-access": entry.access.name(),
+        "security": if entry.access == Access::Open { json!([]) } else { json!([{ "token": [] }]) },
+        "responses": responses(entry, schemas),
+    });
+    match entry.body {
+        Body::Json => {
+            operation["requestBody"] = json!({
+                "required": request.get("required").is_some(),
+                "content": { "application/json": { "schema": request } },
+            });
+        }
+        Body::File => {
+            parameters.extend(query(&request));
+            operation["requestBody"] = json!({
+                "required": true,
+                "content": { "multipart/form-data": { "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": { "file": { "type": "string", "contentMediaType": "application/octet-stream" } },
+                } } },
+            });
+        }
+        Body::Query => parameters.extend(query(&request)),
+    }
+    if !parameters.is_empty() {
+        operation["parameters"] = parameters.into();
+    }
+    operation
+}
+
+fn query(request: &Value) -> Vec<Value> {
+    let Some(properties) = request["properties"].as_object() else { return Vec::new() };
+    let required =
+        |name: &str| request["required"].as_array().is_some_and(|all| all.iter().any(|n| n == name));
+    properties
+        .iter()
+        .map(|(name, schema)| json!({ "name": name, "in": "query", "required": required(name), "schema": schema }))
+        .collect()
+}
+
+fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
+    let answer = (entry.response)(schemas).to_value();
+    let mut responses = json!({
+        "200": { "description": "Done.", "content": { "application/json": { "schema": answer } } },
+    });
+    let mut refusals = vec!["422"];
+    if entry.body != Body::Query {
+        refusals.extend(["400", "413"]);
+    }
+    if entry.access != Access::Open {
+        refusals.push("403");
+    }
+    if entry.access.in_project() {
+        refusals.push("404");
+    }
+    refusals.sort_unstable();
+    for status in refusals {
+        responses[status] = json!({ "$ref": format!("#/components/responses/{status}") });
+    }
+    responses
+}
+
+fn refusals(schemas: &mut SchemaGenerator) -> Value {
+    fn refusal<T: JsonSchema>(schemas: &mut SchemaGenerator, description: &str) -> Value {
+        let schema = schemas.subschema_for::<error::Body<T>>().to_value();
+        json!({ "description": description, "content": { "application/json": { "schema": schema } } })
+    }
+    json!({
+        "400": refusal::<Vec<error::BadRequest>>(schemas, "Refused; the one entry says why. Absent things are refused so too."),
+        "403": refusal::<error::Refusal>(schemas, "No valid token, or not the role this needs."),
+        "404": refusal::<error::Refusal>(schemas, "No such path, or no such project."),
+        "413": refusal::<error::Refusal>(schemas, "The body is larger than allowed."),
+        "422": refusal::<Vec<error::Violation>>(schemas, "The request is not shaped as its schema says."),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::document;
+
+    #[test]
+    fn every_operation_says_who_may_call_it() {
+        let document = document();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                assert!(operation["x-access"].is_string(), "{method} {path}");
+                assert!(operation["operationId"].is_string(), "{method} {path}");
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What an operation is: a name, a place, who may call it, what goes in and what comes out.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Serialize, de::DeserializeOwned};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    Get,
+    Post,
+}
+
+impl Method {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Post => "POST",
+        }
+    }
+}
+
+/// Who may call an operation. The router checks it before the handler runs; handlers may only narrow
+/// it further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nobody has to say who they are.
+    Open,
+    /// Any valid token. Handlers narrow the answer to what the caller may see.
+    Token,
+    /// The user named in the body, or a global admin. Checked by the handler, which reads the body.
+    SelfOrAdmin,
+    GlobalAdmin,
+    /// A member of the project in the path, or anybody with a token if that project is public.
+    ProjectPublic,
+    /// Any member of the project in the path.
+    ProjectUser,
+    /// Managers; others may only add or remove themselves. Checked by the handler.
+    ProjectSelfOrManager,
+    ProjectManager,
+    ProjectAdmin,
+}
+
+impl Access {
+    pub const ALL: [Self; 9] = [
+        Self::Open,
+        Self::Token,
+        Self::SelfOrAdmin,
+        Self::GlobalAdmin,
+        Self::ProjectPublic,
+        Self::ProjectUser,
+        Self::ProjectSelfOrManager,
+        Self::ProjectManager,
+        Self::ProjectAdmin,
+    ];
+
+    /// The word written as `x-access` in the OpenAPI document.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Token => "token",
+            Self::SelfOrAdmin => "self-or-admin",
+            Self::GlobalAdmin => "global-admin",
+            Self::ProjectPublic => "project-public",
+            Self::ProjectUser => "project-user",
+            Self::ProjectSelfOrManager => "project-self-or-manager",
+            Self::ProjectManager => "project-manager",
+            Self::ProjectAdmin => "project-admin",
+        }
+    }
+
+    /// True where the path names a project whose members decide.
+    pub fn in_project(self) -> bool {
+        match self {
+            Self::Open | Self::Token | Self::SelfOrAdmin | Self::GlobalAdmin => false,
+            Self::ProjectPublic
+            | Self::ProjectUser
+            | Self::ProjectSelfOrManager
+            | Self::ProjectManager
+            | Self::ProjectAdmin => true,
+        }
+    }
+}
+
+/// How the request travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// A JSON object. An empty body means every default.
+    Json,
+    /// `multipart/form-data` with one part `file`; the request type is read from the query.
+    File,
+    /// No body: the request type is read from the query.
+    Query,
+}
+
+pub trait Operation: 'static {
+    /// `verb_noun`; unique.
+    const ID: &'static str;
+    const SUMMARY: &'static str;
+    const METHOD: Method;
+    /// With `{name}` for each parameter.
+    const PATH: &'static str;
+    const ACCESS: Access;
+    const BODY: Body;
+    type Request: Serialize + DeserializeOwned + JsonSchema + Send + 'static;
+    type Response: Serialize + DeserializeOwned + JsonSchema + Send + 'static;
+}
+
+/// One row of the operation table, with types turned into values.
+#[derive(Clone, Copy)]
+pub struct Entry {
+    pub id: &'static str,
+    pub summary: &'static str,
+    pub method: Method,
+    pub path: &'static str,
+    pub access: Access,
+    pub body: Body,
+    pub request: fn(&mut SchemaGenerator) -> Schema,
+    pub response: fn(&mut SchemaGenerator) -> Schema,
+}
+
+impl Entry {
+    pub fn of<O: Operation>() -> Self {
+        Self {
+            id: O::ID,
+            summary: O::SUMMARY,
+            method: O::METHOD,
+            path: O::PATH,
+            access: O::ACCESS,
+            body: O::BODY,
+            request: |schemas| schemas.subschema_for::<O::Request>(),
+            response: |schemas| schemas.subschema_for::<O::Response>(),
+        }
+    }
+
+    /// The names in braces, in order.
+    pub fn parameters(&self) -> impl Iterator<Item = &'static str> {
+        self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+    }
+}
+
+/// Declares operations and the table of all of them.
+macro_rules! operations {
+    ($( #[doc = $summary:literal] $name:ident = $id:literal:
+        $method:ident $body:ident $path:literal $access:ident ($request:ty) -> $response:ty; )*) => {
+        $(
+            #[doc = $summary]
+            #[derive(Clone, Copy, Debug)]
+            pub enum $name {}
+
+            impl $crate::operation::Operation for $name {
+                const ID: &'static str = $id;
+                const SUMMARY: &'static str = $summary;
+                const METHOD: $crate::operation::Method = $crate::operation::Method::$method;
+                const PATH: &'static str = $path;
+                const ACCESS: $crate::operation::Access = $crate::operation::Access::$access;
+                const BODY: $crate::operation::Body = $crate::operation::Body::$body;
+                type Request = $request;
+                type Response = $response;
+            }
+        )*
+
+        /// Every operation there is, in the order of the source.
+        pub fn table() -> Vec<$crate::operation::Entry> {
+            vec![$( $crate::operation::Entry::of::<$name>(), )*]
+        }
+    };
+}
+pub(crate) use operations;

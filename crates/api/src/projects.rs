@@ -1,0 +1,138 @@
+//! Projects and their members.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use windlass_model::time::Timestamp;
+
+use crate::{backends::Backend, users::User};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ProjectRole {
+    User,
+    Manager,
+    Admin,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct MemberPermissions {
+    pub can_manage_ssh_fleets: bool,
+    #[serde(default)]
+    pub can_manage_secrets: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Member {
+    pub user: User,
+    pub project_role: ProjectRole,
+    pub permissions: MemberPermissions,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Project {
+    pub project_id: Uuid,
+    pub project_name: String,
+    pub owner: User,
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub created_at: Option<Timestamp>,
+    pub backends: Vec<Backend>,
+    pub members: Vec<Member>,
+    #[serde(default)]
+    pub is_public: bool,
+    #[serde(default)]
+    pub templates_repo: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ListRequest {
+    #[serde(default = "yes")]
+    pub include_not_joined: bool,
+    #[serde(default)]
+    pub return_total_count: bool,
+    #[serde(default)]
+    pub name_pattern: Option<String>,
+    #[serde(default)]
+    pub username: Option<String>,
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub prev_created_at: Option<Timestamp>,
+    #[serde(default)]
+    pub prev_id: Option<Uuid>,
+    #[serde(default = "limit")]
+    pub limit: i64,
+    #[serde(default)]
+    pub ascending: bool,
+}
+
+impl Default for ListRequest {
+    fn default() -> Self {
+        Self {
+            include_not_joined: yes(),
+            return_total_count: Default::default(),
+            name_pattern: None,
+            username: None,
+            prev_created_at: None,
+            prev_id: None,
+            limit: limit(),
+            ascending: Default::default(),
+        }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn limit() -> i64 {
+    2000
+}
+
+/// A plain list, or with its length when `return_total_count` was asked.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Listing {
+    Plain(Vec<Project>),
+    Counted { total_count: Option<i64>, projects: Vec<Project> },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CreateRequest {
+    pub project_name: String,
+    #[serde(default)]
+    pub is_public: bool,
+    #[serde(default)]
+    pub templates_repo: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct DeleteRequest {
+    pub projects_names: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct MemberSetting {
+    pub username: String,
+    pub project_role: ProjectRole,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct MembersRequest {
+    pub members: Vec<MemberSetting>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RemoveMembersRequest {
+    pub usernames: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct UpdateRequest {
+    #[serde(default)]
+    pub is_public: Option<bool>,
+    #[serde(default)]
+    pub templates_repo: Option<String>,
+    #[serde(default)]
+    pub reset_templates_repo: bool,
+}

@@ -1,0 +1,236 @@
+//! Runs, their jobs and the submissions of those.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use windlass_model::time::Timestamp;
+
+use crate::{Document, offers::Offer};
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RunFleet {
+    pub id: Uuid,
+    pub name: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Run {
+    pub id: Uuid,
+    pub project_name: String,
+    pub user: String,
+    #[serde(default)]
+    pub fleet: Option<RunFleet>,
+    #[schemars(with = "crate::document::DateTime")]
+    pub submitted_at: Timestamp,
+    #[schemars(with = "crate::document::DateTime")]
+    pub last_processed_at: Timestamp,
+    #[schemars(extend("enum" = ["pending", "submitted", "provisioning", "running", "terminating", "terminated", "failed", "done"]))]
+    pub status: String,
+    #[serde(default)]
+    pub status_message: String,
+    #[serde(default)]
+    pub termination_reason: Option<String>,
+    pub run_spec: Document,
+    pub jobs: Vec<Job>,
+    #[serde(default)]
+    pub latest_job_submission: Option<JobSubmission>,
+    #[serde(default)]
+    pub cost: f64,
+    #[serde(default)]
+    pub service: Option<Document>,
+    #[serde(default)]
+    pub deployment_num: i64,
+    #[serde(default)]
+    pub error: Option<String>,
+    #[serde(default)]
+    pub deleted: Option<bool>,
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub next_triggered_at: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Job {
+    pub job_spec: Document,
+    pub job_submissions: Vec<JobSubmission>,
+    #[serde(default)]
+    pub job_connection_info: Option<Document>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Probe {
+    pub success_streak: i64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct JobSubmission {
+    pub id: Uuid,
+    pub submission_num: i64,
+    #[serde(default)]
+    pub deployment_num: i64,
+    #[schemars(with = "crate::document::DateTime")]
+    pub submitted_at: Timestamp,
+    #[schemars(with = "crate::document::DateTime")]
+    pub last_processed_at: Timestamp,
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub finished_at: Option<Timestamp>,
+    #[serde(default)]
+    pub inactivity_secs: Option<i64>,
+    #[schemars(extend("enum" = ["submitted", "provisioning", "pulling", "running", "terminating", "terminated", "aborted", "failed", "done"]))]
+    pub status: String,
+    #[serde(default)]
+    pub status_message: String,
+    #[serde(default)]
+    pub termination_reason: Option<String>,
+    #[serde(default)]
+    pub termination_reason_message: Option<String>,
+    #[serde(default)]
+    pub exit_status: Option<i64>,
+    #[serde(default)]
+    pub error: Option<String>,
+    #[serde(default)]
+    pub job_provisioning_data: Option<Document>,
+    #[serde(default)]
+    pub job_runtime_data: Option<Document>,
+    #[serde(default)]
+    pub image_pull_progress: Option<Document>,
+    #[serde(default)]
+    pub probes: Vec<Probe>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ListRequest {
+    #[serde(default)]
+    pub project_name: Option<String>,
+    #[serde(default)]
+    pub repo_id: Option<String>,
+    #[serde(default)]
+    pub username: Option<String>,
+    #[serde(default)]
+    pub only_active: bool,
+    #[serde(default = "yes")]
+    pub include_jobs: bool,
+    #[serde(default)]
+    pub job_submissions_limit: Option<i64>,
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub prev_submitted_at: Option<Timestamp>,
+    #[serde(default)]
+    pub prev_run_id: Option<Uuid>,
+    #[serde(default = "limit")]
+    pub limit: i64,
+    #[serde(default)]
+    pub ascending: bool,
+}
+
+impl Default for ListRequest {
+    fn default() -> Self {
+        Self {
+            project_name: None,
+            repo_id: None,
+            username: None,
+            only_active: Default::default(),
+            include_jobs: yes(),
+            job_submissions_limit: None,
+            prev_submitted_at: None,
+            prev_run_id: None,
+            limit: limit(),
+            ascending: Default::default(),
+        }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn limit() -> i64 {
+    100
+}
+
+/// By name, or by id: an id also finds a deleted run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct ReadRequest {
+    #[serde(default)]
+    pub run_name: Option<String>,
+    #[serde(default)]
+    pub id: Option<Uuid>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct PlanRequest {
+    pub run_spec: Document,
+    #[serde(default)]
+    pub max_offers: Option<i64>,
+    #[serde(default)]
+    pub full_offers: bool,
+    #[serde(default)]
+    pub unallocated_resources: bool,
+    #[serde(default)]
+    pub reverse_offers: bool,
+    #[serde(default)]
+    pub for_offers_only: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct JobPlan {
+    pub job_spec: Document,
+    pub offers: Vec<Offer>,
+    pub total_offers: i64,
+    #[serde(default)]
+    pub max_price: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ApplyAction {
+    Create,
+    Update,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RunPlan {
+    pub project_name: String,
+    pub user: String,
+    pub run_spec: Document,
+    #[serde(default)]
+    pub effective_run_spec: Option<Document>,
+    pub job_plans: Vec<JobPlan>,
+    #[serde(default)]
+    pub current_resource: Option<Run>,
+    pub action: ApplyAction,
+}
+
+/// Of the run that was seen, only what tells whether it changed since.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct SeenRun {
+    pub id: Uuid,
+    pub run_spec: Document,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ApplyInput {
+    pub run_spec: Document,
+    #[serde(default)]
+    pub current_resource: Option<SeenRun>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ApplyRequest {
+    pub plan: ApplyInput,
+    #[serde(default)]
+    pub force: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct StopRequest {
+    pub runs_names: Vec<String>,
+    #[serde(default)]
+    pub abort: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct DeleteRequest {
+    pub runs_names: Vec<String>,
+}
