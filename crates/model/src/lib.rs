@@ -7,6 +7,8 @@
 #![deny(clippy::wildcard_enum_match_arm)]
 
 pub mod container;
+pub mod decide;
+pub mod event;
 pub mod fleet;
 pub mod gateway;
 pub mod id;
@@ -17,5 +19,6 @@ pub mod managed_job;
 pub mod resources;
 pub mod retry;
 pub mod run;
+pub mod schedule;
 pub mod time;
 pub mod volume;

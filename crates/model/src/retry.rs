@@ -1,6 +1,12 @@
-//! When a job that ended badly is tried again.
+//! When a job that ended badly is tried again, and how long a run waits before it.
 
-use crate::machine::words;
+use std::fmt;
+
+use crate::{
+    job,
+    machine::words,
+    time::{Span, Timestamp},
+};
 
 words! {
     /// What `retry.on_events` may name.
@@ -12,4 +18,135 @@ words! {
         /// anything else that fails
         Error = "error",
     }
+}
+
+/// `retry.duration` when it is not given.
+pub const DURATION_DEFAULT: Span = Span::hours(1);
+
+/// Submissions of one job in one execution, retries included, when nothing smaller is asked for: a loop
+/// of failures has to end some day even where every single one of them may be retried.
+pub const TOTAL_MAX: u32 = 1_000;
+
+/// How long a pending run waits before its next try; the last entry repeats.
+pub const BACKOFF: [Span; 6] =
+    [Span::secs(15), Span::secs(30), Span::mins(1), Span::mins(2), Span::mins(5), Span::mins(10)];
+
+/// The wait before resubmission number `attempt`, counted from 1. Attempt 0 is no retry and does not wait.
+pub fn delay(attempt: u32) -> Span {
+    let Some(index) = attempt.checked_sub(1) else { return Span::ZERO };
+    let last = BACKOFF.len() - 1;
+    BACKOFF[usize::try_from(index).unwrap_or(last).min(last)]
+}
+
+/// What a configuration says about retries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub on_events: Vec<Event>,
+    pub duration: Span,
+    /// Upper bound on the submissions of one job in one execution.
+    pub max_total: u32,
+}
+
+impl Policy {
+    /// `retry: true`.
+    pub fn always() -> Self {
+        Self { on_events: Event::ALL.to_vec(), duration: DURATION_DEFAULT, max_total: TOTAL_MAX }
+    }
+
+    pub fn covers(&self, event: Event) -> bool {
+        self.on_events.contains(&event)
+    }
+}
+
+/// How a job stands after its latest submission ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    pub reason: job::TerminationReason,
+    /// Submissions made in this execution of the run, the ended one included.
+    pub tries: u32,
+    /// When the run was submitted; of a scheduled run, the slot that fired.
+    pub run_began: Timestamp,
+    /// The end of the last submission of this execution that ever had an instance.
+    pub provisioned_until: Option<Timestamp>,
+}
+
+/// The answer to "once more?".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    Yes { event: Event, elapsed: Span },
+    No(Refusal),
+}
+
+/// Why there is no further try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The configuration has no `retry`.
+    Off,
+    /// Nothing to repeat: the reason is a decision or a success.
+    NotAFailure(job::TerminationReason),
+    /// `retry.on_events` leaves this event out.
+    NotCovered(Event),
+    /// The clock starts at the end of a provisioned submission, and there was none.
+    NeverProvisioned(Event),
+    /// `retry.duration` is over.
+    TimeSpent { elapsed: Span, duration: Span },
+    /// `retry.max_total` submissions were made.
+    TriesSpent { max_total: u32 },
+}
+
+impl Refusal {
+    /// Whether the job could have been retried and only ran out of time or tries.
+    pub const fn is_limit(self) -> bool {
+        match self {
+            Self::TimeSpent { .. } | Self::TriesSpent { .. } => true,
+            Self::Off | Self::NotAFailure(_) | Self::NotCovered(_) | Self::NeverProvisioned(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("retry is off"),
+            Self::NotAFailure(reason) => write!(f, "{reason} is never retried"),
+            Self::NotCovered(event) => write!(f, "retry does not cover {event}"),
+            Self::NeverProvisioned(event) => write!(f, "{event} before it ever had an instance"),
+            Self::TimeSpent { elapsed, duration } => {
+                write!(
+                    f,
+                    "retry duration of {} s is over ({} s passed)",
+                    duration.as_secs(),
+                    elapsed.as_secs()
+                )
+            }
+            Self::TriesSpent { max_total } => write!(f, "all {max_total} submissions are spent"),
+        }
+    }
+}
+
+/// Whether a job that ended is to be tried again at `now`.
+///
+/// The clock: want of capacity before the job ever had an instance counts from the beginning of the run;
+/// everything else from the end of the last submission that had one.
+pub fn decide(policy: Option<&Policy>, job: Standing, now: Timestamp) -> Retry {
+    let Some(policy) = policy else { return Retry::No(Refusal::Off) };
+    let Some(event) = job.reason.retry_event() else {
+        return Retry::No(Refusal::NotAFailure(job.reason));
+    };
+    if !policy.covers(event) {
+        return Retry::No(Refusal::NotCovered(event));
+    }
+    let since = match (event, job.provisioned_until) {
+        (_, Some(end)) => end,
+        (Event::NoCapacity, None) => job.run_began,
+        (Event::Interruption | Event::Error, None) => return Retry::No(Refusal::NeverProvisioned(event)),
+    };
+    let elapsed = now.since(since);
+    if elapsed >= policy.duration {
+        return Retry::No(Refusal::TimeSpent { elapsed, duration: policy.duration });
+    }
+    if job.tries >= policy.max_total {
+        return Retry::No(Refusal::TriesSpent { max_total: policy.max_total });
+    }
+    Retry::Yes { event, elapsed }
 }

@@ -1,0 +1,220 @@
+//! The event: what happened, to whom, by whom and why. Append-only, written with the change it tells of.
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::{
+    container, fleet, gateway,
+    id::UserId,
+    instance, job,
+    machine::{Machine, Status as _, Step, Word as _, words},
+    managed_job, run, volume,
+};
+
+words! {
+    /// What an event is about.
+    pub enum Entity: "event entity" {
+        Project = "project",
+        User = "user",
+        Fleet = "fleet",
+        Instance = "instance",
+        Run = "run",
+        Job = "job",
+        Volume = "volume",
+        Gateway = "gateway",
+        GatewayReplica = "gateway-replica",
+        Secret = "secret",
+        ManagedJob = "managed-job",
+        Container = "container",
+    }
+
+    /// What sort of thing happened.
+    pub enum Kind: "event kind" {
+        /// the status changed
+        Status = "status",
+        /// the schedule state of a managed job changed
+        Schedule = "schedule",
+        /// something worth telling happened and the status stays
+        Note = "note",
+        /// a change was asked for that the machine does not know; nothing was written
+        Refused = "refused",
+    }
+
+    /// The pipelines, as actors.
+    pub enum Pipeline: "pipeline" {
+        Run = "Run",
+        JobSubmitted = "JobSubmitted",
+        JobRunning = "JobRunning",
+        JobTerminating = "JobTerminating",
+        Instance = "Instance",
+        Fleet = "Fleet",
+        Volume = "Volume",
+        Gateway = "Gateway",
+        ManagedJob = "ManagedJob",
+        Container = "Container",
+    }
+}
+
+/// Who did it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Actor {
+    User(UserId),
+    /// A pipeline, under the lease that carries `epoch`.
+    Pipeline {
+        name: Pipeline,
+        epoch: u64,
+    },
+    /// The server itself, outside any pipeline: at start-up, on a schedule of its own.
+    Server,
+}
+
+impl Actor {
+    /// As stored: the pipeline's name, `user:ID` or `server`.
+    pub fn label(self) -> String {
+        match self {
+            Self::User(id) => format!("user:{id}"),
+            Self::Pipeline { name, .. } => name.as_str().to_owned(),
+            Self::Server => "server".to_owned(),
+        }
+    }
+
+    pub const fn epoch(self) -> Option<u64> {
+        match self {
+            Self::Pipeline { epoch, .. } => Some(epoch),
+            Self::User(_) | Self::Server => None,
+        }
+    }
+}
+
+/// One row of `events`, but for its number and time, which the database gives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Event {
+    pub entity: Entity,
+    pub id: Uuid,
+    pub kind: Kind,
+    pub from: Option<&'static str>,
+    pub to: Option<&'static str>,
+    pub is_final: bool,
+    pub actor: String,
+    pub epoch: Option<u64>,
+    /// A word that programs read: a termination reason, or what the machine was told.
+    pub reason: String,
+    /// A sentence that people read.
+    pub message: String,
+}
+
+/// Who changes something, and why: no event is made without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Because {
+    pub actor: Actor,
+    pub reason: String,
+    pub message: String,
+}
+
+/// A machine whose changes are recorded.
+pub trait Recorded: Machine {
+    const ENTITY: Entity;
+    const KIND: Kind = Kind::Status;
+}
+
+macro_rules! recorded {
+    ($($machine:ty => $entity:ident $kind:ident;)*) => {$(
+        impl Recorded for $machine {
+            const ENTITY: Entity = Entity::$entity;
+            const KIND: Kind = Kind::$kind;
+        }
+    )*};
+}
+
+recorded! {
+    run::Run => Run Status;
+    job::Job => Job Status;
+    instance::Instance => Instance Status;
+    fleet::Fleet => Fleet Status;
+    volume::Volume => Volume Status;
+    gateway::Gateway => Gateway Status;
+    gateway::Replica => GatewayReplica Status;
+    managed_job::Task => ManagedJob Status;
+    managed_job::Scheduling => ManagedJob Schedule;
+    container::Container => Container Status;
+}
+
+/// A change that the machine does not know. The caller writes nothing but this event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{machine} in status `{status}` refuses `{event}`")]
+pub struct Refused {
+    pub machine: &'static str,
+    pub status: &'static str,
+    pub event: &'static str,
+    pub record: Box<Event>,
+}
+
+/// The status after a change, and its record where the status changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved<S> {
+    pub status: S,
+    pub record: Option<Event>,
+}
+
+impl Event {
+    /// The first event of a row: it now exists, in `status`.
+    pub fn created<M: Recorded>(id: impl Into<Uuid>, status: M::Status, because: Because) -> Self {
+        Self::record::<M>(M::KIND, id.into(), None, Some(status), because)
+    }
+
+    /// Something worth telling about a row whose status stays.
+    pub fn note(entity: Entity, id: impl Into<Uuid>, because: Because) -> Self {
+        let Because { actor, reason, message } = because;
+        Self {
+            entity,
+            id: id.into(),
+            kind: Kind::Note,
+            from: None,
+            to: None,
+            is_final: false,
+            actor: actor.label(),
+            epoch: actor.epoch(),
+            reason,
+            message,
+        }
+    }
+
+    fn record<M: Recorded>(
+        kind: Kind,
+        id: Uuid,
+        from: Option<M::Status>,
+        to: Option<M::Status>,
+        because: Because,
+    ) -> Self {
+        Self {
+            kind,
+            from: from.map(|status| status.as_str()),
+            to: to.map(|status| status.as_str()),
+            // Only the status column has a final value that others rely on.
+            is_final: kind == Kind::Status && to.is_some_and(|status| status.is_final()),
+            ..Self::note(M::ENTITY, id, because)
+        }
+    }
+}
+
+/// Moves a row by an event and tells of it: the one way to change a status.
+pub fn transition<M: Recorded>(
+    id: impl Into<Uuid>,
+    from: M::Status,
+    event: M::Event,
+    because: Because,
+) -> Result<Moved<M::Status>, Refused> {
+    match M::step(from, event) {
+        Step::To(to) => {
+            let record = Event::record::<M>(M::KIND, id.into(), Some(from), Some(to), because);
+            Ok(Moved { status: to, record: Some(record) })
+        }
+        Step::Stay => Ok(Moved { status: from, record: None }),
+        Step::Refuse => Err(Refused {
+            machine: M::NAME,
+            status: from.as_str(),
+            event: event.as_str(),
+            record: Box::new(Event::record::<M>(Kind::Refused, id.into(), Some(from), None, because)),
+        }),
+    }
+}

@@ -1,0 +1,79 @@
+//! Cron: when a scheduled run starts next. UTC, five fields, several patterns mean the earliest.
+//!
+//! A slot is a moment that a pattern names. Whoever fires a slot stores it, and asks for the next one
+//! strictly after it: so a slot fires once, however often the asking is repeated or interrupted.
+
+use croner::{Cron, errors::CronError, parser::CronParser};
+use jiff::{civil::DateTime, tz::TimeZone};
+
+use crate::time::Timestamp;
+
+#[derive(Debug, thiserror::Error)]
+pub enum CronProblem {
+    #[error("cron `{pattern}` has {found} fields; it needs 5: minute hour day month weekday")]
+    Fields { pattern: String, found: usize },
+    #[error("parse cron `{pattern}`")]
+    Pattern {
+        pattern: String,
+        #[source]
+        source: CronError,
+    },
+    #[error("cron `{pattern}` never comes")]
+    Never { pattern: String },
+    #[error("schedule names no cron")]
+    Empty,
+}
+
+/// The patterns of one schedule; at least one, each with a slot to come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Crons(Vec<Cron>);
+
+impl Crons {
+    pub fn parse<T: AsRef<str>>(patterns: &[T]) -> Result<Self, CronProblem> {
+        if patterns.is_empty() {
+            return Err(CronProblem::Empty);
+        }
+        patterns.iter().map(|p| parse(p.as_ref())).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The earliest slot strictly after `moment`; `None` only at the end of the calendar.
+    pub fn next_after(&self, moment: Timestamp) -> Option<Timestamp> {
+        let from = to_utc(moment)?;
+        self.0
+            .iter()
+            .filter_map(|cron| cron.find_next_occurrence(&from, false).ok())
+            .filter_map(from_utc)
+            .min()
+    }
+}
+
+/// What follows an execution that was fired by `fired` and ended at `now`: the slots that passed while it
+/// ran are skipped. A clock that jumped back must not bring the fired slot round again.
+pub fn next_slot(crons: &Crons, fired: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
+    crons.next_after(fired.map_or(now, |slot| slot.max(now)))
+}
+
+fn parse(pattern: &str) -> Result<Cron, CronProblem> {
+    let found = pattern.split_whitespace().count();
+    if found != 5 {
+        return Err(CronProblem::Fields { pattern: pattern.to_owned(), found });
+    }
+    let cron = CronParser::new()
+        .parse(pattern)
+        .map_err(|source| CronProblem::Pattern { pattern: pattern.to_owned(), source })?;
+    // Any leap day is within eight years of any other, so one starting point stands for all.
+    match cron.find_next_occurrence(&DateTime::constant(2024, 1, 1, 0, 0, 0, 0), true) {
+        Ok(_) => Ok(cron),
+        Err(_) => Err(CronProblem::Never { pattern: pattern.to_owned() }),
+    }
+}
+
+fn to_utc(moment: Timestamp) -> Option<DateTime> {
+    let moment = jiff::Timestamp::from_microsecond(moment.0).ok()?;
+    Some(moment.to_zoned(TimeZone::UTC).datetime())
+}
+
+fn from_utc(slot: DateTime) -> Option<Timestamp> {
+    let slot = slot.to_zoned(TimeZone::UTC).ok()?;
+    Some(Timestamp(slot.timestamp().as_microsecond()))
+}
