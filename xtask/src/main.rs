@@ -1,1 +1,81 @@
-fn main() {}
+//! The project's own chores. `cargo xtask help` lists them.
+//!
+//! `test` is what continuous integration runs and what a person runs before a push. It installs what
+//! it needs, runs every level in order and never skips one silently.
+
+mod args;
+mod bench;
+mod codegen;
+mod demo;
+mod elf;
+mod http;
+mod out;
+mod postgres;
+mod process;
+mod setup;
+mod sim;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::{args::Args, workspace::Workspace};
+
+const HELP: &str = "\
+usage: cargo xtask COMMAND
+
+  demo                       build both binaries, start a server, show what it answers
+  test [--fast]              set up this machine, then run every level; --fast: format, lints, tidy, tests
+  tidy                       the rules a machine can check, alone
+  sim [--seeds N] [--from K] [--jobs J]
+                             the simulation; SEED=n replays one seed
+  bench NAME [ARG…]          one benchmark (engine, api, …) with a private Postgres
+  codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
+  deny                       cargo-deny, when it is installed";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            out::talk(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let mut args = Args::new(std::env::args().skip(1));
+    let command = args.word();
+    let workspace = Workspace::find()?;
+    match command.as_deref() {
+        Some("demo") => args.finish().and_then(|()| demo::run(&workspace)),
+        Some("test") => {
+            let fast = args.flag("--fast");
+            args.finish().and_then(|()| test::run(&workspace, fast))
+        }
+        Some("tidy") => args.finish().and_then(|()| tidy::run(&workspace)),
+        Some("sim") => sim::run(&workspace, args),
+        Some("bench") => bench::run(&workspace, args),
+        Some("codegen") => {
+            let check = args.flag("--check");
+            args.finish().and_then(|()| codegen::run(&workspace, check))
+        }
+        Some("deny") => args.finish().and_then(|()| tidy::licences::deny(&workspace)),
+        Some("help" | "--help" | "-h") => {
+            out::say(HELP);
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(other) => {
+            out::talk(&format!("error: no command `{other}`\n\n{HELP}"));
+            return Ok(ExitCode::from(2));
+        }
+        None => {
+            out::talk(HELP);
+            return Ok(ExitCode::from(2));
+        }
+    }?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,88 @@
+//! Command-line words, taken one by one. Whatever nobody took is refused by name.
+
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+
+pub(crate) struct Args(Vec<String>);
+
+impl Args {
+    pub(crate) fn new(words: impl Iterator<Item = String>) -> Self {
+        Self(words.collect())
+    }
+
+    /// The next word that is not an option.
+    pub(crate) fn word(&mut self) -> Option<String> {
+        match self.0.first() {
+            Some(first) if !first.starts_with("--") || first == "--help" => Some(self.0.remove(0)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn flag(&mut self, name: &str) -> bool {
+        let before = self.0.len();
+        self.0.retain(|word| word != name);
+        self.0.len() < before
+    }
+
+    /// `--name VALUE` or `--name=VALUE`.
+    pub(crate) fn value<T: FromStr>(&mut self, name: &str) -> Result<Option<T>>
+    where
+        T::Err: std::error::Error + Send + Sync + 'static,
+    {
+        let joined = format!("{name}=");
+        let Some(at) = self.0.iter().position(|word| word == name || word.starts_with(&joined)) else {
+            return Ok(None);
+        };
+        let word = self.0.remove(at);
+        let text = match word.strip_prefix(&joined) {
+            Some(text) => text.to_owned(),
+            None if at < self.0.len() => self.0.remove(at),
+            None => bail!("`{name}` wants a value"),
+        };
+        text.parse().map(Some).with_context(|| format!("read `{text}` as the value of `{name}`"))
+    }
+
+    /// All that is left, for a program that reads its own options.
+    pub(crate) fn rest(self) -> Vec<String> {
+        self.0
+    }
+
+    pub(crate) fn finish(self) -> Result<()> {
+        match self.0.as_slice() {
+            [] => Ok(()),
+            words => bail!("do not know what to do with `{}`; see `cargo xtask help`", words.join(" ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> Args {
+        Args::new(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn values_are_read_in_both_spellings() {
+        let mut given = args("--seeds 20 --from=7");
+        assert_eq!(given.value::<u64>("--seeds").unwrap(), Some(20));
+        assert_eq!(given.value::<u64>("--from").unwrap(), Some(7));
+        given.finish().unwrap();
+    }
+
+    #[test]
+    fn a_value_that_is_missing_or_wrong_is_refused() {
+        assert!(args("--seeds").value::<u64>("--seeds").is_err());
+        assert!(args("--seeds many").value::<u64>("--seeds").is_err());
+    }
+
+    #[test]
+    fn what_nobody_took_is_refused_by_name() {
+        let mut given = args("test --fast --slow");
+        assert_eq!(given.word().as_deref(), Some("test"));
+        assert!(given.flag("--fast"));
+        assert!(given.finish().unwrap_err().to_string().contains("--slow"));
+    }
+}

@@ -1,0 +1,30 @@
+//! Benchmarks: a release build of the testkit's program, with a private Postgres beside it.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::{args::Args, out, postgres::Postgres, process, workspace::Workspace};
+
+const BINARY: &str = "windlass-bench";
+
+pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
+    let name = args.word().context("name a benchmark: engine, api, …")?;
+    let build = ["build", "--release", "-p", "windlass-testkit", "--bin", BINARY];
+    process::run(workspace.cargo().args(build))?;
+    let program = workspace.built("release", BINARY)?;
+
+    let mut command = Command::new(program);
+    command.current_dir(&workspace.root).arg(name).args(args.rest());
+    // Kept until the benchmark has ended: dropping it stops the database.
+    let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
+        Some(_) => None,
+        None => {
+            let postgres = Postgres::start()?;
+            out::talk(&format!("Postgres at {}", postgres.url));
+            command.env("WINDLASS_BENCH_DATABASE_URL", &postgres.url);
+            Some(postgres)
+        }
+    };
+    process::run(&mut command)
+}

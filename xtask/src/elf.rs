@@ -1,0 +1,54 @@
+//! Whether a binary asks for a dynamic loader. A static one runs inside any image.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// The program header that names the loader.
+const PT_INTERP: u32 = 3;
+
+/// Fails unless `path` is a 64-bit little-endian ELF file without a loader.
+pub(crate) fn check_static(path: &Path) -> Result<()> {
+    let bytes = std::fs::read(path).with_context(|| format!("read `{}`", path.display()))?;
+    let wants = wants_loader(&bytes).with_context(|| format!("read `{}` as ELF", path.display()))?;
+    if wants {
+        bail!("`{}` is linked dynamically: see .cargo/config.toml", path.display());
+    }
+    Ok(())
+}
+
+fn wants_loader(elf: &[u8]) -> Result<bool> {
+    ensure!(elf.starts_with(b"\x7fELF\x02\x01"), "not a 64-bit little-endian ELF file");
+    let table = usize::try_from(number::<8>(elf, 32)?)?;
+    let entry_len = usize::try_from(number::<2>(elf, 54)?)?;
+    let entries = usize::try_from(number::<2>(elf, 56)?)?;
+    for index in 0..entries {
+        if number::<4>(elf, table + index * entry_len)? == u64::from(PT_INTERP) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn number<const LEN: usize>(bytes: &[u8], at: usize) -> Result<u64> {
+    let part = bytes.get(at..at + LEN).context("the file is cut off")?;
+    Ok(part.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_test_binary_is_static_and_the_shell_is_not() {
+        check_static(&std::env::current_exe().unwrap()).unwrap();
+        let error = check_static(&std::fs::canonicalize("/bin/sh").unwrap()).unwrap_err();
+        assert!(error.to_string().contains("linked dynamically"), "{error:#}");
+    }
+
+    #[test]
+    fn what_is_not_elf_is_refused() {
+        assert!(wants_loader(b"#!/bin/sh\n").is_err());
+        assert!(wants_loader(b"\x7fELF\x02\x01").is_err());
+    }
+}

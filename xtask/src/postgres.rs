@@ -1,0 +1,91 @@
+//! A private Postgres: own data directory, unix socket only, gone with its guard.
+//!
+//! Postgres refuses to run as root, so root hands it to the user `postgres`. `setpriv` also ties its
+//! life to ours: when this process dies in whatever way, Ctrl-C and kill -9 included, the database
+//! stops too.
+
+use std::{
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    process::{self, Guarded, Scratch},
+    setup,
+};
+
+const READY_WITHIN: Duration = Duration::from_secs(30);
+const USER: &str = "postgres";
+
+pub(crate) struct Postgres {
+    pub(crate) url: String,
+    // Order matters: the server stops before its directory goes.
+    _server: Guarded,
+    _home: Scratch,
+}
+
+/// The directory of `initdb` and `postgres`; the newest version wins.
+pub(crate) fn programs() -> Result<PathBuf> {
+    let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let installed = std::fs::read_dir("/usr/lib/postgresql").context("find /usr/lib/postgresql")?;
+    let newest = installed.flatten().map(|entry| entry.path()).filter(|path| version(path).is_some());
+    let newest = newest.max_by_key(|path| version(path)).map(|path| path.join("bin"));
+    newest.filter(|bin| bin.join("initdb").is_file()).context("find initdb below /usr/lib/postgresql")
+}
+
+impl Postgres {
+    pub(crate) fn start() -> Result<Self> {
+        let bin = programs()?;
+        let home = Scratch::new("postgres")?;
+        let data = home.path().join("data");
+        if setup::is_root()? {
+            process::run(Command::new("chown").arg(USER).arg(home.path()))?;
+        }
+        let mut initdb = as_owner(&bin.join("initdb"))?;
+        initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]);
+        process::read(initdb.args(["--username", USER, "-D"]).arg(&data))?;
+
+        let mut command = as_owner(&bin.join("postgres"))?;
+        command.arg("-D").arg(&data).arg("-k").arg(home.path()).args(["-c", "listen_addresses="]);
+        command.args(["-c", "max_connections=200"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // INT is what Postgres calls a fast shutdown.
+        let mut server = Guarded::spawn(&mut command, "INT")?;
+        let socket = home.path().join(".s.PGSQL.5432");
+        process::wait_until(&mut server, READY_WITHIN, "Postgres listens", || {
+            UnixStream::connect(&socket).is_ok()
+        })?;
+        let host = home.path().display().to_string().replace('/', "%2F");
+        Ok(Self { url: format!("postgres://{USER}@{host}/{USER}"), _server: server, _home: home })
+    }
+}
+
+fn as_owner(program: &Path) -> Result<Command> {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "INT"]).current_dir("/");
+    if setup::is_root()? {
+        command.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
+    }
+    command.arg("--").arg(program);
+    Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_postgres_listens_and_leaves_nothing_behind() {
+        let postgres = Postgres::start().unwrap();
+        let home = postgres._home.path().to_owned();
+        let pid = postgres._server.id();
+        assert!(UnixStream::connect(home.join(".s.PGSQL.5432")).is_ok());
+        drop(postgres);
+        assert!(!home.exists());
+        assert!(!Path::new("/proc").join(pid.to_string()).exists());
+    }
+}

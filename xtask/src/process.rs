@@ -1,0 +1,177 @@
+//! Child processes: run, capture, and stop by pid.
+
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// How long a child gets between the polite signal and the last one.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(20);
+
+fn line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs to the end with our own stdin, stdout and stderr.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("start `{}`", line(command)))?;
+    if !status.success() {
+        bail!("`{}` ended with {status}", line(command));
+    }
+    Ok(())
+}
+
+/// Runs to the end and gives back stdout.
+pub(crate) fn read(command: &mut Command) -> Result<String> {
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", line(command)))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` ended with {}: {}", line(command), output.status, said.trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("read the output of `{}`", line(command)))
+}
+
+/// Whether a program exists and answers with success.
+pub(crate) fn answers(program: impl AsRef<OsStr>, args: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// A child that is stopped when its guard goes, also on an error in between.
+pub(crate) struct Guarded {
+    child: Child,
+    signal: &'static str,
+}
+
+impl Guarded {
+    /// `signal` asks the child to end, e.g. `TERM`.
+    pub(crate) fn spawn(command: &mut Command, signal: &'static str) -> Result<Self> {
+        let child = command.spawn().with_context(|| format!("start `{}`", line(command)))?;
+        Ok(Self { child, signal })
+    }
+
+    /// Fails when the child is no longer there.
+    pub(crate) fn check_alive(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("it ended early with {status}"),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn stop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        answers("kill", &["-s", self.signal, &self.child.id().to_string()]);
+        let until = Instant::now() + STOP_GRACE;
+        while Instant::now() < until {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(POLL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Asks until the answer is yes, the child is gone, or the time is over.
+pub(crate) fn wait_until(
+    child: &mut Guarded,
+    limit: Duration,
+    what: &str,
+    mut ready: impl FnMut() -> bool,
+) -> Result<Duration> {
+    let start = Instant::now();
+    while !ready() {
+        child.check_alive().with_context(|| format!("wait until {what}"))?;
+        if start.elapsed() > limit {
+            bail!("waited {limit:?} until {what}, in vain");
+        }
+        thread::sleep(POLL);
+    }
+    Ok(start.elapsed())
+}
+
+/// A directory that goes when its guard goes.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// `/tmp/windlass-NAME-PID`. Directories left by dead processes of the same name are removed first.
+    pub(crate) fn new(name: &str) -> Result<Self> {
+        let parent = std::env::temp_dir();
+        let prefix = format!("windlass-{name}-");
+        for entry in std::fs::read_dir(&parent)?.flatten() {
+            let file_name = entry.file_name();
+            let pid = file_name.to_str().and_then(|text| text.strip_prefix(&prefix));
+            if pid.and_then(|text| text.parse::<u32>().ok()).is_some_and(|pid| !alive(pid)) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+        let path = parent.join(format!("{prefix}{}", std::process::id()));
+        // It must not exist: in a shared /tmp somebody else may have put it there.
+        std::fs::create_dir(&path).with_context(|| format!("make `{}`", path.display()))?;
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn alive(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guarded_child_is_gone_when_its_guard_goes() {
+        let child = Guarded::spawn(Command::new("sleep").arg("600"), "TERM").unwrap();
+        let pid = child.id();
+        assert!(alive(pid));
+        drop(child);
+        assert!(!alive(pid));
+    }
+
+    #[test]
+    fn waiting_ends_when_the_child_does() {
+        let mut child = Guarded::spawn(&mut Command::new("false"), "TERM").unwrap();
+        let error = wait_until(&mut child, Duration::from_secs(60), "it is ready", || false).unwrap_err();
+        assert!(format!("{error:#}").contains("ended early"), "{error:#}");
+    }
+
+    #[test]
+    fn a_failing_command_is_named_in_its_error() {
+        let error = read(Command::new("sh").args(["-c", "echo no luck >&2; exit 3"])).unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains("no luck") && text.contains("sh -c"), "{text}");
+    }
+}

@@ -1,0 +1,83 @@
+//! What the levels need from this machine, and how a Debian machine gets it.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{out, postgres, process, workspace::Workspace};
+
+/// One thing a level needs: how to see that it is here, and the Debian packages that bring it.
+struct Need {
+    what: &'static str,
+    here: fn() -> bool,
+    packages: &'static [&'static str],
+}
+
+/// Extend here: a line, and `cargo xtask test` installs it everywhere.
+const NEEDS: &[Need] = &[
+    Need { what: "git", here: || process::answers("git", &["--version"]), packages: &["git"] },
+    Need {
+        what: "a C compiler with a static libc",
+        here: || process::answers("cc", &["--version"]),
+        packages: &["gcc", "libc6-dev"],
+    },
+    Need {
+        what: "setpriv and kill",
+        here: || process::answers("setpriv", &["--version"]) && process::answers("kill", &["-l"]),
+        packages: &["util-linux", "procps"],
+    },
+    Need {
+        what: "PostgreSQL server programs",
+        here: || postgres::programs().is_ok(),
+        packages: &["postgresql"],
+    },
+];
+
+pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
+    let missing: Vec<&Need> = NEEDS.iter().filter(|need| !(need.here)()).collect();
+    if !missing.is_empty() {
+        install(&missing)?;
+    }
+    if let Some(need) = missing.iter().find(|need| !(need.here)()) {
+        bail!("{} is still missing after installing {}", need.what, need.packages.join(", "));
+    }
+    ensure_nextest(workspace)
+}
+
+fn install(missing: &[&Need]) -> Result<()> {
+    let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages).copied().collect();
+    let whats: Vec<&str> = missing.iter().map(|need| need.what).collect();
+    out::talk(&format!("missing here: {}", whats.join("; ")));
+    if !is_root()? {
+        bail!("run `sudo apt-get install {}` first, or run this command as root", packages.join(" "));
+    }
+    if !process::answers("apt-get", &["--version"]) {
+        bail!("this is no Debian machine; install the equivalent of: {}", packages.join(" "));
+    }
+    process::run(apt().args(["-qq", "update"]))?;
+    process::run(apt().args(["-qq", "-y", "--no-install-recommends", "install"]).args(&packages))
+}
+
+fn apt() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+fn ensure_nextest(workspace: &Workspace) -> Result<()> {
+    let here = || process::read(workspace.cargo().args(["nextest", "--version"])).is_ok();
+    if here() {
+        return Ok(());
+    }
+    out::talk("missing here: cargo-nextest; building it once takes some minutes");
+    process::run(workspace.cargo().args(["install", "cargo-nextest", "--locked"]))?;
+    if !here() {
+        bail!("cargo-nextest was installed but `cargo nextest` does not answer: is ~/.cargo/bin in PATH?");
+    }
+    Ok(())
+}
+
+pub(crate) fn is_root() -> Result<bool> {
+    let said = process::read(Command::new("id").arg("-u")).context("ask who runs this")?;
+    Ok(said.trim() == "0")
+}

@@ -1,0 +1,42 @@
+//! The simulation: builds the testkit's program and passes the seeds on.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::{args::Args, process, workspace::Workspace};
+
+pub(crate) const BINARY: &str = "windlass-sim";
+const SEEDS: u64 = 1_000;
+
+pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
+    let seeds = args.value("--seeds")?.unwrap_or(SEEDS);
+    let from = args.value("--from")?.unwrap_or(0);
+    let jobs = args.value("--jobs")?;
+    args.finish()?;
+    match std::env::var("SEED") {
+        Ok(text) => {
+            let seed = text.parse().with_context(|| format!("read SEED `{text}`"))?;
+            self::seeds(workspace, 1, seed, jobs)
+        }
+        Err(_) => self::seeds(workspace, seeds, from, jobs),
+    }
+}
+
+pub(crate) fn exists(workspace: &Workspace) -> Result<bool> {
+    let members = workspace.members()?;
+    Ok(members.get("windlass-testkit").is_some_and(|testkit| testkit.binaries.contains(BINARY)))
+}
+
+pub(crate) fn seeds(workspace: &Workspace, count: u64, from: u64, jobs: Option<usize>) -> Result<()> {
+    let jobs = match jobs {
+        Some(jobs) => jobs,
+        None => std::thread::available_parallelism().context("count the cores")?.get(),
+    };
+    let build = ["build", "--profile", "sim", "-p", "windlass-testkit", "--bin", BINARY];
+    process::run(workspace.cargo().args(build))?;
+    let mut command = Command::new(workspace.built("sim", BINARY)?);
+    command.current_dir(&workspace.root);
+    command.args(["--seeds", &count.to_string(), "--from", &from.to_string(), "--jobs", &jobs.to_string()]);
+    process::run(&mut command)
+}

@@ -1,0 +1,169 @@
+//! Every level of tests, in order, with a table at the end.
+
+use std::{
+    fmt::Write,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{elf, out, process, setup, sim, tidy, workspace::Workspace};
+
+const SIM_SEEDS: u64 = 200;
+/// Crates whose tests need nothing but a compiler.
+const FAST: &[&str] = &["windlass-model", "windlass-engine", "windlass-api", "xtask"];
+
+enum Outcome {
+    Passed,
+    /// The code under this level does not exist yet. Shown in the table, never hidden.
+    Absent(String),
+}
+
+struct Level {
+    name: &'static str,
+    run: fn(&Workspace) -> Result<Outcome>,
+}
+
+const LEVELS: &[Level] = &[
+    Level { name: "set-up", run: |workspace| passed(setup::ensure(workspace)) },
+    Level { name: "format", run: format },
+    Level { name: "lints", run: lints },
+    Level { name: "tests", run: tests },
+    Level { name: "mutants", run: mutants },
+    Level { name: "simulation", run: simulation },
+    Level { name: "binaries", run: binaries },
+    Level { name: "tidy", run: |workspace| passed(tidy::run(workspace)) },
+];
+
+const FAST_LEVELS: &[Level] = &[
+    Level { name: "format", run: format },
+    Level { name: "lints", run: lints },
+    Level { name: "fast tests", run: fast_tests },
+    Level { name: "tidy", run: |workspace| passed(tidy::run(workspace)) },
+];
+
+pub(crate) fn run(workspace: &Workspace, fast: bool) -> Result<()> {
+    let start = Instant::now();
+    let mut rows = Vec::new();
+    for level in if fast { FAST_LEVELS } else { LEVELS } {
+        out::heading(level.name);
+        let begun = Instant::now();
+        let result = (level.run)(workspace);
+        if let Err(error) = &result {
+            out::talk(&format!("{} failed: {error:#}", level.name));
+        }
+        rows.push((level.name, begun.elapsed(), result));
+    }
+    out::heading("summary");
+    out::talk(&table(&rows));
+    let failed = rows.iter().filter(|(_, _, result)| result.is_err()).count();
+    ensure!(failed == 0, "{failed} of {} levels failed", rows.len());
+    out::talk(&format!("all levels passed in {}", seconds(start.elapsed())));
+    Ok(())
+}
+
+fn table(rows: &[(&str, Duration, Result<Outcome>)]) -> String {
+    let mut text = String::new();
+    for (name, took, result) in rows {
+        let (verdict, note) = match result {
+            Ok(Outcome::Passed) => ("ok", String::new()),
+            Ok(Outcome::Absent(why)) => ("absent", format!("  {why}")),
+            Err(error) => ("FAILED", format!("  {error:#}")),
+        };
+        let _ = writeln!(text, "{name:<12} {verdict:<7} {:>9}{note}", seconds(*took));
+    }
+    text.trim_end().to_owned()
+}
+
+fn seconds(took: Duration) -> String {
+    format!("{:.1} s", took.as_secs_f64())
+}
+
+fn passed(result: Result<()>) -> Result<Outcome> {
+    result.map(|()| Outcome::Passed)
+}
+
+fn format(workspace: &Workspace) -> Result<Outcome> {
+    passed(process::run(workspace.cargo().args(["fmt", "--all", "--check"])))
+}
+
+fn lints(workspace: &Workspace) -> Result<Outcome> {
+    let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    passed(process::run(workspace.cargo().args(args)))
+}
+
+/// Tests wait for databases and timers more than they compute: two per core. Nextest's own file cannot
+/// say that.
+fn threads() -> Result<String> {
+    let cores = std::thread::available_parallelism().context("count the cores")?;
+    Ok((cores.get() * 2).to_string())
+}
+
+fn nextest(workspace: &Workspace, args: &[&str]) -> Result<Outcome> {
+    let mut command = workspace.cargo();
+    command.args(["nextest", "run", "--profile", "ci", "--test-threads", &threads()?]).args(args);
+    passed(process::run(&mut command))
+}
+
+fn tests(workspace: &Workspace) -> Result<Outcome> {
+    nextest(workspace, &["--workspace"])
+}
+
+fn fast_tests(workspace: &Workspace) -> Result<Outcome> {
+    let args: Vec<&str> = FAST.iter().flat_map(|name| ["-p", name]).collect();
+    nextest(workspace, &args)
+}
+
+/// The testkit plants known bugs and proves that its checkers find each of them.
+fn mutants(workspace: &Workspace) -> Result<Outcome> {
+    let members = workspace.members()?;
+    let testkit = members.get("windlass-testkit").context("find the crate windlass-testkit")?;
+    if !testkit.features.contains("mutants") {
+        return Ok(Outcome::Absent("windlass-testkit has no feature `mutants` yet".to_owned()));
+    }
+    nextest(workspace, &["-p", "windlass-testkit", "--features", "mutants"])
+}
+
+fn simulation(workspace: &Workspace) -> Result<Outcome> {
+    if !sim::exists(workspace)? {
+        return Ok(Outcome::Absent(format!("windlass-testkit has no binary `{}` yet", sim::BINARY)));
+    }
+    passed(sim::seeds(workspace, SIM_SEEDS, 0, None))
+}
+
+/// Both binaries are static, say their version, and the examples are valid by the shipped checker.
+fn binaries(workspace: &Workspace) -> Result<Outcome> {
+    process::run(workspace.cargo().args(["build", "-p", "windlass-cli", "-p", "windlass-agent"]))?;
+    for name in ["windlass", "windlass-agent"] {
+        let path = workspace.built("debug", name)?;
+        elf::check_static(&path)?;
+        out::talk(&format!("{name} is static"));
+    }
+    let files = workspace.files()?;
+    let examples = tidy::examples(&files);
+    if examples.is_empty() {
+        bail!("`examples/` holds no configuration");
+    }
+    let windlass = workspace.built("debug", "windlass")?;
+    let mut check = std::process::Command::new(windlass);
+    passed(process::run(check.current_dir(&workspace.root).arg("check").args(&examples)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_names_what_failed_and_what_is_absent() {
+        let rows = [
+            ("format", Duration::from_millis(1500), Ok(Outcome::Passed)),
+            ("mutants", Duration::ZERO, Ok(Outcome::Absent("no such feature".to_owned()))),
+            ("tests", Duration::from_secs(61), Err(anyhow::anyhow!("2 tests failed"))),
+        ];
+        let expect = "\
+format       ok          1.5 s
+mutants      absent      0.0 s  no such feature
+tests        FAILED     61.0 s  2 tests failed";
+        assert_eq!(table(&rows), expect);
+    }
+}

@@ -1,0 +1,131 @@
+//! Rules about documents: decisions, the README's commands, and what no file may mention.
+
+use std::{collections::BTreeSet, path::Path};
+
+use anyhow::{Context, Result};
+
+use super::Problems;
+use crate::workspace::Workspace;
+
+const DECISIONS: &str = "docs/decisions/";
+const DEPENDENCIES: &str = "docs/decisions/0002-dependencies.md";
+const HEADINGS: &[&str] = &["## Status", "## Context", "## Decision"];
+/// The README promises these, each doing all its set-up.
+const COMMANDS: &[&str] = &["cargo xtask demo", "cargo xtask test"];
+
+/// Folders of machines on which people work. Written in halves, so that this file does not name them.
+const PLACES: &[&str] = &[concat!("/wo", "rk/"), concat!("/s", "rv/"), concat!("/ro", "ot/")];
+/// Documents that are no part of the repository.
+const STRANGERS: &[&str] =
+    &[concat!("DESIGN", ".md"), concat!("STYLE", ".md"), concat!("BRIEF", ".md"), concat!("fac", "ts/")];
+/// In these files a path is one inside somebody's container.
+const CONTAINER_PATHS: &[&str] = &[".rs", ".yml", ".yaml", ".json"];
+
+pub(super) fn decisions(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    for path in workspace.files()?.iter().filter(|path| path.starts_with(DECISIONS)) {
+        let text = workspace.read(path)?;
+        let missing = HEADINGS.iter().filter(|heading| !text.lines().any(|line| line == **heading));
+        problems.extend(missing.map(|heading| format!("`{path}` has no heading `{heading}`")));
+    }
+    Ok(problems)
+}
+
+pub(super) fn commands(workspace: &Workspace) -> Result<Problems> {
+    let text = workspace.read("README.md")?;
+    let readme = fenced_commands(&text);
+    let script = workspace.read(".ci/run")?;
+    let ci: Vec<&str> = script.lines().map(str::trim).filter(|line| line.starts_with("cargo ")).collect();
+    let mut problems = Vec::new();
+    if readme != COMMANDS {
+        problems.push(format!("README.md's first block of commands is {readme:?}, not {COMMANDS:?}"));
+    }
+    if ci != ["cargo xtask test"] {
+        problems.push(format!(".ci/run calls {ci:?}, not the README's `cargo xtask test` alone"));
+    }
+    Ok(problems)
+}
+
+/// The commands of the first fenced block, without their comments.
+fn fenced_commands(markdown: &str) -> Vec<&str> {
+    let block = markdown.lines().skip_while(|line| !line.starts_with("```")).skip(1);
+    let lines = block.take_while(|line| !line.starts_with("```"));
+    lines
+        .map(|line| line.split('#').next().unwrap_or_default().trim())
+        .filter(|line| !line.is_empty())
+        .collect()
+}
+
+pub(super) fn places(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    for path in workspace.files()? {
+        let bytes = std::fs::read(workspace.root.join(&path)).with_context(|| format!("read `{path}`"))?;
+        // Pictures and the like name no places.
+        let Ok(text) = String::from_utf8(bytes) else { continue };
+        let found = text.lines().enumerate().filter_map(|(at, line)| Some((at, mention(&path, line)?)));
+        problems.extend(found.map(|(at, word)| format!("`{path}:{}` mentions `{word}`", at + 1)));
+    }
+    Ok(problems)
+}
+
+fn mention(path: &str, line: &str) -> Option<&'static str> {
+    let in_container = CONTAINER_PATHS.iter().any(|end| path.ends_with(end));
+    let home = PLACES[2];
+    let absolute = |place: &str| {
+        line.match_indices(place).any(|(at, _)| {
+            let before = line[..at].chars().next_back();
+            !before.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '}' | '/' | '~'))
+        })
+    };
+    let places = PLACES.iter().filter(|place| !(in_container && **place == home));
+    places
+        .copied()
+        .find(|place| absolute(place))
+        .or_else(|| STRANGERS.iter().copied().find(|w| stranger(line, w)))
+}
+
+/// `artifacts/` is a word of its own.
+fn stranger(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| !line[..at].ends_with(char::is_alphanumeric))
+}
+
+/// Every crate from elsewhere that a member names is in the record of dependencies.
+pub(super) fn dependencies(workspace: &Workspace) -> Result<Problems> {
+    let record = workspace.read(DEPENDENCIES)?;
+    let metadata = workspace.metadata(&["--no-deps"])?;
+    let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
+    let lists = packages.iter().filter_map(|package| package["dependencies"].as_array());
+    let foreign = lists.flatten().filter(|dependency| dependency["path"].is_null());
+    let names: BTreeSet<&str> = foreign.filter_map(|dependency| dependency["name"].as_str()).collect();
+    let missing = names.iter().filter(|name| !record.contains(&format!("`{name}`")));
+    let file = Path::new(DEPENDENCIES).display();
+    Ok(missing.map(|name| format!("`{file}` gives no reason for `{name}`")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_found_and_their_look_alikes_are_not() {
+        assert!(mention("README.md", &format!("cd {}x", PLACES[0])).is_some());
+        assert!(mention("a.rs", &format!("\"{}x\"", PLACES[1])).is_some());
+        assert!(mention("README.md", &format!("cd {}x", PLACES[2])).is_some());
+        assert!(mention("examples/cache.yml", &format!("- /data:{}.cache", PLACES[2])).is_none());
+        assert!(mention("README.md", &format!("see https://example.org{}x", PLACES[0])).is_none());
+        assert!(mention("README.md", &format!("the folder a{}b", PLACES[0])).is_none());
+    }
+
+    #[test]
+    fn documents_from_elsewhere_are_found() {
+        assert!(mention("a.rs", &format!("// see {}", STRANGERS[0])).is_some());
+        assert!(mention("a.rs", &format!("// {}invariants", STRANGERS[3])).is_some());
+        assert!(mention("a.rs", &format!("arti{}", STRANGERS[3])).is_none());
+    }
+
+    #[test]
+    fn the_first_block_of_a_document_gives_its_commands() {
+        let text = "# x\n\n```sh\ncargo a   # what it does\n\ncargo b\n```\n\n```sh\ncargo c\n```\n";
+        assert_eq!(fenced_commands(text), ["cargo a", "cargo b"]);
+    }
+}

@@ -1,0 +1,125 @@
+//! The map: which crate may use which. The table in ARCHITECTURE.md is the law, cargo is the witness.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Problems;
+use crate::workspace::{Member, Workspace};
+
+type Edges = BTreeMap<String, BTreeSet<String>>;
+
+/// Outside the map: it builds the others.
+const XTASK: &str = "xtask";
+
+pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
+    let allowed = table(&workspace.read("ARCHITECTURE.md")?)?;
+    Ok(compare(&allowed, &actual(&workspace.members()?)))
+}
+
+fn actual(members: &BTreeMap<String, Member>) -> Edges {
+    let short = |name: &String| name.strip_prefix("windlass-").unwrap_or(name).to_owned();
+    let others = members.iter().filter(|(name, _)| *name != XTASK);
+    others.map(|(name, member)| (short(name), member.uses.iter().map(short).collect())).collect()
+}
+
+/// Rows look like ``| `server` | what it is | model, api |``. `—` means none, `all` every crate, `all
+/// but agent` what it says; neither includes the crate itself.
+fn table(markdown: &str) -> Result<Edges> {
+    let mut rows = BTreeMap::new();
+    for line in markdown.lines().skip_while(|line| !line.contains("may use, of ours")).skip(2) {
+        if !line.starts_with('|') {
+            break;
+        }
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        ensure!(cells.len() == 3, "the crate table wants three cells: `{line}`");
+        let name = cells[0].trim_matches('`');
+        rows.insert(name.to_owned(), cells[2].to_owned());
+    }
+    ensure!(!rows.is_empty(), "find the crate table, headed `may use, of ours`, in ARCHITECTURE.md");
+    let names: BTreeSet<String> = rows.keys().cloned().collect();
+    rows.iter().map(|(name, cell)| Ok((name.clone(), uses(name, cell, &names)?))).collect()
+}
+
+fn uses(name: &str, cell: &str, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+    if cell == "—" {
+        return Ok(BTreeSet::new());
+    }
+    if let Some(rest) = cell.strip_prefix("all") {
+        let but: BTreeSet<&str> = rest
+            .trim()
+            .strip_prefix("but")
+            .into_iter()
+            .flat_map(|list| list.split(','))
+            .map(str::trim)
+            .collect();
+        let all = names.iter().filter(|other| *other != name && !but.contains(other.as_str()));
+        return Ok(all.cloned().collect());
+    }
+    let one = |other: &str| {
+        names.get(other).cloned().with_context(|| format!("`{name}` uses `{other}`, which the table lacks"))
+    };
+    cell.split(',').map(str::trim).map(one).collect()
+}
+
+fn compare(allowed: &Edges, actual: &Edges) -> Problems {
+    let mut problems = Vec::new();
+    for name in allowed.keys().chain(actual.keys()).collect::<BTreeSet<_>>() {
+        match (allowed.get(name), actual.get(name)) {
+            (Some(may), Some(does)) => {
+                problems.extend(does.difference(may).map(|used| format!("`{name}` may not use `{used}`")));
+            }
+            (None, _) => problems.push(format!("crate `{name}` is missing in ARCHITECTURE.md's table")),
+            (_, None) => problems.push(format!("ARCHITECTURE.md's table names `{name}`, which is no crate")),
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "\
+text
+| crate | what it is | may use, of ours |
+| --- | --- | --- |
+| `model` | pure | — |
+| `api` | wire | model |
+| `agent` | machines | model, api |
+| `cli` | people | all but agent |
+| `testkit` | tests | all |
+
+more";
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn the_table_is_read_with_its_words_for_many() {
+        let edges = table(TABLE).unwrap();
+        assert_eq!(edges["model"], set(&[]));
+        assert_eq!(edges["agent"], set(&["model", "api"]));
+        assert_eq!(edges["cli"], set(&["model", "api", "testkit"]));
+        assert_eq!(edges["testkit"], set(&["model", "api", "agent", "cli"]));
+    }
+
+    #[test]
+    fn an_edge_outside_the_table_is_a_problem_and_so_is_an_unknown_crate() {
+        let allowed = table(TABLE).unwrap();
+        let mut actual = allowed.clone();
+        assert!(compare(&allowed, &actual).is_empty());
+        actual.insert("model".to_owned(), set(&["api"]));
+        actual.insert("extra".to_owned(), set(&[]));
+        actual.remove("api");
+        let problems = compare(&allowed, &actual);
+        assert_eq!(problems.len(), 3, "{problems:?}");
+    }
+
+    #[test]
+    fn a_table_that_names_a_stranger_is_refused() {
+        assert!(table("| crate | x | may use, of ours |\n|-|-|-|\n| `a` | x | b |").is_err());
+        assert!(table("no table").is_err());
+    }
+}

@@ -1,0 +1,109 @@
+//! Licences of everything that is linked in, read from cargo's metadata: works offline, never skips.
+//!
+//! The list of permitted licences is the one in `deny.toml`, so cargo-deny and this agree.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, bail};
+
+use super::Problems;
+use crate::{process, workspace::Workspace};
+
+pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
+    let allowed = allowed(&workspace.read("deny.toml")?)?;
+    let metadata = workspace.metadata(&["--filter-platform", "host-tuple"])?;
+    let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
+    let mut problems = Vec::new();
+    for package in packages {
+        let name = package["name"].as_str().unwrap_or_default();
+        match package["license"].as_str() {
+            None => problems.push(format!("`{name}` names no licence")),
+            Some(text) if !permits(text, &allowed) => problems.push(format!("`{name}` is under `{text}`")),
+            Some(_) => {}
+        }
+    }
+    Ok(problems)
+}
+
+/// `cargo deny check` adds advisories and duplicates. It takes long to build, so it stays optional.
+pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
+    if process::read(workspace.cargo().args(["deny", "--version"])).is_err() {
+        bail!("cargo-deny is not installed; `cargo install cargo-deny --locked` builds it");
+    }
+    process::run(workspace.cargo().args(["deny", "check"]))
+}
+
+/// The names between `allow = [` and `]` in the section `[licenses]`.
+fn allowed(deny: &str) -> Result<BTreeSet<String>> {
+    let section = deny.split("[licenses]").nth(1).context("find [licenses] in deny.toml")?;
+    let list = section.split("allow = [").nth(1).and_then(|rest| rest.split(']').next());
+    let list = list.context("find the list `allow` in deny.toml")?;
+    Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
+}
+
+/// An SPDX expression against the list. `AND` binds tighter than `OR`; the old `/` means `OR`. An
+/// exception after `WITH` only ever permits more.
+fn permits(expression: &str, allowed: &BTreeSet<String>) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let words: Vec<&str> = spaced.split_whitespace().collect();
+    let mut at = 0;
+    let verdict = any(&words, &mut at, allowed);
+    verdict && at == words.len()
+}
+
+fn any(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
+    let mut verdict = all(words, at, allowed);
+    while words.get(*at) == Some(&"OR") {
+        *at += 1;
+        verdict |= all(words, at, allowed);
+    }
+    verdict
+}
+
+fn all(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
+    let mut verdict = one(words, at, allowed);
+    while words.get(*at) == Some(&"AND") {
+        *at += 1;
+        verdict &= one(words, at, allowed);
+    }
+    verdict
+}
+
+fn one(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
+    let Some(word) = words.get(*at) else { return false };
+    *at += 1;
+    if *word == "(" {
+        let verdict = any(words, at, allowed);
+        let closed = words.get(*at) == Some(&")");
+        *at += 1;
+        return verdict && closed;
+    }
+    if words.get(*at) == Some(&"WITH") {
+        *at += 2;
+    }
+    allowed.contains(*word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expressions_are_judged_by_their_logic() {
+        let allowed = allowed("[licenses]\nallow = [\n  \"MIT\",\n  \"Apache-2.0\",\n]\n").unwrap();
+        for good in [
+            "MIT",
+            "MIT/Apache-2.0",
+            "GPL-3.0 OR MIT",
+            "(MIT OR GPL-3.0) AND Apache-2.0",
+            "Apache-2.0 WITH LLVM-exception",
+        ] {
+            assert!(permits(good, &allowed), "{good}");
+        }
+        for bad in
+            ["GPL-3.0", "MIT AND GPL-3.0", "(MIT", "", "MIT GPL-3.0", "GPL-2.0 WITH Classpath-exception-2.0"]
+        {
+            assert!(!permits(bad, &allowed), "{bad}");
+        }
+    }
+}

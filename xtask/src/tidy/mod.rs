@@ -1,0 +1,133 @@
+//! The rules a machine can check. Each is a function that lists what is wrong, and a test.
+//!
+//! A rule that lives here is not a paragraph in a guide. `cargo xtask tidy` runs them all and prints
+//! every problem; the tests below run them one by one.
+
+mod documents;
+mod edges;
+pub(crate) mod licences;
+mod pipelines;
+mod sources;
+
+use anyhow::{Result, ensure};
+
+use crate::{out, workspace::Workspace};
+
+/// What is wrong, one line each; empty means tidy.
+type Problems = Vec<String>;
+
+type Check = fn(&Workspace) -> Result<Problems>;
+
+const CHECKS: &[(&str, Check)] = &[
+    ("dependency edges equal the table in ARCHITECTURE.md", edges::check),
+    ("modules have telling names", sources::names),
+    ("source files fit in a head", sources::lengths),
+    ("SQL lives in db/", sources::sql),
+    ("db/ calls nobody over the network", sources::db_imports),
+    ("examples are read by a test", sources::examples_are_tested),
+    ("pipelines say what they claim, own and wait for", pipelines::check),
+    ("decisions have their headings", documents::decisions),
+    ("README and .ci/run name the same commands", documents::commands),
+    ("no file speaks of the place it was written in", documents::places),
+    ("every dependency has its reason", documents::dependencies),
+    ("every licence is permissive", licences::check),
+];
+
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let mut found = 0;
+    for (name, check) in CHECKS {
+        let problems = check(workspace)?;
+        out::talk(&format!("{} {name}", if problems.is_empty() { "ok    " } else { "FAILED" }));
+        for problem in &problems {
+            out::talk(&format!("         {problem}"));
+        }
+        found += problems.len();
+    }
+    ensure!(found == 0, "{found} problems");
+    Ok(())
+}
+
+/// Configurations under `examples/`.
+pub(crate) fn examples(files: &[String]) -> Vec<&str> {
+    let is_yaml = |path: &&str| path.ends_with(".yml") || path.ends_with(".yaml");
+    files.iter().map(String::as_str).filter(|path| path.starts_with("examples/")).filter(is_yaml).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn holds(check: Check) {
+        let workspace = Workspace::find().unwrap();
+        let problems = check(&workspace).unwrap();
+        assert!(problems.is_empty(), "\n{}", problems.join("\n"));
+    }
+
+    #[test]
+    fn dependency_edges_equal_the_table_in_the_architecture() {
+        holds(edges::check);
+    }
+
+    #[test]
+    fn modules_have_telling_names() {
+        holds(sources::names);
+    }
+
+    #[test]
+    fn source_files_fit_in_a_head() {
+        holds(sources::lengths);
+    }
+
+    #[test]
+    fn sql_lives_in_db() {
+        holds(sources::sql);
+    }
+
+    #[test]
+    fn l15_db_calls_nobody_over_the_network() {
+        holds(sources::db_imports);
+    }
+
+    #[test]
+    fn examples_are_read_by_a_test() {
+        holds(sources::examples_are_tested);
+    }
+
+    #[test]
+    fn pipelines_say_what_they_claim_own_and_wait_for() {
+        holds(pipelines::check);
+    }
+
+    #[test]
+    fn decisions_have_their_headings() {
+        holds(documents::decisions);
+    }
+
+    #[test]
+    fn readme_and_ci_name_the_same_commands() {
+        holds(documents::commands);
+    }
+
+    #[test]
+    fn no_file_speaks_of_the_place_it_was_written_in() {
+        holds(documents::places);
+    }
+
+    #[test]
+    fn every_dependency_has_its_reason() {
+        holds(documents::dependencies);
+    }
+
+    #[test]
+    fn every_licence_is_permissive() {
+        holds(licences::check);
+    }
+
+    #[test]
+    fn every_check_has_a_test() {
+        let source = include_str!("mod.rs");
+        let tested = source.matches("holds(").count() - 2;
+        assert_eq!(tested, CHECKS.len());
+    }
+}

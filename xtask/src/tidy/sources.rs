@@ -1,0 +1,134 @@
+//! Rules about source files: their names, their sizes, and what may stand where.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::{Problems, examples};
+use crate::workspace::Workspace;
+
+const LINES_MAX: usize = 700;
+/// Names that say nothing about what is inside.
+const VAGUE: &[&str] = &["common", "utils", "util", "helpers", "helper", "misc", "manager"];
+const DB: &str = "crates/server/src/db";
+/// What `db/` would need to reach the network or the layers above it.
+const FOREIGN_TO_DB: &[&str] = &[
+    "crate::agents",
+    "crate::routes",
+    "crate::services",
+    "crate::pipelines",
+    "windlass_backend",
+    "windlass_tunnel",
+    "windlass_gateway",
+    "windlass_dispatch",
+    "axum::",
+    "hyper::",
+    "hyper_util::",
+    "reqwest::",
+];
+
+fn rust(workspace: &Workspace) -> Result<Vec<String>> {
+    Ok(workspace.files()?.into_iter().filter(|path| path.ends_with(".rs")).collect())
+}
+
+pub(super) fn names(workspace: &Workspace) -> Result<Problems> {
+    let files = rust(workspace)?;
+    Ok(files.iter().filter_map(|path| vague(path)).collect())
+}
+
+fn vague(path: &str) -> Option<String> {
+    let mut parts = Path::new(path).with_extension("");
+    loop {
+        let name = parts.file_name()?.to_str()?;
+        if VAGUE.contains(&name) {
+            return Some(format!("`{path}`: `{name}` says nothing; name it after what it holds"));
+        }
+        parts = parts.parent()?.to_owned();
+    }
+}
+
+pub(super) fn lengths(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    for path in rust(workspace)?.iter().filter(|path| path.contains("/src/")) {
+        let lines = workspace.read(path)?.lines().count();
+        if lines > LINES_MAX {
+            problems.push(format!("`{path}` has {lines} lines; {LINES_MAX} is the most"));
+        }
+    }
+    Ok(problems)
+}
+
+pub(super) fn sql(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    let product = |path: &&String| path.starts_with("crates/") && !may_hold_sql(path);
+    for path in rust(workspace)?.iter().filter(product) {
+        let source = workspace.read(path)?;
+        let found = source.lines().enumerate().filter(|(_, line)| has_sql(line));
+        problems.extend(found.map(|(at, _)| format!("`{path}:{}`: SQL belongs in `{DB}/`", at + 1)));
+    }
+    Ok(problems)
+}
+
+/// The checkers of the testkit read the database past the code they check, and so may tests.
+fn may_hold_sql(path: &str) -> bool {
+    path.starts_with(DB) || path.contains("/tests/") || path.starts_with("crates/testkit/")
+}
+
+/// A statement at the start of a literal or of a line; words in a sentence are no statement.
+fn has_sql(line: &str) -> bool {
+    let verbs = ["SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM "];
+    verbs.iter().any(|verb| line.contains(&format!("\"{verb}")) || line.trim_start().starts_with(verb))
+}
+
+pub(super) fn db_imports(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    for path in rust(workspace)?.iter().filter(|path| path.starts_with(DB)) {
+        let source = workspace.read(path)?;
+        let found = FOREIGN_TO_DB.iter().filter(|name| source.contains(**name));
+        problems.extend(found.map(|name| format!("`{path}` may not use `{name}`")));
+    }
+    Ok(problems)
+}
+
+pub(super) fn examples_are_tested(workspace: &Workspace) -> Result<Problems> {
+    let files = workspace.files()?;
+    if examples(&files).is_empty() {
+        return Ok(Vec::new());
+    }
+    for path in files.iter().filter(|path| path.starts_with("crates/") && path.ends_with(".rs")) {
+        let source = workspace.read(path)?;
+        if source.contains("#[test]") && (source.contains("/examples") || source.contains("\"examples")) {
+            return Ok(Vec::new());
+        }
+    }
+    Ok(vec!["no test under `crates/` reads the folder `examples`".to_owned()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vague_name_is_found_as_file_and_as_folder() {
+        assert!(vague("crates/server/src/utils.rs").is_some());
+        assert!(vague("crates/server/src/common/time.rs").is_some());
+        assert!(vague("crates/server/src/db/unit.rs").is_none());
+    }
+
+    #[test]
+    fn statements_are_seen_in_literals_and_at_the_start_of_a_line() {
+        assert!(has_sql("    db.query(\"SELECT id FROM runs\")"));
+        assert!(has_sql("        INSERT INTO runs (id) VALUES ($1)"));
+        assert!(!has_sql("    /// UPDATE is a word in a sentence."));
+        assert!(!has_sql("    let UPDATE_EVERY = 3;"));
+        assert!(!has_sql("    UPDATES.push(1);"));
+    }
+
+    #[test]
+    fn only_db_tests_and_the_testkit_may_hold_sql() {
+        assert!(may_hold_sql("crates/server/src/db/jobs.rs"));
+        assert!(may_hold_sql("crates/server/tests/it/runs.rs"));
+        assert!(may_hold_sql("crates/testkit/src/invariants.rs"));
+        assert!(!may_hold_sql("crates/server/src/services/runs.rs"));
+    }
+}

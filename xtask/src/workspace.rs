@@ -1,0 +1,127 @@
+//! The workspace as cargo and git see it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::process;
+
+pub(crate) struct Workspace {
+    pub(crate) root: PathBuf,
+}
+
+/// One member, without its dependencies on other people's crates.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// Members it depends on in earnest; development dependencies are not edges of the map.
+    pub(crate) uses: BTreeSet<String>,
+    pub(crate) features: BTreeSet<String>,
+    pub(crate) binaries: BTreeSet<String>,
+}
+
+impl Workspace {
+    pub(crate) fn find() -> Result<Self> {
+        // Cargo and nextest set this at run time; the compiled-in value serves a binary started by hand.
+        let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        let root = manifest.parent().context("find the folder above xtask")?.to_owned();
+        Ok(Self { root })
+    }
+
+    /// A cargo command in the root.
+    pub(crate) fn cargo(&self) -> Command {
+        let program = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+        let mut command = Command::new(program);
+        command.current_dir(&self.root);
+        command
+    }
+
+    pub(crate) fn read(&self, path: &str) -> Result<String> {
+        std::fs::read_to_string(self.root.join(path)).with_context(|| format!("read `{path}`"))
+    }
+
+    /// `cargo metadata` without the network. `extra` narrows it, e.g. `--no-deps`.
+    pub(crate) fn metadata(&self, extra: &[&str]) -> Result<Value> {
+        let mut command = self.cargo();
+        command.args(["metadata", "--format-version", "1", "--offline"]).args(extra);
+        serde_json::from_str(&process::read(&mut command)?).context("read cargo's metadata")
+    }
+
+    pub(crate) fn members(&self) -> Result<BTreeMap<String, Member>> {
+        let metadata = self.metadata(&["--no-deps"])?;
+        let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
+        Ok(members_of(packages))
+    }
+
+    /// Where cargo puts what a plain build of `profile` makes.
+    pub(crate) fn built(&self, profile: &str, binary: &str) -> Result<PathBuf> {
+        let metadata = self.metadata(&["--no-deps"])?;
+        let target = metadata["target_directory"].as_str().context("find cargo's target directory")?;
+        let said = process::read(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
+        let host = said.lines().find_map(|line| line.strip_prefix("host: ")).context("find rustc's host")?;
+        Ok(Path::new(target).join(host).join(profile).join(binary))
+    }
+
+    /// Tracked files and new ones that git does not ignore, as paths from the root.
+    pub(crate) fn files(&self) -> Result<Vec<String>> {
+        let mut command = Command::new("git");
+        // A checkout owned by another user (containers, CI) is still ours to read.
+        command.current_dir(&self.root).args([
+            "-c",
+            "safe.directory=*",
+            "ls-files",
+            "-co",
+            "--exclude-standard",
+        ]);
+        let listed = process::read(&mut command)?;
+        let exists = |path: &&str| self.root.join(path).is_file();
+        Ok(listed.lines().filter(exists).map(str::to_owned).collect())
+    }
+}
+
+fn members_of(packages: &[Value]) -> BTreeMap<String, Member> {
+    let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let own: BTreeSet<String> = packages.iter().map(name).collect();
+    let member = |package: &Value| Member {
+        uses: list(&package["dependencies"])
+            .iter()
+            .filter(|dependency| dependency["kind"] != "dev")
+            .map(name)
+            .filter(|used| own.contains(used))
+            .collect(),
+        features: package["features"].as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect(),
+        binaries: list(&package["targets"])
+            .iter()
+            .filter(|target| list(&target["kind"]).contains(&Value::from("bin")))
+            .map(name)
+            .collect(),
+    };
+    packages.iter().map(|package| (name(package), member(package))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn development_dependencies_and_foreign_crates_are_not_edges() {
+        let packages = [
+            json!({"name": "a", "dependencies": [{"name": "b", "kind": null}, {"name": "serde", "kind": null}],
+                   "features": {"mutants": []}, "targets": [{"kind": ["bin"], "name": "a-bin"}]}),
+            json!({"name": "b", "dependencies": [{"name": "a", "kind": "dev"}], "targets": []}),
+        ];
+        let members = members_of(&packages);
+        assert_eq!(members["a"].uses, BTreeSet::from(["b".to_owned()]));
+        assert!(members["b"].uses.is_empty());
+        assert!(members["a"].features.contains("mutants"));
+        assert!(members["a"].binaries.contains("a-bin"));
+    }
+}
