@@ -3,9 +3,200 @@
 //! A write is a `Unit`: data, not a closure. It is handed over whole, committed whole together with
 //! many others (group commit), and acknowledged after the commit. So no transaction can be open
 //! across a network call: nobody outside this folder ever sees one.
+//!
+//! One SQL text serves both databases. What they share, beyond the obvious:
+//! `$1…$n` parameters; `now_us()`, the database's time in microseconds, one per unit; `new_uuid()`;
+//! `IN (SELECT value FROM json_each(CAST($1 AS TEXT)))` with `Val::list` for lists; TEXT, BIGINT,
+//! BOOLEAN, DOUBLE PRECISION and BYTEA columns. On Postgres `sum()` of BIGINT is NUMERIC: cast it.
 
+mod clock;
+mod error;
+mod ids;
+mod migrate;
+pub mod mutant;
+mod sqlite;
 pub mod unit;
 pub mod value;
+mod weather;
 
-pub use unit::{Change, Expect, Guard, Unit, Written};
-pub use value::{Row, Val};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use uuid::Uuid;
+
+use self::ids::Ids;
+pub use self::{
+    error::DbError,
+    migrate::{Dialect, MigrateError},
+    unit::{Change, Expect, Guard, Unit, Values, Written},
+    value::{Row, Val},
+    weather::{Blown, Weather},
+};
+
+/// The database. Cheap to clone; every clone is the same database.
+#[derive(Clone)]
+pub struct Db {
+    store: Arc<Store>,
+    ids: Ids,
+    weather: Option<Arc<dyn Weather>>,
+}
+
+enum Store {
+    File(sqlite::File),
+    Inline(sqlite::Inline),
+}
+
+/// `sqlite:PATH` or `postgres://…`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DatabaseUrl {
+    Sqlite(PathBuf),
+    Postgres(String),
+}
+
+impl std::str::FromStr for DatabaseUrl {
+    type Err = DbError;
+
+    fn from_str(text: &str) -> Result<Self, DbError> {
+        if let Some(path) = text.strip_prefix("sqlite:")
+            && !path.is_empty()
+        {
+            // `sqlite:///var/x` is how other tools write an absolute path.
+            return Ok(Self::Sqlite(PathBuf::from(path.strip_prefix("//").unwrap_or(path))));
+        }
+        if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+            return Ok(Self::Postgres(text.to_owned()));
+        }
+        Err(DbError::Url { url: text.split('@').next_back().unwrap_or_default().to_owned() })
+    }
+}
+
+impl Db {
+    /// Opens, and brings the schema up to date.
+    pub async fn open(url: &DatabaseUrl) -> Result<Self, DbError> {
+        match url {
+            DatabaseUrl::Sqlite(path) => Self::open_sqlite(path),
+            DatabaseUrl::Postgres(url) => Err(DbError::Url { url: url.clone() }),
+        }
+    }
+
+    fn open_sqlite(path: &Path) -> Result<Self, DbError> {
+        Ok(Self::of(Store::File(sqlite::File::open(path, Ids::System)?), Ids::System))
+    }
+
+    /// In memory, without threads, on the given clock (microseconds) and with ids from a seed: for the
+    /// simulation. Replicas are clones of the handle.
+    pub fn open_inline(clock: Arc<dyn Fn() -> i64 + Send + Sync>, seed: u64) -> Result<Self, DbError> {
+        let ids = Ids::seeded(seed);
+        Ok(Self::of(Store::Inline(sqlite::Inline::open(clock, ids.clone())?), ids))
+    }
+
+    fn of(store: Store, ids: Ids) -> Self {
+        Self { store: Arc::new(store), ids, weather: None }
+    }
+
+    /// The same database, reached through this weather.
+    #[must_use]
+    pub fn with_weather(&self, weather: Arc<dyn Weather>) -> Self {
+        Self { store: Arc::clone(&self.store), ids: self.ids.clone(), weather: Some(weather) }
+    }
+
+    pub fn dialect(&self) -> Dialect {
+        match &*self.store {
+            Store::File(_) | Store::Inline(_) => Dialect::Sqlite,
+        }
+    }
+
+    /// A fresh UUIDv4.
+    pub fn new_id(&self) -> Result<Uuid, DbError> {
+        self.ids.draw()
+    }
+
+    /// A read. Sees every write that was acknowledged before it was asked.
+    pub async fn query(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        params: Vec<Val>,
+    ) -> Result<Vec<Row>, DbError> {
+        self.before("query").await?;
+        let sql = sql.into();
+        let rows = match &*self.store {
+            Store::File(file) => file.read(sql.into_owned(), params).await,
+            Store::Inline(inline) => inline.read(&sql, &params),
+        };
+        self.after("query").await?;
+        rows
+    }
+
+    /// The first row, if there is one.
+    pub async fn query_opt(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        params: Vec<Val>,
+    ) -> Result<Option<Row>, DbError> {
+        Ok(self.query(sql, params).await?.into_iter().next())
+    }
+
+    /// A write: all of the unit, or nothing. Returns after the commit.
+    pub async fn write(&self, unit: Unit) -> Result<Written, DbError> {
+        self.write_as("write", unit).await
+    }
+
+    async fn write_as(&self, what: &'static str, unit: Unit) -> Result<Written, DbError> {
+        self.before(what).await?;
+        let written = match &*self.store {
+            Store::File(file) => file.write(unit).await,
+            Store::Inline(inline) => inline.write(&unit),
+        };
+        self.after(what).await?;
+        written
+    }
+
+    async fn before(&self, what: &'static str) -> Result<(), DbError> {
+        match &self.weather {
+            Some(weather) => weather.before(what).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn after(&self, what: &'static str) -> Result<(), DbError> {
+        match &self.weather {
+            Some(weather) => weather.after(what).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Commits what is queued and lets go of the file or the connections. Later calls fail.
+    pub async fn close(&self) {
+        match &*self.store {
+            Store::File(file) => file.close().await,
+            Store::Inline(_) => {}
+        }
+    }
+
+    /// For tests: whether the text compiles here, and how many parameters it has.
+    pub async fn prepare(&self, sql: &str) -> Result<usize, DbError> {
+        match &*self.store {
+            Store::File(file) => file.prepare(sql.to_owned()).await,
+            Store::Inline(inline) => inline.prepare(sql),
+        }
+    }
+
+    /// For tests: a setting of the connection that writes.
+    pub async fn setting(&self, name: &'static str) -> Result<String, DbError> {
+        let rows = match &*self.store {
+            Store::File(file) => file.pragma(name).await?,
+            Store::Inline(inline) => inline.read(&format!("PRAGMA {name}"), &[])?,
+        };
+        let first = rows.first().ok_or(DbError::Shape { column: 0, want: "a setting", have: "nothing" })?;
+        first.text(0).or_else(|_| first.int(0).map(|number| number.to_string()))
+    }
+}
+
+impl std::fmt::Debug for Db {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Db").field("dialect", &self.dialect()).finish_non_exhaustive()
+    }
+}

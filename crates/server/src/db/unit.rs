@@ -1,8 +1,25 @@
 //! A write as data: a guard, then changes; all of it or nothing.
+//!
+//! ```text
+//! Unit::apply("jobs", lease.held(), Some(2_000_000), vec![("status", "running".into())])
+//!     .insert("events", events::row(…))
+//!     .exec(SQL, params![id])
+//! ```
+//! Put inserts first or last: those are made in bulk together with other units' on Postgres. What
+//! stands between two statements is run one by one, in order.
+
+use std::borrow::Cow;
 
 use uuid::Uuid;
+use windlass_engine::Held;
 
-use super::value::{Row, Val};
+use super::{
+    error::DbError,
+    value::{Row, Val},
+};
+
+/// Columns and what goes in.
+pub type Values = Vec<(&'static str, Val)>;
 
 /// `UPDATE table SET … WHERE id = ? AND lock_token = ?`: must match one row, else the unit is stale
 /// and nothing of it is kept.
@@ -11,17 +28,17 @@ pub struct Guard {
     pub table: &'static str,
     pub id: Uuid,
     pub token: Uuid,
-    pub set: Vec<(&'static str, Val)>,
+    pub set: Values,
 }
 
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Plain insert; bulk on Postgres when many units insert the same columns.
-    Insert { table: &'static str, values: Vec<(&'static str, Val)> },
+    Insert { table: &'static str, values: Values },
     /// Any statement. `$1…$n` parameters; `now_us()` is the unit's time.
-    Exec { sql: &'static str, params: Vec<Val>, expect: Expect },
+    Exec { sql: Cow<'static, str>, params: Vec<Val>, expect: Expect },
     /// A statement with RETURNING; its rows come back in `Written::Done`.
-    Query { sql: &'static str, params: Vec<Val> },
+    Query { sql: Cow<'static, str>, params: Vec<Val> },
 }
 
 /// How many rows a change must touch for the unit to stand.
@@ -37,10 +54,87 @@ pub struct Unit {
     pub changes: Vec<Change>,
 }
 
-#[derive(Clone, Debug)]
+impl Unit {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A write under a lease that keeps the lease: the row stays locked.
+    pub fn guarded(table: &'static str, held: Held, set: Values) -> Self {
+        Self::new().guard(table, held, set)
+    }
+
+    /// The write that ends a pass: the row is unlocked, `last_processed_at` is the unit's time, and
+    /// the row is due again after `due_in_us` (`None`: at once).
+    pub fn apply(table: &'static str, held: Held, due_in_us: Option<i64>, set: Values) -> Self {
+        let mut all: Values = vec![
+            ("lock_token", Val::Null),
+            ("lock_expires_at", Val::Null),
+            ("lock_owner", Val::Null),
+            ("last_processed_at", Val::Now),
+            ("due_at", due_in_us.map_or(Val::Now, Val::NowPlus)),
+        ];
+        all.extend(set);
+        Self::new().guard(table, held, all)
+    }
+
+    #[must_use]
+    pub fn guard(mut self, table: &'static str, held: Held, set: Values) -> Self {
+        self.guard = Some(Guard { table, id: held.id, token: held.token, set });
+        self
+    }
+
+    #[must_use]
+    pub fn insert(mut self, table: &'static str, values: Values) -> Self {
+        self.changes.push(Change::Insert { table, values });
+        self
+    }
+
+    #[must_use]
+    pub fn exec(mut self, sql: impl Into<Cow<'static, str>>, params: Vec<Val>) -> Self {
+        self.changes.push(Change::Exec { sql: sql.into(), params, expect: Expect::Any });
+        self
+    }
+
+    /// Touches exactly one row, or the whole unit is `Stale { at: Some(position) }`.
+    #[must_use]
+    pub fn expect_one(mut self, sql: impl Into<Cow<'static, str>>, params: Vec<Val>) -> Self {
+        self.changes.push(Change::Exec { sql: sql.into(), params, expect: Expect::One });
+        self
+    }
+
+    #[must_use]
+    pub fn query(mut self, sql: impl Into<Cow<'static, str>>, params: Vec<Val>) -> Self {
+        self.changes.push(Change::Query { sql: sql.into(), params });
+        self
+    }
+
+    /// More changes, after those already here.
+    #[must_use]
+    pub fn and(mut self, changes: impl IntoIterator<Item = Change>) -> Self {
+        self.changes.extend(changes);
+        self
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
 pub enum Written {
     /// Committed. `rows` has one entry per `Query` change, in order.
     Done { now: i64, rows: Vec<Vec<Row>> },
-    /// The guard, or the change at this position, did not match: nothing was kept.
+    /// The guard (`None`), or the change at this position, did not match: nothing was kept.
     Stale { at: Option<usize> },
+}
+
+impl Written {
+    pub fn is_done(&self) -> bool {
+        matches!(self, Self::Done { .. })
+    }
+
+    /// For writes that cannot be stale unless the code is wrong: the time and the rows.
+    pub fn done(self) -> Result<(i64, Vec<Vec<Row>>), DbError> {
+        match self {
+            Self::Done { now, rows } => Ok((now, rows)),
+            Self::Stale { at } => Err(DbError::Stale { at }),
+        }
+    }
 }

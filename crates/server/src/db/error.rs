@@ -1,0 +1,104 @@
+//! What can go wrong with a database, told apart by what the caller can do about it.
+
+use std::{path::PathBuf, sync::Arc};
+
+/// Shared, because one failed commit is the failure of every unit in it.
+pub(super) type Source = Arc<dyn std::error::Error + Send + Sync>;
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DbError {
+    /// Nothing was applied; a repeat is safe.
+    #[error("reach the database to {what}")]
+    Unavailable {
+        what: &'static str,
+        #[source]
+        source: Source,
+    },
+    /// The connection broke during the commit: it may or may not have been applied.
+    #[error("learn whether the write was committed")]
+    Unknown {
+        #[source]
+        source: Source,
+    },
+    /// A unique index refused the row; `constraint` is the index's name on both databases.
+    #[error("keep `{constraint}` unique")]
+    Conflict { constraint: String },
+    /// A check, a reference or a NOT NULL refused the row.
+    #[error("satisfy `{constraint}`")]
+    Violated { constraint: String },
+    /// The row had changed (`Written::Stale`), where the caller could not expect that.
+    #[error("write a row that has changed meanwhile")]
+    Stale { at: Option<usize> },
+    #[error("write: the disk is full")]
+    Full {
+        #[source]
+        source: Source,
+    },
+    #[error("write: the database is read-only")]
+    ReadOnly {
+        #[source]
+        source: Source,
+    },
+    #[error("read the database: it is damaged")]
+    Corrupt {
+        #[source]
+        source: Source,
+    },
+    /// The statement is wrong: a bug of ours.
+    #[error("run `{sql}`")]
+    Statement {
+        sql: String,
+        #[source]
+        source: Source,
+    },
+    #[error("read column {column}: want {want}, have {have}")]
+    Shape { column: usize, want: &'static str, have: &'static str },
+    #[error("read or write a JSON document")]
+    Document {
+        #[source]
+        source: Source,
+    },
+    #[error("open `{}`: another server (pid {pid}) is using it", path.display())]
+    InUse { path: PathBuf, pid: String },
+    #[error("open `{what}`")]
+    Open {
+        what: String,
+        #[source]
+        source: Source,
+    },
+    #[error("understand the database url `{url}`: want `sqlite:PATH` or `postgres://…`")]
+    Url { url: String },
+    #[error("draw a random id")]
+    Random {
+        #[source]
+        source: Source,
+    },
+    #[error("migrate the database")]
+    Migrate(#[from] super::migrate::MigrateError),
+}
+
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the database is closed")]
+pub(super) struct Closed;
+
+impl DbError {
+    pub(super) fn closed(what: &'static str) -> Self {
+        Self::Unavailable { what, source: Arc::new(Closed) }
+    }
+
+    pub(super) fn document(error: serde_json::Error) -> Self {
+        Self::Document { source: Arc::new(error) }
+    }
+
+    pub(super) fn open(
+        what: impl Into<String>,
+        error: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        Self::Open { what: what.into(), source: Arc::new(error) }
+    }
+
+    /// Whether this unique index refused the row.
+    pub fn is_conflict_on(&self, index: &str) -> bool {
+        matches!(self, Self::Conflict { constraint } if constraint == index)
+    }
+}

@@ -1,0 +1,190 @@
+//! Schema migrations: numbered files, embedded, run once each in order, never changed afterwards.
+//!
+//! A file is plain SQL for both databases. A line `-- sqlite`, `-- postgres` or `-- both` says whom
+//! the lines after it are for.
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    error::DbError,
+    value::{Row, Val},
+};
+
+struct Migration {
+    number: i64,
+    name: &'static str,
+    text: &'static str,
+}
+
+macro_rules! migrations {
+    ($($number:literal $file:literal;)*) => {
+        &[$(Migration {
+            number: $number,
+            name: $file,
+            text: include_str!(concat!("../../migrations/", $file)),
+        }),*]
+    };
+}
+
+const MIGRATIONS: &[Migration] = migrations! {
+    1 "0001_core.sql";
+};
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MigrateError {
+    #[error(
+        "the database was made by a newer version (it has migration {found}, this version knows {known}); \
+         run that version, or restore a backup"
+    )]
+    Newer { found: i64, known: i64 },
+    #[error(
+        "migration `{name}` was changed after it had run here; restore the file, and put the change in a \
+         new migration"
+    )]
+    Changed { name: String },
+}
+
+/// Who the lines are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    Sqlite,
+    Postgres,
+}
+
+const JOURNAL: &str = "CREATE TABLE IF NOT EXISTS migrations (number BIGINT PRIMARY KEY, name TEXT NOT NULL, \
+                       checksum TEXT NOT NULL, applied_at BIGINT NOT NULL)";
+pub(super) const READ: &str = "SELECT number, name, checksum FROM migrations ORDER BY number";
+pub(super) const RECORD: &str =
+    "INSERT INTO migrations (number, name, checksum, applied_at) VALUES ($1, $2, $3, now_us())";
+
+impl Migration {
+    fn text_for(&self, dialect: Dialect) -> String {
+        let mut mine = true;
+        let mut text = String::new();
+        for line in self.text.lines() {
+            match line.trim() {
+                "-- sqlite" => mine = dialect == Dialect::Sqlite,
+                "-- postgres" => mine = dialect == Dialect::Postgres,
+                "-- both" => mine = true,
+                _ if mine => {
+                    text.push_str(line);
+                    text.push('\n');
+                }
+                _ => {}
+            }
+        }
+        text
+    }
+
+    fn checksum(&self) -> String {
+        Sha256::digest(self.text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// One script to run and the record to leave.
+pub(super) struct Step {
+    pub(super) script: String,
+    pub(super) record: Vec<Val>,
+}
+
+/// What is still to run, given what the journal of this database says has run.
+pub(super) fn missing(dialect: Dialect, journal: &[Row]) -> Result<Vec<Step>, DbError> {
+    plan(MIGRATIONS, dialect, journal)
+}
+
+fn plan(known: &[Migration], dialect: Dialect, journal: &[Row]) -> Result<Vec<Step>, DbError> {
+    let mut done = 0;
+    for row in journal {
+        let (number, name, checksum) = (row.int(0)?, row.text(1)?, row.str(2)?);
+        let Some(migration) = known.iter().find(|migration| migration.number == number) else {
+            let newest = known.last().map_or(0, |migration| migration.number);
+            return Err(MigrateError::Newer { found: number, known: newest }.into());
+        };
+        if migration.checksum() != checksum {
+            return Err(MigrateError::Changed { name }.into());
+        }
+        done = done.max(number);
+    }
+    Ok(known
+        .iter()
+        .filter(|migration| migration.number > done)
+        .map(|migration| Step {
+            script: migration.text_for(dialect),
+            record: vec![migration.number.into(), migration.name.into(), migration.checksum().into()],
+        })
+        .collect())
+}
+
+pub(super) const fn journal_sql() -> &'static str {
+    JOURNAL
+}
+
+/// What the runner needs of a SQLite connection.
+pub(super) trait Sqlite {
+    fn script(&self, sql: &str) -> Result<(), DbError>;
+    fn query(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError>;
+}
+
+/// All of it in one exclusive transaction: a failed migration leaves nothing behind.
+pub(super) fn sqlite(conn: &impl Sqlite) -> Result<(), DbError> {
+    conn.script("BEGIN EXCLUSIVE")?;
+    let done = sqlite_inside(conn);
+    conn.script(if done.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
+    done
+}
+
+fn sqlite_inside(conn: &impl Sqlite) -> Result<(), DbError> {
+    conn.script(JOURNAL)?;
+    for step in missing(Dialect::Sqlite, &conn.query(READ, &[])?)? {
+        conn.script(&step.script)?;
+        conn.query(RECORD, &step.record)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Migration =
+        Migration { number: 1, name: "0001_a.sql", text: "all\n-- sqlite\nlite\n-- both\nend\n" };
+
+    fn row(number: i64, checksum: &str) -> Row {
+        Row(vec![number.into(), "0001_a.sql".into(), checksum.into()])
+    }
+
+    #[test]
+    fn lines_go_to_the_database_their_section_names() {
+        assert_eq!(ONE.text_for(Dialect::Sqlite), "all\nlite\nend\n");
+        assert_eq!(ONE.text_for(Dialect::Postgres), "all\nend\n");
+    }
+
+    #[test]
+    fn what_has_run_does_not_run_again() {
+        let left = plan(&[ONE], Dialect::Sqlite, &[row(1, &ONE.checksum())]).unwrap();
+        assert!(left.is_empty());
+        assert_eq!(plan(&[ONE], Dialect::Sqlite, &[]).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_changed_migration_is_refused_by_name() {
+        let refused = plan(&[ONE], Dialect::Sqlite, &[row(1, "other")]).err().unwrap();
+        let DbError::Migrate(reason) = refused else { panic!("{refused}") };
+        assert!(reason.to_string().contains("`0001_a.sql` was changed"), "{reason}");
+    }
+
+    #[test]
+    fn a_database_of_a_newer_version_is_refused() {
+        let refused = plan(&[ONE], Dialect::Sqlite, &[row(2, "x")]).err().unwrap();
+        let DbError::Migrate(reason) = refused else { panic!("{refused}") };
+        assert!(reason.to_string().contains("migration 2"), "{reason}");
+    }
+
+    #[test]
+    fn migrations_are_numbered_without_gaps_and_as_their_files_are() {
+        for (at, migration) in MIGRATIONS.iter().enumerate() {
+            assert_eq!(migration.number, i64::try_from(at).unwrap() + 1);
+            assert!(migration.name.starts_with(&format!("{:04}_", migration.number)));
+        }
+    }
+}

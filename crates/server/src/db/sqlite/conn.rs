@@ -1,0 +1,330 @@
+//! One SQLite connection: settings, functions, binding, one unit inside an open transaction.
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use rusqlite::{
+    CachedStatement, Connection, ErrorCode, OpenFlags,
+    functions::FunctionFlags,
+    types::{ToSql, ToSqlOutput, Value, ValueRef},
+};
+
+use crate::db::{
+    clock::Clock,
+    error::DbError,
+    ids::Ids,
+    mutant::{self, Mutant},
+    unit::{Change, Expect, Guard, Unit, Written},
+    value::{Row, Val},
+};
+
+/// Waits this long for a foreign process (a backup, a shell) that holds the file.
+const BUSY: Duration = Duration::from_secs(5);
+const STATEMENTS_MAX: usize = 512;
+
+pub(super) struct Conn {
+    raw: Connection,
+    clock: Clock,
+    /// What `now_us()` answers: set when a transaction begins.
+    frozen: Arc<AtomicI64>,
+    /// `table.column, table.column` as SQLite names a broken unique index, and the index's own name.
+    unique: HashMap<String, String>,
+}
+
+impl Conn {
+    pub(super) fn writer(path: &Path, clock: Clock, ids: Ids) -> Result<Self, DbError> {
+        let raw = Connection::open(path).map_err(|error| DbError::open(path.display().to_string(), error))?;
+        let conn = Self::set_up(raw, clock, ids)?;
+        conn.pragmas("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")?;
+        Ok(conn)
+    }
+
+    pub(super) fn reader(path: &Path, clock: Clock, ids: Ids) -> Result<Self, DbError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let raw = Connection::open_with_flags(path, flags)
+            .map_err(|error| DbError::open(path.display().to_string(), error))?;
+        let conn = Self::set_up(raw, clock, ids)?;
+        conn.pragmas("PRAGMA query_only = ON;")?;
+        Ok(conn)
+    }
+
+    pub(super) fn memory(clock: Clock, ids: Ids) -> Result<Self, DbError> {
+        let raw = Connection::open_in_memory().map_err(|error| DbError::open(":memory:", error))?;
+        let conn = Self::set_up(raw, clock, ids)?;
+        conn.pragmas("PRAGMA foreign_keys = ON;")?;
+        Ok(conn)
+    }
+
+    fn set_up(raw: Connection, clock: Clock, ids: Ids) -> Result<Self, DbError> {
+        let frozen = Arc::new(AtomicI64::new(clock.now()));
+        let answer = Arc::clone(&frozen);
+        let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_INNOCUOUS;
+        raw.busy_timeout(BUSY)
+            .and_then(|()| {
+                raw.create_scalar_function("now_us", 0, flags, move |_| Ok(answer.load(Ordering::Relaxed)))
+            })
+            .and_then(|()| {
+                raw.create_scalar_function("new_uuid", 0, flags, move |_| {
+                    let id =
+                        ids.draw().map_err(|error| rusqlite::Error::UserFunctionError(Box::new(error)))?;
+                    Ok(id.to_string())
+                })
+            })
+            .map_err(|error| fault("open", &error_sql("set up"), error, &HashMap::new()))?;
+        raw.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+        Ok(Self { raw, clock, frozen, unique: HashMap::new() })
+    }
+
+    fn pragmas(&self, text: &str) -> Result<(), DbError> {
+        self.raw.execute_batch(text).map_err(|error| fault("open", text, error, &self.unique))
+    }
+
+    /// Learns the names of unique indexes. Called after the migrations.
+    pub(super) fn learn_indexes(&mut self) -> Result<(), DbError> {
+        let sql = "SELECT m.name, i.name, i.origin, \
+                   (SELECT group_concat(m.name || '.' || c.name, ', ') FROM pragma_index_info(i.name) c) \
+                   FROM sqlite_schema m, pragma_index_list(m.name) i WHERE m.type = 'table' AND i.\"unique\"";
+        for row in self.query(sql, &[])? {
+            let (table, index) = (row.text(0)?, row.text(1)?);
+            let name = if row.str(2)? == "pk" { format!("{table}_pkey") } else { index };
+            if let Some(columns) = row.opt_text(3)? {
+                self.unique.insert(columns, name);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin(&self) -> Result<i64, DbError> {
+        self.run("BEGIN IMMEDIATE")?;
+        let now = self.clock.now();
+        self.frozen.store(now, Ordering::Relaxed);
+        Ok(now)
+    }
+
+    pub(super) fn commit(&self) -> Result<(), DbError> {
+        self.run("COMMIT")
+    }
+
+    pub(super) fn rollback(&self) {
+        // Some failures (a full disk) have already rolled everything back.
+        if !self.raw.is_autocommit()
+            && let Err(error) = self.run("ROLLBACK")
+        {
+            tracing::error!(%error, "roll back");
+        }
+    }
+
+    /// Whether a failure has taken the whole transaction with it.
+    pub(super) fn is_rolled_back(&self) -> bool {
+        self.raw.is_autocommit()
+    }
+
+    fn run(&self, sql: &str) -> Result<(), DbError> {
+        self.statement(sql)?.raw_execute().map(drop).map_err(|error| self.fault(sql, error))
+    }
+
+    pub(super) fn script(&self, sql: &str) -> Result<(), DbError> {
+        self.raw.execute_batch(sql).map_err(|error| self.fault(sql, error))
+    }
+
+    /// For tests: whether the text compiles, and with how many parameters.
+    pub(super) fn prepare(&self, sql: &str) -> Result<usize, DbError> {
+        Ok(self.statement(sql)?.parameter_count())
+    }
+
+    fn statement(&self, sql: &str) -> Result<CachedStatement<'_>, DbError> {
+        self.raw.prepare_cached(sql).map_err(|error| self.fault(sql, error))
+    }
+
+    fn fault(&self, sql: &str, error: rusqlite::Error) -> DbError {
+        fault("run a statement", sql, error, &self.unique)
+    }
+
+    /// `$n` is a name to SQLite, numbered by first appearance; so parameters are bound by name.
+    fn bound(&self, sql: &str, params: &[Val], now: i64) -> Result<CachedStatement<'_>, DbError> {
+        let mut statement = self.statement(sql)?;
+        if statement.parameter_count() != params.len() {
+            let error = rusqlite::Error::InvalidParameterCount(params.len(), statement.parameter_count());
+            return Err(self.fault(sql, error));
+        }
+        for (position, value) in params.iter().enumerate() {
+            let name = format!("${}", position + 1);
+            let index = statement
+                .parameter_index(&name)
+                .and_then(|index| index.ok_or(rusqlite::Error::InvalidParameterName(name)))
+                .map_err(|error| self.fault(sql, error))?;
+            statement
+                .raw_bind_parameter(index, Bind { value, now })
+                .map_err(|error| self.fault(sql, error))?;
+        }
+        Ok(statement)
+    }
+
+    /// A read outside a write transaction: `now_us()` is this very moment.
+    pub(super) fn read(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
+        self.frozen.store(self.clock.now(), Ordering::Relaxed);
+        self.query(sql, params)
+    }
+
+    pub(super) fn query(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
+        let mut statement = self.bound(sql, params, self.frozen.load(Ordering::Relaxed))?;
+        let width = statement.column_count();
+        let mut rows = statement.raw_query();
+        let mut found = Vec::new();
+        loop {
+            match rows.next() {
+                Ok(Some(row)) => {
+                    let values: Result<Vec<Val>, _> =
+                        (0..width).map(|column| row.get_ref(column).map(value_of)).collect();
+                    found.push(Row(values.map_err(|error| self.fault(sql, error))?));
+                }
+                Ok(None) => return Ok(found),
+                Err(error) => return Err(self.fault(sql, error)),
+            }
+        }
+    }
+
+    fn execute(&self, sql: &str, params: &[Val], now: i64) -> Result<usize, DbError> {
+        self.bound(sql, params, now)?.raw_execute().map_err(|error| self.fault(sql, error))
+    }
+
+    /// One unit in a savepoint of its own: what it wrote stays, or nothing of it does.
+    pub(super) fn unit(&self, unit: &Unit, now: i64) -> Result<Written, DbError> {
+        self.run("SAVEPOINT unit")?;
+        let written = self.unit_inside(unit, now);
+        if !matches!(written, Ok(Written::Done { .. })) && !self.raw.is_autocommit() {
+            self.run("ROLLBACK TO unit")?;
+        }
+        if !self.raw.is_autocommit() {
+            self.run("RELEASE unit")?;
+        }
+        written
+    }
+
+    fn unit_inside(&self, unit: &Unit, now: i64) -> Result<Written, DbError> {
+        if let Some(guard) = &unit.guard
+            && !self.guard(guard, now)?
+        {
+            return Ok(Written::Stale { at: None });
+        }
+        let mut rows = Vec::new();
+        for (at, change) in unit.changes.iter().enumerate() {
+            match change {
+                Change::Insert { table, values } => {
+                    let sql = insert_sql(table, values);
+                    let params: Vec<Val> = values.iter().map(|(_, value)| value.clone()).collect();
+                    self.execute(&sql, &params, now)?;
+                }
+                Change::Exec { sql, params, expect } => {
+                    let touched = self.execute(sql, params, now)?;
+                    if *expect == Expect::One && touched != 1 {
+                        return Ok(Written::Stale { at: Some(at) });
+                    }
+                }
+                Change::Query { sql, params } => rows.push(self.query(sql, params)?),
+            }
+        }
+        Ok(Written::Done { now, rows })
+    }
+
+    fn guard(&self, guard: &Guard, now: i64) -> Result<bool, DbError> {
+        let sql = guard_sql(guard);
+        let mut params = vec![guard.id.into(), guard.token.into()];
+        params.extend(guard.set.iter().map(|(_, value)| value.clone()));
+        if mutant::is_on(Mutant::ApplyWithoutTokenCheck) {
+            params.remove(1);
+        }
+        Ok(self.execute(&sql, &params, now)? == 1)
+    }
+}
+
+fn guard_sql(guard: &Guard) -> String {
+    let unchecked = mutant::is_on(Mutant::ApplyWithoutTokenCheck);
+    let first = if unchecked { 2 } else { 3 };
+    let set: Vec<String> =
+        guard.set.iter().enumerate().map(|(at, (column, _))| format!("{column} = ${}", at + first)).collect();
+    // A guard that changes nothing still has to lock and match the row.
+    let set = if set.is_empty() { "lock_token = lock_token".to_owned() } else { set.join(", ") };
+    let check = if unchecked { "" } else { " AND lock_token = $2" };
+    format!("UPDATE {} SET {set} WHERE id = $1{check}", guard.table)
+}
+
+pub(in crate::db) fn insert_sql(table: &str, values: &[(&'static str, Val)]) -> String {
+    let columns: Vec<&str> = values.iter().map(|(column, _)| *column).collect();
+    let marks: Vec<String> = (1..=values.len()).map(|n| format!("${n}")).collect();
+    format!("INSERT INTO {table} ({}) VALUES ({})", columns.join(", "), marks.join(", "))
+}
+
+struct Bind<'a> {
+    value: &'a Val,
+    now: i64,
+}
+
+impl ToSql for Bind<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(match self.value {
+            Val::Null => ToSqlOutput::Owned(Value::Null),
+            Val::Bool(flag) => ToSqlOutput::Owned(Value::Integer(i64::from(*flag))),
+            Val::Int(number) => ToSqlOutput::Owned(Value::Integer(*number)),
+            Val::Real(number) => ToSqlOutput::Owned(Value::Real(*number)),
+            Val::Text(text) => ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes())),
+            Val::Bytes(bytes) => ToSqlOutput::Borrowed(ValueRef::Blob(bytes)),
+            Val::Now => ToSqlOutput::Owned(Value::Integer(self.now)),
+            Val::NowPlus(us) => ToSqlOutput::Owned(Value::Integer(self.now.saturating_add(*us))),
+        })
+    }
+}
+
+fn value_of(value: ValueRef<'_>) -> Val {
+    match value {
+        ValueRef::Null => Val::Null,
+        ValueRef::Integer(number) => Val::Int(number),
+        ValueRef::Real(number) => Val::Real(number),
+        ValueRef::Text(text) => Val::Text(String::from_utf8_lossy(text).into_owned()),
+        ValueRef::Blob(bytes) => Val::Bytes(bytes.to_vec()),
+    }
+}
+
+fn error_sql(what: &str) -> String {
+    format!("-- {what}")
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "dozens of codes, four of which we can act on")]
+fn fault(what: &'static str, sql: &str, error: rusqlite::Error, unique: &HashMap<String, String>) -> DbError {
+    let (code, extended, text) = match &error {
+        rusqlite::Error::SqliteFailure(failure, text) => {
+            (failure.code, failure.extended_code, text.clone().unwrap_or_default())
+        }
+        _ => return DbError::Statement { sql: sql.to_owned(), source: Arc::new(error) },
+    };
+    match code {
+        ErrorCode::ConstraintViolation => constraint(extended, &text, unique),
+        ErrorCode::DiskFull => DbError::Full { source: Arc::new(error) },
+        ErrorCode::ReadOnly => DbError::ReadOnly { source: Arc::new(error) },
+        ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => DbError::Corrupt { source: Arc::new(error) },
+        ErrorCode::DatabaseBusy
+        | ErrorCode::DatabaseLocked
+        | ErrorCode::SystemIoFailure
+        | ErrorCode::CannotOpen
+        | ErrorCode::OutOfMemory => DbError::Unavailable { what, source: Arc::new(error) },
+        _ => DbError::Statement { sql: sql.to_owned(), source: Arc::new(error) },
+    }
+}
+
+/// SQLite says `UNIQUE constraint failed: runs.project_id, runs.name`; callers want the index's name.
+fn constraint(extended: i32, text: &str, unique: &HashMap<String, String>) -> DbError {
+    use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE};
+    let columns = text.split_once(": ").map_or(text, |(_, columns)| columns);
+    if [SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE].contains(&extended) {
+        let constraint = unique.get(columns).cloned().unwrap_or_else(|| columns.to_owned());
+        return DbError::Conflict { constraint };
+    }
+    DbError::Violated { constraint: text.to_owned() }
+}

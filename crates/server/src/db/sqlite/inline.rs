@@ -1,0 +1,53 @@
+//! SQLite in memory, on the caller's own thread and clock: for the deterministic simulation.
+//!
+//! Several replicas share one of these. A call is over when it returns; nothing runs beside it, so
+//! the same seed gives the same history.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{conn::Conn, conn_runner};
+use crate::db::{
+    clock::Clock,
+    error::DbError,
+    ids::Ids,
+    migrate,
+    unit::{Unit, Written},
+    value::{Row, Val},
+};
+
+pub(in crate::db) struct Inline {
+    conn: Mutex<Conn>,
+}
+
+impl Inline {
+    pub(in crate::db) fn open(read: Arc<dyn Fn() -> i64 + Send + Sync>, ids: Ids) -> Result<Self, DbError> {
+        let mut conn = Conn::memory(Clock::of(read), ids)?;
+        migrate::sqlite(&conn_runner(&conn))?;
+        conn.learn_indexes()?;
+        Ok(Self { conn: Mutex::new(conn) })
+    }
+
+    pub(in crate::db) fn read(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
+        self.conn.lock().read(sql, params)
+    }
+
+    pub(in crate::db) fn write(&self, unit: &Unit) -> Result<Written, DbError> {
+        let conn = self.conn.lock();
+        let now = conn.begin()?;
+        let written = conn.unit(unit, now);
+        if conn.is_rolled_back() {
+            return written;
+        }
+        if let Err(error) = conn.commit() {
+            conn.rollback();
+            return Err(error);
+        }
+        written
+    }
+
+    pub(in crate::db) fn prepare(&self, sql: &str) -> Result<usize, DbError> {
+        self.conn.lock().prepare(sql)
+    }
+}

@@ -1,0 +1,49 @@
+//! One server per file: an advisory lock on `PATH.lock`, which the operating system lets go of when
+//! its holder dies, however it dies.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{Read, Seek, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::db::error::DbError;
+
+pub(super) struct FileLock {
+    _file: File,
+}
+
+impl FileLock {
+    pub(super) fn take(database: &Path) -> Result<Self, DbError> {
+        let path = beside(database);
+        let failed = |error| DbError::open(path.display().to_string(), error);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut pid = String::new();
+                // The holder writes its pid just after taking the lock; an empty file means "a moment ago".
+                file.read_to_string(&mut pid).map_err(failed)?;
+                let pid = if pid.trim().is_empty() { "unknown".to_owned() } else { pid.trim().to_owned() };
+                return Err(DbError::InUse { path: database.to_owned(), pid });
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        file.set_len(0).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        Ok(Self { _file: file })
+    }
+}
+
+fn beside(database: &Path) -> PathBuf {
+    let mut name = database.as_os_str().to_owned();
+    name.push(".lock");
+    PathBuf::from(name)
+}

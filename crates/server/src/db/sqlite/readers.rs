@@ -1,0 +1,62 @@
+//! Reader threads: each has a read-only connection; whoever is free takes the next question.
+
+use std::{
+    path::Path,
+    sync::{Arc, mpsc},
+    thread,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::{Answer, conn::Conn};
+use crate::db::{
+    clock::Clock,
+    error::DbError,
+    ids::Ids,
+    value::{Row, Val},
+};
+
+const THREADS: usize = 4;
+
+struct Question {
+    sql: String,
+    params: Vec<Val>,
+    answer: Answer<Vec<Row>>,
+}
+
+pub(super) struct Readers {
+    questions: mpsc::Sender<Question>,
+}
+
+impl Readers {
+    pub(super) fn start(path: &Path, clock: &Clock, ids: &Ids) -> Result<Self, DbError> {
+        let (questions, queue) = mpsc::channel::<Question>();
+        let queue = Arc::new(Mutex::new(queue));
+        for number in 0..THREADS {
+            let conn = Conn::reader(path, clock.clone(), ids.clone())?;
+            let queue = Arc::clone(&queue);
+            thread::Builder::new()
+                .name(format!("sqlite-read-{number}"))
+                .spawn(move || serve(&conn, &queue))
+                .map_err(|error| DbError::open("a reader thread", error))?;
+        }
+        Ok(Self { questions })
+    }
+
+    pub(super) async fn read(&self, sql: String, params: Vec<Val>) -> Result<Vec<Row>, DbError> {
+        let (answer, answered) = oneshot::channel();
+        self.questions.send(Question { sql, params, answer }).map_err(|_| DbError::closed("read"))?;
+        answered.await.map_err(|_| DbError::closed("read"))?
+    }
+}
+
+fn serve(conn: &Conn, queue: &Mutex<mpsc::Receiver<Question>>) {
+    loop {
+        // The lock is held while waiting: one idle thread waits for the question, the others for the lock.
+        let Ok(question) = queue.lock().recv() else { return };
+        let rows = conn.read(&question.sql, &question.params);
+        // Nobody listens when the caller was dropped; a read leaves nothing behind.
+        let _ = question.answer.send(rows);
+    }
+}
