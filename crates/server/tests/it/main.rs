@@ -1,0 +1,3 @@
+//! The server's tests against real databases and over HTTP.
+
+mod db;
