@@ -43,7 +43,7 @@ words! {
         TaskTaken = "task-taken",
         /// the runner answers and took the job
         Started = "started",
-        /// an agent reports the end: exit, error, own limit
+        /// an agent reports the end: exit, error, own limit, a task it will not take
         Exited = "exited",
         /// the agents were silent, or not ready, for longer than allowed
         Lost = "lost",
@@ -165,8 +165,8 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
         Provisioning => match event {
             TaskTaken => To(Pulling),
             Started => To(Running),
-            Lost | StopAsked => To(Terminating),
-            Placed | NotPlaced | Exited | PolicyEnded => Refuse,
+            Exited | Lost | StopAsked => To(Terminating),
+            Placed | NotPlaced | PolicyEnded => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
         Pulling => match event {

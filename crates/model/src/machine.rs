@@ -193,6 +193,8 @@ fn render_status<M: Machine>(text: &mut String, status: M::Status) {
     }
     if refused.len() == M::Event::ALL.len() {
         text.push_str("    refused: everything\n");
+    } else if status.is_final() {
+        text.push_str("    refused: everything else\n");
     } else if !refused.is_empty() {
         push_line(text, format_args!("    refused: {}", refused.join(", ")));
     }

@@ -6,6 +6,7 @@
 use crate::{
     job,
     machine::{Machine, Step, final_statuses, words},
+    retry,
 };
 
 words! {
@@ -241,4 +242,31 @@ impl Ending {
     pub const fn final_status(&self) -> Final {
         self.reason.final_status()
     }
+}
+
+/// What `status_message` needs to know of one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Glance {
+    /// The status of its latest submission.
+    pub status: job::Status,
+    /// Why its latest submission that ended has ended.
+    pub last_ended: Option<job::TerminationReason>,
+}
+
+/// The text of `status_message`: the status, or what it comes to.
+pub fn status_message(status: Status, jobs: &[Glance], retry: Option<&retry::Policy>) -> &'static str {
+    if !jobs.is_empty() && jobs.iter().all(|job| job.status == job::Status::Pulling) {
+        return "pulling";
+    }
+    let waits = match status {
+        Status::Pending | Status::Submitted => true,
+        Status::Provisioning | Status::Running | Status::Terminating => false,
+        Status::Terminated | Status::Failed | Status::Done => false,
+    };
+    let retries = retry.is_some_and(|policy| policy.covers(retry::Event::NoCapacity));
+    let lacked = |job: &Glance| job.last_ended == Some(job::TerminationReason::FailedToStartDueToNoCapacity);
+    if waits && retries && jobs.iter().any(lacked) {
+        return "retrying";
+    }
+    status.as_str()
 }

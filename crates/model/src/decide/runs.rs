@@ -1,0 +1,436 @@
+//! The brain of the run pipeline: from what its jobs do to what becomes of the run.
+//!
+//! A run ends in two moves, always: first it turns terminating with a reason, then, when every job is
+//! final, it takes the status that the reason stands for. A job's final status is never planned here:
+//! jobs are asked to end, and the terminating-job pipeline finishes them.
+//!
+//! A replica that is retried ends as a whole and begins anew as a whole: its next submissions are made
+//! only when every job of it is final, so that two submissions of one job are never alive together.
+
+pub mod derive;
+
+use derive::{Derived, Verdict, derive};
+
+use crate::{
+    job,
+    retry::{self, Policy},
+    run,
+    schedule::{self, Crons},
+    time::{Span, Timestamp},
+};
+
+/// How soon a run is looked at again when no hint comes first.
+const SOON: Span = Span::secs(5);
+const LATER: Span = Span::secs(10);
+
+/// A run as stored, with the latest submission of each of its jobs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunView {
+    pub status: run::Status,
+    /// Set by whoever turned the run terminating.
+    pub ending: Option<run::Ending>,
+    pub submitted_at: Timestamp,
+    /// How often in a row the run went back to pending for a retry.
+    pub attempt: u32,
+    /// When the run last became pending; the retry's delay counts from here.
+    pub pending_since: Timestamp,
+    pub schedule: Option<Scheduled>,
+    pub retry: Option<Policy>,
+    pub stop_criteria: StopCriteria,
+    /// Every running replica of the gateway refused the service.
+    pub gateway_failed: bool,
+    pub replicas: Vec<Replica>,
+    /// What a start of this run submits now: of a task, all its replicas; of a service, those its
+    /// autoscaler wants, which may be none.
+    pub start: Vec<Start>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scheduled {
+    pub crons: Crons,
+    /// The slot the pending run waits for; `None` while an execution lasts.
+    pub next: Option<Timestamp>,
+    /// The slot that fired last.
+    pub fired: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StopCriteria {
+    #[default]
+    AllDone,
+    MasterDone,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replica {
+    pub num: u32,
+    pub jobs: Vec<Job>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    pub num: u32,
+    /// The number of its latest submission.
+    pub submission: u32,
+    pub state: State,
+    /// Submissions made in this execution of the run, the latest included.
+    pub tries: u32,
+    /// The end, or the beginning of the end, of the last submission in this execution that ever had an
+    /// instance.
+    pub provisioned_until: Option<Timestamp>,
+}
+
+/// A submission's status with the ending that belongs to it: there is none without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    Submitted,
+    Provisioning,
+    Pulling,
+    Running,
+    Terminating(job::Ending),
+    Final(job::Ending),
+}
+
+impl State {
+    /// Reads the two columns. A row without the reason it should have gets the plainest one of its status.
+    pub fn of(status: job::Status, ending: Option<job::Ending>) -> Self {
+        let or = |reason| ending.clone().unwrap_or(job::Ending::new(reason));
+        match status {
+            job::Status::Submitted => Self::Submitted,
+            job::Status::Provisioning => Self::Provisioning,
+            job::Status::Pulling => Self::Pulling,
+            job::Status::Running => Self::Running,
+            job::Status::Terminating => Self::Terminating(or(job::TerminationReason::TerminatedByServer)),
+            job::Status::Terminated => Self::Final(or(job::TerminationReason::TerminatedByServer)),
+            job::Status::Aborted => Self::Final(or(job::TerminationReason::AbortedByUser)),
+            job::Status::Failed => Self::Final(or(job::TerminationReason::ExecutorError)),
+            job::Status::Done => Self::Final(or(job::TerminationReason::DoneByRunner)),
+        }
+    }
+
+    pub const fn status(&self) -> job::Status {
+        match self {
+            Self::Submitted => job::Status::Submitted,
+            Self::Provisioning => job::Status::Provisioning,
+            Self::Pulling => job::Status::Pulling,
+            Self::Running => job::Status::Running,
+            Self::Terminating(_) => job::Status::Terminating,
+            Self::Final(ending) => ending.final_status().status(),
+        }
+    }
+
+    const fn ending(&self) -> Option<&job::Ending> {
+        match self {
+            Self::Submitted | Self::Provisioning | Self::Pulling | Self::Running => None,
+            Self::Terminating(ending) | Self::Final(ending) => Some(ending),
+        }
+    }
+
+    const fn is_final(&self) -> bool {
+        match self {
+            Self::Final(_) => true,
+            Self::Submitted | Self::Provisioning | Self::Pulling | Self::Running | Self::Terminating(_) => {
+                false
+            }
+        }
+    }
+}
+
+/// A replica to start: its number and how many jobs it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    pub replica: u32,
+    pub jobs: u32,
+}
+
+/// What becomes of the run. Plain fields are the values to store, whether they changed or not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// What the run's machine is told; `None`: nothing happened.
+    pub event: Option<run::Event>,
+    pub status: run::Status,
+    pub ending: Option<run::Ending>,
+    pub attempt: u32,
+    pub next_triggered_at: Option<Timestamp>,
+    pub fired: Option<Timestamp>,
+    /// A run that goes back to pending may land in another fleet.
+    pub fleet: Fleet,
+    pub submit: Vec<Submit>,
+    pub end: Vec<End>,
+    /// `None`: never again.
+    pub due_at: Option<Timestamp>,
+    /// One sentence for the event.
+    pub why: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fleet {
+    Keep,
+    Unset,
+}
+
+/// A submission to create.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Submit {
+    pub replica: u32,
+    pub job: u32,
+    pub submission: u32,
+}
+
+/// A job to turn terminating.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    pub replica: u32,
+    pub job: u32,
+    pub ending: job::Ending,
+}
+
+/// The next step of a run.
+pub fn decide(run: &RunView, now: Timestamp) -> Plan {
+    match run.status {
+        run::Status::Pending => pending(run, now),
+        run::Status::Submitted | run::Status::Provisioning | run::Status::Running => active(run, now),
+        run::Status::Terminating => terminating(run, now),
+        run::Status::Terminated | run::Status::Failed | run::Status::Done => {
+            Plan { due_at: None, ..keep(run, now, "the run is over") }
+        }
+    }
+}
+
+fn active(run: &RunView, now: Timestamp) -> Plan {
+    let Derived { verdict, retries } = derive(run, now);
+    match verdict {
+        Verdict::End(ending) => turn_terminating(run, ending, now),
+        Verdict::Idle(why) => {
+            let attempt = if retries.is_empty() { 0 } else { run.attempt.saturating_add(1) };
+            Plan {
+                event: Some(run::Event::Idles),
+                status: run::Status::Pending,
+                attempt,
+                fleet: Fleet::Unset,
+                end: retries.iter().flat_map(|replica| end_live_jobs(replica)).collect(),
+                due_at: Some(now + retry::delay(attempt)),
+                ..keep(run, now, why)
+            }
+        }
+        Verdict::Waits => {
+            Plan { due_at: Some(now + SOON), ..going_on(run, run::Event::Waits, &retries, now) }
+        }
+        Verdict::Provisions => Plan { attempt: 0, ..going_on(run, run::Event::Provisions, &retries, now) },
+        Verdict::Runs => Plan { attempt: 0, ..going_on(run, run::Event::Runs, &retries, now) },
+    }
+}
+
+/// The run stays active; replicas to retry are ended, then resubmitted in place.
+fn going_on(run: &RunView, event: run::Event, retries: &[&Replica], now: Timestamp) -> Plan {
+    let status = run::step(run.status, event).after(run.status).unwrap_or(run.status);
+    let submit: Vec<_> = retries.iter().flat_map(|replica| resubmit(replica)).collect();
+    let why = match submit.first() {
+        Some(first) => format!("replica {} is resubmitted in place", first.replica),
+        None => format!("its jobs say {status}"),
+    };
+    Plan {
+        event: Some(event),
+        status,
+        submit,
+        end: retries.iter().flat_map(|replica| end_live_jobs(replica)).collect(),
+        ..keep(run, now, why)
+    }
+}
+
+fn turn_terminating(run: &RunView, ending: run::Ending, now: Timestamp) -> Plan {
+    let end = end_jobs(run, &ending);
+    let over = run.replicas.iter().flat_map(|r| &r.jobs).all(|job| job.state.is_final());
+    Plan {
+        event: Some(run::Event::EndDecided),
+        status: run::Status::Terminating,
+        due_at: Some(if over { now } else { now + SOON }),
+        why: ending.said().to_owned(),
+        ending: Some(ending),
+        end,
+        ..keep(run, now, "")
+    }
+}
+
+fn pending(run: &RunView, now: Timestamp) -> Plan {
+    if run.attempt > 0 {
+        return pending_retry(run, now);
+    }
+    let Some(scheduled) = &run.schedule else { return start(run, now, "requests arrived") };
+    match scheduled.next {
+        Some(slot) if slot <= now => {
+            let plan = start(run, now, "its cron slot came");
+            match plan.event {
+                Some(_) => Plan { fired: Some(slot), next_triggered_at: None, ..plan },
+                None => plan,
+            }
+        }
+        Some(slot) => Plan { due_at: Some(slot), ..keep(run, now, "waiting for its cron slot") },
+        None => {
+            let next = schedule::next_slot(&scheduled.crons, scheduled.fired, now);
+            Plan { next_triggered_at: next, due_at: next, ..keep(run, now, "waiting for its cron slot") }
+        }
+    }
+}
+
+/// The delay may outlast `retry.duration`, so the right to retry is checked again when it is used.
+fn pending_retry(run: &RunView, now: Timestamp) -> Plan {
+    if let Verdict::End(ending) = derive(run, now).verdict {
+        return turn_terminating(run, ending, now);
+    }
+    let ready_at = run.pending_since + retry::delay(run.attempt);
+    if now < ready_at {
+        let why = format!("retry {} waits for its delay", run.attempt);
+        return Plan { due_at: Some(ready_at), ..keep(run, now, why) };
+    }
+    start(run, now, "the retry's delay is over")
+}
+
+/// Makes the submissions of a start. A replica with a job still on its way out has to wait.
+fn start(run: &RunView, now: Timestamp, why: &str) -> Plan {
+    // What ended well within this execution is not repeated; a new execution repeats everything.
+    let repeats = run.attempt > 0;
+    let wanted: Vec<_> = run.start.iter().filter(|start| !repeats || !is_done(run, start.replica)).collect();
+    if wanted.is_empty() {
+        return keep(run, now, "waiting for requests");
+    }
+    let submit: Vec<_> = wanted
+        .iter()
+        .filter(|start| !lingers(run, start.replica))
+        .flat_map(|start| submit_replica(run, **start))
+        .collect();
+    if submit.is_empty() {
+        return Plan { due_at: Some(now + SOON), ..keep(run, now, "waiting for its former jobs to end") };
+    }
+    Plan {
+        event: Some(run::Event::Resubmitted),
+        status: run::Status::Submitted,
+        submit,
+        due_at: Some(now + SOON),
+        ..keep(run, now, why)
+    }
+}
+
+fn terminating(run: &RunView, now: Timestamp) -> Plan {
+    let ending = run.ending.clone().unwrap_or_else(|| {
+        run::Ending::new(run::TerminationReason::ServerError, "the run was ending without a reason")
+    });
+    let over = run.replicas.iter().flat_map(|r| &r.jobs).all(|job| job.state.is_final());
+    if !over {
+        let end = end_jobs(run, &ending);
+        return Plan {
+            end,
+            ending: Some(ending),
+            due_at: Some(now + SOON),
+            ..keep(run, now, "waiting for its jobs to end")
+        };
+    }
+    let next = match &run.schedule {
+        Some(scheduled) if !ending.reason().is_users() => {
+            schedule::next_slot(&scheduled.crons, scheduled.fired, now)
+        }
+        Some(_) | None => None,
+    };
+    if let Some(slot) = next {
+        return Plan {
+            event: Some(run::Event::Rescheduled),
+            status: run::Status::Pending,
+            ending: None,
+            attempt: 0,
+            next_triggered_at: Some(slot),
+            fleet: Fleet::Unset,
+            due_at: Some(slot),
+            ..keep(run, now, format!("{}; the next execution is scheduled", ending.said()))
+        };
+    }
+    let last = ending.final_status();
+    Plan {
+        event: Some(last.event()),
+        status: last.status(),
+        next_triggered_at: None,
+        due_at: None,
+        why: ending.said().to_owned(),
+        ending: Some(ending),
+        ..keep(run, now, "")
+    }
+}
+
+/// The plan that changes nothing.
+fn keep(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
+    Plan {
+        event: None,
+        status: run.status,
+        ending: run.ending.clone(),
+        attempt: run.attempt,
+        next_triggered_at: run.schedule.as_ref().and_then(|s| s.next),
+        fired: run.schedule.as_ref().and_then(|s| s.fired),
+        fleet: Fleet::Keep,
+        submit: Vec::new(),
+        end: Vec::new(),
+        due_at: Some(now + LATER),
+        why: why.into(),
+    }
+}
+
+/// The unfinished jobs of an ending run, with the reason that follows from the run's.
+fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<End> {
+    let reason = ending.reason().job_reason();
+    let wants_end = |job: &Job| match &job.state {
+        State::Submitted | State::Provisioning | State::Pulling | State::Running => true,
+        // An abort after a stop hurries what still says goodbye.
+        State::Terminating(before) => {
+            reason == job::TerminationReason::AbortedByUser
+                && before.reason() == job::TerminationReason::TerminatedByUser
+        }
+        State::Final(_) => false,
+    };
+    let mut end = Vec::new();
+    for replica in &run.replicas {
+        for job in replica.jobs.iter().filter(|job| wants_end(job)) {
+            let ending = job::Ending::new(reason).saying(ending.said());
+            end.push(End { replica: replica.num, job: job.num, ending });
+        }
+    }
+    end
+}
+
+/// The siblings of a failed job: the replica is retried as a whole.
+fn end_live_jobs(replica: &Replica) -> Vec<End> {
+    let is_live = |job: &&Job| job.state.ending().is_none();
+    let end = |job: &Job| End {
+        replica: replica.num,
+        job: job.num,
+        ending: job::Ending::new(job::TerminationReason::TerminatedByServer)
+            .saying("another job of its replica failed; the replica is retried as a whole"),
+    };
+    replica.jobs.iter().filter(is_live).map(end).collect()
+}
+
+/// The next submissions of a replica, once all its jobs are final.
+fn resubmit(replica: &Replica) -> Vec<Submit> {
+    if !replica.jobs.iter().all(|job| job.state.is_final()) {
+        return Vec::new();
+    }
+    let next = |job: &Job| Submit { replica: replica.num, job: job.num, submission: job.submission + 1 };
+    replica.jobs.iter().map(next).collect()
+}
+
+fn submit_replica(run: &RunView, start: Start) -> Vec<Submit> {
+    let before = run.replicas.iter().find(|replica| replica.num == start.replica);
+    let submission = |num| {
+        let job = before.and_then(|replica| replica.jobs.iter().find(|job| job.num == num));
+        job.map_or(0, |job| job.submission + 1)
+    };
+    (0..start.jobs)
+        .map(|num| Submit { replica: start.replica, job: num, submission: submission(num) })
+        .collect()
+}
+
+fn is_done(run: &RunView, replica: u32) -> bool {
+    let is_done = |job: &Job| job.state.status() == job::Status::Done;
+    run.replicas.iter().any(|r| r.num == replica && r.jobs.iter().all(is_done))
+}
+
+fn lingers(run: &RunView, replica: u32) -> bool {
+    run.replicas.iter().any(|r| r.num == replica && r.jobs.iter().any(|job| !job.state.is_final()))
+}

@@ -1,0 +1,209 @@
+//! What the latest submissions of a run amount to: the documented rules, tried in the documented order.
+
+use crate::{
+    decide::runs::{Job, Replica, RunView, State, StopCriteria},
+    job,
+    retry::{self, Retry, Standing},
+    run,
+    time::Timestamp,
+};
+
+/// The sum of all jobs. It depends neither on the run's own status nor on the order of the jobs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Derived<'a> {
+    pub verdict: Verdict,
+    /// Replicas to retry as a whole, by number.
+    pub retries: Vec<&'a Replica>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// The run has a reason to end.
+    End(run::Ending),
+    /// A job runs.
+    Runs,
+    /// A job provisions or pulls, none runs.
+    Provisions,
+    /// No job is further than submitted.
+    Waits,
+    /// Nothing is alive: only replicas to retry are left, or none at all.
+    Idle(String),
+}
+
+/// What one replica adds to the sum.
+#[derive(Clone, Debug, PartialEq)]
+enum Share {
+    /// Scaled down.
+    Nothing,
+    /// A job may not be retried. Beats the retry of any other.
+    Failed {
+        reason: run::TerminationReason,
+        said: String,
+    },
+    /// To be retried as a whole; adds nothing else.
+    Retry {
+        said: String,
+    },
+    Live(Tally),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Tally {
+    runs: bool,
+    provisions: bool,
+    waits: bool,
+    done: bool,
+}
+
+pub fn derive(run: &RunView, now: Timestamp) -> Derived<'_> {
+    let mut replicas: Vec<_> = run.replicas.iter().collect();
+    replicas.sort_by_key(|replica| replica.num);
+
+    let mut sum = Tally::default();
+    let mut failures = Vec::new();
+    let mut retries = Vec::new();
+    let mut to_retry = None;
+    for replica in replicas {
+        match share(run, replica, now) {
+            Share::Nothing => {}
+            Share::Failed { reason, said } => failures.push((reason, said)),
+            Share::Retry { said } => {
+                to_retry.get_or_insert(said);
+                retries.push(replica);
+            }
+            Share::Live(tally) => sum.add(tally),
+        }
+    }
+
+    let verdict = if let Some(ending) = failure(failures) {
+        Verdict::End(ending)
+    } else if run.gateway_failed {
+        let said = "no running replica of the gateway accepted the service";
+        Verdict::End(run::Ending::new(run::TerminationReason::GatewayError, said))
+    } else if run.stop_criteria == StopCriteria::MasterDone && master_is_done(run) {
+        Verdict::End(run::Ending::new(run::TerminationReason::AllJobsDone, "the master job is done"))
+    } else if sum.runs {
+        Verdict::Runs
+    } else if sum.provisions {
+        Verdict::Provisions
+    } else if sum.waits {
+        Verdict::Waits
+    } else if let Some(said) = to_retry {
+        Verdict::Idle(said)
+    } else if sum.done {
+        Verdict::End(run::Ending::new(run::TerminationReason::AllJobsDone, "all jobs are done"))
+    } else {
+        Verdict::Idle("no replica is wanted".to_owned())
+    };
+    Derived { verdict, retries }
+}
+
+/// A failure outranks a limit: it tells more.
+fn failure(failures: Vec<(run::TerminationReason, String)>) -> Option<run::Ending> {
+    let is_limit = |reason: &run::TerminationReason| *reason == run::TerminationReason::RetryLimitExceeded;
+    failures
+        .into_iter()
+        .min_by_key(|(reason, _)| is_limit(reason))
+        .map(|(reason, said)| run::Ending::new(reason, said))
+}
+
+fn master_is_done(run: &RunView) -> bool {
+    let master = run.replicas.iter().find(|replica| replica.num == 0);
+    master.is_some_and(|replica| replica.jobs.iter().any(|job| job.num == 0 && is_done(job)))
+}
+
+fn share(run: &RunView, replica: &Replica, now: Timestamp) -> Share {
+    let mut jobs: Vec<_> = replica.jobs.iter().collect();
+    jobs.sort_by_key(|job| job.num);
+    if jobs.iter().any(|job| ended_by(job) == Some(job::TerminationReason::ScaledDown)) {
+        return Share::Nothing;
+    }
+
+    let mut tally = Tally::default();
+    let mut failures = Vec::new();
+    let mut to_retry = None;
+    let mut ended_by_us = None;
+    for job in jobs {
+        let Some(ending) = job.state.ending() else {
+            tally.count(&job.state);
+            continue;
+        };
+        if is_done(job) {
+            tally.done = true;
+            continue;
+        }
+        let said = describe(replica, job, ending);
+        if ending.reason() == job::TerminationReason::TerminatedByServer {
+            ended_by_us.get_or_insert(said);
+            continue;
+        }
+        match retry::decide(run.retry.as_ref(), standing(run, job, ending), now) {
+            Retry::Yes { event, .. } => {
+                to_retry.get_or_insert(format!("{said}; retried on {event}"));
+            }
+            Retry::No(refusal) => {
+                let reason = match refusal.is_limit() {
+                    true => run::TerminationReason::RetryLimitExceeded,
+                    false => run::TerminationReason::JobFailed,
+                };
+                failures.push((reason, format!("{said}; {refusal}")));
+            }
+        }
+    }
+    if let Some(ending) = failure(failures) {
+        return Share::Failed { reason: ending.reason(), said: ending.said().to_owned() };
+    }
+    match (to_retry, ended_by_us) {
+        // What the server ended beside a failed sibling shares that sibling's fate.
+        (Some(said), _) => Share::Retry { said },
+        (None, Some(said)) => Share::Failed { reason: run::TerminationReason::JobFailed, said },
+        (None, None) => Share::Live(tally),
+    }
+}
+
+fn standing(run: &RunView, job: &Job, ending: &job::Ending) -> Standing {
+    let fired = run.schedule.as_ref().and_then(|schedule| schedule.fired);
+    Standing {
+        reason: ending.reason(),
+        tries: job.tries,
+        run_began: fired.unwrap_or(run.submitted_at),
+        provisioned_until: job.provisioned_until,
+    }
+}
+
+fn describe(replica: &Replica, job: &Job, ending: &job::Ending) -> String {
+    let mut text = format!("job {} of replica {} ended: {}", job.num, replica.num, ending.reason());
+    if let Some(detail) = ending.detail() {
+        text.push_str(&format!(" ({detail})"));
+    }
+    if let Some(code) = ending.exit_status() {
+        text.push_str(&format!(", exit {code}"));
+    }
+    text
+}
+
+fn ended_by(job: &Job) -> Option<job::TerminationReason> {
+    job.state.ending().map(job::Ending::reason)
+}
+
+fn is_done(job: &Job) -> bool {
+    ended_by(job) == Some(job::TerminationReason::DoneByRunner)
+}
+
+impl Tally {
+    fn count(&mut self, state: &State) {
+        match state {
+            State::Submitted => self.waits = true,
+            State::Provisioning | State::Pulling => self.provisions = true,
+            State::Running => self.runs = true,
+            State::Terminating(_) | State::Final(_) => {}
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.runs |= other.runs;
+        self.provisions |= other.provisions;
+        self.waits |= other.waits;
+        self.done |= other.done;
+    }
+}

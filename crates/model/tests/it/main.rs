@@ -1,0 +1,3 @@
+//! The model, tested as data: one binary, one module per part.
+
+mod machines;
