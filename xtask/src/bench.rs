@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{args::Args, out, postgres::Postgres, process, workspace::Workspace};
 
@@ -10,6 +10,7 @@ const BINARY: &str = "windlass-bench";
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let name = args.word().context("name a benchmark: engine, api, …")?;
+    ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
     let build = ["build", "--release", "-p", "windlass-testkit", "--bin", BINARY];
     process::run(workspace.cargo().args(build))?;
     let program = workspace.built("release", BINARY)?;

@@ -45,17 +45,24 @@ pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
 }
 
 fn install(missing: &[&Need]) -> Result<()> {
-    let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages).copied().collect();
-    let whats: Vec<&str> = missing.iter().map(|need| need.what).collect();
-    out::talk(&format!("missing here: {}", whats.join("; ")));
-    if !is_root()? {
-        bail!("run `sudo apt-get install {}` first, or run this command as root", packages.join(" "));
-    }
-    if !process::answers("apt-get", &["--version"]) {
-        bail!("this is no Debian machine; install the equivalent of: {}", packages.join(" "));
-    }
+    let packages = packages(missing, is_root()?, process::answers("apt-get", &["--version"]))?;
     process::run(apt().args(["-qq", "update"]))?;
     process::run(apt().args(["-qq", "-y", "--no-install-recommends", "install"]).args(&packages))
+}
+
+/// What to install, or why this program cannot do it.
+fn packages(missing: &[&Need], is_root: bool, has_apt: bool) -> Result<Vec<&'static str>> {
+    let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages).copied().collect();
+    let whats = missing.iter().map(|need| need.what).collect::<Vec<_>>().join("; ");
+    let list = packages.join(" ");
+    if !has_apt {
+        bail!("missing here: {whats}. This is no Debian machine: install the equivalent of `{list}`");
+    }
+    if !is_root {
+        bail!("missing here: {whats}. Run `sudo apt-get install {list}`, or run this command as root");
+    }
+    out::talk(&format!("missing here: {whats}; installing {list}"));
+    Ok(packages)
 }
 
 fn apt() -> Command {
@@ -80,4 +87,26 @@ fn ensure_nextest(workspace: &Workspace) -> Result<()> {
 pub(crate) fn is_root() -> Result<bool> {
     let said = process::read(Command::new("id").arg("-u")).context("ask who runs this")?;
     Ok(said.trim() == "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing() -> Vec<&'static Need> {
+        NEEDS.iter().filter(|need| need.what.contains("PostgreSQL")).collect()
+    }
+
+    #[test]
+    fn root_on_debian_installs_exactly_what_is_missing() {
+        assert_eq!(packages(&missing(), true, true).unwrap(), ["postgresql"]);
+    }
+
+    #[test]
+    fn others_are_told_what_to_run() {
+        let error = packages(&missing(), false, true).unwrap_err().to_string();
+        assert!(error.contains("sudo apt-get install postgresql"), "{error}");
+        let error = packages(&missing(), true, false).unwrap_err().to_string();
+        assert!(error.contains("no Debian machine"), "{error}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{args::Args, process, workspace::Workspace};
 
@@ -23,12 +23,8 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     }
 }
 
-pub(crate) fn exists(workspace: &Workspace) -> Result<bool> {
-    let members = workspace.members()?;
-    Ok(members.get("windlass-testkit").is_some_and(|testkit| testkit.binaries.contains(BINARY)))
-}
-
 pub(crate) fn seeds(workspace: &Workspace, count: u64, from: u64, jobs: Option<usize>) -> Result<()> {
+    ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
     let jobs = match jobs {
         Some(jobs) => jobs,
         None => std::thread::available_parallelism().context("count the cores")?.get(),

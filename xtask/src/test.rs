@@ -125,7 +125,7 @@ fn mutants(workspace: &Workspace) -> Result<Outcome> {
 }
 
 fn simulation(workspace: &Workspace) -> Result<Outcome> {
-    if !sim::exists(workspace)? {
+    if !workspace.testkit_has(sim::BINARY)? {
         return Ok(Outcome::Absent(format!("windlass-testkit has no binary `{}` yet", sim::BINARY)));
     }
     passed(sim::seeds(workspace, SIM_SEEDS, 0, None))

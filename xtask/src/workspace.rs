@@ -59,6 +59,12 @@ impl Workspace {
         Ok(members_of(packages))
     }
 
+    /// Whether the testkit has a program of this name.
+    pub(crate) fn testkit_has(&self, binary: &str) -> Result<bool> {
+        let members = self.members()?;
+        Ok(members.get("windlass-testkit").is_some_and(|testkit| testkit.binaries.contains(binary)))
+    }
+
     /// Where cargo puts what a plain build of `profile` makes.
     pub(crate) fn built(&self, profile: &str, binary: &str) -> Result<PathBuf> {
         let metadata = self.metadata(&["--no-deps"])?;
