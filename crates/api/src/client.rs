@@ -106,7 +106,7 @@ impl Client {
         let mut uri = self.uri(O::PATH, path);
         let body = match O::BODY {
             Body::Json => serde_json::to_vec(request).map_err(CallError::Encode)?,
-            Body::File | Body::Query => {
+            Body::File | Body::Query | Body::Text => {
                 query(&mut uri, request)?;
                 Vec::new()
             }

@@ -70,7 +70,7 @@ fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
                 } } },
             });
         }
-        Body::Query => parameters.extend(query(&request)),
+        Body::Query | Body::Text => parameters.extend(query(&request)),
     }
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
@@ -90,11 +90,12 @@ fn query(request: &Value) -> Vec<Value> {
 
 fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     let answer = (entry.response)(schemas).to_value();
+    let kind = if entry.body == Body::Text { "text/plain" } else { "application/json" };
     let mut responses = json!({
-        "200": { "description": "Done.", "content": { "application/json": { "schema": answer } } },
+        "200": { "description": "Done.", "content": { kind: { "schema": answer } } },
     });
     let mut refusals = vec!["422"];
-    if entry.body != Body::Query {
+    if matches!(entry.body, Body::Json | Body::File) {
         refusals.extend(["400", "413"]);
     }
     if entry.access != Access::Open {

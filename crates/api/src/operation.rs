@@ -68,7 +68,7 @@ impl Access {
     }
 
     /// True where the path names a project whose members decide.
-    pub fn in_project(self) -> bool {
+    pub const fn in_project(self) -> bool {
         match self {
             Self::Open | Self::Token | Self::SelfOrAdmin | Self::GlobalAdmin => false,
             Self::ProjectPublic
@@ -89,6 +89,8 @@ pub enum Body {
     File,
     /// No body: the request type is read from the query.
     Query,
+    /// As `Query`, and the answer is plain text instead of JSON.
+    Text,
 }
 
 pub trait Operation: 'static {

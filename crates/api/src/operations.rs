@@ -11,6 +11,8 @@ use crate::{
 operations! {
     /// Says that the server runs.
     CheckHealth = "check_health": Get Query "/healthcheck" Open (server::Nothing) -> server::Health;
+    /// Counters and gauges of the server, for Prometheus.
+    ReadMetrics = "read_metrics": Get Text "/metrics" GlobalAdmin (server::Nothing) -> String;
     /// The version of the API this server speaks.
     ReadServerInfo = "read_server_info": Post Json "/api/server/get_info" Open (server::Nothing) -> server::Info;
 
@@ -190,7 +192,7 @@ mod tests {
         for entry in table() {
             let named = entry.parameters().next() == Some("project_name");
             assert_eq!(entry.access.in_project(), named, "{}", entry.id);
-            assert_eq!(entry.body == Body::Query, entry.method == Method::Get, "{}", entry.id);
+            assert_eq!(matches!(entry.body, Body::Query | Body::Text), entry.method == Method::Get, "{}", entry.id);
         }
     }
 }

@@ -11,11 +11,16 @@
 
 mod clock;
 mod error;
+pub mod events;
+mod filter;
 mod ids;
 mod migrate;
 pub mod mutant;
+pub mod projects;
 mod sqlite;
+pub mod tokens;
 pub mod unit;
+pub mod users;
 pub mod value;
 mod weather;
 
@@ -30,6 +35,7 @@ use uuid::Uuid;
 use self::ids::Ids;
 pub use self::{
     error::DbError,
+    filter::Page,
     migrate::{Dialect, MigrateError},
     unit::{Change, Expect, Guard, Unit, Values, Written},
     value::{Row, Val},

@@ -1,0 +1,207 @@
+//! Tables `events` and `event_targets`: append-only, written in the unit of the change they tell of.
+
+use uuid::Uuid;
+use windlass_model::{
+    event::{Entity, Event},
+    id::{ProjectId, UserId},
+    time::Timestamp,
+};
+
+use super::{
+    Change, Db, DbError, Val,
+    filter::{Filter, Page},
+};
+
+/// A thing an event names, as it was called at that time.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    pub entity: Entity,
+    pub id: Uuid,
+    pub name: &'a str,
+}
+
+/// Where an event belongs, beside what it tells.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pub project: Option<ProjectId>,
+    pub user: Option<UserId>,
+    /// The token of the lock under which it was written.
+    pub lock_token: Option<Uuid>,
+    pub targets: &'a [Target<'a>],
+}
+
+/// The rows of one event, for the unit that makes it true.
+pub fn append(db: &Db, event: &Event, place: &Place<'_>) -> Result<Vec<Change>, DbError> {
+    let id = db.new_id()?;
+    let mut changes = vec![Change::Insert {
+        table: "events",
+        values: vec![
+            ("id", id.into()),
+            ("entity", event.entity.as_str().into()),
+            ("entity_id", event.id.into()),
+            ("project_id", place.project.into()),
+            ("kind", event.kind.as_str().into()),
+            ("from_status", event.from.into()),
+            ("to_status", event.to.into()),
+            ("is_final", event.is_final.into()),
+            ("reason", event.reason.as_str().into()),
+            ("message", event.message.as_str().into()),
+            ("actor", event.actor.as_str().into()),
+            ("actor_user_id", place.user.into()),
+            ("lock_token", place.lock_token.into()),
+            ("epoch", event.epoch.and_then(|epoch| i64::try_from(epoch).ok()).into()),
+            ("recorded_at", Val::Now),
+        ],
+    }];
+    changes.extend(place.targets.iter().map(|target| Change::Insert {
+        table: "event_targets",
+        values: vec![
+            ("event_id", id.into()),
+            ("type", target.entity.as_str().into()),
+            ("target_id", target.id.into()),
+            ("name", target.name.into()),
+            ("project_id", place.project.into()),
+        ],
+    }));
+    Ok(changes)
+}
+
+/// An event as it is shown.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    pub id: Uuid,
+    pub message: String,
+    pub recorded_at: Timestamp,
+    pub actor: Option<(Uuid, String, bool)>,
+    pub targets: Vec<ShownTarget>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ShownTarget {
+    pub kind: String,
+    pub id: Uuid,
+    pub name: String,
+    pub project: Option<(Uuid, String, bool)>,
+}
+
+/// Where the thing looked for stands.
+#[derive(Clone, Copy, Debug)]
+pub enum Within {
+    Project,
+    Run,
+    Fleet,
+}
+
+#[derive(Debug, Default)]
+pub struct Asked<'a> {
+    /// `None`: everything. Else events of this user's projects, and of the user.
+    pub visible_to: Option<UserId>,
+    pub targets: Option<&'a [Uuid]>,
+    pub within: Option<(&'a [Uuid], Option<Within>)>,
+    pub types: Option<&'a [String]>,
+    /// Users, and whether the system is among the actors.
+    pub actors: Option<(Vec<Uuid>, bool)>,
+    pub page: Page,
+}
+
+/// Events in the order of their recording.
+pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<Shown>, DbError> {
+    let mut filter = Filter::new();
+    if let Some(user) = asked.visible_to {
+        filter.is(
+            "(e.project_id IN (SELECT m.project_id FROM members m WHERE m.user_id = ?)
+              OR (e.project_id IS NULL AND (e.actor_user_id = ? OR e.entity_id = ?)))",
+            user,
+        );
+    }
+    if let Some(ids) = asked.targets {
+        filter.is(
+            "EXISTS (SELECT 1 FROM event_targets t WHERE t.event_id = e.id
+                     AND t.target_id IN (SELECT value FROM json_each(CAST(? AS TEXT))))",
+            Val::list(ids),
+        );
+    }
+    if let Some((ids, within)) = asked.within {
+        filter.is(inside(within), Val::list(ids));
+    }
+    if let Some(types) = asked.types {
+        filter.is(
+            "EXISTS (SELECT 1 FROM event_targets t WHERE t.event_id = e.id
+                     AND t.type IN (SELECT value FROM json_each(CAST(? AS TEXT))))",
+            Val::list(types),
+        );
+    }
+    if let Some((users, system)) = &asked.actors {
+        let or = if *system { " OR e.actor_user_id IS NULL" } else { "" };
+        filter.is(
+            &format!("(e.actor_user_id IN (SELECT value FROM json_each(CAST(? AS TEXT))){or})"),
+            Val::list(users),
+        );
+    }
+    filter.after("e.recorded_at", "e.id", &asked.page);
+    let (shown, params) = filter.done();
+    let order = asked.page.order("e.recorded_at", "e.id");
+    let sql = format!(
+        "SELECT e.id, e.message, e.recorded_at, e.actor_user_id, u.name, u.deleted
+         FROM events e LEFT JOIN users u ON u.id = e.actor_user_id{shown}{order}"
+    );
+    let rows = db.query(sql, params).await?;
+    let mut events = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let actor = match (row.opt_uuid(3)?, row.opt_text(4)?) {
+            (Some(id), Some(name)) => Some((id, name, row.bool(5)?)),
+            _ => None,
+        };
+        events.push(Shown {
+            id: row.uuid(0)?,
+            message: row.text(1)?,
+            recorded_at: Timestamp(row.int(2)?),
+            actor,
+            targets: Vec::new(),
+        });
+    }
+    fill(db, &mut events).await?;
+    Ok(events)
+}
+
+/// One query for the targets of all of them.
+async fn fill(db: &Db, events: &mut [Shown]) -> Result<(), DbError> {
+    let sql = "SELECT t.event_id, t.type, t.target_id, t.name, t.project_id, p.name, p.deleted
+               FROM event_targets t LEFT JOIN projects p ON p.id = t.project_id
+               WHERE t.event_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY t.type, t.name";
+    let rows = db.query(sql, vec![Val::list(events.iter().map(|event| event.id))]).await?;
+    let mut by_event = std::collections::HashMap::<Uuid, Vec<ShownTarget>>::new();
+    for row in &rows {
+        let project = match (row.opt_uuid(4)?, row.opt_text(5)?) {
+            (Some(id), Some(name)) => Some((id, name, row.bool(6)?)),
+            _ => None,
+        };
+        by_event.entry(row.uuid(0)?).or_default().push(ShownTarget {
+            kind: row.text(1)?,
+            id: row.uuid(2)?,
+            name: row.text(3)?,
+            project,
+        });
+    }
+    for event in events {
+        event.targets = by_event.remove(&event.id).unwrap_or_default();
+    }
+    Ok(())
+}
+
+fn inside(within: Option<Within>) -> &'static str {
+    match within {
+        Some(Within::Project) => "e.project_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))",
+        Some(Within::Run) => {
+            "(e.entity_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
+              OR e.entity_id IN (SELECT j.id FROM jobs j
+                                 WHERE j.run_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))))"
+        }
+        Some(Within::Fleet) => {
+            "(e.entity_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
+              OR e.entity_id IN (SELECT i.id FROM instances i
+                                 WHERE i.fleet_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))))"
+        }
+        None => "e.entity_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))",
+    }
+}

@@ -1,0 +1,233 @@
+//! Tables `projects` and `members`.
+
+use windlass_model::{
+    id::{ProjectId, UserId},
+    time::Timestamp,
+};
+
+use super::{
+    Change, Db, DbError, Row, Val,
+    filter::{Filter, Page, anywhere},
+    users::{self, User, exec},
+};
+use crate::params;
+
+const COLUMNS: &str = "p.id, p.name, p.is_public, p.templates_repo, p.created_at, p.owner_id";
+
+#[derive(Clone, Debug)]
+pub struct Project {
+    pub id: ProjectId,
+    pub name: String,
+    pub is_public: bool,
+    pub templates_repo: Option<String>,
+    pub created_at: Timestamp,
+    pub owner: UserId,
+}
+
+impl Project {
+    fn read(row: &Row) -> Result<Self, DbError> {
+        Ok(Self {
+            id: row.id(0)?,
+            name: row.text(1)?,
+            is_public: row.bool(2)?,
+            templates_repo: row.opt_text(3)?,
+            created_at: Timestamp(row.int(4)?),
+            owner: row.id(5)?,
+        })
+    }
+}
+
+/// What a user is in a project.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    pub role: String,
+    pub can_manage_ssh_fleets: bool,
+    pub can_manage_secrets: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub project: ProjectId,
+    pub user: User,
+    pub membership: Membership,
+}
+
+/// A project by name, and what the user is in it.
+pub async fn find(
+    db: &Db,
+    name: &str,
+    user: UserId,
+) -> Result<Option<(Project, Option<Membership>)>, DbError> {
+    let sql = format!(
+        "SELECT {COLUMNS}, m.role, m.can_manage_ssh_fleets, m.can_manage_secrets
+         FROM projects p LEFT JOIN members m ON m.project_id = p.id AND m.user_id = $2
+         WHERE p.name = $1 AND NOT p.deleted"
+    );
+    let Some(row) = db.query_opt(sql, params![name, user]).await? else { return Ok(None) };
+    let membership = match row.opt_text(6)? {
+        Some(role) => {
+            Some(Membership { role, can_manage_ssh_fleets: row.bool(7)?, can_manage_secrets: row.bool(8)? })
+        }
+        None => None,
+    };
+    Ok(Some((Project::read(&row)?, membership)))
+}
+
+/// Which projects a caller looks at.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen {
+    All,
+    /// Where this user is a member.
+    Joined(UserId),
+    /// Those, and public ones.
+    JoinedOrPublic(UserId),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    pub seen: Seen,
+    pub pattern: Option<&'a str>,
+    /// Only where the user of this name is a member.
+    pub member: Option<&'a str>,
+    pub without_fleets: bool,
+    pub page: Page,
+}
+
+impl Asked<'_> {
+    fn filter(&self) -> Filter {
+        const JOINED: &str = "EXISTS (SELECT 1 FROM members m WHERE m.project_id = p.id AND m.user_id = ?)";
+        let mut filter = Filter::new();
+        filter.when("NOT p.deleted");
+        match self.seen {
+            Seen::All => {}
+            Seen::Joined(user) => filter.is(JOINED, user),
+            Seen::JoinedOrPublic(user) => filter.is(&format!("(p.is_public OR {JOINED})"), user),
+        }
+        if let Some(pattern) = self.pattern {
+            filter.is("lower(p.name) LIKE ? ESCAPE '!'", anywhere(pattern));
+        }
+        if let Some(name) = self.member {
+            filter.is(
+                "EXISTS (SELECT 1 FROM members m JOIN users u ON u.id = m.user_id
+                         WHERE m.project_id = p.id AND u.name = ? AND NOT u.deleted)",
+                name,
+            );
+        }
+        if self.without_fleets {
+            filter.when("NOT EXISTS (SELECT 1 FROM fleets f WHERE f.project_id = p.id AND NOT f.deleted)");
+        }
+        filter
+    }
+}
+
+/// Projects by time of creation, and how many there are in all.
+pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<(Vec<Project>, i64), DbError> {
+    let (counted, params) = asked.filter().done();
+    let count = db.query_opt(format!("SELECT count(*) FROM projects p{counted}"), params).await?;
+    let mut filter = asked.filter();
+    filter.after("p.created_at", "p.id", &asked.page);
+    let (shown, params) = filter.done();
+    let order = asked.page.order("p.created_at", "p.id");
+    let rows = db.query(format!("SELECT {COLUMNS} FROM projects p{shown}{order}"), params).await?;
+    let projects = rows.iter().map(Project::read).collect::<Result<_, _>>()?;
+    Ok((projects, count.map_or(Ok(0), |row| row.int(0))?))
+}
+
+/// Members of many projects at once, each project's in their order.
+pub async fn members(db: &Db, projects: &[ProjectId]) -> Result<Vec<Member>, DbError> {
+    let sql = format!(
+        "SELECT {}, m.project_id, m.role, m.can_manage_ssh_fleets, m.can_manage_secrets
+         FROM members m JOIN users u ON u.id = m.user_id
+         WHERE m.project_id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))
+         ORDER BY m.project_id, m.position, u.name",
+        users::COLUMNS
+    );
+    let rows = db.query(sql, params![Val::list(projects)]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Member {
+                user: User::read(row, 0)?,
+                project: row.id(users::WIDTH)?,
+                membership: Membership {
+                    role: row.text(users::WIDTH + 1)?,
+                    can_manage_ssh_fleets: row.bool(users::WIDTH + 2)?,
+                    can_manage_secrets: row.bool(users::WIDTH + 3)?,
+                },
+            })
+        })
+        .collect()
+}
+
+/// Conflicts on `projects_name_key` when the name is taken.
+pub fn create(
+    id: ProjectId,
+    name: &str,
+    owner: UserId,
+    is_public: bool,
+    templates_repo: Option<&str>,
+) -> Change {
+    Change::Insert {
+        table: "projects",
+        values: vec![
+            ("id", id.into()),
+            ("name", name.into()),
+            ("owner_id", owner.into()),
+            ("is_public", is_public.into()),
+            ("templates_repo", templates_repo.into()),
+            ("created_at", Val::Now),
+        ],
+    }
+}
+
+/// Adds a member, or changes what one may do.
+pub fn set_member(project: ProjectId, user: UserId, membership: &Membership, position: i64) -> Change {
+    exec(
+        "INSERT INTO members (project_id, user_id, role, can_manage_ssh_fleets, can_manage_secrets, position)
+         VALUES ($1, $2, $3, $4, $5, $6)
+         ON CONFLICT (project_id, user_id) DO UPDATE SET
+            role = excluded.role, can_manage_ssh_fleets = excluded.can_manage_ssh_fleets,
+            can_manage_secrets = excluded.can_manage_secrets, position = excluded.position",
+        params![
+            project,
+            user,
+            &membership.role,
+            membership.can_manage_ssh_fleets,
+            membership.can_manage_secrets,
+            position
+        ],
+    )
+}
+
+pub fn remove_members(project: ProjectId, users: &[UserId]) -> Change {
+    exec(
+        "DELETE FROM members
+         WHERE project_id = $1 AND user_id IN (SELECT value FROM json_each(CAST($2 AS TEXT)))",
+        params![project, Val::list(users)],
+    )
+}
+
+pub fn update(id: ProjectId, is_public: bool, templates_repo: Option<&str>) -> Change {
+    exec(
+        "UPDATE projects SET is_public = $2, templates_repo = $3 WHERE id = $1",
+        params![id, is_public, templates_repo],
+    )
+}
+
+/// Hides the project, unless something in it is still alive: then the whole unit is stale.
+pub fn delete(id: ProjectId) -> Change {
+    Change::Exec {
+        sql: "UPDATE projects SET deleted = TRUE WHERE id = $1 AND NOT deleted
+              AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.project_id = $1 AND NOT r.finished)
+              AND NOT EXISTS (SELECT 1 FROM fleets f WHERE f.project_id = $1 AND NOT f.deleted AND NOT f.finished)
+              AND NOT EXISTS (SELECT 1 FROM volumes v WHERE v.project_id = $1 AND NOT v.deleted)
+              AND NOT EXISTS (SELECT 1 FROM gateways g WHERE g.project_id = $1 AND NOT g.deleted)"
+            .into(),
+        params: params![id],
+        expect: super::Expect::One,
+    }
+}
+
+pub async fn owned_count(db: &Db, owner: UserId) -> Result<i64, DbError> {
+    let sql = "SELECT count(*) FROM projects WHERE owner_id = $1 AND NOT deleted";
+    db.query_opt(sql, params![owner]).await?.map_or(Ok(0), |row| row.int(0))
+}

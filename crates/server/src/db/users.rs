@@ -1,0 +1,225 @@
+//! Tables `users` and `public_keys`.
+
+use uuid::Uuid;
+use windlass_model::{id::UserId, time::Timestamp};
+
+use super::{Change, Db, DbError, Row, Unit, Val, Written, filter::Filter, filter::Page, filter::anywhere};
+use crate::params;
+
+pub(super) const COLUMNS: &str =
+    "u.id, u.name, u.global_role, u.email, u.active, u.ssh_public_key, u.created_at, u.deleted";
+/// How many columns those are.
+pub(super) const WIDTH: usize = 8;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    pub id: UserId,
+    pub name: String,
+    pub admin: bool,
+    pub email: Option<String>,
+    pub active: bool,
+    pub ssh_public_key: Option<String>,
+    pub created_at: Timestamp,
+    pub deleted: bool,
+}
+
+impl User {
+    /// Reads `COLUMNS` from column `at` on.
+    pub(super) fn read(row: &Row, at: usize) -> Result<Self, DbError> {
+        Ok(Self {
+            id: row.id(at)?,
+            name: row.text(at + 1)?,
+            admin: row.str(at + 2)? == "admin",
+            email: row.opt_text(at + 3)?,
+            active: row.bool(at + 4)?,
+            ssh_public_key: row.opt_text(at + 5)?,
+            created_at: Timestamp(row.int(at + 6)?),
+            deleted: row.bool(at + 7)?,
+        })
+    }
+}
+
+pub fn role(admin: bool) -> &'static str {
+    if admin { "admin" } else { "user" }
+}
+
+/// What a new row holds.
+#[derive(Debug)]
+pub struct New<'a> {
+    pub id: UserId,
+    pub name: &'a str,
+    pub admin: bool,
+    pub email: Option<&'a str>,
+    pub active: bool,
+    pub ssh_public_key: &'a str,
+    pub ssh_private_key_sealed: Vec<u8>,
+}
+
+/// Conflicts on `users_name_key` when the name is taken.
+pub fn create(new: New<'_>) -> Change {
+    Change::Insert {
+        table: "users",
+        values: vec![
+            ("id", new.id.into()),
+            ("name", new.name.into()),
+            ("global_role", role(new.admin).into()),
+            ("email", new.email.into()),
+            ("active", new.active.into()),
+            ("ssh_public_key", new.ssh_public_key.into()),
+            ("ssh_private_key_sealed", new.ssh_private_key_sealed.into()),
+            ("created_at", Val::Now),
+        ],
+    }
+}
+
+pub async fn by_name(db: &Db, name: &str) -> Result<Option<User>, DbError> {
+    let sql = format!("SELECT {COLUMNS} FROM users u WHERE u.name = $1 AND NOT u.deleted");
+    db.query_opt(sql, params![name]).await?.map(|row| User::read(&row, 0)).transpose()
+}
+
+pub async fn by_names(db: &Db, names: &[String]) -> Result<Vec<User>, DbError> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM users u
+         WHERE u.name IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT u.deleted"
+    );
+    db.query(sql, params![Val::list(names)]).await?.iter().map(|row| User::read(row, 0)).collect()
+}
+
+pub async fn by_ids(db: &Db, ids: &[UserId]) -> Result<Vec<User>, DbError> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM users u WHERE u.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))"
+    );
+    db.query(sql, params![Val::list(ids)]).await?.iter().map(|row| User::read(row, 0)).collect()
+}
+
+/// Users by time of creation, and how many there are in all.
+pub async fn list(db: &Db, pattern: Option<&str>, page: &Page) -> Result<(Vec<User>, i64), DbError> {
+    let all = || {
+        let mut filter = Filter::new();
+        filter.when("NOT u.deleted");
+        if let Some(pattern) = pattern {
+            filter.is("lower(u.name) LIKE ? ESCAPE '!'", anywhere(pattern));
+        }
+        filter
+    };
+    let (counted, params) = all().done();
+    let count = db.query_opt(format!("SELECT count(*) FROM users u{counted}"), params).await?;
+    let mut filter = all();
+    filter.after("u.created_at", "u.id", page);
+    let (shown, params) = filter.done();
+    let order = page.order("u.created_at", "u.id");
+    let rows = db.query(format!("SELECT {COLUMNS} FROM users u{shown}{order}"), params).await?;
+    let users = rows.iter().map(|row| User::read(row, 0)).collect::<Result<_, _>>()?;
+    Ok((users, count.map_or(Ok(0), |row| row.int(0))?))
+}
+
+pub async fn ssh_private_key(db: &Db, id: UserId) -> Result<Option<Vec<u8>>, DbError> {
+    let row = db.query_opt("SELECT ssh_private_key_sealed FROM users WHERE id = $1", params![id]).await?;
+    row.map_or(Ok(None), |row| row.opt_bytes(0))
+}
+
+pub fn set_ssh_key(id: UserId, public: &str, private_sealed: Vec<u8>) -> Change {
+    exec(
+        "UPDATE users SET ssh_public_key = $2, ssh_private_key_sealed = $3 WHERE id = $1",
+        params![id, public, private_sealed],
+    )
+}
+
+pub fn update(id: UserId, admin: bool, email: Option<&str>, active: bool) -> Change {
+    exec(
+        "UPDATE users SET global_role = $2, email = $3, active = $4 WHERE id = $1",
+        params![id, role(admin), email, active],
+    )
+}
+
+/// The row stays for what points to it; the name is free again, memberships and keys are gone.
+pub fn delete(id: UserId) -> [Change; 3] {
+    [
+        exec(
+            "UPDATE users SET deleted = TRUE, active = FALSE, ssh_private_key_sealed = NULL WHERE id = $1",
+            params![id],
+        ),
+        exec("DELETE FROM members WHERE user_id = $1", params![id]),
+        exec("DELETE FROM public_keys WHERE user_id = $1", params![id]),
+    ]
+}
+
+/// Every sealed private key, for rewrapping.
+pub async fn sealed_keys(db: &Db) -> Result<Vec<(UserId, Vec<u8>)>, DbError> {
+    let sql = "SELECT id, ssh_private_key_sealed FROM users WHERE ssh_private_key_sealed IS NOT NULL";
+    db.query(sql, vec![]).await?.iter().map(|row| Ok((row.id(0)?, row.bytes(1)?))).collect()
+}
+
+/// Puts the same key under another seal, unless it was replaced meanwhile.
+pub fn reseal(id: UserId, old: Vec<u8>, new: Vec<u8>) -> Change {
+    exec(
+        "UPDATE users SET ssh_private_key_sealed = $3 WHERE id = $1 AND ssh_private_key_sealed = $2",
+        params![id, old, new],
+    )
+}
+
+#[derive(Clone, Debug)]
+pub struct PublicKey {
+    pub id: Uuid,
+    pub name: String,
+    pub key: String,
+    pub fingerprint: String,
+    pub created_at: Timestamp,
+}
+
+const KEY_COLUMNS: &str = "id, name, key, fingerprint, created_at";
+
+fn read_key(row: &Row) -> Result<PublicKey, DbError> {
+    Ok(PublicKey {
+        id: row.uuid(0)?,
+        name: row.text(1)?,
+        key: row.text(2)?,
+        fingerprint: row.text(3)?,
+        created_at: Timestamp(row.int(4)?),
+    })
+}
+
+pub async fn public_keys(db: &Db, user: UserId) -> Result<Vec<PublicKey>, DbError> {
+    let sql = format!("SELECT {KEY_COLUMNS} FROM public_keys WHERE user_id = $1 ORDER BY created_at, id");
+    db.query(sql, params![user]).await?.iter().map(read_key).collect()
+}
+
+/// Conflicts on `public_keys_fingerprint_key` when the user has it already.
+pub async fn add_public_key(
+    db: &Db,
+    user: UserId,
+    name: &str,
+    key: &str,
+    fingerprint: &str,
+) -> Result<PublicKey, DbError> {
+    let id = db.new_id()?;
+    let unit = Unit::new().insert(
+        "public_keys",
+        vec![
+            ("id", id.into()),
+            ("user_id", user.into()),
+            ("name", name.into()),
+            ("key", key.into()),
+            ("fingerprint", fingerprint.into()),
+            ("created_at", Val::Now),
+        ],
+    );
+    let (now, _) = db.write(unit).await?.done()?;
+    Ok(PublicKey {
+        id,
+        name: name.to_owned(),
+        key: key.to_owned(),
+        fingerprint: fingerprint.to_owned(),
+        created_at: Timestamp(now),
+    })
+}
+
+pub async fn delete_public_keys(db: &Db, user: UserId, ids: &[Uuid]) -> Result<Written, DbError> {
+    let sql = "DELETE FROM public_keys
+               WHERE user_id = $1 AND id IN (SELECT value FROM json_each(CAST($2 AS TEXT)))";
+    db.write(Unit::new().exec(sql, params![user, Val::list(ids)])).await
+}
+
+pub(super) fn exec(sql: &'static str, params: Vec<Val>) -> Change {
+    Change::Exec { sql: sql.into(), params, expect: super::Expect::Any }
+}

@@ -1,0 +1,322 @@
+//! Encryption at rest: a ring of master keys, and envelopes sealed with them.
+//!
+//! Each value has its own data key; the master key only wraps that. So turning the ring (a new master
+//! key) rewraps 32 bytes per value and never touches the values. What a value belongs to — table,
+//! owner, name, version — is authenticated with it: an envelope copied to another row does not open.
+//!
+//! The ring is a file, 0600, one key a line, `ID HEX`; the last one seals, all of them open. It is
+//! never in the database: a backup of the database alone contains no secret.
+
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use aes_gcm::{
+    Aes256Gcm, KeyInit,
+    aead::{Aead, Payload},
+};
+use parking_lot::RwLock;
+
+const VERSION: u8 = 1;
+const ID: usize = 8;
+const NONCE: usize = 12;
+const TAG: usize = 16;
+const KEY: usize = 32;
+const HEAD: usize = 1 + ID + NONCE + KEY + TAG + NONCE;
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("use the key file `{}`", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("read line {line} of the key file `{}`: want `ID KEY` in hexadecimal", path.display())]
+    Line { path: PathBuf, line: usize },
+    #[error("use the key file `{}`: others may read it, want mode 0600", path.display())]
+    Mode { path: PathBuf },
+    #[error("use the key file `{}`: it holds no key", path.display())]
+    Empty { path: PathBuf },
+    #[error("draw random bytes")]
+    Random(#[from] getrandom::Error),
+    #[error("open an envelope: it is sealed with key {id}, which is not in the key file")]
+    UnknownKey { id: String },
+    #[error("open an envelope: it is damaged or belongs to something else")]
+    Damaged,
+    #[error("seal an envelope")]
+    Seal,
+}
+
+struct Key {
+    id: [u8; ID],
+    cipher: Aes256Gcm,
+}
+
+/// The master keys. Cheap to share; turning it is seen by every holder.
+pub struct Keyring {
+    path: PathBuf,
+    keys: RwLock<Vec<Key>>,
+}
+
+impl std::fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keyring").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Keyring {
+    /// Opens the key file, or makes one with a fresh key.
+    pub fn open(path: &Path) -> Result<Self, KeyError> {
+        let failed = |source| KeyError::File { path: path.to_owned(), source };
+        if !path.try_exists().map_err(failed)? {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder).map_err(failed)?;
+                std::fs::set_permissions(folder, PermissionsExt::from_mode(0o700)).map_err(failed)?;
+            }
+            write(path, &line()?).map_err(failed)?;
+        }
+        let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
+        if mode & 0o077 != 0 {
+            return Err(KeyError::Mode { path: path.to_owned() });
+        }
+        let keys = parse(path, &std::fs::read_to_string(path).map_err(failed)?)?;
+        Ok(Self { path: path.to_owned(), keys: RwLock::new(keys) })
+    }
+
+    /// Adds a fresh key, with which everything is sealed from now on. The old ones still open.
+    pub fn turn(&self) -> Result<(), KeyError> {
+        let failed = |source| KeyError::File { path: self.path.clone(), source };
+        let mut keys = self.keys.write();
+        let text = std::fs::read_to_string(&self.path).map_err(failed)? + &line()?;
+        write(&self.path, &text).map_err(failed)?;
+        *keys = parse(&self.path, &text)?;
+        Ok(())
+    }
+
+    /// Forgets every key but the one that seals. Only when nothing is sealed with the others any more.
+    pub fn retire(&self) -> Result<(), KeyError> {
+        let failed = |source| KeyError::File { path: self.path.clone(), source };
+        let mut keys = self.keys.write();
+        let text = std::fs::read_to_string(&self.path).map_err(failed)?;
+        let kept = text.lines().rfind(|line| !line.is_empty()).unwrap_or_default().to_owned() + "\n";
+        write(&self.path, &kept).map_err(failed)?;
+        *keys = parse(&self.path, &kept)?;
+        Ok(())
+    }
+
+    /// Seals `plain` for whatever `belongs` names.
+    pub fn seal(&self, belongs: &Belongs<'_>, plain: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let mut data_key = [0_u8; KEY];
+        let mut inner = [0_u8; NONCE];
+        getrandom::fill(&mut data_key)?;
+        getrandom::fill(&mut inner)?;
+        let aad = belongs.bytes();
+        let cipher = Aes256Gcm::new(&data_key.into());
+        let body =
+            cipher.encrypt(&inner.into(), Payload { msg: plain, aad: &aad }).map_err(|_| KeyError::Seal)?;
+        let mut out = self.wrap(&aad, &data_key)?;
+        out.extend_from_slice(&inner);
+        out.extend_from_slice(&body);
+        Ok(out)
+    }
+
+    pub fn open_sealed(&self, belongs: &Belongs<'_>, sealed: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let aad = belongs.bytes();
+        let data_key = self.unwrap_key(&aad, sealed)?;
+        let (inner, body) = sealed[HEAD - NONCE..].split_at(NONCE);
+        let inner: [u8; NONCE] = inner.try_into().map_err(|_| KeyError::Damaged)?;
+        Aes256Gcm::new(&data_key.into())
+            .decrypt(&inner.into(), Payload { msg: body, aad: &aad })
+            .map_err(|_| KeyError::Damaged)
+    }
+
+    /// The same value under the newest master key; `None` when it is already.
+    pub fn rewrap(&self, belongs: &Belongs<'_>, sealed: &[u8]) -> Result<Option<Vec<u8>>, KeyError> {
+        if self.keys.read().last().is_some_and(|key| sealed.get(1..=ID) == Some(key.id.as_slice())) {
+            return Ok(None);
+        }
+        let aad = belongs.bytes();
+        let data_key = self.unwrap_key(&aad, sealed)?;
+        let mut out = self.wrap(&aad, &data_key)?;
+        out.extend_from_slice(&sealed[HEAD - NONCE..]);
+        Ok(Some(out))
+    }
+
+    fn wrap(&self, aad: &[u8], data_key: &[u8; KEY]) -> Result<Vec<u8>, KeyError> {
+        let mut nonce = [0_u8; NONCE];
+        getrandom::fill(&mut nonce)?;
+        let keys = self.keys.read();
+        let key = keys.last().ok_or(KeyError::Seal)?;
+        let wrapped =
+            key.cipher.encrypt(&nonce.into(), Payload { msg: data_key, aad }).map_err(|_| KeyError::Seal)?;
+        let mut out = Vec::with_capacity(HEAD);
+        out.push(VERSION);
+        out.extend_from_slice(&key.id);
+        out.extend_from_slice(&nonce);
+        out.extend_from_slice(&wrapped);
+        Ok(out)
+    }
+
+    fn unwrap_key(&self, aad: &[u8], sealed: &[u8]) -> Result<[u8; KEY], KeyError> {
+        if sealed.len() < HEAD + TAG || sealed[0] != VERSION {
+            return Err(KeyError::Damaged);
+        }
+        let (id, rest) = sealed[1..].split_at(ID);
+        let (nonce, rest) = rest.split_at(NONCE);
+        let nonce: [u8; NONCE] = nonce.try_into().map_err(|_| KeyError::Damaged)?;
+        let keys = self.keys.read();
+        let key = keys.iter().find(|key| key.id == id).ok_or_else(|| KeyError::UnknownKey { id: hex(id) })?;
+        let plain = key
+            .cipher
+            .decrypt(&nonce.into(), Payload { msg: &rest[..KEY + TAG], aad })
+            .map_err(|_| KeyError::Damaged)?;
+        plain.try_into().map_err(|_| KeyError::Damaged)
+    }
+}
+
+/// What a sealed value belongs to. It opens only as this.
+#[derive(Clone, Copy, Debug)]
+pub struct Belongs<'a> {
+    /// `secrets`, `users`, …
+    pub table: &'static str,
+    /// The id of the project or user it is part of.
+    pub owner: uuid::Uuid,
+    pub name: &'a str,
+    pub version: i64,
+}
+
+impl Belongs<'_> {
+    /// Lengths first, so that no two different owners have the same bytes.
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        for part in [self.table.as_bytes(), self.owner.as_bytes(), self.name.as_bytes()] {
+            out.extend_from_slice(&(part.len() as u64).to_be_bytes());
+            out.extend_from_slice(part);
+        }
+        out.extend_from_slice(&self.version.to_be_bytes());
+        out
+    }
+}
+
+fn line() -> Result<String, KeyError> {
+    let mut bytes = [0_u8; ID + KEY];
+    getrandom::fill(&mut bytes)?;
+    Ok(format!("{} {}\n", hex(&bytes[..ID]), hex(&bytes[ID..])))
+}
+
+/// Written aside and moved into place: a crash leaves the old file or the new one.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let aside = path.with_extension("new");
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&aside, path)?;
+    if let Some(folder) = path.parent() {
+        std::fs::File::open(folder)?.sync_all()?;
+    }
+    Ok(())
+}
+
+fn parse(path: &Path, text: &str) -> Result<Vec<Key>, KeyError> {
+    let mut keys = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let wrong = || KeyError::Line { path: path.to_owned(), line: number + 1 };
+        let (id, key) = line.trim().split_once(' ').ok_or_else(wrong)?;
+        let id: [u8; ID] = unhex(id).and_then(|id| id.try_into().ok()).ok_or_else(wrong)?;
+        let key: [u8; KEY] = unhex(key).and_then(|key| key.try_into().ok()).ok_or_else(wrong)?;
+        keys.push(Key { id, cipher: Aes256Gcm::new(&key.into()) });
+    }
+    if keys.is_empty() { Err(KeyError::Empty { path: path.to_owned() }) } else { Ok(keys) }
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    if !text.is_ascii() || !text.len().is_multiple_of(2) {
+        return None;
+    }
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use uuid::Uuid;
+
+    use super::{Belongs, KeyError, Keyring};
+
+    fn ring(name: &str) -> (Keyring, std::path::PathBuf) {
+        let path =
+            std::env::temp_dir().join(format!("windlass-ring-{name}-{}", std::process::id())).join("master");
+        let _ = std::fs::remove_dir_all(path.parent().unwrap());
+        (Keyring::open(&path).unwrap(), path)
+    }
+
+    const HOME: Belongs<'static> = Belongs { table: "secrets", owner: Uuid::nil(), name: "a", version: 1 };
+
+    #[test]
+    fn an_envelope_opens_only_as_what_it_belongs_to() {
+        let (ring, _) = ring("aad");
+        let sealed = ring.seal(&HOME, b"value").unwrap();
+        assert_eq!(ring.open_sealed(&HOME, &sealed).unwrap(), b"value");
+        for other in [
+            Belongs { name: "b", ..HOME },
+            Belongs { version: 2, ..HOME },
+            Belongs { owner: Uuid::max(), ..HOME },
+            Belongs { table: "users", ..HOME },
+        ] {
+            assert!(matches!(ring.open_sealed(&other, &sealed), Err(KeyError::Damaged)));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_noticed() {
+        let (ring, _) = ring("bits");
+        let sealed = ring.seal(&HOME, b"value").unwrap();
+        for at in 0..sealed.len() {
+            let mut bad = sealed.clone();
+            bad[at] ^= 1;
+            assert!(ring.open_sealed(&HOME, &bad).is_err(), "byte {at}");
+            assert!(ring.open_sealed(&HOME, &sealed[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn turning_the_ring_keeps_old_values_readable_and_retiring_ends_that() {
+        let (ring, path) = ring("turn");
+        let old = ring.seal(&HOME, b"value").unwrap();
+        ring.turn().unwrap();
+        let moved = ring.rewrap(&HOME, &old).unwrap().unwrap();
+        assert!(ring.rewrap(&HOME, &moved).unwrap().is_none());
+        ring.retire().unwrap();
+        let again = Keyring::open(&path).unwrap();
+        assert_eq!(again.open_sealed(&HOME, &moved).unwrap(), b"value");
+        assert!(matches!(again.open_sealed(&HOME, &old), Err(KeyError::UnknownKey { .. })));
+    }
+
+    #[test]
+    fn a_key_file_that_others_can_read_is_refused() {
+        let (_, path) = ring("mode");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        assert!(matches!(Keyring::open(&path), Err(KeyError::Mode { .. })));
+    }
+
+    #[test]
+    fn the_same_value_never_looks_the_same_twice() {
+        let (ring, _) = ring("nonce");
+        assert_ne!(ring.seal(&HOME, b"value").unwrap(), ring.seal(&HOME, b"value").unwrap());
+    }
+}
