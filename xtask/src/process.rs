@@ -14,8 +14,10 @@ use anyhow::{Context, Result, bail};
 const STOP_GRACE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
+/// The command as a person would type it.
 fn line(command: &Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(program).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
