@@ -97,7 +97,7 @@ pub(super) fn dependencies(workspace: &Workspace) -> Result<Problems> {
     let lists = packages.iter().filter_map(|package| package["dependencies"].as_array());
     let foreign = lists.flatten().filter(|dependency| dependency["path"].is_null());
     let names: BTreeSet<&str> = foreign.filter_map(|dependency| dependency["name"].as_str()).collect();
-    let missing = names.iter().filter(|name| !record.contains(&format!("`{name}`")));
+    let missing = names.iter().filter(|name| !record.contains(&format!("\n| `{name}` |")));
     let file = Path::new(DEPENDENCIES).display();
     Ok(missing.map(|name| format!("`{file}` gives no reason for `{name}`")).collect())
 }
