@@ -38,7 +38,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     out::heading(&format!("windlass check {EXAMPLE}"));
     process::run(Command::new(&windlass).current_dir(&workspace.root).args(["check", EXAMPLE]))?;
 
-    out::heading("submit it through the HTTP API");
+    out::heading("submit a task of one line through the HTTP API");
     submit(port)?;
 
     out::heading("what to try next");
@@ -59,8 +59,12 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 fn submit(port: u16) -> Result<()> {
     let spec = json!({
         "run_name": "hello",
-        "configuration": {"type": "task", "name": "hello", "commands": ["echo hello from windlass"]},
+        "repo_id": "none",
+        "repo_data": {"repo_type": "virtual"},
         "configuration_path": EXAMPLE,
+        "configuration": {"type": "task", "name": "hello", "commands": ["echo hello from windlass"]},
+        "profile": {"name": "default", "default": false},
+        "ssh_key_pub": null,
     });
     let Some(plan) = call(port, "/api/project/main/runs/get_plan", &json!({"run_spec": spec}))? else {
         return Ok(());

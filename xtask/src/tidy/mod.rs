@@ -24,6 +24,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("source files fit in a head", sources::lengths),
     ("SQL lives in db/", sources::sql),
     ("db/ calls nobody over the network", sources::db_imports),
+    ("tests are on and have telling names", sources::tests_are_on),
     ("examples are read by a test", sources::examples_are_tested),
     ("pipelines say what they claim, own and wait for", pipelines::check),
     ("decisions have their headings", documents::decisions),
@@ -87,6 +88,11 @@ mod tests {
     #[test]
     fn l15_db_calls_nobody_over_the_network() {
         holds(sources::db_imports);
+    }
+
+    #[test]
+    fn tests_are_on_and_have_telling_names() {
+        holds(sources::tests_are_on);
     }
 
     #[test]

@@ -11,6 +11,10 @@ const LINES_MAX: usize = 700;
 /// Names that say nothing about what is inside.
 const VAGUE: &[&str] = &["common", "utils", "util", "helpers", "helper", "misc", "manager"];
 const DB: &str = "crates/server/src/db";
+/// A test is on, says what it shows in a sentence, and names the failure it expects. In halves, so that
+/// this file does not match.
+const NOT_IN_TESTS: &[&str] =
+    &[concat!("#[ign", "ore"), concat!("#[should_", "panic"), concat!("fn te", "st_")];
 /// What `db/` would need to reach the network or the layers above it.
 const FOREIGN_TO_DB: &[&str] = &[
     "crate::agents",
@@ -86,6 +90,18 @@ pub(super) fn db_imports(workspace: &Workspace) -> Result<Problems> {
         let source = workspace.read(path)?;
         let found = FOREIGN_TO_DB.iter().filter(|name| source.contains(**name));
         problems.extend(found.map(|name| format!("`{path}` may not use `{name}`")));
+    }
+    Ok(problems)
+}
+
+pub(super) fn tests_are_on(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    for path in rust(workspace)? {
+        let source = workspace.read(&path)?;
+        for (at, line) in source.lines().enumerate() {
+            let found = NOT_IN_TESTS.iter().filter(|text| line.contains(**text));
+            problems.extend(found.map(|text| format!("`{path}:{}`: no test has `{text}`", at + 1)));
+        }
     }
     Ok(problems)
 }
