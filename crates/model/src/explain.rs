@@ -1,0 +1,371 @@
+//! Why not: every reason a job does not start where it could, as data, and in words.
+//!
+//! `why`, the plan table and the UI are renderings of these; nobody writes such sentences elsewhere.
+
+use std::fmt::{self, Display};
+
+use serde::{Serialize, Serializer};
+
+use crate::{
+    id::SubmissionId,
+    money::Price,
+    plan::offers::{Availability, Location},
+    resources::{CpuArch, Gb, GpuVendor, Range},
+};
+
+/// One reason. Numbers say what was wanted and what there is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Shortfall {
+    CpuArch { wanted: CpuArch, has: Option<CpuArch> },
+    Cpus { wanted: Range<u32>, has: u32 },
+    Memory { wanted: Range<Gb>, has: Gb },
+    Disk { wanted: Range<Gb>, has: Gb },
+    GpuCount { wanted: Range<u32>, has: u32 },
+    GpuVendor { wanted: GpuVendor, has: GpuVendor },
+    GpuName { wanted: Vec<String>, has: String },
+    GpuMemory { wanted: Range<Gb>, has: Gb },
+    GpuTotalMemory { wanted: Range<Gb>, has: Gb },
+    ComputeCapability { at_least: (u32, u32), has: Option<(u32, u32)> },
+    /// A list of the configuration (backends, regions, zones, instance types) leaves it out.
+    NotListed { what: &'static str, wanted: Vec<String>, has: String },
+    Price { max: Price, costs: Price },
+    Spot { wanted: bool },
+    Reservation { wanted: String, has: Option<String> },
+    Volume { at: Vec<Location> },
+    /// `instances:` names others.
+    NotNamed,
+    /// `fleets:` names others, or the run already chose another.
+    FleetNotNamed,
+    /// Several nodes need `placement: cluster`.
+    NotCluster,
+    /// `creation_policy: reuse` forbids a new instance.
+    ReuseOnly,
+    /// The backend says it has none to give.
+    Unavailable { availability: Availability },
+    /// Other jobs use it.
+    Busy { wanted: u32, free: u32, total: u32 },
+    /// Kept free for an older job.
+    Reserved { by: SubmissionId },
+    Unreachable,
+    Unhealthy,
+    NotReady,
+    Draining,
+    /// `nodes.max` of the fleet is reached.
+    FleetFull { max: u32, wanted: u32 },
+    /// Not that many whole instances in one backend and region.
+    TooFewNodes { wanted: u32, fit: u32, could: u32 },
+    /// Another job of the run chooses the fleet first.
+    FleetNotChosen,
+    NoFleets,
+    /// The fleet has no instances and creates none.
+    FleetEmpty,
+    /// No backend offers anything to create.
+    NoOffers,
+    /// `blocks:` of the fleet does not divide its CPUs and GPUs.
+    Uneven { blocks: u32 },
+}
+
+impl Shortfall {
+    /// Whether waiting alone may cure it; the others need a change of what is asked or of what there is.
+    pub const fn passes(&self) -> bool {
+        match self {
+            Self::Busy { .. }
+            | Self::Reserved { .. }
+            | Self::Unreachable
+            | Self::Unhealthy
+            | Self::NotReady
+            | Self::Draining
+            | Self::FleetFull { .. }
+            | Self::FleetNotChosen => true,
+            Self::TooFewNodes { wanted, could, .. } => *could >= *wanted,
+            Self::CpuArch { .. }
+            | Self::Cpus { .. }
+            | Self::Memory { .. }
+            | Self::Disk { .. }
+            | Self::GpuCount { .. }
+            | Self::GpuVendor { .. }
+            | Self::GpuName { .. }
+            | Self::GpuMemory { .. }
+            | Self::GpuTotalMemory { .. }
+            | Self::ComputeCapability { .. }
+            | Self::NotListed { .. }
+            | Self::Price { .. }
+            | Self::Spot { .. }
+            | Self::Reservation { .. }
+            | Self::Volume { .. }
+            | Self::NotNamed
+            | Self::FleetNotNamed
+            | Self::NotCluster
+            | Self::ReuseOnly
+            | Self::Unavailable { .. }
+            | Self::NoFleets
+            | Self::FleetEmpty
+            | Self::NoOffers
+            | Self::Uneven { .. } => false,
+        }
+    }
+
+    /// A stable word for programs.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::CpuArch { .. } => "cpu_arch",
+            Self::Cpus { .. } => "cpus",
+            Self::Memory { .. } => "memory",
+            Self::Disk { .. } => "disk",
+            Self::GpuCount { .. } => "gpu_count",
+            Self::GpuVendor { .. } => "gpu_vendor",
+            Self::GpuName { .. } => "gpu_name",
+            Self::GpuMemory { .. } => "gpu_memory",
+            Self::GpuTotalMemory { .. } => "gpu_total_memory",
+            Self::ComputeCapability { .. } => "compute_capability",
+            Self::NotListed { .. } => "not_listed",
+            Self::Price { .. } => "price",
+            Self::Spot { .. } => "spot",
+            Self::Reservation { .. } => "reservation",
+            Self::Volume { .. } => "volume",
+            Self::NotNamed => "not_named",
+            Self::FleetNotNamed => "fleet_not_named",
+            Self::NotCluster => "not_cluster",
+            Self::ReuseOnly => "reuse_only",
+            Self::Unavailable { .. } => "unavailable",
+            Self::Busy { .. } => "busy",
+            Self::Reserved { .. } => "reserved",
+            Self::Unreachable => "unreachable",
+            Self::Unhealthy => "unhealthy",
+            Self::NotReady => "not_ready",
+            Self::Draining => "draining",
+            Self::FleetFull { .. } => "fleet_full",
+            Self::TooFewNodes { .. } => "too_few_nodes",
+            Self::FleetNotChosen => "fleet_not_chosen",
+            Self::NoFleets => "no_fleets",
+            Self::FleetEmpty => "fleet_empty",
+            Self::NoOffers => "no_offers",
+            Self::Uneven { .. } => "uneven",
+        }
+    }
+
+    /// What would make it fit; a clause, no full stop.
+    pub fn cure(&self) -> String {
+        match self {
+            Self::CpuArch { has: Some(has), .. } => format!("ask for `cpu: {}`", arch(*has)),
+            Self::CpuArch { has: None, .. } => "leave the architecture out of `cpu`".into(),
+            Self::Cpus { wanted, has } => lower("cpu", wanted.min, *has, |n| n.to_string()),
+            Self::Memory { wanted, has } => lower("memory", wanted.min, *has, gb),
+            Self::Disk { wanted, has } => lower("disk", wanted.min, *has, gb),
+            Self::GpuCount { has: 0, .. } => "use a fleet or backend with GPUs, or ask for `gpu: 0`".into(),
+            Self::GpuCount { wanted, has } => lower("the GPU count", wanted.min, *has, |n| n.to_string()),
+            Self::GpuVendor { has, .. } => format!("ask for `gpu: {}`", vendor(*has)),
+            Self::GpuName { has, .. } => format!("add `{has}` to the GPU names"),
+            Self::GpuMemory { wanted, has } => lower("GPU memory", wanted.min, *has, gb),
+            Self::GpuTotalMemory { wanted, has } => lower("total GPU memory", wanted.min, *has, gb),
+            Self::ComputeCapability { has: Some((major, minor)), .. } => {
+                format!("lower `compute_capability` to {major}.{minor}")
+            }
+            Self::ComputeCapability { has: None, .. } => "leave `compute_capability` out".into(),
+            Self::NotListed { what, has, .. } if has.is_empty() => format!("leave the {what} list out"),
+            Self::NotListed { what, has, .. } => format!("add `{has}` to the {what} list, or leave the list out"),
+            Self::Price { costs, .. } => format!("raise `max_price` to {}", costs.as_dollars()),
+            Self::Spot { .. } => "set `spot_policy: auto`".into(),
+            Self::Reservation { has: None, .. } => "leave `reservation` out".into(),
+            Self::Reservation { has: Some(has), .. } => format!("set `reservation: {has}`"),
+            Self::Volume { .. } => "use a volume in the same place".into(),
+            Self::NotNamed => "add it to `instances`".into(),
+            Self::FleetNotNamed => "add the fleet to `fleets`".into(),
+            Self::NotCluster => "use a fleet with `placement: cluster`".into(),
+            Self::ReuseOnly => "set `creation_policy: reuse-or-create`".into(),
+            Self::Unavailable { .. } => "try another region or instance type, or set `retry`".into(),
+            Self::Busy { .. } => "wait until jobs on it end".into(),
+            Self::Reserved { by } => format!("wait until job {by} has started"),
+            Self::Unreachable => "check its network and agent".into(),
+            Self::Unhealthy => "check its devices".into(),
+            Self::NotReady => "wait until it is ready".into(),
+            Self::Draining => "wait for another instance".into(),
+            Self::FleetFull { .. } => "raise `nodes.max` of the fleet, or wait until an instance ends".into(),
+            Self::TooFewNodes { wanted, could, .. } if could >= wanted => {
+                "wait until jobs on the others end".into()
+            }
+            Self::TooFewNodes { could, .. } => {
+                format!("ask for at most {could} nodes, or add instances to the fleet")
+            }
+            Self::FleetNotChosen => "wait for job 0 of replica 0".into(),
+            Self::NoFleets => "create a fleet".into(),
+            Self::FleetEmpty => "add hosts to the fleet".into(),
+            Self::NoOffers => "add a backend to the project".into(),
+            Self::Uneven { .. } => "set `blocks: auto` in the fleet".into(),
+        }
+    }
+}
+
+fn arch(arch: CpuArch) -> &'static str {
+    match arch {
+        CpuArch::X86 => "x86",
+        CpuArch::Arm => "arm",
+    }
+}
+
+fn vendor(vendor: GpuVendor) -> &'static str {
+    match vendor {
+        GpuVendor::Nvidia => "nvidia",
+        GpuVendor::Amd => "amd",
+        GpuVendor::Google => "google",
+        GpuVendor::Intel => "intel",
+        GpuVendor::Tenstorrent => "tenstorrent",
+    }
+}
+
+fn gb(size: Gb) -> String {
+    format!("{}GB", (size * 100.0).round() / 100.0)
+}
+
+fn lower<T: PartialOrd + Copy>(what: &str, min: Option<T>, has: T, show: impl Fn(T) -> String) -> String {
+    if min.is_some_and(|min| has < min) {
+        format!("lower {what} to {}", show(has))
+    } else {
+        format!("raise the upper end of {what} to {}", show(has))
+    }
+}
+
+fn range<T: PartialOrd + Copy>(range: &Range<T>, show: impl Fn(T) -> String) -> String {
+    match (range.min, range.max) {
+        (Some(min), Some(max)) if min == max => format!("exactly {}", show(min)),
+        (Some(min), Some(max)) => format!("{} to {}", show(min), show(max)),
+        (Some(min), None) => format!("at least {}", show(min)),
+        (None, Some(max)) => format!("at most {}", show(max)),
+        (None, None) => "any".into(),
+    }
+}
+
+/// A clause with numbers, lower case and without a full stop: "needs at least 8 CPUs, has 2".
+impl Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |n: u32| n.to_string();
+        match self {
+            Self::CpuArch { wanted, has } => {
+                write!(f, "needs {} CPUs, has {}", arch(*wanted), has.map_or("unknown ones", arch))
+            }
+            Self::Cpus { wanted, has } => write!(f, "needs {} CPUs, has {has}", range(wanted, count)),
+            Self::Memory { wanted, has } => write!(f, "needs {} of memory, has {}", range(wanted, gb), gb(*has)),
+            Self::Disk { wanted, has } => write!(f, "needs {} of disk, has {}", range(wanted, gb), gb(*has)),
+            Self::GpuCount { wanted, has } => write!(f, "needs {} GPUs, has {has}", range(wanted, count)),
+            Self::GpuVendor { wanted, has } => {
+                write!(f, "needs {} GPUs, has {}", vendor(*wanted), vendor(*has))
+            }
+            Self::GpuName { wanted, has } => write!(f, "needs GPU {}, has {has}", wanted.join(" or ")),
+            Self::GpuMemory { wanted, has } => {
+                write!(f, "needs {} of memory per GPU, has {}", range(wanted, gb), gb(*has))
+            }
+            Self::GpuTotalMemory { wanted, has } => {
+                write!(f, "needs {} of GPU memory in all, has {}", range(wanted, gb), gb(*has))
+            }
+            Self::ComputeCapability { at_least: (major, minor), has } => {
+                write!(f, "needs compute capability {major}.{minor}, has ")?;
+                match has {
+                    Some((major, minor)) => write!(f, "{major}.{minor}"),
+                    None => f.write_str("an unknown one"),
+                }
+            }
+            Self::NotListed { what, wanted, has } if has.is_empty() => {
+                write!(f, "needs {what} {}, has an unknown one", wanted.join(" or "))
+            }
+            Self::NotListed { what, wanted, has } => write!(f, "needs {what} {}, is {has}", wanted.join(" or ")),
+            Self::Price { max, costs } => write!(f, "costs {costs}, at most {max} is allowed"),
+            Self::Spot { wanted: true } => f.write_str("needs spot, is on-demand"),
+            Self::Spot { wanted: false } => f.write_str("needs on-demand, is spot"),
+            Self::Reservation { wanted, has } => {
+                write!(f, "needs reservation {wanted}, has {}", has.as_deref().unwrap_or("none"))
+            }
+            Self::Volume { at } => write!(f, "its volumes are in {}", places(at)),
+            Self::NotNamed => f.write_str("is not one of the named instances"),
+            Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
+            Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),
+            Self::ReuseOnly => f.write_str("would be a new instance, and only existing ones may be used"),
+            Self::Unavailable { availability } => write!(f, "is {}", availability.as_str()),
+            Self::Busy { wanted, free, total: 1 } if *wanted == 1 && *free == 0 => f.write_str("is busy"),
+            Self::Busy { wanted, free, total } => {
+                write!(f, "needs {wanted} of {total} blocks, {free} free")
+            }
+            Self::Reserved { by } => write!(f, "is kept free for the older job {by}"),
+            Self::Unreachable => f.write_str("is unreachable"),
+            Self::Unhealthy => f.write_str("is unhealthy"),
+            Self::NotReady => f.write_str("is still being provisioned"),
+            Self::Draining => f.write_str("takes no new jobs"),
+            Self::FleetFull { max, wanted } => {
+                write!(f, "the fleet has room for {max} instances and {wanted} more would exceed that")
+            }
+            Self::TooFewNodes { wanted, fit, could } => write!(
+                f,
+                "needs {wanted} whole instances in one place, {fit} are free and {could} could ever be"
+            ),
+            Self::FleetNotChosen => f.write_str("waits until job 0 of replica 0 has chosen the fleet"),
+            Self::NoFleets => f.write_str("no fleet exists that this run may use"),
+            Self::FleetEmpty => f.write_str("has no instances and creates none"),
+            Self::NoOffers => f.write_str("no backend offers any instance"),
+            Self::Uneven { blocks } => write!(f, "cannot be split evenly into {blocks} blocks"),
+        }
+    }
+}
+
+fn places(at: &[Location]) -> String {
+    let place = |place: &Location| match &place.zone {
+        Some(zone) => format!("{} {} {zone}", place.backend, place.region),
+        None => format!("{} {}", place.backend, place.region),
+    };
+    at.iter().map(place).collect::<Vec<_>>().join(" or ")
+}
+
+/// `{kind, message, cure, passes}`: what the API and the UI show.
+impl Serialize for Shortfall {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut fields = serializer.serialize_struct("Shortfall", 4)?;
+        fields.serialize_field("kind", self.kind())?;
+        fields.serialize_field("message", &self.to_string())?;
+        fields.serialize_field("cure", &self.cure())?;
+        fields.serialize_field("passes", &self.passes())?;
+        fields.end()
+    }
+}
+
+/// One place a job was refused at, or several equal ones, with every reason.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Refusal {
+    /// An instance's name, or what the offer is: `aws us-east-1 p4d.24xlarge`.
+    pub place: String,
+    /// How many there are of it.
+    pub count: u32,
+    pub shortfalls: Vec<Shortfall>,
+}
+
+impl Refusal {
+    /// Whether waiting alone may cure it.
+    pub fn passes(&self) -> bool {
+        self.shortfalls.iter().all(Shortfall::passes)
+    }
+}
+
+/// `gpu-0 and 3 more: needs at least 8 CPUs, has 2 (lower cpu to 2); …`
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.place)?;
+        if self.count > 1 {
+            write!(f, " and {} more", self.count - 1)?;
+        }
+        for (index, shortfall) in self.shortfalls.iter().enumerate() {
+            let sign = if index == 0 { ": " } else { "; " };
+            write!(f, "{sign}{shortfall} ({})", shortfall.cure())?;
+        }
+        Ok(())
+    }
+}
+
+/// One line for a status column: the nearest miss, which is the refusal with the fewest reasons, those
+/// that pass by themselves first.
+pub fn summary(refusals: &[Refusal]) -> Option<String> {
+    let nearest = refusals.iter().min_by_key(|refusal| (!refusal.passes(), refusal.shortfalls.len()))?;
+    let others = refusals.len() - 1;
+    Some(match others {
+        0 => nearest.to_string(),
+        1 => format!("{nearest}; and 1 other place does not fit"),
+        _ => format!("{nearest}; and {others} other places do not fit"),
+    })
+}

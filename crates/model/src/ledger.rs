@@ -1,0 +1,154 @@
+//! Who holds which device or block: one owner per device, kept by owner.
+//!
+//! Everything is said by owner and is safe to repeat: an owner that asks again gets what it already
+//! has, an owner that releases again releases nothing. So a late or doubled message of one task can
+//! never take a device from another (the holder is looked up, never assumed).
+
+use std::collections::BTreeMap;
+
+use crate::mutant::{self, Mutant};
+
+/// How many devices an owner asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Everything there is, even when that is nothing.
+    All,
+    Count(usize),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AcquireError {
+    #[error("allocate {wanted} devices: {free} of {total} are free")]
+    NotEnough { wanted: usize, free: usize, total: usize },
+    #[error("allocate {wanted} devices: the owner already holds {holds}")]
+    HoldsAnother { wanted: usize, holds: usize },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RebuildError<D, O> {
+    #[error("device {device} is claimed by two live owners")]
+    Twice { device: D, first: O, second: O },
+    #[error("device {device} is claimed but does not exist")]
+    Unknown { device: D, owner: O },
+}
+
+/// The devices of one host and their owners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger<D, O> {
+    /// Every device; `None` is free.
+    holders: BTreeMap<D, Option<O>>,
+    /// What each owner had first, for the mutant that gets releases wrong.
+    #[cfg(feature = "mutants")]
+    once: BTreeMap<O, Vec<D>>,
+}
+
+impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
+    pub fn new(devices: impl IntoIterator<Item = D>) -> Self {
+        Self {
+            holders: devices.into_iter().map(|device| (device, None)).collect(),
+            #[cfg(feature = "mutants")]
+            once: BTreeMap::new(),
+        }
+    }
+
+    /// After a restart: what is held is what live owners hold, and nothing else.
+    pub fn rebuilt(
+        devices: impl IntoIterator<Item = D>,
+        live: impl IntoIterator<Item = (O, Vec<D>)>,
+    ) -> Result<Self, RebuildError<D, O>> {
+        let mut ledger = Self::new(devices);
+        for (owner, held) in live {
+            for device in held {
+                match ledger.holders.get_mut(&device) {
+                    None => return Err(RebuildError::Unknown { device, owner }),
+                    Some(Some(first)) if *first != owner => {
+                        return Err(RebuildError::Twice { device, first: first.clone(), second: owner });
+                    }
+                    Some(holder) => *holder = Some(owner.clone()),
+                }
+            }
+            ledger.remember(&owner);
+        }
+        Ok(ledger)
+    }
+
+    /// Gives `owner` its devices. A repeat gets the same ones; all or none.
+    pub fn acquire(&mut self, owner: &O, want: Want) -> Result<Vec<D>, AcquireError> {
+        let total = self.holders.len();
+        let wanted = match want {
+            Want::All => total,
+            Want::Count(count) => count,
+        };
+        let held = self.held_by(owner);
+        if !held.is_empty() {
+            return if held.len() == wanted {
+                Ok(held)
+            } else {
+                Err(AcquireError::HoldsAnother { wanted, holds: held.len() })
+            };
+        }
+        let free = self.free();
+        if free < wanted {
+            return Err(AcquireError::NotEnough { wanted, free, total });
+        }
+        let mut given = Vec::with_capacity(wanted);
+        for (device, holder) in self.holders.iter_mut().filter(|(_, holder)| holder.is_none()).take(wanted) {
+            *holder = Some(owner.clone());
+            given.push(device.clone());
+        }
+        self.remember(owner);
+        Ok(given)
+    }
+
+    /// Frees what `owner` holds and says what that was; nothing when it holds nothing.
+    pub fn release(&mut self, owner: &O) -> Vec<D> {
+        let held = self.held_by(owner);
+        if held.is_empty() && mutant::active(Mutant::ReleaseFreesAnother) {
+            return self.release_once_held(owner);
+        }
+        for device in &held {
+            self.holders.insert(device.clone(), None);
+        }
+        held
+    }
+
+    pub fn held_by(&self, owner: &O) -> Vec<D> {
+        let held = self.holders.iter().filter(|(_, holder)| holder.as_ref() == Some(owner));
+        held.map(|(device, _)| device.clone()).collect()
+    }
+
+    pub fn holder(&self, device: &D) -> Option<&O> {
+        self.holders.get(device)?.as_ref()
+    }
+
+    pub fn free(&self) -> usize {
+        self.holders.values().filter(|holder| holder.is_none()).count()
+    }
+
+    pub fn total(&self) -> usize {
+        self.holders.len()
+    }
+
+    #[cfg(feature = "mutants")]
+    fn remember(&mut self, owner: &O) {
+        let held = self.held_by(owner);
+        self.once.insert(owner.clone(), held);
+    }
+
+    #[cfg(not(feature = "mutants"))]
+    fn remember(&mut self, _: &O) {}
+
+    #[cfg(feature = "mutants")]
+    fn release_once_held(&mut self, owner: &O) -> Vec<D> {
+        let devices = self.once.get(owner).cloned().unwrap_or_default();
+        for device in &devices {
+            self.holders.insert(device.clone(), None);
+        }
+        devices
+    }
+
+    #[cfg(not(feature = "mutants"))]
+    fn release_once_held(&mut self, _: &O) -> Vec<D> {
+        Vec::new()
+    }
+}

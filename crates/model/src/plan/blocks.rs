@@ -1,0 +1,101 @@
+//! Sharing a machine: equal blocks of CPUs, memory and GPUs.
+//!
+//! The disk is not split: it is shared by all, and its size is a wish about the machine.
+
+use crate::{
+    plan::offers::{Gpu, Host, Needs, gb},
+    resources::{CpuArch, ResourcesSpec},
+};
+
+/// `blocks:` of a fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    Count(u32),
+    /// As many as divide CPUs and GPUs.
+    Auto,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("split {cpus} CPUs and {gpus} GPUs into {blocks} blocks: they do not divide evenly")]
+pub struct UnevenBlocks {
+    pub blocks: u32,
+    pub cpus: u32,
+    pub gpus: u32,
+}
+
+/// Into how many blocks a machine is split.
+pub fn split(blocks: Blocks, cpus: u32, gpus: u32) -> Result<u32, UnevenBlocks> {
+    match blocks {
+        Blocks::Auto => Ok(greatest_common_divisor(cpus, gpus).max(1)),
+        Blocks::Count(blocks) if blocks > 0 && cpus.is_multiple_of(blocks) && gpus.is_multiple_of(blocks) => {
+            Ok(blocks)
+        }
+        Blocks::Count(blocks) => Err(UnevenBlocks { blocks, cpus, gpus }),
+    }
+}
+
+fn greatest_common_divisor(left: u32, right: u32) -> u32 {
+    if right == 0 { left } else { greatest_common_divisor(right, left % right) }
+}
+
+/// A part of a machine, or all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share<'a> {
+    pub cpus: u32,
+    pub arch: Option<CpuArch>,
+    pub memory_mib: u64,
+    pub disk_mib: u64,
+    pub gpus: &'a [Gpu],
+}
+
+/// What `blocks` of `total` give.
+pub fn share(host: &Host, blocks: u32, total: u32) -> Share<'_> {
+    let (blocks, total) = (u64::from(blocks), u64::from(total.max(1)));
+    let gpus = host.gpus.len() as u64 * blocks / total;
+    Share {
+        cpus: u32::try_from(u64::from(host.cpus) * blocks / total).unwrap_or(u32::MAX),
+        arch: host.arch,
+        memory_mib: host.memory_mib * blocks / total,
+        disk_mib: host.disk_mib,
+        gpus: &host.gpus[..usize::try_from(gpus).unwrap_or(usize::MAX).min(host.gpus.len())],
+    }
+}
+
+/// The smallest number of blocks that reaches every lower bound, at most all of them. More blocks can
+/// only break upper bounds, so if this number does not fit, none does.
+pub fn smallest(host: &Host, total: u32, needs: &Needs) -> u32 {
+    let total = total.max(1);
+    if needs.whole || total == 1 {
+        return total;
+    }
+    let Some(wanted) = &needs.resources else { return 1 };
+    let mut blocks = 1;
+    let mut reach = |wanted: f64, has: f64| {
+        if wanted > 0.0 && has > 0.0 {
+            let least = (wanted * f64::from(total) / has).ceil();
+            blocks = blocks.max(if least >= f64::from(total) { total } else { least as u32 });
+        }
+    };
+    reach(f64::from(wanted.cpu.count.min.unwrap_or(0)), f64::from(host.cpus));
+    reach(wanted.memory.min.unwrap_or(0.0), gb(host.memory_mib));
+    if let Some(gpu) = &wanted.gpu {
+        reach(f64::from(gpu.count.min.unwrap_or(0)), host.gpus.len() as f64);
+        let memory: u64 = host.gpus.iter().map(|gpu| gpu.memory_mib).sum();
+        reach(gpu.total_memory.and_then(|memory| memory.min).unwrap_or(0.0), gb(memory));
+    }
+    // Rounding down in `share` may leave the last unit short.
+    while blocks < total && falls_short(&share(host, blocks, total), wanted) {
+        blocks += 1;
+    }
+    blocks
+}
+
+fn falls_short(share: &Share<'_>, wanted: &ResourcesSpec) -> bool {
+    let gpu = wanted.gpu.as_ref();
+    let total: u64 = share.gpus.iter().map(|gpu| gpu.memory_mib).sum();
+    let total_min = gpu.and_then(|gpu| gpu.total_memory).and_then(|memory| memory.min).unwrap_or(0.0);
+    share.cpus < wanted.cpu.count.min.unwrap_or(0)
+        || gb(share.memory_mib) < wanted.memory.min.unwrap_or(0.0)
+        || share.gpus.len() < gpu.and_then(|gpu| gpu.count.min).unwrap_or(0) as usize
+        || (!share.gpus.is_empty() && gb(total) < total_min)
+}

@@ -1,0 +1,187 @@
+//! Several nodes at once: all of them in one fleet, backend and region, on whole instances, or none.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    plan::{
+        place::{NewOffer, OFFERS_MAX},
+        queue::{Ask, Round},
+        stock::Tightness,
+    },
+    time::Timestamp,
+};
+
+/// Which instances may be counted on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pool {
+    /// Free now.
+    Free,
+    /// Free now or once the jobs on them end.
+    Draining,
+    /// Everything that could ever serve, whatever its state; the fleet's slots too.
+    Ever,
+}
+
+pub(super) enum Member {
+    Existing(usize),
+    New(Vec<NewOffer>),
+}
+
+impl Member {
+    pub(super) fn instance(&self) -> Option<usize> {
+        match self {
+            Self::Existing(instance) => Some(*instance),
+            Self::New(_) => None,
+        }
+    }
+}
+
+/// Where a gang could be: fleet, backend, region.
+pub(super) type Spot<'a> = (usize, &'a str, &'a str);
+
+pub(super) struct Gang {
+    pub(super) fleet: usize,
+    /// One per node, in the order of the nodes.
+    pub(super) members: Vec<Member>,
+    cost: Cost,
+}
+
+/// Smaller is better: when all are free, blocks to drain, new instances, price.
+type Cost = (Timestamp, u32, usize, u64);
+
+/// An instance as a candidate: when it is free, what must go, how tight.
+type Candidate = (Timestamp, u32, Tightness);
+
+impl<'a> Round<'a> {
+    pub(super) fn best_gang(&mut self, ask: &Ask, pool: Pool) -> Option<Gang> {
+        let mut best: Option<Gang> = None;
+        for spot in self.spots(ask) {
+            let Ok(gang) = self.gang_at(ask, spot, pool) else { continue };
+            if best.as_ref().is_none_or(|best| gang.cost < best.cost) {
+                best = Some(gang);
+            }
+        }
+        best
+    }
+
+    pub(super) fn spots(&self, ask: &Ask) -> BTreeSet<Spot<'a>> {
+        let shapes = self.stock.shapes.iter().filter(|shape| ask.fleets.contains(&shape.fleet));
+        let mut spots: BTreeSet<Spot<'a>> =
+            shapes.map(|shape| (shape.fleet, &*shape.offer.backend, &*shape.offer.region)).collect();
+        for &fleet in ask.fleets.iter().filter(|fleet| self.stock.fleets[**fleet].fleet.creates) {
+            spots.extend(self.stock.offers.iter().map(|(_, offer)| (fleet, &*offer.backend, &*offer.region)));
+        }
+        spots
+    }
+
+    /// A gang there, or how many of its nodes find a place.
+    ///
+    /// The nodes with the fewest candidates choose first. That finds a seating whenever the needs are
+    /// nested (the usual case: equal nodes, or a bigger head node); it may miss one that only a full
+    /// matching would find.
+    pub(super) fn gang_at(&mut self, ask: &Ask, spot: Spot<'a>, pool: Pool) -> Result<Gang, u32> {
+        let (fleet, backend, region) = spot;
+        let candidates = self.candidates(spot, pool);
+        let mut slots = match pool {
+            Pool::Free | Pool::Draining => self.stock.fleets[fleet].slots(),
+            Pool::Ever => {
+                let max = self.stock.fleets[fleet].fleet.nodes_max.unwrap_or(u32::MAX);
+                max.saturating_sub(u32::try_from(candidates.len()).unwrap_or(u32::MAX))
+            }
+        };
+        let mut order: Vec<usize> = (0..ask.classes.len()).collect();
+        let mut choices: BTreeMap<usize, usize> = BTreeMap::new();
+        for &class in &ask.classes {
+            choices.entry(class).or_insert_with(|| candidates.iter().filter(|at| self.serves(class, at.2.4)).count());
+        }
+        order.sort_by_key(|node| (choices[&ask.classes[*node]], *node));
+
+        let mut cursors: BTreeMap<(usize, bool), usize> = BTreeMap::new();
+        let mut used = BTreeSet::new();
+        let mut members: Vec<Option<Member>> = ask.classes.iter().map(|_| None).collect();
+        let mut cost: Cost = (self.now, 0, 0, 0);
+        for node in order {
+            let class = ask.classes[node];
+            // Free ones first, then new ones, then those that must drain.
+            let mut member = self.next(class, &candidates, &mut used, &mut cursors, true);
+            if member.is_none() && slots > 0 {
+                let offers = self.new_offers(ask, class, fleet);
+                let here = offers.iter().filter(|(at, _)| {
+                    let offer = self.stock.offers[*at].1;
+                    offer.backend == backend && offer.region == region
+                });
+                let here: Vec<&(usize, NewOffer)> = here.take(OFFERS_MAX).collect();
+                if let Some((cheapest, _)) = here.first() {
+                    slots -= 1;
+                    cost.2 += 1;
+                    cost.3 += self.stock.offers[*cheapest].1.price.0;
+                    members[node] = Some(Member::New(here.into_iter().map(|(_, offer)| offer.clone()).collect()));
+                    continue;
+                }
+            }
+            if member.is_none() {
+                member = self.next(class, &candidates, &mut used, &mut cursors, false);
+            }
+            if let Some((from, must_go, tightness)) = member {
+                cost = (cost.0.max(from), cost.1 + must_go, cost.2, cost.3 + tightness.3);
+                members[node] = Some(Member::Existing(tightness.4));
+            }
+        }
+        let seated = members.iter().flatten().count();
+        let members: Option<Vec<Member>> = members.into_iter().collect();
+        members.map(|members| Gang { fleet, members, cost }).ok_or(u32::try_from(seated).unwrap_or(u32::MAX))
+    }
+
+    /// Instances at the spot that may be counted on, soonest and tightest first.
+    fn candidates(&self, (fleet, backend, region): Spot<'_>, pool: Pool) -> Vec<Candidate> {
+        let mut candidates = Vec::new();
+        for shape in &self.stock.shapes {
+            if shape.fleet != fleet || shape.offer.backend != backend || shape.offer.region != region {
+                continue;
+            }
+            let total = shape.offer.total_blocks.max(1);
+            match pool {
+                Pool::Free => {
+                    let free = shape.open.range((total, 0)..);
+                    candidates.extend(free.map(|(_, at)| (self.now, 0, self.stock.tightness(*at))));
+                }
+                Pool::Draining => candidates.extend(shape.open.iter().map(|(_, at)| {
+                    let (from, must_go) = self.stock.frees(*at, total, self.now);
+                    (from, must_go, self.stock.tightness(*at))
+                })),
+                Pool::Ever => candidates
+                    .extend(shape.members.iter().map(|at| (self.now, 0, self.stock.tightness(*at)))),
+            }
+        }
+        candidates.sort();
+        candidates
+    }
+
+    fn serves(&self, class: usize, instance: usize) -> bool {
+        let class = &self.classes[class];
+        class.shapes[self.stock.shape_index(instance)].blocks > 0 && self.stock.is_named(instance, &class.needs)
+    }
+
+    /// The next candidate that nobody of the gang has. A cursor per class: what it passed is used or
+    /// unfit, and stays so.
+    fn next(
+        &self,
+        class: usize,
+        candidates: &[Candidate],
+        used: &mut BTreeSet<usize>,
+        cursors: &mut BTreeMap<(usize, bool), usize>,
+        free: bool,
+    ) -> Option<Candidate> {
+        let cursor = cursors.entry((class, free)).or_default();
+        while let Some(candidate) = candidates.get(*cursor) {
+            *cursor += 1;
+            let (_, must_go, tightness) = candidate;
+            let suits = (*must_go == 0) == free && !used.contains(&tightness.4);
+            if suits && self.serves(class, tightness.4) {
+                used.insert(tightness.4);
+                return Some(*candidate);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,302 @@
+//! What machines have, what a job needs of one, and every reason why the two do not meet.
+
+use crate::{
+    explain::Shortfall,
+    money::Price,
+    plan::blocks::{self, Share},
+    resources::{CpuArch, GpuSpec, GpuVendor, ResourcesSpec},
+};
+
+const MIB_PER_GB: f64 = 1024.0;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Gpu {
+    pub vendor: GpuVendor,
+    pub name: String,
+    pub memory_mib: u64,
+    /// NVIDIA only; `None` where nobody could tell.
+    pub compute_capability: Option<(u32, u32)>,
+}
+
+/// What one machine has, or a share of one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Host {
+    pub cpus: u32,
+    /// `None` where nobody could tell: then only jobs that do not care fit.
+    pub arch: Option<CpuArch>,
+    pub memory_mib: u64,
+    /// 0 = unknown, which passes every wish.
+    pub disk_mib: u64,
+    pub gpus: Vec<Gpu>,
+    pub spot: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Availability {
+    Unknown,
+    Available,
+    NotAvailable,
+    NoQuota,
+    NoBalance,
+    Idle,
+    Busy,
+}
+
+impl Availability {
+    /// Whether asking a backend for it has a chance.
+    pub const fn worth_trying(self) -> bool {
+        match self {
+            Self::Unknown | Self::Available | Self::Idle => true,
+            Self::NotAvailable | Self::NoQuota | Self::NoBalance | Self::Busy => false,
+        }
+    }
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Available => "available",
+            Self::NotAvailable => "not available",
+            Self::NoQuota => "out of quota",
+            Self::NoBalance => "out of balance",
+            Self::Idle => "idle",
+            Self::Busy => "busy",
+        }
+    }
+}
+
+/// A kind of machine at a place and price: one that exists, or one a backend would create.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Offer {
+    pub backend: String,
+    pub region: String,
+    /// Where it is, or may be created; empty = nobody could tell, which only passes without a wish.
+    pub zones: Vec<String>,
+    pub instance_type: String,
+    pub price: Price,
+    pub availability: Availability,
+    pub reservation: Option<String>,
+    pub host: Host,
+    /// In how many equal blocks jobs may share it; 1 = one job has it all.
+    pub total_blocks: u32,
+}
+
+/// Where a volume is. No zone = usable in the whole region.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Location {
+    pub backend: String,
+    pub region: String,
+    pub zone: Option<String>,
+}
+
+impl Location {
+    fn admits(&self, offer: &Offer) -> bool {
+        same(&self.backend, &offer.backend)
+            && same(&self.region, &offer.region)
+            && self.zone.as_ref().is_none_or(|zone| {
+                offer.zones.is_empty() || offer.zones.iter().any(|of_offer| same(of_offer, zone))
+            })
+    }
+}
+
+/// One entry of `instances:`, which restricts a run to hosts by name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Named {
+    Name(String),
+    Hostname(String),
+    Number { fleet: String, instance_num: u32 },
+}
+
+/// Everything a job (or a fleet, of new instances) asks of one machine. `None` = no wish.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Needs {
+    /// `None` = anything will do.
+    pub resources: Option<ResourcesSpec>,
+    pub max_price: Option<Price>,
+    /// `Some(true)` spot only, `Some(false)` on-demand only.
+    pub spot: Option<bool>,
+    pub backends: Option<Vec<String>>,
+    pub regions: Option<Vec<String>>,
+    pub zones: Option<Vec<String>>,
+    pub instance_types: Option<Vec<String>>,
+    pub reservation: Option<String>,
+    /// One entry per mount point: the places of the volumes it may use.
+    pub volumes: Vec<Vec<Location>>,
+    pub instances: Option<Vec<Named>>,
+    /// A node of several: it takes whole instances, never a share.
+    pub whole: bool,
+}
+
+/// Case-free, as configurations spell regions, types and names.
+fn same(left: &str, right: &str) -> bool {
+    left.eq_ignore_ascii_case(right)
+}
+
+fn listed(list: &[String], value: &str) -> bool {
+    list.iter().any(|one| same(one, value))
+}
+
+/// Never an `Option`: a rejected offer says why, all of why. Empty = it fits, with `blocks` of it.
+///
+/// Says nothing about who uses the machine now; that is placement's part.
+pub fn shortfalls(offer: &Offer, needs: &Needs) -> Vec<Shortfall> {
+    let mut short = Vec::new();
+    compare(offer, offer.total_blocks, needs, &mut short);
+    short
+}
+
+/// The smallest number of blocks of `offer` that fits, or every reason why none does.
+pub fn fit(offer: &Offer, needs: &Needs) -> Result<u32, Vec<Shortfall>> {
+    let short = shortfalls(offer, needs);
+    if short.is_empty() { Ok(blocks::smallest(&offer.host, offer.total_blocks, needs)) } else { Err(short) }
+}
+
+/// Where shortfalls go. Counting them is how placement screens millions of pairs without building
+/// one sentence; the rules below are written once for both.
+pub(super) trait Report {
+    fn add(&mut self, make: impl FnOnce() -> Shortfall);
+}
+
+impl Report for Vec<Shortfall> {
+    fn add(&mut self, make: impl FnOnce() -> Shortfall) {
+        self.push(make());
+    }
+}
+
+impl Report for u32 {
+    fn add(&mut self, _: impl FnOnce() -> Shortfall) {
+        *self += 1;
+    }
+}
+
+/// `total_blocks` is an argument because a fleet, not the offer, says how a new instance is split.
+pub(super) fn compare(offer: &Offer, total_blocks: u32, needs: &Needs, short: &mut impl Report) {
+    compare_place(offer, needs, short);
+    if let Some(resources) = &needs.resources {
+        let blocks = blocks::smallest(&offer.host, total_blocks, needs);
+        compare_share(&blocks::share(&offer.host, blocks, total_blocks), resources, short);
+    }
+}
+
+fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {
+    let lists = [
+        (&needs.backends, &offer.backend, "backend"),
+        (&needs.regions, &offer.region, "region"),
+        (&needs.instance_types, &offer.instance_type, "instance type"),
+    ];
+    for (list, has, what) in lists {
+        if let Some(wanted) = list
+            && !listed(wanted, has)
+        {
+            short.add(|| Shortfall::NotListed { what, wanted: wanted.clone(), has: has.clone() });
+        }
+    }
+    if let Some(wanted) = &needs.zones
+        && !offer.zones.iter().any(|zone| listed(wanted, zone))
+    {
+        let has = || offer.zones.join(", ");
+        short.add(|| Shortfall::NotListed { what: "zone", wanted: wanted.clone(), has: has() });
+    }
+    if let Some(max) = needs.max_price
+        && offer.price > max
+    {
+        short.add(|| Shortfall::Price { max, costs: offer.price });
+    }
+    if let Some(spot) = needs.spot
+        && spot != offer.host.spot
+    {
+        short.add(|| Shortfall::Spot { wanted: spot });
+    }
+    if let Some(wanted) = &needs.reservation
+        && offer.reservation.as_ref() != Some(wanted)
+    {
+        short.add(|| Shortfall::Reservation { wanted: wanted.clone(), has: offer.reservation.clone() });
+    }
+    for volume in &needs.volumes {
+        if !volume.iter().any(|location| location.admits(offer)) {
+            short.add(|| Shortfall::Volume { at: volume.clone() });
+        }
+    }
+}
+
+/// The matching rules for resources: ranges are inclusive, names case-free, an unknown disk passes,
+/// and GPU filters are skipped for a host without GPUs when none are required.
+pub fn host_shortfalls(host: &Host, wanted: &ResourcesSpec) -> Vec<Shortfall> {
+    let mut short = Vec::new();
+    compare_share(&blocks::share(host, 1, 1), wanted, &mut short);
+    short
+}
+
+fn compare_share(host: &Share<'_>, wanted: &ResourcesSpec, short: &mut impl Report) {
+    if let Some(arch) = wanted.cpu.arch
+        && host.arch != Some(arch)
+    {
+        short.add(|| Shortfall::CpuArch { wanted: arch, has: host.arch });
+    }
+    if !wanted.cpu.count.contains(host.cpus) {
+        short.add(|| Shortfall::Cpus { wanted: wanted.cpu.count, has: host.cpus });
+    }
+    let memory = gb(host.memory_mib);
+    if !wanted.memory.contains(memory) {
+        short.add(|| Shortfall::Memory { wanted: wanted.memory, has: memory });
+    }
+    if let Some(disk) = &wanted.disk
+        && host.disk_mib != 0
+        && !disk.size.contains(gb(host.disk_mib))
+    {
+        short.add(|| Shortfall::Disk { wanted: disk.size, has: gb(host.disk_mib) });
+    }
+    if let Some(gpu) = &wanted.gpu {
+        compare_gpus(host.gpus, gpu, short);
+    }
+}
+
+fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, short: &mut impl Report) {
+    let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    if gpus.is_empty() && wanted.count.min.unwrap_or(0) == 0 {
+        return;
+    }
+    if !wanted.count.contains(count) {
+        short.add(|| Shortfall::GpuCount { wanted: wanted.count, has: count });
+    }
+    // Every GPU must match, because the agent hands out any of them.
+    if let Some(vendor) = wanted.vendor
+        && let Some(other) = gpus.iter().find(|gpu| gpu.vendor != vendor)
+    {
+        short.add(|| Shortfall::GpuVendor { wanted: vendor, has: other.vendor });
+    }
+    if let Some(names) = wanted.name.as_ref().filter(|names| !names.is_empty())
+        && let Some(other) = gpus.iter().find(|gpu| !listed(names, &gpu.name))
+    {
+        short.add(|| Shortfall::GpuName { wanted: names.clone(), has: other.name.clone() });
+    }
+    if let Some(memory) = wanted.memory
+        && let Some(other) = gpus.iter().find(|gpu| !memory.contains(gb(gpu.memory_mib)))
+    {
+        short.add(|| Shortfall::GpuMemory { wanted: memory, has: gb(other.memory_mib) });
+    }
+    if let Some(total) = wanted.total_memory {
+        let has = gb(gpus.iter().map(|gpu| gpu.memory_mib).sum());
+        if !gpus.is_empty() && !total.contains(has) {
+            short.add(|| Shortfall::GpuTotalMemory { wanted: total, has });
+        }
+    }
+    if let Some(at_least) = wanted.compute_capability
+        && let Some(other) = gpus.iter().find(|gpu| gpu.compute_capability.is_none_or(|has| has < at_least))
+    {
+        short.add(|| Shortfall::ComputeCapability { at_least, has: other.compute_capability });
+    }
+}
+
+pub(super) fn gb(mib: u64) -> f64 {
+    mib as f64 / MIB_PER_GB
+}
+
+/// Whether `instances:` (if given) names this one.
+pub fn names_instance(wanted: &[Named], name: &str, hostname: Option<&str>, fleet: &str, number: u32) -> bool {
+    wanted.iter().any(|one| match one {
+        Named::Name(wanted) => wanted == name,
+        Named::Hostname(wanted) => hostname == Some(wanted.as_str()),
+        Named::Number { fleet: of, instance_num } => of == fleet && *instance_num == number,
+    })
+}

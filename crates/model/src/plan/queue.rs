@@ -1,0 +1,292 @@
+//! One round of placement: each waiting replica in its turn, over a stock that only shrinks.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    id::{ProjectId, SubmissionId},
+    plan::{
+        blocks,
+        gang::{Gang, Pool},
+        offers::{Needs, compare},
+        place::{Creation, FleetChoice, Inventory, NewOffer, Node, OFFERS_MAX, Outcome, RESERVE_AFTER, Seat, Waiting, Why},
+        stock::{Reserved, Shape, Stock},
+    },
+    time::Timestamp,
+};
+
+/// How one kind of needs meets one shape.
+#[derive(Clone, Copy)]
+pub(super) struct Fit {
+    /// 0 = does not fit.
+    pub(super) blocks: u32,
+    /// How many reasons why not.
+    pub(super) missing: u32,
+}
+
+/// Jobs with the same needs are asked about once.
+pub(super) struct Class {
+    pub(super) needs: Arc<Needs>,
+    pub(super) shapes: Vec<Fit>,
+    /// Shapes that fit, and with how many blocks.
+    pub(super) fitting: Vec<(usize, u32)>,
+    /// Per fleet: what it could create for these needs, by position in the stock's offers.
+    offers: BTreeMap<usize, Arc<Vec<(usize, NewOffer)>>>,
+}
+
+/// Everything that decides about a refusal but who asks: in one round the answer stays the same,
+/// because the stock only shrinks.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ask {
+    pub(super) classes: Vec<usize>,
+    pub(super) fleets: Vec<usize>,
+    pub(super) creation: Creation,
+}
+
+pub(super) struct Round<'a> {
+    pub(super) stock: Stock<'a>,
+    pub(super) now: Timestamp,
+    pub(super) classes: Vec<Class>,
+    refused: BTreeMap<Ask, (Arc<Why>, bool)>,
+    reserving: BTreeSet<ProjectId>,
+}
+
+impl<'a> Round<'a> {
+    pub(super) fn new(inventory: &'a Inventory, now: Timestamp) -> Self {
+        Self {
+            stock: Stock::new(inventory),
+            now,
+            classes: Vec::new(),
+            refused: BTreeMap::new(),
+            reserving: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn seat(&mut self, waiting: &Waiting, choice: FleetChoice) -> Outcome {
+        let several = waiting.nodes.len() > 1;
+        let ask = Ask {
+            classes: waiting.nodes.iter().map(|node| self.class(node, several)).collect(),
+            fleets: self.allowed(waiting, choice, several),
+            creation: waiting.creation,
+        };
+        // A job that is sure to be short may use what is reserved, so an earlier "no" is not its own.
+        let may_backfill = waiting.lasts.is_some() && !self.reserving.is_empty();
+        let known = if may_backfill { None } else { self.refused.get(&ask).cloned() };
+        let (why, passes) = match known {
+            Some(refused) => refused,
+            None => {
+                let placed = if several { self.place_gang(waiting, &ask) } else { self.place_one(waiting, &ask) };
+                if let Some(placed) = placed {
+                    return placed;
+                }
+                let (why, passes) = self.why(&ask);
+                self.refused.insert(ask.clone(), (Arc::clone(&why), passes));
+                (why, passes)
+            }
+        };
+        if passes {
+            let reserved = self.reserve(waiting, &ask);
+            Outcome::Waits { why, reserved }
+        } else {
+            Outcome::Never { why }
+        }
+    }
+
+    fn allowed(&self, waiting: &Waiting, choice: FleetChoice, several: bool) -> Vec<usize> {
+        let fleets = self.stock.fleets.iter().enumerate().filter(|(_, room)| {
+            let id = room.fleet.id;
+            let chosen = match choice {
+                FleetChoice::Chosen(fleet) => fleet == id,
+                FleetChoice::Choose | FleetChoice::Follow => true,
+            };
+            chosen
+                && waiting.fleets.as_ref().is_none_or(|fleets| fleets.contains(&id))
+                && (!several || room.fleet.cluster)
+        });
+        fleets.map(|(at, _)| at).collect()
+    }
+
+    fn class(&mut self, node: &Node, several: bool) -> usize {
+        let alike = |class: &Class| {
+            Arc::ptr_eq(&class.needs, &node.needs)
+                || (class.needs.whole == (several || node.needs.whole) && equal_but_whole(&class.needs, &node.needs))
+        };
+        if let Some(at) = self.classes.iter().position(alike) {
+            return at;
+        }
+        let needs = if several && !node.needs.whole {
+            Arc::new(Needs { whole: true, ..Needs::clone(&node.needs) })
+        } else {
+            Arc::clone(&node.needs)
+        };
+        let shapes: Vec<Fit> = self.stock.shapes.iter().map(|shape| fit(shape, &needs)).collect();
+        let fitting = shapes.iter().enumerate().filter(|(_, fit)| fit.blocks > 0);
+        let fitting = fitting.map(|(shape, fit)| (shape, fit.blocks)).collect();
+        self.classes.push(Class { needs, shapes, fitting, offers: BTreeMap::new() });
+        self.classes.len() - 1
+    }
+
+    fn place_one(&mut self, waiting: &Waiting, ask: &Ask) -> Option<Outcome> {
+        let (job, class) = (waiting.job()?, ask.classes[0]);
+        if let Some((instance, blocks)) = self.tightest(waiting, ask, class) {
+            let fleet = self.stock.instances[instance].fleet;
+            let id = self.stock.instances[instance].id;
+            self.stock.take(instance, blocks);
+            return Some(Outcome::Placed { fleet, seats: vec![Seat::Existing { job, instance: id, blocks }] });
+        }
+        let mut best: Option<(u64, usize, Arc<Vec<(usize, NewOffer)>>)> = None;
+        for &fleet in &ask.fleets {
+            if self.stock.fleets[fleet].slots() == 0 {
+                continue;
+            }
+            let offers = self.new_offers(ask, class, fleet);
+            let Some((cheapest, _)) = offers.first() else { continue };
+            let price = self.stock.offers[*cheapest].1.price.0;
+            if best.as_ref().is_none_or(|(least, ..)| price < *least) {
+                best = Some((price, fleet, offers));
+            }
+        }
+        let (_, fleet, offers) = best?;
+        let instance_num = self.stock.fleets[fleet].take_slot();
+        let offers = offers.iter().take(OFFERS_MAX).map(|(_, offer)| offer.clone()).collect();
+        let seats = vec![Seat::New { job, instance_num, offers }];
+        Some(Outcome::Placed { fleet: self.stock.fleets[fleet].fleet.id, seats })
+    }
+
+    /// The open instance with the least free that still fits, and how many of its blocks.
+    fn tightest(&self, waiting: &Waiting, ask: &Ask, class: usize) -> Option<(usize, u32)> {
+        let Class { needs, fitting, shapes, .. } = &self.classes[class];
+        let open = fitting.iter().filter(|(shape, _)| ask.fleets.contains(&self.stock.shapes[*shape].fleet));
+        let open = open.filter_map(|&(shape, blocks)| {
+            let mut free = self.stock.shapes[shape].open.range((blocks, 0)..);
+            free.find(|(_, instance)| self.stock.is_named(*instance, needs)).map(|(_, at)| (*at, blocks))
+        });
+        let backfill = self.stock.reserved.iter().filter_map(|(&instance, reserved)| {
+            let blocks = shapes[self.stock.shape_index(instance)].blocks;
+            let over = self.now + waiting.lasts?;
+            let usable = blocks > 0
+                && over <= reserved.from
+                && self.stock.free[instance] >= blocks
+                && ask.fleets.contains(&self.stock.shape_of(instance).fleet)
+                && self.stock.is_named(instance, needs);
+            usable.then_some((instance, blocks))
+        });
+        open.chain(backfill).min_by_key(|(instance, _)| self.stock.tightness(*instance))
+    }
+
+    /// What a fleet would create for these needs, cheapest first.
+    pub(super) fn new_offers(&mut self, ask: &Ask, class: usize, fleet: usize) -> Arc<Vec<(usize, NewOffer)>> {
+        let room = &self.stock.fleets[fleet];
+        let class = &mut self.classes[class];
+        if !room.fleet.creates || ask.creation == Creation::Reuse || class.needs.instances.is_some() {
+            return Arc::default();
+        }
+        let offers = class.offers.entry(fleet).or_insert_with(|| {
+            let admitted = self.stock.offers.iter().zip(&room.admits).enumerate();
+            let offers = admitted.filter_map(|(at, ((index, offer), admits))| {
+                let total_blocks = (*admits)?;
+                let mut missing = 0_u32;
+                compare(offer, total_blocks, &class.needs, &mut missing);
+                let blocks = blocks::smallest(&offer.host, total_blocks, &class.needs);
+                (missing == 0).then_some((at, NewOffer { offer: *index, blocks, total_blocks }))
+            });
+            Arc::new(offers.collect())
+        });
+        Arc::clone(offers)
+    }
+
+    fn place_gang(&mut self, waiting: &Waiting, ask: &Ask) -> Option<Outcome> {
+        let gang = self.best_gang(ask, Pool::Free)?;
+        let fleet = self.stock.fleets[gang.fleet].fleet.id;
+        let mut seats = Vec::with_capacity(waiting.nodes.len());
+        for (node, member) in waiting.nodes.iter().zip(gang.members) {
+            seats.push(self.sit(node.job, gang.fleet, member));
+        }
+        Some(Outcome::Placed { fleet, seats })
+    }
+
+    fn sit(&mut self, job: SubmissionId, fleet: usize, member: crate::plan::gang::Member) -> Seat {
+        match member {
+            crate::plan::gang::Member::Existing(instance) => {
+                let blocks = self.stock.shape_of(instance).offer.total_blocks.max(1);
+                self.stock.take(instance, blocks);
+                Seat::Existing { job, instance: self.stock.instances[instance].id, blocks }
+            }
+            crate::plan::gang::Member::New(offers) => {
+                Seat::New { job, instance_num: self.stock.fleets[fleet].take_slot(), offers }
+            }
+        }
+    }
+
+    /// Keeps the soonest instances free for a job that has waited long enough; one per project.
+    fn reserve(&mut self, waiting: &Waiting, ask: &Ask) -> Vec<crate::id::InstanceId> {
+        let Some(by) = waiting.job() else { return Vec::new() };
+        if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving.contains(&waiting.project) {
+            return Vec::new();
+        }
+        let chosen = if waiting.nodes.len() > 1 { self.soonest_gang(ask) } else { self.soonest_one(ask) };
+        if chosen.is_empty() {
+            return Vec::new();
+        }
+        self.reserving.insert(waiting.project);
+        let from = chosen.iter().map(|(_, from)| *from).max().unwrap_or(self.now);
+        for (instance, _) in &chosen {
+            self.stock.reserve(*instance, Reserved { by, from });
+        }
+        chosen.iter().map(|(instance, _)| self.stock.instances[*instance].id).collect()
+    }
+
+    fn soonest_one(&self, ask: &Ask) -> Vec<(usize, Timestamp)> {
+        let Class { needs, fitting, .. } = &self.classes[ask.classes[0]];
+        let shapes = fitting.iter().filter(|(shape, _)| ask.fleets.contains(&self.stock.shapes[*shape].fleet));
+        let open = shapes.flat_map(|&(shape, blocks)| {
+            self.stock.shapes[shape].open.iter().map(move |(_, instance)| (*instance, blocks))
+        });
+        let named = open.filter(|(instance, _)| self.stock.is_named(*instance, needs));
+        let soonest = named.min_by_key(|&(instance, blocks)| {
+            let (from, must_go) = self.stock.frees(instance, blocks, self.now);
+            (from, must_go, instance)
+        });
+        let reserved = soonest.map(|(instance, blocks)| (instance, self.stock.frees(instance, blocks, self.now).0));
+        reserved.into_iter().collect()
+    }
+
+    fn soonest_gang(&mut self, ask: &Ask) -> Vec<(usize, Timestamp)> {
+        let Some(Gang { members, .. }) = self.best_gang(ask, Pool::Draining) else { return Vec::new() };
+        let existing = members.iter().filter_map(crate::plan::gang::Member::instance);
+        existing
+            .map(|instance| {
+                let total = self.stock.shape_of(instance).offer.total_blocks.max(1);
+                (instance, self.stock.frees(instance, total, self.now).0)
+            })
+            .collect()
+    }
+}
+
+fn equal_but_whole(left: &Needs, right: &Needs) -> bool {
+    let Needs { resources, max_price, spot, backends, regions, zones, instance_types, .. } = left;
+    *resources == right.resources
+        && *max_price == right.max_price
+        && *spot == right.spot
+        && *backends == right.backends
+        && *regions == right.regions
+        && *zones == right.zones
+        && *instance_types == right.instance_types
+        && left.reservation == right.reservation
+        && left.volumes == right.volumes
+        && left.instances == right.instances
+}
+
+fn fit(shape: &Shape<'_>, needs: &Needs) -> Fit {
+    let total = shape.offer.total_blocks.max(1);
+    if shape.offer.host.cpus == 0 {
+        // Nobody has looked at it yet: it may turn out to fit, so it is worth waiting for.
+        return Fit { blocks: total, missing: 0 };
+    }
+    let mut missing = 0_u32;
+    compare(shape.offer, total, needs, &mut missing);
+    let blocks = if missing == 0 { blocks::smallest(&shape.offer.host, total, needs) } else { 0 };
+    Fit { blocks, missing }
+}

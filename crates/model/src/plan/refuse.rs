@@ -1,0 +1,181 @@
+//! Why a waiting replica found no place: the reasons gathered, nearest miss first.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    explain::{Refusal, Shortfall},
+    plan::{
+        gang::Pool,
+        offers::{Offer, compare, shortfalls},
+        place::{Creation, REFUSALS_MAX, Why},
+        queue::{Ask, Class, Round},
+        stock::split,
+    },
+};
+
+/// A refusal before it is put into words; most are counted and dropped.
+enum Miss {
+    Ready(Refusal),
+    Shape(usize),
+    /// Fleet, and position in the stock's offers.
+    Offer(usize, usize),
+}
+
+/// Sorts nearest first: those that pass by themselves, then by the number of reasons.
+type Ranked = (bool, u32, Miss);
+
+impl Round<'_> {
+    /// All the reasons, and whether waiting may help.
+    pub(super) fn why(&mut self, ask: &Ask) -> (Arc<Why>, bool) {
+        let mut misses = Vec::new();
+        let several = ask.classes.len() > 1;
+        let mut kinds = ask.classes.clone();
+        kinds.sort_unstable();
+        kinds.dedup();
+        if several {
+            self.gang_misses(ask, &mut misses);
+        }
+        let passes_together = misses.iter().any(|(stays, ..)| !stays);
+        for &class in &kinds {
+            self.instance_misses(ask, class, &mut misses);
+            self.offer_misses(ask, class, &mut misses);
+        }
+        self.fleet_misses(ask, several, &mut misses);
+        // A busy instance is no hope for a gang that would not fit if all were free.
+        let passes = if several { passes_together } else { misses.iter().any(|(stays, ..)| !stays) };
+        misses.sort_by_key(|(stays, missing, _)| (*stays, *missing));
+        let left_out = misses.len().saturating_sub(REFUSALS_MAX);
+        misses.truncate(REFUSALS_MAX);
+        let class = kinds.first().copied().unwrap_or_default();
+        let refusals = misses.into_iter().map(|(_, _, miss)| self.say(class, miss)).collect();
+        (Arc::new(Why { refusals, left_out }), passes)
+    }
+
+    fn gang_misses(&mut self, ask: &Ask, misses: &mut Vec<Ranked>) {
+        let wanted = u32::try_from(ask.classes.len()).unwrap_or(u32::MAX);
+        for spot in self.spots(ask) {
+            let fit = self.gang_at(ask, spot, Pool::Free).map_or_else(|fit| fit, |_| wanted);
+            let could = self.gang_at(ask, spot, Pool::Ever).map_or_else(|could| could, |_| wanted);
+            let (fleet, backend, region) = spot;
+            let place = format!("fleet {}, {backend} {region}", self.stock.fleets[fleet].fleet.name);
+            misses.push(ranked(place, 1, vec![Shortfall::TooFewNodes { wanted, fit, could }]));
+        }
+    }
+
+    fn instance_misses(&self, ask: &Ask, class: usize, misses: &mut Vec<Ranked>) {
+        let Class { needs, shapes, .. } = &self.classes[class];
+        for (at, shape) in self.stock.shapes.iter().enumerate() {
+            if !ask.fleets.contains(&shape.fleet) {
+                continue;
+            }
+            if shapes[at].blocks == 0 {
+                misses.push((true, shapes[at].missing, Miss::Shape(at)));
+                continue;
+            }
+            // Alike instances in the same trouble are one refusal, with the one nearest to free.
+            let mut groups: BTreeMap<&'static str, (usize, u32)> = BTreeMap::new();
+            for &instance in &shape.members {
+                let kind = self.stock.in_the_way(instance, shapes[at].blocks, needs).kind();
+                let group = groups.entry(kind).or_insert((instance, 0));
+                group.1 += 1;
+                if self.stock.free[instance] > self.stock.free[group.0] {
+                    group.0 = instance;
+                }
+            }
+            for (instance, count) in groups.into_values() {
+                let shortfall = self.stock.in_the_way(instance, shapes[at].blocks, needs);
+                misses.push(ranked(self.stock.instances[instance].name.clone(), count, vec![shortfall]));
+            }
+        }
+    }
+
+    fn offer_misses(&self, ask: &Ask, class: usize, misses: &mut Vec<Ranked>) {
+        let needs = &self.classes[class].needs;
+        let wanted = u32::try_from(ask.classes.len()).unwrap_or(u32::MAX);
+        for &at in &ask.fleets {
+            let room = &self.stock.fleets[at];
+            if !room.fleet.creates {
+                continue;
+            }
+            let new = || format!("new instance in fleet {}", room.fleet.name);
+            if ask.creation == Creation::Reuse {
+                misses.push(ranked(new(), 1, vec![Shortfall::ReuseOnly]));
+            } else if needs.instances.is_some() {
+                misses.push(ranked(new(), 1, vec![Shortfall::NotNamed]));
+            } else if self.stock.offers.is_empty() {
+                misses.push(ranked(new(), 1, vec![Shortfall::NoOffers]));
+            } else {
+                let full = room.slots() < wanted;
+                for (position, (_, offer)) in self.stock.offers.iter().enumerate() {
+                    let mut missing = 0_u32;
+                    let total = split(room.fleet, offer);
+                    compare(offer, *total.as_ref().unwrap_or(&1), needs, &mut missing);
+                    compare(offer, 1, &room.fleet.limits, &mut missing);
+                    missing += u32::from(!offer.availability.worth_trying()) + u32::from(total.is_err());
+                    if missing > 0 || full {
+                        misses.push((missing > 0, missing, Miss::Offer(at, position)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn fleet_misses(&self, ask: &Ask, several: bool, misses: &mut Vec<Ranked>) {
+        for (at, room) in self.stock.fleets.iter().enumerate() {
+            let place = || format!("fleet {}", room.fleet.name);
+            if !ask.fleets.contains(&at) {
+                let shortfall = if several && !room.fleet.cluster {
+                    Shortfall::NotCluster
+                } else {
+                    Shortfall::FleetNotNamed
+                };
+                misses.push(ranked(place(), 1, vec![shortfall]));
+            } else if !room.fleet.creates && !self.stock.shapes.iter().any(|shape| shape.fleet == at) {
+                misses.push(ranked(place(), 1, vec![Shortfall::FleetEmpty]));
+            }
+        }
+        if self.stock.fleets.is_empty() {
+            misses.push(ranked("fleets".into(), 1, vec![Shortfall::NoFleets]));
+        }
+    }
+
+    fn say(&self, class: usize, miss: Miss) -> Refusal {
+        let needs = &self.classes[class].needs;
+        match miss {
+            Miss::Ready(refusal) => refusal,
+            Miss::Shape(at) => {
+                let shape = &self.stock.shapes[at];
+                Refusal {
+                    place: self.stock.instances[shape.members[0]].name.clone(),
+                    count: u32::try_from(shape.members.len()).unwrap_or(u32::MAX),
+                    shortfalls: shortfalls(shape.offer, needs),
+                }
+            }
+            Miss::Offer(fleet, position) => {
+                let (room, offer) = (&self.stock.fleets[fleet], self.stock.offers[position].1);
+                let mut short = Vec::new();
+                let total = split(room.fleet, offer);
+                compare(offer, *total.as_ref().unwrap_or(&1), needs, &mut short);
+                compare(offer, 1, &room.fleet.limits, &mut short);
+                if !offer.availability.worth_trying() {
+                    short.push(Shortfall::Unavailable { availability: offer.availability });
+                }
+                short.extend(total.err());
+                if short.is_empty() {
+                    let max = room.fleet.nodes_max.unwrap_or(u32::MAX);
+                    short.push(Shortfall::FleetFull { max, wanted: 1 });
+                }
+                Refusal { place: describe(&room.fleet.name, offer), count: 1, shortfalls: short }
+            }
+        }
+    }
+}
+
+fn ranked(place: String, count: u32, shortfalls: Vec<Shortfall>) -> Ranked {
+    let refusal = Refusal { place, count, shortfalls };
+    (!refusal.passes(), u32::try_from(refusal.shortfalls.len()).unwrap_or(u32::MAX), Miss::Ready(refusal))
+}
+
+fn describe(fleet: &str, offer: &Offer) -> String {
+    format!("{} {} {} in fleet {fleet}", offer.backend, offer.region, offer.instance_type)
+}

@@ -1,0 +1,217 @@
+//! The inventory of one round of placement, indexed so that a question costs little.
+//!
+//! Instances that are alike (same fleet, offer and split) form a shape; whether a job fits is asked once
+//! per shape, and each shape keeps its open instances ordered by free blocks. Everything is sorted by
+//! its own value first, so the order in which the caller lists things never matters.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    explain::Shortfall,
+    id::SubmissionId,
+    plan::{
+        blocks::{self, Blocks},
+        offers::{Needs, Offer, compare, names_instance},
+        place::{Fleet, Instance, Inventory, Readiness},
+    },
+    time::Timestamp,
+};
+
+/// Later than anything known.
+pub(super) const SOME_DAY: Timestamp = Timestamp(i64::MAX);
+
+#[derive(Clone, Copy)]
+pub(super) struct Reserved {
+    pub(super) by: SubmissionId,
+    /// When that job will need it.
+    pub(super) from: Timestamp,
+}
+
+pub(super) struct Shape<'a> {
+    pub(super) fleet: usize,
+    pub(super) offer: &'a Offer,
+    pub(super) members: Vec<usize>,
+    /// (free blocks, instance) of those that may take jobs.
+    pub(super) open: BTreeSet<(u32, usize)>,
+}
+
+/// A fleet and the slots it has left in this round.
+pub(super) struct Room<'a> {
+    pub(super) fleet: &'a Fleet,
+    nums: BTreeSet<u32>,
+    /// Offers that its own limits admit, with the number of blocks; by position in `Stock::offers`.
+    pub(super) admits: Vec<Option<u32>>,
+}
+
+impl Room<'_> {
+    pub(super) fn slots(&self) -> u32 {
+        let held = u32::try_from(self.nums.len()).unwrap_or(u32::MAX);
+        self.fleet.nodes_max.map_or(u32::MAX, |max| max.saturating_sub(held))
+    }
+
+    /// The lowest number nobody has, now taken.
+    pub(super) fn take_slot(&mut self) -> u32 {
+        let num = (0..).find(|num| !self.nums.contains(num)).unwrap_or_default();
+        self.nums.insert(num);
+        num
+    }
+}
+
+pub(super) struct Stock<'a> {
+    pub(super) instances: Vec<&'a Instance>,
+    pub(super) shapes: Vec<Shape<'a>>,
+    pub(super) fleets: Vec<Room<'a>>,
+    /// Cheapest first, with the caller's index.
+    pub(super) offers: Vec<(usize, &'a Offer)>,
+    pub(super) free: Vec<u32>,
+    pub(super) reserved: BTreeMap<usize, Reserved>,
+    shape_of: Vec<usize>,
+}
+
+impl<'a> Stock<'a> {
+    pub(super) fn new(inventory: &'a Inventory) -> Self {
+        let mut offers: Vec<(usize, &Offer)> = inventory.offers.iter().enumerate().collect();
+        offers.sort_by(|(_, left), (_, right)| (left.price, *left).cmp(&(right.price, *right)));
+        let mut fleets: Vec<&Fleet> = inventory.fleets.iter().collect();
+        fleets.sort_by(|left, right| (&left.name, left.id).cmp(&(&right.name, right.id)));
+        let number: BTreeMap<_, _> = fleets.iter().enumerate().map(|(at, fleet)| (fleet.id, at)).collect();
+        let mut instances: Vec<&Instance> =
+            inventory.instances.iter().filter(|instance| number.contains_key(&instance.fleet)).collect();
+        instances.sort_by_key(|instance| instance.id);
+
+        let mut stock = Self {
+            fleets: fleets.into_iter().map(|fleet| room(fleet, &offers)).collect(),
+            offers,
+            shapes: Vec::new(),
+            free: Vec::with_capacity(instances.len()),
+            reserved: BTreeMap::new(),
+            shape_of: Vec::with_capacity(instances.len()),
+            instances,
+        };
+        let mut shapes: BTreeMap<(usize, &Offer), usize> = BTreeMap::new();
+        for (at, instance) in stock.instances.iter().enumerate() {
+            let fleet = number[&instance.fleet];
+            let shape = *shapes.entry((fleet, &instance.offer)).or_insert_with(|| {
+                let (members, open) = (Vec::new(), BTreeSet::new());
+                stock.shapes.push(Shape { fleet, offer: &instance.offer, members, open });
+                stock.shapes.len() - 1
+            });
+            let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
+            let free = instance.offer.total_blocks.max(1).saturating_sub(held);
+            stock.shapes[shape].members.push(at);
+            if instance.readiness == Readiness::Ready && instance.offer.host.cpus > 0 {
+                stock.shapes[shape].open.insert((free, at));
+            }
+            stock.free.push(free);
+            stock.shape_of.push(shape);
+        }
+        // Shapes were met in the order of instance ids; give them an order of their own.
+        stock
+    }
+
+    pub(super) fn shape_of(&self, instance: usize) -> &Shape<'a> {
+        &self.shapes[self.shape_of[instance]]
+    }
+
+    pub(super) fn shape_index(&self, instance: usize) -> usize {
+        self.shape_of[instance]
+    }
+
+    pub(super) fn take(&mut self, instance: usize, blocks: u32) {
+        let shape = &mut self.shapes[self.shape_of[instance]];
+        let was_open = shape.open.remove(&(self.free[instance], instance));
+        self.free[instance] = self.free[instance].saturating_sub(blocks);
+        if was_open {
+            shape.open.insert((self.free[instance], instance));
+        }
+    }
+
+    pub(super) fn reserve(&mut self, instance: usize, reserved: Reserved) {
+        self.shapes[self.shape_of[instance]].open.remove(&(self.free[instance], instance));
+        self.reserved.insert(instance, reserved);
+    }
+
+    pub(super) fn is_open(&self, instance: usize) -> bool {
+        self.shape_of(instance).open.contains(&(self.free[instance], instance))
+    }
+
+    pub(super) fn is_named(&self, instance: usize, needs: &Needs) -> bool {
+        let Some(named) = &needs.instances else { return true };
+        let fleet = self.fleets[self.shape_of(instance).fleet].fleet;
+        let instance = self.instances[instance];
+        names_instance(named, &instance.name, instance.hostname.as_deref(), &fleet.name, instance.instance_num)
+    }
+
+    /// Smaller is tighter: what is free on it, scarcest first, then what it costs.
+    pub(super) fn tightness(&self, instance: usize) -> Tightness {
+        let offer = self.shape_of(instance).offer;
+        let left = blocks::share(&offer.host, self.free[instance], offer.total_blocks);
+        (left.gpus.len(), left.cpus, left.memory_mib, offer.price.0, instance)
+    }
+
+    /// When `blocks` of it are free if nothing new is put on it, and how many must go until then.
+    pub(super) fn frees(&self, instance: usize, blocks: u32, now: Timestamp) -> (Timestamp, u32) {
+        let mut missing = blocks.saturating_sub(self.free[instance]);
+        let must_go = missing;
+        let held = &self.instances[instance].held;
+        let mut ends: Vec<(Timestamp, u32)> =
+            held.iter().map(|held| (held.until.unwrap_or(SOME_DAY), held.blocks)).collect();
+        ends.sort();
+        for (until, blocks) in ends {
+            if missing == 0 {
+                break;
+            }
+            missing = missing.saturating_sub(blocks);
+            if missing == 0 {
+                return (until.max(now), must_go);
+            }
+        }
+        // Taken in this very round: nobody knows its end yet.
+        (if missing == 0 { now } else { SOME_DAY }, must_go)
+    }
+
+    /// Why an instance that would do is not taken now.
+    pub(super) fn in_the_way(&self, instance: usize, wanted: u32, needs: &Needs) -> Shortfall {
+        if !self.is_named(instance, needs) {
+            return Shortfall::NotNamed;
+        }
+        match self.instances[instance].readiness {
+            Readiness::Provisioning => Shortfall::NotReady,
+            Readiness::Unreachable => Shortfall::Unreachable,
+            Readiness::Unhealthy => Shortfall::Unhealthy,
+            Readiness::Draining => Shortfall::Draining,
+            Readiness::Ready if self.instances[instance].offer.host.cpus == 0 => Shortfall::NotReady,
+            Readiness::Ready => match self.reserved.get(&instance) {
+                Some(reserved) if self.free[instance] >= wanted => Shortfall::Reserved { by: reserved.by },
+                Some(_) | None => Shortfall::Busy {
+                    wanted,
+                    free: self.free[instance],
+                    total: self.instances[instance].offer.total_blocks.max(1),
+                },
+            },
+        }
+    }
+}
+
+/// Free GPUs, CPUs, memory, then price and a tie-break.
+pub(super) type Tightness = (usize, u32, u64, u64, usize);
+
+/// How many blocks a new instance of this offer would have in the fleet.
+pub(super) fn split(fleet: &Fleet, offer: &Offer) -> Result<u32, Shortfall> {
+    let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
+    blocks::split(fleet.blocks, offer.host.cpus, gpus).map_err(|_| match fleet.blocks {
+        Blocks::Count(blocks) => Shortfall::Uneven { blocks },
+        Blocks::Auto => Shortfall::Uneven { blocks: 1 },
+    })
+}
+
+fn room<'a>(fleet: &'a Fleet, offers: &[(usize, &Offer)]) -> Room<'a> {
+    let admits = |(_, offer): &(usize, &Offer)| {
+        let mut missing = 0_u32;
+        compare(offer, 1, &fleet.limits, &mut missing);
+        let wanted = missing == 0 && offer.availability.worth_trying();
+        if wanted { split(fleet, offer).ok() } else { None }
+    };
+    let admits = if fleet.creates { offers.iter().map(admits).collect() } else { Vec::new() };
+    Room { fleet, nums: fleet.instance_nums.clone(), admits }
+}
