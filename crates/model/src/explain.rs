@@ -16,22 +16,66 @@ use crate::{
 /// One reason. Numbers say what was wanted and what there is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shortfall {
-    CpuArch { wanted: CpuArch, has: Option<CpuArch> },
-    Cpus { wanted: Range<u32>, has: u32 },
-    Memory { wanted: Range<Gb>, has: Gb },
-    Disk { wanted: Range<Gb>, has: Gb },
-    GpuCount { wanted: Range<u32>, has: u32 },
-    GpuVendor { wanted: GpuVendor, has: GpuVendor },
-    GpuName { wanted: Vec<String>, has: String },
-    GpuMemory { wanted: Range<Gb>, has: Gb },
-    GpuTotalMemory { wanted: Range<Gb>, has: Gb },
-    ComputeCapability { at_least: (u32, u32), has: Option<(u32, u32)> },
+    CpuArch {
+        wanted: CpuArch,
+        has: Option<CpuArch>,
+    },
+    Cpus {
+        wanted: Range<u32>,
+        has: u32,
+    },
+    Memory {
+        wanted: Range<Gb>,
+        has: Gb,
+    },
+    Disk {
+        wanted: Range<Gb>,
+        has: Gb,
+    },
+    GpuCount {
+        wanted: Range<u32>,
+        has: u32,
+    },
+    GpuVendor {
+        wanted: GpuVendor,
+        has: GpuVendor,
+    },
+    GpuName {
+        wanted: Vec<String>,
+        has: String,
+    },
+    GpuMemory {
+        wanted: Range<Gb>,
+        has: Gb,
+    },
+    GpuTotalMemory {
+        wanted: Range<Gb>,
+        has: Gb,
+    },
+    ComputeCapability {
+        at_least: (u32, u32),
+        has: Option<(u32, u32)>,
+    },
     /// A list of the configuration (backends, regions, zones, instance types) leaves it out.
-    NotListed { what: &'static str, wanted: Vec<String>, has: String },
-    Price { max: Price, costs: Price },
-    Spot { wanted: bool },
-    Reservation { wanted: String, has: Option<String> },
-    Volume { at: Vec<Location> },
+    NotListed {
+        what: &'static str,
+        wanted: Vec<String>,
+        has: String,
+    },
+    Price {
+        max: Price,
+        costs: Price,
+    },
+    Spot {
+        wanted: bool,
+    },
+    Reservation {
+        wanted: String,
+        has: Option<String>,
+    },
+    Volume {
+        at: Vec<Location>,
+    },
     /// `instances:` names others.
     NotNamed,
     /// `fleets:` names others, or the run already chose another.
@@ -41,19 +85,34 @@ pub enum Shortfall {
     /// `creation_policy: reuse` forbids a new instance.
     ReuseOnly,
     /// The backend says it has none to give.
-    Unavailable { availability: Availability },
+    Unavailable {
+        availability: Availability,
+    },
     /// Other jobs use it.
-    Busy { wanted: u32, free: u32, total: u32 },
+    Busy {
+        wanted: u32,
+        free: u32,
+        total: u32,
+    },
     /// Kept free for an older job.
-    Reserved { by: SubmissionId },
+    Reserved {
+        by: SubmissionId,
+    },
     Unreachable,
     Unhealthy,
     NotReady,
     Draining,
     /// `nodes.max` of the fleet is reached.
-    FleetFull { max: u32, wanted: u32 },
+    FleetFull {
+        max: u32,
+        wanted: u32,
+    },
     /// Not that many whole instances in one backend and region.
-    TooFewNodes { wanted: u32, fit: u32, could: u32 },
+    TooFewNodes {
+        wanted: u32,
+        fit: u32,
+        could: u32,
+    },
     /// Another job of the run chooses the fleet first.
     FleetNotChosen,
     NoFleets,
@@ -62,7 +121,9 @@ pub enum Shortfall {
     /// No backend offers anything to create.
     NoOffers,
     /// `blocks:` of the fleet does not divide its CPUs and GPUs.
-    Uneven { blocks: u32 },
+    Uneven {
+        blocks: u32,
+    },
 }
 
 impl Shortfall {
@@ -163,7 +224,9 @@ impl Shortfall {
             }
             Self::ComputeCapability { has: None, .. } => "leave `compute_capability` out".into(),
             Self::NotListed { what, has, .. } if has.is_empty() => format!("leave the {what} list out"),
-            Self::NotListed { what, has, .. } => format!("add `{has}` to the {what} list, or leave the list out"),
+            Self::NotListed { what, has, .. } => {
+                format!("add `{has}` to the {what} list, or leave the list out")
+            }
             Self::Price { costs, .. } => format!("raise `max_price` to {}", costs.as_dollars()),
             Self::Spot { .. } => "set `spot_policy: auto`".into(),
             Self::Reservation { has: None, .. } => "leave `reservation` out".into(),
@@ -244,7 +307,9 @@ impl Display for Shortfall {
                 write!(f, "needs {} CPUs, has {}", arch(*wanted), has.map_or("unknown ones", arch))
             }
             Self::Cpus { wanted, has } => write!(f, "needs {} CPUs, has {has}", range(wanted, count)),
-            Self::Memory { wanted, has } => write!(f, "needs {} of memory, has {}", range(wanted, gb), gb(*has)),
+            Self::Memory { wanted, has } => {
+                write!(f, "needs {} of memory, has {}", range(wanted, gb), gb(*has))
+            }
             Self::Disk { wanted, has } => write!(f, "needs {} of disk, has {}", range(wanted, gb), gb(*has)),
             Self::GpuCount { wanted, has } => write!(f, "needs {} GPUs, has {has}", range(wanted, count)),
             Self::GpuVendor { wanted, has } => {
@@ -267,7 +332,9 @@ impl Display for Shortfall {
             Self::NotListed { what, wanted, has } if has.is_empty() => {
                 write!(f, "needs {what} {}, has an unknown one", wanted.join(" or "))
             }
-            Self::NotListed { what, wanted, has } => write!(f, "needs {what} {}, is {has}", wanted.join(" or ")),
+            Self::NotListed { what, wanted, has } => {
+                write!(f, "needs {what} {}, is {has}", wanted.join(" or "))
+            }
             Self::Price { max, costs } => write!(f, "costs {costs}, at most {max} is allowed"),
             Self::Spot { wanted: true } => f.write_str("needs spot, is on-demand"),
             Self::Spot { wanted: false } => f.write_str("needs on-demand, is spot"),
@@ -358,10 +425,9 @@ impl Display for Refusal {
     }
 }
 
-/// One line for a status column: the nearest miss, which is the refusal with the fewest reasons, those
-/// that pass by themselves first.
+/// One line for a status column: the nearest miss, which comes first, and how many others there are.
 pub fn summary(refusals: &[Refusal]) -> Option<String> {
-    let nearest = refusals.iter().min_by_key(|refusal| (!refusal.passes(), refusal.shortfalls.len()))?;
+    let nearest = refusals.first()?;
     let others = refusals.len() - 1;
     Some(match others {
         0 => nearest.to_string(),

@@ -92,7 +92,9 @@ impl<'a> Round<'a> {
         let mut order: Vec<usize> = (0..ask.classes.len()).collect();
         let mut choices: BTreeMap<usize, usize> = BTreeMap::new();
         for &class in &ask.classes {
-            choices.entry(class).or_insert_with(|| candidates.iter().filter(|at| self.serves(class, at.2.4)).count());
+            choices
+                .entry(class)
+                .or_insert_with(|| candidates.iter().filter(|at| self.serves(class, at.2.4)).count());
         }
         order.sort_by_key(|node| (choices[&ask.classes[*node]], *node));
 
@@ -115,7 +117,8 @@ impl<'a> Round<'a> {
                     slots -= 1;
                     cost.2 += 1;
                     cost.3 += self.stock.offers[*cheapest].1.price.0;
-                    members[node] = Some(Member::New(here.into_iter().map(|(_, offer)| offer.clone()).collect()));
+                    members[node] =
+                        Some(Member::New(here.into_iter().map(|(_, offer)| offer.clone()).collect()));
                     continue;
                 }
             }
@@ -149,8 +152,9 @@ impl<'a> Round<'a> {
                     let (from, must_go) = self.stock.frees(*at, total, self.now);
                     (from, must_go, self.stock.tightness(*at))
                 })),
-                Pool::Ever => candidates
-                    .extend(shape.members.iter().map(|at| (self.now, 0, self.stock.tightness(*at)))),
+                Pool::Ever => {
+                    candidates.extend(shape.members.iter().map(|at| (self.now, 0, self.stock.tightness(*at))))
+                }
             }
         }
         candidates.sort();
@@ -159,7 +163,8 @@ impl<'a> Round<'a> {
 
     fn serves(&self, class: usize, instance: usize) -> bool {
         let class = &self.classes[class];
-        class.shapes[self.stock.shape_index(instance)].blocks > 0 && self.stock.is_named(instance, &class.needs)
+        class.shapes[self.stock.shape_index(instance)].blocks > 0
+            && self.stock.is_named(instance, &class.needs)
     }
 
     /// The next candidate that nobody of the gang has. A cursor per class: what it passed is used or

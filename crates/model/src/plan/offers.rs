@@ -293,7 +293,13 @@ pub(super) fn gb(mib: u64) -> f64 {
 }
 
 /// Whether `instances:` (if given) names this one.
-pub fn names_instance(wanted: &[Named], name: &str, hostname: Option<&str>, fleet: &str, number: u32) -> bool {
+pub fn names_instance(
+    wanted: &[Named],
+    name: &str,
+    hostname: Option<&str>,
+    fleet: &str,
+    number: u32,
+) -> bool {
     wanted.iter().any(|one| match one {
         Named::Name(wanted) => wanted == name,
         Named::Hostname(wanted) => hostname == Some(wanted.as_str()),

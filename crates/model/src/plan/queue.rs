@@ -6,16 +6,22 @@ use std::{
 };
 
 use crate::{
-    id::{ProjectId, SubmissionId},
+    id::{InstanceId, ProjectId, SubmissionId},
     plan::{
         blocks,
-        gang::{Gang, Pool},
+        gang::{Gang, Member, Pool},
         offers::{Needs, compare},
-        place::{Creation, FleetChoice, Inventory, NewOffer, Node, OFFERS_MAX, Outcome, RESERVE_AFTER, Seat, Waiting, Why},
+        place::{
+            Creation, FleetChoice, Inventory, NewOffer, Node, OFFERS_MAX, Outcome, RESERVE_AFTER, Seat,
+            Waiting, Why,
+        },
         stock::{Reserved, Shape, Stock},
     },
     time::Timestamp,
 };
+
+/// What a fleet could create, cheapest first, by position in the stock's offers.
+pub(super) type NewOffers = Arc<Vec<(usize, NewOffer)>>;
 
 /// How one kind of needs meets one shape.
 #[derive(Clone, Copy)]
@@ -32,8 +38,8 @@ pub(super) struct Class {
     pub(super) shapes: Vec<Fit>,
     /// Shapes that fit, and with how many blocks.
     pub(super) fitting: Vec<(usize, u32)>,
-    /// Per fleet: what it could create for these needs, by position in the stock's offers.
-    offers: BTreeMap<usize, Arc<Vec<(usize, NewOffer)>>>,
+    /// Per fleet.
+    offers: BTreeMap<usize, NewOffers>,
 }
 
 /// Everything that decides about a refusal but who asks: in one round the answer stays the same,
@@ -77,7 +83,8 @@ impl<'a> Round<'a> {
         let (why, passes) = match known {
             Some(refused) => refused,
             None => {
-                let placed = if several { self.place_gang(waiting, &ask) } else { self.place_one(waiting, &ask) };
+                let placed =
+                    if several { self.place_gang(waiting, &ask) } else { self.place_one(waiting, &ask) };
                 if let Some(placed) = placed {
                     return placed;
                 }
@@ -111,7 +118,8 @@ impl<'a> Round<'a> {
     fn class(&mut self, node: &Node, several: bool) -> usize {
         let alike = |class: &Class| {
             Arc::ptr_eq(&class.needs, &node.needs)
-                || (class.needs.whole == (several || node.needs.whole) && equal_but_whole(&class.needs, &node.needs))
+                || (class.needs.whole == (several || node.needs.whole)
+                    && equal_but_whole(&class.needs, &node.needs))
         };
         if let Some(at) = self.classes.iter().position(alike) {
             return at;
@@ -134,9 +142,12 @@ impl<'a> Round<'a> {
             let fleet = self.stock.instances[instance].fleet;
             let id = self.stock.instances[instance].id;
             self.stock.take(instance, blocks);
-            return Some(Outcome::Placed { fleet, seats: vec![Seat::Existing { job, instance: id, blocks }] });
+            return Some(Outcome::Placed {
+                fleet,
+                seats: vec![Seat::Existing { job, instance: id, blocks }],
+            });
         }
-        let mut best: Option<(u64, usize, Arc<Vec<(usize, NewOffer)>>)> = None;
+        let mut best: Option<(u64, usize, NewOffers)> = None;
         for &fleet in &ask.fleets {
             if self.stock.fleets[fleet].slots() == 0 {
                 continue;
@@ -177,7 +188,12 @@ impl<'a> Round<'a> {
     }
 
     /// What a fleet would create for these needs, cheapest first.
-    pub(super) fn new_offers(&mut self, ask: &Ask, class: usize, fleet: usize) -> Arc<Vec<(usize, NewOffer)>> {
+    pub(super) fn new_offers(
+        &mut self,
+        ask: &Ask,
+        class: usize,
+        fleet: usize,
+    ) -> NewOffers {
         let room = &self.stock.fleets[fleet];
         let class = &mut self.classes[class];
         if !room.fleet.creates || ask.creation == Creation::Reuse || class.needs.instances.is_some() {
@@ -207,21 +223,21 @@ impl<'a> Round<'a> {
         Some(Outcome::Placed { fleet, seats })
     }
 
-    fn sit(&mut self, job: SubmissionId, fleet: usize, member: crate::plan::gang::Member) -> Seat {
+    fn sit(&mut self, job: SubmissionId, fleet: usize, member: Member) -> Seat {
         match member {
-            crate::plan::gang::Member::Existing(instance) => {
+            Member::Existing(instance) => {
                 let blocks = self.stock.shape_of(instance).offer.total_blocks.max(1);
                 self.stock.take(instance, blocks);
                 Seat::Existing { job, instance: self.stock.instances[instance].id, blocks }
             }
-            crate::plan::gang::Member::New(offers) => {
+            Member::New(offers) => {
                 Seat::New { job, instance_num: self.stock.fleets[fleet].take_slot(), offers }
             }
         }
     }
 
     /// Keeps the soonest instances free for a job that has waited long enough; one per project.
-    fn reserve(&mut self, waiting: &Waiting, ask: &Ask) -> Vec<crate::id::InstanceId> {
+    fn reserve(&mut self, waiting: &Waiting, ask: &Ask) -> Vec<InstanceId> {
         let Some(by) = waiting.job() else { return Vec::new() };
         if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving.contains(&waiting.project) {
             return Vec::new();
@@ -240,7 +256,8 @@ impl<'a> Round<'a> {
 
     fn soonest_one(&self, ask: &Ask) -> Vec<(usize, Timestamp)> {
         let Class { needs, fitting, .. } = &self.classes[ask.classes[0]];
-        let shapes = fitting.iter().filter(|(shape, _)| ask.fleets.contains(&self.stock.shapes[*shape].fleet));
+        let shapes =
+            fitting.iter().filter(|(shape, _)| ask.fleets.contains(&self.stock.shapes[*shape].fleet));
         let open = shapes.flat_map(|&(shape, blocks)| {
             self.stock.shapes[shape].open.iter().map(move |(_, instance)| (*instance, blocks))
         });
@@ -249,13 +266,14 @@ impl<'a> Round<'a> {
             let (from, must_go) = self.stock.frees(instance, blocks, self.now);
             (from, must_go, instance)
         });
-        let reserved = soonest.map(|(instance, blocks)| (instance, self.stock.frees(instance, blocks, self.now).0));
+        let reserved =
+            soonest.map(|(instance, blocks)| (instance, self.stock.frees(instance, blocks, self.now).0));
         reserved.into_iter().collect()
     }
 
     fn soonest_gang(&mut self, ask: &Ask) -> Vec<(usize, Timestamp)> {
         let Some(Gang { members, .. }) = self.best_gang(ask, Pool::Draining) else { return Vec::new() };
-        let existing = members.iter().filter_map(crate::plan::gang::Member::instance);
+        let existing = members.iter().filter_map(Member::instance);
         existing
             .map(|instance| {
                 let total = self.stock.shape_of(instance).offer.total_blocks.max(1);

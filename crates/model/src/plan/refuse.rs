@@ -35,7 +35,7 @@ impl Round<'_> {
         if several {
             self.gang_misses(ask, &mut misses);
         }
-        let passes_together = misses.iter().any(|(stays, ..)| !stays);
+        let (together, passes_together) = (misses.len(), misses.iter().any(|(stays, ..)| !stays));
         for &class in &kinds {
             self.instance_misses(ask, class, &mut misses);
             self.offer_misses(ask, class, &mut misses);
@@ -43,7 +43,9 @@ impl Round<'_> {
         self.fleet_misses(ask, several, &mut misses);
         // A busy instance is no hope for a gang that would not fit if all were free.
         let passes = if several { passes_together } else { misses.iter().any(|(stays, ..)| !stays) };
-        misses.sort_by_key(|(stays, missing, _)| (*stays, *missing));
+        // What all nodes lack together comes first, then each single place.
+        misses[..together].sort_by_key(|(stays, missing, _)| (*stays, *missing));
+        misses[together..].sort_by_key(|(stays, missing, _)| (*stays, *missing));
         let left_out = misses.len().saturating_sub(REFUSALS_MAX);
         misses.truncate(REFUSALS_MAX);
         let class = kinds.first().copied().unwrap_or_default();
@@ -72,10 +74,13 @@ impl Round<'_> {
                 misses.push((true, shapes[at].missing, Miss::Shape(at)));
                 continue;
             }
+            let wanted = shapes[at].blocks;
             // Alike instances in the same trouble are one refusal, with the one nearest to free.
             let mut groups: BTreeMap<&'static str, (usize, u32)> = BTreeMap::new();
-            for &instance in &shape.members {
-                let kind = self.stock.in_the_way(instance, shapes[at].blocks, needs).kind();
+            // A free one is short of nothing itself; its gang is.
+            let usable = |at: &usize| self.stock.takes(*at, wanted) && self.stock.is_named(*at, needs);
+            for &instance in shape.members.iter().filter(|at| !usable(at)) {
+                let kind = self.stock.in_the_way(instance, wanted, needs).kind();
                 let group = groups.entry(kind).or_insert((instance, 0));
                 group.1 += 1;
                 if self.stock.free[instance] > self.stock.free[group.0] {
@@ -83,7 +88,7 @@ impl Round<'_> {
                 }
             }
             for (instance, count) in groups.into_values() {
-                let shortfall = self.stock.in_the_way(instance, shapes[at].blocks, needs);
+                let shortfall = self.stock.in_the_way(instance, wanted, needs);
                 misses.push(ranked(self.stock.instances[instance].name.clone(), count, vec![shortfall]));
             }
         }

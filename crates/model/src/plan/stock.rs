@@ -105,7 +105,6 @@ impl<'a> Stock<'a> {
             stock.free.push(free);
             stock.shape_of.push(shape);
         }
-        // Shapes were met in the order of instance ids; give them an order of their own.
         stock
     }
 
@@ -131,15 +130,23 @@ impl<'a> Stock<'a> {
         self.reserved.insert(instance, reserved);
     }
 
-    pub(super) fn is_open(&self, instance: usize) -> bool {
-        self.shape_of(instance).open.contains(&(self.free[instance], instance))
+    /// Whether it is open and has that many blocks free.
+    pub(super) fn takes(&self, instance: usize, blocks: u32) -> bool {
+        let free = self.free[instance];
+        free >= blocks && self.shape_of(instance).open.contains(&(free, instance))
     }
 
     pub(super) fn is_named(&self, instance: usize, needs: &Needs) -> bool {
         let Some(named) = &needs.instances else { return true };
         let fleet = self.fleets[self.shape_of(instance).fleet].fleet;
         let instance = self.instances[instance];
-        names_instance(named, &instance.name, instance.hostname.as_deref(), &fleet.name, instance.instance_num)
+        names_instance(
+            named,
+            &instance.name,
+            instance.hostname.as_deref(),
+            &fleet.name,
+            instance.instance_num,
+        )
     }
 
     /// Smaller is tighter: what is free on it, scarcest first, then what it costs.

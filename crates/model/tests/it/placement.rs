@@ -1,0 +1,439 @@
+//! Placement, case by case.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use uuid::Uuid;
+use windlass_model::{
+    explain::{Shortfall, summary},
+    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
+    money::Price,
+    plan::{
+        blocks::Blocks,
+        offers::{Availability, Gpu, Host, Needs, Offer},
+        place::{
+            Creation, Fleet, FleetChoice, Held, Instance, Inventory, Node, Outcome, Placement, RESERVE_AFTER,
+            Readiness, Seat, Waiting, place,
+        },
+    },
+    resources::{CpuSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
+    time::{Span, Timestamp},
+};
+
+pub(super) fn uuid(n: u128) -> Uuid {
+    Uuid::from_u128(n)
+}
+
+pub(super) fn host(cpus: u32, gpus: usize) -> Host {
+    let gpu = Gpu {
+        vendor: GpuVendor::Nvidia,
+        name: "H100".into(),
+        memory_mib: 80 * 1024,
+        compute_capability: None,
+    };
+    Host {
+        cpus,
+        arch: None,
+        memory_mib: u64::from(cpus) * 4 * 1024,
+        disk_mib: 0,
+        gpus: vec![gpu; gpus],
+        spot: false,
+    }
+}
+
+pub(super) fn offer(host: Host, total_blocks: u32, dollars: f64) -> Offer {
+    Offer {
+        backend: "ssh".into(),
+        region: "here".into(),
+        zones: Vec::new(),
+        instance_type: format!("c{}g{}", host.cpus, host.gpus.len()),
+        price: Price::dollars(dollars),
+        availability: Availability::Available,
+        reservation: None,
+        host,
+        total_blocks,
+    }
+}
+
+pub(super) fn needs(cpus: u32, gpus: u32) -> Needs {
+    let gpu = (gpus > 0).then(|| GpuSpec {
+        vendor: None,
+        name: None,
+        count: Range::at_least(gpus),
+        memory: None,
+        total_memory: None,
+        compute_capability: None,
+    });
+    let cpu = CpuSpec { arch: None, count: Range::at_least(cpus) };
+    let resources =
+        ResourcesSpec { cpu, memory: Range::at_least(0.0), gpu, disk: None, ..ResourcesSpec::default() };
+    Needs { resources: Some(resources), ..Needs::default() }
+}
+
+pub(super) fn fleet(n: u128, name: &str) -> Fleet {
+    Fleet {
+        id: FleetId(uuid(n)),
+        name: name.into(),
+        cluster: false,
+        creates: false,
+        nodes_max: None,
+        instance_nums: BTreeSet::new(),
+        limits: Needs::default(),
+        blocks: Blocks::Count(1),
+    }
+}
+
+pub(super) fn instance(n: u128, fleet: &Fleet, offer: Offer) -> Instance {
+    Instance {
+        id: InstanceId(uuid(n)),
+        fleet: fleet.id,
+        name: format!("{}-{n}", fleet.name),
+        instance_num: u32::try_from(n).unwrap(),
+        hostname: None,
+        offer,
+        readiness: Readiness::Ready,
+        held: Vec::new(),
+    }
+}
+
+pub(super) fn held(n: u128, blocks: u32, until: Option<i64>) -> Held {
+    Held { job: SubmissionId(uuid(n)), blocks, until: until.map(Timestamp::from_secs) }
+}
+
+/// A run of one replica, named by its number, waiting since that second.
+pub(super) fn waiting(n: u128, since: i64, nodes: Vec<Needs>) -> Waiting {
+    let node = |(at, needs): (usize, Needs)| Node {
+        job: SubmissionId(uuid(n * 1000 + at as u128)),
+        needs: Arc::new(needs),
+    };
+    Waiting {
+        project: ProjectId(uuid(1)),
+        run: RunId(uuid(n)),
+        replica_num: 0,
+        priority: 0,
+        since: Timestamp::from_secs(since),
+        nodes: nodes.into_iter().enumerate().map(node).collect(),
+        choice: FleetChoice::Choose,
+        fleets: None,
+        creation: Creation::ReuseOrCreate,
+        lasts: None,
+    }
+}
+
+pub(super) const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+fn seat_words(seat: &Seat) -> String {
+    match seat {
+        Seat::Existing { instance, blocks, .. } => format!("i{}x{blocks}", instance.0.as_u128()),
+        Seat::New { instance_num, offers, .. } => {
+            let offers: Vec<_> = offers.iter().map(|new| format!("o{}x{}", new.offer, new.blocks)).collect();
+            format!("new{instance_num}({})", offers.join(" "))
+        }
+    }
+}
+
+pub(super) fn words(placement: &Placement) -> String {
+    let run = placement.run.0.as_u128();
+    match &placement.outcome {
+        Outcome::Placed { fleet, seats } => {
+            let seats: Vec<_> = seats.iter().map(seat_words).collect();
+            format!("{run}: f{} {}", fleet.0.as_u128(), seats.join(" "))
+        }
+        Outcome::Waits { why, reserved } if reserved.is_empty() => {
+            format!("{run}: waits, {}", summary(&why.refusals).unwrap())
+        }
+        Outcome::Waits { why, reserved } => {
+            let reserved: Vec<_> = reserved.iter().map(|id| format!("i{}", id.0.as_u128())).collect();
+            format!("{run}: waits for {}, {}", reserved.join(" "), summary(&why.refusals).unwrap())
+        }
+        Outcome::Never { why } => format!("{run}: never, {}", summary(&why.refusals).unwrap()),
+    }
+}
+
+#[track_caller]
+fn check(queue: &[Waiting], inventory: &Inventory, expect: &[&str]) {
+    let said: Vec<_> = place(queue, inventory, NOW).iter().map(words).collect();
+    assert_eq!(said, expect);
+}
+
+fn stock(fleet: Fleet, instances: Vec<Instance>) -> Inventory {
+    Inventory { fleets: vec![fleet], instances, offers: Vec::new() }
+}
+
+#[test]
+fn a_job_takes_the_tightest_instance_that_fits() {
+    let f = fleet(1, "f");
+    let instances = vec![
+        instance(1, &f, offer(host(32, 8), 1, 0.0)),
+        instance(2, &f, offer(host(16, 0), 1, 0.0)),
+        instance(3, &f, offer(host(4, 0), 1, 0.0)),
+    ];
+    let queue = [waiting(1, 0, vec![needs(8, 0)])];
+    check(&queue, &stock(f, instances), &["1: f1 i2x1"]);
+}
+
+#[test]
+fn a_job_takes_the_fewest_blocks_that_fit() {
+    let f = fleet(1, "f");
+    let mut shared = instance(1, &f, offer(host(32, 8), 8, 0.0));
+    shared.held = vec![held(9, 5, None)];
+    let queue = [waiting(1, 0, vec![needs(1, 2)]), waiting(2, 999_990, vec![needs(1, 2)])];
+    let first = "1: f1 i1x2";
+    let second = "2: waits, f-1: needs 2 of 8 blocks, 1 free (wait until jobs on it end)";
+    check(&queue, &stock(f, vec![shared]), &[first, second]);
+}
+
+#[test]
+fn priority_goes_before_age() {
+    let f = fleet(1, "f");
+    let only = instance(1, &f, offer(host(4, 0), 1, 0.0));
+    let older = waiting(1, 0, vec![needs(1, 0)]);
+    let urgent = Waiting { priority: 5, ..waiting(2, 999_990, vec![needs(1, 0)]) };
+    let inventory = stock(f, vec![only]);
+    check(
+        &[older, urgent],
+        &inventory,
+        &["2: f1 i1x1", "1: waits for i1, f-1: is busy (wait until jobs on it end)"],
+    );
+}
+
+#[test]
+fn an_impossible_job_says_all_of_why_and_what_would_help() {
+    let f = fleet(1, "f");
+    let inventory = stock(f.clone(), vec![instance(1, &f, offer(host(4, 0), 1, 2.5))]);
+    let mut wish = needs(8, 2);
+    wish.max_price = Some(Price::dollars(1.0));
+    wish.spot = Some(true);
+    check(
+        &[waiting(1, 0, vec![wish])],
+        &inventory,
+        &["1: never, f-1: costs $2.5/h, at most $1/h is allowed (raise `max_price` to 2.5); \
+         needs spot, is on-demand (set `spot_policy: auto`); needs at least 8 CPUs, has 4 (lower cpu to 4); \
+         needs at least 2 GPUs, has 0 (use a fleet or backend with GPUs, or ask for `gpu: 0`)"],
+    );
+}
+
+#[test]
+fn without_any_fleet_that_is_the_reason() {
+    let expect = ["1: never, fleets: no fleet exists that this run may use (create a fleet)"];
+    check(&[waiting(1, 0, vec![needs(1, 0)])], &Inventory::default(), &expect);
+}
+
+#[test]
+fn unreachable_unhealthy_and_draining_instances_get_no_jobs() {
+    let f = fleet(1, "f");
+    let mut instances = Vec::new();
+    for (n, readiness) in [
+        (1, Readiness::Unreachable),
+        (2, Readiness::Unhealthy),
+        (3, Readiness::Draining),
+        (4, Readiness::Provisioning),
+    ] {
+        instances.push(Instance { readiness, ..instance(n, &f, offer(host(4, 0), 1, 0.0)) });
+    }
+    let placements = place(&[waiting(1, 0, vec![needs(1, 0)])], &stock(f, instances), NOW);
+    let Outcome::Waits { why, .. } = &placements[0].outcome else { panic!("{placements:?}") };
+    let kinds: BTreeSet<_> = why.refusals.iter().map(|refusal| refusal.shortfalls[0].kind()).collect();
+    assert_eq!(kinds, BTreeSet::from(["draining", "not_ready", "unhealthy", "unreachable"]));
+}
+
+#[test]
+fn idle_instances_come_before_new_ones_and_cheap_offers_before_dear_ones() {
+    let f = Fleet { creates: true, instance_nums: BTreeSet::from([0, 1]), ..fleet(1, "f") };
+    let idle = instance(1, &f, offer(host(4, 0), 1, 9.0));
+    let offers = vec![offer(host(8, 0), 1, 3.0), offer(host(4, 0), 1, 1.0)];
+    let inventory = Inventory { fleets: vec![f], instances: vec![idle], offers };
+    let queue = [waiting(1, 0, vec![needs(2, 0)]), waiting(2, 1, vec![needs(2, 0)])];
+    check(&queue, &inventory, &["1: f1 i1x1", "2: f1 new2(o1x1 o0x1)"]);
+}
+
+#[test]
+fn r23_a_placeholder_takes_a_number_and_a_slot() {
+    let f = Fleet { creates: true, nodes_max: Some(3), instance_nums: BTreeSet::from([1]), ..fleet(1, "f") };
+    let inventory =
+        Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(4, 0), 1, 1.0)] };
+    let queue: Vec<_> = (1..=3).map(|n| waiting(n, n as i64, vec![needs(2, 0)])).collect();
+    check(
+        &queue,
+        &inventory,
+        &[
+            "1: f1 new0(o0x1)",
+            "2: f1 new2(o0x1)",
+            "3: waits, ssh here c4g0 in fleet f: the fleet has room for 3 instances and 1 more would exceed that \
+         (raise `nodes.max` of the fleet, or wait until an instance ends)",
+        ],
+    );
+}
+
+#[test]
+fn reuse_creates_nothing() {
+    let f = Fleet { creates: true, ..fleet(1, "f") };
+    let inventory =
+        Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(4, 0), 1, 1.0)] };
+    let reuse = Waiting { creation: Creation::Reuse, ..waiting(1, 0, vec![needs(2, 0)]) };
+    check(
+        &[reuse],
+        &inventory,
+        &["1: never, new instance in fleet f: would be a new instance, and only existing ones may be used \
+         (set `creation_policy: reuse-or-create`)"],
+    );
+}
+
+#[test]
+fn a_fleets_own_limits_hold_for_new_instances() {
+    let limits = Needs { max_price: Some(Price::dollars(2.0)), ..Needs::default() };
+    let f = Fleet { creates: true, limits, ..fleet(1, "f") };
+    let offers = vec![offer(host(4, 0), 1, 3.0), offer(host(16, 0), 1, 1.5)];
+    let inventory = Inventory { fleets: vec![f], instances: Vec::new(), offers };
+    check(&[waiting(1, 0, vec![needs(2, 0)])], &inventory, &["1: f1 new0(o1x1)"]);
+}
+
+#[test]
+fn new_instances_are_split_as_the_fleet_says() {
+    let f = Fleet { creates: true, blocks: Blocks::Auto, ..fleet(1, "f") };
+    let inventory =
+        Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(32, 8), 1, 1.0)] };
+    let placements = place(&[waiting(1, 0, vec![needs(2, 2)])], &inventory, NOW);
+    let Outcome::Placed { seats, .. } = &placements[0].outcome else { panic!("{placements:?}") };
+    let Seat::New { offers, .. } = &seats[0] else { panic!("{seats:?}") };
+    assert_eq!((offers[0].blocks, offers[0].total_blocks), (2, 8));
+}
+
+#[test]
+fn followers_take_the_fleet_that_replica_0_chose() {
+    let (f, g) = (fleet(1, "f"), fleet(2, "g"));
+    let instances = vec![
+        instance(1, &f, offer(host(16, 0), 1, 0.0)),
+        instance(2, &f, offer(host(16, 0), 1, 0.0)),
+        instance(3, &g, offer(host(4, 0), 1, 0.0)),
+    ];
+    let first = waiting(1, 0, vec![needs(8, 0)]);
+    let mut second =
+        Waiting { replica_num: 1, choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
+    second.nodes[0].job = SubmissionId(uuid(77));
+    let inventory = Inventory { fleets: vec![f, g], instances, offers: Vec::new() };
+    check(&[second.clone(), first], &inventory, &["1: f1 i1x1", "1: f1 i2x1"]);
+    let alone = ["1: waits, every fleet: waits until job 0 of replica 0 has chosen the fleet \
+                  (wait for job 0 of replica 0)"];
+    check(&[second], &inventory, &alone);
+}
+
+#[test]
+fn r9_several_nodes_go_to_one_region_or_nowhere() {
+    let f = Fleet { cluster: true, ..fleet(1, "f") };
+    let there = |n| {
+        let mut instance = instance(n, &f, offer(host(4, 0), 2, 0.0));
+        instance.offer.region = "there".into();
+        instance
+    };
+    let here = |n| instance(n, &f, offer(host(4, 0), 2, 0.0));
+    let nodes = || vec![needs(1, 0), needs(1, 0)];
+    check(
+        &[waiting(1, 0, nodes())],
+        &stock(f.clone(), vec![here(1), there(2), there(3)]),
+        &["1: f1 i2x2 i3x2"],
+    );
+    check(
+        &[waiting(1, 0, nodes())],
+        &stock(f.clone(), vec![here(1), there(2)]),
+        &[
+            "1: never, fleet f, ssh here: needs 2 whole instances in one place, 1 are free and 1 could ever be \
+         (ask for at most 1 nodes, or add instances to the fleet); and 1 other place does not fit",
+        ],
+    );
+}
+
+#[test]
+fn several_nodes_need_a_cluster_fleet() {
+    let f = fleet(1, "f");
+    let instances =
+        vec![instance(1, &f, offer(host(4, 0), 1, 0.0)), instance(2, &f, offer(host(4, 0), 1, 0.0))];
+    let queue = [waiting(1, 0, vec![needs(1, 0), needs(1, 0)])];
+    check(
+        &queue,
+        &stock(f, instances),
+        &["1: never, fleet f: belongs to a fleet without `placement: cluster` \
+                                          (use a fleet with `placement: cluster`)"],
+    );
+}
+
+#[test]
+fn idle_and_new_instances_make_up_a_gang_together() {
+    let f = Fleet {
+        cluster: true,
+        creates: true,
+        nodes_max: Some(3),
+        instance_nums: BTreeSet::from([0]),
+        ..fleet(1, "f")
+    };
+    let idle = instance(1, &f, offer(host(4, 0), 1, 0.0));
+    let mut elsewhere = offer(host(4, 0), 1, 0.5);
+    elsewhere.region = "there".into();
+    let offers = vec![elsewhere, offer(host(4, 0), 1, 1.0)];
+    let inventory = Inventory { fleets: vec![f], instances: vec![idle], offers };
+    let nodes = vec![needs(1, 0), needs(1, 0), needs(1, 0)];
+    check(&[waiting(1, 0, nodes)], &inventory, &["1: f1 i1x1 new1(o1x1) new2(o1x1)"]);
+}
+
+#[test]
+fn a_bigger_head_node_finds_its_place_beside_small_ones() {
+    let f = Fleet { cluster: true, ..fleet(1, "f") };
+    let instances = vec![
+        instance(1, &f, offer(host(32, 0), 1, 0.0)),
+        instance(2, &f, offer(host(4, 0), 1, 0.0)),
+        instance(3, &f, offer(host(32, 0), 1, 0.0)),
+    ];
+    let nodes = vec![needs(2, 0), needs(16, 0), needs(16, 0)];
+    check(&[waiting(1, 0, nodes)], &stock(f, instances), &["1: f1 i2x1 i1x1 i3x1"]);
+}
+
+#[test]
+fn an_old_big_job_reserves_what_frees_soonest() {
+    let f = fleet(1, "f");
+    let mut slow = instance(1, &f, offer(host(8, 0), 2, 0.0));
+    slow.held = vec![held(8, 1, Some(1_009_000))];
+    let mut soon = instance(2, &f, offer(host(8, 0), 2, 0.0));
+    soon.held = vec![held(9, 1, Some(1_000_600))];
+    let big = waiting(1, 0, vec![needs(8, 0)]);
+    let small = |n| waiting(n, 999_999, vec![needs(1, 0)]);
+    let short = |lasts| Waiting { lasts: Some(Span::secs(lasts)), ..small(4) };
+    let inventory = stock(f, vec![slow, soon]);
+    let waits = "1: waits for i2, f-1 and 1 more: needs 2 of 2 blocks, 1 free (wait until jobs on it end)";
+    let busy =
+        "waits, f-1: needs 1 of 2 blocks, 0 free (wait until jobs on it end); and 1 other place does not fit";
+    let refused = format!("3: {busy}");
+    check(&[big.clone(), small(2), small(3)], &inventory, &[waits, "2: f1 i1x1", &refused]);
+    let placements = place(&[big.clone(), small(2), small(3)], &inventory, NOW);
+    let Outcome::Waits { why, .. } = &placements[2].outcome else { panic!("{placements:?}") };
+    let by = big.nodes[0].job;
+    assert_eq!(why.refusals[1].shortfalls, [Shortfall::Reserved { by }]);
+    // One that is sure to be gone in time may use it meanwhile.
+    check(&[big.clone(), small(2), short(600)], &inventory, &[waits, "2: f1 i1x1", "4: f1 i2x1"]);
+    check(&[big, small(2), short(601)], &inventory, &[waits, "2: f1 i1x1", &refused.replace("3: ", "4: ")]);
+}
+
+#[test]
+fn a_young_job_reserves_nothing() {
+    let f = fleet(1, "f");
+    let mut shared = instance(1, &f, offer(host(8, 0), 2, 0.0));
+    shared.held = vec![held(9, 1, None)];
+    let since = NOW - RESERVE_AFTER + Span::secs(1);
+    let big = waiting(1, since.0 / 1_000_000, vec![needs(8, 0)]);
+    let small = waiting(2, 999_999, vec![needs(1, 0)]);
+    check(
+        &[big, small],
+        &stock(f, vec![shared]),
+        &["1: waits, f-1: needs 2 of 2 blocks, 1 free (wait until jobs on it end)", "2: f1 i1x1"],
+    );
+}
+
+#[test]
+fn a_host_nobody_has_looked_at_is_worth_waiting_for() {
+    let f = fleet(1, "f");
+    let unknown =
+        Instance { readiness: Readiness::Provisioning, ..instance(1, &f, offer(host(0, 0), 1, 0.0)) };
+    check(
+        &[waiting(1, 999_999, vec![needs(8, 2)])],
+        &stock(f, vec![unknown]),
+        &["1: waits, f-1: is still being provisioned (wait until it is ready)"],
+    );
+}

@@ -1,0 +1,193 @@
+//! Offers against needs, blocks, and the words for why not.
+
+use proptest::prelude::*;
+use windlass_model::{
+    explain::{Refusal, Shortfall, summary},
+    money::Price,
+    plan::{
+        blocks::{Blocks, UnevenBlocks, share, smallest, split},
+        offers::{Gpu, Location, Named, Needs, Offer, fit, host_shortfalls, names_instance, shortfalls},
+    },
+    resources::{CpuArch, DiskSpec, GpuSpec, GpuVendor, Range},
+};
+
+use super::placement::{host, needs, offer};
+
+fn gpu_spec() -> GpuSpec {
+    GpuSpec {
+        vendor: None,
+        name: None,
+        count: Range::at_least(1),
+        memory: None,
+        total_memory: None,
+        compute_capability: None,
+    }
+}
+
+/// One change to a wish that fits, and the words for why it does not any more ("" = it still fits).
+#[track_caller]
+fn check(change: impl FnOnce(&mut Needs, &mut Offer), expect: &str) {
+    let (mut wish, mut has) = (needs(2, 0), offer(host(8, 2), 1, 1.5));
+    wish.resources.as_mut().unwrap().gpu = Some(gpu_spec());
+    has.host.arch = Some(CpuArch::X86);
+    has.zones = vec!["here-a".into()];
+    assert_eq!(shortfalls(&has, &wish), []);
+    change(&mut wish, &mut has);
+    let said: Vec<_> = shortfalls(&has, &wish).iter().map(ToString::to_string).collect();
+    assert_eq!(said.join("; "), expect);
+}
+
+fn resources(wish: &mut Needs) -> &mut windlass_model::resources::ResourcesSpec {
+    wish.resources.as_mut().unwrap()
+}
+
+fn gpu(wish: &mut Needs) -> &mut GpuSpec {
+    resources(wish).gpu.as_mut().unwrap()
+}
+
+#[test]
+fn ranges_are_inclusive_at_both_ends() {
+    check(|wish, _| resources(wish).cpu.count = Range::exactly(8), "");
+    check(|wish, _| resources(wish).cpu.count = Range::exactly(9), "needs exactly 9 CPUs, has 8");
+    check(|wish, _| resources(wish).memory = Range { min: Some(1.0), max: Some(32.0) }, "");
+    let narrow = Range { min: Some(1.0), max: Some(31.0) };
+    check(move |wish, _| resources(wish).memory = narrow, "needs 1GB to 31GB of memory, has 32GB");
+}
+
+#[test]
+fn an_unknown_disk_passes_and_a_known_one_counts() {
+    let disk = || Some(DiskSpec { size: Range::at_least(100.0) });
+    check(|wish, _| resources(wish).disk = disk(), "");
+    check(
+        |wish, has| {
+            resources(wish).disk = disk();
+            has.host.disk_mib = 50 * 1024;
+        },
+        "needs at least 100GB of disk, has 50GB",
+    );
+}
+
+#[test]
+fn the_architecture_must_be_equal_if_given() {
+    check(|wish, _| resources(wish).cpu.arch = Some(CpuArch::X86), "");
+    check(|wish, _| resources(wish).cpu.arch = Some(CpuArch::Arm), "needs arm CPUs, has x86");
+}
+
+#[test]
+fn gpu_names_are_case_free_and_every_filter_speaks() {
+    check(|wish, _| gpu(wish).name = Some(vec!["a100".into(), "h100".into()]), "");
+    check(
+        |wish, _| {
+            *gpu(wish) = GpuSpec {
+                vendor: Some(GpuVendor::Amd),
+                name: Some(vec!["MI300X".into()]),
+                count: Range::at_least(4),
+                memory: Some(Range::at_least(192.0)),
+                total_memory: Some(Range::at_least(200.0)),
+                compute_capability: Some((9, 0)),
+            };
+        },
+        "needs at least 4 GPUs, has 2; needs amd GPUs, has nvidia; needs GPU MI300X, has H100; \
+         needs at least 192GB of memory per GPU, has 80GB; needs at least 200GB of GPU memory in all, has 160GB; \
+         needs compute capability 9.0, has an unknown one",
+    );
+}
+
+#[test]
+fn gpu_filters_are_skipped_for_a_host_without_gpus_when_none_are_required() {
+    let mut wish = needs(2, 0).resources.unwrap();
+    wish.gpu = Some(GpuSpec { name: Some(vec!["A100".into()]), count: Range::at_least(0), ..gpu_spec() });
+    assert_eq!(host_shortfalls(&host(4, 0), &wish), []);
+    assert_eq!(host_shortfalls(&host(4, 1), &wish).len(), 1);
+}
+
+#[test]
+fn lists_price_spot_and_reservation_restrict() {
+    check(|wish, _| wish.regions = Some(vec!["HERE".into()]), "");
+    check(|wish, _| wish.regions = Some(vec!["eu".into(), "us".into()]), "needs region eu or us, is here");
+    check(|wish, _| wish.backends = Some(vec!["aws".into()]), "needs backend aws, is ssh");
+    check(|wish, _| wish.zones = Some(vec!["here-b".into()]), "needs zone here-b, is here-a");
+    check(|wish, _| wish.instance_types = Some(vec!["m5".into()]), "needs instance type m5, is c8g2");
+    check(|wish, _| wish.max_price = Some(Price::dollars(1.5)), "");
+    check(|wish, _| wish.max_price = Some(Price::dollars(1.49)), "costs $1.5/h, at most $1.49/h is allowed");
+    check(|wish, _| wish.spot = Some(true), "needs spot, is on-demand");
+    check(|wish, _| wish.reservation = Some("r".into()), "needs reservation r, has none");
+}
+
+#[test]
+fn every_mount_point_needs_a_volume_in_the_same_place() {
+    let at = |region: &str, zone: Option<&str>| Location {
+        backend: "ssh".into(),
+        region: region.into(),
+        zone: zone.map(Into::into),
+    };
+    check(|wish, _| wish.volumes = vec![vec![at("there", None), at("here", None)]], "");
+    let volumes = vec![vec![at("here", Some("here-a"))], vec![at("here", Some("here-b"))]];
+    check(move |wish, _| wish.volumes = volumes, "its volumes are in ssh here here-b");
+}
+
+#[test]
+fn instances_are_named_by_name_host_or_number() {
+    let number = Named::Number { fleet: "f".into(), instance_num: 3 };
+    let named = [Named::Name("f-1".into()), Named::Hostname("10.0.0.2".into()), number];
+    assert!(names_instance(&named, "f-1", None, "g", 0));
+    assert!(names_instance(&named, "x", Some("10.0.0.2"), "g", 0));
+    assert!(names_instance(&named, "x", None, "f", 3));
+    assert!(!names_instance(&named, "x", Some("10.0.0.3"), "f", 2));
+}
+
+#[test]
+fn blocks_must_divide_and_auto_divides_as_far_as_it_goes() {
+    assert_eq!(split(Blocks::Auto, 32, 8), Ok(8));
+    assert_eq!(split(Blocks::Auto, 12, 8), Ok(4));
+    assert_eq!(split(Blocks::Auto, 6, 0), Ok(6));
+    assert_eq!(split(Blocks::Count(4), 32, 8), Ok(4));
+    assert_eq!(split(Blocks::Count(3), 32, 8), Err(UnevenBlocks { blocks: 3, cpus: 32, gpus: 8 }));
+}
+
+#[test]
+fn several_refusals_make_one_line_with_the_first_in_full() {
+    let far = Refusal { place: "a".into(), count: 1, shortfalls: vec![Shortfall::NotCluster] };
+    let near = Refusal { place: "b".into(), count: 3, shortfalls: vec![Shortfall::Unreachable] };
+    let said = "b and 2 more: is unreachable (check its network and agent); and 1 other place does not fit";
+    assert_eq!(summary(&[near, far]).as_deref(), Some(said));
+    assert_eq!(summary(&[]), None);
+}
+
+#[test]
+fn a_shortfall_on_the_wire_has_kind_message_and_cure() {
+    let shortfall = Shortfall::Cpus { wanted: Range::at_least(8), has: 4 };
+    let json = serde_json::to_value(&shortfall).unwrap();
+    let expect = serde_json::json!({"kind": "cpus", "message": "needs at least 8 CPUs, has 4",
+        "cure": "lower cpu to 4", "passes": false});
+    assert_eq!(json, expect);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The number of blocks is the smallest that fits: it fits, and no smaller one does.
+    #[test]
+    fn a_job_gets_the_smallest_number_of_blocks(
+        cpus in 1_u32..64, gpus in 0_u32..9, memory in 0.0_f64..300.0, per_block in 1_u32..5, blocks in 1_u32..9,
+    ) {
+        let mut wish = needs(cpus, gpus);
+        wish.resources.as_mut().unwrap().memory = Range::at_least(memory);
+        let has = offer(host(per_block * blocks * 2, blocks as usize), blocks, 1.0);
+        let resources = wish.resources.clone().unwrap();
+        let whole = |k: u32| {
+            let part = share(&has.host, k, blocks);
+            let part = windlass_model::plan::offers::Host {
+                cpus: part.cpus, memory_mib: part.memory_mib, gpus: part.gpus.to_vec(), ..has.host.clone()
+            };
+            host_shortfalls(&part, &resources).is_empty()
+        };
+        let expect = (1..=blocks).find(|k| whole(*k));
+        prop_assert_eq!(fit(&has, &wish).ok(), expect);
+        if let Some(expect) = expect {
+            prop_assert_eq!(smallest(&has.host, blocks, &wish), expect);
+        }
+        let gpus: &[Gpu] = share(&has.host, blocks, blocks).gpus;
+        prop_assert_eq!(gpus.len(), has.host.gpus.len());
+    }
+}
