@@ -73,6 +73,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_post_carries_token_and_length_and_its_answer_comes_back() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = String::new();
+            while !request.ends_with("{\"a\":1}") {
+                let mut bytes = [0; 1024];
+                let len = stream.read(&mut bytes).unwrap();
+                request.push_str(std::str::from_utf8(&bytes[..len]).unwrap());
+            }
+            stream.write_all(b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok").unwrap();
+            request
+        });
+        let answer = post(port, "/x", "secret", "{\"a\":1}").unwrap();
+        let request = server.join().unwrap();
+        assert_eq!((answer.status, answer.body.as_str()), (201, "ok"));
+        assert!(request.starts_with("POST /x HTTP/1.1\r\n"), "{request}");
+        assert!(request.contains("\r\nAuthorization: Bearer secret\r\n"), "{request}");
+        assert!(request.contains("\r\nContent-Length: 7\r\n"), "{request}");
+    }
+
+    #[test]
     fn plain_and_chunked_answers_read_the_same() {
         let plain = parse(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").unwrap();
         let chunked =
