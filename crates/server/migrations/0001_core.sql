@@ -140,7 +140,7 @@ CREATE TABLE repos (
     id TEXT PRIMARY KEY,
     project_id TEXT NOT NULL REFERENCES projects (id),
     name TEXT NOT NULL,
-    type TEXT NOT NULL,
+    kind TEXT NOT NULL,
     info TEXT NOT NULL,
     created_at BIGINT NOT NULL
 );
@@ -174,12 +174,12 @@ CREATE UNIQUE INDEX archives_hash_key ON archives (user_id, hash);
 CREATE TABLE backends (
     id TEXT PRIMARY KEY,
     project_id TEXT NOT NULL REFERENCES projects (id),
-    type TEXT NOT NULL,
+    kind TEXT NOT NULL,
     config TEXT NOT NULL,
     auth_sealed BYTEA,
     created_at BIGINT NOT NULL
 );
-CREATE UNIQUE INDEX backends_type_key ON backends (project_id, type);
+CREATE UNIQUE INDEX backends_kind_key ON backends (project_id, kind);
 
 CREATE TABLE fleets (
     id TEXT PRIMARY KEY,
@@ -200,7 +200,7 @@ CREATE TABLE fleets (
     status TEXT NOT NULL,
     finished BOOLEAN NOT NULL DEFAULT FALSE,
     last_processed_at BIGINT NOT NULL,
-    due_at BIGINT NOT NULL,
+    due_at BIGINT,
     lock_token TEXT,
     lock_expires_at BIGINT,
     lock_owner TEXT,
@@ -257,7 +257,7 @@ CREATE TABLE instances (
     status TEXT NOT NULL,
     finished BOOLEAN NOT NULL DEFAULT FALSE,
     last_processed_at BIGINT NOT NULL,
-    due_at BIGINT NOT NULL,
+    due_at BIGINT,
     lock_token TEXT,
     lock_expires_at BIGINT,
     lock_owner TEXT,
@@ -302,7 +302,7 @@ CREATE TABLE runs (
     status TEXT NOT NULL,
     finished BOOLEAN NOT NULL DEFAULT FALSE,
     last_processed_at BIGINT NOT NULL,
-    due_at BIGINT NOT NULL,
+    due_at BIGINT,
     lock_token TEXT,
     lock_expires_at BIGINT,
     lock_owner TEXT,
@@ -367,7 +367,7 @@ CREATE TABLE jobs (
     status TEXT NOT NULL,
     finished BOOLEAN NOT NULL DEFAULT FALSE,
     last_processed_at BIGINT NOT NULL,
-    due_at BIGINT NOT NULL,
+    due_at BIGINT,
     lock_token TEXT,
     lock_expires_at BIGINT,
     lock_owner TEXT,
@@ -402,7 +402,7 @@ CREATE TABLE volumes (
     status TEXT NOT NULL,
     finished BOOLEAN NOT NULL DEFAULT FALSE,
     last_processed_at BIGINT NOT NULL,
-    due_at BIGINT NOT NULL,
+    due_at BIGINT,
     lock_token TEXT,
     lock_expires_at BIGINT,
     lock_owner TEXT,
@@ -445,7 +445,7 @@ CREATE TABLE gateways (
     status TEXT NOT NULL,
     finished BOOLEAN NOT NULL DEFAULT FALSE,
     last_processed_at BIGINT NOT NULL,
-    due_at BIGINT NOT NULL,
+    due_at BIGINT,
     lock_token TEXT,
     lock_expires_at BIGINT,
     lock_owner TEXT,

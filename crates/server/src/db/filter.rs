@@ -28,6 +28,12 @@ impl Filter {
         self.conditions.push(condition.replace('?', &place));
     }
 
+    /// `column` is one of these; an empty list finds nothing.
+    pub(super) fn is_in<T: ToString>(&mut self, column: &str, items: &[T]) {
+        let list = Val::list(items.iter().map(T::to_string));
+        self.is(&format!("{column} IN (SELECT value FROM json_each(CAST(? AS TEXT)))"), list);
+    }
+
     /// A parameter; the answer is its place, `$n`.
     pub(super) fn bind(&mut self, value: impl Into<Val>) -> String {
         self.params.push(value.into());
@@ -38,10 +44,12 @@ impl Filter {
     pub(super) fn after(&mut self, time: &str, id: &str, seen: &Page) {
         let Some(at) = seen.time else { return };
         let (at, before) = (self.bind(at.0), if seen.ascending { '>' } else { '<' });
+        // The first half is what an index can seek to; the second only cuts the ties.
         match seen.id {
             Some(seen) => {
                 let seen = self.bind(seen);
-                self.conditions.push(format!("({time} {before} {at} OR ({time} = {at} AND {id} > {seen}))"));
+                self.conditions
+                    .push(format!("{time} {before}= {at} AND ({time} {before} {at} OR {id} > {seen})"));
             }
             None => self.conditions.push(format!("{time} {before} {at}")),
         }

@@ -8,20 +8,33 @@
 //! `$1…$n` parameters; `now_us()`, the database's time in microseconds, one per unit; `new_uuid()`;
 //! `IN (SELECT value FROM json_each(CAST($1 AS TEXT)))` with `Val::list` for lists; TEXT, BIGINT,
 //! BOOLEAN, DOUBLE PRECISION and BYTEA columns. On Postgres `sum()` of BIGINT is NUMERIC: cast it.
+//!
+//! Functions of the table files that change something return a `Change` for `Unit::and`; whoever
+//! needs one more writes it there, with its SQL in that file's `statements!`.
 
+pub mod backends;
 mod clock;
 mod error;
 pub mod events;
 mod filter;
+pub mod fleets;
+pub mod gateways;
 mod ids;
+pub mod instances;
+pub mod jobs;
 mod migrate;
 pub mod mutant;
 pub mod projects;
+mod record;
+pub mod repos;
+pub mod runs;
+pub mod secrets;
 mod sqlite;
 pub mod tokens;
 pub mod unit;
 pub mod users;
 pub mod value;
+pub mod volumes;
 mod weather;
 
 use std::{
@@ -199,6 +212,22 @@ impl Db {
         let first = rows.first().ok_or(DbError::Shape { column: 0, want: "a setting", have: "nothing" })?;
         first.text(0).or_else(|_| first.int(0).map(|number| number.to_string()))
     }
+}
+
+/// Every fixed statement of the table files, for the test that prepares them on both databases.
+pub fn statements() -> Vec<&'static str> {
+    [
+        backends::statements(),
+        fleets::statements(),
+        gateways::statements(),
+        instances::statements(),
+        jobs::statements(),
+        repos::statements(),
+        runs::statements(),
+        secrets::statements(),
+        volumes::statements(),
+    ]
+    .concat()
 }
 
 impl std::fmt::Debug for Db {

@@ -72,7 +72,7 @@ impl Unit {
             ("lock_expires_at", Val::Null),
             ("lock_owner", Val::Null),
             ("last_processed_at", Val::Now),
-            ("due_at", due_in_us.map_or(Val::Now, Val::NowPlus)),
+            ("due_at", due_in_us.map_or(Val::Null, Val::NowPlus)),
         ];
         all.extend(set);
         Self::new().guard(table, held, all)

@@ -26,3 +26,11 @@ async fn opens_writes_and_reads() {
     db.close().await;
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+#[tokio::test]
+async fn every_statement_prepares() {
+    let db = Db::open_inline(std::sync::Arc::new(|| 1), 1).unwrap();
+    for sql in windlass_server::db::statements() {
+        db.prepare(sql).await.unwrap();
+    }
+}

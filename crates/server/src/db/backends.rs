@@ -1,0 +1,52 @@
+//! Table `backends`: which providers a project may use, and how.
+
+use uuid::Uuid;
+use windlass_model::{id::ProjectId, time::Timestamp};
+
+use super::{
+    Change, Db, DbError, Expect, Val,
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct Backend {
+        pub id: Uuid,
+        pub project_id: ProjectId,
+        pub kind: String,
+        /// JSON, without anything secret.
+        pub config: String,
+        pub auth_sealed: Option<Vec<u8>>,
+        pub created_at: Timestamp,
+    }
+}
+
+statements! {
+    LIST = "SELECT {} FROM backends b WHERE b.project_id = $1 ORDER BY b.kind", Backend::columns("b");
+    LIST_KINDS = "SELECT b.project_id, b.kind FROM backends b WHERE b.project_id IN \
+                  (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY b.project_id, b.kind";
+    PUT = "INSERT INTO backends (id, project_id, kind, config, auth_sealed, created_at) \
+           VALUES ($1, $2, $3, $4, $5, now_us()) ON CONFLICT (project_id, kind) DO UPDATE SET \
+           config = excluded.config, auth_sealed = excluded.auth_sealed";
+    DELETE = "DELETE FROM backends WHERE project_id = $1 AND kind = $2";
+}
+
+pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Backend>, DbError> {
+    db.query(LIST.as_str(), params![project]).await?.iter().map(Backend::read).collect()
+}
+
+/// Project and kind, for lists of projects.
+pub async fn list_kinds(db: &Db, projects: &[ProjectId]) -> Result<Vec<(ProjectId, String)>, DbError> {
+    let rows = db.query(LIST_KINDS.as_str(), vec![Val::list(projects)]).await?;
+    rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
+}
+
+/// Adds the backend or replaces its configuration.
+pub fn put(id: Uuid, project: ProjectId, kind: &str, config: &str, auth_sealed: Option<Vec<u8>>) -> Change {
+    let params = params![id, project, kind, config, auth_sealed];
+    Change::Exec { sql: PUT.as_str().into(), params, expect: Expect::Any }
+}
+
+pub fn delete(project: ProjectId, kind: &str) -> Change {
+    Change::Exec { sql: DELETE.as_str().into(), params: params![project, kind], expect: Expect::Any }
+}

@@ -1,0 +1,115 @@
+//! Table `fleets`.
+
+use windlass_model::{
+    fleet::Status,
+    id::{FleetId, ProjectId},
+    time::Timestamp,
+};
+
+use super::{
+    Change, Db, DbError, Expect, Val,
+    filter::{Filter, Page},
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct Fleet {
+        pub id: FleetId,
+        pub project_id: ProjectId,
+        pub name: String,
+        /// JSON, without private keys: those are in `spec_sealed`.
+        pub spec: String,
+        pub status: Status,
+        pub finished: bool,
+        pub status_message: Option<String>,
+        pub deleted: bool,
+        pub auto_created: bool,
+        pub consolidation_attempt: i64,
+        pub last_consolidated_at: Option<Timestamp>,
+        pub termination_asked_at: Option<Timestamp>,
+        pub created_at: Timestamp,
+        pub last_processed_at: Timestamp,
+        pub tracking: Option<String>,
+        pub lock_epoch: i64,
+    }
+}
+
+record! {
+    pub struct NewFleet {
+        pub id: FleetId,
+        pub project_id: ProjectId,
+        pub name: String,
+        pub spec: String,
+        pub spec_sealed: Option<Vec<u8>>,
+        pub status: Status,
+        pub auto_created: bool,
+    }
+}
+
+statements! {
+    FIND = "SELECT {} FROM fleets f WHERE f.id = $1", Fleet::columns("f");
+    FIND_BY_NAME = "SELECT {} FROM fleets f WHERE f.project_id = $1 AND f.name = $2 AND NOT f.deleted",
+                   Fleet::columns("f");
+    SEALED = "SELECT spec_sealed FROM fleets WHERE id = $1";
+    /// A request that the pipeline reads; refused while a job runs there.
+    ASK_DELETE = "UPDATE fleets SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
+                  WHERE id = $1 AND NOT deleted AND NOT EXISTS (SELECT 1 FROM jobs j JOIN instances i \
+                  ON i.id = j.instance_id WHERE i.fleet_id = $1 AND NOT j.finished)";
+    SET_SPEC = "UPDATE fleets SET spec = $2, spec_sealed = $3, due_at = NULL WHERE id = $1 AND NOT deleted \
+                AND termination_asked_at IS NULL";
+}
+
+/// A name in use is a conflict on `fleets_name_key`.
+pub fn insert(fleet: NewFleet) -> Change {
+    let mut values = fleet.into_values();
+    values.extend([("created_at", Val::Now), ("last_processed_at", Val::Now)]);
+    Change::Insert { table: "fleets", values }
+}
+
+pub async fn find(db: &Db, id: FleetId) -> Result<Option<Fleet>, DbError> {
+    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Fleet::read).transpose()
+}
+
+pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Fleet>, DbError> {
+    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.as_ref().map(Fleet::read).transpose()
+}
+
+pub async fn sealed(db: &Db, id: FleetId) -> Result<Option<Vec<u8>>, DbError> {
+    Ok(db.query_opt(SEALED.as_str(), params![id]).await?.map(|row| row.opt_bytes(0)).transpose()?.flatten())
+}
+
+/// Which fleets: newest first unless the page says otherwise, ties by id.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    pub projects: Option<Vec<ProjectId>>,
+    pub only_active: bool,
+    pub page: Page,
+}
+
+/// Those that are not deleted.
+pub async fn list(db: &Db, query: &Query) -> Result<Vec<Fleet>, DbError> {
+    let mut filter = Filter::new();
+    filter.when("NOT f.deleted");
+    if let Some(projects) = &query.projects {
+        filter.is_in("f.project_id", projects);
+    }
+    if query.only_active {
+        filter.when("NOT f.finished");
+    }
+    filter.after("f.created_at", "f.id", &query.page);
+    let (found, params) = filter.done();
+    let order = query.page.order("f.created_at", "f.id");
+    let sql = format!("SELECT {} FROM fleets f{found}{order}", Fleet::columns("f"));
+    db.query(sql, params).await?.iter().map(Fleet::read).collect()
+}
+
+/// Stores the wish to delete; the fleet's pipeline does it. Stale while a job runs there.
+pub fn ask_delete(id: FleetId) -> Change {
+    Change::Exec { sql: ASK_DELETE.as_str().into(), params: params![id], expect: Expect::One }
+}
+
+/// Stale when the fleet is on its way out.
+pub fn set_spec(id: FleetId, spec: &str, sealed: Option<Vec<u8>>) -> Change {
+    Change::Exec { sql: SET_SPEC.as_str().into(), params: params![id, spec, sealed], expect: Expect::One }
+}

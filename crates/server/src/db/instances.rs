@@ -1,0 +1,152 @@
+//! Table `instances`.
+
+use windlass_model::{
+    id::{FleetId, InstanceId, ProjectId},
+    instance::Status,
+    time::Timestamp,
+};
+
+use super::{
+    Change, Db, DbError, Val,
+    filter::{Filter, Page},
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct Instance {
+        pub id: InstanceId,
+        pub project_id: ProjectId,
+        pub fleet_id: Option<FleetId>,
+        pub name: String,
+        pub instance_num: i64,
+        pub backend: Option<String>,
+        pub region: Option<String>,
+        pub availability_zone: Option<String>,
+        pub hostname: Option<String>,
+        pub price: Option<f64>,
+        pub spot: bool,
+        /// JSON documents.
+        pub instance_type: Option<String>,
+        pub offer: Option<String>,
+        pub provisioning: Option<String>,
+        pub ssh: Option<String>,
+        pub gpu_driver: Option<String>,
+        pub requirements: Option<String>,
+        pub profile: Option<String>,
+        pub status: Status,
+        pub finished: bool,
+        pub total_blocks: Option<i64>,
+        pub busy_blocks: i64,
+        pub health: String,
+        pub health_message: Option<String>,
+        pub unreachable: bool,
+        pub termination_reason: Option<String>,
+        pub termination_message: Option<String>,
+        pub idle_seconds_max: Option<i64>,
+        pub agent_version: Option<String>,
+        pub host_key: Option<String>,
+        pub created_at: Timestamp,
+        pub started_at: Option<Timestamp>,
+        pub idle_since: Option<Timestamp>,
+        pub seen_at: Option<Timestamp>,
+        pub unreachable_since: Option<Timestamp>,
+        pub first_attempt_at: Option<Timestamp>,
+        pub last_attempt_at: Option<Timestamp>,
+        pub termination_deadline_at: Option<Timestamp>,
+        pub finished_at: Option<Timestamp>,
+        pub last_processed_at: Timestamp,
+        pub tracking: Option<String>,
+        pub lock_epoch: i64,
+    }
+}
+
+record! {
+    pub struct NewInstance {
+        pub id: InstanceId,
+        pub project_id: ProjectId,
+        pub fleet_id: Option<FleetId>,
+        pub name: String,
+        pub instance_num: i64,
+        pub backend: Option<String>,
+        pub region: Option<String>,
+        pub hostname: Option<String>,
+        pub price: Option<f64>,
+        pub spot: bool,
+        pub instance_type: Option<String>,
+        pub offer: Option<String>,
+        pub provisioning: Option<String>,
+        pub ssh: Option<String>,
+        pub ssh_sealed: Option<Vec<u8>>,
+        pub requirements: Option<String>,
+        pub profile: Option<String>,
+        pub status: Status,
+        pub total_blocks: Option<i64>,
+        pub idle_seconds_max: Option<i64>,
+    }
+}
+
+statements! {
+    FIND = "SELECT {} FROM instances i WHERE i.id = $1", Instance::columns("i");
+    OF_FLEETS = "SELECT {} FROM instances i WHERE i.fleet_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+                 AND NOT i.deleted ORDER BY i.fleet_id, i.instance_num, i.created_at", Instance::columns("i");
+    SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
+    /// The name of the job a busy instance shows.
+    JOB_NAMES = "SELECT j.instance_id, j.job_name FROM jobs j WHERE j.instance_id IN \
+                 (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished ORDER BY j.submitted_at, j.id";
+}
+
+/// Two live instances of one number in a fleet are a conflict on `instances_num_key`.
+pub fn insert(instance: NewInstance) -> Change {
+    let mut values = instance.into_values();
+    values.extend([("created_at", Val::Now), ("last_processed_at", Val::Now)]);
+    Change::Insert { table: "instances", values }
+}
+
+pub async fn find(db: &Db, id: InstanceId) -> Result<Option<Instance>, DbError> {
+    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Instance::read).transpose()
+}
+
+/// By fleet, then by number.
+pub async fn of_fleets(db: &Db, fleets: &[FleetId]) -> Result<Vec<Instance>, DbError> {
+    db.query(OF_FLEETS.as_str(), vec![Val::list(fleets)]).await?.iter().map(Instance::read).collect()
+}
+
+/// The sealed SSH keys and the sealed agent credential.
+pub async fn sealed(db: &Db, id: InstanceId) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), DbError> {
+    let row = db.query_opt(SEALED.as_str(), params![id]).await?;
+    row.map_or(Ok((None, None)), |row| Ok((row.opt_bytes(0)?, row.opt_bytes(1)?)))
+}
+
+pub async fn job_names(db: &Db, instances: &[InstanceId]) -> Result<Vec<(InstanceId, String)>, DbError> {
+    let rows = db.query(JOB_NAMES.as_str(), vec![Val::list(instances)]).await?;
+    rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
+}
+
+/// Which instances: newest first unless the page says otherwise, ties by id.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    pub projects: Option<Vec<ProjectId>>,
+    pub fleets: Option<Vec<FleetId>>,
+    pub only_active: bool,
+    pub page: Page,
+}
+
+pub async fn list(db: &Db, query: &Query) -> Result<Vec<Instance>, DbError> {
+    let mut filter = Filter::new();
+    filter.when("NOT i.deleted");
+    if let Some(projects) = &query.projects {
+        filter.is_in("i.project_id", projects);
+    }
+    if let Some(fleets) = &query.fleets {
+        filter.is_in("i.fleet_id", fleets);
+    }
+    if query.only_active {
+        filter.when("NOT i.finished");
+    }
+    filter.after("i.created_at", "i.id", &query.page);
+    let (found, params) = filter.done();
+    let order = query.page.order("i.created_at", "i.id");
+    let sql = format!("SELECT {} FROM instances i{found}{order}", Instance::columns("i"));
+    db.query(sql, params).await?.iter().map(Instance::read).collect()
+}

@@ -1,0 +1,125 @@
+//! Table `jobs`: one row per submission. A retry of a job is a new row with a new id.
+
+use windlass_model::{
+    id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
+    job::Status,
+    time::Timestamp,
+};
+
+use super::{
+    Change, Db, DbError, Val,
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct Job {
+        pub id: SubmissionId,
+        pub run_id: RunId,
+        pub project_id: ProjectId,
+        pub job_name: String,
+        pub replica_num: i64,
+        pub job_num: i64,
+        pub submission_num: i64,
+        pub deployment_num: i64,
+        pub replica_group: Option<String>,
+        pub status: Status,
+        pub finished: bool,
+        pub status_message: Option<String>,
+        pub termination_reason: Option<String>,
+        pub termination_message: Option<String>,
+        pub exit_status: Option<i64>,
+        /// JSON documents from here.
+        pub job_spec: String,
+        pub provisioning: Option<String>,
+        pub runtime: Option<String>,
+        pub connection_info: Option<String>,
+        pub probes: Option<String>,
+        pub pull_progress: Option<String>,
+        pub shortfalls: Option<String>,
+        pub instance_id: Option<InstanceId>,
+        pub fleet_id: Option<FleetId>,
+        pub instance_assigned: bool,
+        pub blocks: i64,
+        pub priority: i64,
+        pub replica_registered: bool,
+        pub volumes_detached_at: Option<Timestamp>,
+        pub submitted_at: Timestamp,
+        pub last_processed_at: Timestamp,
+        pub provisioned_at: Option<Timestamp>,
+        pub pulling_at: Option<Timestamp>,
+        pub running_at: Option<Timestamp>,
+        pub inactive_since: Option<Timestamp>,
+        pub disconnected_at: Option<Timestamp>,
+        pub seen_at: Option<Timestamp>,
+        pub start_deadline_at: Option<Timestamp>,
+        pub run_deadline_at: Option<Timestamp>,
+        pub stop_deadline_at: Option<Timestamp>,
+        pub remove_at: Option<Timestamp>,
+        pub finished_at: Option<Timestamp>,
+        pub logs_offset: i64,
+        pub runner_offset: i64,
+        pub tracking: Option<String>,
+        pub lock_epoch: i64,
+    }
+}
+
+record! {
+    pub struct NewJob {
+        pub id: SubmissionId,
+        pub run_id: RunId,
+        pub project_id: ProjectId,
+        pub job_name: String,
+        pub replica_num: i64,
+        pub job_num: i64,
+        pub submission_num: i64,
+        pub deployment_num: i64,
+        pub replica_group: Option<String>,
+        pub status: Status,
+        pub job_spec: String,
+        pub secrets_sealed: Option<Vec<u8>>,
+        pub priority: i64,
+    }
+}
+
+statements! {
+    FIND = "SELECT {} FROM jobs j WHERE j.id = $1", Job::columns("j");
+    /// Submission numbers have no gaps (R6), so the newest `$2` of a job are those above its maximum
+    /// less `$2`; the maximum is one step in the unique index.
+    OF_RUNS = "SELECT {} FROM jobs j WHERE j.run_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+               AND j.submission_num > (SELECT max(m.submission_num) FROM jobs m WHERE m.run_id = j.run_id \
+               AND m.replica_num = j.replica_num AND m.job_num = j.job_num) - $2 \
+               ORDER BY j.run_id, j.replica_num, j.job_num, j.submission_num", Job::columns("j");
+    OF_INSTANCE = "SELECT {} FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished ORDER BY j.submitted_at, j.id",
+                  Job::columns("j");
+    SECRETS = "SELECT secrets_sealed FROM jobs WHERE id = $1";
+}
+
+/// A submission. A second active one of the same job is a conflict on `jobs_active_key`.
+pub fn insert(job: NewJob) -> Change {
+    let mut values = job.into_values();
+    values.extend([("submitted_at", Val::Now), ("last_processed_at", Val::Now)]);
+    Change::Insert { table: "jobs", values }
+}
+
+pub async fn find(db: &Db, id: SubmissionId) -> Result<Option<Job>, DbError> {
+    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Job::read).transpose()
+}
+
+/// The newest `limit` submissions of each job of these runs (`None`: all), ordered by run, replica,
+/// job and submission.
+pub async fn of_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result<Vec<Job>, DbError> {
+    // Half the range is more submissions than will ever be, and cannot overflow the subtraction.
+    let limit = limit.unwrap_or(i64::MAX / 2);
+    db.query(OF_RUNS.as_str(), vec![Val::list(runs), limit.into()]).await?.iter().map(Job::read).collect()
+}
+
+/// What runs there, or is about to.
+pub async fn of_instance(db: &Db, instance: InstanceId) -> Result<Vec<Job>, DbError> {
+    db.query(OF_INSTANCE.as_str(), params![instance]).await?.iter().map(Job::read).collect()
+}
+
+/// Sealed; never part of `Job`, so that no list or log carries it.
+pub async fn secrets(db: &Db, id: SubmissionId) -> Result<Option<Vec<u8>>, DbError> {
+    Ok(db.query_opt(SECRETS.as_str(), params![id]).await?.map(|row| row.opt_bytes(0)).transpose()?.flatten())
+}

@@ -1,0 +1,143 @@
+//! Rows as structs: the field names are the column names, the field types say how they are read.
+
+use uuid::Uuid;
+use windlass_model::{
+    fleet, gateway,
+    id::{
+        EventId, FleetId, GatewayId, InstanceId, ProjectId, RunId, SecretId, SubmissionId, UserId, VolumeId,
+    },
+    instance, job, run,
+    time::Timestamp,
+    volume,
+};
+
+use super::{
+    error::DbError,
+    value::{Row, Val},
+};
+
+/// A type that a column can be read into.
+pub(super) trait Column: Sized {
+    fn read(row: &Row, at: usize) -> Result<Self, DbError>;
+}
+
+macro_rules! columns {
+    ($($kind:ty: $read:ident, $opt:ident;)*) => {$(
+        impl Column for $kind {
+            fn read(row: &Row, at: usize) -> Result<Self, DbError> {
+                row.$read(at)
+            }
+        }
+        impl Column for Option<$kind> {
+            fn read(row: &Row, at: usize) -> Result<Self, DbError> {
+                row.$opt(at)
+            }
+        }
+    )*};
+}
+
+columns! {
+    String: text, opt_text;
+    i64: int, opt_int;
+    bool: bool, opt_bool;
+    f64: real, opt_real;
+    Vec<u8>: bytes, opt_bytes;
+    Uuid: uuid, opt_uuid;
+    UserId: id, opt_id;
+    ProjectId: id, opt_id;
+    FleetId: id, opt_id;
+    InstanceId: id, opt_id;
+    RunId: id, opt_id;
+    SubmissionId: id, opt_id;
+    VolumeId: id, opt_id;
+    GatewayId: id, opt_id;
+    SecretId: id, opt_id;
+    EventId: id, opt_id;
+    Timestamp: time, opt_time;
+}
+
+impl Row {
+    pub fn opt_time(&self, column: usize) -> Result<Option<Timestamp>, DbError> {
+        Ok(self.opt_int(column)?.map(Timestamp))
+    }
+
+    pub fn time(&self, column: usize) -> Result<Timestamp, DbError> {
+        self.int(column).map(Timestamp)
+    }
+}
+
+impl From<Timestamp> for Val {
+    fn from(time: Timestamp) -> Self {
+        Self::Int(time.0)
+    }
+}
+
+/// Enums that are words in their column.
+macro_rules! words {
+    ($($kind:ty),* $(,)?) => {$(
+        impl Column for $kind {
+            fn read(row: &Row, at: usize) -> Result<Self, DbError> {
+                row.str(at)?.parse().map_err(|_| DbError::Shape { column: at, want: stringify!($kind), have: "another word" })
+            }
+        }
+        impl From<$kind> for Val {
+            fn from(word: $kind) -> Self {
+                word.as_str().into()
+            }
+        }
+    )*};
+}
+
+words!(run::Status, job::Status, instance::Status, fleet::Status, volume::Status, gateway::Status);
+
+/// Declares a struct that is read from a row, written to one, or both.
+macro_rules! record {
+    (
+        $(#[$doc:meta])*
+        pub struct $name:ident {
+            $($(#[$field_doc:meta])* pub $field:ident: $kind:ty,)*
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $kind,)*
+        }
+
+        impl $name {
+            /// How many columns; what a SELECT adds comes after them.
+            pub const WIDTH: usize = [$(stringify!($field)),*].len();
+
+            /// The columns, for a SELECT from the table under this alias.
+            pub fn columns(alias: &str) -> String {
+                [$(stringify!($field)),*].map(|field| format!("{alias}.{field}")).join(", ")
+            }
+
+            pub fn read(row: &$crate::db::Row) -> Result<Self, $crate::db::DbError> {
+                let mut at = 0..;
+                let mut next = || at.next().unwrap_or_default();
+                Ok(Self { $($field: <$kind as $crate::db::record::Column>::read(row, next())?),* })
+            }
+
+            /// For an insert.
+            pub fn into_values(self) -> $crate::db::Values {
+                vec![$((stringify!($field), $crate::db::Val::from(self.$field))),*]
+            }
+        }
+    };
+}
+
+/// Declares the statements of a table, each made once, and the list that a test prepares on both
+/// databases.
+macro_rules! statements {
+    ($($(#[$doc:meta])* $name:ident = $text:literal $(, $part:expr)*;)*) => {
+        $($(#[$doc])*
+        static $name: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| format!($text $(, $part)*));)*
+
+        pub(super) fn statements() -> Vec<&'static str> {
+            vec![$($name.as_str()),*]
+        }
+    };
+}
+
+pub(super) use {record, statements};

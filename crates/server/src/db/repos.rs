@@ -1,0 +1,100 @@
+//! Tables `repos`, `repo_creds`, `codes` and `archives`: what a run brings along.
+
+use uuid::Uuid;
+use windlass_model::{
+    id::{ProjectId, UserId},
+    time::Timestamp,
+};
+
+use super::{
+    Change, Db, DbError, Expect, Val,
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct Repo {
+        pub id: Uuid,
+        pub project_id: ProjectId,
+        /// What clients call the repo's id.
+        pub name: String,
+        pub kind: String,
+        /// JSON, as the client gave it.
+        pub info: String,
+        pub created_at: Timestamp,
+    }
+}
+
+statements! {
+    FIND = "SELECT {} FROM repos r WHERE r.project_id = $1 AND r.name = $2", Repo::columns("r");
+    LIST = "SELECT {} FROM repos r WHERE r.project_id = $1 ORDER BY r.created_at, r.id", Repo::columns("r");
+    PUT = "INSERT INTO repos (id, project_id, name, kind, info, created_at) VALUES ($1, $2, $3, $4, $5, now_us()) \
+           ON CONFLICT (project_id, name) DO UPDATE SET kind = excluded.kind, info = excluded.info RETURNING id";
+    DELETE = "DELETE FROM repos WHERE project_id = $1 AND name = $2";
+    PUT_CREDS = "INSERT INTO repo_creds (repo_id, user_id, sealed) SELECT id, $3, $4 FROM repos \
+                 WHERE project_id = $1 AND name = $2 \
+                 ON CONFLICT (repo_id, user_id) DO UPDATE SET sealed = excluded.sealed";
+    CREDS = "SELECT sealed FROM repo_creds WHERE repo_id = $1 AND user_id = $2";
+    PUT_CODE = "INSERT INTO codes (id, repo_id, hash, blob, created_at) VALUES ($1, $2, $3, $4, now_us()) \
+                ON CONFLICT (repo_id, hash) DO NOTHING";
+    CODE = "SELECT blob FROM codes WHERE repo_id = $1 AND hash = $2";
+    PUT_ARCHIVE = "INSERT INTO archives (id, user_id, hash, blob, created_at) VALUES ($1, $2, $3, $4, now_us()) \
+                   ON CONFLICT (user_id, hash) DO UPDATE SET hash = excluded.hash RETURNING id";
+    FIND_ARCHIVE = "SELECT id FROM archives WHERE user_id = $1 AND hash = $2";
+    ARCHIVE = "SELECT user_id, hash, blob FROM archives WHERE id = $1";
+}
+
+pub async fn find(db: &Db, project: ProjectId, name: &str) -> Result<Option<Repo>, DbError> {
+    db.query_opt(FIND.as_str(), params![project, name]).await?.as_ref().map(Repo::read).transpose()
+}
+
+pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Repo>, DbError> {
+    db.query(LIST.as_str(), params![project]).await?.iter().map(Repo::read).collect()
+}
+
+/// Adds the repo or replaces what is known of it. Its row in `Written::Done` is the repo's id.
+pub fn put(id: Uuid, project: ProjectId, name: &str, kind: &str, info: &str) -> Change {
+    Change::Query { sql: PUT.as_str().into(), params: params![id, project, name, kind, info] }
+}
+
+/// With its creds and codes. Unknown names are no error.
+pub fn delete(project: ProjectId, name: &str) -> Change {
+    exec(&DELETE, params![project, name], Expect::Any)
+}
+
+/// Stale when there is no such repo.
+pub fn put_creds(project: ProjectId, name: &str, user: UserId, sealed: Vec<u8>) -> Change {
+    exec(&PUT_CREDS, params![project, name, user, sealed], Expect::One)
+}
+
+pub async fn creds(db: &Db, repo: Uuid, user: UserId) -> Result<Option<Vec<u8>>, DbError> {
+    db.query_opt(CREDS.as_str(), params![repo, user]).await?.map(|row| row.bytes(0)).transpose()
+}
+
+/// A diff of that hash is stored once per repo.
+pub fn put_code(id: Uuid, repo: Uuid, hash: &str, blob: Vec<u8>) -> Change {
+    exec(&PUT_CODE, params![id, repo, hash, blob], Expect::Any)
+}
+
+pub async fn code(db: &Db, repo: Uuid, hash: &str) -> Result<Option<Vec<u8>>, DbError> {
+    db.query_opt(CODE.as_str(), params![repo, hash]).await?.map(|row| row.bytes(0)).transpose()
+}
+
+/// Its row in `Written::Done` is the id: the same for the same user and hash.
+pub fn put_archive(id: Uuid, user: UserId, hash: &str, blob: Vec<u8>) -> Change {
+    Change::Query { sql: PUT_ARCHIVE.as_str().into(), params: params![id, user, hash, blob] }
+}
+
+pub async fn find_archive(db: &Db, user: UserId, hash: &str) -> Result<Option<Uuid>, DbError> {
+    db.query_opt(FIND_ARCHIVE.as_str(), params![user, hash]).await?.map(|row| row.uuid(0)).transpose()
+}
+
+/// Owner, hash and bytes.
+pub async fn archive(db: &Db, id: Uuid) -> Result<Option<(UserId, String, Vec<u8>)>, DbError> {
+    let row = db.query_opt(ARCHIVE.as_str(), params![id]).await?;
+    row.map(|row| Ok((row.id(0)?, row.text(1)?, row.bytes(2)?))).transpose()
+}
+
+fn exec(sql: &'static str, params: Vec<Val>, expect: Expect) -> Change {
+    Change::Exec { sql: sql.into(), params, expect }
+}

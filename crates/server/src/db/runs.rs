@@ -1,0 +1,223 @@
+//! Table `runs`. Columns that only a pipeline writes are written by its guarded apply (`Unit::apply`).
+
+use windlass_model::{
+    id::{FleetId, GatewayId, ProjectId, RunId, UserId},
+    run::Status,
+    time::Timestamp,
+};
+
+use super::{
+    Change, Db, DbError, Expect, Val,
+    filter::{Filter, Page},
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct Run {
+        pub id: RunId,
+        pub project_id: ProjectId,
+        pub user_id: UserId,
+        pub repo_id: Option<String>,
+        pub fleet_id: Option<FleetId>,
+        pub gateway_id: Option<GatewayId>,
+        pub name: String,
+        /// JSON: the effective run spec.
+        pub spec: String,
+        /// JSON: url and model of a service.
+        pub service: Option<String>,
+        pub status: Status,
+        pub finished: bool,
+        pub status_message: Option<String>,
+        pub termination_reason: Option<String>,
+        pub termination_message: Option<String>,
+        pub stop_asked_at: Option<Timestamp>,
+        pub abort_asked: bool,
+        pub deployment_num: i64,
+        pub desired_replicas: i64,
+        pub scaled_at: Option<Timestamp>,
+        pub priority: i64,
+        pub submitted_at: Timestamp,
+        pub last_processed_at: Timestamp,
+        pub next_triggered_at: Option<Timestamp>,
+        pub retry_since: Option<Timestamp>,
+        pub retry_count: i64,
+        pub finished_at: Option<Timestamp>,
+        pub deleted: bool,
+        pub idempotency_hash: Option<String>,
+        /// JSON: what the run's pipeline remembers between passes.
+        pub tracking: Option<String>,
+        pub lock_epoch: i64,
+    }
+}
+
+record! {
+    pub struct NewRun {
+        pub id: RunId,
+        pub project_id: ProjectId,
+        pub user_id: UserId,
+        pub repo_id: Option<String>,
+        pub name: String,
+        pub spec: String,
+        pub service: Option<String>,
+        pub gateway_id: Option<GatewayId>,
+        pub status: Status,
+        pub desired_replicas: i64,
+        pub priority: i64,
+        pub next_triggered_at: Option<Timestamp>,
+        pub idempotency_key: Option<String>,
+        pub idempotency_hash: Option<String>,
+    }
+}
+
+/// A run with the names that answers show.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    pub run: Run,
+    pub project_name: String,
+    pub user_name: String,
+    pub fleet_name: Option<String>,
+}
+
+const NAMES: &str = "p.name, u.name, f.name";
+const JOINS: &str = "JOIN projects p ON p.id = r.project_id JOIN users u ON u.id = r.user_id \
+                     LEFT JOIN fleets f ON f.id = r.fleet_id";
+
+statements! {
+    FIND = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.id = $1", Run::columns("r");
+    FIND_BY_NAME = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.project_id = $1 AND r.name = $2 \
+                    AND NOT r.deleted", Run::columns("r");
+    FIND_BY_KEY = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.project_id = $1 AND r.user_id = $2 \
+                   AND r.idempotency_key = $3", Run::columns("r");
+    /// Not guarded by the lock: it is a request that the pipeline reads, in columns no pipeline writes.
+    ASK_STOP = "UPDATE runs SET stop_asked_at = coalesce(stop_asked_at, now_us()), \
+                stop_by_user_id = coalesce(stop_by_user_id, $3), abort_asked = (abort_asked OR $2), \
+                due_at = NULL WHERE id = $1 AND NOT finished";
+    /// Hides a finished run, so that its name is free again.
+    DELETE = "UPDATE runs SET deleted = TRUE WHERE id = $1 AND finished AND NOT deleted";
+    COUNT_ACTIVE = "SELECT count(*) FROM runs WHERE project_id = $1 AND NOT finished";
+}
+
+impl Named {
+    fn read(row: &super::Row) -> Result<Self, DbError> {
+        Ok(Self {
+            run: Run::read(row)?,
+            project_name: row.text(Run::WIDTH)?,
+            user_name: row.text(Run::WIDTH + 1)?,
+            fleet_name: row.opt_text(Run::WIDTH + 2)?,
+        })
+    }
+}
+
+/// The run alone; its jobs (`jobs::insert`) and events (`events::append`) go into the same unit.
+/// A name in use is a conflict on `runs_name_key`, a repeated idempotency key one on
+/// `runs_idempotency_key`.
+pub fn insert(run: NewRun) -> Change {
+    let mut values = run.into_values();
+    values.extend([("submitted_at", Val::Now), ("last_processed_at", Val::Now)]);
+    Change::Insert { table: "runs", values }
+}
+
+/// By id deleted runs are found too.
+pub async fn find(db: &Db, id: RunId) -> Result<Option<Named>, DbError> {
+    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Named::read).transpose()
+}
+
+pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Named>, DbError> {
+    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.as_ref().map(Named::read).transpose()
+}
+
+/// The run that an earlier request with this key made; `idempotency_hash` tells whether it asked the same.
+pub async fn find_by_key(
+    db: &Db,
+    project: ProjectId,
+    user: UserId,
+    key: &str,
+) -> Result<Option<Named>, DbError> {
+    let rows = db.query_opt(FIND_BY_KEY.as_str(), params![project, user, key]).await?;
+    rows.as_ref().map(Named::read).transpose()
+}
+
+/// Which runs: newest first unless the page says otherwise, ties by id.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    /// `None`: all projects (an administrator). One project uses the index of its runs.
+    pub projects: Option<Vec<ProjectId>>,
+    pub user: Option<UserId>,
+    pub repo_id: Option<String>,
+    pub only_active: bool,
+    pub page: Page,
+}
+
+pub async fn list(db: &Db, query: &Query) -> Result<Vec<Named>, DbError> {
+    let (sql, params) = list_sql(query);
+    db.query(sql, params).await?.iter().map(Named::read).collect()
+}
+
+/// The page is cut from the index first; only its rows are joined with names.
+fn list_sql(query: &Query) -> (String, Vec<Val>) {
+    let mut filter = Filter::new();
+    filter.when("NOT x.deleted");
+    match query.projects.as_deref() {
+        None => {}
+        Some([one]) => filter.is("x.project_id = ?", *one),
+        Some(many) => filter.is_in("x.project_id", many),
+    }
+    if query.only_active {
+        filter.when("NOT x.finished");
+    }
+    if let Some(user) = query.user {
+        filter.is("x.user_id = ?", user);
+    }
+    if let Some(repo) = &query.repo_id {
+        filter.is("x.repo_id = ?", repo);
+    }
+    filter.after("x.submitted_at", "x.id", &query.page);
+    let (found, params) = filter.done();
+    let cut = query.page.order("x.submitted_at", "x.id");
+    let again = query.page.order("r.submitted_at", "r.id");
+    let columns = Run::columns("r");
+    let page = format!("SELECT * FROM runs x{found}{cut}");
+    (format!("SELECT {columns}, {NAMES} FROM ({page}) r {JOINS}{again}"), params)
+}
+
+/// Stores the wish to stop and makes the run due; the run's pipeline does it. Stale when it is finished.
+pub fn ask_stop(id: RunId, abort: bool, by: UserId) -> Change {
+    exec(&ASK_STOP, params![id, abort, by])
+}
+
+/// Stale unless the run is finished.
+pub fn delete(id: RunId) -> Change {
+    exec(&DELETE, params![id])
+}
+
+pub async fn count_active(db: &Db, project: ProjectId) -> Result<i64, DbError> {
+    db.query(COUNT_ACTIVE.as_str(), params![project]).await?.first().map_or(Ok(0), |row| row.int(0))
+}
+
+fn exec(sql: &'static str, params: Vec<Val>) -> Change {
+    Change::Exec { sql: sql.into(), params, expect: Expect::One }
+}
+
+/// For the plans of tests: what `list` asks.
+pub async fn explain_list(db: &Db, query: &Query) -> Result<String, DbError> {
+    let (sql, params) = list_sql(query);
+    let how = match db.dialect() {
+        super::Dialect::Sqlite => "EXPLAIN QUERY PLAN",
+        super::Dialect::Postgres => "EXPLAIN",
+    };
+    let rows = db.query(format!("{how} {sql}"), params).await?;
+    let line = |row: &super::Row| {
+        row.0.iter().rev().find_map(|value| match value {
+            Val::Text(text) => Some(text.clone()),
+            Val::Null
+            | Val::Bool(_)
+            | Val::Int(_)
+            | Val::Real(_)
+            | Val::Bytes(_)
+            | Val::Now
+            | Val::NowPlus(_) => None,
+        })
+    };
+    Ok(rows.iter().filter_map(line).collect::<Vec<_>>().join("\n"))
+}
