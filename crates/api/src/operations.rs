@@ -27,8 +27,8 @@ operations! {
     ReadMyUser = "read_my_user": Post Json "/api/users/get_my_user" Token (server::Nothing) -> users::UserWithCreds;
     /// One user, with credentials.
     ReadUser = "read_user": Post Json "/api/users/get_user" SelfOrAdmin (users::NameRequest) -> users::UserWithCreds;
-    /// Adds a user.
-    CreateUser = "create_user": Post Json "/api/users/create" GlobalAdmin (users::CreateRequest) -> users::User;
+    /// Adds a user. The answer holds the token, which is never shown again.
+    CreateUser = "create_user": Post Json "/api/users/create" GlobalAdmin (users::CreateRequest) -> users::UserWithCreds;
     /// Changes role, address and activity of a user.
     UpdateUser = "update_user": Post Json "/api/users/update" GlobalAdmin (users::CreateRequest) -> users::User;
     /// Replaces the token; the old one dies at once.
@@ -192,7 +192,12 @@ mod tests {
         for entry in table() {
             let named = entry.parameters().next() == Some("project_name");
             assert_eq!(entry.access.in_project(), named, "{}", entry.id);
-            assert_eq!(matches!(entry.body, Body::Query | Body::Text), entry.method == Method::Get, "{}", entry.id);
+            assert_eq!(
+                matches!(entry.body, Body::Query | Body::Text),
+                entry.method == Method::Get,
+                "{}",
+                entry.id
+            );
         }
     }
 }

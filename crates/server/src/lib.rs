@@ -1,4 +1,130 @@
 //! The control plane: routes, services, pipelines and the one place that speaks SQL.
 
+pub mod app;
+pub mod auth;
+pub mod config;
 pub mod db;
+pub mod error;
+pub mod events;
+pub mod http;
+mod listen;
+pub mod metrics;
+pub mod routes;
 pub mod secrets;
+pub mod services;
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::net::TcpListener;
+
+use crate::{
+    app::App,
+    auth::Token,
+    config::Settings,
+    db::{Db, DbError},
+    secrets::{KeyError, Keyring},
+};
+
+/// How often the use of tokens is written down.
+const USES_EVERY: Duration = Duration::from_secs(20);
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("make the data directory `{}`", path.display())]
+    DataDir {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("open the keys")]
+    Keys(#[from] KeyError),
+    #[error("open the database")]
+    Db(#[from] DbError),
+    #[error("draw random bytes")]
+    Random(#[from] getrandom::Error),
+    #[error("set up the first user and project")]
+    Boot(#[from] error::Error),
+    #[error("listen on {address}")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A server that listens and does not answer yet.
+pub struct Server {
+    app: App,
+    listener: TcpListener,
+    address: SocketAddr,
+    first_token: Option<Token>,
+}
+
+impl Server {
+    /// The boot order: directory, keys, database, first user, socket.
+    pub async fn start(settings: Settings) -> Result<Self, StartError> {
+        make_dir(&settings.data_dir)?;
+        let keys = Keyring::open(&settings.key_file)?;
+        let db = Db::open(&settings.database_url).await?;
+        let address = settings.address;
+        let app = App::new(db, settings, keys)?;
+        let first_token = services::boot::ensure(&app).await?;
+        let failed = |source| StartError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { app, listener, address, first_token })
+    }
+
+    pub fn app(&self) -> &App {
+        &self.app
+    }
+
+    /// Where it listens, with the port the system chose if none was named.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The admin's token, if this start made one: to be shown, once.
+    pub fn first_token(&self) -> Option<&Token> {
+        self.first_token.as_ref()
+    }
+
+    /// Answers until `stop` is done, then finishes what is in flight and closes the database.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let Self { app, listener, .. } = self;
+        let uses = tokio::spawn(write_uses(app.clone()));
+        let router = routes::all().into_router(app.clone());
+        match listen::serve(&app, listener, router, stop).await {
+            Ok(()) => {}
+            Err(never) => match never {},
+        }
+        uses.abort();
+        if let Err(error) = app.access().write_uses(&app).await {
+            tracing::warn!(%error, "write down which tokens were used");
+        }
+        app.db().close().await;
+    }
+}
+
+async fn write_uses(app: App) {
+    loop {
+        tokio::time::sleep(USES_EVERY).await;
+        if let Err(error) = app.access().write_uses(&app).await {
+            tracing::warn!(%error, "write down which tokens were used");
+        }
+    }
+}
+
+/// Ours alone: others may not even list it.
+fn make_dir(path: &Path) -> Result<(), StartError> {
+    let failed = |source| StartError::DataDir { path: path.to_owned(), source };
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o700)).map_err(failed)
+}

@@ -97,6 +97,14 @@ impl DbError {
         Self::Open { what: what.into(), source: Arc::new(error) }
     }
 
+    /// Whether the database cannot be used now and may be later.
+    pub fn is_passing(&self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable { .. } | Self::Unknown { .. } | Self::Full { .. } | Self::ReadOnly { .. }
+        )
+    }
+
     /// Whether this unique index refused the row.
     pub fn is_conflict_on(&self, index: &str) -> bool {
         matches!(self, Self::Conflict { constraint } if constraint == index)

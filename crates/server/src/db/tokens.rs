@@ -75,3 +75,13 @@ pub async fn used(db: &Db, ids: &[Uuid]) -> Result<(), DbError> {
     db.write(Unit::new().exec(sql, params![Val::list(ids), Val::Now])).await?;
     Ok(())
 }
+
+/// Makes the token valid for this user: new, or again.
+pub fn ensure(id: Uuid, user: UserId, hash: &str, prefix: &str) -> Change {
+    exec(
+        "INSERT INTO tokens (id, user_id, hash, prefix, scope, created_at) VALUES ($1, $2, $3, $4, 'user', $5)
+         ON CONFLICT (hash) DO UPDATE SET revoked_at = NULL, expires_at = NULL
+         WHERE tokens.user_id = excluded.user_id",
+        params![id, user, hash, prefix, Val::Now],
+    )
+}

@@ -1,0 +1,90 @@
+//! What every part of the server shares. Cheap to clone; every clone is the same server.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering},
+};
+
+use crate::{auth::AccessCache, config::Settings, db::Db, metrics::Metrics, secrets::Keyring};
+
+/// Tells a pipeline, by name, that there is work. Carries no data and may be lost.
+pub type Waker = Box<dyn Fn(&'static str) + Send + Sync>;
+
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+struct Inner {
+    db: Db,
+    settings: Settings,
+    keys: Keyring,
+    metrics: Metrics,
+    access: AccessCache,
+    waker: OnceLock<Waker>,
+    /// Names requests together with `requests`: random per process, so that logs of replicas can be
+    /// joined.
+    process: String,
+    requests: AtomicU64,
+}
+
+impl App {
+    pub fn new(db: Db, settings: Settings, keys: Keyring) -> Result<Self, getrandom::Error> {
+        let mut process = [0_u8; 6];
+        getrandom::fill(&mut process)?;
+        Ok(Self(Arc::new(Inner {
+            db,
+            settings,
+            keys,
+            metrics: Metrics::new(),
+            access: AccessCache::default(),
+            waker: OnceLock::new(),
+            process: crate::secrets::hex(&process),
+            requests: AtomicU64::new(1),
+        })))
+    }
+
+    pub fn db(&self) -> &Db {
+        &self.0.db
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    pub fn keys(&self) -> &Keyring {
+        &self.0.keys
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    pub fn access(&self) -> &AccessCache {
+        &self.0.access
+    }
+
+    /// Where hints go. Set once, by whoever runs the pipelines; without it hints go nowhere and the
+    /// pipelines' timers find the work.
+    pub fn on_wake(&self, waker: Waker) {
+        // A second waker would be a second set of pipelines: the first stays.
+        let _ = self.0.waker.set(waker);
+    }
+
+    /// Hints pipelines after a commit that made work for them.
+    pub fn wake(&self, pipelines: &[&'static str]) {
+        if let Some(wake) = self.0.waker.get() {
+            for pipeline in pipelines {
+                wake(pipeline);
+            }
+        }
+    }
+
+    pub fn next_request_id(&self) -> String {
+        format!("{}-{}", self.0.process, self.0.requests.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl std::fmt::Debug for App {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("App").field("settings", self.settings()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,70 @@
+//! What a service can answer instead of a result. `http` turns it into a status and a body.
+
+use windlass_api::error::{Code, Violation};
+
+use crate::{db::DbError, secrets::KeyError};
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request makes sense and cannot be done: 400.
+    #[error("{msg}")]
+    Refused { code: Code, msg: String },
+    /// The request is not shaped as its schema says: 422.
+    #[error("the request does not follow its schema")]
+    Invalid(Vec<Violation>),
+    /// No valid token, or not the role it takes: 403.
+    #[error("{msg}")]
+    Denied { msg: &'static str },
+    /// No such URL, or no such project in it: 404.
+    #[error("{msg}")]
+    Unknown { msg: &'static str },
+    /// The same key was used for something else, or the thing changed meanwhile: 409.
+    #[error("{msg}")]
+    Conflict { msg: &'static str },
+    /// The body is longer than allowed: 413.
+    #[error("the body is larger than {limit} bytes")]
+    TooLarge { limit: usize },
+    /// The client took too long to send its body: 408.
+    #[error("the request took too long to arrive")]
+    Slow,
+    #[error("use the database")]
+    Db(#[from] DbError),
+    #[error("use the keys")]
+    Key(#[from] KeyError),
+    #[error("read or write a stored document")]
+    Document(#[from] serde_json::Error),
+    #[error("draw random bytes")]
+    Random(#[from] getrandom::Error),
+    #[error("make an SSH key")]
+    SshKey(#[from] ssh_key::Error),
+}
+
+impl Error {
+    pub fn refused(msg: impl Into<String>) -> Self {
+        Self::Refused { code: Code::Error, msg: msg.into() }
+    }
+
+    /// A missing thing inside a project is a 400, never a 404: clients wait for it.
+    pub fn absent(what: &str) -> Self {
+        Self::Refused { code: Code::ResourceNotExists, msg: format!("{what} not found") }
+    }
+
+    pub fn exists(what: &str) -> Self {
+        Self::Refused { code: Code::ResourceExists, msg: format!("{what} already exists") }
+    }
+
+    pub fn denied() -> Self {
+        Self::Denied { msg: "Access denied" }
+    }
+
+    /// One field of the body that its schema forbids.
+    pub fn field(name: &str, msg: impl Into<String>) -> Self {
+        Self::Invalid(vec![Violation {
+            loc: vec!["body".into(), name.into()],
+            msg: msg.into(),
+            r#type: "value_error".into(),
+        }])
+    }
+}

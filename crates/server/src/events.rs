@@ -1,0 +1,44 @@
+//! Events that the API writes: a user did something, and this is the sentence about it.
+
+use uuid::Uuid;
+use windlass_model::{
+    event::{Actor, Because, Entity, Event},
+    id::{ProjectId, UserId},
+};
+
+use crate::db::{
+    Change, Db, DbError,
+    events::{Place, Target, append},
+};
+
+/// Who did it: a user, or the server itself.
+pub fn actor(user: Option<UserId>) -> Actor {
+    user.map_or(Actor::Server, Actor::User)
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug)]
+pub struct About<'a> {
+    pub entity: Entity,
+    pub id: Uuid,
+    pub name: &'a str,
+    pub project: Option<ProjectId>,
+}
+
+/// An event that changes no status.
+pub fn note(
+    db: &Db,
+    by: Option<UserId>,
+    about: &About<'_>,
+    reason: &str,
+    message: String,
+) -> Result<Vec<Change>, DbError> {
+    let because = Because { actor: actor(by), reason: reason.to_owned(), message };
+    record(db, by, about, &Event::note(about.entity, about.id, because))
+}
+
+/// Any event, with the thing itself as its one target.
+pub fn record(db: &Db, by: Option<UserId>, about: &About<'_>, event: &Event) -> Result<Vec<Change>, DbError> {
+    let target = Target { entity: about.entity, id: about.id, name: about.name };
+    append(db, event, &Place { project: about.project, user: by, lock_token: None, targets: &[target] })
+}

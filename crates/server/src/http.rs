@@ -1,0 +1,415 @@
+//! From a request to a handler and back: who may pass, what was sent, how a refusal looks.
+//!
+//! A handler is registered for an operation of the table and cannot be reached around it: the access
+//! level is checked here, before the body is read, and the kind of registration must fit the level or
+//! the server does not compile.
+
+use std::{future::Future, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{FromRequest, Multipart, Query, RawPathParams, Request, State},
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    response::Response,
+    routing::{MethodFilter, on},
+};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::{Instant, timeout};
+use windlass_api::{
+    Access, Body as Kind, Method, Operation,
+    error::{BadRequest, Body as Detail, Refusal, Violation},
+};
+
+use crate::{
+    app::App,
+    auth::{self, Caller, Scope},
+    error::{Error, Result},
+};
+
+/// A client must have sent its body by then.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
+/// What a multipart frame may add to the file in it.
+const FRAME_BYTES_MAX: usize = 64 * 1024;
+
+static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A file that came in a multipart body. Its name is what the client says, nothing more.
+#[derive(Debug)]
+pub struct Upload {
+    pub name: String,
+    pub content: Vec<u8>,
+}
+
+/// Handlers by operation.
+#[derive(Default)]
+pub struct Routes {
+    router: Router<App>,
+    ids: Vec<&'static str>,
+}
+
+impl Routes {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A handler that anybody may reach.
+    #[must_use]
+    pub fn open<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<O::Response>> + Send,
+    {
+        const { assert!(matches!(O::ACCESS, Access::Open)) }
+        self.mount::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let request = arrived.read::<O>(&app).await?;
+                handler(app, request).await
+            }
+        })
+    }
+
+    /// A handler for callers with a token.
+    #[must_use]
+    pub fn token<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Caller, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<O::Response>> + Send,
+    {
+        const { assert!(!O::ACCESS.in_project() && !matches!(O::ACCESS, Access::Open)) }
+        self.mount::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let caller = auth::caller(&app, arrived.authorization()).await?;
+                caller.must(O::ACCESS)?;
+                let request = arrived.read::<O>(&app).await?;
+                handler(app, caller, request).await
+            }
+        })
+    }
+
+    /// A handler for callers with rights in the project that the path names.
+    #[must_use]
+    pub fn project<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Scope, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<O::Response>> + Send,
+    {
+        const { assert!(O::ACCESS.in_project()) }
+        self.mount::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let scope = scope::<O>(&app, arrived.authorization(), &arrived.path).await?;
+                let request = arrived.read::<O>(&app).await?;
+                handler(app, scope, request).await
+            }
+        })
+    }
+
+    /// As `token`, with a file.
+    #[must_use]
+    pub fn token_upload<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Caller, O::Request, Upload) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<O::Response>> + Send,
+    {
+        const { assert!(!O::ACCESS.in_project() && !matches!(O::ACCESS, Access::Open)) }
+        self.mount::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let caller = auth::caller(&app, arrived.authorization()).await?;
+                caller.must(O::ACCESS)?;
+                let (request, upload) = arrived.read_file::<O>(&app).await?;
+                handler(app, caller, request, upload).await
+            }
+        })
+    }
+
+    /// As `project`, with a file.
+    #[must_use]
+    pub fn project_upload<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Scope, O::Request, Upload) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<O::Response>> + Send,
+    {
+        const { assert!(O::ACCESS.in_project()) }
+        self.mount::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let scope = scope::<O>(&app, arrived.authorization(), &arrived.path).await?;
+                let (request, upload) = arrived.read_file::<O>(&app).await?;
+                handler(app, scope, request, upload).await
+            }
+        })
+    }
+
+    fn mount<O, F, R>(mut self, handle: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Arrived) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<O::Response>> + Send,
+    {
+        let filter = match O::METHOD {
+            Method::Get => MethodFilter::GET,
+            Method::Post => MethodFilter::POST,
+        };
+        let answer = move |State(app): State<App>, params: RawPathParams, request: Request| {
+            let handle = handle.clone();
+            async move {
+                let began = Instant::now();
+                let id = request_id(&app, &request);
+                let path = params.iter().map(|(_, value)| value.to_owned()).collect();
+                let done = handle(app.clone(), Arrived { request, path }).await;
+                let mut response = match done {
+                    Ok(answer) => success::<O>(&answer),
+                    Err(error) => refusal(&error, &id),
+                };
+                let took = began.elapsed();
+                let status = response.status().as_u16();
+                app.metrics().answered(O::ID, status, took);
+                tracing::debug!(request = %id, operation = O::ID, status, took_us = took.as_micros(), "answered");
+                if let Ok(id) = HeaderValue::from_str(&id) {
+                    response.headers_mut().insert(REQUEST_ID.clone(), id);
+                }
+                response
+            }
+        };
+        self.router = self.router.route(O::PATH, on(filter, answer));
+        self.ids.push(O::ID);
+        self
+    }
+
+    /// The ids of the operations that have a handler.
+    pub fn ids(&self) -> &[&'static str] {
+        &self.ids
+    }
+
+    pub fn into_router(self, app: App) -> Router {
+        self.router
+            .fallback(|| async { plain(StatusCode::NOT_FOUND, "Not Found") })
+            .method_not_allowed_fallback(|| async {
+                plain(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+            })
+            .with_state(app)
+    }
+}
+
+async fn scope<O: Operation>(app: &App, authorization: Option<&str>, path: &[String]) -> Result<Scope> {
+    let caller = auth::caller(app, authorization).await?;
+    let (project, rest) = path.split_first().ok_or(Error::Unknown { msg: "Not Found" })?;
+    let scope = auth::scope(app, caller, project, rest.to_vec()).await?;
+    scope.must(O::ACCESS)?;
+    Ok(scope)
+}
+
+/// A request whose caller is not known yet.
+struct Arrived {
+    request: Request,
+    /// Values of the path's parameters, in order.
+    path: Vec<String>,
+}
+
+impl Arrived {
+    fn authorization(&self) -> Option<&str> {
+        self.request.headers().get(header::AUTHORIZATION)?.to_str().ok()
+    }
+
+    async fn read<O: Operation>(self, app: &App) -> Result<O::Request> {
+        match O::BODY {
+            Kind::Json => {
+                let limit = app.settings().body_bytes_max;
+                let body = collect(self.request.into_body(), limit).await?;
+                decode(if body.is_empty() || &body[..] == b"null" { b"{}" } else { &body })
+            }
+            Kind::Query | Kind::Text | Kind::File => query(&self.request),
+        }
+    }
+
+    async fn read_file<O: Operation>(self, app: &App) -> Result<(O::Request, Upload)> {
+        let parsed = query(&self.request)?;
+        let limit = app.settings().upload_bytes_max;
+        let (parts, body) = self.request.into_parts();
+        let body = Body::new(Limited::new(body, limit.saturating_add(FRAME_BYTES_MAX)));
+        let reading = file(Request::from_parts(parts, body), limit);
+        let upload = timeout(UPLOAD_TIMEOUT, reading).await.map_err(|_| Error::Slow)??;
+        Ok((parsed, upload))
+    }
+}
+
+async fn collect(body: Body, limit: usize) -> Result<Bytes> {
+    let reading = Limited::new(body, limit).collect();
+    match timeout(BODY_TIMEOUT, reading).await {
+        Err(_) => Err(Error::Slow),
+        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Error::TooLarge { limit }),
+        Ok(Err(_)) => Err(broken("the body did not arrive whole")),
+    }
+}
+
+async fn file(request: Request, limit: usize) -> Result<Upload> {
+    let unreadable = |_| broken("expected multipart/form-data with a part `file`");
+    let mut parts = Multipart::from_request(request, &())
+        .await
+        .map_err(|_| broken("expected multipart/form-data with a part `file`"))?;
+    while let Some(mut part) = parts.next_field().await.map_err(unreadable)? {
+        if part.name() != Some("file") {
+            continue;
+        }
+        let name = part.file_name().unwrap_or_default().to_owned();
+        let mut content = Vec::new();
+        while let Some(chunk) = part.chunk().await.map_err(|error| too_large_or_broken(&error, limit))? {
+            if content.len() + chunk.len() > limit {
+                return Err(Error::TooLarge { limit });
+            }
+            content.extend_from_slice(&chunk);
+        }
+        return Ok(Upload { name, content });
+    }
+    Err(Error::Invalid(vec![violation(&["body", "file"], "field required".into(), "missing")]))
+}
+
+fn too_large_or_broken(error: &axum::extract::multipart::MultipartError, limit: usize) -> Error {
+    if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        Error::TooLarge { limit }
+    } else {
+        broken("the file did not arrive whole")
+    }
+}
+
+fn broken(msg: &str) -> Error {
+    Error::Invalid(vec![violation(&["body"], msg.to_owned(), "value_error")])
+}
+
+fn query<T: DeserializeOwned>(request: &Request) -> Result<T> {
+    Query::try_from_uri(request.uri())
+        .map(|Query(parsed)| parsed)
+        .map_err(|error| Error::Invalid(vec![violation(&["query"], error.body_text(), "value_error")]))
+}
+
+/// Unknown fields are ignored, so that newer clients work.
+fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let mut loc = vec!["body".to_owned()];
+        loc.extend(error.path().iter().filter_map(segment));
+        let msg = error.inner().to_string();
+        // The field that is missing is part of the place, as in every other violation.
+        if let Some(rest) = msg.strip_prefix("missing field `")
+            && let Some((field, _)) = rest.split_once('`')
+        {
+            loc.push(field.to_owned());
+            return Violation { loc, msg: "field required".into(), r#type: "missing".into() };
+        }
+        let kind = if error.inner().is_data() { "value_error" } else { "json_invalid" };
+        Violation { loc, msg, r#type: kind.into() }
+    });
+    let ended = reader.end();
+    match (parsed, ended) {
+        (Ok(parsed), Ok(())) => Ok(parsed),
+        (Ok(_), Err(error)) => {
+            Err(Error::Invalid(vec![violation(&["body"], error.to_string(), "json_invalid")]))
+        }
+        (Err(violation), _) => Err(Error::Invalid(vec![violation])),
+    }
+}
+
+fn segment(segment: &serde_path_to_error::Segment) -> Option<String> {
+    use serde_path_to_error::Segment;
+    match segment {
+        Segment::Seq { index } => Some(index.to_string()),
+        Segment::Map { key } => Some(key.clone()),
+        Segment::Enum { variant } => Some(variant.clone()),
+        Segment::Unknown => None,
+    }
+}
+
+fn violation(loc: &[&str], msg: String, kind: &str) -> Violation {
+    Violation { loc: loc.iter().map(|part| (*part).to_owned()).collect(), msg, r#type: kind.to_owned() }
+}
+
+/// What the client called the request, if that is safe to repeat, else a name of our own.
+fn request_id(app: &App, request: &Request) -> String {
+    request
+        .headers()
+        .get(&REQUEST_ID)
+        .and_then(|id| id.to_str().ok())
+        .filter(|id| {
+            (1..=64).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+        })
+        .map_or_else(|| app.next_request_id(), str::to_owned)
+}
+
+fn success<O: Operation>(answer: &O::Response) -> Response {
+    if O::BODY == Kind::Text {
+        let text = serde_json::to_value(answer).ok().and_then(|text| text.as_str().map(str::to_owned));
+        return with_body(StatusCode::OK, "text/plain; charset=utf-8", text.unwrap_or_default().into());
+    }
+    json(StatusCode::OK, answer)
+}
+
+fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => with_body(status, "application/json", body.into()),
+        Err(error) => {
+            tracing::error!(%error, "encode an answer");
+            plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error")
+        }
+    }
+}
+
+fn with_body(status: StatusCode, kind: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+fn plain(status: StatusCode, msg: &str) -> Response {
+    json(status, &Detail { detail: Refusal { code: None, msg: msg.to_owned() } })
+}
+
+/// Errors of ours are logged here and nowhere else; the client learns the request's id only.
+fn refusal(error: &Error, id: &str) -> Response {
+    let internal = |status: StatusCode| {
+        let chain = chain(error);
+        tracing::error!(request = %id, error = %chain, "answer a request");
+        plain(status, &format!("Internal server error (request {id})"))
+    };
+    match error {
+        Error::Refused { code, msg } => {
+            let entry = BadRequest { code: *code, msg: msg.clone(), fields: None };
+            json(StatusCode::BAD_REQUEST, &Detail { detail: vec![entry] })
+        }
+        Error::Invalid(violations) => {
+            json(StatusCode::UNPROCESSABLE_ENTITY, &Detail { detail: violations.clone() })
+        }
+        Error::Denied { msg } => plain(StatusCode::FORBIDDEN, msg),
+        Error::Unknown { msg } => plain(StatusCode::NOT_FOUND, msg),
+        Error::Conflict { msg } => plain(StatusCode::CONFLICT, msg),
+        Error::TooLarge { .. } => plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
+        Error::Slow => plain(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
+        Error::Db(cause) if cause.is_passing() => internal(StatusCode::SERVICE_UNAVAILABLE),
+        Error::Db(_) | Error::Key(_) | Error::Document(_) | Error::Random(_) | Error::SshKey(_) => {
+            internal(StatusCode::INTERNAL_SERVER_ERROR)
+        }
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut out = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        out.push_str(": ");
+        out.push_str(&error.to_string());
+        cause = error.source();
+    }
+    out
+}

@@ -1,0 +1,82 @@
+//! Connections: accepted, bounded, and let go in good order.
+
+use std::{convert::Infallible, future::Future, io, sync::Arc, time::Duration};
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
+use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
+
+use crate::app::App;
+
+/// A client must have sent its head by then; also how long an idle connection is kept.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const HEADERS_MAX: usize = 100;
+/// Longer heads are answered 431.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+const CONNECTIONS_MAX: usize = 20_000;
+/// Requests in flight get this long at the end.
+const GRACE: Duration = Duration::from_secs(10);
+/// When no connection can be accepted (no file descriptors), trying at once again is no use.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves until `stop` is done; then lets requests finish.
+pub(crate) async fn serve(
+    app: &App,
+    listener: TcpListener,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Infallible> {
+    let graceful = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut stop => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                if !is_passing(&error) {
+                    tracing::warn!(%error, "accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+                continue;
+            }
+        };
+        // Small answers must not wait for more; a socket that refuses is about to fail anyway.
+        let _ = stream.set_nodelay(true);
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_headers(HEADERS_MAX)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+        let connection = graceful.watch(connection);
+        let app = app.clone();
+        tokio::spawn(async move {
+            app.metrics().connected();
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "serve a connection");
+            }
+            app.metrics().disconnected();
+            drop(place);
+        });
+    }
+    drop(listener);
+    if timeout(GRACE, graceful.shutdown()).await.is_err() {
+        tracing::warn!("requests still in flight were cut off");
+    }
+    Ok(())
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}

@@ -1,0 +1,60 @@
+//! Projects and members.
+
+use windlass_api::{operations::*, projects::*, server::Nothing};
+
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    error::Result,
+    http::Routes,
+    services::projects,
+};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .token::<ListProjects, _, _>(list)
+        .token::<ListProjectsWithoutFleets, _, _>(list_without_fleets)
+        .token::<CreateProject, _, _>(create)
+        .token::<DeleteProjects, _, _>(delete)
+        .project::<ReadProject, _, _>(read)
+        .project::<SetMembers, _, _>(set_members)
+        .project::<AddMembers, _, _>(add_members)
+        .project::<RemoveMembers, _, _>(remove_members)
+        .project::<UpdateProject, _, _>(update)
+}
+
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Listing> {
+    projects::list(&app, &caller, asked).await
+}
+
+async fn list_without_fleets(app: App, caller: Caller, _: Nothing) -> Result<Vec<Project>> {
+    projects::list_without_fleets(&app, &caller).await
+}
+
+async fn create(app: App, caller: Caller, asked: CreateRequest) -> Result<Project> {
+    projects::create(&app, &caller, asked).await
+}
+
+async fn delete(app: App, caller: Caller, asked: DeleteRequest) -> Result<()> {
+    projects::delete(&app, &caller, &asked.projects_names).await
+}
+
+async fn read(app: App, scope: Scope, _: Nothing) -> Result<Project> {
+    projects::read(&app, &scope).await
+}
+
+async fn set_members(app: App, scope: Scope, asked: MembersRequest) -> Result<Project> {
+    projects::set_members(&app, &scope, asked).await
+}
+
+async fn add_members(app: App, scope: Scope, asked: MembersRequest) -> Result<Project> {
+    projects::add_members(&app, &scope, asked).await
+}
+
+async fn remove_members(app: App, scope: Scope, asked: RemoveMembersRequest) -> Result<Project> {
+    projects::remove_members(&app, &scope, asked).await
+}
+
+async fn update(app: App, scope: Scope, asked: UpdateRequest) -> Result<Project> {
+    projects::update(&app, &scope, asked).await
+}

@@ -1,0 +1,47 @@
+//! The server itself, and what belongs to nobody.
+
+use windlass_api::{
+    auth,
+    backends::BackendType,
+    operations::*,
+    server::{Health, Info, Nothing},
+};
+
+use crate::{app::App, auth::Caller, error::Result, http::Routes};
+
+/// The version of the API that clients compare with their own.
+const API_VERSION: &str = "0.22.5";
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .open::<CheckHealth, _, _>(health)
+        .token::<ReadMetrics, _, _>(metrics)
+        .open::<ReadServerInfo, _, _>(info)
+        .open::<ListAuthProviders, _, _>(providers)
+        .open::<ReadNextRedirect, _, _>(next_redirect)
+        .open::<ListBackendTypes, _, _>(backend_types)
+}
+
+async fn health(_: App, _: Nothing) -> Result<Health> {
+    Ok(Health { status: "running".into() })
+}
+
+async fn metrics(app: App, _: Caller, _: Nothing) -> Result<String> {
+    Ok(app.metrics().text())
+}
+
+async fn info(_: App, _: Nothing) -> Result<Info> {
+    Ok(Info { server_version: Some(API_VERSION.into()) })
+}
+
+async fn providers(_: App, _: Nothing) -> Result<Vec<auth::Provider>> {
+    Ok(Vec::new())
+}
+
+async fn next_redirect(_: App, _: auth::NextRedirectRequest) -> Result<auth::NextRedirect> {
+    Ok(auth::NextRedirect { redirect_url: None })
+}
+
+async fn backend_types(_: App, _: Nothing) -> Result<Vec<BackendType>> {
+    Ok(vec![BackendType::Remote])
+}

@@ -1,0 +1,64 @@
+//! Users.
+
+use windlass_api::{operations::*, server::Nothing, users::*};
+
+use crate::{app::App, auth::Caller, error::Result, http::Routes, services::users};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .token::<ListUsers, _, _>(list)
+        .token::<ReadMyUser, _, _>(mine)
+        .token::<ReadUser, _, _>(read)
+        .token::<CreateUser, _, _>(create)
+        .token::<UpdateUser, _, _>(update)
+        .token::<RefreshToken, _, _>(refresh_token)
+        .token::<RefreshSshKey, _, _>(refresh_ssh_key)
+        .token::<DeleteUsers, _, _>(delete)
+        .token::<ListPublicKeys, _, _>(public_keys)
+        .token::<AddPublicKey, _, _>(add_public_key)
+        .token::<DeletePublicKeys, _, _>(delete_public_keys)
+}
+
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Listing> {
+    users::list(&app, &caller, asked).await
+}
+
+async fn mine(app: App, caller: Caller, _: Nothing) -> Result<UserWithCreds> {
+    users::mine(&app, &caller).await
+}
+
+async fn read(app: App, caller: Caller, asked: NameRequest) -> Result<UserWithCreds> {
+    users::read(&app, &caller, &asked.username).await
+}
+
+async fn create(app: App, caller: Caller, asked: CreateRequest) -> Result<UserWithCreds> {
+    users::create(&app, &caller, asked).await
+}
+
+async fn update(app: App, caller: Caller, asked: CreateRequest) -> Result<User> {
+    users::update(&app, &caller, asked).await
+}
+
+async fn refresh_token(app: App, caller: Caller, asked: NameRequest) -> Result<UserWithCreds> {
+    users::refresh_token(&app, &caller, &asked.username).await
+}
+
+async fn refresh_ssh_key(app: App, caller: Caller, asked: NameRequest) -> Result<UserWithCreds> {
+    users::refresh_ssh_key(&app, &caller, &asked.username).await
+}
+
+async fn delete(app: App, caller: Caller, asked: DeleteRequest) -> Result<()> {
+    users::delete(&app, &caller, &asked.users).await
+}
+
+async fn public_keys(app: App, caller: Caller, _: Nothing) -> Result<Vec<PublicKey>> {
+    users::public_keys(&app, &caller).await
+}
+
+async fn add_public_key(app: App, caller: Caller, asked: AddPublicKeyRequest) -> Result<PublicKey> {
+    users::add_public_key(&app, &caller, asked).await
+}
+
+async fn delete_public_keys(app: App, caller: Caller, asked: DeletePublicKeysRequest) -> Result<()> {
+    users::delete_public_keys(&app, &caller, asked).await
+}

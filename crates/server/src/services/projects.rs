@@ -1,0 +1,335 @@
+//! Projects and who belongs to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use windlass_api::projects::{self as wire, ProjectRole};
+use windlass_model::{
+    event::Entity,
+    id::{ProjectId, UserId},
+};
+
+use super::{names, users};
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    db::{
+        Change, Page, Unit, Written,
+        projects::{self, Asked, Member, Membership, Project, Seen},
+        users as user_rows,
+    },
+    error::{Error, Result},
+    events::{About, note},
+};
+
+const LIST_MAX: i64 = 2000;
+const MEMBERS_MAX: usize = 1000;
+
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<wire::Listing> {
+    let seen = match (caller.user.admin, asked.include_not_joined) {
+        (true, true) => Seen::All,
+        (false, true) => Seen::JoinedOrPublic(caller.user.id),
+        (_, false) => Seen::Joined(caller.user.id),
+    };
+    let page = Page {
+        time: asked.prev_created_at,
+        id: asked.prev_id,
+        limit: asked.limit.clamp(0, LIST_MAX),
+        ascending: asked.ascending,
+    };
+    let asked_rows = Asked {
+        seen,
+        pattern: asked.name_pattern.as_deref(),
+        member: asked.username.as_deref(),
+        without_fleets: false,
+        page,
+    };
+    let (rows, count) = projects::list(app.db(), &asked_rows).await?;
+    let projects = shown(app, rows).await?;
+    if asked.return_total_count {
+        return Ok(wire::Listing::Counted { total_count: Some(count), projects });
+    }
+    Ok(wire::Listing::Plain(projects))
+}
+
+pub async fn list_without_fleets(app: &App, caller: &Caller) -> Result<Vec<wire::Project>> {
+    let page = Page { limit: LIST_MAX, ..Page::default() };
+    let seen = Seen::Joined(caller.user.id);
+    let asked = Asked { seen, pattern: None, member: None, without_fleets: true, page };
+    let (rows, _) = projects::list(app.db(), &asked).await?;
+    shown(app, rows).await
+}
+
+/// With members and owners: two queries for any number of projects.
+async fn shown(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
+    let ids: Vec<ProjectId> = rows.iter().map(|project| project.id).collect();
+    let mut members = BTreeMap::<ProjectId, Vec<Member>>::new();
+    for member in projects::members(app.db(), &ids).await? {
+        members.entry(member.project).or_default().push(member);
+    }
+    let owners: BTreeSet<UserId> = rows.iter().map(|project| project.owner).collect();
+    let owners: Vec<UserId> = owners.into_iter().collect();
+    let owners: BTreeMap<UserId, _> =
+        user_rows::by_ids(app.db(), &owners).await?.into_iter().map(|user| (user.id, user)).collect();
+    rows.into_iter()
+        .map(|project| {
+            let owner = owners.get(&project.owner).ok_or_else(|| Error::absent("Owner"))?;
+            Ok(wire::Project {
+                project_id: project.id.0,
+                owner: users::shown(owner),
+                created_at: Some(project.created_at),
+                backends: Vec::new(),
+                members: members.remove(&project.id).unwrap_or_default().iter().map(shown_member).collect(),
+                is_public: project.is_public,
+                templates_repo: project.templates_repo,
+                project_name: project.name,
+            })
+        })
+        .collect()
+}
+
+fn shown_member(member: &Member) -> wire::Member {
+    wire::Member {
+        user: users::shown(&member.user),
+        project_role: role(&member.membership),
+        permissions: wire::MemberPermissions {
+            can_manage_ssh_fleets: member.membership.can_manage_ssh_fleets,
+            can_manage_secrets: member.membership.can_manage_secrets,
+        },
+    }
+}
+
+fn role(membership: &Membership) -> ProjectRole {
+    match membership.role.as_str() {
+        "admin" => ProjectRole::Admin,
+        "manager" => ProjectRole::Manager,
+        _ => ProjectRole::User,
+    }
+}
+
+/// What a role brings with it.
+fn membership(role: ProjectRole) -> Membership {
+    let (word, manages) = match role {
+        ProjectRole::Admin => ("admin", true),
+        ProjectRole::Manager => ("manager", true),
+        ProjectRole::User => ("user", false),
+    };
+    Membership { role: word.to_owned(), can_manage_ssh_fleets: true, can_manage_secrets: manages }
+}
+
+pub async fn read(app: &App, scope: &Scope) -> Result<wire::Project> {
+    again(app, &scope.project.name, scope.caller.user.id).await
+}
+
+/// Reads past every cache.
+async fn again(app: &App, name: &str, user: UserId) -> Result<wire::Project> {
+    let found = projects::find(app.db(), name, user).await?;
+    let (project, _) = found.ok_or(Error::Unknown { msg: "Project not found" })?;
+    shown(app, vec![project]).await?.pop().ok_or(Error::Unknown { msg: "Project not found" })
+}
+
+pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::Project> {
+    let owned = projects::owned_count(app.db(), caller.user.id).await?;
+    if !caller.user.admin && owned >= app.settings().owned_projects_max {
+        return Err(Error::refused("you own as many projects as you may"));
+    }
+    let (name, templates) = (&asked.project_name, asked.templates_repo.as_deref());
+    add(app, caller.user.id, name, asked.is_public, templates).await?;
+    again(app, name, caller.user.id).await
+}
+
+/// Adds a project whose owner is its first admin.
+pub async fn add(
+    app: &App,
+    owner: UserId,
+    name: &str,
+    is_public: bool,
+    templates_repo: Option<&str>,
+) -> Result<ProjectId> {
+    names::project(name)?;
+    let id = ProjectId(app.db().new_id()?);
+    let about = About { entity: Entity::Project, id: id.0, name, project: Some(id) };
+    let unit = Unit::new()
+        .and([
+            projects::create(id, name, owner, is_public, templates_repo),
+            projects::set_member(id, owner, &membership(ProjectRole::Admin), 0),
+        ])
+        .and(note(app.db(), Some(owner), &about, "created", "Project created".into())?);
+    match app.db().write(unit).await {
+        Ok(written) => written.done()?,
+        Err(error) if error.is_conflict_on("projects_name_key") => return Err(Error::exists("Project")),
+        Err(error) => return Err(error.into()),
+    };
+    app.access().forget();
+    Ok(id)
+}
+
+/// All of them or none.
+pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> {
+    let mut unit = Unit::new();
+    for name in names.iter().collect::<BTreeSet<_>>() {
+        let found = projects::find(app.db(), name, caller.user.id).await?;
+        let (project, member) = found.ok_or_else(Error::denied)?;
+        if !caller.user.admin && member.is_none_or(|member| role(&member) != ProjectRole::Admin) {
+            return Err(Error::denied());
+        }
+        let about = About {
+            entity: Entity::Project,
+            id: project.id.0,
+            name: &project.name,
+            project: Some(project.id),
+        };
+        unit = unit.and([projects::delete(project.id)]).and(note(
+            app.db(),
+            Some(caller.user.id),
+            &about,
+            "deleted",
+            "Project deleted".into(),
+        )?);
+    }
+    let written = app.db().write(unit).await?;
+    app.access().forget();
+    match written {
+        Written::Done { .. } => Ok(()),
+        Written::Stale { .. } => {
+            Err(Error::refused("a project with active runs, fleets, volumes or gateways cannot be deleted"))
+        }
+    }
+}
+
+pub async fn update(app: &App, scope: &Scope, asked: wire::UpdateRequest) -> Result<wire::Project> {
+    let templates = match (asked.reset_templates_repo, asked.templates_repo) {
+        (true, _) => None,
+        (false, Some(repo)) => Some(repo),
+        (false, None) => scope.project.templates_repo.clone(),
+    };
+    let is_public = asked.is_public.unwrap_or(scope.project.is_public);
+    let change = projects::update(scope.project.id, is_public, templates.as_deref());
+    write(app, scope, vec![change], "updated", "Project updated".into()).await
+}
+
+pub async fn set_members(app: &App, scope: &Scope, asked: wire::MembersRequest) -> Result<wire::Project> {
+    let wanted = resolve(app, &asked.members).await?;
+    let before = projects::members(app.db(), &[scope.project.id]).await?;
+    check_admins(scope, &before, &wanted)?;
+    let gone: Vec<UserId> =
+        before.iter().map(|member| member.user.id).filter(|id| !wanted.contains_key(id)).collect();
+    let mut changes = vec![projects::remove_members(scope.project.id, &gone)];
+    changes.extend(set(scope.project.id, &wanted));
+    write(app, scope, changes, "members_set", "Project members set".into()).await
+}
+
+pub async fn add_members(app: &App, scope: &Scope, asked: wire::MembersRequest) -> Result<wire::Project> {
+    let wanted = resolve(app, &asked.members).await?;
+    if scope.role() < Some(ProjectRole::Manager) {
+        let own = scope.caller.user.id;
+        let joins = scope.project.is_public && scope.role().is_none();
+        let only_self =
+            wanted.len() == 1 && wanted.get(&own).is_some_and(|(_, role)| *role == ProjectRole::User);
+        if !joins || !only_self {
+            return Err(Error::denied());
+        }
+    } else {
+        let before = projects::members(app.db(), &[scope.project.id]).await?;
+        let mut after: Wanted = before
+            .iter()
+            .enumerate()
+            .map(|(at, member)| (member.user.id, (at, role(&member.membership))))
+            .collect();
+        after.extend(wanted.iter().map(|(id, (at, role))| (*id, (before.len() + at, *role))));
+        check_admins(scope, &before, &after)?;
+    }
+    let changes = set(scope.project.id, &wanted).collect();
+    write(app, scope, changes, "members_added", "Project members added".into()).await
+}
+
+pub async fn remove_members(
+    app: &App,
+    scope: &Scope,
+    asked: wire::RemoveMembersRequest,
+) -> Result<wire::Project> {
+    let before = projects::members(app.db(), &[scope.project.id]).await?;
+    let mut gone = Vec::new();
+    for name in asked.usernames.iter().collect::<BTreeSet<_>>() {
+        let member = before.iter().find(|member| &member.user.name == name);
+        gone.push(member.ok_or_else(|| Error::absent("Member"))?.user.id);
+    }
+    let leaves = gone == [scope.caller.user.id];
+    if scope.role() < Some(ProjectRole::Manager) && !leaves {
+        return Err(Error::denied());
+    }
+    let after: Wanted = before
+        .iter()
+        .enumerate()
+        .filter(|(_, member)| !gone.contains(&member.user.id))
+        .map(|(at, member)| (member.user.id, (at, role(&member.membership))))
+        .collect();
+    if leaves {
+        keep_an_admin(&after)?
+    } else {
+        check_admins(scope, &before, &after)?
+    }
+    let change = projects::remove_members(scope.project.id, &gone);
+    write(app, scope, vec![change], "members_removed", "Project members removed".into()).await
+}
+
+/// Users with their place in the list and their role.
+type Wanted = BTreeMap<UserId, (usize, ProjectRole)>;
+
+async fn resolve(app: &App, settings: &[wire::MemberSetting]) -> Result<Wanted> {
+    if settings.len() > MEMBERS_MAX {
+        return Err(Error::refused("too many members"));
+    }
+    let names: Vec<String> = settings.iter().map(|setting| setting.username.clone()).collect();
+    let users = user_rows::by_names(app.db(), &names).await?;
+    let mut wanted = Wanted::new();
+    for (at, setting) in settings.iter().enumerate() {
+        let user = users.iter().find(|user| user.name == setting.username);
+        wanted.insert(user.ok_or_else(|| Error::absent("User"))?.id, (at, setting.project_role));
+    }
+    Ok(wanted)
+}
+
+fn set(project: ProjectId, wanted: &Wanted) -> impl Iterator<Item = Change> {
+    wanted.iter().map(move |(user, (at, role))| {
+        projects::set_member(project, *user, &membership(*role), i64::try_from(*at).unwrap_or(i64::MAX))
+    })
+}
+
+/// Only admins decide who is one, and one always remains.
+fn check_admins(scope: &Scope, before: &[Member], after: &Wanted) -> Result<()> {
+    let had: BTreeSet<UserId> = before
+        .iter()
+        .filter(|member| role(&member.membership) == ProjectRole::Admin)
+        .map(|member| member.user.id)
+        .collect();
+    let have: BTreeSet<UserId> =
+        after.iter().filter(|(_, (_, role))| *role == ProjectRole::Admin).map(|(id, _)| *id).collect();
+    if had != have && scope.role() != Some(ProjectRole::Admin) {
+        return Err(Error::denied());
+    }
+    keep_an_admin(after)
+}
+
+fn keep_an_admin(after: &Wanted) -> Result<()> {
+    if after.values().any(|(_, role)| *role == ProjectRole::Admin) {
+        return Ok(());
+    }
+    Err(Error::refused("a project needs an admin"))
+}
+
+async fn write(
+    app: &App,
+    scope: &Scope,
+    changes: Vec<Change>,
+    reason: &str,
+    message: String,
+) -> Result<wire::Project> {
+    let project = &scope.project;
+    let by = scope.caller.user.id;
+    let about =
+        About { entity: Entity::Project, id: project.id.0, name: &project.name, project: Some(project.id) };
+    let unit = Unit::new().and(changes).and(note(app.db(), Some(by), &about, reason, message)?);
+    app.db().write(unit).await?.done()?;
+    app.access().forget();
+    again(app, &project.name, by).await
+}

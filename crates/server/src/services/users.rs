@@ -1,0 +1,285 @@
+//! Users, their tokens and keys.
+
+use ssh_key::{HashAlg, LineEnding, PrivateKey, PublicKey, private::Ed25519Keypair};
+use windlass_api::{error::Code, users as wire};
+use windlass_model::{event::Entity, id::UserId};
+
+use super::names;
+use crate::{
+    app::App,
+    auth::{Caller, Token},
+    db::{
+        Page, Unit, tokens,
+        users::{self, New, User},
+    },
+    error::{Error, Result},
+    events::{About, note},
+    secrets::Belongs,
+};
+
+const LIST_MAX: i64 = 2000;
+const PUBLIC_KEYS_MAX: usize = 100;
+
+pub fn shown(user: &User) -> wire::User {
+    wire::User {
+        id: user.id.0,
+        username: user.name.clone(),
+        created_at: Some(user.created_at),
+        global_role: if user.admin { wire::GlobalRole::Admin } else { wire::GlobalRole::User },
+        email: user.email.clone(),
+        active: user.active,
+        permissions: wire::Permissions { can_create_projects: true },
+        ssh_public_key: user.ssh_public_key.clone(),
+    }
+}
+
+/// With the private key, and with the token where it is known.
+async fn with_creds(app: &App, user: &User, token: Option<&Token>) -> Result<wire::UserWithCreds> {
+    let sealed = users::ssh_private_key(app.db(), user.id).await?;
+    let private = sealed.map(|sealed| open_key(app, user.id, &sealed)).transpose()?;
+    let wire::User { id, username, created_at, global_role, email, active, permissions, ssh_public_key } =
+        shown(user);
+    Ok(wire::UserWithCreds {
+        id,
+        username,
+        created_at,
+        global_role,
+        email,
+        active,
+        permissions,
+        ssh_public_key,
+        creds: wire::Creds { token: token.map(|token| token.text().to_owned()).unwrap_or_default() },
+        ssh_private_key: private,
+    })
+}
+
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<wire::Listing> {
+    let page = Page {
+        time: asked.prev_created_at,
+        id: asked.prev_id,
+        limit: asked.limit.clamp(0, LIST_MAX),
+        ascending: asked.ascending,
+    };
+    let (users, count) = if caller.user.admin {
+        users::list(app.db(), asked.name_pattern.as_deref(), &page).await?
+    } else {
+        (vec![User::clone(&caller.user)], 1)
+    };
+    let users = users.iter().map(shown).collect();
+    if asked.return_total_count {
+        return Ok(wire::Listing::Counted { total_count: Some(count), users });
+    }
+    Ok(wire::Listing::Plain(users))
+}
+
+pub async fn mine(app: &App, caller: &Caller) -> Result<wire::UserWithCreds> {
+    // The cached caller may be a moment old; the answer is not.
+    let user = find(app, &caller.user.name).await?;
+    with_creds(app, &user, Some(&caller.token)).await
+}
+
+pub async fn read(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
+    caller.must_be(name)?;
+    let user = find(app, name).await?;
+    let own = (user.id == caller.user.id).then_some(&*caller.token);
+    with_creds(app, &user, own).await
+}
+
+async fn find(app: &App, name: &str) -> Result<User> {
+    users::by_name(app.db(), name).await?.ok_or_else(|| Error::absent("User"))
+}
+
+/// The answer carries the new user's token: it is shown here and never again.
+pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::UserWithCreds> {
+    let admin = asked.global_role == wire::GlobalRole::Admin;
+    let (id, token) =
+        add(app, Some(caller.user.id), &asked.username, admin, asked.email.as_deref(), asked.active, None)
+            .await?;
+    let mut users = users::by_ids(app.db(), &[id]).await?;
+    let user = users.pop().ok_or_else(|| Error::absent("User"))?;
+    with_creds(app, &user, Some(&token)).await
+}
+
+/// Adds a user with a key pair and a token, all in one unit.
+pub async fn add(
+    app: &App,
+    by: Option<UserId>,
+    name: &str,
+    admin: bool,
+    email: Option<&str>,
+    active: bool,
+    token: Option<Token>,
+) -> Result<(UserId, Token)> {
+    names::user(name)?;
+    let id = UserId(app.db().new_id()?);
+    let token = token.map_or_else(Token::draw, Ok)?;
+    let (public, private) = key_pair(name)?;
+    let sealed = seal_key(app, id, &private)?;
+    let row = New { id, name, admin, email, active, ssh_public_key: &public, ssh_private_key_sealed: sealed };
+    let about = About { entity: Entity::User, id: id.0, name, project: None };
+    let unit = Unit::new()
+        .and([users::create(row), tokens::create(app.db().new_id()?, id, &token.hash(), token.shown(), None)])
+        .and(note(app.db(), by, &about, "created", "User created".into())?);
+    match app.db().write(unit).await {
+        Ok(written) => written.done()?,
+        Err(error) if error.is_conflict_on("users_name_key") => return Err(Error::exists("User")),
+        Err(error) => return Err(error.into()),
+    };
+    Ok((id, token))
+}
+
+pub async fn update(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::User> {
+    let user = find(app, &asked.username).await?;
+    let admin = asked.global_role == wire::GlobalRole::Admin;
+    if user.id == caller.user.id && (!admin || !asked.active) {
+        return Err(Error::refused("you cannot disable yourself or give up your own role"));
+    }
+    let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
+    let unit = Unit::new()
+        .and([users::update(user.id, admin, asked.email.as_deref(), asked.active)])
+        .and(note(app.db(), Some(caller.user.id), &about, "updated", "User updated".into())?);
+    app.db().write(unit).await?.done()?;
+    app.access().forget();
+    Ok(shown(&find(app, &asked.username).await?))
+}
+
+pub async fn refresh_token(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
+    caller.must_be(name)?;
+    let user = find(app, name).await?;
+    let token = Token::draw()?;
+    let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
+    let unit = Unit::new()
+        .and([
+            tokens::revoke_all(user.id),
+            tokens::create(app.db().new_id()?, user.id, &token.hash(), token.shown(), None),
+        ])
+        .and(note(app.db(), Some(caller.user.id), &about, "token_refreshed", "User token refreshed".into())?);
+    app.db().write(unit).await?.done()?;
+    app.access().forget();
+    with_creds(app, &user, Some(&token)).await
+}
+
+pub async fn refresh_ssh_key(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
+    caller.must_be(name)?;
+    let user = find(app, name).await?;
+    let (public, private) = key_pair(&user.name)?;
+    let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
+    let unit =
+        Unit::new().and([users::set_ssh_key(user.id, &public, seal_key(app, user.id, &private)?)]).and(note(
+            app.db(),
+            Some(caller.user.id),
+            &about,
+            "ssh_key_refreshed",
+            "User SSH key refreshed".into(),
+        )?);
+    app.db().write(unit).await?.done()?;
+    app.access().forget();
+    let own = (user.id == caller.user.id).then_some(&*caller.token);
+    with_creds(app, &find(app, name).await?, own).await
+}
+
+pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> {
+    if names.contains(&caller.user.name) {
+        return Err(Error::refused("you cannot delete yourself"));
+    }
+    let found = users::by_names(app.db(), names).await?;
+    if found.len() < names.len() {
+        return Err(Error::absent("User"));
+    }
+    let mut unit = Unit::new();
+    for user in &found {
+        let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
+        unit = unit.and([tokens::revoke_all(user.id)]).and(users::delete(user.id)).and(note(
+            app.db(),
+            Some(caller.user.id),
+            &about,
+            "deleted",
+            "User deleted".into(),
+        )?);
+    }
+    app.db().write(unit).await?.done()?;
+    app.access().forget();
+    Ok(())
+}
+
+fn key_pair(name: &str) -> Result<(String, String)> {
+    let mut seed = [0_u8; 32];
+    getrandom::fill(&mut seed)?;
+    let mut key = PrivateKey::from(Ed25519Keypair::from_seed(&seed));
+    key.set_comment(name);
+    // Clients compare the public key byte for byte with the one in run specs, newline included.
+    let public = key.public_key().to_openssh()? + "\n";
+    Ok((public, key.to_openssh(LineEnding::LF)?.to_string()))
+}
+
+fn belongs(user: UserId) -> Belongs<'static> {
+    Belongs { table: "users", owner: user.0, name: "ssh_private_key", version: 1 }
+}
+
+fn seal_key(app: &App, user: UserId, private: &str) -> Result<Vec<u8>> {
+    Ok(app.keys().seal(&belongs(user), private.as_bytes())?)
+}
+
+fn open_key(app: &App, user: UserId, sealed: &[u8]) -> Result<String> {
+    let bytes = app.keys().open_sealed(&belongs(user), sealed)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Puts every user's private key under the newest master key.
+pub async fn reseal(app: &App) -> Result<()> {
+    for (user, sealed) in users::sealed_keys(app.db()).await? {
+        if let Some(moved) = app.keys().rewrap(&belongs(user), &sealed)? {
+            app.db().write(Unit::new().and([users::reseal(user, sealed, moved)])).await?.done()?;
+        }
+    }
+    Ok(())
+}
+
+pub async fn public_keys(app: &App, caller: &Caller) -> Result<Vec<wire::PublicKey>> {
+    Ok(users::public_keys(app.db(), caller.user.id).await?.iter().map(shown_key).collect())
+}
+
+pub async fn add_public_key(
+    app: &App,
+    caller: &Caller,
+    asked: wire::AddPublicKeyRequest,
+) -> Result<wire::PublicKey> {
+    let invalid = |_| Error::refused("invalid SSH public key");
+    let key = PublicKey::from_openssh(asked.key.trim()).map_err(invalid)?;
+    let fingerprint = key.fingerprint(HashAlg::Sha256).to_string();
+    let name = asked.name.as_deref().unwrap_or_else(|| key.comment());
+    let name = if name.is_empty() { "key" } else { name };
+    if name.chars().count() > 100 || name.chars().any(char::is_control) {
+        return Err(Error::refused("invalid name: too long, or with control characters"));
+    }
+    if users::public_keys(app.db(), caller.user.id).await?.len() >= PUBLIC_KEYS_MAX {
+        return Err(Error::refused("too many public keys"));
+    }
+    let text = key.to_openssh().map_err(invalid)?;
+    match users::add_public_key(app.db(), caller.user.id, name, &text, &fingerprint).await {
+        Ok(key) => Ok(shown_key(&key)),
+        Err(error) if error.is_conflict_on("public_keys_fingerprint_key") => {
+            Err(Error::Refused { code: Code::ResourceExists, msg: "Public key already exists".into() })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub async fn delete_public_keys(
+    app: &App,
+    caller: &Caller,
+    asked: wire::DeletePublicKeysRequest,
+) -> Result<()> {
+    users::delete_public_keys(app.db(), caller.user.id, &asked.ids).await?.done()?;
+    Ok(())
+}
+
+fn shown_key(key: &users::PublicKey) -> wire::PublicKey {
+    wire::PublicKey {
+        id: key.id,
+        added_at: key.created_at,
+        name: key.name.clone(),
+        r#type: key.key.split(' ').next().unwrap_or_default().to_owned(),
+        fingerprint: key.fingerprint.clone(),
+    }
+}
