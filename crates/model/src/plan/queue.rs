@@ -188,12 +188,7 @@ impl<'a> Round<'a> {
     }
 
     /// What a fleet would create for these needs, cheapest first.
-    pub(super) fn new_offers(
-        &mut self,
-        ask: &Ask,
-        class: usize,
-        fleet: usize,
-    ) -> NewOffers {
+    pub(super) fn new_offers(&mut self, ask: &Ask, class: usize, fleet: usize) -> NewOffers {
         let room = &self.stock.fleets[fleet];
         let class = &mut self.classes[class];
         if !room.fleet.creates || ask.creation == Creation::Reuse || class.needs.instances.is_some() {

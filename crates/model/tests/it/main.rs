@@ -4,6 +4,13 @@
 
 mod ledger;
 mod machines;
+mod machines_words;
 mod placement;
 mod placement_offers;
 mod placement_properties;
+mod runs;
+mod runs_fixture;
+mod runs_history;
+mod runs_properties;
+mod runs_retry;
+mod runs_schedule;

@@ -1,0 +1,378 @@
+//! What becomes of a run, rule by rule.
+
+use crate::runs_fixture::check;
+
+// Derivation: the rules in their order.
+
+#[test]
+fn any_running_job_makes_the_run_running() {
+    check(
+        "submitted attempt=2; r0: running; r1: provisioning; r2: submitted",
+        "runs -> running; attempt 0; due 10s: its jobs say running",
+    );
+}
+
+#[test]
+fn provisioning_and_pulling_jobs_make_the_run_provisioning() {
+    check(
+        "submitted attempt=1; r0: provisioning; r1: submitted",
+        "provisions -> provisioning; attempt 0; due 10s: its jobs say provisioning",
+    );
+    check("running; r0: pulling", "provisions -> provisioning; due 10s: its jobs say provisioning");
+}
+
+#[test]
+fn a_run_whose_jobs_all_wait_is_submitted_and_looked_at_sooner() {
+    check(
+        "submitted attempt=3; r0: submitted, submitted",
+        "waits, stays submitted; due 5s: its jobs say submitted",
+    );
+    check(
+        "running; r0: done(done_by_runner); r1: submitted#1",
+        "waits -> submitted; due 5s: its jobs say submitted",
+    );
+}
+
+#[test]
+fn a_failure_without_retry_ends_the_run_and_its_other_jobs() {
+    check(
+        "running; r0: running; r1: failed(container_exited_with_error)",
+        "end-decided -> terminating; job_failed; end r0.0 terminated_by_server; due 5s: \
+         job 0 of replica 1 ended: container_exited_with_error; retry is off",
+    );
+}
+
+#[test]
+fn a_failure_counts_as_soon_as_the_job_is_terminating() {
+    check(
+        "running; r0: terminating(ports_binding_failed)",
+        "end-decided -> terminating; job_failed; due 5s: \
+         job 0 of replica 0 ended: ports_binding_failed; retry is off",
+    );
+}
+
+#[test]
+fn all_done_ends_the_run_well() {
+    check(
+        "running; r0: done(done_by_runner); r1: terminating(done_by_runner)",
+        "end-decided -> terminating; all_jobs_done; due 5s: all jobs are done",
+    );
+    check(
+        "running; r0: done(done_by_runner), done(done_by_runner)",
+        "end-decided -> terminating; all_jobs_done; due 0s: all jobs are done",
+    );
+}
+
+#[test]
+fn r20_a_failure_outranks_a_limit_and_a_limit_outranks_the_gateway() {
+    check(
+        "running retry=interruption duration=1m gateway-failed; r0: failed(interrupted_by_no_capacity)@2m; \
+         r1: failed(volume_error)",
+        "end-decided -> terminating; job_failed; due 0s: \
+         job 0 of replica 1 ended: volume_error; retry does not cover error",
+    );
+    check(
+        "running retry=interruption duration=1m gateway-failed; r0: failed(interrupted_by_no_capacity)@2m; \
+         r1: running",
+        "end-decided -> terminating; retry_limit_exceeded; end r1.0 terminated_by_server; due 5s: \
+         job 0 of replica 0 ended: interrupted_by_no_capacity; retry duration of 60 s is over (120 s passed)",
+    );
+}
+
+#[test]
+fn a_gateway_that_refuses_the_service_ends_the_run() {
+    check(
+        "running gateway-failed; r0: running",
+        "end-decided -> terminating; gateway_error; end r0.0 terminated_by_server; due 5s: \
+         no running replica of the gateway accepted the service",
+    );
+}
+
+#[test]
+fn r10_a_master_that_is_done_ends_its_workers_well() {
+    check(
+        "running master-done; r0: done(done_by_runner), running, pulling",
+        "end-decided -> terminating; all_jobs_done; end r0.1 done_by_runner; end r0.2 done_by_runner; due 5s: \
+         the master job is done",
+    );
+    check("running; r0: done(done_by_runner), running", "runs, stays running; due 10s: its jobs say running");
+    check(
+        "running master-done; r0: running, done(done_by_runner)",
+        "runs, stays running; due 10s: its jobs say running",
+    );
+}
+
+#[test]
+fn a_failed_worker_outranks_the_master_that_is_done() {
+    check(
+        "running master-done; r0: done(done_by_runner), failed(executor_error)",
+        "end-decided -> terminating; job_failed; due 0s: job 1 of replica 0 ended: executor_error; retry is off",
+    );
+}
+
+// Retry in place.
+
+#[test]
+fn a_failed_replica_is_resubmitted_in_place_while_others_run() {
+    check(
+        "running retry=all; r0: running; r1: failed(container_exited_with_error)#2",
+        "runs, stays running; submit r1.0#3; due 10s: replica 1 is resubmitted in place",
+    );
+}
+
+#[test]
+fn r6_a_replica_is_resubmitted_only_when_its_former_jobs_are_final() {
+    check(
+        "running retry=all; r0: running; r1: terminating(container_exited_with_error)",
+        "runs, stays running; due 10s: its jobs say running",
+    );
+}
+
+#[test]
+fn r9_one_failed_node_ends_its_siblings_then_all_begin_anew() {
+    check(
+        "running retry=all; r0: running; r1: running, terminating(instance_unreachable), done(done_by_runner)",
+        "runs, stays running; end r1.0 terminated_by_server; due 10s: its jobs say running",
+    );
+    check(
+        "running retry=all; r0: running; \
+         r1: terminating(terminated_by_server), failed(instance_unreachable), done(done_by_runner)",
+        "runs, stays running; due 10s: its jobs say running",
+    );
+    check(
+        "running retry=all; r0: running; \
+         r1: terminated(terminated_by_server), failed(instance_unreachable), done(done_by_runner)",
+        "runs, stays running; submit r1.0#1; submit r1.1#1; submit r1.2#1; due 10s: \
+         replica 1 is resubmitted in place",
+    );
+}
+
+#[test]
+fn a_failed_job_beats_the_retry_of_its_sibling() {
+    check(
+        "running retry=interruption; r0: failed(interrupted_by_no_capacity), failed(executor_error)",
+        "end-decided -> terminating; job_failed; due 0s: \
+         job 1 of replica 0 ended: executor_error; retry does not cover error",
+    );
+}
+
+#[test]
+fn a_job_the_server_ended_for_no_siblings_sake_has_failed() {
+    check(
+        "running retry=all; r0: terminated(terminated_by_server)",
+        "end-decided -> terminating; job_failed; due 0s: job 0 of replica 0 ended: terminated_by_server",
+    );
+}
+
+// Pending and back.
+
+#[test]
+fn a_run_with_nothing_but_retries_goes_back_to_pending() {
+    check(
+        "submitted retry=all; r0: failed(failed_to_start_due_to_no_capacity)",
+        "idles -> pending; attempt 1; fleet unset; due 15s: \
+         job 0 of replica 0 ended: failed_to_start_due_to_no_capacity; retried on no-capacity",
+    );
+    check(
+        "submitted retry=all attempt=3; r0: failed(failed_to_start_due_to_no_capacity); r1: done(done_by_runner)",
+        "idles -> pending; attempt 4; fleet unset; due 120s: \
+         job 0 of replica 0 ended: failed_to_start_due_to_no_capacity; retried on no-capacity",
+    );
+}
+
+#[test]
+fn r9_the_live_siblings_of_a_run_that_goes_pending_are_ended() {
+    check(
+        "running retry=all; r0: failed(container_exited_with_error), running",
+        "idles -> pending; attempt 1; fleet unset; end r0.1 terminated_by_server; due 15s: \
+         job 0 of replica 0 ended: container_exited_with_error; retried on error",
+    );
+}
+
+#[test]
+fn r11_a_pending_run_waits_for_its_delay() {
+    check(
+        "pending retry=all attempt=2 pending=29s; r0: failed(container_exited_with_error)@30s",
+        "stays pending; due 1s: retry 2 waits for its delay",
+    );
+    check(
+        "pending retry=all attempt=2 pending=30s; r0: failed(container_exited_with_error)@31s, \
+         terminated(terminated_by_server)@31s",
+        "resubmitted -> submitted; submit r0.0#1; submit r0.1#1; due 5s: the retry's delay is over",
+    );
+}
+
+#[test]
+fn a_replica_that_is_done_is_not_repeated_by_a_retry() {
+    check(
+        "pending retry=all attempt=1 pending=15s; r0: done(done_by_runner); r1: failed(executor_error)#4",
+        "resubmitted -> submitted; submit r1.0#5; due 5s: the retry's delay is over",
+    );
+}
+
+#[test]
+fn r6_a_delay_that_is_over_still_waits_for_the_former_jobs() {
+    check(
+        "pending retry=all attempt=1 pending=1m; r0: failed(executor_error), terminating(terminated_by_server)",
+        "stays pending; due 5s: waiting for its former jobs to end",
+    );
+}
+
+#[test]
+fn r11_a_retry_whose_duration_ran_out_while_it_waited_is_not_made() {
+    check(
+        "pending retry=all duration=1m attempt=3 pending=1m; r0: failed(container_exited_with_error)@61s",
+        "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
+         container_exited_with_error; retry duration of 60 s is over (61 s passed)",
+    );
+}
+
+#[test]
+fn r11_submissions_are_bounded_in_number() {
+    check(
+        "running retry=all max=3; r0: failed(container_exited_with_error)#2",
+        "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
+         container_exited_with_error; all 3 submissions are spent",
+    );
+}
+
+// Services.
+
+#[test]
+fn r21_scaled_down_replicas_do_not_count() {
+    check(
+        "running; r0: running; r1: terminated(scaled_down); r2: terminating(scaled_down)",
+        "runs, stays running; due 10s: its jobs say running",
+    );
+}
+
+#[test]
+fn a_service_at_zero_is_pending_until_requests_arrive() {
+    check(
+        "running start=none; r0: terminating(scaled_down)",
+        "idles -> pending; fleet unset; due 0s: no replica is wanted",
+    );
+    check("pending start=none; r0: terminated(scaled_down)", "stays pending; due 10s: waiting for requests");
+    check(
+        "pending start=r0,r1; r0: terminated(scaled_down)#1",
+        "resubmitted -> submitted; submit r0.0#2; submit r1.0#0; due 5s: requests arrived",
+    );
+}
+
+#[test]
+fn a_replica_on_its_way_out_does_not_delay_the_others() {
+    check(
+        "pending start=r0,r1; r0: terminating(scaled_down)",
+        "resubmitted -> submitted; submit r1.0#0; due 5s: requests arrived",
+    );
+}
+
+// Terminating.
+
+#[test]
+fn a_terminating_run_ends_its_jobs_with_the_reason_that_follows() {
+    check(
+        "terminating ending=stopped_by_user; r0: running, submitted, done(done_by_runner)",
+        "stays terminating; end r0.0 terminated_by_user; end r0.1 terminated_by_user; due 5s: \
+         waiting for its jobs to end",
+    );
+    check(
+        "terminating ending=aborted_by_user; r0: pulling",
+        "stays terminating; end r0.0 aborted_by_user; due 5s: waiting for its jobs to end",
+    );
+}
+
+#[test]
+fn an_abort_after_a_stop_hurries_the_jobs_that_say_goodbye() {
+    check(
+        "terminating ending=aborted_by_user; r0: terminating(terminated_by_user), terminating(done_by_runner)",
+        "stays terminating; end r0.0 aborted_by_user; due 5s: waiting for its jobs to end",
+    );
+}
+
+#[test]
+fn r4_a_run_is_final_only_when_all_its_jobs_are() {
+    check(
+        "terminating ending=job_failed; r0: failed(executor_error), terminating(terminated_by_server)",
+        "stays terminating; due 5s: waiting for its jobs to end",
+    );
+    for (reason, last) in [
+        ("all_jobs_done", "finished-done -> done"),
+        ("job_failed", "finished-failed -> failed"),
+        ("retry_limit_exceeded", "finished-failed -> failed"),
+        ("server_error", "finished-failed -> failed"),
+        ("gateway_error", "finished-failed -> failed"),
+        ("stopped_by_user", "finished-terminated -> terminated"),
+        ("aborted_by_user", "finished-terminated -> terminated"),
+    ] {
+        check(
+            &format!("terminating ending={reason}; r0: done(done_by_runner)"),
+            &format!("{last}; never again: as asked"),
+        );
+    }
+}
+
+#[test]
+fn r3_a_final_run_is_left_alone() {
+    check("done ending=all_jobs_done; r0: done(done_by_runner)", "stays done; never again: the run is over");
+}
+
+// Schedules.
+
+#[test]
+fn a_scheduled_run_waits_for_its_slot_and_starts_then() {
+    check("pending hourly next=30m start=r0x2", "stays pending; due 1800s: waiting for its cron slot");
+    check(
+        "pending hourly next=0s start=r0x2",
+        "resubmitted -> submitted; submit r0.0#0; submit r0.1#0; fired 2026-11-20T09:30:00Z; no next; due 5s: \
+         its cron slot came",
+    );
+}
+
+#[test]
+fn r18_a_slot_that_passed_while_nobody_looked_fires_late_and_once() {
+    check(
+        "pending hourly next=-3h start=r0; r0: done(done_by_runner)#7",
+        "resubmitted -> submitted; submit r0.0#8; fired 2026-11-20T06:30:00Z; no next; due 5s: its cron slot came",
+    );
+}
+
+#[test]
+fn r25_a_scheduled_run_that_ended_waits_for_the_next_slot() {
+    check(
+        "terminating hourly fired=30m ending=job_failed attempt=2; r0: failed(executor_error)",
+        "rescheduled -> pending; no reason; attempt 0; fleet unset; next 2026-11-20T10:00:00Z; due 1800s: \
+         as asked; the next execution is scheduled",
+    );
+    check(
+        "terminating hourly fired=-30m ending=all_jobs_done; r0: done(done_by_runner)",
+        "rescheduled -> pending; no reason; fleet unset; next 2026-11-20T11:00:00Z; due 5400s: \
+         as asked; the next execution is scheduled",
+    );
+}
+
+#[test]
+fn r25_a_scheduled_run_that_a_user_stopped_stays_stopped() {
+    check(
+        "terminating hourly fired=30m ending=stopped_by_user; r0: terminated(terminated_by_user)",
+        "finished-terminated -> terminated; never again: as asked",
+    );
+    check(
+        "terminating hourly ending=aborted_by_user",
+        "finished-terminated -> terminated; never again: as asked",
+    );
+}
+
+#[test]
+fn the_retry_clock_of_a_scheduled_run_starts_with_its_slot() {
+    check(
+        "submitted hourly fired=30m submitted=24h retry=no-capacity; r0: failed(failed_to_start_due_to_no_capacity)",
+        "idles -> pending; attempt 1; fleet unset; due 15s: \
+         job 0 of replica 0 ended: failed_to_start_due_to_no_capacity; retried on no-capacity",
+    );
+    check(
+        "submitted submitted=24h retry=no-capacity; r0: failed(failed_to_start_due_to_no_capacity)",
+        "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
+         failed_to_start_due_to_no_capacity; retry duration of 3600 s is over (86400 s passed)",
+    );
+}

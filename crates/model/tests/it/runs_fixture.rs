@@ -1,0 +1,164 @@
+//! Runs as one line of text, and plans as another.
+//!
+//! `running retry=all attempt=2; r0: running, done; r1: failed(container_exited_with_error)#3@30s`
+//! is a running run with two replicas. A job is `status(reason)#submission@ended ago`; of the rest only
+//! what matters is written. Ended jobs had an instance until just now unless they say `@never`.
+
+use windlass_model::{
+    decide::runs::{Fleet, Job, Plan, Replica, RunView, Scheduled, Start, State, StopCriteria, decide},
+    job::{self, TerminationReason},
+    retry, run,
+    schedule::Crons,
+    time::{Span, Timestamp},
+};
+
+/// 2026-11-20T09:30:00Z: the `now` of every fixture.
+pub(crate) const NOW: Timestamp = Timestamp::from_secs(1_795_167_000);
+
+#[track_caller]
+pub(crate) fn check(run: &str, expected: &str) {
+    assert_eq!(render(&read(run), &decide(&read(run), NOW)), expected, "\n  for {run}");
+}
+
+pub(crate) fn read(text: &str) -> RunView {
+    let mut parts = text.split(';').map(str::trim);
+    let mut run = read_head(parts.next().unwrap());
+    run.replicas = parts.map(read_replica).collect();
+    if run.start.is_empty() {
+        let start = |replica: &Replica| Start { replica: replica.num, jobs: replica.jobs.len() as u32 };
+        run.start = run.replicas.iter().map(start).collect();
+    }
+    run.start.retain(|start| start.jobs > 0);
+    run
+}
+
+fn read_head(head: &str) -> RunView {
+    let mut words = head.split_whitespace();
+    let mut run = RunView {
+        status: words.next().unwrap().parse().unwrap(),
+        ending: None,
+        submitted_at: NOW - Span::mins(10),
+        attempt: 0,
+        pending_since: NOW,
+        schedule: None,
+        retry: None,
+        stop_criteria: StopCriteria::AllDone,
+        gateway_failed: false,
+        replicas: Vec::new(),
+        start: Vec::new(),
+    };
+    for word in words {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        match key {
+            "ending" => run.ending = Some(run::Ending::new(value.parse().unwrap(), "as asked")),
+            "submitted" => run.submitted_at = NOW - span(value),
+            "attempt" => run.attempt = value.parse().unwrap(),
+            "pending" => run.pending_since = NOW - span(value),
+            "retry" => run.retry = Some(read_policy(value)),
+            "duration" => run.retry.as_mut().unwrap().duration = span(value),
+            "max" => run.retry.as_mut().unwrap().max_total = value.parse().unwrap(),
+            "master-done" => run.stop_criteria = StopCriteria::MasterDone,
+            "gateway-failed" => run.gateway_failed = true,
+            "hourly" => run.schedule = Some(hourly()),
+            "next" => run.schedule.as_mut().unwrap().next = Some(NOW + span(value)),
+            "fired" => run.schedule.as_mut().unwrap().fired = Some(NOW - span(value)),
+            "start" => run.start = value.split(',').map(read_start).collect(),
+            other => panic!("unknown word `{other}` in a run's head"),
+        }
+    }
+    run
+}
+
+fn hourly() -> Scheduled {
+    Scheduled { crons: Crons::parse(&["0 * * * *"]).unwrap(), next: None, fired: None }
+}
+
+fn read_policy(value: &str) -> retry::Policy {
+    match value {
+        "all" => retry::Policy::always(),
+        events => retry::Policy {
+            on_events: events.split(',').map(|event| event.parse().unwrap()).collect(),
+            ..retry::Policy::always()
+        },
+    }
+}
+
+/// `r1` or `r0x2`; `none` starts nothing.
+fn read_start(text: &str) -> Start {
+    let Some(text) = text.strip_prefix('r') else { return Start { replica: 0, jobs: 0 } };
+    let (replica, jobs) = text.split_once('x').unwrap_or((text, "1"));
+    Start { replica: replica.parse().unwrap(), jobs: jobs.parse().unwrap() }
+}
+
+fn read_replica(text: &str) -> Replica {
+    let (num, jobs) = text.split_once(':').unwrap();
+    let num = num.strip_prefix('r').unwrap().parse().unwrap();
+    Replica { num, jobs: (0..).zip(jobs.split(',')).map(|(num, job)| read_job(num, job.trim())).collect() }
+}
+
+fn read_job(num: u32, text: &str) -> Job {
+    let (text, ended) = text.split_once('@').unwrap_or((text, ""));
+    let (text, submission) = text.split_once('#').unwrap_or((text, "0"));
+    let (status, reason) = text.split_once('(').unwrap_or((text, ""));
+    let reason = reason.trim_end_matches(')');
+    let ending = (!reason.is_empty()).then(|| job::Ending::new(reason.parse().unwrap()));
+    let had_instance =
+        ending.as_ref().is_some_and(|e| e.reason() != TerminationReason::FailedToStartDueToNoCapacity);
+    let submission = submission.parse().unwrap();
+    let status: job::Status = status.parse().unwrap();
+    let state = State::of(status, ending);
+    assert_eq!(state.status(), status, "`{text}` does not end like that");
+    let provisioned_until = match ended {
+        "" => had_instance.then_some(NOW),
+        "never" => None,
+        ago => Some(NOW - span(ago)),
+    };
+    Job { num, submission, state, tries: submission + 1, provisioned_until }
+}
+
+/// `30s`, `5m`, `2h`, also negative.
+fn span(text: &str) -> Span {
+    let (number, unit) = text.split_at(text.len() - 1);
+    let number = number.parse().unwrap();
+    match unit {
+        "s" => Span::secs(number),
+        "m" => Span::mins(number),
+        "h" => Span::hours(number),
+        other => panic!("unknown unit `{other}`"),
+    }
+}
+
+pub(crate) fn render(run: &RunView, plan: &Plan) -> String {
+    let mut words = Vec::new();
+    match plan.event {
+        Some(event) if plan.status == run.status => words.push(format!("{event}, stays {}", plan.status)),
+        Some(event) => words.push(format!("{event} -> {}", plan.status)),
+        None => words.push(format!("stays {}", plan.status)),
+    }
+    if plan.ending != run.ending {
+        words.push(plan.ending.as_ref().map_or("no reason".to_owned(), |e| e.reason().to_string()));
+    }
+    if plan.attempt != run.attempt {
+        words.push(format!("attempt {}", plan.attempt));
+    }
+    if plan.fleet == Fleet::Unset {
+        words.push("fleet unset".to_owned());
+    }
+    for submit in &plan.submit {
+        words.push(format!("submit r{}.{}#{}", submit.replica, submit.job, submit.submission));
+    }
+    for end in &plan.end {
+        words.push(format!("end r{}.{} {}", end.replica, end.job, end.ending.reason()));
+    }
+    if plan.fired != run.schedule.as_ref().and_then(|s| s.fired) {
+        words.push(format!("fired {}", plan.fired.unwrap()));
+    }
+    if plan.next_triggered_at != run.schedule.as_ref().and_then(|s| s.next) {
+        words.push(plan.next_triggered_at.map_or("no next".to_owned(), |next| format!("next {next}")));
+    }
+    match plan.due_at {
+        Some(due) => words.push(format!("due {:?}", due.since(NOW))),
+        None => words.push("never again".to_owned()),
+    }
+    format!("{}: {}", words.join("; "), plan.why)
+}

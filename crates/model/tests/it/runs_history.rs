@@ -1,0 +1,284 @@
+//! Whole lives of runs: random jobs, random stops, random pauses, and what must hold over all of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use windlass_model::{
+    decide::runs::{Job, Plan, Replica, RunView, Scheduled, Start, State, StopCriteria, decide},
+    job::{self, TerminationReason},
+    retry, run, schedule,
+    schedule::Crons,
+    time::{Span, Timestamp},
+};
+
+use crate::runs_fixture::NOW;
+
+/// One thing that happens between two looks at the run.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    /// A job takes its next step, or ends for this reason.
+    Job {
+        which: usize,
+        end: Option<TerminationReason>,
+    },
+    /// Time passes and nobody looks.
+    Pause(i64),
+    Stop,
+    Abort,
+}
+
+/// A run, as the database would hold it, with everything that was ever submitted.
+struct World {
+    run: RunView,
+    now: Timestamp,
+    submitted: BTreeMap<(u32, u32), Vec<u32>>,
+    fired: Vec<Timestamp>,
+    stopped: bool,
+    finals: Vec<run::Status>,
+}
+
+impl World {
+    fn new(replicas: u32, jobs: u32, retry: Option<retry::Policy>, crons: Option<Crons>) -> Self {
+        let next = crons.as_ref().and_then(|crons| schedule::next_slot(crons, None, NOW));
+        let mut world = Self {
+            run: RunView {
+                status: run::Status::Pending,
+                ending: None,
+                submitted_at: NOW,
+                attempt: 0,
+                pending_since: NOW,
+                schedule: crons.map(|crons| Scheduled { crons, next, fired: None }),
+                retry,
+                stop_criteria: StopCriteria::AllDone,
+                gateway_failed: false,
+                replicas: Vec::new(),
+                start: (0..replicas).map(|replica| Start { replica, jobs }).collect(),
+            },
+            now: NOW,
+            submitted: BTreeMap::new(),
+            fired: Vec::new(),
+            stopped: false,
+            finals: Vec::new(),
+        };
+        world.look();
+        world
+    }
+
+    /// One pass of the run pipeline: decide, and apply to the letter.
+    fn look(&mut self) {
+        let plan = decide(&self.run, self.now);
+        let before = self.run.status;
+        assert!(!self.stopped || plan.submit.is_empty(), "r12: submitted after the stop");
+        assert!(!before.is_final() || plan.status == before, "r3: a final run moved");
+        self.apply(plan);
+        if self.run.status == run::Status::Pending && before != run::Status::Pending {
+            self.run.pending_since = self.now;
+        }
+        if self.run.status.is_final() && before != self.run.status {
+            self.finals.push(self.run.status);
+        }
+    }
+
+    fn apply(&mut self, plan: Plan) {
+        self.run.status = plan.status;
+        self.run.ending = plan.ending;
+        self.run.attempt = plan.attempt;
+        if let Some(schedule) = &mut self.run.schedule {
+            schedule.next = plan.next_triggered_at;
+            if plan.fired != schedule.fired {
+                schedule.fired = plan.fired;
+                self.fired.extend(plan.fired);
+            }
+        }
+        for end in plan.end {
+            let job = self.job(end.replica, end.job).unwrap();
+            assert!(!job.state.status().is_final());
+            job.state = State::Terminating(end.ending);
+        }
+        for submit in plan.submit {
+            self.submitted.entry((submit.replica, submit.job)).or_default().push(submit.submission);
+            let fresh = self.run.attempt == 0 && self.fired.len() > 1;
+            let (replica, num, submission) = (submit.replica, submit.job, submit.submission);
+            match self.job(replica, num) {
+                Some(job) => {
+                    assert!(job.state.status().is_final(), "r6: two submissions alive");
+                    let tries = if fresh { 1 } else { job.tries + 1 };
+                    *job = Job { submission, state: State::Submitted, tries, ..*job };
+                }
+                None => self.add(
+                    replica,
+                    Job { num, submission, state: State::Submitted, tries: 1, provisioned_until: None },
+                ),
+            }
+        }
+    }
+
+    fn job(&mut self, replica: u32, num: u32) -> Option<&mut Job> {
+        let replica = self.run.replicas.iter_mut().find(|r| r.num == replica)?;
+        replica.jobs.iter_mut().find(|job| job.num == num)
+    }
+
+    fn add(&mut self, num: u32, job: Job) {
+        match self.run.replicas.iter_mut().find(|replica| replica.num == num) {
+            Some(replica) => replica.jobs.push(job),
+            None => self.run.replicas.push(Replica { num, jobs: vec![job] }),
+        }
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Job { which, end } => self.move_job(which, end),
+            Happening::Pause(secs) => self.now = self.now + Span::secs(secs),
+            Happening::Stop => self.stop(run::TerminationReason::StoppedByUser),
+            Happening::Abort => self.stop(run::TerminationReason::AbortedByUser),
+        }
+    }
+
+    /// What the API does: acknowledged means stored.
+    fn stop(&mut self, reason: run::TerminationReason) {
+        if run::step(self.run.status, run::Event::StopAsked).after(self.run.status).unwrap().is_final() {
+            return;
+        }
+        self.run.status = run::Status::Terminating;
+        self.run.ending = Some(run::Ending::new(reason, "a user said so"));
+        self.stopped = true;
+    }
+
+    fn move_job(&mut self, which: usize, end: Option<TerminationReason>) {
+        let now = self.now;
+        let count = self.run.replicas.iter().map(|r| r.jobs.len()).sum::<usize>().max(1);
+        let Some(job) = self.run.replicas.iter_mut().flat_map(|r| &mut r.jobs).nth(which % count) else {
+            return;
+        };
+        let end = end.map(job::Ending::new);
+        job.state = match (job.state.clone(), end) {
+            (State::Submitted, Some(end)) => State::Terminating(end),
+            (State::Submitted, None) => State::Provisioning,
+            (State::Provisioning, None) => State::Pulling,
+            (State::Pulling, None) => State::Running,
+            (State::Running, None) => State::Terminating(job::Ending::exited(0)),
+            (State::Provisioning | State::Pulling | State::Running, Some(end)) => {
+                job.provisioned_until = Some(now);
+                State::Terminating(end)
+            }
+            (State::Terminating(ending) | State::Final(ending), _) => State::Final(ending),
+        };
+    }
+
+    /// No more surprises: every job that ends is released, and the run is looked at until it rests.
+    fn settle(&mut self) {
+        for _ in 0..200 {
+            for which in 0..16 {
+                self.move_job(which, None);
+            }
+            self.now = self.now + Span::secs(700);
+            self.look();
+        }
+    }
+
+    fn check_numbers(&self) {
+        for (job, numbers) in &self.submitted {
+            let expected: Vec<u32> = (0..numbers.len() as u32).collect();
+            assert_eq!(numbers, &expected, "r6: numbers of {job:?} have gaps");
+        }
+    }
+
+    fn check_generations(&self) {
+        for replica in 0..4 {
+            let counts: BTreeSet<_> =
+                self.submitted.iter().filter(|((r, _), _)| *r == replica).map(|(_, n)| n.len()).collect();
+            assert!(counts.len() <= 1, "r9: generations of replica {replica} mix");
+        }
+    }
+}
+
+fn happening(with_stops: bool) -> impl Strategy<Value = Happening> {
+    let end = prop::option::weighted(
+        0.4,
+        prop::sample::select(
+            &[
+                TerminationReason::ContainerExitedWithError,
+                TerminationReason::FailedToStartDueToNoCapacity,
+                TerminationReason::InterruptedByNoCapacity,
+                TerminationReason::InstanceUnreachable,
+                TerminationReason::DoneByRunner,
+            ][..],
+        ),
+    );
+    let stops = u32::from(with_stops);
+    prop_oneof![
+        20 => (0..12_usize, end).prop_map(|(which, end)| Happening::Job { which, end }),
+        8 => (1..900_i64).prop_map(Happening::Pause),
+        stops => Just(Happening::Stop),
+        stops => Just(Happening::Abort),
+    ]
+}
+
+fn policy() -> impl Strategy<Value = Option<retry::Policy>> {
+    prop::option::weighted(0.8, (600..20_000_i64, 2..30_u32)).prop_map(|given| {
+        given.map(|(secs, max_total)| retry::Policy {
+            duration: Span::secs(secs),
+            max_total,
+            ..retry::Policy::always()
+        })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn r2_r6_r9_r12_every_life_of_a_run_keeps_the_rules_and_ends(
+        replicas in 1..4_u32,
+        jobs in 1..4_u32,
+        retry in policy(),
+        happenings in prop::collection::vec(happening(true), 1..120),
+    ) {
+        let mut world = World::new(replicas, jobs, retry, None);
+        for happening in happenings {
+            world.happen(happening);
+            world.look();
+        }
+        world.settle();
+        world.check_numbers();
+        world.check_generations();
+        prop_assert!(world.run.status.is_final(), "still {}", world.run.status);
+        prop_assert_eq!(world.finals.len(), 1);
+        if world.stopped {
+            prop_assert_eq!(world.run.status, run::Status::Terminated);
+        }
+    }
+
+    #[test]
+    fn r18_no_slot_fires_twice_and_none_is_lost_but_to_an_execution(
+        happenings in prop::collection::vec(happening(false), 1..200),
+    ) {
+        let crons = Crons::parse(&["*/10 * * * *", "3 * * * *"]).unwrap();
+        let mut world = World::new(1, 2, None, Some(crons.clone()));
+        let mut busy_until = BTreeMap::new();
+        for happening in happenings {
+            world.happen(happening);
+            world.look();
+            if let (Some(slot), false) = (world.fired.last(), world.run.status == run::Status::Pending) {
+                // Covered up to the look that sent the run back to pending.
+                busy_until.insert(*slot, None);
+            } else if let Some(slot) = world.fired.last() {
+                busy_until.entry(*slot).and_modify(|end| _ = end.get_or_insert(world.now));
+            }
+        }
+        let mut slot = crons.next_after(NOW);
+        let mut fired = world.fired.iter();
+        let mut expected = fired.next();
+        let mut covered_to = NOW;
+        while let Some(current) = slot.filter(|slot| *slot <= world.now) {
+            if expected == Some(&current) {
+                covered_to = busy_until[&current].unwrap_or(world.now);
+                expected = fired.next();
+            } else {
+                prop_assert!(current <= covered_to, "{current} was lost; last execution ended {covered_to}");
+            }
+            slot = crons.next_after(current);
+        }
+        prop_assert_eq!(expected, None, "fired out of order, twice, or outside any slot");
+    }
+}

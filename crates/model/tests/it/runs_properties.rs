@@ -1,0 +1,346 @@
+//! What every plan for every run keeps, whatever the run looks like.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use windlass_model::{
+    decide::runs::{
+        Job, Plan, Replica, RunView, Scheduled, Start, State, StopCriteria, decide,
+        derive::{Verdict, derive},
+    },
+    job::{self, TerminationReason},
+    retry, run,
+    schedule::Crons,
+    time::Span,
+};
+
+use crate::runs_fixture::NOW;
+
+fn any_of<T: Copy + std::fmt::Debug + 'static>(all: &'static [T]) -> impl Strategy<Value = T> + Clone {
+    prop::sample::select(all)
+}
+
+fn any_state() -> impl Strategy<Value = State> + Clone {
+    let ending = any_of(TerminationReason::ALL).prop_map(job::Ending::new);
+    // Retryable ends are what most rules are about.
+    let retryable = any_of(&[
+        TerminationReason::ContainerExitedWithError,
+        TerminationReason::FailedToStartDueToNoCapacity,
+        TerminationReason::InterruptedByNoCapacity,
+        TerminationReason::TerminatedByServer,
+        TerminationReason::DoneByRunner,
+        TerminationReason::ScaledDown,
+    ])
+    .prop_map(job::Ending::new);
+    prop_oneof![
+        1 => Just(State::Submitted),
+        1 => Just(State::Provisioning),
+        1 => Just(State::Pulling),
+        1 => Just(State::Running),
+        1 => ending.clone().prop_map(State::Terminating),
+        1 => ending.prop_map(State::Final),
+        2 => retryable.clone().prop_map(State::Terminating),
+        4 => retryable.prop_map(State::Final),
+    ]
+}
+
+/// What a retry is made of: replicas that run beside replicas that are over.
+fn retried_state() -> impl Strategy<Value = State> + Clone {
+    let over = any_of(&[
+        TerminationReason::ContainerExitedWithError,
+        TerminationReason::FailedToStartDueToNoCapacity,
+        TerminationReason::TerminatedByServer,
+        TerminationReason::DoneByRunner,
+    ]);
+    prop_oneof![1 => Just(State::Running), 4 => over.prop_map(|reason| State::Final(job::Ending::new(reason)))]
+}
+
+fn job(state: impl Strategy<Value = State>) -> impl Strategy<Value = Job> {
+    (state, 0..6_u32, prop::option::weighted(0.8, 0..7_200_i64)).prop_map(|(state, submission, ago)| Job {
+        num: 0,
+        submission,
+        state,
+        tries: submission + 1,
+        provisioned_until: ago.map(|secs| NOW - Span::secs(secs)),
+    })
+}
+
+fn replicas(state: impl Strategy<Value = State>) -> impl Strategy<Value = Vec<Replica>> {
+    prop::collection::vec(prop::collection::vec(job(state), 1..4), 0..4).prop_map(|replicas| {
+        let number = |(num, mut job): (u32, Job)| {
+            job.num = num;
+            job
+        };
+        let replica =
+            |(num, jobs): (u32, Vec<Job>)| Replica { num, jobs: (0..).zip(jobs).map(number).collect() };
+        (0..).zip(replicas).map(replica).collect()
+    })
+}
+
+fn policy() -> impl Strategy<Value = Option<retry::Policy>> {
+    let policy = (prop::sample::subsequence(retry::Event::ALL, 1..=3), 1..5_400_i64, 1..8_u32).prop_map(
+        |(on_events, secs, max_total)| retry::Policy { on_events, duration: Span::secs(secs), max_total },
+    );
+    prop::option::weighted(0.8, policy)
+}
+
+fn schedule() -> impl Strategy<Value = Option<Scheduled>> {
+    let moment = || prop::option::of((-7_200..7_200_i64).prop_map(|secs| NOW + Span::secs(secs)));
+    let scheduled = (moment(), moment()).prop_map(|(next, fired)| Scheduled {
+        crons: Crons::parse(&["*/7 * * * *"]).unwrap(),
+        next,
+        fired,
+    });
+    prop::option::weighted(0.3, scheduled)
+}
+
+prop_compose! {
+    fn run_of(statuses: &'static [run::Status], state: BoxedStrategy<State>)(
+        status in any_of(statuses),
+        reason in prop::option::of(any_of(run::TerminationReason::ALL)),
+        submitted in 0..10_000_i64,
+        attempt in 0..9_u32,
+        pending in 0..1_000_i64,
+        schedule in schedule(),
+        retry in policy(),
+        master_done in any::<bool>(),
+        gateway_failed in prop::bool::weighted(0.1),
+        replicas in replicas(state),
+        wanted in 0..5_u32,
+    ) -> RunView {
+        let jobs = |num| replicas.iter().find(|r| r.num == num).map_or(1, |r| r.jobs.len() as u32);
+        RunView {
+            status,
+            ending: reason.map(|reason| run::Ending::new(reason, "said so")),
+            submitted_at: NOW - Span::secs(submitted),
+            attempt,
+            pending_since: NOW - Span::secs(pending),
+            schedule,
+            retry,
+            stop_criteria: if master_done { StopCriteria::MasterDone } else { StopCriteria::AllDone },
+            gateway_failed,
+            start: (0..wanted).map(|replica| Start { replica, jobs: jobs(replica) }).collect(),
+            replicas,
+        }
+    }
+}
+
+fn any_run() -> impl Strategy<Value = RunView> {
+    run_of(run::Status::ALL, any_state().boxed())
+}
+
+fn final_run() -> impl Strategy<Value = RunView> {
+    run_of(&[run::Status::Terminated, run::Status::Failed, run::Status::Done], any_state().boxed())
+}
+
+fn retried_run() -> impl Strategy<Value = RunView> {
+    run_of(&[run::Status::Running, run::Status::Pending], retried_state().boxed())
+}
+
+fn jobs(run: &RunView) -> impl Iterator<Item = (u32, &Job)> {
+    run.replicas.iter().flat_map(|replica| replica.jobs.iter().map(|job| (replica.num, job)))
+}
+
+fn find(run: &RunView, replica: u32, num: u32) -> Option<&Job> {
+    jobs(run).find(|(r, job)| *r == replica && job.num == num).map(|(_, job)| job)
+}
+
+fn is_final(job: &Job) -> bool {
+    job.state.status().is_final()
+}
+
+fn ending(job: &Job) -> Option<&job::Ending> {
+    match &job.state {
+        State::Terminating(ending) | State::Final(ending) => Some(ending),
+        State::Submitted | State::Provisioning | State::Pulling | State::Running => None,
+    }
+}
+
+/// R11 read from the policy, not from the code: why this replica may not be tried again.
+fn retry_problem(run: &RunView, replica: &Replica) -> Option<String> {
+    let Some(policy) = &run.retry else { return Some("no policy".to_owned()) };
+    let mut covered = false;
+    for job in &replica.jobs {
+        let Some(reason) = ending(job).map(job::Ending::reason) else { return Some("alive".to_owned()) };
+        if matches!(reason, TerminationReason::DoneByRunner | TerminationReason::TerminatedByServer) {
+            continue;
+        }
+        let Some(event) = reason.retry_event() else { return Some(format!("{reason} is no failure")) };
+        let began = run.schedule.as_ref().and_then(|s| s.fired).unwrap_or(run.submitted_at);
+        let since = job.provisioned_until.or((event == retry::Event::NoCapacity).then_some(began));
+        let in_time = since.is_some_and(|since| NOW.since(since) < policy.duration);
+        if !policy.on_events.contains(&event) || !in_time || job.tries >= policy.max_total {
+            return Some(format!("{reason}: {event}, tries {}", job.tries));
+        }
+        covered = true;
+    }
+    (!covered).then(|| "nothing failed".to_owned())
+}
+
+fn plan_of(run: &RunView) -> Plan {
+    decide(run, NOW)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn r5_a_plan_moves_the_run_along_an_edge_of_its_machine(run in any_run()) {
+        let plan = plan_of(&run);
+        let after = plan.event.map_or(Some(run.status), |event| run::step(run.status, event).after(run.status));
+        prop_assert_eq!(after, Some(plan.status));
+        prop_assert!(!plan.why.is_empty());
+        prop_assert_eq!(plan.due_at.is_none(), plan.status.is_final());
+    }
+
+    #[test]
+    fn r3_a_final_run_is_never_touched(run in final_run()) {
+        let plan = plan_of(&run);
+        prop_assert!(plan.event.is_none() && plan.submit.is_empty() && plan.end.is_empty());
+    }
+
+    #[test]
+    fn r4_a_plan_never_finishes_a_job_and_finishes_a_run_only_after_its_jobs(run in any_run()) {
+        let plan = plan_of(&run);
+        for end in &plan.end {
+            let job = find(&run, end.replica, end.job).unwrap();
+            prop_assert!(!is_final(job), "a final job is asked to end");
+            // The plan's one way to end a job is this event, which never leads to a final status.
+            let after = job::step(job.state.status(), job::Event::StopAsked).after(job.state.status());
+            prop_assert_eq!(after, Some(job::Status::Terminating));
+        }
+        if plan.status.is_final() && !run.status.is_final() {
+            prop_assert_eq!(run.status, run::Status::Terminating);
+            prop_assert!(jobs(&run).all(|(_, job)| is_final(job)));
+        }
+    }
+
+    #[test]
+    fn r4_a_run_that_turns_terminating_leaves_no_job_alive(run in any_run()) {
+        let plan = plan_of(&run);
+        if plan.status != run::Status::Terminating {
+            return Ok(());
+        }
+        prop_assert!(run.status == run::Status::Terminating || plan.ending.is_some());
+        for (replica, job) in jobs(&run).filter(|(_, job)| ending(job).is_none()) {
+            prop_assert!(plan.end.iter().any(|end| end.replica == replica && end.job == job.num));
+        }
+    }
+
+    #[test]
+    fn r6_numbers_grow_by_one_and_only_after_the_former_submission_is_final(run in any_run()) {
+        let plan = plan_of(&run);
+        let mut seen = BTreeSet::new();
+        for submit in &plan.submit {
+            prop_assert!(seen.insert((submit.replica, submit.job)), "submitted twice in one plan");
+            match find(&run, submit.replica, submit.job) {
+                Some(job) => {
+                    prop_assert!(is_final(job));
+                    prop_assert_eq!(submit.submission, job.submission + 1);
+                }
+                None => prop_assert_eq!(submit.submission, 0),
+            }
+        }
+    }
+
+    #[test]
+    fn r9_a_replica_is_submitted_as_a_whole_or_not_at_all(run in any_run()) {
+        let plan = plan_of(&run);
+        let submitted: BTreeSet<_> = plan.submit.iter().map(|submit| submit.replica).collect();
+        for replica in run.replicas.iter().filter(|replica| submitted.contains(&replica.num)) {
+            let nums: BTreeSet<_> =
+                plan.submit.iter().filter(|s| s.replica == replica.num).map(|s| s.job).collect();
+            prop_assert_eq!(nums.len(), replica.jobs.len());
+            prop_assert!(plan.end.iter().all(|end| end.replica != replica.num), "ended and begun at once");
+        }
+    }
+
+    #[test]
+    fn r11_a_retry_is_covered_in_time_within_the_total_and_after_its_delay(run in prop_oneof![any_run(), retried_run()]) {
+        let plan = plan_of(&run);
+        let fresh = run.status == run::Status::Pending && run.attempt == 0;
+        if fresh {
+            return Ok(());
+        }
+        let submitted: BTreeSet<_> = plan.submit.iter().map(|submit| submit.replica).collect();
+        for replica in run.replicas.iter().filter(|replica| submitted.contains(&replica.num)) {
+            let scaled_down = |job: &Job| {
+                ending(job).is_some_and(|ending| ending.reason() == TerminationReason::ScaledDown)
+            };
+            // A replica that was scaled down and is wanted again is no retry.
+            if !replica.jobs.iter().any(scaled_down) {
+                prop_assert_eq!(retry_problem(&run, replica), None);
+            }
+        }
+        if run.status == run::Status::Pending && !plan.submit.is_empty() {
+            prop_assert!(NOW.since(run.pending_since) >= retry::delay(run.attempt));
+        }
+    }
+
+    #[test]
+    fn r12_nothing_is_submitted_once_the_run_has_a_reason_to_end(run in any_run()) {
+        let plan = plan_of(&run);
+        let ending = run.status == run::Status::Terminating || run.status.is_final();
+        if ending || plan.status == run::Status::Terminating {
+            prop_assert!(plan.submit.is_empty());
+        }
+        let by_user = run.ending.as_ref().is_some_and(|ending| ending.reason().is_users());
+        if run.status == run::Status::Terminating && by_user {
+            prop_assert!(plan.status == run::Status::Terminating || plan.status == run::Status::Terminated);
+        }
+    }
+
+    #[test]
+    fn r20_the_derived_status_depends_on_the_jobs_alone(run in any_run(), other in any_run(), turn in 0..4_usize) {
+        let verdict = derive(&run, NOW).verdict;
+        let mut same = RunView { status: other.status, attempt: other.attempt, start: other.start, ..run.clone() };
+        same.ending = other.ending;
+        same.pending_since = other.pending_since;
+        let len = same.replicas.len();
+        if len > 0 {
+            same.replicas.rotate_left(turn % len);
+        }
+        for replica in &mut same.replicas {
+            replica.jobs.reverse();
+        }
+        prop_assert_eq!(derive(&same, NOW).verdict, verdict);
+    }
+
+    #[test]
+    fn r20_the_rules_are_tried_in_the_documented_order(run in any_run()) {
+        let scaled = |replica: &Replica| {
+            replica.jobs.iter().any(|job| ending(job).is_some_and(|e| e.reason() == TerminationReason::ScaledDown))
+        };
+        let derived = derive(&run, NOW);
+        let is_retry = |replica: &Replica| derived.retries.iter().any(|retry| retry.num == replica.num);
+        let counts = |wanted: &[job::Status]| {
+            let live = run.replicas.iter().filter(|r| !scaled(r) && !is_retry(r));
+            live.flat_map(|r| &r.jobs).any(|job| wanted.contains(&job.state.status()))
+        };
+        let runs = counts(&[job::Status::Running]);
+        let provisions = counts(&[job::Status::Provisioning, job::Status::Pulling]);
+        let waits = counts(&[job::Status::Submitted]);
+        match derived.verdict {
+            Verdict::Runs => prop_assert!(runs),
+            Verdict::Provisions => prop_assert!(provisions && !runs),
+            Verdict::Waits => prop_assert!(waits && !provisions && !runs),
+            Verdict::Idle(_) => prop_assert!(!waits && !provisions && !runs),
+            Verdict::End(ending) => {
+                let live = runs || provisions || waits;
+                let well = ending.reason() == run::TerminationReason::AllJobsDone;
+                prop_assert!(!(well && live) || run.stop_criteria == StopCriteria::MasterDone);
+            }
+        }
+    }
+
+    #[test]
+    fn r21_a_scaled_down_replica_changes_nothing(run in any_run(), final_ in any::<bool>()) {
+        let verdict = derive(&run, NOW).verdict;
+        let scaled = job::Ending::new(TerminationReason::ScaledDown);
+        let state = if final_ { State::Final(scaled) } else { State::Terminating(scaled) };
+        let job = Job { num: 0, submission: 0, state, tries: 1, provisioned_until: Some(NOW) };
+        let mut more = run.clone();
+        more.replicas.push(Replica { num: 99, jobs: vec![job] });
+        prop_assert_eq!(derive(&more, NOW).verdict, verdict);
+    }
+}

@@ -1,0 +1,93 @@
+//! Once more, or not.
+
+use windlass_model::{
+    retry::{self, Policy, Retry, Standing},
+    time::{Span, Timestamp},
+};
+
+use crate::runs_fixture::NOW;
+
+fn ago(secs: i64) -> Timestamp {
+    NOW - Span::secs(secs)
+}
+
+#[track_caller]
+fn check(
+    policy: Option<&Policy>,
+    reason: &str,
+    began: i64,
+    provisioned: Option<i64>,
+    tries: u32,
+    expected: &str,
+) {
+    let standing = Standing {
+        reason: reason.parse().unwrap(),
+        tries,
+        run_began: ago(began),
+        provisioned_until: provisioned.map(ago),
+    };
+    let answer = match retry::decide(policy, standing, NOW) {
+        Retry::Yes { event, elapsed } => format!("yes: {event} after {} s", elapsed.as_secs()),
+        Retry::No(refusal) if refusal.is_limit() => format!("limit: {refusal}"),
+        Retry::No(refusal) => format!("no: {refusal}"),
+    };
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn without_a_policy_nothing_is_retried() {
+    check(None, "container_exited_with_error", 0, Some(0), 1, "no: retry is off");
+}
+
+#[test]
+fn decisions_and_successes_are_never_retried() {
+    let all = Policy::always();
+    for reason in ["done_by_runner", "terminated_by_user", "max_duration_exceeded", "scaled_down"] {
+        check(Some(&all), reason, 0, Some(0), 1, &format!("no: {reason} is never retried"));
+    }
+}
+
+#[test]
+fn r11_only_the_named_events_are_retried() {
+    let interruptions = Policy { on_events: vec![retry::Event::Interruption], ..Policy::always() };
+    check(Some(&interruptions), "interrupted_by_no_capacity", 9, Some(5), 1, "yes: interruption after 5 s");
+    check(Some(&interruptions), "volume_error", 9, Some(5), 1, "no: retry does not cover error");
+}
+
+#[test]
+fn r11_want_of_capacity_counts_from_the_run_until_the_job_ever_had_an_instance() {
+    let all = Policy::always();
+    let reason = "failed_to_start_due_to_no_capacity";
+    check(Some(&all), reason, 3_599, None, 40, "yes: no-capacity after 3599 s");
+    check(Some(&all), reason, 3_600, None, 1, "limit: retry duration of 3600 s is over (3600 s passed)");
+    check(Some(&all), reason, 90_000, Some(60), 1, "yes: no-capacity after 60 s");
+}
+
+#[test]
+fn r11_other_events_count_from_the_last_provisioned_end() {
+    let all = Policy::always();
+    check(Some(&all), "executor_error", 90_000, Some(10), 1, "yes: error after 10 s");
+    check(
+        Some(&all),
+        "executor_error",
+        0,
+        Some(4_000),
+        1,
+        "limit: retry duration of 3600 s is over (4000 s passed)",
+    );
+    check(Some(&all), "volume_error", 0, None, 1, "no: error before it ever had an instance");
+}
+
+#[test]
+fn r11_the_total_is_bounded() {
+    let three = Policy { max_total: 3, ..Policy::always() };
+    check(Some(&three), "executor_error", 0, Some(0), 2, "yes: error after 0 s");
+    check(Some(&three), "executor_error", 0, Some(0), 3, "limit: all 3 submissions are spent");
+}
+
+#[test]
+fn r11_the_delay_grows_to_ten_minutes() {
+    let delays: Vec<_> = (0..9).map(|attempt| retry::delay(attempt).as_secs()).collect();
+    assert_eq!(delays, [0, 15, 30, 60, 120, 300, 600, 600, 600]);
+    assert_eq!(retry::delay(u32::MAX), Span::mins(10));
+}
