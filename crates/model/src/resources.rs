@@ -3,10 +3,10 @@
 //! The asking side (`ResourcesSpec` and its parts) serialises to the normalised JSON that clients
 //! send and expect back. Short syntaxes are read in `config/`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Inclusive range; an absent end is open. At least one end is given unless it means "any".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Range<T> {
     pub min: Option<T>,
     pub max: Option<T>,
@@ -24,19 +24,32 @@ impl<T: PartialOrd + Copy> Range<T> {
     pub fn contains(&self, n: T) -> bool {
         self.min.is_none_or(|min| n >= min) && self.max.is_none_or(|max| n <= max)
     }
+    /// What both allow; `None` when there is nothing both allow.
+    pub fn intersect(&self, other: &Self) -> Option<Self> {
+        let later = |a: Option<T>, b: Option<T>, pick: fn(&T, &T) -> bool| match (a, b) {
+            (Some(a), Some(b)) => Some(if pick(&a, &b) { a } else { b }),
+            (a, b) => a.or(b),
+        };
+        let min = later(self.min, other.min, |a, b| a > b);
+        let max = later(self.max, other.max, |a, b| a < b);
+        match (min, max) {
+            (Some(low), Some(high)) if low > high => None,
+            (min, max) => Some(Self { min, max }),
+        }
+    }
 }
 
 /// Gibibytes, as configurations write memory and disk.
 pub type Gb = f64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuArch {
     X86,
     Arm,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuVendor {
     Nvidia,
@@ -52,6 +65,12 @@ pub struct CpuSpec {
     pub count: Range<u32>,
 }
 
+impl Default for CpuSpec {
+    fn default() -> Self {
+        Self { arch: None, count: Range::at_least(2) }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuSpec {
     pub vendor: Option<GpuVendor>,
@@ -61,6 +80,13 @@ pub struct GpuSpec {
     pub total_memory: Option<Range<Gb>>,
     /// Minimum, NVIDIA only: `[7, 5]`.
     pub compute_capability: Option<(u32, u32)>,
+}
+
+impl GpuSpec {
+    /// So many GPUs, of any kind.
+    pub const fn count(count: Range<u32>) -> Self {
+        Self { vendor: None, name: None, count, memory: None, total_memory: None, compute_capability: None }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -80,10 +106,10 @@ pub struct ResourcesSpec {
 impl Default for ResourcesSpec {
     fn default() -> Self {
         Self {
-            cpu: CpuSpec { arch: None, count: Range::at_least(2) },
+            cpu: CpuSpec::default(),
             memory: Range::at_least(8.0),
             shm_size: None,
-            gpu: None,
+            gpu: Some(GpuSpec::count(Range::at_least(0))),
             disk: Some(DiskSpec { size: Range::at_least(100.0) }),
         }
     }

@@ -1,0 +1,153 @@
+//! Environment variables: a mapping, or a list of `K=V` and `K`.
+
+use std::collections::BTreeMap;
+
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
+
+use super::{
+    decode::{Ctx, Decode, excerpt, text},
+    error::{Code, Diagnosis},
+    table::{deserialize_by_decoding, schema_literal},
+    yaml::{Node, Value},
+};
+
+/// The variables of a run, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Env(pub BTreeMap<String, EnvValue>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EnvValue {
+    Value(String),
+    /// Only the name was given: the client puts in what its own environment says.
+    FromClient,
+}
+
+impl Env {
+    /// Names that nobody has given a value yet; a run cannot start with any.
+    pub fn unresolved(&self) -> Vec<&str> {
+        self.0
+            .iter()
+            .filter(|(_, value)| **value == EnvValue::FromClient)
+            .map(|(name, _)| name.as_str())
+            .collect()
+    }
+
+    /// Fills in the open names; those that `look_up` does not know stay open.
+    pub fn resolve(&mut self, mut look_up: impl FnMut(&str) -> Option<String>) {
+        for (name, value) in &mut self.0 {
+            if *value == EnvValue::FromClient
+                && let Some(found) = look_up(name)
+            {
+                *value = EnvValue::Value(found);
+            }
+        }
+    }
+
+    /// The variables that have a value.
+    pub fn values(&self) -> BTreeMap<String, String> {
+        let resolved = self.0.iter().filter_map(|(name, value)| match value {
+            EnvValue::Value(value) => Some((name.clone(), value.clone())),
+            EnvValue::FromClient => None,
+        });
+        resolved.collect()
+    }
+}
+
+/// `[a-zA-Z_][a-zA-Z0-9_]*`.
+pub fn is_env_name(name: &str) -> bool {
+    !name.starts_with(|c: char| c.is_ascii_digit())
+        && !name.is_empty()
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+impl Decode for Env {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        match &node.value {
+            Value::Map(entries) => {
+                let decoded: Vec<_> = entries
+                    .iter()
+                    .map(|entry| {
+                        cx.under(entry.key.clone(), |cx| {
+                            let value = decode_value(&entry.value, cx);
+                            if entry.key.is_empty() || entry.key.contains(['=', '\0', '\n']) {
+                                let message =
+                                    format!("`{}` cannot be the name of a variable", excerpt(&entry.key));
+                                return cx.fail(Diagnosis::new(Code::InvalidValue, entry.key_span, message));
+                            }
+                            value.map(|value| (entry.key.clone(), value))
+                        })
+                    })
+                    .collect();
+                decoded.into_iter().collect::<Option<_>>().map(Self)
+            }
+            Value::Seq(items) => decode_list(items, cx),
+            Value::Null | Value::Scalar(_) => cx.wrong_type(node, "a mapping or a list of `NAME=value`"),
+        }
+    }
+}
+
+/// A value of the mapping form: text, or the `{"key": …}` that clients send for an open name.
+fn decode_value(node: &Node, cx: &mut Ctx) -> Option<EnvValue> {
+    if node.entry("key").is_some() {
+        return Some(EnvValue::FromClient);
+    }
+    if node.value == Value::Null {
+        let message = "a variable in a mapping needs a value";
+        let hint = "to take it from your own environment, use the list form: `- NAME`";
+        return cx.fail(Diagnosis::new(Code::WrongType, node.span, message).hint(hint));
+    }
+    text(node, cx).map(|value| EnvValue::Value(value.to_owned()))
+}
+
+fn decode_list(items: &[Node], cx: &mut Ctx) -> Option<Env> {
+    let mut env = BTreeMap::new();
+    let mut valid = true;
+    for (index, item) in items.iter().enumerate() {
+        let entry = cx.at_index(index, |cx| {
+            let word = text(item, cx)?;
+            let (name, value) = match word.split_once('=') {
+                Some((name, value)) => (name, EnvValue::Value(value.to_owned())),
+                None => (word, EnvValue::FromClient),
+            };
+            if !is_env_name(name) {
+                let message = format!("`{}` is not `NAME` or `NAME=value`", excerpt(word));
+                let hint = "names have letters, digits and `_`, and do not start with a digit";
+                return cx.fail(Diagnosis::new(Code::InvalidValue, item.span, message).hint(hint));
+            }
+            Some((name.to_owned(), value))
+        });
+        match entry {
+            None => valid = false,
+            Some((name, value)) => {
+                if env.insert(name.clone(), value).is_some() {
+                    valid = false;
+                    let message = format!("variable `{name}` is given twice");
+                    cx.at_index(index, |cx| cx.problem(Diagnosis::new(Code::Conflict, item.span, message)));
+                }
+            }
+        }
+    }
+    valid.then_some(Env(env))
+}
+
+impl Serialize for Env {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in &self.0 {
+            match value {
+                EnvValue::Value(value) => map.serialize_entry(name, value)?,
+                EnvValue::FromClient => map.serialize_entry(name, &BTreeMap::from([("key", name)]))?,
+            }
+        }
+        map.end()
+    }
+}
+
+deserialize_by_decoding!(Env);
+
+schema_literal! {
+    Env, "Env" => _g { "anyOf": [
+        { "type": "array", "items": { "type": "string", "pattern": "^([a-zA-Z_][a-zA-Z0-9_]*)(=[\\s\\S]*$|$)" } },
+        { "type": "object", "additionalProperties": { "type": ["string", "number"] } },
+    ] };
+}

@@ -1,0 +1,343 @@
+//! `type: fleet`: machines that belong together, rented or one's own.
+
+use std::net::IpAddr;
+
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
+
+use super::{
+    decode::{Ctx, Decode, Int, check_keys, excerpt, is_map, optional_field, text},
+    env::Env,
+    error::{Code, Diagnosis},
+    name::Name,
+    profile::Provisioning,
+    schema::subschema,
+    table::{deserialize_by_decoding, schema_literal, table, words},
+    units::parse_range,
+    yaml::{Node, Value},
+};
+use crate::resources::ResourcesSpec;
+
+words! {
+    /// How the instances of a fleet lie to each other.
+    pub enum Placement {
+        Any = "any",
+        /// Close together, with a fast network between them.
+        Cluster = "cluster",
+    }
+}
+
+/// Into how many parts an instance is divided for jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    /// As many as divide both CPUs and GPUs.
+    Auto,
+    Count(u32),
+}
+
+impl Decode for Blocks {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        if super::decode::scalar(node).is_some_and(|scalar| scalar.text == "auto") {
+            return Some(Self::Auto);
+        }
+        match u32::decode(node, cx)? {
+            0 => cx.out_of_range(node, "must be at least 1, or `auto`"),
+            n => Some(Self::Count(n)),
+        }
+    }
+}
+
+impl Serialize for Blocks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Count(n) => serializer.serialize_u32(*n),
+        }
+    }
+}
+
+/// How many instances: never below `min`, `target` at first, never above `max`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FleetNodes {
+    pub min: u32,
+    pub target: u32,
+    pub max: Option<u32>,
+}
+
+impl Decode for FleetNodes {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let nodes = if is_map(node) {
+            check_keys(node, &["min", "target", "max"], cx);
+            let min = optional_field(node, "min", cx, || 0u32);
+            let target = optional_field(node, "target", cx, || None);
+            let max = optional_field(node, "max", cx, || None);
+            let min = min?;
+            Self { min, target: target?.unwrap_or(min), max: max? }
+        } else {
+            match parse_range::<u32>(text(node, cx)?) {
+                Ok(range) => {
+                    let min = range.min.unwrap_or(0);
+                    Self { min, target: min, max: range.max }
+                }
+                Err(reason) => return cx.invalid(node, reason),
+            }
+        };
+        if nodes.target < nodes.min || nodes.max.is_some_and(|max| nodes.target > max) {
+            return cx.invalid(node, "min must not be above target, nor target above max");
+        }
+        Some(nodes)
+    }
+}
+
+impl Serialize for FleetNodes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("min", &self.min)?;
+        map.serialize_entry("max", &self.max)?;
+        if self.target != self.min {
+            map.serialize_entry("target", &self.target)?;
+        }
+        map.end()
+    }
+}
+
+table! {
+    /// A key pair, read by the client. The private half never comes back.
+    pub struct SshKey {
+        pub public: String,
+        pub private: Option<String> = None,
+    }
+}
+
+/// A TCP port.
+pub type Port = Int<1, 65535>;
+
+table! {
+    /// The host that all connections go through.
+    pub struct ProxyJump {
+        pub hostname: String,
+        pub port: Option<Port> = None,
+        pub user: String,
+        pub identity_file: String,
+        pub ssh_key: Option<SshKey> = None,
+    }
+}
+
+table! {
+    /// One host, with what differs from the others.
+    pub struct HostParams {
+        pub hostname: String,
+        pub port: Option<Port> = None,
+        pub user: Option<String> = None,
+        pub identity_file: Option<String> = None,
+        pub proxy_jump: Option<ProxyJump> = None,
+        /// Its private address, when it has several. All hosts or none.
+        pub internal_ip: Option<InternalIp> = None,
+        pub ssh_key: Option<SshKey> = None,
+        pub blocks: Option<Blocks> = None,
+    }
+}
+
+/// A host: its name, or its name and more.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Host {
+    Name(String),
+    Params(Box<HostParams>),
+}
+
+impl Host {
+    pub fn hostname(&self) -> &str {
+        match self {
+            Self::Name(name) => name,
+            Self::Params(params) => &params.hostname,
+        }
+    }
+
+    pub fn params(&self) -> Option<&HostParams> {
+        match self {
+            Self::Name(_) => None,
+            Self::Params(params) => Some(params),
+        }
+    }
+}
+
+impl Decode for Host {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        if is_map(node) {
+            return HostParams::decode(node, cx).map(Box::new).map(Self::Params);
+        }
+        let name = text(node, cx)?;
+        if name.is_empty() || name.starts_with('-') {
+            return cx.invalid(node, format!("`{}` is not a host name", excerpt(name)));
+        }
+        Some(Self::Name(name.to_owned()))
+    }
+}
+
+fn is_private(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => {
+            ip.is_private() || ip.is_link_local() || (ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64)
+        }
+        IpAddr::V6(ip) => (ip.segments()[0] & 0xfe00) == 0xfc00,
+    }
+}
+
+/// A private address of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct InternalIp(pub String);
+
+impl Decode for InternalIp {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let word = text(node, cx)?;
+        match word.parse::<IpAddr>() {
+            Ok(ip) if is_private(ip) => Some(Self(word.to_owned())),
+            Ok(_) => cx.invalid(node, format!("`{}` is not a private address", excerpt(word))),
+            Err(_) => cx.invalid(node, format!("`{}` is not an IP address", excerpt(word))),
+        }
+    }
+}
+
+/// A private network, as `10.0.0.0/16`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Network(pub String);
+
+impl Decode for Network {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let word = text(node, cx)?;
+        let (ip, prefix) = word.split_once('/').map_or((word, None), |(ip, prefix)| (ip, Some(prefix)));
+        let parsed = ip.parse::<IpAddr>().ok().filter(|ip| {
+            let bits = if ip.is_ipv4() { 32 } else { 128 };
+            prefix.is_none_or(|prefix| prefix.parse::<u8>().is_ok_and(|prefix| prefix <= bits))
+        });
+        match parsed {
+            Some(ip) if is_private(ip) => Some(Self(word.to_owned())),
+            Some(_) => cx.invalid(node, format!("`{}` is not a private network", excerpt(word))),
+            None => cx.invalid(node, format!("`{}` is not a network such as 10.0.0.0/16", excerpt(word))),
+        }
+    }
+}
+
+table! {
+    /// Hosts of one's own, reached over SSH.
+    pub struct SshConfig {
+        /// The user on every host that names none.
+        pub user: Option<String> = None,
+        /// The port; 22 unless given.
+        pub port: Option<Port> = None,
+        /// The private key: RSA, ECDSA or Ed25519, without a passphrase.
+        pub identity_file: Option<String> = None,
+        /// The key itself; the client puts it in.
+        pub ssh_key: Option<SshKey> = None,
+        /// A host that all connections go through.
+        pub proxy_jump: Option<ProxyJump> = None,
+        /// The private network the hosts share.
+        pub network: Option<Network> = None,
+        /// The hosts.
+        pub hosts: Vec<Host>,
+    }
+    check = Self::check;
+}
+
+impl SshConfig {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        if self.hosts.is_empty() {
+            cx.conflict(node, "hosts", "`hosts` must name at least one host");
+        }
+        let with_ip =
+            self.hosts.iter().filter(|host| host.params().is_some_and(|p| p.internal_ip.is_some())).count();
+        if with_ip > 0 && with_ip < self.hosts.len() {
+            cx.conflict(node, "hosts", "`internal_ip` is given for all hosts or for none");
+        }
+        if with_ip > 0 && self.network.is_some() {
+            cx.conflict(node, "network", "`network` and `internal_ip` exclude each other");
+        }
+        if cx.is_strict() {
+            self.check_access(node, cx);
+        }
+    }
+
+    /// In a file every host needs a user and a key. What clients send has been through this.
+    fn check_access(&self, node: &Node, cx: &mut Ctx) {
+        let Some(Value::Seq(items)) = node.field("hosts").map(|hosts| &hosts.value) else { return };
+        for (index, (host, item)) in self.hosts.iter().zip(items).enumerate() {
+            let params = host.params();
+            let user = self.user.is_some() || params.is_some_and(|p| p.user.is_some());
+            let key = self.identity_file.is_some()
+                || self.ssh_key.is_some()
+                || params.is_some_and(|p| p.identity_file.is_some() || p.ssh_key.is_some());
+            for (given, field) in [(user, "user"), (key, "identity_file")] {
+                if !given {
+                    let message = format!("host `{}` has no `{field}`", excerpt(host.hostname()));
+                    let hint = format!("set `{field}` in `ssh_config` or at the host");
+                    let path = format!("hosts[{index}].{field}");
+                    cx.problem(Diagnosis::new(Code::MissingField, item.span, message).at(path).hint(hint));
+                }
+            }
+        }
+    }
+}
+
+table! {
+    /// Machines that belong together.
+    pub struct Fleet {
+        /// The name; generated when absent.
+        pub name: Option<Name> = None,
+        /// How the instances lie to each other.
+        pub placement: Option<Placement> = None,
+        /// Into how many parts each instance is divided.
+        pub blocks: Blocks = Blocks::Count(1),
+        /// How many instances to rent: `2`, `1..4`, `..4`.
+        pub nodes: Option<FleetNodes> = None,
+        /// What each instance must have; anything when absent.
+        pub resources: Option<ResourcesSpec> = None,
+        /// Hosts of one's own.
+        pub ssh_config: Option<SshConfig> = None,
+        /// Variables for the agent on each host and for its jobs; SSH fleets only.
+        pub env: Env = Env::default(),
+    }
+    flatten {
+        pub provisioning: Provisioning,
+    }
+    tag = "fleet";
+    check = Self::check;
+}
+
+impl Fleet {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        match (&self.nodes, &self.ssh_config) {
+            (None, None) => {
+                let message = "either `nodes` or `ssh_config` is needed";
+                cx.problem(Diagnosis::new(Code::MissingField, node.span, message).at("nodes"));
+            }
+            (Some(_), Some(_)) => cx.conflict(node, "nodes", "`nodes` and `ssh_config` exclude each other"),
+            (Some(_), None) | (None, Some(_)) => {}
+        }
+        if self.ssh_config.is_some() {
+            for key in Provisioning::set_keys(node) {
+                cx.conflict(node, key, format!("`{key}` is for rented machines, not for `ssh_config`"));
+            }
+        } else if !self.env.0.is_empty() {
+            cx.conflict(node, "env", "`env` is only for fleets with `ssh_config`");
+        }
+    }
+}
+
+deserialize_by_decoding!(Blocks, FleetNodes, Host, InternalIp, Network);
+
+schema_literal! {
+    Blocks, "Blocks" => _g { "anyOf": [{ "const": "auto" }, { "type": "integer", "minimum": 1 }] };
+    FleetNodes, "FleetNodes" => _g { "anyOf": [
+        { "type": "integer", "minimum": 0 },
+        { "type": "string", "pattern": "^\\s*\\d*\\s*(\\.\\.\\s*\\d*)?\\s*$" },
+        { "type": "object", "additionalProperties": false, "properties": {
+            "min": { "type": "integer", "minimum": 0 },
+            "target": { "type": ["integer", "null"], "minimum": 0 },
+            "max": { "type": ["integer", "null"], "minimum": 0 } } },
+    ] };
+    Host, "Host" => generator { "anyOf": [{ "type": "string", "minLength": 1 }, subschema::<HostParams>(generator)] };
+    InternalIp, "InternalIp" => _g { "type": "string" };
+    Network, "Network" => _g { "type": "string" };
+}

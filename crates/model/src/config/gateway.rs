@@ -1,0 +1,165 @@
+//! `type: gateway`: the public entry to services, on a host of its own.
+
+use serde::Serialize;
+
+use super::{
+    decode::{Ctx, Decode, Int, check_keys, expect_map, required_field, text, word},
+    error::{Code, Diagnosis},
+    interpolate::{self, Place},
+    name::{Name, Tags},
+    profile::BackendType,
+    table::{deserialize_by_decoding, schema_literal, table, words},
+    yaml::Node,
+};
+
+words! {
+    /// The kind of load balancer.
+    pub enum LoadBalancerKind {
+        Alb = "alb",
+    }
+}
+
+table! {
+    /// A load balancer of the cloud, in front of the gateway.
+    pub struct LoadBalancer {
+        pub kind as "type": LoadBalancerKind = LoadBalancerKind::Alb,
+    }
+}
+
+/// Where the certificate for HTTPS comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum Certificate {
+    LetsEncrypt,
+    Acm { arn: String },
+    GcpCm { name: String },
+}
+
+impl Decode for Certificate {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        expect_map(node, cx)?;
+        let Some(kind) = node.entry("type") else {
+            cx.missing(node, "type", "missing field `type`");
+            return None;
+        };
+        let known = ["lets-encrypt", "acm", "gcp-cm"];
+        let kind =
+            cx.under("type", |cx| word(&kind.value, cx, &known, |w| known.iter().position(|k| *k == w)))?;
+        match kind {
+            0 => {
+                check_keys(node, &["type"], cx);
+                Some(Self::LetsEncrypt)
+            }
+            1 => {
+                check_keys(node, &["type", "arn"], cx);
+                required_field(node, "arn", cx).map(|arn| Self::Acm { arn })
+            }
+            _ => {
+                check_keys(node, &["type", "name"], cx);
+                required_field(node, "name", cx).map(|name| Self::GcpCm { name })
+            }
+        }
+    }
+}
+
+/// The region of the backend, or what stands for one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Word(pub String);
+
+impl Decode for Word {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let word = text(node, cx)?;
+        if word.is_empty() { cx.invalid(node, "must not be empty") } else { Some(Self(word.to_owned())) }
+    }
+}
+
+table! {
+    /// The public entry to services.
+    pub struct Gateway {
+        /// The name; generated when absent.
+        pub name: Option<Name> = None,
+        /// Makes it the default of the project; the first one becomes it anyway.
+        pub default: Option<bool> = None,
+        /// Where its host comes from.
+        pub backend: BackendType,
+        /// The region of its host.
+        pub region: String,
+        /// The type of its host.
+        pub instance_type: Option<Word> = None,
+        /// Services appear at `<run>.<domain>`.
+        pub domain: Option<String> = None,
+        /// Whether its host has a public address.
+        pub public_ip: bool = true,
+        /// A load balancer of the cloud in front of it (aws, gcp).
+        pub load_balancer: Option<LoadBalancer> = None,
+        /// Where certificates come from; null is no HTTPS.
+        pub certificate: Option<Certificate> = Some(Certificate::LetsEncrypt),
+        /// How many hosts; one unless given.
+        pub replicas: Option<Int<1, 9>> = None,
+        /// Labels for billing and search.
+        pub tags: Option<Tags> = None,
+    }
+    tag = "gateway";
+    check = Self::check;
+}
+
+impl Gateway {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        let on = |backend| self.backend == backend;
+        if self.load_balancer.is_some() && !on(BackendType::Aws) && !on(BackendType::Gcp) {
+            cx.conflict(node, "load_balancer", "a load balancer exists only on aws and gcp");
+        }
+        match &self.certificate {
+            None => {}
+            Some(Certificate::LetsEncrypt) => self.check_lets_encrypt(node, cx),
+            Some(Certificate::Acm { .. }) if !on(BackendType::Aws) => {
+                cx.conflict(node, "certificate", "a certificate of type `acm` exists only on aws");
+            }
+            Some(Certificate::GcpCm { .. }) if !on(BackendType::Gcp) => {
+                cx.conflict(node, "certificate", "a certificate of type `gcp-cm` exists only on gcp");
+            }
+            Some(Certificate::GcpCm { .. }) if self.load_balancer.is_none() => {
+                cx.conflict(
+                    node,
+                    "certificate",
+                    "a certificate of type `gcp-cm` needs `load_balancer: {type: alb}`",
+                );
+            }
+            Some(Certificate::Acm { .. } | Certificate::GcpCm { .. }) => {}
+        }
+        interpolate::check(node, Place::Gateway, cx);
+    }
+
+    /// Let's Encrypt must reach the one host that answers for the domain.
+    fn check_lets_encrypt(&self, node: &Node, cx: &mut Ctx) {
+        let key = if node.entry("certificate").is_some() { "certificate" } else { "type" };
+        let hint = "use `certificate: null`, or a certificate of the cloud";
+        if !self.public_ip {
+            let message = "a lets-encrypt `certificate` needs a public address";
+            cx.problem(
+                Diagnosis::new(Code::Conflict, node.key_span(key), message).at("certificate").hint(hint),
+            );
+        }
+        if self.replicas.is_some_and(|n| n.get() > 1) {
+            let message = "a lets-encrypt `certificate` allows one replica";
+            cx.problem(
+                Diagnosis::new(Code::Conflict, node.key_span("replicas"), message).at("replicas").hint(hint),
+            );
+        }
+    }
+}
+
+deserialize_by_decoding!(Certificate, Word);
+
+schema_literal! {
+    Word, "Word" => _g { "type": "string", "minLength": 1 };
+    Certificate, "Certificate" => _g { "oneOf": [
+        { "type": "object", "required": ["type"], "additionalProperties": false,
+          "properties": { "type": { "const": "lets-encrypt" } } },
+        { "type": "object", "required": ["type", "arn"], "additionalProperties": false,
+          "properties": { "type": { "const": "acm" }, "arn": { "type": "string" } } },
+        { "type": "object", "required": ["type", "name"], "additionalProperties": false,
+          "properties": { "type": { "const": "gcp-cm" }, "name": { "type": "string" } } },
+    ] };
+}

@@ -1,0 +1,317 @@
+//! `${{ namespace.name }}` inside values: finding, checking and replacing.
+//!
+//! One pass: what is put in is never read again, so a secret whose value looks like a reference stays text.
+//! `$$` is a literal `$`; `$X` and `${X}` belong to the shell and are left alone.
+
+use std::fmt;
+
+use super::{
+    decode::{Ctx, scalar},
+    error::{Code, Diagnosis, Pos, Span},
+    yaml::{Node, Value},
+};
+
+/// What a reference means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reference {
+    /// `run.args`, `env.X`, `secrets.X`, `dstack.node_rank`, `run.project_name`.
+    Named { namespace: String, name: String },
+    /// `groups[i].nodes[j].IP_ADDRESS` (tasks) or `groups[i].replicas[j].IP_ADDRESS` (services).
+    Address { group: u32, member: u32, of: Members },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Members {
+    Nodes,
+    Replicas,
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named { namespace, name } => write!(f, "{namespace}.{name}"),
+            Self::Address { group, member, of: Members::Nodes } => {
+                write!(f, "groups[{group}].nodes[{member}].IP_ADDRESS")
+            }
+            Self::Address { group, member, of: Members::Replicas } => {
+                write!(f, "groups[{group}].replicas[{member}].IP_ADDRESS")
+            }
+        }
+    }
+}
+
+/// A text cannot be interpolated: where (in bytes from its start) and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct Error {
+    pub at: usize,
+    pub len: usize,
+    pub reason: String,
+}
+
+/// A part of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    Text(&'a str),
+    /// `$$`.
+    Dollar,
+    Reference {
+        reference: Reference,
+        source: &'a str,
+        at: usize,
+    },
+}
+
+/// Takes a text apart.
+pub fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Error> {
+    let mut pieces = Vec::new();
+    let (mut from, mut at) = (0, 0);
+    while let Some(found) = text[at..].find('$') {
+        let dollar = at + found;
+        let rest = &text[dollar..];
+        if rest.starts_with("$$") {
+            pieces.push(Piece::Text(&text[from..dollar]));
+            pieces.push(Piece::Dollar);
+            at = dollar + 2;
+            from = at;
+        } else if rest.starts_with("${{") {
+            let Some(end) = rest.find("}}") else {
+                return Err(Error {
+                    at: dollar,
+                    len: 3,
+                    reason: "`${{` is never closed with `}}`".to_owned(),
+                });
+            };
+            let source = &rest[..end + 2];
+            let fail = |reason| Error { at: dollar, len: source.len(), reason };
+            let reference = parse(rest[3..end].trim()).map_err(fail)?;
+            pieces.push(Piece::Text(&text[from..dollar]));
+            pieces.push(Piece::Reference { reference, source, at: dollar });
+            at = dollar + source.len();
+            from = at;
+        } else {
+            at = dollar + 1;
+        }
+    }
+    pieces.push(Piece::Text(&text[from..]));
+    pieces.retain(|piece| *piece != Piece::Text(""));
+    Ok(pieces)
+}
+
+/// The references of a text, in order.
+pub fn references(text: &str) -> Result<Vec<Reference>, Error> {
+    let found = pieces(text)?.into_iter().filter_map(|piece| match piece {
+        Piece::Reference { reference, .. } => Some(reference),
+        Piece::Text(_) | Piece::Dollar => None,
+    });
+    Ok(found.collect())
+}
+
+/// What becomes of a reference.
+pub enum Answer {
+    Value(String),
+    /// Not ours to resolve: the text stays as it is.
+    Keep,
+}
+
+/// What becomes of `$$`: the first of two passes (client, then server) makes it one dollar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dollars {
+    Unescape,
+    Keep,
+}
+
+/// Replaces every reference by what `resolve` says; an error names the reference.
+pub fn substitute(
+    text: &str,
+    dollars: Dollars,
+    mut resolve: impl FnMut(&Reference) -> Result<Answer, String>,
+) -> Result<String, Error> {
+    let mut out = String::with_capacity(text.len());
+    for piece in pieces(text)? {
+        match piece {
+            Piece::Text(text) => out.push_str(text),
+            Piece::Dollar => out.push_str(if dollars == Dollars::Unescape { "$" } else { "$$" }),
+            Piece::Reference { reference, source, at } => match resolve(&reference) {
+                Ok(Answer::Value(value)) => out.push_str(&value),
+                Ok(Answer::Keep) => out.push_str(source),
+                Err(reason) => return Err(Error { at, len: source.len(), reason }),
+            },
+        }
+    }
+    Ok(out)
+}
+
+/// Text in which nothing is a reference any more: the reverse of reading.
+pub fn escape(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
+fn parse(inside: &str) -> Result<Reference, String> {
+    if inside.starts_with("groups[") {
+        return parse_address(inside).ok_or_else(|| {
+            format!("`{inside}` is not `groups[i].nodes[j].IP_ADDRESS` or `groups[i].replicas[j].IP_ADDRESS`")
+        });
+    }
+    let word = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    match inside.split_once('.') {
+        Some((namespace, name)) if word(namespace) && word(name) => {
+            Ok(Reference::Named { namespace: namespace.to_owned(), name: name.to_owned() })
+        }
+        Some(_) | None => Err(format!("`{inside}` is not of the form `namespace.name`")),
+    }
+}
+
+fn parse_address(inside: &str) -> Option<Reference> {
+    let index = |text: &str| -> Option<u32> {
+        text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+    };
+    let (group, rest) = inside.strip_prefix("groups[")?.split_once("].")?;
+    let (of, rest) = match rest.strip_prefix("nodes[") {
+        Some(rest) => (Members::Nodes, rest),
+        None => (Members::Replicas, rest.strip_prefix("replicas[")?),
+    };
+    let member = rest.strip_suffix("].IP_ADDRESS")?;
+    Some(Reference::Address { group: index(group)?, member: index(member)?, of })
+}
+
+/// The kind of configuration that is checked, with the sizes of its groups.
+#[derive(Clone, Copy)]
+pub enum Place<'a> {
+    Task(Option<&'a [i64]>),
+    Service(Option<&'a [i64]>),
+    DevEnvironment,
+    Gateway,
+}
+
+/// Names that may stand in one field.
+struct Allowed<'a> {
+    names: &'static [(&'static str, Option<&'static str>)],
+    addresses: Option<(Members, Option<&'a [i64]>)>,
+}
+
+const SECRETS: (&str, Option<&str>) = ("secrets", None);
+const ENV: (&str, Option<&str>) = ("env", None);
+
+/// Checks the references of all fields that are interpolated, in files that people write.
+pub(crate) fn check(node: &Node, place: Place<'_>, cx: &mut Ctx) {
+    if !cx.is_strict() {
+        return;
+    }
+    let only = |names| Allowed { names, addresses: None };
+    if let Place::Gateway = place {
+        check_field(node, "domain", &only(&[("run", Some("project_name"))]), cx);
+        return;
+    }
+    let addresses = match place {
+        Place::Task(sizes) => Some((Members::Nodes, sizes)),
+        Place::Service(sizes) => Some((Members::Replicas, sizes)),
+        Place::DevEnvironment | Place::Gateway => None,
+    };
+    // Secrets in commands are left as text; a shell gets them through the environment.
+    let commands = Allowed { names: &[("run", Some("args")), SECRETS], addresses };
+    check_field(node, "commands", &commands, cx);
+    if let Some(Value::Seq(groups)) = node.field("groups").map(|groups| &groups.value) {
+        for (index, group) in groups.iter().enumerate() {
+            cx.under("groups", |cx| cx.at_index(index, |cx| check_field(group, "commands", &commands, cx)));
+        }
+    }
+    check_field(node, "env", &only(&[SECRETS]), cx);
+    check_field(node, "registry_auth", &only(&[ENV, SECRETS]), cx);
+    check_field(node, "probes", &only(&[ENV]), cx);
+    let ranks = only(&[("dstack", Some("node_rank")), ("dstack", Some("job_num"))]);
+    check_field(node, "volumes", &ranks, cx);
+}
+
+fn check_field(node: &Node, key: &'static str, allowed: &Allowed<'_>, cx: &mut Ctx) {
+    if let Some(value) = node.field(key) {
+        cx.under(key, |cx| check_tree(value, allowed, cx));
+    }
+}
+
+fn check_tree(node: &Node, allowed: &Allowed<'_>, cx: &mut Ctx) {
+    match &node.value {
+        Value::Null => {}
+        Value::Seq(items) => {
+            for (index, item) in items.iter().enumerate() {
+                cx.at_index(index, |cx| check_tree(item, allowed, cx));
+            }
+        }
+        Value::Map(entries) => {
+            for entry in entries {
+                cx.under(entry.key.clone(), |cx| check_tree(&entry.value, allowed, cx));
+            }
+        }
+        Value::Scalar(word) => match pieces(&word.text) {
+            Err(error) => report(node, error.at, error.len, &error.reason, cx),
+            Ok(pieces) => {
+                for piece in pieces {
+                    if let Piece::Reference { reference, source, at } = piece
+                        && let Err(reason) = allowed.check(&reference)
+                    {
+                        report(node, at, source.len(), &reason, cx);
+                    }
+                }
+            }
+        },
+    }
+}
+
+fn report(node: &Node, at: usize, len: usize, reason: &str, cx: &mut Ctx) {
+    cx.problem(Diagnosis::new(Code::Interpolation, inside(node, at, len), reason));
+}
+
+/// Where a part of a one-line value stands. In folded and block values only the value is known.
+fn inside(node: &Node, at: usize, len: usize) -> Span {
+    let (start, end) = (node.span.start, node.span.end);
+    let Some(word) = scalar(node) else { return node.span };
+    let chars = |bytes: usize| u32::try_from(word.text[..bytes].chars().count()).unwrap_or(0);
+    let width = chars(word.text.len());
+    let quotes = end.column.saturating_sub(start.column).saturating_sub(width);
+    if start.line != end.line || quotes > 2 {
+        return node.span;
+    }
+    let column = start.column + quotes / 2 + chars(at);
+    let stop = start.column + quotes / 2 + chars(at + len);
+    Span { start: Pos { column, ..start }, end: Pos { column: stop, ..start } }
+}
+
+impl Allowed<'_> {
+    fn check(&self, reference: &Reference) -> Result<(), String> {
+        match reference {
+            Reference::Named { namespace, name } => {
+                let fits = |(space, only): &(&str, Option<&str>)| {
+                    space == namespace && only.is_none_or(|only| only == name)
+                };
+                if self.names.iter().any(fits) {
+                    return Ok(());
+                }
+                let known: Vec<String> = self
+                    .names
+                    .iter()
+                    .map(|(space, name)| format!("`{space}.{}`", name.unwrap_or("NAME")))
+                    .collect();
+                Err(format!("`{reference}` means nothing here; known are {}", known.join(", ")))
+            }
+            Reference::Address { group, member, of } => self.check_address(*group, *member, *of),
+        }
+    }
+
+    fn check_address(&self, group: u32, member: u32, of: Members) -> Result<(), String> {
+        let (expected, sizes) = match self.addresses {
+            None => return Err("addresses of groups can stand only in `commands`".to_owned()),
+            Some((expected, sizes)) => (expected, sizes.unwrap_or(&[])),
+        };
+        if of != expected {
+            let right = if expected == Members::Nodes { "nodes" } else { "replicas" };
+            return Err(format!("members of these groups are called `{right}`"));
+        }
+        match usize::try_from(group).ok().and_then(|group| sizes.get(group)) {
+            None => Err(format!("there is no group {group}; groups count from 0")),
+            Some(size) if i64::from(member) >= *size => {
+                Err(format!("group {group} has no member {member}: it has at least {size}, counted from 0"))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}

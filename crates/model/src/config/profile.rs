@@ -1,0 +1,482 @@
+//! Profiles: how and where to run, apart from what to run.
+//!
+//! The properties stand in `profiles.yml`, and directly in every run configuration, where they win.
+
+use serde::Serialize;
+
+use super::{
+    decode::{Ctx, Decode, Int, check_keys, closest, is_map, required_field, text},
+    error::{Code, Diagnosis},
+    name::{Reference, Tags},
+    schema::subschema,
+    table::{deserialize_by_decoding, schema_literal, table, words},
+    units::{Idle, Offable, OneOrMany, Positive, Seconds},
+    yaml::{Node, Value},
+};
+
+words! {
+    /// Where machines come from.
+    pub enum BackendType {
+        AmdDevCloud = "amddevcloud",
+        Aws = "aws",
+        Azure = "azure",
+        CloudRift = "cloudrift",
+        Crusoe = "crusoe",
+        Cudo = "cudo",
+        DataCrunch = "datacrunch",
+        Daytona = "daytona",
+        DigitalOcean = "digitalocean",
+        Dstack = "dstack",
+        Gcp = "gcp",
+        HotAisle = "hotaisle",
+        JarvisLabs = "jarvislabs",
+        Kubernetes = "kubernetes",
+        Lambda = "lambda",
+        Lium = "lium",
+        /// Machines of one's own: this computer and SSH hosts.
+        Remote = "remote",
+        Nebius = "nebius",
+        Oci = "oci",
+        Runpod = "runpod",
+        Seeweb = "seeweb",
+        Slurm = "slurm",
+        TensorDock = "tensordock",
+        VastAi = "vastai",
+        Verda = "verda",
+        Vultr = "vultr",
+    }
+}
+
+words! {
+    /// Whether machines may be taken away again.
+    pub enum SpotPolicy {
+        Spot = "spot",
+        OnDemand = "on-demand",
+        Auto = "auto",
+    }
+}
+
+words! {
+    /// Whether new instances may be made for a run.
+    pub enum CreationPolicy {
+        Reuse = "reuse",
+        ReuseOrCreate = "reuse-or-create",
+    }
+}
+
+words! {
+    /// In which order the nodes of a run start.
+    pub enum StartupOrder {
+        Any = "any",
+        MasterFirst = "master-first",
+        WorkersFirst = "workers-first",
+    }
+}
+
+words! {
+    /// When a run with several nodes is done.
+    pub enum StopCriteria {
+        AllDone = "all-done",
+        MasterDone = "master-done",
+    }
+}
+
+words! {
+    /// What a job may be tried again after.
+    pub enum RetryEvent {
+        NoCapacity = "no-capacity",
+        Interruption = "interruption",
+        Error = "error",
+    }
+}
+
+words! {
+    /// How offers of Vast.ai are ordered.
+    pub enum OfferOrder {
+        Score = "score",
+        Price = "price",
+    }
+}
+
+words! {
+    /// Backends that have options of their own.
+    pub enum OptionsBackend {
+        VastAi = "vastai",
+    }
+}
+
+table! {
+    /// When to try again, and for how long.
+    pub struct RetryPolicy {
+        /// After which events; all of them unless given.
+        pub on_events: Option<Vec<RetryEvent>> = None,
+        /// For how long; an hour unless given.
+        pub duration: Option<Seconds> = None,
+    }
+    check = Self::check;
+}
+
+impl RetryPolicy {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        if self.on_events.as_ref().is_some_and(Vec::is_empty) {
+            cx.conflict(node, "on_events", "`on_events` must name at least one event");
+        }
+    }
+}
+
+/// `true`, `false` or a policy.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Retry {
+    Flag(bool),
+    Policy(RetryPolicy),
+}
+
+impl Decode for Retry {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        if is_map(node) {
+            RetryPolicy::decode(node, cx).map(Self::Policy)
+        } else {
+            bool::decode(node, cx).map(Self::Flag)
+        }
+    }
+}
+
+table! {
+    /// Stops a run whose GPUs are not used.
+    pub struct UtilizationPolicy {
+        /// Percent; a run below it for the whole window is terminated.
+        pub min_gpu_utilization: Int<0, 100>,
+        /// From 5 minutes to an hour.
+        pub time_window: Seconds,
+    }
+    check = Self::check;
+}
+
+impl UtilizationPolicy {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        if !(300..=3600).contains(&self.time_window.0) {
+            let message = "`time_window` must be between 5m and 1h";
+            cx.problem(
+                Diagnosis::new(Code::OutOfRange, node.key_span("time_window"), message).at("time_window"),
+            );
+        }
+    }
+}
+
+/// One cron expression of five fields, or several: the next moment of any counts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Cron(pub OneOrMany);
+
+/// Checks a cron expression of five fields: minute, hour, day, month, day of week, in UTC.
+pub fn parse_cron(text: &str) -> Result<croner::Cron, String> {
+    if text.split_whitespace().count() != 5 {
+        return Err("a schedule has five fields: minute, hour, day, month, day of the week".to_owned());
+    }
+    text.parse::<croner::Cron>().map_err(|error| format!("`{text}`: {error}"))
+}
+
+impl Decode for Cron {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let cron = OneOrMany::decode(node, cx)?;
+        if cron.as_slice().is_empty() {
+            return cx.invalid(node, "at least one expression is needed");
+        }
+        for text in cron.as_slice() {
+            if let Err(reason) = parse_cron(text) {
+                return cx.invalid(node, reason);
+            }
+        }
+        Some(Self(cron))
+    }
+}
+
+table! {
+    /// When to start, again and again.
+    pub struct Schedule {
+        /// Five fields, in UTC: `0 8 * * mon-fri`. A list is allowed.
+        pub cron: Cron,
+    }
+}
+
+/// One host that a run may use.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum InstanceSelector {
+    Name { name: String },
+    Hostname { hostname: String },
+    Member { fleet: Reference, instance: u32 },
+}
+
+struct NonEmpty(String);
+
+impl Decode for NonEmpty {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let word = text(node, cx)?;
+        if word.is_empty() { cx.invalid(node, "must not be empty") } else { Some(Self(word.to_owned())) }
+    }
+}
+
+impl Decode for InstanceSelector {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        if !is_map(node) {
+            return NonEmpty::decode(node, cx).map(|name| Self::Name { name: name.0 });
+        }
+        if node.entry("fleet").is_some() || node.entry("instance").is_some() {
+            check_keys(node, &["fleet", "instance"], cx);
+            let fleet = required_field(node, "fleet", cx);
+            let instance = required_field(node, "instance", cx);
+            return Some(Self::Member { fleet: fleet?, instance: instance? });
+        }
+        if node.entry("hostname").is_some() {
+            check_keys(node, &["hostname"], cx);
+            return required_field(node, "hostname", cx)
+                .map(|NonEmpty(hostname)| Self::Hostname { hostname });
+        }
+        check_keys(node, &["name"], cx);
+        required_field(node, "name", cx).map(|NonEmpty(name)| Self::Name { name })
+    }
+}
+
+/// The hosts a run may use: at least one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Instances(pub Vec<InstanceSelector>);
+
+impl Decode for Instances {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let list = Vec::decode(node, cx)?;
+        if list.is_empty() { cx.invalid(node, "at least one instance is needed") } else { Some(Self(list)) }
+    }
+}
+
+/// A number from 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Fraction(pub f64);
+
+impl Decode for Fraction {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let n = f64::decode(node, cx)?;
+        if (0.0..=1.0).contains(&n) {
+            Some(Self(n))
+        } else {
+            cx.out_of_range(node, format!("must be between 0 and 1, not {n}"))
+        }
+    }
+}
+
+table! {
+    /// Options of one backend.
+    pub struct BackendOptions {
+        /// Which backend.
+        pub backend as "type": OptionsBackend = OptionsBackend::VastAi,
+        /// How its offers are ordered.
+        pub offer_order: Option<OfferOrder> = None,
+        /// Leave out machines below this reliability.
+        pub min_reliability: Option<Fraction> = None,
+        /// Leave out machines below this score.
+        pub min_score: Option<Int<0, { i64::MAX }>> = None,
+    }
+}
+
+/// Options of backends, at most one entry for each.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct AllBackendOptions(pub Vec<BackendOptions>);
+
+impl Decode for AllBackendOptions {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let list: Vec<BackendOptions> = Vec::decode(node, cx)?;
+        if list.len() > OptionsBackend::ALL.len() {
+            return cx.fail(Diagnosis::new(
+                Code::Conflict,
+                node.span,
+                "one entry for each backend is allowed",
+            ));
+        }
+        Some(Self(list))
+    }
+}
+
+table! {
+    /// Properties that choose machines; fleets have them too.
+    pub struct Provisioning {
+        /// Backends to take machines from.
+        pub backends: Option<Vec<BackendType>> = None,
+        /// Regions, without regard to case.
+        pub regions: Option<Vec<String>> = None,
+        /// Availability zones.
+        pub availability_zones: Option<Vec<String>> = None,
+        /// Instance types of the cloud.
+        pub instance_types: Option<Vec<String>> = None,
+        /// A reservation or capacity block of the cloud.
+        pub reservation: Option<String> = None,
+        /// Spot, on demand, or either; on demand unless given.
+        pub spot_policy: Option<SpotPolicy> = None,
+        /// Whether and when to try again; no unless given.
+        pub retry: Option<Retry> = None,
+        /// The highest price per hour, in dollars.
+        pub max_price: Option<Positive> = None,
+        /// How long an idle instance is kept: 5 minutes for runs and 3 days for fleets unless given.
+        pub idle_duration: Idle = Idle(None),
+        /// Labels for billing and search.
+        pub tags: Option<Tags> = None,
+        /// Options of single backends.
+        pub backend_options: Option<AllBackendOptions> = None,
+    }
+}
+
+table! {
+    /// All properties of a profile.
+    pub struct Properties {
+        /// The longest a run may take; no limit unless given.
+        pub max_duration: Offable = Offable::Unset,
+        /// How long a run has to stop by itself; 5 minutes unless given.
+        pub stop_duration: Offable = Offable::Unset,
+        /// Whether new instances may be made; they may unless given.
+        pub creation_policy: Option<CreationPolicy> = None,
+        /// Stops runs that do not use their GPUs.
+        pub utilization_policy: Option<UtilizationPolicy> = None,
+        /// The order in which nodes start.
+        pub startup_order: Option<StartupOrder> = None,
+        /// When a run with several nodes is done.
+        pub stop_criteria: Option<StopCriteria> = None,
+        /// Starts the run at these times.
+        pub schedule: Option<Schedule> = None,
+        /// Fleets to run in.
+        pub fleets: Option<Vec<Reference>> = None,
+        /// Only these hosts.
+        pub instances: Option<Instances> = None,
+    }
+    flatten {
+        pub provisioning: Provisioning,
+    }
+    title = "ProfileProperties";
+}
+
+table! {
+    /// A named set of properties.
+    pub struct Profile {
+        /// The name to choose it by.
+        pub name: String = String::new(),
+        /// Used when no other is chosen.
+        pub default: bool = false,
+    }
+    flatten {
+        pub properties: Properties,
+    }
+}
+
+table! {
+    /// The file `profiles.yml`.
+    pub struct Profiles {
+        /// The profiles, each with a name of its own.
+        pub profiles: Vec<Profile>,
+    }
+    check = Self::check;
+}
+
+impl Profiles {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        let Some(Value::Seq(items)) = node.field("profiles").map(|list| &list.value) else { return };
+        for (index, (profile, item)) in self.profiles.iter().zip(items).enumerate() {
+            let earlier = &self.profiles[..index];
+            if profile.name.is_empty() {
+                cx.under("profiles", |cx| {
+                    cx.at_index(index, |cx| cx.missing(item, "name", "missing field `name`"))
+                });
+            } else if earlier.iter().any(|other| other.name == profile.name) {
+                let message = format!("profile `{}` is given twice", profile.name);
+                cx.problem(
+                    Diagnosis::new(Code::Conflict, item.key_span("name"), message)
+                        .at(format!("profiles[{index}].name")),
+                );
+            }
+            if profile.default && earlier.iter().any(|other| other.default) {
+                let message = "only one profile can be the default";
+                cx.problem(
+                    Diagnosis::new(Code::Conflict, item.key_span("default"), message)
+                        .at(format!("profiles[{index}].default")),
+                );
+            }
+        }
+    }
+
+    /// The profile of that name, or the default one when no name is given.
+    pub fn choose(&self, name: Option<&str>) -> Result<Option<&Profile>, String> {
+        let Some(name) = name else { return Ok(self.profiles.iter().find(|profile| profile.default)) };
+        self.profiles.iter().find(|profile| profile.name == name).map(Some).ok_or_else(|| {
+            let known = self.profiles.iter().map(|profile| profile.name.as_str());
+            match closest(name, known) {
+                Some(other) => format!("no profile `{name}`; did you mean `{other}`?"),
+                None => format!("no profile `{name}`"),
+            }
+        })
+    }
+}
+
+impl Properties {
+    /// These properties where they are set, `base` where they are not.
+    #[must_use]
+    pub fn or(&self, base: &Self) -> Self {
+        let (p, q) = (&self.provisioning, &base.provisioning);
+        let offable = |a: Offable, b: Offable| if a.is_set() { a } else { b };
+        Self {
+            max_duration: offable(self.max_duration, base.max_duration),
+            stop_duration: offable(self.stop_duration, base.stop_duration),
+            creation_policy: self.creation_policy.or(base.creation_policy),
+            utilization_policy: self.utilization_policy.clone().or_else(|| base.utilization_policy.clone()),
+            startup_order: self.startup_order.or(base.startup_order),
+            stop_criteria: self.stop_criteria.or(base.stop_criteria),
+            schedule: self.schedule.clone().or_else(|| base.schedule.clone()),
+            fleets: self.fleets.clone().or_else(|| base.fleets.clone()),
+            instances: self.instances.clone().or_else(|| base.instances.clone()),
+            provisioning: Provisioning {
+                backends: p.backends.clone().or_else(|| q.backends.clone()),
+                regions: p.regions.clone().or_else(|| q.regions.clone()),
+                availability_zones: p.availability_zones.clone().or_else(|| q.availability_zones.clone()),
+                instance_types: p.instance_types.clone().or_else(|| q.instance_types.clone()),
+                reservation: p.reservation.clone().or_else(|| q.reservation.clone()),
+                spot_policy: p.spot_policy.or(q.spot_policy),
+                retry: p.retry.clone().or_else(|| q.retry.clone()),
+                max_price: p.max_price.or(q.max_price),
+                idle_duration: Idle(p.idle_duration.0.or(q.idle_duration.0)),
+                tags: p.tags.clone().or_else(|| q.tags.clone()),
+                backend_options: p.backend_options.clone().or_else(|| q.backend_options.clone()),
+            },
+        }
+    }
+}
+
+impl Provisioning {
+    /// Keys that are set, by name: fleets of SSH hosts allow none.
+    pub(crate) fn set_keys(node: &Node) -> Vec<&'static str> {
+        let mut keys = Vec::new();
+        <Self as super::decode::Fields>::keys(&mut keys);
+        keys.retain(|key| node.field(key).is_some());
+        keys
+    }
+}
+
+deserialize_by_decoding!(Retry, Cron, InstanceSelector, Instances, Fraction, AllBackendOptions);
+
+schema_literal! {
+    Retry, "Retry" => generator { "anyOf": [{ "type": "boolean" }, subschema::<RetryPolicy>(generator)] };
+    Cron, "Cron" => generator { "allOf": [subschema::<OneOrMany>(generator)] };
+    InstanceSelector, "InstanceSelector" => generator { "anyOf": [
+        { "type": "string", "minLength": 1 },
+        { "type": "object", "required": ["name"], "additionalProperties": false,
+          "properties": { "name": { "type": "string", "minLength": 1 } } },
+        { "type": "object", "required": ["hostname"], "additionalProperties": false,
+          "properties": { "hostname": { "type": "string", "minLength": 1 } } },
+        { "type": "object", "required": ["fleet", "instance"], "additionalProperties": false, "properties": {
+            "fleet": subschema::<Reference>(generator), "instance": { "type": "integer", "minimum": 0 } } },
+    ] };
+    Instances, "Instances" => generator {
+        "type": "array", "minItems": 1, "items": subschema::<InstanceSelector>(generator) };
+    Fraction, "Fraction" => _g { "type": "number", "minimum": 0, "maximum": 1 };
+    AllBackendOptions, "AllBackendOptions" => generator {
+        "type": "array", "maxItems": 1, "items": subschema::<BackendOptions>(generator) };
+}

@@ -1,0 +1,183 @@
+//! What tasks, services and dev environments have in common.
+
+use serde::Serialize;
+
+use super::{
+    decode::{Ctx, Decode, Int, excerpt, text},
+    env::Env,
+    error::{Code, Diagnosis},
+    mounts::{FileMapping, Mount, Repo},
+    name::{Name, Python, User},
+    table::{deserialize_by_decoding, schema_literal, table},
+    yaml::Node,
+};
+use crate::resources::ResourcesSpec;
+
+/// Home of the user that images usually run as; the wire wants a value here, nobody reads it.
+const HOME_DIR: &str = "/root";
+
+table! {
+    /// Credentials for a registry of images.
+    pub struct RegistryAuth {
+        pub username: String,
+        pub password: String,
+    }
+}
+
+/// `sh`, `bash` or an absolute path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Shell(pub String);
+
+impl Shell {
+    /// Where it is inside the container.
+    pub fn path(&self) -> String {
+        match self.0.as_str() {
+            "sh" => "/bin/sh".to_owned(),
+            "bash" => "/bin/bash".to_owned(),
+            path => path.to_owned(),
+        }
+    }
+}
+
+impl Decode for Shell {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let word = text(node, cx)?;
+        if matches!(word, "sh" | "bash") || word.starts_with('/') {
+            return Some(Self(word.to_owned()));
+        }
+        cx.invalid(node, format!("`{}` is not sh, bash or an absolute path", excerpt(word)))
+    }
+}
+
+/// An absolute path inside the container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct AbsolutePath(pub String);
+
+impl Decode for AbsolutePath {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let path = text(node, cx)?;
+        // Older clients send the default of older servers, which is relative.
+        if path.starts_with('/') || (!cx.is_strict() && path == ".") {
+            return Some(Self(path.to_owned()));
+        }
+        cx.invalid(node, format!("`{}` is not an absolute path", excerpt(path)))
+    }
+}
+
+table! {
+    /// Properties of every run.
+    pub struct Run {
+        /// The name of the run; generated when absent.
+        pub name: Option<Name> = None,
+        /// The image of the container; a default one with Python when absent.
+        pub image: Option<String> = None,
+        /// The user inside the container, `user[:group]`; the image's own when absent.
+        pub user: Option<User> = None,
+        /// Full access to the host's devices.
+        pub privileged: bool = false,
+        /// Replaces the entry point of the image; commands become its arguments.
+        pub entrypoint: Option<String> = None,
+        /// Where commands run; the image's own when absent.
+        pub working_dir: Option<AbsolutePath> = None,
+        /// Credentials for the registry of the image.
+        pub registry_auth: Option<RegistryAuth> = None,
+        /// The version of Python in the default image.
+        pub python: Option<Python> = None,
+        /// Installs the CUDA compiler into the default image.
+        pub nvcc: Option<bool> = None,
+        /// Uses an image with Docker inside.
+        pub docker: Option<bool> = None,
+        /// Clones only the current branch of the repository.
+        pub single_branch: Option<bool> = None,
+        /// Environment variables.
+        pub env: Env = Env::default(),
+        /// The shell for commands: sh, bash or an absolute path.
+        pub shell: Option<Shell> = None,
+        /// What the job needs of a machine.
+        pub resources: ResourcesSpec = ResourcesSpec::default(),
+        /// From 0 to 100; higher goes first.
+        pub priority: Option<Int<0, 100>> = None,
+        /// Volumes and directories of the host to mount.
+        pub volumes: Vec<Mount> = vec![],
+        /// A Git repository to clone; at most one.
+        pub repos: Vec<Repo> = vec![],
+        /// Local files and directories to copy.
+        pub files: Vec<FileMapping> = vec![],
+        /// Makes the server reachable inside the job.
+        pub dstack: bool = false,
+        /// Deprecated; has no effect.
+        pub home_dir: String = HOME_DIR.to_owned(),
+        /// Deprecated: commands before `init` of a dev environment.
+        pub setup: Vec<String> = vec![],
+    }
+    check = Self::check;
+    title = "RunProperties";
+}
+
+impl Run {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        check_image_choice(self.image.is_some(), self.python.is_some(), self.nvcc, self.docker, node, cx);
+        if self.repos.len() > 1 {
+            cx.conflict(node, "repos", "at most one repository can be cloned");
+        }
+        let elsewhere = node.entry("type").is_some_and(|kind| !is_dev_environment(&kind.value));
+        if elsewhere && !self.setup.is_empty() {
+            cx.conflict(node, "setup", "`setup` exists only in dev environments; use `commands`");
+        }
+        let mut paths: Vec<&str> = self.volumes.iter().map(Mount::path).collect();
+        paths.sort_unstable();
+        if let Some(twice) = paths.windows(2).find(|pair| pair[0] == pair[1]) {
+            cx.conflict(node, "volumes", format!("two volumes are mounted at `{}`", twice[0]));
+        }
+    }
+
+    /// The image is one of ours: neither the user's own nor anything inside Docker.
+    pub fn uses_default_image(&self) -> bool {
+        self.image.is_none()
+    }
+}
+
+fn is_dev_environment(node: &Node) -> bool {
+    super::decode::scalar(node).is_some_and(|scalar| scalar.text == "dev-environment")
+}
+
+/// `image`, `docker` and the parts of the default image exclude each other.
+pub(crate) fn check_image_choice(
+    image: bool,
+    python: bool,
+    nvcc: Option<bool>,
+    docker: Option<bool>,
+    node: &Node,
+    cx: &mut Ctx,
+) {
+    let (nvcc, docker) = (nvcc == Some(true), docker == Some(true));
+    let pairs = [
+        (image && python, "python", "image"),
+        (image && nvcc, "nvcc", "image"),
+        (image && docker, "docker", "image"),
+        (docker && python, "python", "docker"),
+        (docker && nvcc, "nvcc", "docker"),
+    ];
+    for (clash, key, other) in pairs {
+        if clash {
+            cx.conflict(node, key, format!("`{key}` and `{other}` exclude each other"));
+        }
+    }
+}
+
+/// A task or service needs something to run.
+pub(crate) fn check_something_to_run(commands: bool, run: &Run, node: &Node, cx: &mut Ctx) {
+    if !commands && run.image.is_none() {
+        let message = "either `commands` or `image` is needed";
+        cx.problem(Diagnosis::new(Code::MissingField, node.span, message).at("commands"));
+    }
+}
+
+deserialize_by_decoding!(Shell, AbsolutePath);
+
+schema_literal! {
+    Shell, "Shell" => _g { "type": "string", "pattern": "^(sh|bash|/.*)$" };
+    AbsolutePath, "AbsolutePath" => _g { "type": "string", "pattern": "^/" };
+}

@@ -1,0 +1,145 @@
+//! Plain words of YAML 1.1: which are booleans, numbers or nothing.
+//!
+//! Configurations in the field were written against a YAML 1.1 reader, so `yes`, `010` and `1:30` mean what
+//! they meant there. The text is kept beside the meaning: where a string is wanted, `3.10` stays `3.10`.
+
+/// What a plain scalar means.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Meaning {
+    Null,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Str,
+}
+
+/// Resolves the text of a plain (unquoted) scalar.
+pub fn resolve(text: &str) -> Meaning {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Meaning::Null,
+        "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => return Meaning::Bool(true),
+        "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            return Meaning::Bool(false);
+        }
+        ".nan" | ".NaN" | ".NAN" => return Meaning::Float(f64::NAN),
+        _ => {}
+    }
+    let (negative, digits) = match text.as_bytes().first() {
+        Some(b'-') => (true, &text[1..]),
+        Some(b'+') => (false, &text[1..]),
+        _ => (false, text),
+    };
+    if matches!(digits, ".inf" | ".Inf" | ".INF") {
+        return Meaning::Float(if negative { f64::NEG_INFINITY } else { f64::INFINITY });
+    }
+    if !digits.bytes().next().is_some_and(|b| b.is_ascii_digit() || b == b'.') {
+        return Meaning::Str;
+    }
+    if let Some(n) = integer(digits) {
+        return Meaning::Int(if negative { -n } else { n });
+    }
+    float(digits).map_or(Meaning::Str, |n| Meaning::Float(if negative { -n } else { n }))
+}
+
+fn integer(digits: &str) -> Option<i64> {
+    let radix = |text: &str, radix: u32| {
+        let text = text.replace('_', "");
+        (!text.is_empty()).then(|| i64::from_str_radix(&text, radix).ok()).flatten()
+    };
+    if let Some(rest) = digits.strip_prefix("0b") {
+        return rest.bytes().all(|b| matches!(b, b'0' | b'1' | b'_')).then(|| radix(rest, 2)).flatten();
+    }
+    if let Some(rest) = digits.strip_prefix("0x") {
+        return rest.bytes().all(|b| b.is_ascii_hexdigit() || b == b'_').then(|| radix(rest, 16)).flatten();
+    }
+    if digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|b| matches!(b, b'0'..=b'7' | b'_'))
+    {
+        return radix(digits, 8);
+    }
+    if digits.contains(':') {
+        return sexagesimal(digits);
+    }
+    let decimal = digits == "0"
+        || digits.starts_with(|c: char| ('1'..='9').contains(&c))
+            && digits.bytes().all(|b| b.is_ascii_digit() || b == b'_');
+    decimal.then(|| radix(digits, 10)).flatten()
+}
+
+/// `1:30` is ninety: base 60, each later part below 60.
+fn sexagesimal(digits: &str) -> Option<i64> {
+    let mut parts = digits.split(':');
+    let first = parts.next()?;
+    if !first.starts_with(|c: char| ('1'..='9').contains(&c)) {
+        return None;
+    }
+    let mut total: i64 = first.replace('_', "").parse().ok()?;
+    for part in parts {
+        let valid = matches!(part.as_bytes(), [b'0'..=b'9'] | [b'0'..=b'5', b'0'..=b'9']);
+        if !valid {
+            return None;
+        }
+        total = total.checked_mul(60)?.checked_add(part.parse().ok()?)?;
+    }
+    Some(total)
+}
+
+/// YAML 1.1 wants a dot in a float and a sign in its exponent: `1e3` is a string, `1.0e+3` a number.
+fn float(digits: &str) -> Option<f64> {
+    let (mantissa, exponent) = match digits.find(['e', 'E']) {
+        Some(at) => (&digits[..at], Some(&digits[at + 1..])),
+        None => (digits, None),
+    };
+    let (whole, fraction) = mantissa.split_once('.')?;
+    let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit() || b == b'_');
+    if !number(whole) || !number(fraction) || (whole.is_empty() && fraction.is_empty()) {
+        return None;
+    }
+    if let Some(exponent) = exponent {
+        let digits = exponent.strip_prefix(['+', '-'])?;
+        if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+    }
+    digits.replace('_', "").parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_words_mean_what_yaml_1_1_says() {
+        let cases = [
+            ("yes", Meaning::Bool(true)),
+            ("Off", Meaning::Bool(false)),
+            ("y", Meaning::Str),
+            ("~", Meaning::Null),
+            ("", Meaning::Null),
+            ("0", Meaning::Int(0)),
+            ("-12", Meaning::Int(-12)),
+            ("010", Meaning::Int(8)),
+            ("08", Meaning::Str),
+            ("0x1F", Meaning::Int(31)),
+            ("0b101", Meaning::Int(5)),
+            ("1_000", Meaning::Int(1000)),
+            ("1:30", Meaning::Int(90)),
+            ("8080:22", Meaning::Int(484_822)),
+            ("80:80", Meaning::Str),
+            ("3.10", Meaning::Float(3.1)),
+            (".5", Meaning::Float(0.5)),
+            ("1e3", Meaning::Str),
+            ("1.0e+3", Meaning::Float(1000.0)),
+            ("1e999", Meaning::Str),
+            ("..8", Meaning::Str),
+            ("4..", Meaning::Str),
+            (".", Meaning::Str),
+            ("-", Meaning::Str),
+            ("99999999999999999999", Meaning::Str),
+            ("-.inf", Meaning::Float(f64::NEG_INFINITY)),
+        ];
+        for (text, meaning) in cases {
+            assert_eq!(resolve(text), meaning, "{text:?}");
+        }
+        assert!(matches!(resolve(".nan"), Meaning::Float(n) if n.is_nan()));
+    }
+}

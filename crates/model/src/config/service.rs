@@ -1,0 +1,308 @@
+//! `type: service`: replicas that answer requests, behind a gateway or the server's own proxy.
+
+use super::{
+    decode::{Ctx, Decode, Fields as _, check_keys, expect_map},
+    error::{Code, Diagnosis},
+    interpolate::{self, Place},
+    name::{GroupName, Python},
+    ports::ServicePort,
+    profile::{self, Retry, SpotPolicy},
+    run,
+    table::{deserialize_by_decoding, table, words},
+    task::{check_group_names, group_node},
+    traffic::{GatewayChoice, Https, Model, Probe, RateLimit, Replicas, Scaling, check_scaling},
+    yaml::{Node, Value},
+};
+use crate::resources::ResourcesSpec;
+
+words! {
+    /// The program that spreads requests over the other groups.
+    pub enum RouterKind {
+        Smg = "sglang" | "smg",
+        Dynamo = "dynamo",
+    }
+}
+
+table! {
+    /// Makes a group the router of the service.
+    pub struct Router {
+        pub kind as "type": RouterKind = RouterKind::Smg,
+    }
+}
+
+table! {
+    /// A group of equal replicas.
+    pub struct ReplicaGroup {
+        /// The name; the position of the group when absent.
+        pub name: Option<GroupName> = None,
+        /// How many replicas: a number or a range.
+        pub replicas: Replicas,
+        /// When replicas are added and taken away.
+        pub scaling: Option<Scaling> = None,
+        /// What each replica needs. Not inherited from the service.
+        pub resources: ResourcesSpec = ResourcesSpec::default(),
+        /// Spot, on demand, or either.
+        pub spot_policy: Option<SpotPolicy> = None,
+        /// A reservation or capacity block of the cloud.
+        pub reservation: Option<String> = None,
+        /// What each replica runs.
+        pub commands: Vec<String> = vec![],
+        /// The image of the container.
+        pub image: Option<String> = None,
+        /// The version of Python in the default image.
+        pub python: Option<Python> = None,
+        /// Installs the CUDA compiler into the default image.
+        pub nvcc: Option<bool> = None,
+        /// Uses an image with Docker inside.
+        pub docker: Option<bool> = None,
+        /// Full access to the host's devices.
+        pub privileged: Option<bool> = None,
+        /// Makes this group the router.
+        pub router: Option<Router> = None,
+    }
+    check = Self::check;
+}
+
+impl ReplicaGroup {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        run::check_image_choice(
+            self.image.is_some(),
+            self.python.is_some(),
+            self.nvcc,
+            self.docker,
+            node,
+            cx,
+        );
+        check_scaling(self.replicas, self.scaling.is_some(), node, cx);
+        if self.router.is_some() && self.replicas != Replicas::exactly(1) {
+            cx.conflict(node, "router", "a group with a `router` has one replica");
+        }
+    }
+}
+
+table! {
+    /// Replicas that answer requests.
+    pub struct Properties {
+        /// The port the service listens at.
+        pub port: ServicePort,
+        /// What to run, joined with `&&`.
+        pub commands: Vec<String> = vec![],
+        /// The gateway: a name, false for none, true for the default one.
+        pub gateway: Option<GatewayChoice> = None,
+        /// Removes the path prefix of the server's own proxy.
+        pub strip_prefix: bool = true,
+        /// The model it serves, for the model endpoint.
+        pub model: Option<Model> = None,
+        /// HTTPS at the gateway; yes unless given.
+        pub https: Option<Https> = None,
+        /// Requests need a token of a project member.
+        pub auth: bool = true,
+        /// How many replicas; one unless given.
+        pub replicas: Option<Replicas> = None,
+        /// When replicas are added and taken away.
+        pub scaling: Option<Scaling> = None,
+        /// How many requests are let through.
+        pub rate_limits: Vec<RateLimit> = vec![],
+        /// Requests that tell whether a replica is ready.
+        pub probes: Option<Vec<Probe>> = None,
+        /// Groups of replicas that differ.
+        pub groups: Option<Vec<ReplicaGroup>> = None => omit,
+    }
+    flatten {
+        pub run: run::Run,
+        pub profile: profile::Properties,
+    }
+    tag = "service";
+    check = Self::check;
+    title = "Service";
+}
+
+/// A service. Reads the old form of groups (a list under `replicas`) as the new one.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[serde(transparent)]
+pub struct Service(pub Properties);
+
+impl std::ops::Deref for Service {
+    type Target = Properties;
+    fn deref(&self) -> &Properties {
+        &self.0
+    }
+}
+
+impl Decode for Service {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        expect_map(node, cx)?;
+        let modern = modernise(node, cx);
+        let node = modern.as_ref().unwrap_or(node);
+        let mut keys = Vec::new();
+        Properties::keys(&mut keys);
+        check_keys(node, &keys, cx);
+        Properties::decode_fields(node, cx).map(Self)
+    }
+}
+
+deserialize_by_decoding!(Service);
+
+impl schemars::JsonSchema for Service {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Service".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let mut schema = Properties::json_schema(generator);
+        // The old form of groups: a list under `replicas`.
+        if let Some(replicas) = schema.pointer_mut("/properties/replicas") {
+            let modern = replicas.take();
+            let groups = <Vec<ReplicaGroup>>::json_schema(generator);
+            *replicas = serde_json::json!({ "anyOf": [modern, groups] });
+        }
+        schema
+    }
+}
+
+/// Old spellings as new ones: groups under `replicas`, and `count` for the replicas of a group.
+fn modernise(node: &Node, cx: &mut Ctx) -> Option<Node> {
+    let mut node = node.clone();
+    let old = matches!(node.field("replicas").map(|list| &list.value), Some(Value::Seq(_)));
+    if old && node.field("groups").is_some() {
+        cx.conflict(&node, "replicas", "a list under `replicas` and `groups` exclude each other");
+    }
+    let Value::Map(entries) = &mut node.value else { return None };
+    if old {
+        entries.retain(|entry| entry.key != "groups");
+    }
+    for entry in entries.iter_mut() {
+        if old && entry.key == "replicas" {
+            entry.key = "groups".to_owned();
+        }
+        if entry.key == "groups"
+            && let Value::Seq(groups) = &mut entry.value.value
+        {
+            for group in groups {
+                rename_count(group);
+            }
+        }
+    }
+    Some(node)
+}
+
+fn rename_count(group: &mut Node) {
+    if group.entry("replicas").is_some() {
+        return;
+    }
+    if let Value::Map(entries) = &mut group.value {
+        for entry in entries.iter_mut().filter(|entry| entry.key == "count") {
+            entry.key = "replicas".to_owned();
+        }
+    }
+}
+
+impl Properties {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        match &self.groups {
+            None => {
+                run::check_something_to_run(!self.commands.is_empty(), &self.run, node, cx);
+                check_scaling(
+                    self.replicas.unwrap_or(Replicas::exactly(1)),
+                    self.scaling.is_some(),
+                    node,
+                    cx,
+                );
+            }
+            Some(groups) => self.check_groups(groups, node, cx),
+        }
+        self.check_traffic(node, cx);
+        let sizes: Option<Vec<i64>> = self
+            .groups
+            .as_ref()
+            .map(|groups| groups.iter().map(|group| i64::from(group.replicas.min)).collect());
+        interpolate::check(node, Place::Service(sizes.as_deref()), cx);
+    }
+
+    fn check_traffic(&self, node: &Node, cx: &mut Ctx) {
+        let mut prefixes: Vec<&str> = self.rate_limits.iter().map(|limit| limit.prefix.0.as_str()).collect();
+        prefixes.sort_unstable();
+        if let Some(twice) = prefixes.windows(2).find(|pair| pair[0] == pair[1]) {
+            cx.conflict(node, "rate_limits", format!("two rate limits have the prefix `{}`", twice[0]));
+        }
+        let Some(probes) = &self.probes else { return };
+        if probes.len() > 10 {
+            let message = format!("`probes` must have at most 10 entries, not {}", probes.len());
+            cx.problem(Diagnosis::new(Code::OutOfRange, node.key_span("probes"), message).at("probes"));
+        }
+        if probes.iter().enumerate().any(|(index, probe)| probes[..index].contains(probe)) {
+            cx.conflict(node, "probes", "two `probes` are the same");
+        }
+    }
+
+    fn check_groups(&self, groups: &[ReplicaGroup], node: &Node, cx: &mut Ctx) {
+        let taken = [
+            (self.replicas.is_some(), "replicas"),
+            (self.scaling.is_some(), "scaling"),
+            (!self.commands.is_empty(), "commands"),
+        ];
+        for (set, key) in taken {
+            if set {
+                cx.conflict(
+                    node,
+                    key,
+                    format!("`{key}` and `groups` exclude each other; set it in the groups"),
+                );
+            }
+        }
+        if groups.is_empty() {
+            cx.conflict(node, "groups", "`groups` must not be empty");
+        }
+        check_group_names(
+            groups.iter().map(|group| group.name.as_ref().map(|name| name.0.as_str())),
+            node,
+            cx,
+        );
+        self.check_either_level(groups, node, cx);
+        for (index, group) in groups.iter().enumerate() {
+            if group.commands.is_empty() && group.image.is_none() && self.run.image.is_none() {
+                let at = group_node(node, "groups", index).unwrap_or(node);
+                let message = "each group needs `commands` or an `image`, its own or the service's";
+                cx.under("groups", |cx| cx.at_index(index, |cx| cx.missing(at, "commands", message)));
+            }
+        }
+        self.check_router(groups, node, cx);
+    }
+
+    /// What may be set on the service or in its groups, never on both.
+    fn check_either_level(&self, groups: &[ReplicaGroup], node: &Node, cx: &mut Ctx) {
+        let (run, choice) = (&self.run, &self.profile.provisioning);
+        let any = |set: fn(&ReplicaGroup) -> bool| groups.iter().any(set);
+        let both = [
+            (run.image.is_some() && any(|g| g.image.is_some()), "image"),
+            (run.docker.is_some() && any(|g| g.docker.is_some()), "docker"),
+            (run.privileged && any(|g| g.privileged.is_some()), "privileged"),
+            (run.python.is_some() && any(|g| g.python.is_some()), "python"),
+            (run.nvcc.is_some() && any(|g| g.nvcc.is_some()), "nvcc"),
+            (choice.spot_policy.is_some() && any(|g| g.spot_policy.is_some()), "spot_policy"),
+            (choice.reservation.is_some() && any(|g| g.reservation.is_some()), "reservation"),
+        ];
+        for (clash, key) in both {
+            if clash {
+                cx.conflict(
+                    node,
+                    key,
+                    format!("`{key}` is set on the service or in its groups, not on both"),
+                );
+            }
+        }
+    }
+
+    fn check_router(&self, groups: &[ReplicaGroup], node: &Node, cx: &mut Ctx) {
+        let routers: Vec<&Router> = groups.iter().filter_map(|group| group.router.as_ref()).collect();
+        if routers.len() > 1 {
+            cx.conflict(node, "groups", "at most one group can have a `router`");
+        }
+        let retries = match &self.profile.provisioning.retry {
+            None | Some(Retry::Flag(false)) => false,
+            Some(Retry::Flag(true) | Retry::Policy(_)) => true,
+        };
+        if retries && routers.iter().any(|router| router.kind == RouterKind::Dynamo) {
+            cx.conflict(node, "retry", "`retry` and a router of type dynamo exclude each other");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! `type: volume`: a disk that outlives runs.
+
+use serde::Serialize;
+
+use super::{
+    decode::{Ctx, Decode, word},
+    error::{Code, Diagnosis},
+    name::{Name, Tags},
+    table::{deserialize_by_decoding, schema_literal, table},
+    units::{Idle, Memory},
+    yaml::Node,
+};
+
+table! {
+    /// A disk of AWS.
+    pub struct AwsVolume {
+        /// The region of the disk.
+        pub region: String,
+        /// The zone of the disk.
+        pub availability_zone: Option<String> = None,
+        /// The size of a new disk.
+        pub size: Option<Memory> = None,
+        /// An existing disk.
+        pub volume_id: Option<String> = None,
+    }
+    flatten {
+        pub shared: Shared,
+    }
+    check = Self::check;
+}
+
+impl AwsVolume {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        self.shared.check_external(self.volume_id.is_some(), "volume_id", node, cx);
+        check_one_of(self.size.is_some(), self.volume_id.is_some(), "volume_id", node, cx);
+    }
+}
+
+table! {
+    /// A claim in Kubernetes.
+    pub struct KubernetesVolume {
+        /// The region, where the cluster knows any.
+        pub region: String = String::new(),
+        /// The size of a new claim.
+        pub size: Option<Memory> = None,
+        /// An existing claim.
+        pub claim_name: Option<String> = None,
+        /// The storage class of a new claim.
+        pub storage_class_name: Option<String> = None,
+        /// How a new claim may be mounted.
+        pub access_modes: Vec<String> = vec!["ReadWriteOnce".to_owned()],
+        /// Mounts it read-only.
+        pub read_only: bool = false,
+    }
+    flatten {
+        pub shared: Shared,
+    }
+    check = Self::check;
+}
+
+impl KubernetesVolume {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        self.shared.check_external(self.claim_name.is_some(), "claim_name", node, cx);
+        check_one_of(self.size.is_some(), self.claim_name.is_some(), "claim_name", node, cx);
+    }
+}
+
+table! {
+    /// A disk of a backend that makes it without asking anything.
+    pub struct PlainVolume {
+        /// An existing disk.
+        pub volume_id: Option<String> = None,
+    }
+    flatten {
+        pub shared: Shared,
+    }
+    check = Self::check;
+}
+
+impl PlainVolume {
+    fn check(&self, node: &Node, cx: &mut Ctx) {
+        self.shared.check_external(self.volume_id.is_some(), "volume_id", node, cx);
+    }
+}
+
+table! {
+    /// Properties of every volume.
+    pub struct Shared {
+        /// The name; generated when absent.
+        pub name: Option<Name> = None,
+        /// Deletes it when nothing used it for so long.
+        pub auto_cleanup_duration: Idle = Idle(None),
+        /// Labels for billing and search.
+        pub tags: Option<Tags> = None,
+    }
+    title = "VolumeProperties";
+}
+
+impl Shared {
+    fn check_external(&self, external: bool, key: &'static str, node: &Node, cx: &mut Ctx) {
+        if external && self.auto_cleanup_duration.0.is_some_and(|secs| secs >= 0) {
+            let message = format!("`auto_cleanup_duration` is not for external volumes (`{key}`)");
+            cx.conflict(node, "auto_cleanup_duration", message);
+        }
+    }
+}
+
+fn check_one_of(size: bool, external: bool, key: &'static str, node: &Node, cx: &mut Ctx) {
+    if size && external {
+        cx.conflict(node, "size", format!("`size` and `{key}` exclude each other"));
+    }
+    if !size && !external {
+        let message = format!("either `size` or `{key}` is needed");
+        cx.problem(Diagnosis::new(Code::MissingField, node.span, message).at("size"));
+    }
+}
+
+/// A volume, by the backend that holds it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Volume {
+    Aws(AwsVolume),
+    Gcp(AwsVolume),
+    Runpod(AwsVolume),
+    Kubernetes(KubernetesVolume),
+    Daytona(PlainVolume),
+    Lium(PlainVolume),
+}
+
+/// Backends that hold volumes.
+pub const BACKENDS: [&str; 6] = ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium"];
+
+impl Volume {
+    pub const fn backend(&self) -> &'static str {
+        match self {
+            Self::Aws(_) => "aws",
+            Self::Gcp(_) => "gcp",
+            Self::Runpod(_) => "runpod",
+            Self::Kubernetes(_) => "kubernetes",
+            Self::Daytona(_) => "daytona",
+            Self::Lium(_) => "lium",
+        }
+    }
+
+    pub const fn shared(&self) -> &Shared {
+        match self {
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) => &volume.shared,
+            Self::Kubernetes(volume) => &volume.shared,
+            Self::Daytona(volume) | Self::Lium(volume) => &volume.shared,
+        }
+    }
+
+    /// Existed before us and is left alone when deleted.
+    pub const fn is_external(&self) -> bool {
+        match self {
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) => volume.volume_id.is_some(),
+            Self::Kubernetes(volume) => volume.claim_name.is_some(),
+            Self::Daytona(volume) | Self::Lium(volume) => volume.volume_id.is_some(),
+        }
+    }
+}
+
+/// Decodes the rest of a volume once `type` and `backend` have been read.
+fn decode_as<T: super::decode::Fields>(node: &Node, cx: &mut Ctx) -> Option<T> {
+    let mut keys = vec!["type", "backend"];
+    T::keys(&mut keys);
+    super::decode::check_keys(node, &keys, cx);
+    T::decode_fields(node, cx)
+}
+
+impl Decode for Volume {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        super::decode::expect_map(node, cx)?;
+        let Some(backend) = node.field("backend") else {
+            cx.missing(node, "backend", "missing field `backend`");
+            return None;
+        };
+        let find = |word: &str| BACKENDS.iter().copied().find(|known| *known == word);
+        match cx.under("backend", |cx| word(backend, cx, &BACKENDS, find))? {
+            "aws" => decode_as(node, cx).map(Self::Aws),
+            "gcp" => decode_as(node, cx).map(Self::Gcp),
+            "runpod" => decode_as(node, cx).map(Self::Runpod),
+            "kubernetes" => decode_as(node, cx).map(Self::Kubernetes),
+            "daytona" => decode_as(node, cx).map(Self::Daytona),
+            _ => decode_as(node, cx).map(Self::Lium),
+        }
+    }
+}
+
+impl Serialize for Volume {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use super::decode::Fields as _;
+        use serde::ser::SerializeMap as _;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("type", "volume")?;
+        map.serialize_entry("backend", self.backend())?;
+        match self {
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) => volume.write_fields(&mut map)?,
+            Self::Kubernetes(volume) => volume.write_fields(&mut map)?,
+            Self::Daytona(volume) | Self::Lium(volume) => volume.write_fields(&mut map)?,
+        }
+        map.end()
+    }
+}
+
+deserialize_by_decoding!(Volume);
+
+/// The schema of one backend's volumes: its fields, and the two that choose it.
+fn variant<T: super::decode::Fields>(
+    generator: &mut schemars::SchemaGenerator,
+    backends: &[&str],
+) -> schemars::Schema {
+    let mut schema = super::schema::object::<T>(generator, "");
+    if let Some(serde_json::Value::Object(properties)) = schema.get_mut("properties") {
+        properties.insert("type".to_owned(), serde_json::json!({ "const": "volume" }));
+        properties.insert("backend".to_owned(), serde_json::json!({ "enum": backends }));
+    }
+    let mut required = vec![serde_json::json!("type"), serde_json::json!("backend")];
+    if let Some(serde_json::Value::Array(more)) = schema.remove("required") {
+        required.extend(more);
+    }
+    schema.insert("required".to_owned(), serde_json::Value::Array(required));
+    schema
+}
+
+schema_literal! {
+    Volume, "Volume" => generator {
+        "description": "A disk that outlives runs.",
+        "oneOf": [
+            variant::<AwsVolume>(generator, &["aws", "gcp", "runpod"]),
+            variant::<KubernetesVolume>(generator, &["kubernetes"]),
+            variant::<PlainVolume>(generator, &["daytona", "lium"]),
+        ],
+    };
+}

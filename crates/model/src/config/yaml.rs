@@ -1,0 +1,419 @@
+//! YAML text, or JSON, as one tree of ours: values with the place they came from.
+//!
+//! Owns     the budgets. A configuration comes from a stranger, so bytes, depth and nodes are counted while
+//!          reading, and what an alias would copy is counted before it is copied.
+//! Why not  serde? It loses positions inside tagged unions, and reports one problem at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle};
+
+use super::{
+    error::{Code, Diagnosis, Pos, Span},
+    scalar::{self, Meaning},
+};
+
+/// Longest configuration that is read at all.
+pub const BYTES_MAX: usize = 1 << 20;
+/// Deepest nesting.
+pub const DEPTH_MAX: usize = 64;
+/// Most values in one tree, keys and what aliases expand to included.
+pub const NODES_MAX: usize = 100_000;
+
+/// A value and where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub value: Value,
+    pub span: Span,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    Null,
+    Scalar(Scalar),
+    Seq(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+/// A word: its text, and whether it was written without quotes and so may be a number or a boolean.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scalar {
+    pub text: String,
+    pub plain: bool,
+}
+
+impl Scalar {
+    pub fn meaning(&self) -> Meaning {
+        if self.plain { scalar::resolve(&self.text) } else { Meaning::Str }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub key: String,
+    pub key_span: Span,
+    pub value: Node,
+}
+
+impl Node {
+    /// The entry of a mapping, by key.
+    pub fn entry(&self, key: &str) -> Option<&Entry> {
+        match &self.value {
+            Value::Map(entries) => entries.iter().find(|entry| entry.key == key),
+            Value::Null | Value::Scalar(_) | Value::Seq(_) => None,
+        }
+    }
+
+    /// The value under `key`, unless it is absent or null.
+    pub fn field(&self, key: &str) -> Option<&Self> {
+        self.entry(key).map(|entry| &entry.value).filter(|node| node.value != Value::Null)
+    }
+
+    /// Where `key` is written; the whole mapping when it is not.
+    pub fn key_span(&self, key: &str) -> Span {
+        self.entry(key).map_or(self.span, |entry| entry.key_span)
+    }
+
+    /// Counts this value and all below it.
+    fn size(&self) -> usize {
+        match &self.value {
+            Value::Null | Value::Scalar(_) => 1,
+            Value::Seq(items) => 1 + items.iter().map(Self::size).sum::<usize>(),
+            Value::Map(entries) => 1 + entries.iter().map(|e| 1 + e.value.size()).sum::<usize>(),
+        }
+    }
+
+    fn height(&self) -> usize {
+        match &self.value {
+            Value::Null | Value::Scalar(_) => 0,
+            Value::Seq(items) => 1 + items.iter().map(Self::height).max().unwrap_or(0),
+            Value::Map(entries) => 1 + entries.iter().map(|e| e.value.height()).max().unwrap_or(0),
+        }
+    }
+
+    /// The tree of normalised JSON, as clients send it. Nothing to point at.
+    pub fn from_json(json: &serde_json::Value) -> Self {
+        let plain = |text: String| Value::Scalar(Scalar { text, plain: true });
+        let value = match json {
+            serde_json::Value::Null => Value::Null,
+            serde_json::Value::Bool(b) => plain(b.to_string()),
+            serde_json::Value::Number(n) => plain(json_number(n)),
+            serde_json::Value::String(text) => Value::Scalar(Scalar { text: text.clone(), plain: false }),
+            serde_json::Value::Array(items) => Value::Seq(items.iter().map(Self::from_json).collect()),
+            serde_json::Value::Object(map) => Value::Map(
+                map.iter()
+                    .map(|(key, value)| Entry {
+                        key: key.clone(),
+                        key_span: Span::NONE,
+                        value: Self::from_json(value),
+                    })
+                    .collect(),
+            ),
+        };
+        Self { value, span: Span::NONE }
+    }
+}
+
+/// JSON's `1e3` is a number, YAML 1.1's is not: write it the way both read it.
+fn json_number(n: &serde_json::Number) -> String {
+    let text = n.to_string();
+    if text.contains(['e', 'E']) { n.as_f64().map_or(text, |n| format!("{n:.1}")) } else { text }
+}
+
+/// Reads one YAML document.
+pub fn read(text: &str) -> Result<Node, Diagnosis> {
+    let text = check_text(text)?;
+    let mut reader = Reader { parser: Parser::new_from_str(text), nodes: 0, anchors: BTreeMap::new() };
+    reader.document()
+}
+
+/// Reads bytes, which may not be text at all.
+pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
+    let start = Span { start: Pos { line: 1, column: 1 }, end: Pos { line: 1, column: 2 } };
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        let message = "the file is UTF-16; configurations are UTF-8";
+        return Err(Diagnosis::new(Code::UnsupportedYaml, start, message).hint("save it as UTF-8"));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let line = bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count() + 1;
+        let pos = |column| Pos { line: number(line), column };
+        let span = Span { start: pos(1), end: pos(2) };
+        Diagnosis::new(Code::UnsupportedYaml, span, "the file is not UTF-8 text")
+    })?;
+    read(text).map(|node| (text, node))
+}
+
+/// What can be refused without parsing.
+fn check_text(text: &str) -> Result<&str, Diagnosis> {
+    let start = Span { start: Pos { line: 1, column: 1 }, end: Pos { line: 1, column: 2 } };
+    if text.len() > BYTES_MAX {
+        let message = format!("the file has {} bytes; at most {BYTES_MAX} are read", text.len());
+        return Err(Diagnosis::new(Code::TooLarge, start, message));
+    }
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    if let Some(at) = text.find('\0') {
+        let line = text[..at].matches('\n').count() + 1;
+        let column = text[..at].rsplit('\n').next().map_or(0, |tail| tail.chars().count()) + 1;
+        let start = Pos { line: number(line), column: number(column) };
+        let span = Span { start, end: Pos { column: start.column + 1, ..start } };
+        let message = "the file contains a NUL character; is it text, in UTF-8?";
+        return Err(Diagnosis::new(Code::UnsupportedYaml, span, message));
+    }
+    Ok(text)
+}
+
+fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn pos(mark: Marker) -> Pos {
+    Pos { line: number(mark.line()), column: number(mark.col()).saturating_add(1) }
+}
+
+fn span(span: saphyr_parser::Span) -> Span {
+    Span { start: pos(span.start), end: pos(span.end) }
+}
+
+struct Anchor {
+    node: Node,
+    size: usize,
+    height: usize,
+}
+
+struct Reader<'a> {
+    parser: Parser<'a, saphyr_parser::StrInput<'a>>,
+    nodes: usize,
+    anchors: BTreeMap<usize, Anchor>,
+}
+
+/// A collection whose end has not been read yet.
+enum Open {
+    Seq {
+        anchor: usize,
+        start: Span,
+        items: Vec<Node>,
+    },
+    Map {
+        anchor: usize,
+        start: Span,
+        entries: Vec<Entry>,
+        key: Option<(String, Span)>,
+        seen: BTreeMap<String, Span>,
+    },
+}
+
+impl Reader<'_> {
+    fn next(&mut self) -> Result<(Event<'_>, Span), Diagnosis> {
+        match self.parser.next_event() {
+            None => Ok((Event::StreamEnd, Span::NONE)),
+            Some(Ok((event, at))) => Ok((event, span(at))),
+            Some(Err(error)) => {
+                let start = pos(*error.marker());
+                let span = Span { start, end: Pos { column: start.column + 1, ..start } };
+                Err(Diagnosis::new(Code::Syntax, span, format!("not valid YAML: {}", error.info())))
+            }
+        }
+    }
+
+    /// The one document of the stream; nothing at all is a null.
+    fn document(&mut self) -> Result<Node, Diagnosis> {
+        let mut root = None;
+        loop {
+            let (event, at) = self.next()?;
+            match event {
+                Event::Nothing | Event::StreamStart | Event::DocumentEnd => {}
+                Event::DocumentStart(_) => {
+                    if root.is_some() {
+                        let message = "a second document starts here; a file holds one configuration";
+                        return Err(Diagnosis::new(Code::UnsupportedYaml, at, message)
+                            .hint("put each configuration into a file of its own"));
+                    }
+                    root = Some(self.tree()?);
+                }
+                Event::StreamEnd => break,
+                Event::Alias(_)
+                | Event::Scalar(..)
+                | Event::SequenceStart(..)
+                | Event::SequenceEnd
+                | Event::MappingStart(..)
+                | Event::MappingEnd => {
+                    return Err(Diagnosis::new(
+                        Code::Syntax,
+                        at,
+                        "not valid YAML: text outside the document",
+                    ));
+                }
+            }
+        }
+        let start = Pos { line: 1, column: 1 };
+        Ok(root.unwrap_or(Node { value: Value::Null, span: Span { start, end: start } }))
+    }
+
+    /// One value with all below it. A loop with its own stack: depth is a number here, not a risk.
+    fn tree(&mut self) -> Result<Node, Diagnosis> {
+        let mut stack: Vec<Open> = Vec::new();
+        loop {
+            let (event, at) = self.next()?;
+            let (done, anchor) = match event {
+                Event::Scalar(text, style, anchor, tag) => {
+                    let text = text.into_owned();
+                    refuse_tag(tag.is_some(), at)?;
+                    (scalar_node(text, style, at), anchor)
+                }
+                Event::Alias(id) => (self.expand(id, at, stack.len())?, 0),
+                Event::SequenceStart(anchor, tag) => {
+                    refuse_tag(tag.is_some(), at)?;
+                    refuse_collection_key(&stack, at)?;
+                    stack.push(Open::Seq { anchor, start: at, items: Vec::new() });
+                    self.count(1, stack.len(), at)?;
+                    continue;
+                }
+                Event::MappingStart(anchor, tag) => {
+                    refuse_tag(tag.is_some(), at)?;
+                    refuse_collection_key(&stack, at)?;
+                    let (entries, key, seen) = (Vec::new(), None, BTreeMap::new());
+                    stack.push(Open::Map { anchor, start: at, entries, key, seen });
+                    self.count(1, stack.len(), at)?;
+                    continue;
+                }
+                Event::SequenceEnd | Event::MappingEnd => match stack.pop() {
+                    Some(open) => self.close(open, at)?,
+                    None => return Err(Diagnosis::new(Code::Syntax, at, "not valid YAML: unexpected end")),
+                },
+                Event::Nothing => continue,
+                Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
+                    return Err(Diagnosis::new(Code::Syntax, at, "not valid YAML: the document ends early"));
+                }
+            };
+            self.count(usize::from(!matches!(done.value, Value::Seq(_) | Value::Map(_))), stack.len(), at)?;
+            if anchor > 0 {
+                let (size, height) = (done.size(), done.height());
+                self.anchors.insert(anchor, Anchor { node: done.clone(), size, height });
+                self.count(size, stack.len(), at)?;
+            }
+            match stack.last_mut() {
+                None => return Ok(done),
+                Some(open) => place(open, done)?,
+            }
+        }
+    }
+
+    fn count(&mut self, nodes: usize, depth: usize, at: Span) -> Result<(), Diagnosis> {
+        self.nodes = self.nodes.saturating_add(nodes);
+        if depth > DEPTH_MAX {
+            let message = format!("nested deeper than {DEPTH_MAX} levels");
+            return Err(Diagnosis::new(Code::TooLarge, at, message));
+        }
+        if self.nodes > NODES_MAX {
+            let message = format!("more than {NODES_MAX} values, counting what aliases expand to");
+            return Err(Diagnosis::new(Code::TooLarge, at, message));
+        }
+        Ok(())
+    }
+
+    fn expand(&mut self, id: usize, at: Span, depth: usize) -> Result<Node, Diagnosis> {
+        let Some(anchor) = self.anchors.get(&id) else {
+            return Err(Diagnosis::new(Code::Syntax, at, "an alias refers to a value that contains it"));
+        };
+        let (size, height) = (anchor.size, anchor.height);
+        self.count(size, depth + height, at)?;
+        let mut node = self.anchors[&id].node.clone();
+        node.span = at;
+        Ok(node)
+    }
+
+    fn close(&self, open: Open, at: Span) -> Result<(Node, usize), Diagnosis> {
+        match open {
+            Open::Seq { anchor, start, items } => {
+                let end = items.last().map_or(at.end, |item| item.span.end);
+                Ok((Node { value: Value::Seq(items), span: Span { start: start.start, end } }, anchor))
+            }
+            Open::Map { anchor, start, entries, key: _, seen: _ } => {
+                let end = entries.last().map_or(at.end, |entry| entry.value.span.end);
+                let entries = merge(entries)?;
+                Ok((Node { value: Value::Map(entries), span: Span { start: start.start, end } }, anchor))
+            }
+        }
+    }
+}
+
+fn scalar_node(text: String, style: ScalarStyle, span: Span) -> Node {
+    let plain = style == ScalarStyle::Plain;
+    if plain && scalar::resolve(&text) == Meaning::Null {
+        return Node { value: Value::Null, span };
+    }
+    Node { value: Value::Scalar(Scalar { text, plain }), span }
+}
+
+/// Puts a finished value into the collection around it: as an item, a key or the value of a key.
+fn place(open: &mut Open, done: Node) -> Result<(), Diagnosis> {
+    match open {
+        Open::Seq { items, .. } => items.push(done),
+        Open::Map { entries, key, seen, .. } => match key.take() {
+            Some((key, key_span)) => entries.push(Entry { key, key_span, value: done }),
+            None => {
+                let text = match done.value {
+                    Value::Scalar(scalar) => scalar.text,
+                    Value::Null => "null".to_owned(),
+                    Value::Seq(_) | Value::Map(_) => {
+                        return Err(Diagnosis::new(Code::UnsupportedYaml, done.span, "a key must be a word"));
+                    }
+                };
+                if let Some(first) = seen.insert(text.clone(), done.span) {
+                    let message = format!("key `{text}` is given twice");
+                    let hint =
+                        format!("first given at line {}, column {}", first.start.line, first.start.column);
+                    return Err(Diagnosis::new(Code::DuplicateKey, done.span, message).at(text).hint(hint));
+                }
+                *key = Some((text, done.span));
+            }
+        },
+    }
+    Ok(())
+}
+
+fn refuse_tag(tagged: bool, at: Span) -> Result<(), Diagnosis> {
+    if tagged {
+        let message = "YAML tags (`!…`) are not part of configurations";
+        return Err(Diagnosis::new(Code::UnsupportedYaml, at, message)
+            .hint("remove the tag; quote text to keep it text"));
+    }
+    Ok(())
+}
+
+fn refuse_collection_key(stack: &[Open], at: Span) -> Result<(), Diagnosis> {
+    match stack.last() {
+        Some(Open::Map { key: None, .. }) => {
+            Err(Diagnosis::new(Code::UnsupportedYaml, at, "a key must be a word, not a list or a mapping"))
+        }
+        Some(Open::Map { key: Some(_), .. } | Open::Seq { .. }) | None => Ok(()),
+    }
+}
+
+/// Merge keys (`<<: *defaults`): what they bring gives way to what is written out.
+fn merge(entries: Vec<Entry>) -> Result<Vec<Entry>, Diagnosis> {
+    if entries.iter().all(|entry| entry.key != "<<") {
+        return Ok(entries);
+    }
+    let (merges, mut merged): (Vec<_>, Vec<_>) = entries.into_iter().partition(|entry| entry.key == "<<");
+    let mut present: BTreeSet<String> = merged.iter().map(|entry| entry.key.clone()).collect();
+    for entry in merges {
+        let (value, at) = (entry.value.value, entry.value.span);
+        let sources = match value {
+            Value::Seq(items) => items,
+            value @ (Value::Map(_) | Value::Null | Value::Scalar(_)) => vec![Node { value, span: at }],
+        };
+        for source in sources {
+            let Value::Map(brought) = source.value else {
+                let message = "`<<` merges a mapping or a list of mappings";
+                return Err(Diagnosis::new(Code::WrongType, source.span, message).at("<<"));
+            };
+            for entry in brought {
+                if present.insert(entry.key.clone()) {
+                    merged.push(entry);
+                }
+            }
+        }
+    }
+    Ok(merged)
+}
