@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop where it stands")]
 
+mod config_corpus;
 mod ledger;
 mod machines;
 mod machines_words;
