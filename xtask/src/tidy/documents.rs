@@ -89,6 +89,24 @@ fn stranger(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| !line[..at].ends_with(char::is_alphanumeric))
 }
 
+/// Links between documents lead to a file or folder that is there.
+pub(super) fn links(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    for path in workspace.files()?.iter().filter(|path| path.ends_with(".md")) {
+        let text = workspace.read(path)?;
+        let folder = workspace.root.join(path).parent().context("find the folder of a document")?.to_owned();
+        let dead = local_links(&text).into_iter().filter(|link| !folder.join(link).exists());
+        problems.extend(dead.map(|link| format!("`{path}` links to `{link}`, which is not there")));
+    }
+    Ok(problems)
+}
+
+fn local_links(markdown: &str) -> Vec<&str> {
+    let targets = markdown.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let targets = targets.filter(|target| !target.contains("://") && !target.starts_with("mailto:"));
+    targets.filter_map(|target| target.split('#').next()).filter(|path| !path.is_empty()).collect()
+}
+
 /// Every crate from elsewhere that a member names is in the record of dependencies.
 pub(super) fn dependencies(workspace: &Workspace) -> Result<Problems> {
     let record = workspace.read(DEPENDENCIES)?;
@@ -121,6 +139,12 @@ mod tests {
         assert!(mention("a.rs", &format!("// see {}", STRANGERS[0])).is_some());
         assert!(mention("a.rs", &format!("// {}invariants", STRANGERS[3])).is_some());
         assert!(mention("a.rs", &format!("arti{}", STRANGERS[3])).is_none());
+    }
+
+    #[test]
+    fn local_links_are_told_from_addresses_and_anchors() {
+        let text = "[a](b.md#c), [d](https://example.org/x) and [e](#f), [g](h/i.md)";
+        assert_eq!(local_links(text), ["b.md", "h/i.md"]);
     }
 
     #[test]

@@ -30,6 +30,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("decisions have their headings", documents::decisions),
     ("README and .ci/run name the same commands", documents::commands),
     ("no file speaks of the place it was written in", documents::places),
+    ("links between documents lead somewhere", documents::links),
     ("every dependency has its reason", documents::dependencies),
     ("every licence is permissive", licences::check),
 ];
@@ -118,6 +119,11 @@ mod tests {
     #[test]
     fn no_file_speaks_of_the_place_it_was_written_in() {
         holds(documents::places);
+    }
+
+    #[test]
+    fn links_between_documents_lead_somewhere() {
+        holds(documents::links);
     }
 
     #[test]
