@@ -3,4 +3,11 @@
 //! Each takes what was stored, what was seen and what time it is, and returns a plan that leaves the
 //! hands no meaningful choice.
 
+pub mod change;
+pub mod fleets;
+pub mod instances;
+pub mod jobs_running;
+pub mod jobs_submitted;
+pub mod jobs_terminating;
 pub mod runs;
+pub mod volumes;

@@ -63,16 +63,14 @@ fn queues() -> impl Strategy<Value = Vec<Waiting>> {
     let one =
         (0_u32..3, 999_000_i64..1_000_000, 1_usize..4, 1_u32..40, 0_u32..9, prop::option::of(1_i64..20_000));
     prop::collection::vec(one, 0..14).prop_map(|queue| {
-        let run = |(n, (priority, since, nodes, cpus, gpus, lasts)): (
-            usize,
-            (u32, i64, usize, u32, u32, Option<i64>),
-        )| {
+        let mut runs = Vec::new();
+        for (n, (priority, since, nodes, cpus, gpus, lasts)) in queue.into_iter().enumerate() {
             let mut run = waiting(n as u128 + 1, since, vec![needs(cpus, gpus); nodes]);
             run.priority = priority;
             run.lasts = lasts.map(Span::secs);
-            run
-        };
-        queue.into_iter().enumerate().map(run).collect()
+            runs.push(run);
+        }
+        runs
     })
 }
 

@@ -1,0 +1,31 @@
+//! A change of status, which cannot be had without saying why.
+
+use crate::{
+    event::{Actor, Because},
+    machine::Word,
+};
+
+/// An event for a machine, a word for programs and a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change<E> {
+    pub event: E,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl<E: Word> Change<E> {
+    /// A change whose reason is the event itself.
+    pub fn told(event: E, message: impl Into<String>) -> Self {
+        Self { event, reason: event.as_str(), message: message.into() }
+    }
+}
+
+impl<E> Change<E> {
+    pub fn why(event: E, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { event, reason, message: message.into() }
+    }
+
+    pub fn because(&self, actor: Actor) -> Because {
+        Because { actor, reason: self.reason.to_owned(), message: self.message.clone() }
+    }
+}

@@ -1,0 +1,162 @@
+//! Brain of `fleets`: as many instances as asked for, no more, no fewer.
+//!
+//! Counts every instance that is not terminated, placeholders too. Missing ones are replaced with a
+//! growing delay; surplus and outdated ones go when idle. Busy ones are never touched.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    decide::change::Change,
+    fleet::{Event, Status},
+    id::InstanceId,
+    instance,
+    time::{Span, Timestamp},
+};
+
+/// Between two looks when nothing changes.
+pub const POLL: Span = Span::secs(30);
+/// The wait before each next try to reach `nodes.min`; the last repeats.
+pub const BACKOFF: [Span; 5] = [Span::mins(1), Span::mins(2), Span::mins(5), Span::mins(10), Span::mins(30)];
+/// How often it is tried in a row.
+pub const ATTEMPTS_MAX: u32 = 15;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub id: InstanceId,
+    pub instance_num: u32,
+    pub status: instance::Status,
+    pub jobs: u32,
+    pub placeholder: bool,
+    /// Whether it is what the fleet's configuration asks for now.
+    pub up_to_date: bool,
+}
+
+impl Member {
+    fn may_go(&self) -> bool {
+        self.status == instance::Status::Idle && self.jobs == 0 && !self.placeholder
+    }
+}
+
+/// What is stored about the fleet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fleet {
+    pub status: Status,
+    /// SSH fleets keep the hosts they are given.
+    pub is_ssh: bool,
+    pub nodes_min: u32,
+    pub nodes_max: Option<u32>,
+    /// Not the terminated ones.
+    pub members: Vec<Member>,
+    /// Tries in a row to reach `nodes_min`.
+    pub attempts: u32,
+    pub tried_at: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Numbers of new, pending instances.
+    pub create: Vec<u32>,
+    pub end: Vec<(InstanceId, instance::TerminationReason)>,
+    pub change: Option<Change<Event>>,
+    pub attempts: u32,
+    pub tried_at: Option<Timestamp>,
+    /// Worth telling, though the status stays.
+    pub note: Option<String>,
+    pub due: Timestamp,
+}
+
+pub fn decide(fleet: &Fleet, now: Timestamp) -> Plan {
+    let keep = Plan {
+        create: Vec::new(),
+        end: Vec::new(),
+        change: None,
+        attempts: fleet.attempts,
+        tried_at: fleet.tried_at,
+        note: None,
+        due: now + POLL,
+    };
+    match fleet.status {
+        Status::Submitted => {
+            Plan { change: Some(Change::told(Event::Activated, "taken up")), due: now, ..keep }
+        }
+        Status::Active if fleet.is_ssh => keep,
+        Status::Active => active(fleet, keep, now),
+        Status::Terminating if fleet.members.is_empty() => {
+            Plan { change: Some(Change::told(Event::Emptied, "its last instance is gone")), due: now, ..keep }
+        }
+        Status::Terminating => {
+            let alive = fleet.members.iter().filter(|member| member.status != instance::Status::Terminating);
+            let end =
+                alive.map(|member| (member.id, instance::TerminationReason::TerminatedByUser)).collect();
+            Plan { end, ..keep }
+        }
+        Status::Terminated | Status::Failed => keep,
+    }
+}
+
+fn active(fleet: &Fleet, mut plan: Plan, now: Timestamp) -> Plan {
+    let mut alive: Vec<&Member> =
+        fleet.members.iter().filter(|member| member.status != instance::Status::Terminating).collect();
+    alive.sort_by_key(|member| member.instance_num);
+    let outdated: Vec<&Member> =
+        alive.iter().filter(|member| member.may_go() && !member.up_to_date).copied().collect();
+    for member in outdated {
+        plan.end.push((member.id, instance::TerminationReason::FleetSpecMismatch));
+    }
+    // Those that are ending still hold their slot: never more than the maximum exist at once.
+    let total = u32::try_from(fleet.members.len()).unwrap_or(u32::MAX);
+    let staying = u32::try_from(alive.len() - plan.end.len()).unwrap_or(u32::MAX);
+    if let Some(max) = fleet.nodes_max {
+        let surplus = staying.saturating_sub(max) as usize;
+        let ended: BTreeSet<InstanceId> = plan.end.iter().map(|(id, _)| *id).collect();
+        let may_go = alive.iter().rev().filter(|member| member.may_go() && !ended.contains(&member.id));
+        let surplus: Vec<InstanceId> = may_go.take(surplus).map(|member| member.id).collect();
+        plan.end.extend(surplus.into_iter().map(|id| (id, instance::TerminationReason::MaxInstancesLimit)));
+    }
+    if staying >= fleet.nodes_min {
+        if alive.iter().all(|member| is_up(member.status)) {
+            (plan.attempts, plan.tried_at) = (0, None);
+        }
+        return plan;
+    }
+    replace(fleet, plan, fleet.nodes_min - staying, total, now)
+}
+
+fn is_up(status: instance::Status) -> bool {
+    match status {
+        instance::Status::Idle | instance::Status::Busy => true,
+        instance::Status::Pending
+        | instance::Status::Provisioning
+        | instance::Status::Terminating
+        | instance::Status::Terminated => false,
+    }
+}
+
+fn replace(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: Timestamp) -> Plan {
+    if fleet.attempts >= ATTEMPTS_MAX {
+        return plan;
+    }
+    let next = match (fleet.attempts.checked_sub(1), fleet.tried_at) {
+        (Some(index), Some(tried)) => {
+            let last = BACKOFF.len() - 1;
+            tried + BACKOFF[usize::try_from(index).unwrap_or(last).min(last)]
+        }
+        (None, _) | (_, None) => now,
+    };
+    if now < next {
+        plan.due = plan.due.min(next);
+        return plan;
+    }
+    let room = fleet.nodes_max.map_or(missing, |max| missing.min(max.saturating_sub(total)));
+    if room == 0 {
+        return plan;
+    }
+    let used: BTreeSet<u32> = fleet.members.iter().map(|member| member.instance_num).collect();
+    plan.create = (0..).filter(|num| !used.contains(num)).take(room as usize).collect();
+    plan.attempts = fleet.attempts + 1;
+    plan.tried_at = Some(now);
+    let message =
+        format!("{missing} below nodes.min: creates {room}, try {} of {ATTEMPTS_MAX}", plan.attempts);
+    plan.note = Some(message);
+    plan
+}

@@ -1,0 +1,491 @@
+//! Brain of `jobs_running`: from a placed job to its last word.
+//!
+//! Provisioning until the shim took the task, pulling until the runner took the job, running until an
+//! agent reports the end. Every one of them ends by a bound with a named reason: a silent agent holds
+//! nobody for ever.
+
+use crate::{
+    decide::change::Change,
+    job::{Ending, Event, Status, TerminationReason},
+    time::{Span, Timestamp},
+};
+
+/// How long agents that once answered may be silent.
+pub const UNREACHABLE_GRACE: Span = Span::mins(2);
+/// The shim gives an image 20 minutes; the rest is for the container and its runner.
+pub const PULLING_MAX: Span = Span::mins(25);
+/// How long a job waits for the other nodes of its replica: long enough for each of them to come to its
+/// own bound first.
+pub const SIBLINGS_MAX: Span = Span::mins(90);
+/// The runner enforces max_duration; this much later the server does.
+pub const MAX_DURATION_BACKSTOP: Span = Span::mins(2);
+/// The safety net under the agents' event stream.
+pub const POLL_STARTING: Span = Span::secs(5);
+pub const POLL_RUNNING: Span = Span::secs(10);
+/// While nodes wait for each other.
+pub const POLL_SIBLINGS: Span = Span::secs(2);
+
+const PROVISIONING_MAX: Span = Span::mins(10);
+
+/// How long from the request until the instance must answer; some backends are slow.
+pub fn provisioning_max(backend: &str, instance_type: &str) -> Span {
+    match backend {
+        "runpod" | "kubernetes" | "slurm" | "daytona" | "seeweb" => Span::mins(20),
+        "oci" if instance_type.starts_with("BM.") => Span::mins(20),
+        "lambda" | "cloudrift" => Span::mins(30),
+        "vultr" if instance_type.starts_with("vbm") => Span::mins(55),
+        "gcp" if instance_type == "a4-highgpu-8g" => Span::mins(16),
+        _ => PROVISIONING_MAX,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartupOrder {
+    Any,
+    MasterFirst,
+    WorkersFirst,
+}
+
+/// The other nodes of the replica, as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Siblings {
+    pub all_have_ips: bool,
+    pub master_runs: bool,
+    pub workers_run: bool,
+}
+
+impl Siblings {
+    /// A replica of one node.
+    pub const NONE: Self = Self { all_have_ips: true, master_runs: true, workers_run: true };
+}
+
+/// What is stored about the submission.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    pub status: Status,
+    /// When it got its instance.
+    pub provisioning_since: Timestamp,
+    pub provisioning_max: Span,
+    pub pulling_since: Option<Timestamp>,
+    pub running_since: Option<Timestamp>,
+    /// Since when agents that once answered do not.
+    pub disconnected_at: Option<Timestamp>,
+    /// Whether the instance was ready when the job came; then its silence is a loss, not a birth.
+    pub instance_was_ready: bool,
+    pub has_shim: bool,
+    pub spot: bool,
+    /// One of several nodes of its replica.
+    pub several: bool,
+    pub is_master: bool,
+    pub startup_order: StartupOrder,
+    pub siblings: Siblings,
+    pub max_duration: Option<Span>,
+    pub inactivity_duration: Option<Span>,
+}
+
+/// The host, as the instance's row and its backend say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    Fine,
+    /// The backend took it back, or ended it.
+    Gone,
+    /// The fleet's export to this project was withdrawn.
+    AccessRevoked,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shim {
+    NotAsked,
+    Silent,
+    /// It answers and does not know the task.
+    NoTask,
+    Task(Task),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    Pending,
+    Preparing,
+    Pulling,
+    Creating,
+    /// The server waits for the ports too.
+    Running {
+        ports_known: bool,
+    },
+    /// `reason` is a word of ours, or empty.
+    Terminated {
+        reason: String,
+        message: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Runner {
+    NotAsked,
+    Silent,
+    /// It answers and waits for the job.
+    Ready,
+    Pulled(Pulled),
+}
+
+/// The last word of one pull.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pulled {
+    pub ended: Option<Ended>,
+    /// How long nobody was connected.
+    pub no_connections: Option<Span>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub how: How,
+    pub reason: String,
+    pub message: String,
+    pub exit_status: Option<i32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    Done,
+    Failed,
+    Terminated,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub host: Host,
+    pub shim: Shim,
+    pub runner: Runner,
+    /// Whether a GPU idled for the whole window of the utilization policy.
+    pub gpu_idle: bool,
+}
+
+/// What to look at before deciding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    pub shim: bool,
+    pub runner: bool,
+}
+
+/// The runner is asked only where it can be there; the shim also when a running job's runner is silent.
+pub fn asks(job: &Job) -> Ask {
+    match job.status {
+        Status::Provisioning => Ask { shim: job.has_shim, runner: !job.has_shim },
+        Status::Pulling => Ask { shim: job.has_shim, runner: true },
+        Status::Running => Ask { shim: false, runner: true },
+        Status::Submitted
+        | Status::Terminating
+        | Status::Terminated
+        | Status::Aborted
+        | Status::Failed
+        | Status::Done => Ask { shim: false, runner: false },
+    }
+}
+
+/// What the hands do, in this order; each is safe to repeat and carries the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Hand the task to the shim.
+    SubmitTask,
+    /// Hand spec, files and code to the runner and start it.
+    SubmitJob,
+    /// Bring the stored log up to what the runner has.
+    PullLogs,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub actions: Vec<Action>,
+    /// Applied only when every action was done.
+    pub change: Option<Change<Event>>,
+    /// Goes with a change that ends the job.
+    pub ending: Option<Ending>,
+    /// To be stored as it is.
+    pub disconnected_at: Option<Timestamp>,
+    /// What it waits for, for people.
+    pub waits_for: Option<&'static str>,
+    pub due: Timestamp,
+}
+
+pub fn decide(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+    if let Some(plan) = host_ended(job, seen, now) {
+        return plan;
+    }
+    match job.status {
+        Status::Provisioning => provisioning(job, seen, now),
+        Status::Pulling => pulling(job, seen, now),
+        Status::Running => running(job, seen, now),
+        // Not ours; the row will leave this pipeline by its filter.
+        Status::Submitted
+        | Status::Terminating
+        | Status::Terminated
+        | Status::Aborted
+        | Status::Failed
+        | Status::Done => wait(None, "another pipeline", now + POLL_RUNNING),
+    }
+}
+
+fn host_ended(job: &Job, seen: &Seen, now: Timestamp) -> Option<Plan> {
+    match seen.host {
+        Host::Fine => None,
+        Host::Gone => Some(lost(unreachable_reason(job), "the instance is gone", now)),
+        Host::AccessRevoked => {
+            let reason = TerminationReason::InstanceAccessRevoked;
+            Some(lost(reason, "the fleet is no longer shared with this project", now))
+        }
+    }
+}
+
+fn unreachable_reason(job: &Job) -> TerminationReason {
+    if job.spot { TerminationReason::InterruptedByNoCapacity } else { TerminationReason::InstanceUnreachable }
+}
+
+fn provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+    let since = job.provisioning_since;
+    if !job.has_shim {
+        return match &seen.runner {
+            Runner::Ready => start(job, since, job.provisioning_max, now),
+            Runner::Pulled(_) => started(Vec::new(), now),
+            Runner::Silent | Runner::NotAsked => {
+                let reason = TerminationReason::WaitingRunnerLimitExceeded;
+                bounded(since, job.provisioning_max, reason, "the runner", now)
+            }
+        };
+    }
+    match &seen.shim {
+        Shim::NotAsked | Shim::Silent if job.instance_was_ready => disconnected(job, now),
+        Shim::NotAsked | Shim::Silent => {
+            let reason = TerminationReason::WaitingInstanceLimitExceeded;
+            bounded(since, job.provisioning_max, reason, "the instance", now)
+        }
+        Shim::NoTask => match startup_turn(job) {
+            Some(others) => siblings(job, others, now),
+            // The hands tried and it was not taken, over and over.
+            None if now >= since + patience(job, job.provisioning_max) => lost(
+                TerminationReason::WaitingRunnerLimitExceeded,
+                "the shim did not take the task in time",
+                now,
+            ),
+            None => took_task(vec![Action::SubmitTask], now),
+        },
+        // A holder before us handed it over and could not write that down.
+        Shim::Task(_) => took_task(Vec::new(), now),
+    }
+}
+
+fn took_task(actions: Vec<Action>, now: Timestamp) -> Plan {
+    let change = Change::told(Event::TaskTaken, "the shim took the task");
+    Plan { actions, change: Some(change), ending: None, disconnected_at: None, waits_for: None, due: now }
+}
+
+/// Who must run before this job gets its task.
+fn startup_turn(job: &Job) -> Option<&'static str> {
+    match job.startup_order {
+        StartupOrder::MasterFirst if !job.is_master && !job.siblings.master_runs => Some("the master to run"),
+        StartupOrder::WorkersFirst if job.is_master && !job.siblings.workers_run => {
+            Some("the workers to run")
+        }
+        StartupOrder::Any | StartupOrder::MasterFirst | StartupOrder::WorkersFirst => None,
+    }
+}
+
+fn pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+    let since = job.pulling_since.unwrap_or(job.provisioning_since);
+    let bound = |waits_for| {
+        let reason = TerminationReason::WaitingRunnerLimitExceeded;
+        bounded(since, PULLING_MAX, reason, waits_for, now)
+    };
+    match &seen.shim {
+        Shim::NotAsked | Shim::Silent if job.has_shim => disconnected(job, now),
+        // Never handed over twice: a task that was forgotten may have run.
+        Shim::NoTask => {
+            lost(TerminationReason::ExecutorError, "the host does not know the task any more", now)
+        }
+        Shim::Task(Task::Pending | Task::Preparing) => bound("the host to prepare"),
+        Shim::Task(Task::Pulling) => bound("the image"),
+        Shim::Task(Task::Creating) => bound("the container"),
+        Shim::Task(Task::Running { ports_known: false }) => bound("the container's ports"),
+        Shim::Task(Task::Terminated { reason, message }) => exited(shim_ending(reason, message), now),
+        Shim::NotAsked | Shim::Silent | Shim::Task(Task::Running { ports_known: true }) => match &seen.runner
+        {
+            Runner::NotAsked | Runner::Silent => bound("the runner"),
+            Runner::Ready => start(job, since, PULLING_MAX, now),
+            // A holder before us started it and could not write that down.
+            Runner::Pulled(_) => started(Vec::new(), now),
+        },
+    }
+}
+
+fn start(job: &Job, since: Timestamp, limit: Span, now: Timestamp) -> Plan {
+    if !job.siblings.all_have_ips {
+        return siblings(job, "the other nodes' addresses", now);
+    }
+    if now >= since + patience(job, limit) {
+        let reason = TerminationReason::WaitingRunnerLimitExceeded;
+        return lost(reason, "the runner did not take the job in time", now);
+    }
+    started(vec![Action::SubmitJob], now)
+}
+
+/// A node may have spent its own time on waiting for the others.
+fn patience(job: &Job, limit: Span) -> Span {
+    if job.several { limit.max(SIBLINGS_MAX) } else { limit }
+}
+
+fn started(actions: Vec<Action>, now: Timestamp) -> Plan {
+    let change = Change::told(Event::Started, "the runner took the job");
+    let due = now + POLL_RUNNING;
+    Plan { actions, change: Some(change), ending: None, disconnected_at: None, waits_for: None, due }
+}
+
+fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+    let pulled = match &seen.runner {
+        Runner::Pulled(pulled) => pulled,
+        Runner::NotAsked | Runner::Silent => return silent_runner(job, seen, now),
+        // It forgot the job: it was restarted, and the job went with its predecessor.
+        Runner::Ready => return lost(TerminationReason::ExecutorError, "the runner lost the job", now),
+    };
+    if let Some(ended) = &pulled.ended {
+        let mut plan = exited(runner_ending(ended), now);
+        plan.actions.insert(0, Action::PullLogs);
+        return plan;
+    }
+    if let Some(plan) = policies(job, seen, pulled, now) {
+        return plan;
+    }
+    let mut due = now + POLL_RUNNING;
+    if let Some(deadline) = backstop(job) {
+        due = due.min(deadline);
+    }
+    if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.no_connections) {
+        due = due.min(now + Span(limit.0 - idle.0));
+    }
+    Plan {
+        actions: vec![Action::PullLogs],
+        change: None,
+        ending: None,
+        disconnected_at: None,
+        waits_for: None,
+        due,
+    }
+}
+
+fn backstop(job: &Job) -> Option<Timestamp> {
+    Some(job.running_since? + job.max_duration? + MAX_DURATION_BACKSTOP)
+}
+
+fn silent_runner(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+    if let Shim::Task(Task::Terminated { reason, message }) = &seen.shim {
+        // The runner went down with its container; the shim knows how that ended.
+        return exited(shim_ending(reason, message), now);
+    }
+    if matches!(seen.shim, Shim::NoTask) {
+        return lost(TerminationReason::ExecutorError, "the host does not know the task any more", now);
+    }
+    if backstop(job).is_some_and(|deadline| now >= deadline) {
+        let said = "max_duration is over and the runner is silent";
+        return policy(TerminationReason::MaxDurationExceeded, said.to_owned(), now);
+    }
+    disconnected(job, now)
+}
+
+fn policies(job: &Job, seen: &Seen, pulled: &Pulled, now: Timestamp) -> Option<Plan> {
+    if backstop(job).is_some_and(|deadline| now >= deadline) {
+        let said = "max_duration is over and the runner did not end the job".to_owned();
+        return Some(policy(TerminationReason::MaxDurationExceeded, said, now));
+    }
+    if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.no_connections)
+        && idle >= limit
+    {
+        let said =
+            format!("nobody was connected for {} s, {} s are allowed", idle.as_secs(), limit.as_secs());
+        return Some(policy(TerminationReason::InactivityDurationExceeded, said, now));
+    }
+    if seen.gpu_idle {
+        let said = "a GPU was below min_gpu_utilization for the whole window".to_owned();
+        return Some(policy(TerminationReason::TerminatedDueToUtilizationPolicy, said, now));
+    }
+    None
+}
+
+fn shim_ending(reason: &str, message: &str) -> Ending {
+    let reason = reason.to_lowercase().parse().unwrap_or(TerminationReason::ContainerExitedWithError);
+    Ending::new(reason).saying(message)
+}
+
+fn runner_ending(ended: &Ended) -> Ending {
+    let reason = match ended.how {
+        How::Done => TerminationReason::DoneByRunner,
+        How::Failed | How::Terminated => {
+            ended.reason.to_lowercase().parse().unwrap_or(TerminationReason::ContainerExitedWithError)
+        }
+    };
+    let mut ending = Ending::new(reason);
+    if let Some(code) = ended.exit_status {
+        ending = ending.with_exit_status(code);
+    }
+    if ended.message.is_empty() { ending } else { ending.saying(&ended.message) }
+}
+
+/// Agents that once answered are silent: a grace, then the end.
+fn disconnected(job: &Job, now: Timestamp) -> Plan {
+    let since = job.disconnected_at.unwrap_or(now);
+    if now.since(since) >= UNREACHABLE_GRACE {
+        let said = format!("the agents were silent for {} s", now.since(since).as_secs());
+        return lost(unreachable_reason(job), &said, now);
+    }
+    wait(Some(since), "the agents to answer again", (now + POLL_STARTING).min(since + UNREACHABLE_GRACE))
+}
+
+fn siblings(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {
+    let since = job.provisioning_since;
+    let reason = TerminationReason::WaitingRunnerLimitExceeded;
+    let mut plan = bounded(since, SIBLINGS_MAX, reason, waits_for, now);
+    plan.due = plan.due.min(now + POLL_SIBLINGS);
+    plan
+}
+
+/// Waits until `since + limit`, then ends with `reason`.
+fn bounded(
+    since: Timestamp,
+    limit: Span,
+    reason: TerminationReason,
+    waits_for: &'static str,
+    now: Timestamp,
+) -> Plan {
+    let deadline = since + limit;
+    if now >= deadline {
+        return lost(reason, &format!("waited {} s for {waits_for}", limit.as_secs()), now);
+    }
+    wait(None, waits_for, (now + POLL_STARTING).min(deadline))
+}
+
+fn wait(disconnected_at: Option<Timestamp>, waits_for: &'static str, due: Timestamp) -> Plan {
+    let waits_for = Some(waits_for);
+    Plan { actions: Vec::new(), change: None, ending: None, disconnected_at, waits_for, due }
+}
+
+fn lost(reason: TerminationReason, said: &str, now: Timestamp) -> Plan {
+    end(Event::Lost, Ending::new(reason).saying(said), now)
+}
+
+fn policy(reason: TerminationReason, said: String, now: Timestamp) -> Plan {
+    end(Event::PolicyEnded, Ending::new(reason).saying(said), now)
+}
+
+fn exited(ending: Ending, now: Timestamp) -> Plan {
+    end(Event::Exited, ending, now)
+}
+
+fn end(event: Event, ending: Ending, now: Timestamp) -> Plan {
+    let message = ending.said().unwrap_or("the job ended").to_owned();
+    let change = Change::why(event, ending.reason().as_str(), message);
+    Plan {
+        actions: Vec::new(),
+        change: Some(change),
+        ending: Some(ending),
+        disconnected_at: None,
+        waits_for: None,
+        due: now,
+    }
+}

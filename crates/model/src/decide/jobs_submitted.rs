@@ -1,0 +1,234 @@
+//! Brain of `jobs_submitted`: from the queue to an instance, or to the end for want of one.
+//!
+//! Pass 1 assigns: an idle instance is claimed, or a placeholder holds a number and a slot. Pass 2, only
+//! where there is something to do, attaches volumes or creates the instance. Whether a job that found no
+//! capacity is tried again is the run's business.
+
+use std::sync::Arc;
+
+use crate::{
+    decide::change::Change,
+    explain::{Shortfall, summary},
+    id::{FleetId, InstanceId},
+    job::{Ending, Event, TerminationReason},
+    plan::place::{NewOffer, Outcome, RESERVE_AFTER, Seat, Why},
+    time::{Span, Timestamp},
+};
+
+/// A waiting job is looked at again after this, if nothing wakes it before.
+pub const POLL: Span = Span::secs(4);
+/// How long a volume may take to attach.
+pub const ATTACH_MAX: Span = Span::mins(5);
+/// How long one round of creating an instance may take, over all offers.
+pub const CREATE_MAX: Span = Span::mins(10);
+
+/// What is stored about the submission.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    pub submitted_at: Timestamp,
+    pub stage: Stage,
+    pub has_volumes: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stage {
+    Unassigned,
+    /// On an instance that exists; volumes are still to be attached.
+    Assigned {
+        since: Timestamp,
+    },
+    /// A placeholder holds its number; one of these offers is to become the instance.
+    Placeholder {
+        since: Timestamp,
+        offers: Vec<NewOffer>,
+    },
+}
+
+/// What was seen: in pass 1 what placement says of this node, in pass 2 how the work went.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    Seat {
+        fleet: FleetId,
+        seat: Seat,
+    },
+    Waits {
+        why: Arc<Why>,
+        reserved: Vec<InstanceId>,
+    },
+    Never {
+        why: Arc<Why>,
+    },
+    /// Nothing was tried in this pass yet.
+    NotTried,
+    Attached,
+    Attaching,
+    AttachFailed {
+        said: String,
+    },
+    Created,
+    /// The backend took the order; nothing to show yet.
+    Creating,
+    /// Every offer was refused.
+    Refused {
+        tried: usize,
+        said: String,
+    },
+}
+
+impl Seen {
+    /// What an outcome of placement means for one node of the replica.
+    pub fn of(outcome: &Outcome, node: usize) -> Self {
+        match outcome {
+            Outcome::Placed { fleet, seats } => match seats.get(node) {
+                Some(seat) => Self::Seat { fleet: *fleet, seat: seat.clone() },
+                None => Self::NotTried,
+            },
+            Outcome::Waits { why, reserved } => {
+                Self::Waits { why: Arc::clone(why), reserved: reserved.clone() }
+            }
+            Outcome::Never { why } => Self::Never { why: Arc::clone(why) },
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Plan {
+    /// Write the assignment; the status stays until pass 2 is done.
+    Assign {
+        fleet: FleetId,
+        seat: Seat,
+        message: String,
+        due: Timestamp,
+    },
+    /// Write the assignment if there is one, and the job is provisioning.
+    Provision {
+        assign: Option<(FleetId, Seat)>,
+        change: Change<Event>,
+        due: Timestamp,
+    },
+    Attach {
+        due: Timestamp,
+    },
+    /// Ask for these in order, by an idempotent key, until one is granted.
+    Create {
+        offers: Vec<NewOffer>,
+        due: Timestamp,
+    },
+    /// Stay in the queue, and say why.
+    Wait {
+        why: Arc<Why>,
+        reserved: Vec<InstanceId>,
+        message: String,
+        due: Timestamp,
+    },
+    /// Look again; there is nothing new to say.
+    Again {
+        due: Timestamp,
+    },
+    /// Terminating, with the reason. A placeholder is dropped with it.
+    End {
+        ending: Ending,
+        change: Change<Event>,
+    },
+}
+
+pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
+    match &job.stage {
+        Stage::Unassigned => unassigned(job, seen, now),
+        Stage::Assigned { since } => assigned(seen, *since, now),
+        Stage::Placeholder { since, offers } => placeholder(seen, *since, offers, now),
+    }
+}
+
+fn unassigned(job: &Job, seen: Seen, now: Timestamp) -> Plan {
+    match seen {
+        Seen::Seat { fleet, seat } => match &seat {
+            Seat::Existing { instance, blocks, .. } if !job.has_volumes => {
+                let message = format!("assigned to instance {instance}, {blocks} of its blocks");
+                let change = Change::told(Event::Placed, message);
+                Plan::Provision { assign: Some((fleet, seat)), change, due: now }
+            }
+            Seat::Existing { instance, .. } => {
+                let message = format!("assigned to instance {instance}, attaching volumes");
+                Plan::Assign { fleet, seat, message, due: now }
+            }
+            Seat::New { instance_num, offers, .. } => {
+                let message =
+                    format!("instance {instance_num} of the fleet is to be created: {} offers", offers.len());
+                Plan::Assign { fleet, seat, message, due: now }
+            }
+        },
+        Seen::Waits { why, reserved } => {
+            let message = summary(&why.refusals).unwrap_or_else(|| "waits for its turn".to_owned());
+            // The moment it may reserve is worth waking for.
+            let turn = job.submitted_at + RESERVE_AFTER;
+            let due = if turn > now { turn.min(now + POLL) } else { now + POLL };
+            Plan::Wait { why, reserved, message, due }
+        }
+        Seen::Never { why } => {
+            let said = summary(&why.refusals).unwrap_or_else(|| "nothing fits".to_owned());
+            let no_fleet = why.refusals.iter().flat_map(|refusal| &refusal.shortfalls).all(|shortfall| {
+                matches!(shortfall, Shortfall::NoFleets | Shortfall::FleetNotNamed | Shortfall::NotCluster)
+            });
+            end(if no_fleet { Ending::no_fleets(said) } else { Ending::no_capacity(said) })
+        }
+        Seen::NotTried
+        | Seen::Attached
+        | Seen::Attaching
+        | Seen::AttachFailed { .. }
+        | Seen::Created
+        | Seen::Creating
+        | Seen::Refused { .. } => Plan::Again { due: now + POLL },
+    }
+}
+
+fn assigned(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
+    match seen {
+        Seen::Attached => provision("volumes are attached", now),
+        Seen::AttachFailed { said } => volume_error(said),
+        Seen::Attaching if now.since(since) >= ATTACH_MAX => {
+            volume_error(format!("not attached within {} s", ATTACH_MAX.as_secs()))
+        }
+        Seen::Attaching => Plan::Again { due: (now + POLL).min(since + ATTACH_MAX) },
+        Seen::NotTried
+        | Seen::Seat { .. }
+        | Seen::Waits { .. }
+        | Seen::Never { .. }
+        | Seen::Created
+        | Seen::Creating
+        | Seen::Refused { .. } => Plan::Attach { due: now },
+    }
+}
+
+fn placeholder(seen: Seen, since: Timestamp, offers: &[NewOffer], now: Timestamp) -> Plan {
+    match seen {
+        Seen::Created => provision("its instance is being created", now),
+        Seen::Refused { tried, said } => {
+            end(Ending::no_capacity(format!("{tried} offers were tried: {said}")))
+        }
+        Seen::Creating if now.since(since) >= CREATE_MAX => {
+            end(Ending::no_capacity(format!("no instance was granted within {} s", CREATE_MAX.as_secs())))
+        }
+        Seen::Creating => Plan::Again { due: (now + POLL).min(since + CREATE_MAX) },
+        Seen::NotTried
+        | Seen::Seat { .. }
+        | Seen::Waits { .. }
+        | Seen::Never { .. }
+        | Seen::Attached
+        | Seen::Attaching
+        | Seen::AttachFailed { .. } => Plan::Create { offers: offers.to_vec(), due: now },
+    }
+}
+
+fn provision(message: &str, now: Timestamp) -> Plan {
+    Plan::Provision { assign: None, change: Change::told(Event::Placed, message), due: now }
+}
+
+fn volume_error(said: String) -> Plan {
+    end(Ending::new(TerminationReason::VolumeError).saying(said))
+}
+
+fn end(ending: Ending) -> Plan {
+    let message = ending.said().unwrap_or("no place for it").to_owned();
+    Plan::End { change: Change::why(Event::NotPlaced, ending.reason().as_str(), message), ending }
+}

@@ -1,0 +1,339 @@
+//! Brain of `jobs_terminating`: the last steps, in the one order that is right.
+//!
+//! Unregistered from the proxy, asked to stop, logs drained, container gone, volumes detached, and only
+//! then the instance is freed and the final status written. The order is in the types: the end is built
+//! from the proofs of each step, and each proof from the one before.
+//!
+//! A silent host proves nothing. The job waits until the task is known gone or the host is given up
+//! (`GIVE_UP_AFTER`, or its instance ended). A host that returns later is told which submissions are
+//! dead; its agent refuses their old epochs and removes them before it takes anything new.
+
+use crate::{
+    decide::change::Change,
+    id::VolumeId,
+    instance,
+    job::{Ending, Event, TerminationReason},
+    time::{Span, Timestamp},
+};
+
+/// How long a stopped job may take to end and its logs to drain.
+pub const STOP_GRACE: Span = Span::secs(30);
+/// Between two looks.
+pub const POLL: Span = Span::secs(2);
+/// How long after the soft detach of a volume it may be forced.
+pub const FORCE_DETACH_AFTER: Span = Span::secs(60);
+/// How long a silent host keeps its job from ending.
+pub const GIVE_UP_AFTER: Span = Span::mins(5);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Volume {
+    pub id: VolumeId,
+    pub asked_at: Option<Timestamp>,
+    pub forced: bool,
+    /// As the backend says.
+    pub attached: bool,
+}
+
+/// What is stored about the submission.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    pub ending: Ending,
+    pub terminating_since: Timestamp,
+    /// Known to the proxy or a gateway.
+    pub registered: bool,
+    /// Whether it ever reached its runner: only then are there logs, and somebody to ask to stop.
+    pub ran: bool,
+    /// Until when its logs are drained; set by the first pass.
+    pub deadline: Option<Timestamp>,
+    pub stop_duration: Option<Span>,
+    pub volumes: Vec<Volume>,
+    pub place: Option<Place>,
+}
+
+/// The instance it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub has_shim: bool,
+    pub status: instance::Status,
+    /// Other jobs that are not final.
+    pub other_jobs: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logs {
+    NotAsked,
+    Silent,
+    More,
+    Drained,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    NotAsked,
+    Silent,
+    /// Known to the shim, in any state.
+    There,
+    /// The shim answers and does not know it.
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub logs: Logs,
+    pub task: Task,
+}
+
+impl Seen {
+    pub const NOTHING: Self = Self { logs: Logs::NotAsked, task: Task::NotAsked };
+}
+
+/// What the hands do next; each is safe to repeat and carries the epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Take it out of the proxy's rotation.
+    Unregister,
+    /// Store the deadline; ask the runner to stop where `ask`.
+    Stop {
+        ask: bool,
+        deadline: Timestamp,
+    },
+    /// Store what the runner still has.
+    DrainLogs,
+    /// Terminate the task with no grace, and remove it.
+    RemoveTask,
+    Detach {
+        volumes: Vec<VolumeId>,
+        force: bool,
+    },
+    /// Nothing but to look again.
+    Wait,
+}
+
+/// What becomes of the instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instance {
+    /// It had none.
+    None,
+    /// Other jobs are on it.
+    StaysBusy,
+    /// The last job left.
+    Freed,
+    /// It takes no other job.
+    Ends,
+    /// It is ending or gone already.
+    Untouched,
+}
+
+impl Instance {
+    /// The event for its machine, if it is to move.
+    pub const fn event(self) -> Option<instance::Event> {
+        match self {
+            Self::Freed => Some(instance::Event::LastJobFreed),
+            Self::Ends => Some(instance::Event::JobFinished),
+            Self::None | Self::StaysBusy | Self::Untouched => None,
+        }
+    }
+}
+
+/// Everything is given back: the blocks are freed and the final status written, in one transaction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    ending: Ending,
+    instance: Instance,
+    gave_up_host: bool,
+    change: Change<Event>,
+}
+
+impl End {
+    pub const fn ending(&self) -> &Ending {
+        &self.ending
+    }
+    pub const fn instance(&self) -> Instance {
+        self.instance
+    }
+    /// The task may still be on a host that does not answer.
+    pub const fn gave_up_host(&self) -> bool {
+        self.gave_up_host
+    }
+    pub const fn change(&self) -> &Change<Event> {
+        &self.change
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Plan {
+    /// One step; `due` is now where the next look may follow at once, in the same pass.
+    Step {
+        step: Step,
+        waits_for: &'static str,
+        due: Timestamp,
+    },
+    End(End),
+}
+
+struct Unregistered;
+struct Quiet(Unregistered);
+struct Gone {
+    _after: Quiet,
+    gave_up: bool,
+}
+struct Detached(Gone);
+
+pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
+    let detached = unregistered(job, now)
+        .and_then(|unregistered| quiet(job, seen, unregistered, now))
+        .and_then(|quiet| gone(job, seen, quiet, now))
+        .and_then(|gone| detached(job, gone, now));
+    match detached {
+        Ok(detached) => Plan::End(end(job, &detached)),
+        Err(step) => *step,
+    }
+}
+
+/// A proof, or what to do for it.
+type Proof<T> = Result<T, Box<Plan>>;
+
+fn step<T>(step: Step, waits_for: &'static str, due: Timestamp) -> Proof<T> {
+    Err(Box::new(Plan::Step { step, waits_for, due }))
+}
+
+fn unregistered(job: &Job, now: Timestamp) -> Proof<Unregistered> {
+    if job.registered { step(Step::Unregister, "the proxy to let go", now) } else { Ok(Unregistered) }
+}
+
+/// The job had its grace and its logs are in, or its time is up.
+fn quiet(job: &Job, seen: Seen, before: Unregistered, now: Timestamp) -> Proof<Quiet> {
+    let reason = job.ending.reason();
+    if job.place.is_none() || !job.ran || reason == TerminationReason::AbortedByUser {
+        return Ok(Quiet(before));
+    }
+    let Some(deadline) = job.deadline else {
+        let ask = is_asked_to_stop(reason);
+        return step(Step::Stop { ask, deadline: now + STOP_GRACE }, "the job to stop", now);
+    };
+    if now >= deadline {
+        return Ok(Quiet(before));
+    }
+    match seen.logs {
+        Logs::Drained => Ok(Quiet(before)),
+        Logs::NotAsked => step(Step::DrainLogs, "its last output", now),
+        Logs::More | Logs::Silent => step(Step::DrainLogs, "its last output", (now + POLL).min(deadline)),
+    }
+}
+
+/// Whether the runner is asked: not where the job ended by itself, and not where nobody would answer.
+const fn is_asked_to_stop(reason: TerminationReason) -> bool {
+    match reason {
+        TerminationReason::TerminatedByUser
+        | TerminationReason::TerminatedByServer
+        | TerminationReason::ScaledDown
+        | TerminationReason::InactivityDurationExceeded
+        | TerminationReason::TerminatedDueToUtilizationPolicy
+        | TerminationReason::MaxDurationExceeded
+        | TerminationReason::GatewayError
+        | TerminationReason::VolumeError
+        | TerminationReason::InstanceAccessRevoked => true,
+        TerminationReason::FailedToStartDueToNoCapacity
+        | TerminationReason::InterruptedByNoCapacity
+        | TerminationReason::InstanceUnreachable
+        | TerminationReason::WaitingInstanceLimitExceeded
+        | TerminationReason::WaitingRunnerLimitExceeded
+        | TerminationReason::ContainerExitedWithError
+        | TerminationReason::PortsBindingFailed
+        | TerminationReason::CreatingContainerError
+        | TerminationReason::ExecutorError
+        | TerminationReason::LogQuotaExceeded
+        | TerminationReason::DoneByRunner
+        | TerminationReason::AbortedByUser => false,
+    }
+}
+
+/// The container is gone for sure, or nobody waits for that host any longer.
+fn gone(job: &Job, seen: Seen, before: Quiet, now: Timestamp) -> Proof<Gone> {
+    let Some(place) = job.place else { return Ok(Gone { _after: before, gave_up: false }) };
+    match place.status {
+        // The machine is no more, and the container with it.
+        instance::Status::Terminated => return Ok(Gone { _after: before, gave_up: false }),
+        instance::Status::Pending
+        | instance::Status::Provisioning
+        | instance::Status::Idle
+        | instance::Status::Busy
+        | instance::Status::Terminating => {}
+    }
+    if !place.has_shim {
+        // The container is the instance: it ends with it, which is what `Instance::Ends` asks for.
+        return Ok(Gone { _after: before, gave_up: false });
+    }
+    let give_up_at = job.terminating_since + GIVE_UP_AFTER;
+    match seen.task {
+        Task::Gone => Ok(Gone { _after: before, gave_up: false }),
+        Task::NotAsked | Task::There => {
+            step(Step::RemoveTask, "its container to go", retry_at(seen.task, now))
+        }
+        Task::Silent if now >= give_up_at => Ok(Gone { _after: before, gave_up: true }),
+        Task::Silent => step(Step::Wait, "the host to answer", (now + POLL).min(give_up_at)),
+    }
+}
+
+fn retry_at(task: Task, now: Timestamp) -> Timestamp {
+    match task {
+        Task::NotAsked => now,
+        Task::Silent | Task::There | Task::Gone => now + POLL,
+    }
+}
+
+fn detached(job: &Job, before: Gone, now: Timestamp) -> Proof<Detached> {
+    let attached: Vec<&Volume> = job.volumes.iter().filter(|volume| volume.attached).collect();
+    if attached.is_empty() {
+        return Ok(Detached(before));
+    }
+    let ids = |volumes: Vec<&Volume>| volumes.iter().map(|volume| volume.id).collect();
+    let unasked: Vec<&Volume> = attached.iter().filter(|volume| volume.asked_at.is_none()).copied().collect();
+    if !unasked.is_empty() {
+        let soft = Step::Detach { volumes: ids(unasked), force: false };
+        return step(soft, "its volumes to detach", now + POLL);
+    }
+    let stop_over = job.stop_duration.is_some_and(|limit| now >= job.terminating_since + limit);
+    let may_force = stop_over || before.gave_up || job.ending.reason() == TerminationReason::AbortedByUser;
+    let ripe = |volume: &&&Volume| {
+        !volume.forced && volume.asked_at.is_some_and(|asked| now.since(asked) >= FORCE_DETACH_AFTER)
+    };
+    let ripe: Vec<&Volume> = attached.iter().filter(ripe).copied().collect();
+    if may_force && !ripe.is_empty() {
+        let hard = Step::Detach { volumes: ids(ripe), force: true };
+        return step(hard, "its volumes to detach", now + POLL);
+    }
+    step(Step::Wait, "its volumes to detach", now + POLL)
+}
+
+fn end(job: &Job, Detached(gone): &Detached) -> End {
+    let instance = match job.place {
+        None => Instance::None,
+        Some(place) => match place.status {
+            instance::Status::Terminating | instance::Status::Terminated => Instance::Untouched,
+            instance::Status::Pending
+            | instance::Status::Provisioning
+            | instance::Status::Idle
+            | instance::Status::Busy
+                if place.other_jobs > 0 =>
+            {
+                Instance::StaysBusy
+            }
+            instance::Status::Pending => Instance::Untouched,
+            instance::Status::Provisioning => Instance::Ends,
+            instance::Status::Idle | instance::Status::Busy if !place.has_shim => Instance::Ends,
+            instance::Status::Idle | instance::Status::Busy => Instance::Freed,
+        },
+    };
+    let reason = job.ending.reason().as_str();
+    let message = match (job.ending.said(), gone.gave_up) {
+        (Some(said), false) => said.to_owned(),
+        (None, false) => "everything is released".to_owned(),
+        (_, true) => format!(
+            "the host stayed silent for {} s and was given up; its agent removes the task when it returns",
+            GIVE_UP_AFTER.as_secs()
+        ),
+    };
+    let change = Change::why(job.ending.final_status().event(), reason, message);
+    End { ending: job.ending.clone(), instance, gave_up_host: gone.gave_up, change }
+}

@@ -1,0 +1,130 @@
+//! Brain of `volumes`: storage made or found, kept, and cleaned up when nobody uses it.
+
+use crate::{
+    decide::change::Change,
+    time::{Span, Timestamp},
+    volume::{Event, Status},
+};
+
+/// Between two looks at one that is being made.
+pub const POLL_STARTING: Span = Span::secs(5);
+/// Between two looks at one that is ready.
+pub const POLL: Span = Span::mins(1);
+/// How long a backend may take to make one.
+pub const PROVISIONING_MAX: Span = Span::mins(10);
+/// Between two tries to delete one.
+pub const DELETE_RETRY: Span = Span::secs(30);
+
+/// What is stored about the volume.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Volume {
+    pub status: Status,
+    pub created_at: Timestamp,
+    /// It was there before us, and outlives us.
+    pub external: bool,
+    pub delete_asked: bool,
+    pub attached: bool,
+    /// When it was last detached, or made.
+    pub unattached_since: Option<Timestamp>,
+    pub cleanup_after: Option<Span>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    NotAsked,
+    Making,
+    Ready,
+    Broken { said: String },
+    Deleted,
+    NotDeleted { said: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Create,
+    Register,
+    Check,
+    Delete,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub action: Option<Action>,
+    pub change: Option<Change<Event>>,
+    /// The row leaves every list.
+    pub gone: bool,
+    pub note: Option<String>,
+    pub due: Timestamp,
+}
+
+fn keep(due: Timestamp) -> Plan {
+    Plan { action: None, change: None, gone: false, note: None, due }
+}
+
+fn act(action: Action, now: Timestamp) -> Plan {
+    Plan { action: Some(action), ..keep(now) }
+}
+
+fn change(event: Event, message: impl Into<String>, now: Timestamp) -> Plan {
+    Plan { change: Some(Change::told(event, message)), ..keep(now) }
+}
+
+pub fn decide(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
+    if volume.delete_asked {
+        return deleting(volume, seen, now);
+    }
+    match volume.status {
+        Status::Submitted | Status::Provisioning => starting(volume, seen, now),
+        Status::Active => active(volume, now),
+        Status::Failed => keep(now + POLL),
+    }
+}
+
+fn starting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
+    let deadline = volume.created_at + PROVISIONING_MAX;
+    match seen {
+        Seen::Ready => change(Event::Ready, "can be attached", now),
+        Seen::Broken { said } => change(Event::Broken, said, now),
+        Seen::Making | Seen::NotAsked if now >= deadline => {
+            change(Event::Broken, format!("not ready within {} s", PROVISIONING_MAX.as_secs()), now)
+        }
+        Seen::Making if volume.status == Status::Submitted => {
+            Plan { due: (now + POLL_STARTING).min(deadline), ..change(Event::Created, "is being made", now) }
+        }
+        Seen::Making => keep((now + POLL_STARTING).min(deadline)),
+        Seen::NotAsked | Seen::Deleted | Seen::NotDeleted { .. } => match volume.status {
+            Status::Submitted if volume.external => act(Action::Register, now),
+            Status::Submitted => act(Action::Create, now),
+            Status::Provisioning | Status::Active | Status::Failed => act(Action::Check, now),
+        },
+    }
+}
+
+fn active(volume: &Volume, now: Timestamp) -> Plan {
+    let idle = if volume.attached || volume.external { None } else { volume.unattached_since };
+    let Some((since, limit)) = idle.zip(volume.cleanup_after) else { return keep(now + POLL) };
+    if now >= since + limit {
+        let message = format!("unattached for {} s", now.since(since).as_secs());
+        return Plan { change: Some(Change::told(Event::DeleteAsked, message)), ..keep(now) };
+    }
+    keep((now + POLL).min(since + limit))
+}
+
+fn deleting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
+    match seen {
+        Seen::Deleted => Plan { gone: true, note: Some("deleted".to_owned()), ..keep(now) },
+        Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
+            if volume.external =>
+        {
+            Plan { gone: true, note: Some("forgotten, not deleted".to_owned()), ..keep(now) }
+        }
+        Seen::NotDeleted { said } => {
+            Plan { note: Some(format!("not deleted yet: {said}")), ..keep(now + DELETE_RETRY) }
+        }
+        // A volume in use is never pulled from under a job.
+        Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } if volume.attached => {
+            keep(now + POLL_STARTING)
+        }
+        Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } => act(Action::Delete, now),
+    }
+}
