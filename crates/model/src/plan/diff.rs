@@ -1,1 +1,178 @@
-//! What may change in place.
+//! What a changed configuration means for what already runs: updated in place, rolled out, or refused
+//! because only a new one would do.
+//!
+//! Works on the normalised JSON, as stored. An absent field and a null one are the same.
+
+use serde_json::{Map, Value};
+
+/// How a changed field takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum How {
+    /// At once, nothing restarts.
+    InPlace,
+    /// Replica by replica.
+    Rolling,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// `configuration.commands`.
+    pub path: String,
+    pub how: How,
+}
+
+/// The first changed field that forbids an update.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("update `{path}`: it cannot change while this exists; stop or delete it first")]
+pub struct Forbidden {
+    pub path: String,
+}
+
+const ANY_RUN: [&str; 1] = ["priority"];
+const DEV_ENVIRONMENT: [&str; 1] = ["inactivity_duration"];
+const SERVICE_IN_PLACE: [&str; 4] = ["replicas", "groups", "scaling", "gateway"];
+const SERVICE_ROLLING: [&str; 18] = [
+    "port",
+    "probes",
+    "resources",
+    "volumes",
+    "docker",
+    "files",
+    "image",
+    "user",
+    "privileged",
+    "entrypoint",
+    "working_dir",
+    "python",
+    "nvcc",
+    "single_branch",
+    "env",
+    "shell",
+    "commands",
+    "repos",
+];
+/// Beside the configuration in a run spec: the state of the code.
+const REPO_STATE: [&str; 4] = ["repo_id", "repo_data", "repo_code_hash", "file_archives"];
+/// Of the client that asked, not of the run.
+const CLIENT_ONLY: [&str; 1] = ["configuration_path"];
+const FLEET: [&str; 10] = [
+    "nodes",
+    "reservation",
+    "tags",
+    "resources",
+    "backends",
+    "regions",
+    "availability_zones",
+    "instance_types",
+    "spot_policy",
+    "max_price",
+];
+
+/// What changed in a run's configuration (the object with `type`), in the order of the new one.
+pub fn run_configuration(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
+    let kind = field(new, "type").as_str().unwrap_or_default();
+    each_change(old, new, |name| {
+        let how = match kind {
+            "service" if SERVICE_IN_PLACE.contains(&name) => Some(How::InPlace),
+            "service" if SERVICE_ROLLING.contains(&name) => Some(How::Rolling),
+            "dev-environment" if DEV_ENVIRONMENT.contains(&name) => Some(How::InPlace),
+            _ if ANY_RUN.contains(&name) => Some(How::InPlace),
+            _ => None,
+        };
+        how.ok_or_else(|| name.to_owned())
+    })
+}
+
+/// What changed in a run spec: its configuration, and the state of the code of a service.
+pub fn run_spec(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
+    let (before, after) = (field(old, "configuration"), field(new, "configuration"));
+    let service = field(after, "type").as_str() == Some("service");
+    let mut changes = each_change(old, new, |name| match name {
+        "configuration" => Ok(How::InPlace),
+        _ if CLIENT_ONLY.contains(&name) => Ok(How::InPlace),
+        _ if service && REPO_STATE.contains(&name) => Ok(How::Rolling),
+        _ => Err(name.to_owned()),
+    })?;
+    changes.retain(|change| change.path != "configuration" && !CLIENT_ONLY.contains(&change.path.as_str()));
+    let under = |path: String| format!("configuration.{path}");
+    let inner =
+        run_configuration(before, after).map_err(|forbidden| Forbidden { path: under(forbidden.path) })?;
+    let inner = inner.into_iter().map(|change| Change { path: under(change.path), ..change });
+    Ok(inner.chain(changes).collect())
+}
+
+/// What changed in a fleet's configuration. Hosts of an SSH fleet may come and go, not change.
+pub fn fleet(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
+    each_change(old, new, |name| match name {
+        "ssh_config" => ssh_config(field(old, name), field(new, name)),
+        _ if FLEET.contains(&name) => Ok(How::InPlace),
+        _ => Err(name.to_owned()),
+    })
+}
+
+fn ssh_config(old: &Value, new: &Value) -> Result<How, String> {
+    if old.is_null() || new.is_null() {
+        return Err("ssh_config".to_owned());
+    }
+    let only_hosts = each_change(old, new, |name| match name {
+        "hosts" => Ok(How::InPlace),
+        _ => Err(format!("ssh_config.{name}")),
+    });
+    only_hosts.map_err(|forbidden| forbidden.path)?;
+    let hosts = |value: &Value| field(value, "hosts").as_array().cloned().unwrap_or_default();
+    let before = hosts(old);
+    for (at, host) in hosts(new).iter().enumerate() {
+        let same_name = before.iter().find(|other| hostname(other) == hostname(host));
+        if same_name.is_some_and(|other| !alike(other, host)) {
+            return Err(format!("ssh_config.hosts[{at}]"));
+        }
+    }
+    Ok(How::InPlace)
+}
+
+/// A host is a name or an object with one.
+fn hostname(host: &Value) -> Option<&str> {
+    host.as_str().or_else(|| field(host, "hostname").as_str())
+}
+
+fn each_change(
+    old: &Value,
+    new: &Value,
+    mut rule: impl FnMut(&str) -> Result<How, String>,
+) -> Result<Vec<Change>, Forbidden> {
+    let empty = Map::new();
+    let (before, after) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
+    let removed = before.keys().filter(|name| !after.contains_key(*name));
+    let mut changes = Vec::new();
+    for name in after.keys().chain(removed) {
+        if alike(field(old, name), field(new, name)) {
+            continue;
+        }
+        let how = rule(name).map_err(|path| Forbidden { path })?;
+        changes.push(Change { path: name.clone(), how });
+    }
+    Ok(changes)
+}
+
+const ABSENT: Value = Value::Null;
+
+fn field<'a>(value: &'a Value, name: &str) -> &'a Value {
+    value.get(name).unwrap_or(&ABSENT)
+}
+
+/// Equal but for nulls that one side leaves out, and for 1 against 1.0.
+fn alike(left: &Value, right: &Value) -> bool {
+    match (left, right) {
+        (Value::Object(left), Value::Object(right)) => {
+            let names = left.keys().chain(right.keys().filter(|name| !left.contains_key(*name)));
+            names
+                .into_iter()
+                .all(|name| alike(left.get(name).unwrap_or(&ABSENT), right.get(name).unwrap_or(&ABSENT)))
+        }
+        (Value::Array(left), Value::Array(right)) => {
+            left.len() == right.len() && left.iter().zip(right).all(|(left, right)| alike(left, right))
+        }
+        (Value::Number(left), Value::Number(right)) => left.as_f64() == right.as_f64(),
+        (left, right) => left == right,
+    }
+}
