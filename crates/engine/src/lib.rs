@@ -3,13 +3,35 @@
 //! A pipeline is a fetcher, a bounded queue, workers and a heartbeater over the rows of one table.
 //! The lock is a set of columns on the row (token, owner, expiry, epoch), not an open transaction,
 //! so heavy work happens outside the database and any replica can pick up where another died.
+//!
+//! ```text
+//!   hint, due time, back-off ─► fetcher ─claim─► line ─► workers ─► apply, or ─► finisher ─finish─►
+//!                                                  └── heartbeater extends everything in between
+//! ```
 
+mod batch;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod crank;
+mod engine;
+mod fetch;
+mod finish;
+mod heartbeat;
+pub mod hint;
+mod lease;
+mod line;
 pub mod memory;
+pub mod mutant;
 pub mod pipeline;
+pub mod settings;
+pub mod status;
 pub mod store;
+mod worker;
 
+pub use batch::BatchPipeline;
+pub use engine::Engine;
+pub use hint::Hints;
 pub use memory::MemoryStore;
 pub use pipeline::{Applied, Pipeline};
+pub use settings::Settings;
 pub use store::{Claim, DbTime, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError};

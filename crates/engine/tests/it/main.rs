@@ -2,4 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 
+mod batch;
 mod conformance;
+mod endings;
+mod fetching;
+mod leases;
+#[cfg(feature = "mutants")]
+mod mutants;
+mod setbacks;
+mod toy;

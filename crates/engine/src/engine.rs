@@ -1,0 +1,214 @@
+//! Starts the tasks of each pipeline, starts them again when one crashes, and stops them in order.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinSet},
+    time::{Instant, sleep, timeout, timeout_at},
+};
+
+use crate::{
+    batch::BatchPipeline,
+    crank::Crank,
+    fetch::{Fetcher, Stop},
+    finish, heartbeat,
+    hint::Hints,
+    line::Line,
+    pipeline::Pipeline,
+    settings::Settings,
+    status::{Meter, Snapshot},
+    store::{LeaseStore, Queue},
+    worker::{self, Bench},
+};
+
+/// The pipelines of one replica.
+///
+/// Dropping it is an abrupt death: no task takes another step, nothing is handed back, and the rows are
+/// taken over when their locks expire.
+pub struct Engine<S> {
+    store: Arc<S>,
+    hints: Hints,
+    meters: Vec<Arc<Meter>>,
+    stop: watch::Sender<Option<Instant>>,
+    aborts: Aborts,
+    pipelines: JoinSet<()>,
+}
+
+/// Every task of the engine, so that they end at once and not one after the other.
+#[derive(Clone, Default)]
+struct Aborts(Arc<Mutex<Vec<AbortHandle>>>);
+
+impl<S: LeaseStore> Engine<S> {
+    pub fn new(store: Arc<S>, hints: Hints) -> Self {
+        Self {
+            store,
+            hints,
+            meters: Vec::new(),
+            stop: watch::Sender::new(None),
+            aborts: Aborts::default(),
+            pipelines: JoinSet::new(),
+        }
+    }
+
+    /// Starts a pipeline that takes its rows one by one.
+    pub fn spawn<P: Pipeline>(&mut self, pipeline: P, settings: Settings) {
+        let queue = pipeline.queue();
+        let pipeline = Arc::new(pipeline);
+        self.supervise(queue, settings, move |bench| Box::pin(worker::run(bench, pipeline.clone())));
+    }
+
+    /// Starts a pipeline that takes all rows of a claim at once.
+    pub fn spawn_batch<P: BatchPipeline>(&mut self, pipeline: P, settings: Settings) {
+        let queue = pipeline.queue();
+        let pipeline = Arc::new(pipeline);
+        self.supervise(queue, settings, move |bench| Box::pin(worker::run_batches(bench, pipeline.clone())));
+    }
+
+    pub fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    /// One snapshot per pipeline, in the order they were started.
+    pub fn status(&self) -> Vec<Snapshot> {
+        self.meters.iter().map(|meter| meter.snapshot()).collect()
+    }
+
+    /// Stops: no more fetches, queued rows handed back at once, what is in work finished within `grace` or
+    /// dropped and handed back. After it returns nothing of this engine runs.
+    pub async fn stop(mut self, grace: Duration) {
+        self.stop.send_replace(Some(Instant::now() + grace));
+        while self.pipelines.join_next().await.is_some() {}
+    }
+
+    fn supervise(&mut self, queue: Queue, settings: Settings, work: impl Work<S>) {
+        let meter = Arc::new(Meter::new(queue.pipeline));
+        self.meters.push(meter.clone());
+        let crank = Arc::new(Crank::new(self.store.clone(), queue, settings, self.hints.clone(), meter));
+        let aborts = self.aborts.clone();
+        self.aborts.adopt(self.pipelines.spawn(supervise(crank, work, self.stop.subscribe(), aborts)));
+    }
+}
+
+impl<S> Drop for Engine<S> {
+    fn drop(&mut self) {
+        for task in self.aborts.0.lock().drain(..) {
+            task.abort();
+        }
+    }
+}
+
+impl Aborts {
+    fn adopt(&self, task: AbortHandle) {
+        let mut tasks = self.0.lock();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+    }
+}
+
+type Working = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What a worker of the pipeline does with its bench.
+trait Work<S>: Fn(Bench<S>) -> Working + Send + Sync + 'static {}
+
+impl<S, F: Fn(Bench<S>) -> Working + Send + Sync + 'static> Work<S> for F {}
+
+/// The tasks of one pipeline. Dropping them aborts them.
+struct Tasks {
+    line: Arc<Line>,
+    fetcher: JoinSet<()>,
+    workers: JoinSet<()>,
+    finisher: JoinSet<()>,
+    heartbeater: JoinSet<()>,
+}
+
+impl Tasks {
+    fn start<S: LeaseStore>(crank: &Arc<Crank<S>>, work: &impl Work<S>, stop: Stop, aborts: &Aborts) -> Self {
+        let line = crank.new_line();
+        let mut tasks = Self {
+            line: line.clone(),
+            fetcher: JoinSet::new(),
+            workers: JoinSet::new(),
+            finisher: JoinSet::new(),
+            heartbeater: JoinSet::new(),
+        };
+        // Workers wait for the finisher only when it is a full batch behind.
+        let (out, inbox) = mpsc::channel(crank.settings.finish_max.max(1));
+        aborts.adopt(tasks.finisher.spawn(finish::run(crank.clone(), inbox)));
+        aborts.adopt(tasks.heartbeater.spawn(heartbeat::run(crank.clone())));
+        for _ in 0..crank.settings.workers.max(1) {
+            let bench = Bench { crank: crank.clone(), line: line.clone(), out: out.clone() };
+            aborts.adopt(tasks.workers.spawn(work(bench)));
+        }
+        let hints = crank.hints.subscribe(crank.queue.pipeline);
+        aborts.adopt(tasks.fetcher.spawn(Fetcher::new(crank.clone(), line, hints, stop).run()));
+        tasks
+    }
+
+    /// Waits for a task that ends; none should. Answers which and how.
+    async fn crash(&mut self) -> (&'static str, String) {
+        let (which, ended) = tokio::select! {
+            biased;
+            ended = self.fetcher.join_next() => ("fetcher", ended),
+            ended = self.workers.join_next() => ("worker", ended),
+            ended = self.finisher.join_next() => ("finisher", ended),
+            ended = self.heartbeater.join_next() => ("heartbeater", ended),
+        };
+        let how = match ended {
+            Some(Err(error)) => error.to_string(),
+            Some(Ok(())) | None => "ended".to_owned(),
+        };
+        (which, how)
+    }
+
+    /// Waits until the tasks are really gone: their rows may only be given back after that.
+    async fn end(mut self) {
+        for tasks in [&mut self.fetcher, &mut self.workers, &mut self.finisher, &mut self.heartbeater] {
+            tasks.shutdown().await;
+        }
+    }
+}
+
+async fn supervise<S: LeaseStore>(crank: Arc<Crank<S>>, work: impl Work<S>, mut stop: Stop, aborts: Aborts) {
+    loop {
+        let mut tasks = Tasks::start(&crank, &work, stop.clone(), &aborts);
+        let (which, how) = tokio::select! {
+            biased;
+            deadline = stopped(&mut stop) => return wind_down(&crank, tasks, deadline).await,
+            crashed = tasks.crash() => crashed,
+        };
+        tracing::error!(pipeline = crank.queue.pipeline, task = which, error = how, "pipeline crashed");
+        crank.meter.restarts.add(1);
+        tasks.end().await;
+        crank.hand_back(crank.meter.leases.take_all()).await;
+        tokio::select! {
+            biased;
+            _ = stopped(&mut stop) => return,
+            () = sleep(crank.settings.restart_delay) => {}
+        }
+    }
+}
+
+/// Waits for the order to stop; the deadline it came with. Nobody left to give it counts as one.
+async fn stopped(stop: &mut Stop) -> Instant {
+    match stop.wait_for(Option::is_some).await {
+        Ok(deadline) => deadline.unwrap_or_else(Instant::now),
+        Err(_) => Instant::now(),
+    }
+}
+
+async fn wind_down<S: LeaseStore>(crank: &Crank<S>, mut tasks: Tasks, deadline: Instant) {
+    crank.hand_back(tasks.line.drain()).await;
+    // The fetcher may be in the middle of a claim; what it brings is handed back too.
+    let _ = timeout_at(deadline, tasks.fetcher.join_next()).await;
+    tasks.fetcher.shutdown().await;
+    crank.hand_back(tasks.line.drain()).await;
+    tasks.line.close();
+    let _ = timeout_at(deadline, async { while tasks.workers.join_next().await.is_some() {} }).await;
+    tasks.workers.shutdown().await;
+    // With the workers gone the finisher has no more senders: it does what it has and ends.
+    let _ = timeout(crank.settings.lease_margin, tasks.finisher.join_next()).await;
+    tasks.end().await;
+    crank.hand_back(crank.meter.leases.take_all()).await;
+}

@@ -1,0 +1,133 @@
+//! The fetcher: claims many rows at once whenever the queue runs low, and sleeps while there is nothing.
+//!
+//! It wakes for a hint, for the earliest due time it knows of, or after a delay that grows with each empty
+//! fetch. That last one is the safety net: it finds what a dead replica left behind and what a lost hint
+//! would have told.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    crank::Crank,
+    hint::Subscription,
+    line::Line,
+    settings::{Jitter, step_of},
+    store::{Claim, LeaseStore},
+};
+
+/// A due time that has come but whose row could not be claimed must not make the fetcher spin.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+
+/// `Some` once the pipeline is to stop: the moment by which it must have.
+pub(crate) type Stop = watch::Receiver<Option<Instant>>;
+
+pub(crate) struct Fetcher<S> {
+    crank: Arc<Crank<S>>,
+    line: Arc<Line>,
+    hints: Subscription,
+    stop: Stop,
+    jitter: Jitter,
+    /// Empty fetches in a row.
+    empty: usize,
+}
+
+/// Why the fetcher goes on.
+enum Woken {
+    ToFetch,
+    ToStop,
+}
+
+impl<S: LeaseStore> Fetcher<S> {
+    pub(crate) fn new(crank: Arc<Crank<S>>, line: Arc<Line>, hints: Subscription, stop: Stop) -> Self {
+        let jitter = Jitter::new(crank.settings.jitter_seed, crank.queue.pipeline);
+        Self { crank, line, hints, stop, jitter, empty: 0 }
+    }
+
+    /// Runs until it is told to stop. A claim that is on its way then is waited for: nobody else would
+    /// know of its rows.
+    pub(crate) async fn run(mut self) {
+        loop {
+            tokio::select! {
+                biased;
+                _ = self.stop.wait_for(Option::is_some) => return,
+                () = self.line.low() => {}
+            }
+            let pause = self.fetch().await;
+            if let Some(pause) = pause
+                && matches!(self.pause(pause).await, Woken::ToStop)
+            {
+                return;
+            }
+        }
+    }
+
+    /// One claim. Answers how long to pause, if at all.
+    async fn fetch(&mut self) -> Option<Duration> {
+        let (crank, settings) = (&self.crank, &self.crank.settings);
+        let room = settings.queue_len_max.saturating_sub(self.line.len()).max(1);
+        let limit = room.min(settings.claim_max);
+        // Whatever was hinted or became due until now, this claim sees; what comes later stays noted.
+        self.hints.take();
+        let known_due = crank.agenda.take();
+        crank.meter.fetches.add(1);
+        let answer = crank.in_time(crank.store.claim(&crank.queue, limit, settings.lease_ttl)).await;
+        let Some(Claim { leases, next_due_in }) = answer else {
+            if let Some(due_at) = known_due {
+                crank.agenda.tell(due_at);
+            }
+            // A hint cannot mend the store, so it is left for the fetch after the pause.
+            let delay = self.next_idle_delay();
+            return Some(delay);
+        };
+        if let Some(due_in) = next_due_in {
+            crank.agenda.tell(Instant::now() + due_in);
+        }
+        if leases.is_empty() {
+            crank.meter.fetches_empty.add(1);
+            return Some(self.next_idle_delay());
+        }
+        crank.meter.claimed.add(leases.len());
+        let is_too_early = {
+            let now = Instant::now();
+            let mut put_back = crank.put_back.lock();
+            put_back.retain(|_, back_at| *back_at > now);
+            leases.iter().all(|lease| put_back.contains_key(&lease.id))
+        };
+        let lease_use = settings.lease_use();
+        self.line.push(leases.into_iter().map(|lease| crank.meter.leases.track(lease, lease_use)).collect());
+        self.empty = 0;
+        // Rows that were put back a moment ago and nothing else: give whoever is in their way some time.
+        is_too_early.then(|| self.jitter.around(self.crank.settings.related_retry_delay))
+    }
+
+    fn next_idle_delay(&mut self) -> Duration {
+        let delays = self.crank.settings.idle_delays;
+        let delay = self.jitter.around(step_of(delays, self.empty));
+        self.empty = self.empty.saturating_add(1);
+        // The longest delay is a promise to whoever waits for a dead replica's rows: jitter only shortens it.
+        delay.min(delays.last().copied().unwrap_or(delay))
+    }
+
+    async fn pause(&mut self, pause: Duration) -> Woken {
+        let until = Instant::now() + pause;
+        let soonest = Instant::now() + PAUSE_MIN;
+        loop {
+            let due_at = self.crank.agenda.earliest().map_or(until, |at| at.max(soonest).min(until));
+            tokio::select! {
+                biased;
+                _ = self.stop.wait_for(Option::is_some) => return Woken::ToStop,
+                () = self.hints.hinted() => {
+                    // Something is going on: look closely again for a while.
+                    self.empty = 0;
+                    return Woken::ToFetch;
+                }
+                () = self.crank.agenda.sooner() => {}
+                () = sleep_until(due_at) => return Woken::ToFetch,
+            }
+        }
+    }
+}

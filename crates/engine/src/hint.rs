@@ -1,0 +1,174 @@
+//! Hints: "look now". They carry no data, so losing, delaying or doubling one changes latency and nothing
+//! else: whoever is woken reads the database.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// The hub of one replica. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Hints {
+    hub: Arc<Mutex<Hub>>,
+}
+
+#[derive(Debug, Default)]
+struct Hub {
+    inward: BTreeMap<&'static str, Vec<Weak<Bell>>>,
+    outward: Vec<Weak<Outbox>>,
+}
+
+#[derive(Debug, Default)]
+struct Bell {
+    rung: AtomicBool,
+    notify: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Outbox {
+    names: Mutex<BTreeSet<&'static str>>,
+    notify: Notify,
+}
+
+impl Hints {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Wakes the pipeline here, and in other replicas where something listens to [`Hints::outgoing`].
+    /// Call it after the commit, never before: a pipeline that looks too early sees nothing.
+    pub fn hint(&self, pipeline: &'static str) {
+        self.hint_here(pipeline);
+        self.hub.lock().outward.retain(|outbox| {
+            let Some(outbox) = outbox.upgrade() else { return false };
+            outbox.names.lock().insert(pipeline);
+            outbox.notify.notify_one();
+            true
+        });
+    }
+
+    /// Wakes the pipeline in this replica only: for hints that came from another one.
+    pub fn hint_here(&self, pipeline: &str) {
+        if let Some(bells) = self.hub.lock().inward.get_mut(pipeline) {
+            bells.retain(|bell| {
+                let Some(bell) = bell.upgrade() else { return false };
+                bell.rung.store(true, Ordering::Release);
+                bell.notify.notify_one();
+                true
+            });
+        }
+    }
+
+    /// Wakes all pipelines of this replica: for a listener that was cut off and cannot know what it missed.
+    pub fn hint_all_here(&self) {
+        let names: Vec<_> = self.hub.lock().inward.keys().copied().collect();
+        for name in names {
+            self.hint_here(name);
+        }
+    }
+
+    /// Hints for one pipeline from now on.
+    pub fn subscribe(&self, pipeline: &'static str) -> Subscription {
+        let bell = Arc::new(Bell::default());
+        self.hub.lock().inward.entry(pipeline).or_default().push(Arc::downgrade(&bell));
+        Subscription { bell }
+    }
+
+    /// Hints given in this replica from now on, to be carried to the others.
+    pub fn outgoing(&self) -> Outgoing {
+        let outbox = Arc::new(Outbox::default());
+        self.hub.lock().outward.push(Arc::downgrade(&outbox));
+        Outgoing { outbox }
+    }
+}
+
+/// One listener for one pipeline. Any number of hints that it has not looked at yet are one.
+#[derive(Debug)]
+pub struct Subscription {
+    bell: Arc<Bell>,
+}
+
+impl Subscription {
+    /// Waits for a hint that has not been taken yet.
+    pub async fn hinted(&self) {
+        while !self.take() {
+            self.bell.notify.notified().await;
+        }
+    }
+
+    /// Takes a waiting hint, if there is one: what is fetched from now on will include what it meant.
+    pub fn take(&self) -> bool {
+        self.bell.rung.swap(false, Ordering::AcqRel)
+    }
+}
+
+/// Names to be sent to other replicas.
+#[derive(Debug)]
+pub struct Outgoing {
+    outbox: Arc<Outbox>,
+}
+
+impl Outgoing {
+    /// Waits until there is something to send; each name appears once however often it was hinted.
+    pub async fn next(&mut self) -> Vec<&'static str> {
+        loop {
+            let names = std::mem::take(&mut *self.outbox.names.lock());
+            if !names.is_empty() {
+                return names.into_iter().collect();
+            }
+            self.outbox.notify.notified().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn hints_that_nobody_looked_at_yet_are_one() {
+        let hints = Hints::new();
+        let runs = hints.subscribe("runs");
+        assert!(runs.hinted().now_or_never().is_none());
+        hints.hint("runs");
+        hints.hint("runs");
+        hints.hint("jobs");
+        assert!(runs.hinted().now_or_never().is_some());
+        assert!(runs.hinted().now_or_never().is_none());
+        hints.hint_all_here();
+        assert!(runs.take());
+        assert!(!runs.take());
+    }
+
+    #[test]
+    fn a_hint_wakes_every_subscriber_of_the_name() {
+        let hints = Hints::new();
+        let (one, two) = (hints.subscribe("runs"), hints.subscribe("runs"));
+        hints.hint("runs");
+        assert!(one.take() && two.take());
+        drop(one);
+        hints.hint("runs");
+        assert!(two.take());
+    }
+
+    #[test]
+    fn only_hints_given_here_go_out_and_each_name_once() {
+        let hints = Hints::new();
+        let mut outgoing = hints.outgoing();
+        hints.hint_here("jobs");
+        assert!(outgoing.next().now_or_never().is_none());
+        for name in ["runs", "jobs", "runs"] {
+            hints.hint(name);
+        }
+        assert_eq!(outgoing.next().now_or_never(), Some(vec!["jobs", "runs"]));
+        assert!(outgoing.next().now_or_never().is_none());
+    }
+}

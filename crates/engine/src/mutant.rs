@@ -1,0 +1,38 @@
+//! Deliberate faults, compiled in by the feature `mutants` only. A simulation that does not notice them is
+//! blind, and its silence about the real code means nothing.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mutant {
+    /// The heartbeater believes that every lease was extended, and extends none.
+    HeartbeatStopsRenewing = 1,
+}
+
+#[cfg(feature = "mutants")]
+mod switch {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Mutant;
+
+    static ACTIVE: AtomicU8 = AtomicU8::new(0);
+
+    /// Process-wide, like the code it stands in for.
+    pub fn set(mutant: Option<Mutant>) {
+        ACTIVE.store(mutant.map_or(0, |mutant| mutant as u8), Ordering::SeqCst);
+    }
+
+    pub fn active(mutant: Mutant) -> bool {
+        ACTIVE.load(Ordering::SeqCst) == mutant as u8
+    }
+}
+
+#[cfg(not(feature = "mutants"))]
+mod switch {
+    use super::Mutant;
+
+    pub const fn active(_mutant: Mutant) -> bool {
+        false
+    }
+}
+
+pub use switch::*;

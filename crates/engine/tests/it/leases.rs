@@ -1,0 +1,259 @@
+//! Holding on to rows, and letting go of them in time.
+
+use std::{
+    future::{Future, pending},
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+use tokio::time::{Instant, advance, sleep};
+use windlass_engine::{Held, Lease, LeaseStore, MemoryStore, memory::Row};
+
+use crate::toy::{Fickle, Lab, Oops, QUEUE, TABLE, What, id, millis, secs, standard};
+
+async fn an_hour(_: Lease) -> Result<(), Oops> {
+    sleep(secs(3600)).await;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn l9_a_heartbeat_keeps_long_work() {
+    let lab = Lab::new(3);
+    let (one, two) = (lab.way(), lab.way());
+    let engine = lab.start(&one, lab.toy(&one).acting(an_hour), standard());
+    sleep(millis(10)).await;
+    let _second = lab.start(&two, lab.toy(&two), standard());
+    lab.until(secs(4000), "done", |lab| lab.done() == 3).await;
+    assert_eq!(lab.journal.count(What::Started), 3, "nobody else got hold of them");
+    assert!((0..3).all(|number| lab.row(number).lock_epoch == 1));
+    let extends = one.extends.load(SeqCst);
+    assert!((600..=760).contains(&extends), "all three in one call every 5 s or so: {extends}");
+    assert_eq!(engine.status()[0].totals.lost, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn l9_rows_waiting_in_the_queue_are_kept_too() {
+    let lab = Lab::new(2);
+    let (one, two) = (lab.way(), lab.way());
+    let settings = windlass_engine::Settings { workers: 1, ..standard() };
+    let toy = lab.toy(&one).acting(|_| async {
+        sleep(secs(100)).await;
+        Ok(())
+    });
+    let _engine = lab.start(&one, toy, settings);
+    sleep(millis(10)).await;
+    let _second = lab.start(&two, lab.toy(&two), standard());
+    lab.until(secs(300), "done", |lab| lab.done() == 2).await;
+    assert!((0..2).all(|number| lab.row(number).lock_epoch == 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn short_work_costs_no_heartbeat() {
+    let lab = Lab::new(50);
+    let way = lab.way();
+    let toy = lab.toy(&way).acting(|_| async {
+        sleep(secs(1)).await;
+        Ok(())
+    });
+    let _engine = lab.start(&way, toy, standard());
+    lab.until(secs(60), "done", |lab| lab.done() == 50).await;
+    assert_eq!(way.extends.load(SeqCst), 0);
+}
+
+/// The first replica's heartbeat is broken as told; the second must find its work dropped.
+async fn drops_in_time(break_it: impl FnOnce(&Fickle)) -> (Lab, Duration) {
+    let lab = Lab::new(1);
+    let (one, two) = (lab.way(), lab.way());
+    let engine = lab.start(&one, lab.toy(&one).acting(|_| pending()), standard());
+    lab.until(secs(1), "started", |lab| lab.journal.count(What::Started) == 1).await;
+    sleep(secs(2)).await;
+    let since = Instant::now();
+    break_it(&one);
+    let _second = lab.start(&two, lab.toy(&two), standard());
+    lab.until(secs(120), "done", |lab| lab.done() == 1).await;
+    let dropped_at = lab.journal.times(What::Dropped, id(0))[0];
+    let taken_at = lab.journal.times(What::Started, id(0))[1];
+    assert!(dropped_at < taken_at, "two holders at once for {:?}", dropped_at - taken_at);
+    assert_eq!(engine.status()[0].totals.lost, 1);
+    assert_eq!(engine.status()[0].in_work, 0);
+    (lab, dropped_at - since)
+}
+
+#[tokio::test(start_paused = true)]
+async fn l9_a_refused_heartbeat_drops_the_work_at_once() {
+    let (_, took) = drops_in_time(|way| way.refuses_extend.store(true, SeqCst)).await;
+    assert!(took <= secs(5), "the first heartbeat after it says so: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn l9_a_failing_heartbeat_drops_the_work_before_the_lock_expires() {
+    let (_, took) = drops_in_time(|way| way.fails.store(true, SeqCst)).await;
+    assert!(took <= secs(25) && took >= secs(20), "it tries to the end, and no longer: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn l9_a_hanging_heartbeat_drops_the_work_before_the_lock_expires() {
+    let (_, took) = drops_in_time(|way| way.hangs.store(true, SeqCst)).await;
+    assert!(took <= secs(25) && took >= secs(20), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_heartbeat_that_crosses_our_own_write_does_not_count_as_lost() {
+    let lab = Lab::new(1);
+    let way = lab.way();
+    // The row is written at five seconds sharp, when the heartbeat asks for it too.
+    let toy = lab.toy(&way).acting(|_| async {
+        sleep(millis(4_999)).await;
+        Ok(())
+    });
+    way.refuses_extend.store(true, SeqCst);
+    let engine = lab.start(&way, toy, standard());
+    lab.until(secs(30), "done", |lab| lab.done() == 1).await;
+    sleep(secs(2)).await;
+    let totals = engine.status()[0].totals;
+    assert_eq!((totals.applied, totals.lost), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn l4_rows_of_a_dead_replica_are_taken_over_in_time() {
+    let lab = Lab::new(20);
+    let (one, two) = (lab.way(), lab.way());
+    let first = lab.start(&one, lab.toy(&one).acting(an_hour), standard());
+    let _second = lab.start(&two, lab.toy(&two), standard());
+    lab.until(secs(1), "all taken", |lab| lab.done() + lab.held() == 20).await;
+    sleep(secs(200)).await;
+    let orphans = lab.held();
+    assert!(orphans > 0);
+    drop(first);
+    let took = lab.until(secs(60), "done", |lab| lab.done() == 20).await;
+    assert!(took <= secs(30 + 5) + millis(20), "{took:?}");
+    assert!(took >= secs(24), "a lock is honoured as long as it lasts: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn l5_a_skewed_database_clock_is_harmless() {
+    for skew_s in [-86_400 * 365, -3600, 3600, 86_400 * 365] {
+        let lab = Lab::new(4);
+        lab.store.skew(skew_s * 1_000_000);
+        let (one, two) = (lab.way(), lab.way());
+        let _first = lab.start(&one, lab.toy(&one).acting(an_hour), standard());
+        let _second = lab.start(&two, lab.toy(&two).acting(an_hour), standard());
+        lab.until(secs(3700), "done", |lab| lab.done() == 4).await;
+        assert_eq!(lab.journal.count(What::Started), 4);
+        assert_eq!(lab.journal.count(What::Dropped), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_lost_to_somebody_else_is_reported_stale() {
+    let lab = Lab::new(1);
+    let way = lab.way();
+    let store = lab.store.clone();
+    let toy = lab.toy(&way).acting(move |lease| {
+        let mut row = store.row(TABLE, lease.id).unwrap();
+        row.lock_token = Some(id(99));
+        store.put(TABLE, row);
+        async { Ok(()) }
+    });
+    let engine = lab.start(&way, toy, standard());
+    sleep(secs(1)).await;
+    assert_eq!(engine.status()[0].totals.stale, 1);
+    assert_eq!(engine.status()[0].oldest_age, None);
+    assert_eq!(lab.row(0).status, "new");
+}
+
+/// A generator of our own, for interleavings that replay.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+}
+
+/// A lease as its holder sees it.
+struct Belief {
+    held: Held,
+    epoch: i64,
+    until: Instant,
+}
+
+const TTL: Duration = Duration::from_secs(30);
+const USE: Duration = Duration::from_secs(25);
+
+/// One step of one holder, with time passing before the store is reached as it would on a slow line.
+async fn step(store: &MemoryStore, dice: &mut Dice, beliefs: &mut Vec<Belief>) {
+    let asked_at = Instant::now();
+    let slowness = millis(dice.roll(3) * dice.roll(2_000));
+    match dice.roll(5) {
+        0 => {
+            advance(slowness).await;
+            let claim = store.claim(&QUEUE, 1 + dice.roll(3) as usize, TTL).await.unwrap();
+            beliefs.extend(claim.leases.iter().map(|lease| Belief {
+                held: lease.held(),
+                epoch: lease.epoch,
+                until: asked_at + USE,
+            }));
+        }
+        1 => {
+            beliefs.retain(|belief| asked_at < belief.until);
+            let held: Vec<_> = beliefs.iter().map(|belief| belief.held).collect();
+            advance(slowness).await;
+            let kept = store.extend(&QUEUE, &held, TTL).await.unwrap();
+            beliefs.retain(|belief| kept.contains(&belief.held.id));
+            beliefs.iter_mut().for_each(|belief| belief.until = asked_at + USE);
+        }
+        choice if !beliefs.is_empty() => {
+            let belief = beliefs.swap_remove(dice.roll(beliefs.len() as u64) as usize);
+            advance(slowness).await;
+            let is_valid = Instant::now() < belief.until;
+            let wrote = match choice {
+                2 => !store.finish(&QUEUE, &[(belief.held, None)]).await.unwrap().is_empty(),
+                3 => store.reset(&QUEUE, belief.held).await.unwrap(),
+                // The holder goes silent and forgets.
+                _ => return,
+            };
+            assert!(wrote || !is_valid, "a valid holder was refused");
+        }
+        _ => advance(secs(dice.roll(20))).await,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn l9_whatever_the_interleaving_no_row_has_two_valid_holders() {
+    for seed in 0..300 {
+        let mut dice = Dice(seed);
+        let store = Arc::new(MemoryStore::new());
+        (0..4).for_each(|number| store.put(TABLE, Row::new(id(number), "new", store.now())));
+        let mut holders: [Vec<Belief>; 3] = Default::default();
+        for _ in 0..200 {
+            let who = dice.roll(3) as usize;
+            step(&store, &mut dice, &mut holders[who]).await;
+            let now = Instant::now();
+            for number in 0..4 {
+                let row = store.row(TABLE, id(number)).unwrap();
+                let valid: Vec<_> = holders
+                    .iter()
+                    .flatten()
+                    .filter(|belief| belief.held.id == row.id && now < belief.until)
+                    .collect();
+                assert!(valid.len() <= 1, "seed {seed}: two holders of row {number}");
+                for belief in valid {
+                    assert_eq!(row.lock_token, Some(belief.held.token), "seed {seed}");
+                    assert_eq!(row.lock_epoch, belief.epoch, "seed {seed}");
+                }
+            }
+        }
+    }
+}
+
+/// Nothing here needs it, but the type must say it: passes run on any thread.
+#[test]
+fn engines_can_be_stopped_from_any_thread() {
+    fn is_send<T: Send>(_: impl FnOnce(windlass_engine::Engine<Fickle>) -> T) {}
+    fn stop(engine: windlass_engine::Engine<Fickle>) -> impl Future<Output = ()> + Send {
+        engine.stop(Duration::ZERO)
+    }
+    is_send(stop);
+}

@@ -1,0 +1,216 @@
+//! Passes that fail, panic, or find something in their way.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
+use futures_util::FutureExt;
+use tokio::time::sleep;
+use uuid::Uuid;
+use windlass_engine::{
+    Applied, Engine, Lease, LeaseStore, MemoryStore, Pipeline, Queue, Related, RelatedLock, Settings,
+    memory::Row,
+};
+
+use crate::toy::{Lab, Oops, QUEUE, TABLE, Toy, What, done, id, millis, secs, standard};
+
+#[tokio::test(start_paused = true)]
+async fn a_row_that_keeps_failing_comes_back_later_and_later() {
+    let lab = Lab::new(1);
+    let way = lab.way();
+    let toy = lab.toy(&way).acting(|_| async { Err(Oops("no")) });
+    let engine = lab.start(&way, toy, standard());
+    sleep(secs(120)).await;
+    let starts = lab.journal.times(What::Started, id(0));
+    let gaps: Vec<_> = starts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert_eq!(gaps, [1, 2, 5, 10, 30, 30, 30]);
+    assert_eq!(engine.status()[0].totals.errors, 8);
+    assert_eq!(lab.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_success_forgives_earlier_failures() {
+    let lab = Lab::new(1);
+    let way = lab.way();
+    let visits = Arc::new(AtomicUsize::new(0));
+    let toy = lab
+        .toy(&way)
+        .acting(move |_| {
+            let fails = visits.fetch_add(1, SeqCst) != 2;
+            async move { if fails { Err(Oops("no")) } else { Ok(()) } }
+        })
+        .applying(|_, _| Applied::Unchanged { due_in: Some(secs(7)) });
+    let _engine = lab.start(&way, toy, standard());
+    sleep(secs(14)).await;
+    let starts = lab.journal.times(What::Started, id(0));
+    let gaps: Vec<_> = starts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert_eq!(gaps, [1, 2, 7, 1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_poison_row_does_not_hold_up_the_others() {
+    let lab = Lab::new(200);
+    let way = lab.way();
+    let toy = lab
+        .toy(&way)
+        .acting(|lease| async move { if lease.id == id(0) { Err(Oops("poison")) } else { Ok(()) } });
+    let settings = Settings { workers: 1, ..standard() };
+    let _engine = lab.start(&way, toy, settings);
+    let took = lab.until(secs(5), "the rest done", |lab| lab.done() == 199).await;
+    assert!(took <= millis(500), "{took:?}");
+    sleep(secs(60)).await;
+    assert!(lab.journal.times(What::Started, id(0)).len() <= 6, "and does not spin");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_pass_is_an_error_of_that_row_and_of_nothing_else() {
+    let lab = Lab::new(20);
+    let way = lab.way();
+    let toy = lab.toy(&way).acting(|lease| async move {
+        assert!(lease.id != id(3), "told to panic");
+        Ok(())
+    });
+    let settings = Settings { workers: 1, ..standard() };
+    let engine = lab.start(&way, toy, settings);
+    lab.until(secs(5), "the rest done", |lab| lab.done() == 19).await;
+    sleep(secs(4)).await;
+    let totals = engine.status()[0].totals;
+    assert_eq!((totals.errors, totals.restarts), (3, 0), "tried at 0, 1 and 3 s, by the same worker");
+    assert_eq!(engine.status()[0].in_work, 0);
+}
+
+/// Claims rows and then does not find them: as if they had been deleted in between.
+struct Blind(Toy);
+impl Pipeline for Blind {
+    type Row = ();
+    type Seen = ();
+    type Plan = ();
+    type Error = Oops;
+    fn queue(&self) -> Queue {
+        QUEUE
+    }
+    async fn load(&self, lease: &Lease) -> Result<Option<()>, Oops> {
+        self.0.journal.visit(lease).end();
+        Ok(None)
+    }
+    async fn observe(&self, _: &Lease, _: &()) -> Result<(), Oops> {
+        Ok(())
+    }
+    fn decide(_: &(), _: (), _: i64) {}
+    async fn act(&self, _: &Lease, _: &(), _: &mut ()) -> Result<(), Oops> {
+        Ok(())
+    }
+    async fn apply(&self, _: &Lease, _: (), _: ()) -> Result<Applied, Oops> {
+        Err(Oops("never reached"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_that_is_gone_is_let_go() {
+    let lab = Lab::new(1);
+    let way = lab.way();
+    let mut engine = Engine::new(way.clone(), lab.hints.clone());
+    engine.spawn(Blind(lab.toy(&way)), standard());
+    sleep(secs(1)).await;
+    assert_eq!(engine.status()[0].totals.errors, 0);
+    let visits = lab.journal.count(What::Ended);
+    assert!((2..=30).contains(&visits), "it is looked at again, without haste: {visits}");
+}
+
+const SHARED: [Uuid; 1] = [Uuid::from_u128(1)];
+
+fn lock(item: Uuid) -> RelatedLock<'static> {
+    RelatedLock {
+        table: "shared",
+        ids: &SHARED,
+        pipeline: QUEUE.pipeline,
+        item,
+        ttl: secs(30),
+        reserve: false,
+    }
+}
+
+/// Locks the shared row, if it can be had, and writes; all at once, as a transaction would.
+fn done_with_shared(store: &MemoryStore, lease: &Lease) -> Applied {
+    match store.lock_related(lock(lease.id)).now_or_never().unwrap().unwrap() {
+        Related::Busy => Applied::RelatedBusy,
+        Related::Locked(leases) => {
+            store.unlock_related("shared", &[leases[0].held()]).now_or_never().unwrap().unwrap();
+            done(store, lease)
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
+    let lab = Lab::new(1);
+    let way = lab.way();
+    lab.store.put("shared", Row::new(SHARED[0], "idle", lab.store.now()));
+    let Related::Locked(others) = lab.store.lock_related(lock(id(77))).await.unwrap() else { panic!() };
+    let toy = lab.toy(&way).applying(done_with_shared);
+    let engine = lab.start(&way, toy, standard());
+    sleep(secs(10)).await;
+    let row = lab.row(0);
+    assert_eq!(row.lock_owner.as_deref(), Some(QUEUE.pipeline), "the owner stays");
+    assert_eq!((row.lock_token, row.lock_expires_at), (None, None));
+    let resets = engine.status()[0].totals.reset;
+    assert!((100..=500).contains(&resets), "soon, but not in a frenzy: {resets} in 10 s");
+
+    lab.store.unlock_related("shared", &[others[0].held()]).await.unwrap();
+    let took = lab.until(secs(1), "done", |lab| lab.done() == 1).await;
+    assert!(took <= millis(70), "{took:?}");
+    assert_eq!(lab.store.row(TABLE, id(0)).unwrap().lock_owner, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_in_waiting_for_a_related_lock_do_not_slow_down_the_others() {
+    let lab = Lab::new(50);
+    let way = lab.way();
+    let toy = lab
+        .toy(&way)
+        .applying(|store, lease| if lease.id < id(10) { Applied::RelatedBusy } else { done(store, lease) });
+    let _engine = lab.start(&way, toy, standard());
+    sleep(secs(5)).await;
+    assert_eq!(lab.done(), 40);
+    for number in 100..110 {
+        lab.put(number);
+        lab.hints.hint(QUEUE.pipeline);
+        let took = lab.until(secs(1), "done", |lab| lab.row(number).status == "done").await;
+        assert!(took <= millis(5), "{took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_for_a_while_is_asked_with_growing_delays_and_recovers() {
+    let lab = Lab::new(5);
+    let way = lab.way();
+    way.fails.store(true, SeqCst);
+    let engine = lab.start(&way, lab.toy(&way), standard());
+    // Hints cannot mend a store: at most each one is looked at after the pause.
+    sleep(secs(30)).await;
+    let asked = way.claimed_at.lock().len();
+    assert!((5..=12).contains(&asked), "{asked}");
+    way.fails.store(false, SeqCst);
+    lab.until(secs(6), "done", |lab| lab.done() == 5).await;
+    assert_eq!(engine.status()[0].totals.store_errors, asked as u64);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_finish_that_fails_is_tried_again() {
+    let lab = Lab::new(5);
+    let way = lab.way();
+    let (shy, applied) = (way.clone(), AtomicUsize::new(0));
+    let toy = lab.toy(&way).applying(move |_, _| {
+        // The statement for the first of them is on its way when the last one comes in.
+        shy.fails.store(applied.fetch_add(1, SeqCst) == 4, SeqCst);
+        Applied::Unchanged { due_in: Some(secs(1000)) }
+    });
+    let settings = Settings { workers: 5, ..standard() };
+    let engine = lab.start(&way, toy, settings);
+    sleep(millis(300)).await;
+    assert_eq!(lab.held(), 5);
+    way.fails.store(false, SeqCst);
+    lab.until(secs(2), "finished", |lab| lab.held() == 0).await;
+    assert_eq!(engine.status()[0].totals.applied, 5);
+}
