@@ -26,6 +26,7 @@ use crate::{
     app::App,
     auth::{self, Caller, Scope},
     error::{Error, Result},
+    services::Upload,
 };
 
 /// A client must have sent its body by then.
@@ -35,13 +36,6 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
 const FRAME_BYTES_MAX: usize = 64 * 1024;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// A file that came in a multipart body. Its name is what the client says, nothing more.
-#[derive(Debug)]
-pub struct Upload {
-    pub name: String,
-    pub content: Vec<u8>,
-}
 
 /// Handlers by operation.
 #[derive(Default)]

@@ -108,6 +108,11 @@ impl Keyring {
         Ok(())
     }
 
+    /// The id of the key that seals.
+    pub fn sealing_id(&self) -> String {
+        self.keys.read().last().map(|key| hex(&key.id)).unwrap_or_default()
+    }
+
     /// Seals `plain` for whatever `belongs` names.
     pub fn seal(&self, belongs: &Belongs<'_>, plain: &[u8]) -> Result<Vec<u8>, KeyError> {
         let mut data_key = [0_u8; KEY];
@@ -187,6 +192,13 @@ pub struct Belongs<'a> {
     pub owner: uuid::Uuid,
     pub name: &'a str,
     pub version: i64,
+}
+
+impl Belongs<'static> {
+    /// A sealed column of a row. Every such column is listed in `db::sealed`.
+    pub fn row(table: &'static str, column: &'static str, id: uuid::Uuid) -> Self {
+        Self { table, owner: id, name: column, version: 1 }
+    }
 }
 
 impl Belongs<'_> {

@@ -28,6 +28,7 @@ pub mod projects;
 mod record;
 pub mod repos;
 pub mod runs;
+pub mod sealed;
 pub mod secrets;
 mod sqlite;
 pub mod tokens;

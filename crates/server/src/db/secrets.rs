@@ -28,11 +28,9 @@ record! {
 statements! {
     FIND = "SELECT {} FROM secrets s WHERE s.project_id = $1 AND s.name = $2", Secret::columns("s");
     LIST = "SELECT {} FROM secrets s WHERE s.project_id = $1 ORDER BY s.name", Secret::columns("s");
-    /// One text for both: the id stays that of the first value, the version grows.
-    PUT = "INSERT INTO secrets (id, project_id, name, version, sealed, key_id, created_at, updated_at) \
-           VALUES ($1, $2, $3, 1, $4, $5, now_us(), now_us()) ON CONFLICT (project_id, name) DO UPDATE SET \
-           version = secrets.version + 1, sealed = excluded.sealed, key_id = excluded.key_id, \
-           updated_at = excluded.updated_at RETURNING id, version";
+    /// Only over the version that was read: a value is sealed for its version.
+    REPLACE = "UPDATE secrets SET version = $2 + 1, sealed = $3, key_id = $4, updated_at = now_us() \
+               WHERE id = $1 AND version = $2";
     DELETE = "DELETE FROM secrets WHERE project_id = $1 AND name = $2";
 }
 
@@ -44,9 +42,30 @@ pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Secret>, DbError> {
     db.query(LIST.as_str(), params![project]).await?.iter().map(Secret::read).collect()
 }
 
-/// Creates or replaces. Its row in `Written::Done` is `(id, version)`; `id` is used when it is new.
-pub fn put(id: SecretId, project: ProjectId, name: &str, sealed: Vec<u8>, key_id: &str) -> Change {
-    Change::Query { sql: PUT.as_str().into(), params: params![id, project, name, sealed, key_id] }
+/// The first version. Conflicts on `secrets_name_key` when there is one of that name.
+pub fn create(id: SecretId, project: ProjectId, name: &str, sealed: Vec<u8>, key_id: &str) -> Change {
+    Change::Insert {
+        table: "secrets",
+        values: vec![
+            ("id", id.into()),
+            ("project_id", project.into()),
+            ("name", name.into()),
+            ("version", 1_i64.into()),
+            ("sealed", sealed.into()),
+            ("key_id", key_id.into()),
+            ("created_at", Val::Now),
+            ("updated_at", Val::Now),
+        ],
+    }
+}
+
+/// The version after `version`. Stale when somebody else was faster.
+pub fn replace(id: SecretId, version: i64, sealed: Vec<u8>, key_id: &str) -> Change {
+    Change::Exec {
+        sql: REPLACE.as_str().into(),
+        params: params![id, version, sealed, key_id],
+        expect: Expect::One,
+    }
 }
 
 /// Stale when there is none of that name.

@@ -144,20 +144,6 @@ pub fn delete(id: UserId) -> [Change; 3] {
     ]
 }
 
-/// Every sealed private key, for rewrapping.
-pub async fn sealed_keys(db: &Db) -> Result<Vec<(UserId, Vec<u8>)>, DbError> {
-    let sql = "SELECT id, ssh_private_key_sealed FROM users WHERE ssh_private_key_sealed IS NOT NULL";
-    db.query(sql, vec![]).await?.iter().map(|row| Ok((row.id(0)?, row.bytes(1)?))).collect()
-}
-
-/// Puts the same key under another seal, unless it was replaced meanwhile.
-pub fn reseal(id: UserId, old: Vec<u8>, new: Vec<u8>) -> Change {
-    exec(
-        "UPDATE users SET ssh_private_key_sealed = $3 WHERE id = $1 AND ssh_private_key_sealed = $2",
-        params![id, old, new],
-    )
-}
-
 #[derive(Clone, Debug)]
 pub struct PublicKey {
     pub id: Uuid,

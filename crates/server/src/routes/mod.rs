@@ -1,6 +1,9 @@
 //! Which handler answers which operation. Handlers find, authorise, do and answer; nothing else.
 
+mod events;
 mod projects;
+mod repos;
+mod secrets;
 mod server;
 mod users;
 
@@ -8,8 +11,7 @@ use crate::http::Routes;
 
 /// Every handler there is.
 pub fn all() -> Routes {
-    let routes = Routes::new();
-    let routes = server::mount(routes);
-    let routes = users::mount(routes);
-    projects::mount(routes)
+    [server::mount, users::mount, projects::mount, secrets::mount, events::mount, repos::mount]
+        .into_iter()
+        .fold(Routes::new(), |routes, mount| mount(routes))
 }

@@ -1,6 +1,16 @@
 //! What the server does when asked. Knows no HTTP; asks `db` for everything stored.
 
 pub mod boot;
+pub mod events;
 pub mod names;
 pub mod projects;
+pub mod repos;
+pub mod secrets;
 pub mod users;
+
+/// A file that somebody sent. Its name is what they say, nothing more.
+#[derive(Debug)]
+pub struct Upload {
+    pub name: String,
+    pub content: Vec<u8>,
+}

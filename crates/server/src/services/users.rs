@@ -213,7 +213,7 @@ fn key_pair(name: &str) -> Result<(String, String)> {
 }
 
 fn belongs(user: UserId) -> Belongs<'static> {
-    Belongs { table: "users", owner: user.0, name: "ssh_private_key", version: 1 }
+    Belongs::row("users", "ssh_private_key_sealed", user.0)
 }
 
 fn seal_key(app: &App, user: UserId, private: &str) -> Result<Vec<u8>> {
@@ -223,16 +223,6 @@ fn seal_key(app: &App, user: UserId, private: &str) -> Result<Vec<u8>> {
 fn open_key(app: &App, user: UserId, sealed: &[u8]) -> Result<String> {
     let bytes = app.keys().open_sealed(&belongs(user), sealed)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Puts every user's private key under the newest master key.
-pub async fn reseal(app: &App) -> Result<()> {
-    for (user, sealed) in users::sealed_keys(app.db()).await? {
-        if let Some(moved) = app.keys().rewrap(&belongs(user), &sealed)? {
-            app.db().write(Unit::new().and([users::reseal(user, sealed, moved)])).await?.done()?;
-        }
-    }
-    Ok(())
 }
 
 pub async fn public_keys(app: &App, caller: &Caller) -> Result<Vec<wire::PublicKey>> {

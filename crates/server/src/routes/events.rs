@@ -1,0 +1,16 @@
+//! Events.
+
+use windlass_api::{
+    events::{Event, ListRequest},
+    operations::ListEvents,
+};
+
+use crate::{app::App, auth::Caller, error::Result, http::Routes, services::events};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes.token::<ListEvents, _, _>(list)
+}
+
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Event>> {
+    events::list(&app, &caller, asked).await
+}

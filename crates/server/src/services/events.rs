@@ -1,0 +1,112 @@
+//! Reading what happened.
+
+use uuid::Uuid;
+use windlass_api::events as wire;
+
+use crate::{
+    app::App,
+    auth::Caller,
+    db::{
+        Page,
+        events::{self, Asked, Shown, Within},
+    },
+    error::{Error, Result},
+};
+
+const IDS_MAX: usize = 16;
+const LIMIT_MAX: i64 = 100;
+
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Event>> {
+    if !(1..=LIMIT_MAX).contains(&asked.limit) {
+        return Err(Error::field("limit", "must be from 1 to 100"));
+    }
+    let targets = [
+        &asked.target_projects,
+        &asked.target_users,
+        &asked.target_fleets,
+        &asked.target_instances,
+        &asked.target_runs,
+        &asked.target_jobs,
+        &asked.target_volumes,
+        &asked.target_gateways,
+        &asked.target_gateway_replicas,
+        &asked.target_secrets,
+        &asked.target_presets,
+    ];
+    let within = [
+        (&asked.within_projects, Some(Within::Project)),
+        (&asked.within_runs, Some(Within::Run)),
+        (&asked.within_fleets, Some(Within::Fleet)),
+        (&asked.within_gateways, None),
+    ];
+    let target = one("target_*", targets.into_iter().flatten())?;
+    let place = one("within_*", within.iter().filter_map(|(ids, _)| ids.as_ref()))?;
+    let kind = within.iter().find(|(ids, _)| ids.is_some()).and_then(|(_, kind)| *kind);
+    let actors = asked
+        .actors
+        .as_ref()
+        .map(|actors| (actors.iter().copied().flatten().collect(), actors.iter().any(Option::is_none)));
+    let rows = events::list(
+        app.db(),
+        &Asked {
+            visible_to: (!caller.user.admin).then_some(caller.user.id),
+            targets: target,
+            within: place.map(|ids| (ids, kind)),
+            types: asked.include_target_types.as_deref(),
+            actors,
+            page: Page {
+                time: asked.prev_recorded_at,
+                id: asked.prev_id,
+                limit: asked.limit,
+                ascending: asked.ascending,
+            },
+        },
+    )
+    .await?;
+    Ok(rows.into_iter().map(shown).collect())
+}
+
+/// The one filter of its kind that was set.
+fn one<'a>(what: &str, mut set: impl Iterator<Item = &'a Vec<Uuid>>) -> Result<Option<&'a [Uuid]>> {
+    let Some(ids) = set.next() else { return Ok(None) };
+    if set.next().is_some() {
+        return Err(Error::field(what, "at most one of these filters may be set"));
+    }
+    if !(1..=IDS_MAX).contains(&ids.len()) {
+        return Err(Error::field(what, "must hold from 1 to 16 ids"));
+    }
+    Ok(Some(ids))
+}
+
+fn shown(event: Shown) -> wire::Event {
+    let (user_id, user, deleted) = match event.actor {
+        Some((id, name, deleted)) => (Some(id), Some(name), Some(deleted)),
+        None => (None, None, None),
+    };
+    wire::Event {
+        id: event.id,
+        message: event.message,
+        recorded_at: event.recorded_at,
+        actor_user_id: user_id,
+        actor_user: user,
+        is_actor_user_deleted: deleted,
+        targets: event
+            .targets
+            .into_iter()
+            .map(|target| {
+                let (project_id, project_name, deleted) = match target.project {
+                    Some((id, name, deleted)) => (Some(id), Some(name), Some(deleted)),
+                    None => (None, None, None),
+                };
+                wire::Target {
+                    r#type: target.kind,
+                    project_id,
+                    project_name,
+                    is_project_deleted: deleted,
+                    id: target.id,
+                    name: target.name,
+                }
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,120 @@
+//! Repos, credentials for them, diffs and archives: what a run brings along.
+
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
+use windlass_api::{Document, error::Code, files, repos as wire};
+
+use super::{Upload, names};
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    db::{Unit, Written, repos},
+    error::{Error, Result},
+    secrets::{Belongs, hex},
+};
+
+const ID_CHARS_MAX: usize = 200;
+
+/// Credentials belong to one user of a repo.
+pub(super) fn belongs(repo: Uuid, user: &str) -> Belongs<'_> {
+    Belongs { table: "repo_creds", owner: repo, name: user, version: 1 }
+}
+
+fn absent() -> Error {
+    Error::Refused { code: Code::ResourceNotExists, msg: "Repo not found".into() }
+}
+
+fn check_id(id: &str) -> Result<()> {
+    if id.is_empty() || id.chars().count() > ID_CHARS_MAX || id.chars().any(char::is_control) {
+        return Err(Error::refused("invalid repo_id"));
+    }
+    Ok(())
+}
+
+pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::RepoHead>> {
+    let repos = repos::list(app.db(), scope.project.id).await?;
+    repos
+        .into_iter()
+        .map(|repo| Ok(wire::RepoHead { repo_id: repo.name, repo_info: Document::from_text(repo.info)? }))
+        .collect()
+}
+
+pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<wire::RepoHeadWithCreds> {
+    let found = repos::find(app.db(), scope.project.id, &asked.repo_id).await?;
+    let repo = found.ok_or_else(absent)?;
+    let mut creds = None;
+    if asked.include_creds
+        && let Some(sealed) = repos::creds(app.db(), repo.id, scope.caller.user.id).await?
+    {
+        let user = scope.caller.user.id.to_string();
+        let plain = app.keys().open_sealed(&belongs(repo.id, &user), &sealed)?;
+        creds = Some(serde_json::from_slice(&plain)?);
+    }
+    Ok(wire::RepoHeadWithCreds {
+        repo_id: repo.name,
+        repo_info: Document::from_text(repo.info)?,
+        repo_creds: creds,
+    })
+}
+
+/// Makes a repo known. Credentials are per user; leaving them out keeps what is stored.
+pub async fn init(app: &App, scope: &Scope, asked: wire::InitRequest) -> Result<()> {
+    check_id(&asked.repo_id)?;
+    let project = scope.project.id;
+    let info = asked.repo_info.value()?;
+    let kind = info["repo_type"].as_str().unwrap_or_default();
+    if !matches!(kind, "remote" | "local" | "virtual") {
+        return Err(Error::field("repo_info", "unknown repo_type"));
+    }
+    let put = repos::put(app.db().new_id()?, project, &asked.repo_id, kind, asked.repo_info.text());
+    let (_, rows) = app.db().write(Unit::new().and([put])).await?.done()?;
+    let Some(creds) = &asked.repo_creds else { return Ok(()) };
+    let row = rows.first().and_then(|rows| rows.first()).ok_or_else(absent)?;
+    let (repo, user) = (row.uuid(0)?, scope.caller.user.id);
+    let sealed = app.keys().seal(&belongs(repo, &user.to_string()), &serde_json::to_vec(creds)?)?;
+    let change = repos::put_creds(project, &asked.repo_id, user, sealed);
+    match app.db().write(Unit::new().and([change])).await? {
+        Written::Done { .. } => Ok(()),
+        Written::Stale { .. } => Err(absent()),
+    }
+}
+
+pub async fn delete(app: &App, scope: &Scope, ids: &[String]) -> Result<()> {
+    let changes = ids.iter().map(|id| repos::delete(scope.project.id, id));
+    app.db().write(Unit::new().and(changes)).await?.done()?;
+    Ok(())
+}
+
+pub async fn upload_code(app: &App, scope: &Scope, repo_id: &str, upload: Upload) -> Result<()> {
+    check_hash(&upload)?;
+    let found = repos::find(app.db(), scope.project.id, repo_id).await?;
+    let repo = found.ok_or_else(absent)?;
+    let change = repos::put_code(app.db().new_id()?, repo.id, &upload.name, upload.content);
+    app.db().write(Unit::new().and([change])).await?.done()?;
+    Ok(())
+}
+
+pub async fn find_archive(app: &App, caller: &Caller, hash: &str) -> Result<files::Archive> {
+    let found = repos::find_archive(app.db(), caller.user.id, hash).await?;
+    let id = found.ok_or_else(|| Error::absent("File archive"))?;
+    Ok(files::Archive { id, hash: hash.to_owned() })
+}
+
+/// The same user and hash give the same archive.
+pub async fn upload_archive(app: &App, caller: &Caller, upload: Upload) -> Result<files::Archive> {
+    check_hash(&upload)?;
+    let change = repos::put_archive(app.db().new_id()?, caller.user.id, &upload.name, upload.content);
+    let (_, rows) = app.db().write(Unit::new().and([change])).await?.done()?;
+    let row = rows.first().and_then(|rows| rows.first());
+    let id = row.ok_or_else(|| Error::absent("File archive"))?.uuid(0)?;
+    Ok(files::Archive { id, hash: upload.name })
+}
+
+/// An upload is named by what is in it.
+fn check_hash(upload: &Upload) -> Result<()> {
+    names::hash("file name", &upload.name)?;
+    if hex(&Sha256::digest(&upload.content)) == upload.name {
+        return Ok(());
+    }
+    Err(Error::refused("the file name is not the SHA-256 of the file"))
+}

@@ -1,0 +1,178 @@
+//! A real server on a port of its own, and raw requests to it.
+
+use std::path::{Path, PathBuf};
+
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{net::TcpStream, sync::oneshot, task::JoinHandle};
+use windlass_server::{
+    Server,
+    app::App,
+    config::{Given, Settings},
+};
+
+pub(crate) const ADMIN: &str = "admin-token-of-these-tests-0123456789";
+
+/// A directory that goes away with its test.
+pub(crate) struct Dir(pub(crate) PathBuf);
+
+impl Dir {
+    pub(crate) fn new() -> Self {
+        let mut name = [0_u8; 8];
+        getrandom::fill(&mut name).unwrap();
+        let path = std::env::temp_dir().join(format!("windlass-http-{:016x}", u64::from_be_bytes(name)));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(crate) struct TestServer {
+    pub(crate) app: App,
+    pub(crate) authority: String,
+    pub(crate) first_token: Option<String>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl TestServer {
+    pub(crate) async fn start(dir: &Path) -> Self {
+        Self::start_with(Given {
+            data_dir: Some(dir.to_owned()),
+            admin_token: Some(ADMIN.into()),
+            no_local: Some(true),
+            ..Given::default()
+        })
+        .await
+    }
+
+    pub(crate) async fn start_with(mut given: Given) -> Self {
+        given.port = Some(0);
+        let server = Server::start(Settings::new(given, None).unwrap()).await.unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let app = server.app().clone();
+        let authority = server.address().to_string();
+        let first_token = server.first_token().map(|token| token.text().to_owned());
+        let task = tokio::spawn(server.run(async {
+            let _ = stopped.await;
+        }));
+        Self { app, authority, first_token, stop, task }
+    }
+
+    pub(crate) async fn stop(self) {
+        let _ = self.stop.send(());
+        self.task.await.unwrap();
+    }
+
+    /// Posts as the admin.
+    pub(crate) async fn admin(&self, path: &str, body: Value) -> Value {
+        self.ok(ADMIN, path, body).await
+    }
+
+    /// Posts, and expects 200.
+    #[track_caller]
+    pub(crate) fn ok<'a>(
+        &'a self,
+        token: &'a str,
+        path: &'a str,
+        body: Value,
+    ) -> impl Future<Output = Value> + 'a {
+        let from = std::panic::Location::caller();
+        async move {
+            let (status, answer) = self.post(token, path, &body.to_string()).await;
+            assert_eq!(status, 200, "{path} at {from}: {answer}");
+            answer
+        }
+    }
+
+    /// Posts, and expects a 400 with this code; the answer is its message.
+    #[track_caller]
+    pub(crate) fn refused<'a>(
+        &'a self,
+        token: &'a str,
+        path: &'a str,
+        body: Value,
+        code: &'a str,
+    ) -> impl Future<Output = String> + 'a {
+        let from = std::panic::Location::caller();
+        async move {
+            let (status, answer) = self.post(token, path, &body.to_string()).await;
+            assert_eq!(status, 400, "{path} at {from}: {answer}");
+            let detail = answer["detail"].as_array().expect("a list");
+            assert_eq!(detail.len(), 1, "at {from}");
+            assert_eq!(detail[0]["code"], code, "at {from}: {answer}");
+            let known = ["code", "msg", "fields"];
+            assert!(detail[0].as_object().unwrap().keys().all(|key| known.contains(&key.as_str())));
+            detail[0]["msg"].as_str().unwrap().to_owned()
+        }
+    }
+
+    /// Posts a body of any kind.
+    pub(crate) async fn post(&self, token: &str, path: &str, body: &str) -> (u16, Value) {
+        let request = Request::post(path)
+            .header("host", &self.authority)
+            .header("content-type", "application/json")
+            .header("authorization", format!("Bearer {token}"))
+            .body(Full::new(Bytes::from(body.to_owned())))
+            .unwrap();
+        let (status, body) = self.send(request).await;
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    pub(crate) async fn get(&self, token: &str, path: &str) -> (u16, Vec<u8>) {
+        let request = Request::get(path)
+            .header("host", &self.authority)
+            .header("authorization", format!("Bearer {token}"))
+            .body(Full::new(Bytes::new()))
+            .unwrap();
+        self.send(request).await
+    }
+
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> (u16, Vec<u8>) {
+        let stream = TcpStream::connect(&self.authority).await.unwrap();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let response = sender.send_request(request).await.unwrap();
+        let status = response.status().as_u16();
+        (status, response.into_body().collect().await.unwrap().to_bytes().to_vec())
+    }
+
+    /// Posts one file as multipart.
+    pub(crate) async fn upload(&self, token: &str, path: &str, name: &str, content: &[u8]) -> (u16, Value) {
+        let mut body = format!(
+            "--b0undary\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{name}\"\r\n\r\n"
+        )
+        .into_bytes();
+        body.extend_from_slice(content);
+        body.extend_from_slice(b"\r\n--b0undary--\r\n");
+        let request = Request::post(path)
+            .header("host", &self.authority)
+            .header("content-type", "multipart/form-data; boundary=b0undary")
+            .header("authorization", format!("Bearer {token}"))
+            .body(Full::new(Bytes::from(body)))
+            .unwrap();
+        let (status, body) = self.send(request).await;
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    /// Adds a user; the answer is the token.
+    pub(crate) async fn user(&self, name: &str) -> String {
+        let body = json!({ "username": name, "global_role": "user" });
+        let user = self.admin("/api/users/create", body).await;
+        user["creds"]["token"].as_str().unwrap().to_owned()
+    }
+
+    /// Adds users to a project in addition to those there.
+    pub(crate) async fn join(&self, project: &str, members: &[(&str, &str)]) {
+        let members: Vec<Value> =
+            members.iter().map(|(name, role)| json!({ "username": name, "project_role": role })).collect();
+        self.admin(&format!("/api/projects/{project}/add_members"), json!({ "members": members })).await;
+    }
+}

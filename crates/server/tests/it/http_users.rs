@@ -1,0 +1,190 @@
+//! Users, tokens and first starts, over HTTP.
+
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::{Value, json};
+use windlass_server::config::Given;
+
+use crate::http::{ADMIN, Dir, TestServer};
+
+#[tokio::test]
+async fn a_first_start_makes_an_admin_a_project_and_a_token_once() {
+    let dir = Dir::new();
+    let given = || Given { data_dir: Some(dir.0.join("data")), no_local: Some(true), ..Given::default() };
+    let server = TestServer::start_with(given()).await;
+    let token = server.first_token.clone().expect("a token is shown");
+    let me = server.ok(&token, "/api/users/get_my_user", json!({})).await;
+    assert_eq!(me["username"], "admin");
+    assert_eq!(me["global_role"], "admin");
+    assert_eq!(me["creds"]["token"], token.as_str());
+    let project = server.ok(&token, "/api/projects/main/get", json!({})).await;
+    assert_eq!(project["members"][0]["project_role"], "admin");
+    server.stop().await;
+    let data = std::fs::metadata(dir.0.join("data")).unwrap().permissions().mode();
+    let key = std::fs::metadata(dir.0.join("data/keys/master")).unwrap().permissions().mode();
+    assert_eq!((data & 0o777, key & 0o777), (0o700, 0o600));
+
+    let again = TestServer::start_with(given()).await;
+    assert_eq!(again.first_token, None);
+    let same = again.ok(&token, "/api/users/get_my_user", json!({})).await;
+    assert_eq!(same["id"], me["id"]);
+    assert_eq!(same["ssh_private_key"], me["ssh_private_key"]);
+    again.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_chosen_by_the_operator_works_after_every_start() {
+    let dir = Dir::new();
+    let server = TestServer::start(&dir.0).await;
+    assert_eq!(server.first_token, None, "whoever chose it knows it");
+    let fresh = server.admin("/api/users/refresh_token", json!({ "username": "admin" })).await;
+    let fresh = fresh["creds"]["token"].as_str().unwrap().to_owned();
+    assert_eq!(server.post(ADMIN, "/api/users/get_my_user", "").await.0, 403);
+    server.stop().await;
+    let again = TestServer::start(&dir.0).await;
+    again.admin("/api/users/get_my_user", json!({})).await;
+    again.ok(&fresh, "/api/users/get_my_user", json!({})).await;
+    again.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted() {
+    let dir = Dir::new();
+    let server = TestServer::start(&dir.0).await;
+    let first = server.user("mira").await;
+    // Asked twice: the second answer comes from memory.
+    for _ in 0..2 {
+        server.ok(&first, "/api/users/get_my_user", json!({})).await;
+    }
+    let fresh = server.ok(&first, "/api/users/refresh_token", json!({ "username": "mira" })).await;
+    let fresh = fresh["creds"]["token"].as_str().unwrap();
+    assert!(fresh.starts_with("wl_"));
+    assert_eq!(server.post(&first, "/api/users/get_my_user", "").await.0, 403);
+    server.ok(fresh, "/api/users/get_my_user", json!({})).await;
+
+    let disable = json!({ "username": "mira", "global_role": "user", "active": false });
+    server.admin("/api/users/update", disable).await;
+    assert_eq!(server.post(fresh, "/api/users/get_my_user", "").await.0, 403);
+    server
+        .admin("/api/users/update", json!({ "username": "mira", "global_role": "user", "active": true }))
+        .await;
+    server.ok(fresh, "/api/users/get_my_user", json!({})).await;
+    server.admin("/api/users/delete", json!({ "users": ["mira"] })).await;
+    assert_eq!(server.post(fresh, "/api/users/get_my_user", "").await.0, 403);
+    // The name is free again, and is somebody else now.
+    let other = server.user("mira").await;
+    assert_ne!(other, fresh);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_user_sees_only_themself_and_an_admin_everybody() {
+    let dir = Dir::new();
+    let server = TestServer::start(&dir.0).await;
+    let mira = server.user("mira").await;
+    server.user("noor").await;
+    let names = |list: &Value| -> Vec<String> {
+        let mut names: Vec<_> = list
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|user| user["username"].as_str().unwrap().to_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&server.ok(&mira, "/api/users/list", json!({})).await), ["mira"]);
+    assert_eq!(names(&server.admin("/api/users/list", json!({})).await), ["admin", "mira", "noor"]);
+    let counted = server.admin("/api/users/list", json!({ "return_total_count": true, "limit": 1 })).await;
+    assert_eq!(counted["total_count"], 3);
+    assert_eq!(counted["users"].as_array().unwrap().len(), 1);
+    let found = server.admin("/api/users/list", json!({ "name_pattern": "OO" })).await;
+    assert_eq!(names(&found), ["noor"]);
+    assert_eq!(server.post(&mira, "/api/users/get_user", r#"{"username":"noor"}"#).await.0, 403);
+    let read = server.admin("/api/users/get_user", json!({ "username": "noor" })).await;
+    assert_eq!(read["creds"]["token"], "", "a token is not known to anybody but its owner");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn pages_of_users_neither_skip_nor_repeat() {
+    let dir = Dir::new();
+    let server = TestServer::start(&dir.0).await;
+    for n in 0..7 {
+        server.user(&format!("user{n}")).await;
+    }
+    for ascending in [false, true] {
+        let mut seen = Vec::new();
+        let (mut at, mut id) = (Value::Null, Value::Null);
+        loop {
+            let asked = json!({ "limit": 3, "prev_created_at": at, "prev_id": id, "ascending": ascending });
+            let page = server.admin("/api/users/list", asked).await;
+            let page = page.as_array().unwrap();
+            let Some(last) = page.last() else { break };
+            (at, id) = (last["created_at"].clone(), last["id"].clone());
+            seen.extend(page.iter().map(|user| user["id"].as_str().unwrap().to_owned()));
+        }
+        assert_eq!(seen.len(), 8);
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 8);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced() {
+    let dir = Dir::new();
+    let server = TestServer::start(&dir.0).await;
+    let mira = server.user("mira").await;
+    let me = server.ok(&mira, "/api/users/get_my_user", json!({})).await;
+    let public = me["ssh_public_key"].as_str().unwrap();
+    assert!(public.starts_with("ssh-ed25519 ") && public.ends_with(" mira\n"), "{public:?}");
+    assert!(me["ssh_private_key"].as_str().unwrap().starts_with("-----BEGIN OPENSSH PRIVATE KEY-----\n"));
+    let other = server.ok(&mira, "/api/users/refresh_ssh_key", json!({ "username": "mira" })).await;
+    assert_ne!(other["ssh_public_key"], me["ssh_public_key"]);
+    assert_eq!(other["creds"]["token"], mira.as_str());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn public_keys_are_added_listed_and_removed_by_their_owner_alone() {
+    let dir = Dir::new();
+    let server = TestServer::start(&dir.0).await;
+    let mira = server.user("mira").await;
+    let noor = server.user("noor").await;
+    let me = server.ok(&noor, "/api/users/get_my_user", json!({})).await;
+    let key = me["ssh_public_key"].as_str().unwrap();
+    let added = server.ok(&mira, "/api/users/public_keys/add", json!({ "key": key })).await;
+    assert_eq!(added["type"], "ssh-ed25519");
+    assert_eq!(added["name"], "noor");
+    assert!(added["fingerprint"].as_str().unwrap().starts_with("SHA256:"));
+    server.refused(&mira, "/api/users/public_keys/add", json!({ "key": key }), "resource_exists").await;
+    server.refused(&mira, "/api/users/public_keys/add", json!({ "key": "ssh-rsa nonsense" }), "error").await;
+    let ids = json!({ "ids": [added["id"]] });
+    server.ok(&noor, "/api/users/public_keys/delete", ids.clone()).await;
+    let listed = server.ok(&mira, "/api/users/public_keys/list", json!({})).await;
+    assert_eq!(listed.as_array().unwrap().len(), 1, "nobody removes another's key");
+    assert_eq!(server.ok(&mira, "/api/users/public_keys/delete", ids).await, Value::Null);
+    assert_eq!(server.ok(&mira, "/api/users/public_keys/list", json!({})).await, json!([]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_admin_can_neither_disable_nor_delete_themself() {
+    let dir = Dir::new();
+    let server = TestServer::start(&dir.0).await;
+    let demote = json!({ "username": "admin", "global_role": "user" });
+    server.refused(ADMIN, "/api/users/update", demote, "error").await;
+    server.refused(ADMIN, "/api/users/delete", json!({ "users": ["admin"] }), "error").await;
+    server.refused(ADMIN, "/api/users/delete", json!({ "users": ["nobody"] }), "resource_not_exists").await;
+    server
+        .refused(
+            ADMIN,
+            "/api/users/create",
+            json!({ "username": "admin", "global_role": "user" }),
+            "resource_exists",
+        )
+        .await;
+    server.stop().await;
+}
