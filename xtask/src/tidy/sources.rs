@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Problems, examples};
+use super::Problems;
 use crate::workspace::Workspace;
 
 const LINES_MAX: usize = 700;
@@ -104,20 +104,6 @@ pub(super) fn tests_are_on(workspace: &Workspace) -> Result<Problems> {
         }
     }
     Ok(problems)
-}
-
-pub(super) fn examples_are_tested(workspace: &Workspace) -> Result<Problems> {
-    let files = workspace.files()?;
-    if examples(&files).is_empty() {
-        return Ok(Vec::new());
-    }
-    for path in files.iter().filter(|path| path.starts_with("crates/") && path.ends_with(".rs")) {
-        let source = workspace.read(path)?;
-        if source.contains("#[test]") && (source.contains("/examples") || source.contains("\"examples")) {
-            return Ok(Vec::new());
-        }
-    }
-    Ok(vec!["no test under `crates/` reads the folder `examples`".to_owned()])
 }
 
 #[cfg(test)]
