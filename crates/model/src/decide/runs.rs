@@ -9,9 +9,12 @@
 
 pub mod derive;
 
+use std::collections::BTreeSet;
+
 use derive::{Derived, Verdict, derive};
 
 use crate::{
+    decide::change::Change,
     job,
     retry::{self, Policy},
     run,
@@ -22,6 +25,9 @@ use crate::{
 /// How soon a run is looked at again when no hint comes first.
 const SOON: Span = Span::secs(5);
 const LATER: Span = Span::secs(10);
+
+const SIBLING_FAILED: &str = "another job of its replica failed; the replica is retried as a whole";
+const SCALED_DOWN: &str = "the service needs fewer replicas, or newer ones";
 
 /// A run as stored, with the latest submission of each of its jobs.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +49,8 @@ pub struct RunView {
     /// What a start of this run submits now: of a task, all its replicas; of a service, those its
     /// autoscaler wants, which may be none.
     pub start: Vec<Start>,
+    /// Replicas of a service that a scale-down or a rolling deployment takes away now.
+    pub surplus: Vec<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -163,6 +171,26 @@ pub struct Plan {
     pub why: String,
 }
 
+impl Plan {
+    /// The change for the event log.
+    pub fn change(&self) -> Option<Change<run::Event>> {
+        let event = self.event?;
+        let reason = match &self.ending {
+            Some(ending) => ending.reason().as_str(),
+            None => event.as_str(),
+        };
+        Some(Change::why(event, reason, self.why.clone()))
+    }
+}
+
+impl End {
+    /// The change for the event log of the job.
+    pub fn change(&self) -> Change<job::Event> {
+        let said = self.ending.said().unwrap_or_default();
+        Change::why(job::Event::StopAsked, self.ending.reason().as_str(), said)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fleet {
     Keep,
@@ -208,7 +236,7 @@ fn active(run: &RunView, now: Timestamp) -> Plan {
                 status: run::Status::Pending,
                 attempt,
                 fleet: Fleet::Unset,
-                end: retries.iter().flat_map(|replica| end_live_jobs(replica)).collect(),
+                end: end_siblings(&retries),
                 due_at: Some(now + retry::delay(attempt)),
                 ..keep(run, now, why)
             }
@@ -224,17 +252,38 @@ fn active(run: &RunView, now: Timestamp) -> Plan {
 /// The run stays active; replicas to retry are ended, then resubmitted in place.
 fn going_on(run: &RunView, event: run::Event, retries: &[&Replica], now: Timestamp) -> Plan {
     let status = run::step(run.status, event).after(run.status).unwrap_or(run.status);
-    let submit: Vec<_> = retries.iter().flat_map(|replica| resubmit(replica)).collect();
-    let why = match submit.first() {
-        Some(first) => format!("replica {} is resubmitted in place", first.replica),
-        None => format!("its jobs say {status}"),
-    };
+    let again: Vec<_> = retries.iter().flat_map(|replica| resubmit(replica)).collect();
+    let added = run.start.iter().filter(|start| is_inactive(run, start.replica));
+    let added: Vec<_> = added.flat_map(|start| submit_replica(run, *start)).collect();
+    let gone = run.replicas.iter().filter(|replica| run.surplus.contains(&replica.num));
+    let gone: Vec<_> = gone
+        .filter(|replica| retries.iter().all(|retry| retry.num != replica.num))
+        .flat_map(|replica| end_live_jobs(replica, job::TerminationReason::ScaledDown, SCALED_DOWN))
+        .collect();
+
+    let mut why = Vec::new();
+    why.extend(tell(again.iter().map(|submit| submit.replica), "resubmitted in place"));
+    why.extend(tell(added.iter().map(|submit| submit.replica), "added"));
+    why.extend(tell(gone.iter().map(|end| end.replica), "scaled down"));
+    if why.is_empty() {
+        why.push(format!("its jobs say {status}"));
+    }
     Plan {
         event: Some(event),
         status,
-        submit,
-        end: retries.iter().flat_map(|replica| end_live_jobs(replica)).collect(),
-        ..keep(run, now, why)
+        submit: again.into_iter().chain(added).collect(),
+        end: end_siblings(retries).into_iter().chain(gone).collect(),
+        ..keep(run, now, why.join("; "))
+    }
+}
+
+fn tell(replicas: impl Iterator<Item = u32>, what: &str) -> Option<String> {
+    let numbers: BTreeSet<_> = replicas.collect();
+    let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
+    match &numbers[..] {
+        [] => None,
+        [one] => Some(format!("{what}: replica {one}")),
+        many => Some(format!("{what}: replicas {}", many.join(", "))),
     }
 }
 
@@ -394,15 +443,16 @@ fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<End> {
     end
 }
 
-/// The siblings of a failed job: the replica is retried as a whole.
-fn end_live_jobs(replica: &Replica) -> Vec<End> {
+/// The siblings of failed jobs: a replica is retried as a whole.
+fn end_siblings(retries: &[&Replica]) -> Vec<End> {
+    let reason = job::TerminationReason::TerminatedByServer;
+    retries.iter().flat_map(|replica| end_live_jobs(replica, reason, SIBLING_FAILED)).collect()
+}
+
+fn end_live_jobs(replica: &Replica, reason: job::TerminationReason, said: &str) -> Vec<End> {
     let is_live = |job: &&Job| job.state.ending().is_none();
-    let end = |job: &Job| End {
-        replica: replica.num,
-        job: job.num,
-        ending: job::Ending::new(job::TerminationReason::TerminatedByServer)
-            .saying("another job of its replica failed; the replica is retried as a whole"),
-    };
+    let end =
+        |job: &Job| End { replica: replica.num, job: job.num, ending: job::Ending::new(reason).saying(said) };
     replica.jobs.iter().filter(is_live).map(end).collect()
 }
 
@@ -429,6 +479,18 @@ fn submit_replica(run: &RunView, start: Start) -> Vec<Submit> {
 fn is_done(run: &RunView, replica: u32) -> bool {
     let is_done = |job: &Job| job.state.status() == job::Status::Done;
     run.replicas.iter().any(|r| r.num == replica && r.jobs.iter().all(is_done))
+}
+
+/// Whether a replica of an active service has nothing: never submitted, or scaled down and over.
+fn is_inactive(run: &RunView, replica: u32) -> bool {
+    let is_scaled_down =
+        |job: &Job| job.state.ending().is_some_and(|e| e.reason() == job::TerminationReason::ScaledDown);
+    match run.replicas.iter().find(|r| r.num == replica) {
+        Some(replica) => {
+            replica.jobs.iter().any(is_scaled_down) && replica.jobs.iter().all(|job| job.state.is_final())
+        }
+        None => true,
+    }
 }
 
 fn lingers(run: &RunView, replica: u32) -> bool {

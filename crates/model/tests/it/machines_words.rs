@@ -328,13 +328,10 @@ fn a_schedule_state_and_a_status_form_a_legal_pair() {
         let state: Schedule = state.parse().unwrap();
         let mut found = Vec::new();
         for &status in managed_job::Status::ALL {
-            let kinds: &[Option<PendingKind>] = match status {
-                managed_job::Status::Pending => &[
-                    Some(PendingKind::Queued),
-                    Some(PendingKind::LaunchBackoff),
-                    Some(PendingKind::RecoveryBackoff),
-                ],
-                _ => &[None],
+            let kinds: Vec<Option<PendingKind>> = if status == managed_job::Status::Pending {
+                PendingKind::ALL.iter().copied().map(Some).collect()
+            } else {
+                vec![None]
             };
             for &kind in kinds.iter().filter(|kind| is_legal(state, status, **kind)) {
                 found.push(kind.map_or(status.to_string(), |kind| format!("{status}({kind})")));

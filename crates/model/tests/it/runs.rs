@@ -116,7 +116,7 @@ fn a_failed_worker_outranks_the_master_that_is_done() {
 fn a_failed_replica_is_resubmitted_in_place_while_others_run() {
     check(
         "running retry=all; r0: running; r1: failed(container_exited_with_error)#2",
-        "runs, stays running; submit r1.0#3; due 10s: replica 1 is resubmitted in place",
+        "runs, stays running; submit r1.0#3; due 10s: resubmitted in place: replica 1",
     );
 }
 
@@ -143,7 +143,7 @@ fn r9_one_failed_node_ends_its_siblings_then_all_begin_anew() {
         "running retry=all; r0: running; \
          r1: terminated(terminated_by_server), failed(instance_unreachable), done(done_by_runner)",
         "runs, stays running; submit r1.0#1; submit r1.1#1; submit r1.2#1; due 10s: \
-         replica 1 is resubmitted in place",
+         resubmitted in place: replica 1",
     );
 }
 
@@ -241,7 +241,7 @@ fn r11_submissions_are_bounded_in_number() {
 #[test]
 fn r21_scaled_down_replicas_do_not_count() {
     check(
-        "running; r0: running; r1: terminated(scaled_down); r2: terminating(scaled_down)",
+        "running start=r0; r0: running; r1: terminated(scaled_down); r2: terminating(scaled_down)",
         "runs, stays running; due 10s: its jobs say running",
     );
 }
@@ -264,6 +264,30 @@ fn a_replica_on_its_way_out_does_not_delay_the_others() {
     check(
         "pending start=r0,r1; r0: terminating(scaled_down)",
         "resubmitted -> submitted; submit r1.0#0; due 5s: requests arrived",
+    );
+}
+
+#[test]
+fn an_active_service_grows_and_shrinks_by_whole_replicas() {
+    check(
+        "running start=r0,r1,r2; r0: running; r1: terminated(scaled_down)#1",
+        "runs, stays running; submit r1.0#2; submit r2.0#0; due 10s: added: replicas 1, 2",
+    );
+    check(
+        "running surplus=r1 start=r0; r0: running; r1: running",
+        "runs, stays running; end r1.0 scaled_down; due 10s: scaled down: replica 1",
+    );
+    check(
+        "running surplus=r0 start=r1; r0: terminating(scaled_down); r1: running",
+        "runs, stays running; due 10s: its jobs say running",
+    );
+}
+
+#[test]
+fn a_replica_of_a_task_that_is_done_is_not_added_again() {
+    check(
+        "running start=r0,r1; r0: running; r1: done(done_by_runner)",
+        "runs, stays running; due 10s: its jobs say running",
     );
 }
 

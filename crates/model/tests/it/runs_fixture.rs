@@ -46,6 +46,7 @@ fn read_head(head: &str) -> RunView {
         gateway_failed: false,
         replicas: Vec::new(),
         start: Vec::new(),
+        surplus: Vec::new(),
     };
     for word in words {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -62,6 +63,7 @@ fn read_head(head: &str) -> RunView {
             "hourly" => run.schedule = Some(hourly()),
             "next" => run.schedule.as_mut().unwrap().next = Some(NOW + span(value)),
             "fired" => run.schedule.as_mut().unwrap().fired = Some(NOW - span(value)),
+            "surplus" => run.surplus = value.split(',').map(|text| read_start(text).replica).collect(),
             "start" => run.start = value.split(',').map(read_start).collect(),
             other => panic!("unknown word `{other}` in a run's head"),
         }

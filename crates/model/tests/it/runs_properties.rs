@@ -107,6 +107,7 @@ prop_compose! {
         gateway_failed in prop::bool::weighted(0.1),
         replicas in replicas(state),
         wanted in 0..5_u32,
+        surplus in prop::sample::subsequence(&[0_u32, 1, 2, 3][..], 0..=4),
     ) -> RunView {
         let jobs = |num| replicas.iter().find(|r| r.num == num).map_or(1, |r| r.jobs.len() as u32);
         RunView {
@@ -121,6 +122,7 @@ prop_compose! {
             gateway_failed,
             start: (0..wanted).map(|replica| Start { replica, jobs: jobs(replica) }).collect(),
             replicas,
+            surplus,
         }
     }
 }

@@ -58,6 +58,13 @@ fn r18_a_clock_that_jumps_back_does_not_repeat_a_slot() {
     assert_eq!(next_slot(&crons, None, jumped), Some(fired));
 }
 
+#[test]
+fn slots_that_passed_while_an_execution_lasted_are_skipped() {
+    let crons = Crons::parse(&["0 * * * *"]).unwrap();
+    let fired = Timestamp::parse("2026-11-20T09:00:00Z").unwrap();
+    assert_eq!(next_slot(&crons, Some(fired), fired + Span::mins(190)), Some(fired + Span::hours(4)));
+}
+
 const PATTERNS: [&str; 6] =
     ["*/7 * * * *", "0 * * * *", "30 9 * * *", "15,45 */3 * * *", "0 0 1 * *", "5 4 * * SUN"];
 
