@@ -83,6 +83,7 @@ impl<S: LeaseStore> Engine<S> {
     }
 
     fn supervise(&mut self, queue: Queue, settings: Settings, work: impl Work<S>) {
+        debug_assert!(settings.is_sound(), "a lease must outlive its renewal: {settings:?}");
         let meter = Arc::new(Meter::new(queue.pipeline));
         self.meters.push(meter.clone());
         let crank = Arc::new(Crank::new(self.store.clone(), queue, settings, self.hints.clone(), meter));

@@ -77,6 +77,11 @@ impl Settings {
         }
     }
 
+    /// A lease must outlive the longest wait for its renewal, or every long pass would be dropped.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.renew_after + self.heartbeat_every < self.lease_use() && !self.heartbeat_every.is_zero()
+    }
+
     /// How long a lease may be relied on after the moment it was asked for.
     pub(crate) fn lease_use(&self) -> Duration {
         self.lease_ttl.saturating_sub(self.lease_margin)
@@ -129,6 +134,12 @@ mod tests {
         assert!(delays.iter().all(|d| *d == again.around(Duration::from_secs(1))));
         let mut other = Jitter::new(7, "jobs");
         assert!(delays.iter().any(|d| *d != other.around(Duration::from_secs(1))));
+    }
+
+    #[test]
+    fn the_standard_settings_are_sound_and_shorter_leases_are_not() {
+        assert!(Settings::standard(0).is_sound());
+        assert!(!Settings { lease_ttl: Duration::from_secs(10), ..Settings::standard(0) }.is_sound());
     }
 
     #[test]

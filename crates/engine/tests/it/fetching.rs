@@ -209,6 +209,33 @@ async fn two_replicas_drain_ten_thousand_rows_each_once() {
     assert_eq!(lab.held(), 0);
 }
 
+/// On real threads and real time: what virtual time on one thread cannot show.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn replicas_on_many_threads_process_each_row_once() {
+    let lab = Lab::new(1_000);
+    let ways = [lab.way(), lab.way(), lab.way()];
+    let mut engines = Vec::new();
+    for (way, seed) in ways.iter().zip(0..) {
+        let mut engine = Engine::new(way.clone(), lab.hints.clone());
+        let settings = Settings { queue_len_max: 32, queue_len_min: 16, ..Settings::standard(seed) };
+        let toy = lab.toy(way).applying(|store, lease| {
+            if lease.epoch == 1 {
+                Applied::Unchanged { due_in: None }
+            } else {
+                crate::toy::done(store, lease)
+            }
+        });
+        engine.spawn(toy, settings);
+        engines.push(engine);
+    }
+    lab.until(secs(60), "all done", |lab| lab.done() == 1_000).await;
+    assert_eq!(lab.journal.count(What::Ended), 2_000);
+    for engine in engines {
+        engine.stop(secs(5)).await;
+    }
+    assert!(lab.store.rows(TABLE).iter().all(|row| row.lock_epoch == 2 && row.lock_token.is_none()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn rows_with_nothing_to_write_are_finished_in_groups() {
     let lab = Lab::new(2000);

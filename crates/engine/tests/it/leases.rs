@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, advance, sleep};
+use tokio::{
+    sync::Notify,
+    time::{Instant, advance, sleep},
+};
 use windlass_engine::{Held, Lease, LeaseStore, MemoryStore, memory::Row};
 
 use crate::toy::{Fickle, Lab, Oops, QUEUE, TABLE, What, id, millis, secs, standard};
@@ -95,6 +98,28 @@ async fn l9_a_failing_heartbeat_drops_the_work_before_the_lock_expires() {
 async fn l9_a_hanging_heartbeat_drops_the_work_before_the_lock_expires() {
     let (_, took) = drops_in_time(|way| way.hangs.store(true, SeqCst)).await;
     assert!(took <= secs(25) && took >= secs(20), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
+    let lab = Lab::new(1);
+    let way = lab.way();
+    let thaw = Arc::new(Notify::new());
+    let news = thaw.clone();
+    let toy = lab.toy(&way).acting(move |_| {
+        let news = news.clone();
+        async move {
+            news.notified().await;
+            Ok(())
+        }
+    });
+    let engine = lab.start(&way, toy, standard());
+    lab.until(secs(1), "started", |lab| lab.journal.count(What::Started) == 1).await;
+    // What the work waited for and the end of its lease are there at the same moment.
+    thaw.notify_one();
+    advance(secs(29)).await;
+    assert_eq!((lab.journal.count(What::Dropped), lab.journal.count(What::Ended)), (1, 0));
+    assert_eq!(engine.status()[0].totals.lost, 1);
 }
 
 #[tokio::test(start_paused = true)]

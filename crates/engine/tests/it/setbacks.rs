@@ -214,3 +214,37 @@ async fn a_finish_that_fails_is_tried_again() {
     lab.until(secs(2), "finished", |lab| lab.held() == 0).await;
     assert_eq!(engine.status()[0].totals.applied, 5);
 }
+
+/// The parent's only chance is when no child is in work, unless they let go of what it has reserved.
+#[tokio::test(start_paused = true)]
+async fn l6_a_parent_gets_all_its_busy_children() {
+    const CHILDREN: Queue = Queue { pipeline: "children", table: "children", statuses: &["new"] };
+    let ids: Vec<Uuid> = (1..=5).map(Uuid::from_u128).collect();
+    let lab = Lab::new(1);
+    let way = lab.way();
+    ids.iter().for_each(|id| lab.store.put("children", Row::new(*id, "new", lab.store.now())));
+    let mut engine = Engine::new(way.clone(), lab.hints.clone());
+    let busy = |lease: Lease| async move {
+        sleep(millis(20 + 7 * u64::from(lease.id.as_bytes()[15]))).await;
+        Ok(())
+    };
+    let children = lab.toy(&way).on(CHILDREN).acting(busy);
+    engine.spawn(children.applying(|_, _| Applied::Unchanged { due_in: None }), standard());
+    sleep(secs(1)).await;
+    let parent = lab.toy(&way).applying(move |store, lease| {
+        let lock = RelatedLock { table: "children", ids: &ids, reserve: true, ..lock(lease.id) };
+        match store.lock_related(lock).now_or_never().unwrap().unwrap() {
+            Related::Busy => Applied::RelatedBusy,
+            Related::Locked(leases) => {
+                let held: Vec<_> = leases.iter().map(Lease::held).collect();
+                store.unlock_related("children", &held).now_or_never().unwrap().unwrap();
+                done(store, lease)
+            }
+        }
+    });
+    engine.spawn(parent, standard());
+    lab.until(secs(2), "the parent done", |lab| lab.done() == 1).await;
+    let visits = lab.journal.count(What::Ended);
+    sleep(secs(1)).await;
+    assert!(lab.journal.count(What::Ended) > visits + 50, "the children go on");
+}

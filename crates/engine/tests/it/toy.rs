@@ -206,6 +206,7 @@ type Apply = Box<dyn Fn(&MemoryStore, &Lease) -> Applied + Send + Sync>;
 
 /// Marks its rows done, unless told otherwise.
 pub(crate) struct Toy {
+    pub(crate) queue: Queue,
     pub(crate) store: Arc<Fickle>,
     pub(crate) journal: Journal,
     pub(crate) act: Act,
@@ -215,11 +216,17 @@ pub(crate) struct Toy {
 impl Toy {
     pub(crate) fn new(store: &Arc<Fickle>, journal: &Journal) -> Self {
         Self {
+            queue: QUEUE,
             store: store.clone(),
             journal: journal.clone(),
             act: Box::new(|_| Box::pin(async { Ok(()) })),
             apply: Box::new(done),
         }
+    }
+
+    pub(crate) fn on(mut self, queue: Queue) -> Self {
+        self.queue = queue;
+        self
     }
 
     pub(crate) fn acting<F: Future<Output = Result<(), Oops>> + Send + 'static>(
@@ -254,11 +261,11 @@ impl Pipeline for Toy {
     type Error = Oops;
 
     fn queue(&self) -> Queue {
-        QUEUE
+        self.queue
     }
 
     async fn load(&self, lease: &Lease) -> Result<Option<(Row, Visit)>, Oops> {
-        Ok(self.store.inner.row(TABLE, lease.id).map(|row| (row, self.journal.visit(lease))))
+        Ok(self.store.inner.row(self.queue.table, lease.id).map(|row| (row, self.journal.visit(lease))))
     }
 
     async fn observe(&self, _lease: &Lease, _row: &(Row, Visit)) -> Result<(), Oops> {
