@@ -113,6 +113,12 @@ fn active(volume: &Volume, now: Timestamp) -> Plan {
 fn deleting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
     match seen {
         Seen::Deleted => Plan { gone: true, note: Some("deleted".to_owned()), ..keep(now) },
+        // A volume in use is never pulled from under a job.
+        Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
+            if volume.attached =>
+        {
+            keep(now + POLL_STARTING)
+        }
         Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
             if volume.external =>
         {
@@ -120,10 +126,6 @@ fn deleting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
         }
         Seen::NotDeleted { said } => {
             Plan { note: Some(format!("not deleted yet: {said}")), ..keep(now + DELETE_RETRY) }
-        }
-        // A volume in use is never pulled from under a job.
-        Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } if volume.attached => {
-            keep(now + POLL_STARTING)
         }
         Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } => act(Action::Delete, now),
     }

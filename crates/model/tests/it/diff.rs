@@ -1,0 +1,102 @@
+//! What a changed configuration means.
+
+use serde_json::{Value, json};
+use windlass_model::plan::diff::{self, Change, Forbidden, How};
+
+fn words(changes: Result<Vec<Change>, Forbidden>) -> String {
+    match changes {
+        Ok(changes) => {
+            let word = |change: &Change| match change.how {
+                How::InPlace => change.path.clone(),
+                How::Rolling => format!("{} (rolling)", change.path),
+            };
+            changes.iter().map(word).collect::<Vec<_>>().join(", ")
+        }
+        Err(forbidden) => format!("no: {}", forbidden.path),
+    }
+}
+
+fn with(mut base: Value, changes: Value) -> Value {
+    for (name, value) in changes.as_object().unwrap() {
+        base[name] = value.clone();
+    }
+    base
+}
+
+fn service() -> Value {
+    json!({"type": "service", "port": 8000, "commands": ["serve"], "replicas": {"min": 1, "max": 1}, "auth": true})
+}
+
+#[track_caller]
+fn check_run(base: Value, changes: Value, expect: &str) {
+    let new = with(base.clone(), changes);
+    assert_eq!(words(diff::run_configuration(&base, &new)), expect);
+}
+
+#[test]
+fn nothing_changed_is_no_change_and_null_is_absent() {
+    check_run(service(), json!({}), "");
+    check_run(service(), json!({"gateway": null, "replicas": {"min": 1.0, "max": 1, "x": null}}), "");
+}
+
+#[test]
+fn a_service_updates_some_fields_in_place_and_rolls_out_others() {
+    check_run(service(), json!({"replicas": {"min": 2, "max": 2}, "priority": 7}), "replicas, priority");
+    check_run(
+        service(),
+        json!({"commands": ["serve", "-v"], "image": "x"}),
+        "commands (rolling), image (rolling)",
+    );
+}
+
+#[test]
+fn the_first_field_that_forbids_is_named() {
+    check_run(service(), json!({"commands": ["x"], "auth": false, "nodes": 2}), "no: auth");
+    check_run(service(), json!({"type": "task"}), "no: type");
+    let gone =
+        json!({"type": "service", "port": 8000, "commands": ["serve"], "replicas": {"min": 1, "max": 1}});
+    assert_eq!(words(diff::run_configuration(&service(), &gone)), "no: auth");
+}
+
+#[test]
+fn tasks_and_dev_environments_have_little_to_update() {
+    let task = json!({"type": "task", "commands": ["a"]});
+    check_run(task.clone(), json!({"priority": 3}), "priority");
+    check_run(task.clone(), json!({"commands": ["b"]}), "no: commands");
+    check_run(task, json!({"inactivity_duration": 60}), "no: inactivity_duration");
+    let dev = json!({"type": "dev-environment", "ide": "vscode"});
+    check_run(dev.clone(), json!({"inactivity_duration": 60}), "inactivity_duration");
+    check_run(dev, json!({"ide": "cursor"}), "no: ide");
+}
+
+#[test]
+fn new_code_is_rolled_out_to_services_only() {
+    let spec = |configuration: Value, hash: &str| json!({"run_name": "r", "configuration": configuration, "repo_code_hash": hash, "configuration_path": hash});
+    let said = words(diff::run_spec(&spec(service(), "a"), &spec(with(service(), json!({"port": 1})), "b")));
+    assert_eq!(said, "configuration.port (rolling), repo_code_hash (rolling)");
+    let task = json!({"type": "task", "commands": ["a"]});
+    assert_eq!(
+        words(diff::run_spec(&spec(task.clone(), "a"), &spec(task.clone(), "b"))),
+        "no: repo_code_hash"
+    );
+    let other = with(task.clone(), json!({"nodes": 2}));
+    assert_eq!(words(diff::run_spec(&spec(task, "a"), &spec(other, "a"))), "no: configuration.nodes");
+}
+
+#[test]
+fn a_fleet_updates_its_limits_and_its_hosts() {
+    let cloud = json!({"type": "fleet", "nodes": {"min": 1, "max": 2}, "placement": "any"});
+    let new = with(cloud.clone(), json!({"nodes": {"min": 0, "max": 3}, "max_price": 2.0}));
+    assert_eq!(words(diff::fleet(&cloud, &new)), "nodes, max_price");
+    let new = with(cloud.clone(), json!({"placement": "cluster"}));
+    assert_eq!(words(diff::fleet(&cloud, &new)), "no: placement");
+
+    let ssh =
+        |hosts: Value, user: &str| json!({"type": "fleet", "ssh_config": {"user": user, "hosts": hosts}});
+    let old = ssh(json!(["a", {"hostname": "b", "port": 22}]), "root");
+    let said = |new: Value| words(diff::fleet(&old, &new));
+    assert_eq!(said(ssh(json!(["c", {"hostname": "b", "port": 22}]), "root")), "ssh_config");
+    assert_eq!(said(ssh(json!(["a", {"hostname": "b", "port": 23}]), "root")), "no: ssh_config.hosts[1]");
+    assert_eq!(said(ssh(json!(["a"]), "me")), "no: ssh_config.user");
+    assert_eq!(words(diff::fleet(&cloud, &ssh(json!(["a"]), "me"))), "no: ssh_config");
+}

@@ -1,0 +1,355 @@
+//! Instances, fleets and volumes, step by step.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use uuid::Uuid;
+use windlass_model::{
+    decide::{
+        fleets::{self, ATTEMPTS_MAX, Fleet, Member},
+        instances::{self, DELETE_MAX, Instance, Kind, UNREACHABLE_MAX},
+        volumes::{self, Volume},
+    },
+    fleet,
+    id::InstanceId,
+    instance::{Health, Status},
+    machine,
+    time::{Span, Timestamp},
+    volume,
+};
+
+const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+fn ago(secs: i64) -> Timestamp {
+    NOW - Span::secs(secs)
+}
+
+fn instance(kind: Kind, status: Status) -> Instance {
+    Instance {
+        kind,
+        status,
+        placeholder: false,
+        created_at: ago(60),
+        provisioning_max: Span::mins(10),
+        jobs: u32::from(status == Status::Busy),
+        idle_since: (status == Status::Idle).then(|| ago(60)),
+        idle_max: Some(Span::mins(5)),
+        above_min: true,
+        unreachable_since: None,
+        health: Health::Healthy,
+        terminating_since: (status == Status::Terminating).then(|| ago(60)),
+        delete_told: false,
+    }
+}
+
+#[track_caller]
+fn check(instance: &Instance, seen: &instances::Seen, expect: &str) {
+    let plan = instances::decide(instance, seen, NOW);
+    let mut words: Vec<String> = plan.action.iter().map(|action| format!("{action:?}")).collect();
+    words.extend(plan.change.as_ref().map(|change| match plan.reason {
+        Some(reason) => format!("{}: {reason}", change.event),
+        None => change.event.to_string(),
+    }));
+    words.extend(plan.note);
+    words.extend(plan.unreachable_since.map(|at| format!("silent {} s", NOW.since(at).as_secs())));
+    words.push(format!("again in {} s", plan.due.since(NOW).as_secs()));
+    assert_eq!(words.join(", "), expect);
+}
+
+#[test]
+fn r23_a_placeholder_is_left_to_its_job() {
+    let placeholder = Instance { placeholder: true, ..instance(Kind::Cloud, Status::Pending) };
+    check(&placeholder, &instances::Seen::NotAsked, "again in 60 s");
+}
+
+#[test]
+fn a_pending_instance_is_created_or_deployed() {
+    let (cloud, ssh) = (instance(Kind::Cloud, Status::Pending), instance(Kind::Ssh, Status::Pending));
+    check(&cloud, &instances::Seen::NotAsked, "Create, again in 0 s");
+    check(&cloud, &instances::Seen::Created, "created, again in 0 s");
+    check(&cloud, &instances::Seen::NoOffers { said: "none".into() }, "gave-up: no_offers, again in 0 s");
+    check(&ssh, &instances::Seen::NotAsked, "Deploy, again in 0 s");
+    check(&ssh, &instances::Seen::Deployed { healthy: true }, "ready-idle, again in 0 s");
+    check(&ssh, &instances::Seen::Deployed { healthy: false }, "created, again in 0 s");
+    let failed = |fatal| instances::Seen::NotDeployed { fatal, said: "refused".into() };
+    check(&ssh, &failed(false), "refused, again in 5 s");
+    check(&ssh, &failed(true), "gave-up: error, again in 0 s");
+    let late = Instance { created_at: ago(600), ..ssh };
+    check(&late, &failed(false), "gave-up: error, again in 0 s");
+}
+
+#[test]
+fn provisioning_ends_ready_or_at_the_deadline() {
+    let starting = instance(Kind::Cloud, Status::Provisioning);
+    let healthy = instances::Seen::Answers { health: Health::Healthy };
+    check(&starting, &instances::Seen::NotAsked, "Check, again in 0 s");
+    check(&starting, &healthy, "ready-idle, again in 0 s");
+    check(&Instance { jobs: 1, ..starting.clone() }, &healthy, "ready-busy, again in 0 s");
+    check(&starting, &instances::Seen::Silent, "again in 5 s");
+    let late = Instance { created_at: ago(600), ..starting };
+    check(&late, &instances::Seen::Silent, "expired: provisioning_timeout, again in 0 s");
+}
+
+#[test]
+fn an_idle_cloud_instance_goes_when_its_time_is_over_and_the_fleet_can_spare_it() {
+    let idle = |secs| Instance { idle_since: Some(ago(secs)), ..instance(Kind::Cloud, Status::Idle) };
+    let healthy = instances::Seen::Answers { health: Health::Healthy };
+    check(&idle(298), &healthy, "again in 2 s");
+    check(&idle(300), &healthy, "surplus: idle_timeout, again in 0 s");
+    check(&Instance { above_min: false, ..idle(300) }, &healthy, "again in 7 s");
+    check(&Instance { idle_max: None, ..idle(300) }, &healthy, "again in 7 s");
+    check(&Instance { kind: Kind::Ssh, ..idle(300) }, &healthy, "again in 7 s");
+}
+
+#[test]
+fn an_unreachable_cloud_instance_goes_after_twenty_minutes_and_an_ssh_host_never() {
+    let lost = |kind, secs| Instance { unreachable_since: Some(ago(secs)), ..instance(kind, Status::Busy) };
+    let silent = instances::Seen::Silent;
+    check(&instance(Kind::Cloud, Status::Busy), &silent, "unreachable, silent 0 s, again in 7 s");
+    check(&lost(Kind::Cloud, 1_197), &silent, "silent 1197 s, again in 3 s");
+    let over = UNREACHABLE_MAX.as_secs();
+    check(&lost(Kind::Cloud, over), &silent, "unreachable: unreachable, silent 1200 s, again in 0 s");
+    check(&lost(Kind::Ssh, 900_000), &silent, "silent 900000 s, again in 7 s");
+    let back = instances::Seen::Answers { health: Health::Healthy };
+    check(&lost(Kind::Ssh, 5), &back, "reachable again, again in 7 s");
+}
+
+#[test]
+fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more() {
+    let ending =
+        |kind, secs| Instance { terminating_since: Some(ago(secs)), ..instance(kind, Status::Terminating) };
+    let not = instances::Seen::NotDeleted { said: "busy".into() };
+    check(&ending(Kind::Cloud, 0), &instances::Seen::NotAsked, "Delete, again in 0 s");
+    check(&ending(Kind::Cloud, 60), &not, "not deleted yet: busy, again in 30 s");
+    check(&ending(Kind::Cloud, 890), &not, "not deleted yet: busy, again in 10 s");
+    let late = DELETE_MAX.as_secs();
+    check(&ending(Kind::Cloud, late), &not, "cannot be deleted, look at the backend: busy, again in 600 s");
+    let told = Instance { delete_told: true, ..ending(Kind::Cloud, late) };
+    check(&told, &not, "again in 600 s");
+    check(&ending(Kind::Ssh, late), &not, "deleted, again in 0 s");
+    check(&ending(Kind::Cloud, 5), &instances::Seen::Deleted, "deleted, again in 0 s");
+}
+
+fn member(n: u32, status: Status, up_to_date: bool) -> Member {
+    let id = InstanceId(Uuid::from_u128(n.into()));
+    Member {
+        id,
+        instance_num: n,
+        status,
+        jobs: u32::from(status == Status::Busy),
+        placeholder: false,
+        up_to_date,
+    }
+}
+
+fn of(nodes_min: u32, nodes_max: Option<u32>, members: Vec<Member>) -> Fleet {
+    let status = fleet::Status::Active;
+    Fleet { status, is_ssh: false, nodes_min, nodes_max, members, attempts: 0, tried_at: None }
+}
+
+#[track_caller]
+fn check_fleet(fleet: &Fleet, expect: &str) {
+    let plan = fleets::decide(fleet, NOW);
+    let mut words: Vec<String> = plan.create.iter().map(|num| format!("create {num}")).collect();
+    words.extend(plan.end.iter().map(|(id, reason)| format!("end {} {reason}", id.0.as_u128())));
+    words.extend(plan.change.as_ref().map(|change| change.event.to_string()));
+    words.push(format!("tries {}, again in {} s", plan.attempts, plan.due.since(NOW).as_secs()));
+    assert_eq!(words.join(", "), expect);
+}
+
+#[test]
+fn g5_a_fleet_fills_up_to_its_minimum_in_the_gaps() {
+    let fleet = of(3, Some(4), vec![member(1, Status::Busy, true)]);
+    check_fleet(&fleet, "create 0, create 2, tries 1, again in 30 s");
+}
+
+#[test]
+fn g5_above_the_maximum_idle_ones_go_highest_number_first() {
+    let members = vec![
+        member(0, Status::Idle, true),
+        member(1, Status::Busy, true),
+        member(2, Status::Idle, true),
+        member(3, Status::Busy, true),
+    ];
+    check_fleet(&of(0, Some(3), members.clone()), "end 2 max_instances_limit, tries 0, again in 30 s");
+    let expect = "end 2 max_instances_limit, end 0 max_instances_limit, tries 0, again in 30 s";
+    check_fleet(&of(0, Some(1), members), expect);
+}
+
+#[test]
+fn an_outdated_instance_goes_when_idle_and_is_replaced_when_there_is_room() {
+    let members = vec![member(0, Status::Idle, false), member(1, Status::Busy, false)];
+    let expect = "create 2, end 0 fleet_spec_mismatch, tries 1, again in 30 s";
+    check_fleet(&of(2, Some(3), members.clone()), expect);
+    check_fleet(&of(2, Some(2), members), "end 0 fleet_spec_mismatch, tries 0, again in 30 s");
+}
+
+#[test]
+fn replacements_come_after_one_two_five_ten_and_thirty_minutes_and_not_for_ever() {
+    let tried = |attempts, secs| Fleet { attempts, tried_at: Some(ago(secs)), ..of(1, None, Vec::new()) };
+    for (attempts, minutes) in [(1, 1), (2, 2), (3, 5), (4, 10), (5, 30), (9, 30)] {
+        check_fleet(&tried(attempts, minutes * 60 - 9), &format!("tries {attempts}, again in 9 s"));
+        let expect = format!("create 0, tries {}, again in 30 s", attempts + 1);
+        check_fleet(&tried(attempts, minutes * 60), &expect);
+    }
+    check_fleet(&tried(ATTEMPTS_MAX, 900_000), "tries 15, again in 30 s");
+}
+
+#[test]
+fn a_deleted_fleet_ends_its_instances_and_then_itself() {
+    let status = fleet::Status::Terminating;
+    let members = vec![member(0, Status::Idle, true), member(1, Status::Terminating, true)];
+    let fleet = Fleet { status, ..of(1, None, members) };
+    check_fleet(&fleet, "end 0 terminated_by_user, tries 0, again in 30 s");
+    check_fleet(&Fleet { members: Vec::new(), ..fleet }, "emptied, tries 0, again in 0 s");
+}
+
+#[test]
+fn an_ssh_fleet_creates_and_ends_nothing_by_itself() {
+    let fleet = Fleet { is_ssh: true, ..of(5, Some(0), vec![member(0, Status::Idle, false)]) };
+    check_fleet(&fleet, "tries 0, again in 30 s");
+}
+
+fn any_fleet() -> impl Strategy<Value = Fleet> {
+    let status = prop::sample::select(vec![
+        Status::Pending,
+        Status::Provisioning,
+        Status::Idle,
+        Status::Busy,
+        Status::Terminating,
+    ]);
+    let members = prop::collection::vec((status, any::<bool>()), 0..8);
+    (0_u32..5, 0_u32..5, members).prop_map(|(min, more, members)| {
+        let members = members.into_iter().enumerate();
+        let members = members.map(|(n, (status, up_to_date))| member(n as u32, status, up_to_date)).collect();
+        of(min, Some(min + more), members)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn g5_a_plan_never_exceeds_the_maximum_nor_touches_the_busy(fleet in any_fleet()) {
+        let plan = fleets::decide(&fleet, NOW);
+        let before = fleet.members.len() as u32;
+        let after = before + plan.create.len() as u32;
+        prop_assert!(plan.create.is_empty() || after <= fleet.nodes_max.unwrap());
+        let ended: BTreeSet<_> = plan.end.iter().map(|(id, _)| *id).collect();
+        prop_assert_eq!(ended.len(), plan.end.len(), "nobody ends twice");
+        for member in fleet.members.iter().filter(|member| ended.contains(&member.id)) {
+            prop_assert_eq!(member.status, Status::Idle);
+        }
+        let nums: BTreeSet<u32> = fleet.members.iter().map(|member| member.instance_num).collect();
+        prop_assert!(plan.create.iter().all(|num| !nums.contains(num)));
+    }
+
+    /// Round after round, with instant instances, the fleet comes to rest between minimum and maximum.
+    #[test]
+    fn g5_a_fleet_settles_within_its_bounds(start in any_fleet()) {
+        let mut fleet = start;
+        let mut now = NOW;
+        for _ in 0..40 {
+            let plan = fleets::decide(&fleet, now);
+            fleet.members.retain(|member| member.status != Status::Terminating);
+            for member in &mut fleet.members {
+                member.jobs = 0;
+                member.status = Status::Idle;
+                if plan.end.iter().any(|(id, _)| *id == member.id) {
+                    member.status = Status::Terminating;
+                }
+            }
+            fleet.members.extend(plan.create.iter().map(|num| member(*num, Status::Idle, true)));
+            (fleet.attempts, fleet.tried_at) = (plan.attempts, plan.tried_at);
+            now = plan.due;
+        }
+        let count = fleet.members.len() as u32;
+        prop_assert!(fleet.nodes_min <= count && count <= fleet.nodes_max.unwrap(), "{:?}", fleet);
+        prop_assert!(fleet.members.iter().all(|member| member.up_to_date));
+    }
+
+    #[test]
+    fn r5_instances_plan_only_what_their_machine_accepts(
+        kind in prop::sample::select(vec![Kind::Cloud, Kind::Ssh]),
+        status in prop::sample::select(Status::ALL.to_vec()),
+        seen in prop::sample::select(vec![
+            instances::Seen::NotAsked, instances::Seen::Created, instances::Seen::Silent, instances::Seen::Deleted,
+            instances::Seen::NoOffers { said: String::new() }, instances::Seen::Deployed { healthy: true },
+            instances::Seen::Deployed { healthy: false }, instances::Seen::NotDeployed { fatal: true, said: String::new() },
+            instances::Seen::Answers { health: Health::Failure }, instances::Seen::NotDeleted { said: String::new() },
+        ]),
+        secs in 0_i64..5_000,
+    ) {
+        let row = Instance {
+            created_at: ago(secs), idle_since: Some(ago(secs)), unreachable_since: Some(ago(secs)),
+            ..instance(kind, status)
+        };
+        let plan = instances::decide(&row, &seen, NOW);
+        if let Some(change) = plan.change {
+            let step = windlass_model::instance::step(status, change.event);
+            prop_assert!(!matches!(step, machine::Step::Refuse), "{} in {}", change.event, status);
+        } else {
+            prop_assert!(plan.action.is_some() || plan.due > NOW);
+        }
+    }
+}
+
+fn stored(status: volume::Status) -> Volume {
+    Volume {
+        status,
+        created_at: ago(60),
+        external: false,
+        delete_asked: false,
+        attached: false,
+        unattached_since: Some(ago(60)),
+        cleanup_after: None,
+    }
+}
+
+#[track_caller]
+fn check_volume(volume: &Volume, seen: &volumes::Seen, expect: &str) {
+    let plan = volumes::decide(volume, seen, NOW);
+    let mut words: Vec<String> = plan.action.iter().map(|action| format!("{action:?}")).collect();
+    words.extend(plan.change.as_ref().map(|change| change.event.to_string()));
+    words.extend(plan.gone.then(|| "gone".to_owned()));
+    words.push(format!("again in {} s", plan.due.since(NOW).as_secs()));
+    assert_eq!(words.join(", "), expect);
+}
+
+#[test]
+fn a_volume_is_made_or_found_and_given_up_in_time() {
+    let new = stored(volume::Status::Submitted);
+    check_volume(&new, &volumes::Seen::NotAsked, "Create, again in 0 s");
+    check_volume(
+        &Volume { external: true, ..new.clone() },
+        &volumes::Seen::NotAsked,
+        "Register, again in 0 s",
+    );
+    check_volume(&new, &volumes::Seen::Making, "created, again in 5 s");
+    check_volume(&new, &volumes::Seen::Ready, "ready, again in 0 s");
+    check_volume(&new, &volumes::Seen::Broken { said: "no".into() }, "broken, again in 0 s");
+    let late = Volume { created_at: ago(600), ..stored(volume::Status::Provisioning) };
+    check_volume(&late, &volumes::Seen::Making, "broken, again in 0 s");
+}
+
+#[test]
+fn an_unused_volume_is_cleaned_up_only_if_asked_for() {
+    let idle = |secs| Volume { cleanup_after: Some(Span::secs(secs)), ..stored(volume::Status::Active) };
+    let seen = volumes::Seen::NotAsked;
+    check_volume(&stored(volume::Status::Active), &seen, "again in 60 s");
+    check_volume(&idle(70), &seen, "again in 10 s");
+    check_volume(&idle(60), &seen, "delete-asked, again in 0 s");
+    check_volume(&Volume { attached: true, ..idle(60) }, &seen, "again in 60 s");
+    check_volume(&Volume { external: true, ..idle(60) }, &seen, "again in 60 s");
+}
+
+#[test]
+fn a_volume_in_use_is_never_deleted() {
+    let asked = Volume { delete_asked: true, ..stored(volume::Status::Active) };
+    check_volume(&asked, &volumes::Seen::NotAsked, "Delete, again in 0 s");
+    let used = Volume { attached: true, ..asked.clone() };
+    check_volume(&used, &volumes::Seen::NotAsked, "again in 5 s");
+    check_volume(&asked, &volumes::Seen::NotDeleted { said: "busy".into() }, "again in 30 s");
+    check_volume(&asked, &volumes::Seen::Deleted, "gone, again in 0 s");
+    check_volume(&Volume { external: true, ..asked }, &volumes::Seen::NotAsked, "gone, again in 0 s");
+}

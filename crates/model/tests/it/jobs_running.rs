@@ -1,0 +1,376 @@
+//! From a placed job to its last word.
+
+use proptest::prelude::*;
+use windlass_model::{
+    decide::jobs_running::{
+        Action, Ended, Host, How, Job, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings,
+        StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, provisioning_max,
+    },
+    job::{self, Status},
+    machine::Step,
+    time::{Span, Timestamp},
+};
+
+const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+fn ago(secs: i64) -> Timestamp {
+    NOW - Span::secs(secs)
+}
+
+fn job(status: Status, secs: i64) -> Job {
+    Job {
+        status,
+        provisioning_since: ago(secs),
+        provisioning_max: Span::mins(10),
+        pulling_since: (status != Status::Provisioning).then(|| ago(secs)),
+        running_since: (status == Status::Running).then(|| ago(secs)),
+        disconnected_at: None,
+        instance_was_ready: false,
+        has_shim: true,
+        spot: false,
+        several: false,
+        is_master: true,
+        startup_order: StartupOrder::Any,
+        siblings: Siblings::NONE,
+        max_duration: None,
+        inactivity_duration: None,
+    }
+}
+
+fn shim(shim: Shim) -> Seen {
+    Seen { host: Host::Fine, shim, runner: Runner::NotAsked, gpu_idle: false }
+}
+
+fn runner(runner: Runner) -> Seen {
+    let shim = Shim::Task(Task::Running { ports_known: true });
+    Seen { host: Host::Fine, shim, runner, gpu_idle: false }
+}
+
+fn ended(how: How, reason: &str, exit_status: Option<i32>) -> Seen {
+    let ended = Some(Ended { how, reason: reason.into(), message: String::new(), exit_status });
+    runner(Runner::Pulled(Pulled { ended, no_connections: None }))
+}
+
+fn alive() -> Seen {
+    runner(Runner::Pulled(Pulled::default()))
+}
+
+fn words(plan: &Plan) -> String {
+    let mut words: Vec<String> = plan.actions.iter().map(|action| format!("{action:?}")).collect();
+    match (&plan.change, &plan.ending) {
+        (Some(change), Some(ending)) => {
+            let exit = ending.exit_status().map(|code| format!(" ({code})")).unwrap_or_default();
+            words.push(format!("{}: {}{exit}", change.event, ending.reason()));
+            assert_eq!(change.reason, ending.reason().as_str());
+            assert!(!change.message.is_empty());
+        }
+        (Some(change), None) => words.push(change.event.to_string()),
+        (None, None) => {}
+        (None, Some(_)) => panic!("an ending without a change: {plan:?}"),
+    }
+    words.extend(plan.waits_for.map(|what| format!("waits for {what}")));
+    words.extend(plan.disconnected_at.map(|at| format!("silent {} s", NOW.since(at).as_secs())));
+    words.push(format!("again in {} s", plan.due.since(NOW).as_secs()));
+    words.join(", ")
+}
+
+#[track_caller]
+fn check(job: &Job, seen: &Seen, expect: &str) {
+    assert_eq!(words(&decide(job, seen, NOW)), expect);
+}
+
+#[test]
+fn a_silent_new_instance_gets_its_time_and_then_a_named_end() {
+    let job = |secs| job(Status::Provisioning, secs);
+    check(&job(30), &shim(Shim::Silent), "waits for the instance, again in 5 s");
+    check(&job(597), &shim(Shim::Silent), "waits for the instance, again in 3 s");
+    check(&job(600), &shim(Shim::Silent), "lost: waiting_instance_limit_exceeded, again in 0 s");
+}
+
+#[test]
+fn a_silent_instance_that_was_ready_gets_the_short_grace() {
+    let job = |silent| Job {
+        instance_was_ready: true,
+        disconnected_at: Some(ago(silent)),
+        ..job(Status::Provisioning, 130)
+    };
+    let expect = "waits for the agents to answer again, silent 117 s, again in 3 s";
+    check(&job(117), &shim(Shim::Silent), expect);
+    check(&job(120), &shim(Shim::Silent), "lost: instance_unreachable, again in 0 s");
+}
+
+#[test]
+fn a_shim_that_answers_gets_the_task_once() {
+    let job = job(Status::Provisioning, 3);
+    check(&job, &shim(Shim::NoTask), "SubmitTask, task-taken, again in 0 s");
+    check(&job, &shim(Shim::Task(Task::Pulling)), "task-taken, again in 0 s");
+}
+
+#[test]
+fn r24_a_shim_that_never_takes_the_task_is_given_up() {
+    let expect = "lost: waiting_runner_limit_exceeded, again in 0 s";
+    check(&job(Status::Provisioning, 600), &shim(Shim::NoTask), expect);
+}
+
+#[test]
+fn nodes_wait_for_each_other_by_startup_order() {
+    let waits = Siblings { all_have_ips: true, master_runs: false, workers_run: false };
+    let node = |is_master, startup_order| Job {
+        several: true,
+        is_master,
+        startup_order,
+        siblings: waits,
+        ..job(Status::Provisioning, 1_000)
+    };
+    let none = shim(Shim::NoTask);
+    check(&node(false, StartupOrder::MasterFirst), &none, "waits for the master to run, again in 2 s");
+    check(&node(true, StartupOrder::MasterFirst), &none, "SubmitTask, task-taken, again in 0 s");
+    check(&node(true, StartupOrder::WorkersFirst), &none, "waits for the workers to run, again in 2 s");
+    check(&node(false, StartupOrder::WorkersFirst), &none, "SubmitTask, task-taken, again in 0 s");
+    let late = Job { provisioning_since: NOW - SIBLINGS_MAX, ..node(false, StartupOrder::MasterFirst) };
+    check(&late, &none, "lost: waiting_runner_limit_exceeded, again in 0 s");
+}
+
+#[test]
+fn pulling_follows_the_task() {
+    let job = job(Status::Pulling, 60);
+    check(&job, &shim(Shim::Task(Task::Preparing)), "waits for the host to prepare, again in 5 s");
+    check(&job, &shim(Shim::Task(Task::Pulling)), "waits for the image, again in 5 s");
+    check(&job, &shim(Shim::Task(Task::Creating)), "waits for the container, again in 5 s");
+    let no_ports = Task::Running { ports_known: false };
+    check(&job, &shim(Shim::Task(no_ports)), "waits for the container's ports, again in 5 s");
+    check(&job, &runner(Runner::Silent), "waits for the runner, again in 5 s");
+    check(&job, &runner(Runner::Ready), "SubmitJob, started, again in 10 s");
+    check(&job, &alive(), "started, again in 10 s");
+}
+
+#[test]
+fn pulling_ends_with_the_tasks_own_reason() {
+    let job = job(Status::Pulling, 60);
+    let ended =
+        |reason: &str| shim(Shim::Task(Task::Terminated { reason: reason.into(), message: "m".into() }));
+    check(&job, &ended("CREATING_CONTAINER_ERROR"), "exited: creating_container_error, again in 0 s");
+    check(&job, &ended("done_by_runner"), "exited: done_by_runner, again in 0 s");
+    check(&job, &ended("a word of tomorrow"), "exited: container_exited_with_error, again in 0 s");
+}
+
+#[test]
+fn r7_a_task_the_host_forgot_is_never_handed_over_again() {
+    check(&job(Status::Pulling, 60), &shim(Shim::NoTask), "lost: executor_error, again in 0 s");
+}
+
+#[test]
+fn no_runner_gets_its_job_before_all_nodes_have_addresses() {
+    let siblings = Siblings { all_have_ips: false, ..Siblings::NONE };
+    let job = Job { siblings, several: true, ..job(Status::Pulling, 60) };
+    check(&job, &runner(Runner::Ready), "waits for the other nodes' addresses, again in 2 s");
+}
+
+#[test]
+fn r24_a_pull_that_never_ends_is_ended() {
+    let late = job(Status::Pulling, PULLING_MAX.as_secs());
+    let expect = "lost: waiting_runner_limit_exceeded, again in 0 s";
+    check(&late, &shim(Shim::Task(Task::Pulling)), expect);
+    check(&late, &runner(Runner::Silent), expect);
+    check(&late, &runner(Runner::Ready), expect);
+}
+
+#[test]
+fn without_a_shim_the_runner_is_all_there_is() {
+    let job = |secs| Job { has_shim: false, ..job(Status::Provisioning, secs) };
+    let seen = |runner| Seen { shim: Shim::NotAsked, ..self::runner(runner) };
+    check(&job(9), &seen(Runner::Silent), "waits for the runner, again in 5 s");
+    check(&job(9), &seen(Runner::Ready), "SubmitJob, started, again in 10 s");
+    check(&job(600), &seen(Runner::Silent), "lost: waiting_runner_limit_exceeded, again in 0 s");
+}
+
+#[test]
+fn a_running_job_ends_as_its_runner_says() {
+    let job = job(Status::Running, 90);
+    check(&job, &alive(), "PullLogs, again in 10 s");
+    check(&job, &ended(How::Done, "", Some(0)), "PullLogs, exited: done_by_runner (0), again in 0 s");
+    let failed = "PullLogs, exited: container_exited_with_error (3), again in 0 s";
+    check(&job, &ended(How::Failed, "", Some(3)), failed);
+    let quota = "PullLogs, exited: log_quota_exceeded, again in 0 s";
+    check(&job, &ended(How::Terminated, "LOG_QUOTA_EXCEEDED", None), quota);
+}
+
+#[test]
+fn a_silent_agent_gets_its_grace_period() {
+    let job = |silent: Option<i64>| Job { disconnected_at: silent.map(ago), ..job(Status::Running, 500) };
+    let silent = Seen { shim: Shim::Silent, ..runner(Runner::Silent) };
+    check(&job(None), &silent, "waits for the agents to answer again, silent 0 s, again in 5 s");
+    check(&job(Some(119)), &silent, "waits for the agents to answer again, silent 119 s, again in 1 s");
+    check(&job(Some(120)), &silent, "lost: instance_unreachable, again in 0 s");
+    check(&job(Some(119)), &alive(), "PullLogs, again in 10 s");
+    let spot = Job { spot: true, ..job(Some(120)) };
+    check(&spot, &silent, "lost: interrupted_by_no_capacity, again in 0 s");
+}
+
+#[test]
+fn a_runner_that_died_with_its_container_ends_at_once() {
+    let task = Task::Terminated { reason: "container_exited_with_error".into(), message: "killed".into() };
+    let seen = Seen { shim: Shim::Task(task), ..runner(Runner::Silent) };
+    check(&job(Status::Running, 50), &seen, "exited: container_exited_with_error, again in 0 s");
+    let lost = "lost: executor_error, again in 0 s";
+    check(&job(Status::Running, 50), &runner(Runner::Ready), lost);
+    check(&job(Status::Running, 50), &Seen { shim: Shim::NoTask, ..runner(Runner::Silent) }, lost);
+}
+
+#[test]
+fn an_instance_that_is_gone_ends_its_job_at_once() {
+    let gone = Seen { host: Host::Gone, ..alive() };
+    check(&job(Status::Running, 5), &gone, "lost: instance_unreachable, again in 0 s");
+    let spot = Job { spot: true, ..job(Status::Pulling, 5) };
+    check(&spot, &gone, "lost: interrupted_by_no_capacity, again in 0 s");
+    let revoked = Seen { host: Host::AccessRevoked, ..alive() };
+    check(&job(Status::Provisioning, 5), &revoked, "lost: instance_access_revoked, again in 0 s");
+}
+
+#[test]
+fn the_server_backs_max_duration_two_minutes_later() {
+    let job = |secs| Job { max_duration: Some(Span::mins(10)), ..job(Status::Running, secs) };
+    check(&job(715), &alive(), "PullLogs, again in 5 s");
+    check(&job(720), &alive(), "policy-ended: max_duration_exceeded, again in 0 s");
+    check(&job(720), &runner(Runner::Silent), "policy-ended: max_duration_exceeded, again in 0 s");
+}
+
+#[test]
+fn inactivity_and_idle_gpus_end_a_job() {
+    let job = Job { inactivity_duration: Some(Span::secs(100)), ..job(Status::Running, 500) };
+    let idle = |secs| {
+        let pulled = Pulled { ended: None, no_connections: Some(Span::secs(secs)) };
+        runner(Runner::Pulled(pulled))
+    };
+    check(&job, &idle(96), "PullLogs, again in 4 s");
+    check(&job, &idle(100), "policy-ended: inactivity_duration_exceeded, again in 0 s");
+    let gpu = Seen { gpu_idle: true, ..idle(0) };
+    check(&job, &gpu, "policy-ended: terminated_due_to_utilization_policy, again in 0 s");
+}
+
+#[test]
+fn slow_backends_get_more_time() {
+    assert_eq!(provisioning_max("aws", "m5.large"), Span::mins(10));
+    assert_eq!(provisioning_max("kubernetes", ""), Span::mins(20));
+    assert_eq!(provisioning_max("lambda", ""), Span::mins(30));
+    assert_eq!(provisioning_max("gcp", "a4-highgpu-8g"), Span::mins(16));
+}
+
+fn any_seen() -> impl Strategy<Value = Seen> {
+    let task = prop_oneof![
+        Just(Task::Pending),
+        Just(Task::Preparing),
+        Just(Task::Pulling),
+        Just(Task::Creating),
+        any::<bool>().prop_map(|ports_known| Task::Running { ports_known }),
+        Just(Task::Terminated { reason: "executor_error".into(), message: String::new() }),
+    ];
+    let shim =
+        prop_oneof![Just(Shim::NotAsked), Just(Shim::Silent), Just(Shim::NoTask), task.prop_map(Shim::Task)];
+    let how = prop::sample::select(vec![How::Done, How::Failed, How::Terminated]);
+    let ended =
+        how.prop_map(|how| Ended { how, reason: String::new(), message: String::new(), exit_status: None });
+    let pulled = (prop::option::of(ended), prop::option::of(0_i64..4_000));
+    let pulled = pulled.prop_map(|(ended, idle)| Pulled { ended, no_connections: idle.map(Span::secs) });
+    let runner = prop_oneof![
+        Just(Runner::NotAsked),
+        Just(Runner::Silent),
+        Just(Runner::Ready),
+        pulled.prop_map(Runner::Pulled)
+    ];
+    let host = prop::sample::select(vec![Host::Fine, Host::Fine, Host::Gone, Host::AccessRevoked]);
+    (host, shim, runner, any::<bool>()).prop_map(|(host, shim, runner, gpu_idle)| Seen {
+        host,
+        shim,
+        runner,
+        gpu_idle,
+    })
+}
+
+fn any_job() -> impl Strategy<Value = Job> {
+    let order = vec![StartupOrder::Any, StartupOrder::MasterFirst, StartupOrder::WorkersFirst];
+    let status = vec![Status::Provisioning, Status::Pulling, Status::Running];
+    (
+        (prop::sample::select(status), 0_i64..8_000, prop::option::of(0_i64..300)),
+        prop::sample::select(order),
+        any::<[bool; 8]>(),
+        (prop::option::of(1_i64..9_000), prop::option::of(1_i64..9_000)),
+    )
+        .prop_map(|((status, secs, silent), startup_order, flags, (max, idle))| Job {
+            disconnected_at: silent.map(ago),
+            instance_was_ready: flags[0],
+            has_shim: flags[1],
+            spot: flags[2],
+            several: flags[3],
+            is_master: flags[4],
+            startup_order: if flags[3] { startup_order } else { StartupOrder::Any },
+            siblings: if flags[3] {
+                Siblings { all_have_ips: flags[5], master_runs: flags[6], workers_run: flags[7] }
+            } else {
+                Siblings::NONE
+            },
+            max_duration: max.map(Span::secs),
+            inactivity_duration: idle.map(Span::secs),
+            ..job(status, secs)
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn r5_every_plan_is_one_the_machine_accepts(job in any_job(), seen in any_seen()) {
+        let plan = decide(&job, &seen, NOW);
+        if let Some(change) = &plan.change {
+            prop_assert!(!matches!(job::step(job.status, change.event), Step::Refuse), "{:?}", change);
+            let terminates = job::step(job.status, change.event) == Step::To(Status::Terminating);
+            prop_assert_eq!(terminates, plan.ending.is_some());
+        } else {
+            prop_assert!(plan.due > NOW, "a plan that changes nothing must not spin: {:?}", plan);
+        }
+        prop_assert!(plan.ending.is_none() || !plan.actions.contains(&Action::SubmitJob));
+    }
+
+    /// R24: whatever the shim and runner go on saying short of an end, a job that is not running is
+    /// terminating by the bound. The hands are unlucky: every hand-over fails, so no change but the end
+    /// is ever applied.
+    #[test]
+    fn r24_a_job_that_never_gets_anywhere_ends_by_the_bound(start in any_job(), seen in any_seen()) {
+        prop_assume!(start.status != Status::Running);
+        let mut job = Job { disconnected_at: None, provisioning_since: NOW, pulling_since: Some(NOW), ..start };
+        let bound = NOW + SIBLINGS_MAX.max(PULLING_MAX).max(job.provisioning_max);
+        let mut now = NOW;
+        loop {
+            let plan = decide(&job, &seen, now);
+            if plan.ending.is_some() {
+                break;
+            }
+            prop_assert!(now < bound, "still {:?} after the bound", plan);
+            if plan.change.is_some() && plan.actions.is_empty() {
+                // The agent has it already: that is progress, and another bound.
+                break;
+            }
+            job.disconnected_at = plan.disconnected_at;
+            now = if plan.due > now { plan.due } else { now + Span::secs(5) };
+        }
+    }
+
+    #[test]
+    fn r24_silence_ends_a_running_job_within_the_grace(start in any_job()) {
+        let mut job = Job { status: Status::Running, disconnected_at: None, running_since: Some(NOW), ..start };
+        let silent = Seen { host: Host::Fine, shim: Shim::Silent, runner: Runner::Silent, gpu_idle: false };
+        let mut now = NOW;
+        while decide(&job, &silent, now).ending.is_none() {
+            let plan = decide(&job, &silent, now);
+            job.disconnected_at = plan.disconnected_at;
+            now = plan.due;
+            prop_assert!(now.since(NOW) <= UNREACHABLE_GRACE);
+        }
+    }
+}
+
+#[test]
+fn what_is_asked_depends_on_how_far_it_is() {
+    assert!(asks(&job(Status::Provisioning, 0)).shim && !asks(&job(Status::Provisioning, 0)).runner);
+    assert!(asks(&job(Status::Pulling, 0)).runner && asks(&job(Status::Running, 0)).runner);
+}

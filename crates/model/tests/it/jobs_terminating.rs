@@ -1,0 +1,290 @@
+//! The last steps of a job: R22, R4, G4.
+
+use proptest::prelude::*;
+use uuid::Uuid;
+use windlass_model::{
+    decide::jobs_terminating::{
+        GIVE_UP_AFTER, Instance, Job, Logs, Place, Plan, STOP_GRACE, Seen, Step, Task, Volume, decide,
+    },
+    id::VolumeId,
+    instance,
+    job::{self, Ending, Status, TerminationReason},
+    machine,
+    time::{Span, Timestamp},
+};
+
+const NOW: Timestamp = Timestamp::from_secs(1_000_000);
+
+fn ago(secs: i64) -> Timestamp {
+    NOW - Span::secs(secs)
+}
+
+fn job(reason: TerminationReason) -> Job {
+    Job {
+        ending: Ending::new(reason),
+        terminating_since: ago(10),
+        registered: false,
+        ran: true,
+        deadline: None,
+        stop_duration: Some(Span::mins(5)),
+        volumes: Vec::new(),
+        place: Some(Place { has_shim: true, status: instance::Status::Busy, other_jobs: 0 }),
+    }
+}
+
+fn volume(asked: Option<i64>) -> Volume {
+    Volume { id: VolumeId(Uuid::from_u128(1)), asked_at: asked.map(ago), forced: false, attached: true }
+}
+
+fn words(plan: &Plan) -> String {
+    match plan {
+        Plan::Step { step, waits_for, due } => {
+            let step = match step {
+                Step::Unregister => "unregister".to_owned(),
+                Step::Stop { ask, deadline } => {
+                    let ask = if *ask { "stop" } else { "let end" };
+                    format!("{ask} within {} s", deadline.since(NOW).as_secs())
+                }
+                Step::DrainLogs => "drain".to_owned(),
+                Step::RemoveTask => "remove".to_owned(),
+                Step::Detach { force: false, volumes } => format!("detach {}", volumes.len()),
+                Step::Detach { force: true, volumes } => format!("force {}", volumes.len()),
+                Step::Wait => "wait".to_owned(),
+            };
+            format!("{step}, for {waits_for}, again in {} s", due.since(NOW).as_secs())
+        }
+        Plan::End(end) => {
+            let gave_up = if end.gave_up_host() { ", host given up" } else { "" };
+            format!(
+                "{} ({}), instance {:?}{gave_up}",
+                end.change().event,
+                end.ending().reason(),
+                end.instance()
+            )
+        }
+    }
+}
+
+#[track_caller]
+fn check(job: &Job, logs: Logs, task: Task, expect: &str) {
+    assert_eq!(words(&decide(job, Seen { logs, task }, NOW)), expect);
+}
+
+#[test]
+fn a_stop_is_asked_once_with_a_deadline() {
+    let job = job(TerminationReason::TerminatedByUser);
+    let expect = "stop within 30 s, for the job to stop, again in 0 s";
+    check(&job, Logs::NotAsked, Task::NotAsked, expect);
+}
+
+#[test]
+fn a_job_that_ended_by_itself_is_not_asked_but_its_logs_are_drained() {
+    let mut job = job(TerminationReason::DoneByRunner);
+    check(&job, Logs::NotAsked, Task::There, "let end within 30 s, for the job to stop, again in 0 s");
+    job.deadline = Some(NOW + Span::secs(29));
+    check(&job, Logs::NotAsked, Task::There, "drain, for its last output, again in 0 s");
+    check(&job, Logs::More, Task::There, "drain, for its last output, again in 2 s");
+    check(&job, Logs::Drained, Task::There, "remove, for its container to go, again in 2 s");
+    check(&job, Logs::Drained, Task::Gone, "released-done (done_by_runner), instance Freed");
+}
+
+#[test]
+fn the_deadline_ends_the_drain() {
+    let job = Job { deadline: Some(NOW), ..job(TerminationReason::TerminatedByUser) };
+    check(&job, Logs::More, Task::NotAsked, "remove, for its container to go, again in 0 s");
+}
+
+#[test]
+fn an_abort_skips_the_runner() {
+    let job = job(TerminationReason::AbortedByUser);
+    check(&job, Logs::NotAsked, Task::NotAsked, "remove, for its container to go, again in 0 s");
+    check(&job, Logs::NotAsked, Task::Gone, "released-aborted (aborted_by_user), instance Freed");
+}
+
+#[test]
+fn s2_it_leaves_the_proxy_before_it_is_asked_to_stop() {
+    let job = Job { registered: true, ..job(TerminationReason::ScaledDown) };
+    check(&job, Logs::NotAsked, Task::There, "unregister, for the proxy to let go, again in 0 s");
+}
+
+#[test]
+fn a_job_that_never_had_an_instance_ends_at_once() {
+    let job = Job { place: None, ran: false, ..job(TerminationReason::FailedToStartDueToNoCapacity) };
+    let expect = "released-failed (failed_to_start_due_to_no_capacity), instance None";
+    check(&job, Logs::NotAsked, Task::NotAsked, expect);
+}
+
+#[test]
+fn a_silent_host_keeps_the_job_until_it_is_given_up() {
+    let lost = Job { deadline: Some(ago(1)), ..job(TerminationReason::InstanceUnreachable) };
+    check(&lost, Logs::Silent, Task::Silent, "wait, for the host to answer, again in 2 s");
+    let late = Job { terminating_since: NOW - GIVE_UP_AFTER, ..lost.clone() };
+    let expect = "released-failed (instance_unreachable), instance Freed, host given up";
+    check(&late, Logs::Silent, Task::Silent, expect);
+    let place = Place { has_shim: true, status: instance::Status::Terminated, other_jobs: 0 };
+    let ended = Job { place: Some(place), ..lost };
+    let expect = "released-failed (instance_unreachable), instance Untouched";
+    check(&ended, Logs::Silent, Task::Silent, expect);
+}
+
+#[test]
+fn g4_volumes_are_detached_softly_then_by_force() {
+    let stopped = |secs: i64, asked| Job {
+        deadline: Some(ago(1)),
+        terminating_since: ago(secs),
+        volumes: vec![volume(asked)],
+        ..job(TerminationReason::TerminatedByUser)
+    };
+    let gone = |job: &Job, expect| check(job, Logs::Drained, Task::Gone, expect);
+    gone(&stopped(40, None), "detach 1, for its volumes to detach, again in 2 s");
+    gone(&stopped(299, Some(100)), "wait, for its volumes to detach, again in 2 s");
+    gone(&stopped(300, Some(59)), "wait, for its volumes to detach, again in 2 s");
+    gone(&stopped(300, Some(60)), "force 1, for its volumes to detach, again in 2 s");
+    let aborted = Job { ending: Ending::new(TerminationReason::AbortedByUser), ..stopped(70, Some(60)) };
+    gone(&aborted, "force 1, for its volumes to detach, again in 2 s");
+    let patient = Job { stop_duration: None, ..stopped(9_000, Some(9_000)) };
+    gone(&patient, "wait, for its volumes to detach, again in 2 s");
+    let free = Job { volumes: vec![Volume { attached: false, ..volume(Some(5)) }], ..stopped(40, None) };
+    gone(&free, "released-terminated (terminated_by_user), instance Freed");
+}
+
+#[test]
+fn the_instance_stays_goes_or_is_freed() {
+    let on = |has_shim, status, other_jobs| {
+        let place = Some(Place { has_shim, status, other_jobs });
+        let job = Job { deadline: Some(ago(1)), place, ..job(TerminationReason::DoneByRunner) };
+        match decide(&job, Seen { logs: Logs::Drained, task: Task::Gone }, NOW) {
+            Plan::End(end) => end.instance(),
+            Plan::Step { .. } => panic!("it should end"),
+        }
+    };
+    assert_eq!(on(true, instance::Status::Busy, 0), Instance::Freed);
+    assert_eq!(on(true, instance::Status::Busy, 2), Instance::StaysBusy);
+    assert_eq!(on(false, instance::Status::Busy, 0), Instance::Ends);
+    assert_eq!(on(true, instance::Status::Provisioning, 0), Instance::Ends);
+    assert_eq!(on(true, instance::Status::Terminating, 0), Instance::Untouched);
+}
+
+/// A little world that the hands act on: everything may be slow, nothing lies.
+#[derive(Clone, Debug)]
+struct World {
+    log_polls: u32,
+    remove_polls: u32,
+    detach_polls: u32,
+    silent: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Did {
+    Unregistered,
+    Stopped,
+    Quiet,
+    Removed,
+    Detached,
+    Ended,
+}
+
+fn live(mut job: Job, mut world: World) -> (Vec<Did>, Timestamp, Plan) {
+    let (mut now, mut seen, mut did) = (NOW, Seen::NOTHING, Vec::new());
+    job.terminating_since = NOW;
+    for _ in 0..10_000 {
+        let plan = decide(&job, seen, now);
+        let Plan::Step { step, due, .. } = &plan else {
+            did.push(Did::Ended);
+            return (did, now, plan);
+        };
+        match step {
+            Step::Unregister => {
+                job.registered = false;
+                did.push(Did::Unregistered);
+            }
+            Step::Stop { deadline, .. } => {
+                job.deadline = Some(*deadline);
+                did.push(Did::Stopped);
+            }
+            Step::DrainLogs => {
+                world.log_polls = world.log_polls.saturating_sub(1);
+                seen.logs = match (world.silent, world.log_polls) {
+                    (true, _) => Logs::Silent,
+                    (false, 0) => Logs::Drained,
+                    (false, _) => Logs::More,
+                };
+                did.push(Did::Quiet);
+            }
+            Step::RemoveTask => {
+                world.remove_polls = world.remove_polls.saturating_sub(1);
+                seen.task = match (world.silent, world.remove_polls) {
+                    (true, _) => Task::Silent,
+                    (false, 0) => Task::Gone,
+                    (false, _) => Task::There,
+                };
+                did.push(Did::Removed);
+            }
+            Step::Detach { .. } => {
+                for volume in &mut job.volumes {
+                    volume.asked_at = volume.asked_at.or(Some(now));
+                }
+                did.push(Did::Detached);
+            }
+            Step::Wait => {}
+        }
+        if did.contains(&Did::Detached) {
+            world.detach_polls = world.detach_polls.saturating_sub(1);
+            if world.detach_polls == 0 {
+                job.volumes.iter_mut().for_each(|volume| volume.attached = false);
+            }
+        }
+        now = (*due).max(now + Span::millis(1));
+    }
+    (did, now, decide(&job, seen, now))
+}
+
+fn any_job() -> impl Strategy<Value = Job> {
+    let reason = prop::sample::select(TerminationReason::ALL.to_vec());
+    let status = prop::sample::select(vec![
+        instance::Status::Provisioning,
+        instance::Status::Busy,
+        instance::Status::Terminating,
+        instance::Status::Terminated,
+    ]);
+    let place = prop::option::of((any::<bool>(), status, 0_u32..3));
+    (reason, any::<bool>(), any::<bool>(), place, 0_usize..3).prop_map(
+        |(reason, registered, ran, place, volumes)| Job {
+            registered,
+            ran,
+            volumes: vec![volume(None); volumes],
+            place: place.map(|(has_shim, status, other_jobs)| Place { has_shim, status, other_jobs }),
+            ..job(reason)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1_000, ..ProptestConfig::default() })]
+
+    /// R22, R2, R4: whatever the world's pace, the steps come in order, the end comes, and it is the one
+    /// its reason says.
+    #[test]
+    fn r22_the_steps_come_in_order_and_the_end_comes(
+        job in any_job(), polls in (1_u32..20, 1_u32..5, 1_u32..9), silent in any::<bool>(),
+    ) {
+        let world = World { log_polls: polls.0, remove_polls: polls.1, detach_polls: polls.2, silent };
+        let (did, at, plan) = live(job.clone(), world);
+        prop_assert!(did.is_sorted(), "{:?}", did);
+        let Plan::End(end) = plan else { return Err(TestCaseError::fail(format!("never ended: {did:?}"))) };
+        let fate = job::step(Status::Terminating, end.change().event);
+        prop_assert_eq!(fate, machine::Step::To(job.ending.reason().final_status().status()));
+        prop_assert!(at <= NOW + GIVE_UP_AFTER + STOP_GRACE + Span::secs(60), "took {:?}", at.since(NOW));
+        let on_shim = job.place.is_some_and(|place| place.has_shim && place.status != instance::Status::Terminated);
+        prop_assert_eq!(end.gave_up_host(), silent && on_shim, "given up without cause, or kept in spite of it");
+        if on_shim && !silent {
+            prop_assert!(did.contains(&Did::Removed));
+        }
+        prop_assert_eq!(job.registered, did.contains(&Did::Unregistered));
+        prop_assert_eq!(!job.volumes.is_empty(), did.contains(&Did::Detached));
+        if let (Some(event), Some(place)) = (end.instance().event(), job.place) {
+            prop_assert!(!matches!(instance::step(place.status, event), machine::Step::Refuse));
+            prop_assert!(place.other_jobs == 0, "r8: others are still on it");
+        }
+    }
+}
