@@ -110,6 +110,26 @@ mod tests {
     }
 
     #[test]
+    fn every_problem_of_a_configuration_has_a_page_whose_example_shows_it() {
+        let workspace = Workspace::find().unwrap();
+        let mut wrong = Vec::new();
+        for code in windlass_model::config::error::Code::ALL {
+            let page = workspace.read(&format!("docs/errors/{}.md", code.id())).unwrap();
+            for heading in ["## What happened", "## Why", "## What to do"] {
+                assert!(page.lines().any(|line| line == heading), "{} has no `{heading}`", code.id());
+            }
+            assert!(page.starts_with(&format!("# {}: {}\n", code.id(), code.name())));
+            let example = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+            let problems = windlass_model::config::parse(example).err().unwrap_or_default();
+            let shown: Vec<_> = problems.iter().map(|problem| problem.code).collect();
+            if !shown.contains(&code) {
+                wrong.push(format!("the example of {} shows {shown:?}", code.id()));
+            }
+        }
+        assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    }
+
+    #[test]
     fn pipelines_say_what_they_claim_own_and_wait_for() {
         holds(pipelines::check);
     }
