@@ -45,6 +45,7 @@ pub struct RunView {
     pub stop_criteria: StopCriteria,
     /// Every running replica of the gateway refused the service.
     pub gateway_failed: bool,
+    /// The replicas of this execution; while a scheduled run waits for its slot, those of the last one.
     pub replicas: Vec<Replica>,
     /// What a start of this run submits now: of a task, all its replicas; of a service, those its
     /// autoscaler wants, which may be none.
