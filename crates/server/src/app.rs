@@ -1,14 +1,13 @@
 //! What every part of the server shares. Cheap to clone; every clone is the same server.
 
 use std::sync::{
-    Arc, OnceLock,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-use crate::{auth::AccessCache, config::Settings, db::Db, metrics::Metrics, secrets::Keyring};
+use windlass_engine::Hints;
 
-/// Tells a pipeline, by name, that there is work. Carries no data and may be lost.
-pub type Waker = Box<dyn Fn(&'static str) + Send + Sync>;
+use crate::{auth::AccessCache, config::Settings, db::Db, metrics::Metrics, secrets::Keyring};
 
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
@@ -19,7 +18,7 @@ struct Inner {
     keys: Keyring,
     metrics: Metrics,
     access: AccessCache,
-    waker: OnceLock<Waker>,
+    hints: Hints,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
     /// joined.
     process: String,
@@ -36,7 +35,7 @@ impl App {
             keys,
             metrics: Metrics::new(),
             access: AccessCache::default(),
-            waker: OnceLock::new(),
+            hints: Hints::new(),
             process: crate::secrets::hex(&process),
             requests: AtomicU64::new(1),
         })))
@@ -62,19 +61,15 @@ impl App {
         &self.0.access
     }
 
-    /// Where hints go. Set once, by whoever runs the pipelines; without it hints go nowhere and the
-    /// pipelines' timers find the work.
-    pub fn on_wake(&self, waker: Waker) {
-        // A second waker would be a second set of pipelines: the first stays.
-        let _ = self.0.waker.set(waker);
+    /// Where pipelines of this replica listen.
+    pub fn hints(&self) -> &Hints {
+        &self.0.hints
     }
 
-    /// Hints pipelines after a commit that made work for them.
+    /// Hints pipelines, after a commit that made work for them.
     pub fn wake(&self, pipelines: &[&'static str]) {
-        if let Some(wake) = self.0.waker.get() {
-            for pipeline in pipelines {
-                wake(pipeline);
-            }
+        for pipeline in pipelines {
+            self.0.hints.hint(pipeline);
         }
     }
 

@@ -5,6 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use windlass_model::config::{
+    error::Diagnosis,
+    yaml::{self, Value},
+};
+
 use crate::db::{DatabaseUrl, DbError};
 
 /// Largest JSON body, unless told otherwise.
@@ -22,6 +27,16 @@ pub enum SettingsError {
     Database(#[from] DbError),
     #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
     NoHome,
+    #[error("read `{}`", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("understand `{}`: {problem}", path.display())]
+    Content { path: PathBuf, problem: Diagnosis },
+    #[error("understand `{key}` in `{}`: {want}", path.display())]
+    Key { path: PathBuf, key: String, want: &'static str },
 }
 
 /// One source of settings; a later source fills only what an earlier one left open.
@@ -37,6 +52,48 @@ pub struct Given {
 }
 
 impl Given {
+    /// Reads `config.yml`; a file that does not exist says nothing.
+    pub fn from_file(path: &Path) -> Result<Self, SettingsError> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(source) => return Err(SettingsError::File { path: path.to_owned(), source }),
+        };
+        let tree =
+            yaml::read(&text).map_err(|problem| SettingsError::Content { path: path.to_owned(), problem })?;
+        let wrong = |key: &str, want| SettingsError::Key { path: path.to_owned(), key: key.to_owned(), want };
+        let entries = match tree.value {
+            Value::Null => return Ok(Self::default()),
+            Value::Map(entries) => entries,
+            Value::Scalar(_) | Value::Seq(_) => return Err(wrong("", "want keys and values")),
+        };
+        let mut given = Self::default();
+        for entry in entries {
+            let Value::Scalar(word) = entry.value.value else {
+                return Err(wrong(&entry.key, "want one value"));
+            };
+            match entry.key.as_str() {
+                "host" => given.host = Some(word.text),
+                "port" => {
+                    given.port = Some(word.text.parse().map_err(|_| wrong("port", "want a port number"))?);
+                }
+                "database_url" => given.database_url = Some(word.text),
+                "admin_token" => given.admin_token = Some(word.text),
+                "key_file" => given.key_file = Some(word.text.into()),
+                "no_local" => {
+                    given.no_local =
+                        Some(word.text.parse().map_err(|_| wrong("no_local", "want true or false"))?);
+                }
+                unknown => {
+                    let want =
+                        "no such setting; known: host, port, database_url, admin_token, key_file, no_local";
+                    return Err(wrong(unknown, want));
+                }
+            }
+        }
+        Ok(given)
+    }
+
     /// These, and where they say nothing, `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
@@ -78,13 +135,15 @@ impl std::fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// `home` is where everything of ours lives unless a data directory is named.
+    /// `home` is where everything of ours lives unless a data directory is named. What was not given is
+    /// looked up in `config.yml` of the data directory.
     pub fn new(given: Given, home: Option<&Path>) -> Result<Self, SettingsError> {
-        let data_dir = match (given.data_dir, home) {
-            (Some(dir), _) => dir,
+        let data_dir = match (&given.data_dir, home) {
+            (Some(dir), _) => dir.clone(),
             (None, Some(home)) => home.join("server"),
             (None, None) => return Err(SettingsError::NoHome),
         };
+        let given = given.or(Given::from_file(&data_dir.join("config.yml"))?);
         let host = match given.host.as_deref() {
             None | Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Some(host) => host
@@ -125,6 +184,20 @@ mod tests {
         let settings = Settings::new(flags.or(file), Some(Path::new("/h"))).unwrap();
         assert_eq!(settings.address.to_string(), "[::1]:1");
         assert_eq!(settings.database_url, DatabaseUrl::Sqlite("/h/server/windlass.db".into()));
+    }
+
+    #[test]
+    fn the_file_fills_in_what_was_not_given_and_unknown_keys_are_named() {
+        let dir = std::env::temp_dir().join(format!("windlass-config-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("config.yml");
+        std::fs::write(&file, "port: 8080\nhost: 0.0.0.0\n").unwrap();
+        let given = Given { port: Some(1), data_dir: Some(dir.clone()), ..Given::default() };
+        assert_eq!(Settings::new(given, None).unwrap().address.to_string(), "0.0.0.0:1");
+        std::fs::write(&file, "prot: 8080\n").unwrap();
+        let problem = Given::from_file(&file).unwrap_err().to_string();
+        assert!(problem.contains("`prot`"), "{problem}");
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

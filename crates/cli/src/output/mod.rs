@@ -1,0 +1,45 @@
+//! The only place that prints: data to stdout, talk to stderr.
+//!
+//! A reader that went away (`windlass … | head`) is no error: what it did not want to read is dropped.
+
+use std::io::Write as _;
+
+/// One line of data.
+pub(crate) fn data(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}");
+}
+
+/// One line of talk.
+pub(crate) fn say(text: &str) {
+    let mut out = std::io::stderr().lock();
+    let _ = writeln!(out, "{text}");
+}
+
+/// An error with all its causes, and nothing else.
+pub(crate) fn error(error: &anyhow::Error) {
+    let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+    say(&format!("error: {}", printable(&causes.join(": "))));
+}
+
+/// Control characters could drive the terminal: they are shown, not obeyed.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .flat_map(|letter| {
+            let keep = !letter.is_control() || letter == '\n' || letter == '\t';
+            let shown: Vec<char> = if keep { vec![letter] } else { letter.escape_default().collect() };
+            shown
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn control_sequences_are_shown_and_not_obeyed() {
+        assert_eq!(printable("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\nc");
+        assert_eq!(printable("\u{9b}1m"), "\\u{9b}1m");
+    }
+}
