@@ -31,7 +31,7 @@ pub(crate) struct Crank<S> {
     pub(crate) hints: Hints,
     pub(crate) meter: Arc<Meter>,
     pub(crate) agenda: Agenda,
-    /// Rows that went back without progress, and until when a claim of nothing but such rows is too early.
+    /// Rows that went back without progress, and until when a claim of nothing but such rows earns a pause.
     pub(crate) put_back: Mutex<BTreeMap<Uuid, Instant>>,
     failures: Mutex<BTreeMap<Uuid, Failures>>,
 }
@@ -141,8 +141,9 @@ impl<S: LeaseStore> Crank<S> {
 
     fn expect_back(&self, id: Uuid) {
         let back_at = Instant::now() + self.settings.related_retry_delay;
-        self.put_back.lock().insert(id, back_at);
         self.agenda.tell(back_at);
+        // Remembered for the fetch at that time too, or every other retry would follow on its heels.
+        self.put_back.lock().insert(id, back_at + self.settings.related_retry_delay);
     }
 
     fn forgive(&self, id: Uuid) {

@@ -200,12 +200,13 @@ async fn stopped(stop: &mut Stop) -> Instant {
 }
 
 async fn wind_down<S: LeaseStore>(crank: &Crank<S>, mut tasks: Tasks, deadline: Instant) {
+    // No worker takes another row, whatever the fetcher still brings.
+    tasks.line.close();
     crank.hand_back(tasks.line.drain()).await;
-    // The fetcher may be in the middle of a claim; what it brings is handed back too.
+    // It may be in the middle of a claim; that is waited for and handed back too.
     let _ = timeout_at(deadline, tasks.fetcher.join_next()).await;
     tasks.fetcher.shutdown().await;
     crank.hand_back(tasks.line.drain()).await;
-    tasks.line.close();
     let _ = timeout_at(deadline, async { while tasks.workers.join_next().await.is_some() {} }).await;
     tasks.workers.shutdown().await;
     // With the workers gone the finisher has no more senders: it does what it has and ends.

@@ -91,17 +91,17 @@ impl<S: LeaseStore> Fetcher<S> {
             return Some(self.next_idle_delay());
         }
         crank.meter.claimed.add(leases.len());
-        let is_too_early = {
+        let is_only_put_back = {
             let now = Instant::now();
             let mut put_back = crank.put_back.lock();
-            put_back.retain(|_, back_at| *back_at > now);
+            put_back.retain(|_, until| *until > now);
             leases.iter().all(|lease| put_back.contains_key(&lease.id))
         };
         let lease_use = settings.lease_use();
         self.line.push(leases.into_iter().map(|lease| crank.meter.leases.track(lease, lease_use)).collect());
         self.empty = 0;
         // Rows that were put back a moment ago and nothing else: give whoever is in their way some time.
-        is_too_early.then(|| self.jitter.around(self.crank.settings.related_retry_delay))
+        is_only_put_back.then(|| self.jitter.around(self.crank.settings.related_retry_delay))
     }
 
     fn next_idle_delay(&mut self) -> Duration {

@@ -83,6 +83,28 @@ async fn a_claim_on_its_way_is_waited_for_and_handed_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rows_claimed_too_late_do_not_wait_for_the_grace() {
+    let lab = Lab::new(1);
+    let way = lab.way();
+    let toy = lab.toy(&way).acting(|_| async {
+        sleep(secs(10)).await;
+        Ok(())
+    });
+    let engine = lab.start(&way, toy, standard());
+    sleep(secs(1)).await;
+    (1..6).for_each(|number| lab.put(number));
+    *way.claim_takes.lock() = millis(300);
+    lab.hints.hint(QUEUE.pipeline);
+    sleep(millis(100)).await;
+    let stopping = tokio::spawn(engine.stop(secs(30)));
+    sleep(millis(300)).await;
+    assert_eq!(lab.held(), 1, "they were claimed, and given back while the other is still in work");
+    assert!((1..6).all(|number| lab.row(number).lock_epoch == 1));
+    stopping.await.unwrap();
+    assert_eq!((lab.held(), lab.done()), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stop_does_not_hang_on_a_store_that_does() {
     let lab = Lab::new(5);
     let way = lab.way();

@@ -2,7 +2,10 @@
 
 use std::{
     future::{Future, pending},
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
@@ -105,11 +108,13 @@ async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
     let lab = Lab::new(1);
     let way = lab.way();
     let thaw = Arc::new(Notify::new());
-    let news = thaw.clone();
+    let steps = Arc::new(AtomicUsize::new(0));
+    let (news, stepping) = (thaw.clone(), steps.clone());
     let toy = lab.toy(&way).acting(move |_| {
-        let news = news.clone();
+        let (news, steps) = (news.clone(), stepping.clone());
         async move {
             news.notified().await;
+            steps.fetch_add(1, SeqCst);
             Ok(())
         }
     });
@@ -118,6 +123,7 @@ async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
     // What the work waited for and the end of its lease are there at the same moment.
     thaw.notify_one();
     advance(secs(29)).await;
+    assert_eq!(steps.load(SeqCst), 0);
     assert_eq!((lab.journal.count(What::Dropped), lab.journal.count(What::Ended)), (1, 0));
     assert_eq!(engine.status()[0].totals.lost, 1);
 }
@@ -126,11 +132,9 @@ async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
 async fn a_heartbeat_that_crosses_our_own_write_does_not_count_as_lost() {
     let lab = Lab::new(1);
     let way = lab.way();
-    // The row is written at five seconds sharp, when the heartbeat asks for it too.
-    let toy = lab.toy(&way).acting(|_| async {
-        sleep(millis(4_999)).await;
-        Ok(())
-    });
+    // The heartbeat comes while the write is under way, and may or may not find the row unlocked by it.
+    let mut toy = lab.toy(&way);
+    toy.apply_takes = secs(8);
     way.refuses_extend.store(true, SeqCst);
     let engine = lab.start(&way, toy, standard());
     lab.until(secs(30), "done", |lab| lab.done() == 1).await;

@@ -148,6 +148,8 @@ async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
     let way = lab.way();
     lab.store.put("shared", Row::new(SHARED[0], "idle", lab.store.now()));
     let Related::Locked(others) = lab.store.lock_related(lock(id(77))).await.unwrap() else { panic!() };
+    // A claim that is slower than the pass always finds the row put back already.
+    *way.claim_takes.lock() = millis(5);
     let toy = lab.toy(&way).applying(done_with_shared);
     let engine = lab.start(&way, toy, standard());
     sleep(secs(10)).await;
@@ -155,7 +157,7 @@ async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
     assert_eq!(row.lock_owner.as_deref(), Some(QUEUE.pipeline), "the owner stays");
     assert_eq!((row.lock_token, row.lock_expires_at), (None, None));
     let resets = engine.status()[0].totals.reset;
-    assert!((100..=500).contains(&resets), "soon, but not in a frenzy: {resets} in 10 s");
+    assert!((100..=250).contains(&resets), "soon, but not in a frenzy: {resets} in 10 s");
 
     lab.store.unlock_related("shared", &[others[0].held()]).await.unwrap();
     let took = lab.until(secs(1), "done", |lab| lab.done() == 1).await;
@@ -215,7 +217,8 @@ async fn a_finish_that_fails_is_tried_again() {
     assert_eq!(engine.status()[0].totals.applied, 5);
 }
 
-/// The parent's only chance is when no child is in work, unless they let go of what it has reserved.
+/// Each child is in work two thirds of the time, so they are hardly ever idle all at once: the parent's
+/// chance is that they let go of what it has reserved.
 #[tokio::test(start_paused = true)]
 async fn l6_a_parent_gets_all_its_busy_children() {
     const CHILDREN: Queue = Queue { pipeline: "children", table: "children", statuses: &["new"] };
@@ -229,7 +232,7 @@ async fn l6_a_parent_gets_all_its_busy_children() {
         Ok(())
     };
     let children = lab.toy(&way).on(CHILDREN).acting(busy);
-    engine.spawn(children.applying(|_, _| Applied::Unchanged { due_in: None }), standard());
+    engine.spawn(children.applying(|_, _| Applied::Unchanged { due_in: Some(millis(20)) }), standard());
     sleep(secs(1)).await;
     let parent = lab.toy(&way).applying(move |store, lease| {
         let lock = RelatedLock { table: "children", ids: &ids, reserve: true, ..lock(lease.id) };
@@ -246,5 +249,5 @@ async fn l6_a_parent_gets_all_its_busy_children() {
     lab.until(secs(2), "the parent done", |lab| lab.done() == 1).await;
     let visits = lab.journal.count(What::Ended);
     sleep(secs(1)).await;
-    assert!(lab.journal.count(What::Ended) > visits + 50, "the children go on");
+    assert!(lab.journal.count(What::Ended) > visits + 30, "the children go on");
 }

@@ -41,6 +41,7 @@ pub(crate) struct Fickle {
     pub(crate) hangs: AtomicBool,
     pub(crate) refuses_extend: AtomicBool,
     pub(crate) panics_at_claim: AtomicBool,
+    pub(crate) claim_takes: Mutex<Duration>,
     pub(crate) extends: AtomicUsize,
     pub(crate) finishes: AtomicUsize,
     pub(crate) claimed_at: Mutex<Vec<Instant>>,
@@ -54,6 +55,7 @@ impl Fickle {
             hangs: AtomicBool::default(),
             refuses_extend: AtomicBool::default(),
             panics_at_claim: AtomicBool::default(),
+            claim_takes: Mutex::default(),
             extends: AtomicUsize::default(),
             finishes: AtomicUsize::default(),
             claimed_at: Mutex::default(),
@@ -78,6 +80,8 @@ impl LeaseStore for Fickle {
         let asked_at = Instant::now();
         self.claimed_at.lock().push(asked_at);
         assert!(!self.panics_at_claim.swap(false, SeqCst), "told to panic");
+        let takes = *self.claim_takes.lock();
+        sleep(takes).await;
         self.mood().await?;
         let mut claim = self.inner.claim(queue, limit, ttl).await?;
         claim.leases.iter_mut().for_each(|lease| lease.asked_at = asked_at);
@@ -210,6 +214,7 @@ pub(crate) struct Toy {
     pub(crate) store: Arc<Fickle>,
     pub(crate) journal: Journal,
     pub(crate) act: Act,
+    pub(crate) apply_takes: Duration,
     pub(crate) apply: Apply,
 }
 
@@ -220,6 +225,7 @@ impl Toy {
             store: store.clone(),
             journal: journal.clone(),
             act: Box::new(|_| Box::pin(async { Ok(()) })),
+            apply_takes: Duration::ZERO,
             apply: Box::new(done),
         }
     }
@@ -279,6 +285,7 @@ impl Pipeline for Toy {
     }
 
     async fn apply(&self, lease: &Lease, (_, visit): (Row, Visit), _plan: ()) -> Result<Applied, Oops> {
+        sleep(self.apply_takes).await;
         self.store.mood().await.map_err(|_| Oops("apply"))?;
         let applied = (self.apply)(&self.store.inner, lease);
         visit.end();
