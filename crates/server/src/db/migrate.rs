@@ -51,7 +51,7 @@ pub enum Dialect {
     Postgres,
 }
 
-const JOURNAL: &str = "CREATE TABLE IF NOT EXISTS migrations (number BIGINT PRIMARY KEY, name TEXT NOT NULL, \
+pub(super) const JOURNAL: &str = "CREATE TABLE IF NOT EXISTS migrations (number BIGINT PRIMARY KEY, name TEXT NOT NULL, \
                        checksum TEXT NOT NULL, applied_at BIGINT NOT NULL)";
 pub(super) const READ: &str = "SELECT number, name, checksum FROM migrations ORDER BY number";
 pub(super) const RECORD: &str =
@@ -113,10 +113,6 @@ fn plan(known: &[Migration], dialect: Dialect, journal: &[Row]) -> Result<Vec<St
             record: vec![migration.number.into(), migration.name.into(), migration.checksum().into()],
         })
         .collect())
-}
-
-pub(super) const fn journal_sql() -> &'static str {
-    JOURNAL
 }
 
 /// What the runner needs of a SQLite connection.

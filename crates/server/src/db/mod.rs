@@ -22,8 +22,10 @@ pub mod gateways;
 mod ids;
 pub mod instances;
 pub mod jobs;
+mod leases;
 mod migrate;
 pub mod mutant;
+mod postgres;
 pub mod projects;
 mod record;
 pub mod repos;
@@ -62,11 +64,14 @@ pub struct Db {
     store: Arc<Store>,
     ids: Ids,
     weather: Option<Arc<dyn Weather>>,
+    /// Kept so that a listener on SQLite waits instead of hearing an end.
+    silence: tokio::sync::broadcast::Sender<String>,
 }
 
 enum Store {
     File(sqlite::File),
     Inline(sqlite::Inline),
+    Postgres(Box<postgres::Pool>),
 }
 
 /// `sqlite:PATH` or `postgres://…`.
@@ -98,7 +103,9 @@ impl Db {
     pub async fn open(url: &DatabaseUrl) -> Result<Self, DbError> {
         match url {
             DatabaseUrl::Sqlite(path) => Self::open_sqlite(path),
-            DatabaseUrl::Postgres(url) => Err(DbError::Url { url: url.clone() }),
+            DatabaseUrl::Postgres(url) => {
+                Ok(Self::of(Store::Postgres(Box::new(postgres::Pool::open(url).await?)), Ids::System))
+            }
         }
     }
 
@@ -114,18 +121,20 @@ impl Db {
     }
 
     fn of(store: Store, ids: Ids) -> Self {
-        Self { store: Arc::new(store), ids, weather: None }
+        let (silence, _) = tokio::sync::broadcast::channel(1);
+        Self { store: Arc::new(store), ids, weather: None, silence }
     }
 
     /// The same database, reached through this weather.
     #[must_use]
     pub fn with_weather(&self, weather: Arc<dyn Weather>) -> Self {
-        Self { store: Arc::clone(&self.store), ids: self.ids.clone(), weather: Some(weather) }
+        Self { weather: Some(weather), ..self.clone() }
     }
 
     pub fn dialect(&self) -> Dialect {
         match &*self.store {
             Store::File(_) | Store::Inline(_) => Dialect::Sqlite,
+            Store::Postgres(_) => Dialect::Postgres,
         }
     }
 
@@ -145,6 +154,7 @@ impl Db {
         let rows = match &*self.store {
             Store::File(file) => file.read(sql.into_owned(), params).await,
             Store::Inline(inline) => inline.read(&sql, &params),
+            Store::Postgres(pool) => pool.read(&sql, &params).await,
         };
         self.after("query").await?;
         rows
@@ -169,6 +179,7 @@ impl Db {
         let written = match &*self.store {
             Store::File(file) => file.write(unit).await,
             Store::Inline(inline) => inline.write(&unit),
+            Store::Postgres(pool) => pool.write(unit).await,
         };
         self.after(what).await?;
         written
@@ -193,6 +204,23 @@ impl Db {
         match &*self.store {
             Store::File(file) => file.close().await,
             Store::Inline(_) => {}
+            Store::Postgres(pool) => pool.close().await,
+        }
+    }
+
+    /// Tells the other replicas that this pipeline has something to do. There are none on SQLite.
+    pub async fn notify(&self, pipeline: &str) -> Result<(), DbError> {
+        match &*self.store {
+            Store::File(_) | Store::Inline(_) => Ok(()),
+            Store::Postgres(pool) => pool.notify(pipeline).await,
+        }
+    }
+
+    /// What `notify` said, here and in other replicas. Silent for ever on SQLite.
+    pub fn listen(&self) -> tokio::sync::broadcast::Receiver<String> {
+        match &*self.store {
+            Store::File(_) | Store::Inline(_) => self.silence.subscribe(),
+            Store::Postgres(pool) => pool.listen(),
         }
     }
 
@@ -201,6 +229,7 @@ impl Db {
         match &*self.store {
             Store::File(file) => file.prepare(sql.to_owned()).await,
             Store::Inline(inline) => inline.prepare(sql),
+            Store::Postgres(pool) => pool.prepare(sql).await,
         }
     }
 
@@ -209,6 +238,7 @@ impl Db {
         let rows = match &*self.store {
             Store::File(file) => file.pragma(name).await?,
             Store::Inline(inline) => inline.read(&format!("PRAGMA {name}"), &[])?,
+            Store::Postgres(pool) => pool.setting(name).await?,
         };
         let first = rows.first().ok_or(DbError::Shape { column: 0, want: "a setting", have: "nothing" })?;
         first.text(0).or_else(|_| first.int(0).map(|number| number.to_string()))

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use tokio::sync::oneshot;
 
+pub(super) use conn::insert_sql;
 pub(super) use inline::Inline;
 
 use self::{conn::Conn, lock::FileLock, readers::Readers, writer::Writer};

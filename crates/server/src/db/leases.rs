@@ -1,0 +1,256 @@
+//! The engine's lease store on both databases.
+//!
+//! Every operation is one statement, so it is one transaction with one time. Names of tables and
+//! statuses are constants of the code, never input. The rules are the engine's; its conformance suite
+//! runs on both databases.
+
+use std::{fmt::Write as _, time::Duration};
+
+use tokio::time::Instant;
+use uuid::Uuid;
+use windlass_engine::{Claim, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError};
+
+use super::{Db, DbError, Dialect, Row, Store, Unit, Val};
+use crate::params;
+
+impl Db {
+    /// Statements of the lease store: on Postgres each by itself on the connection kept for this, on
+    /// SQLite in one unit.
+    async fn lease(
+        &self,
+        what: &'static str,
+        statements: Vec<(String, Vec<Val>)>,
+    ) -> Result<Vec<Vec<Row>>, StoreError> {
+        let failed = |error: DbError| StoreError::Failed { what, source: Box::new(error) };
+        let Store::Postgres(pool) = &*self.store else {
+            let add = |unit: Unit, (sql, params): (String, Vec<Val>)| unit.query(sql, params);
+            let unit = statements.into_iter().fold(Unit::new(), add);
+            let written = self.write_as(what, unit).await.and_then(super::Written::done);
+            return written.map(|(_, rows)| rows).map_err(failed);
+        };
+        self.before(what).await.map_err(failed)?;
+        let mut answers = Vec::with_capacity(statements.len());
+        for (sql, params) in statements {
+            answers.push(pool.lease(what, &sql, &params).await.map_err(failed)?);
+        }
+        self.after(what).await.map_err(failed)?;
+        Ok(answers)
+    }
+
+    async fn lease_ids(
+        &self,
+        what: &'static str,
+        sql: String,
+        params: Vec<Val>,
+    ) -> Result<Vec<Uuid>, StoreError> {
+        let answers = self.lease(what, vec![(sql, params)]).await?;
+        let ids: Result<Vec<Uuid>, DbError> = answers.iter().flatten().map(|row| row.uuid(0)).collect();
+        ids.map_err(|error| StoreError::Failed { what, source: Box::new(error) })
+    }
+}
+
+impl LeaseStore for Db {
+    async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
+        let asked_at = Instant::now();
+        let claim = (claim_sql(self.dialect(), queue), params![limit, micros(ttl), queue.pipeline]);
+        let next = (next_due_sql(queue), params![queue.pipeline]);
+        let answers = self.lease("claim", vec![claim, next]).await?;
+        read_claim(&answers, asked_at)
+            .map_err(|error| StoreError::Failed { what: "claim", source: Box::new(error) })
+    }
+
+    async fn extend(&self, queue: &Queue, held: &[Held], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
+        if held.is_empty() {
+            return Ok(Vec::new());
+        }
+        let set = "lock_expires_at = now_us() + $3";
+        let (ids, pairs) = keys(held.iter());
+        let sql = held_sql(self.dialect(), queue.table, set);
+        self.lease_ids("extend", sql, vec![ids, pairs, micros(ttl).into()]).await
+    }
+
+    async fn finish(
+        &self,
+        queue: &Queue,
+        done: &[(Held, Option<Duration>)],
+    ) -> Result<Vec<Uuid>, StoreError> {
+        if done.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (ids, pairs) = keys(done.iter().map(|(held, _)| held));
+        let due: serde_json::Map<String, serde_json::Value> = done
+            .iter()
+            .filter_map(|(held, due_in)| Some((held.id.to_string(), micros((*due_in)?).to_string().into())))
+            .collect();
+        // A row that is not in the document has no due time: the sum with NULL is NULL.
+        let due_in = match self.dialect() {
+            Dialect::Sqlite => "CAST($3 ->> id AS BIGINT)",
+            Dialect::Postgres => "CAST(CAST($3 AS JSON) ->> id AS BIGINT)",
+        };
+        let set = format!("{UNLOCK}, last_processed_at = now_us(), due_at = now_us() + {due_in}");
+        let sql = held_sql(self.dialect(), queue.table, &set);
+        let due = serde_json::Value::Object(due).to_string();
+        self.lease_ids("finish", sql, vec![ids, pairs, due.into()]).await
+    }
+
+    async fn hand_back(&self, queue: &Queue, held: &[Held]) -> Result<(), StoreError> {
+        self.unlock("hand back", queue.table, held).await
+    }
+
+    async fn reset(&self, queue: &Queue, held: Held) -> Result<bool, StoreError> {
+        let set = "lock_token = NULL, lock_expires_at = NULL, last_processed_at = now_us()";
+        let (ids, pairs) = keys([held].iter());
+        let sql = held_sql(self.dialect(), queue.table, set);
+        Ok(!self.lease_ids("reset", sql, vec![ids, pairs]).await?.is_empty())
+    }
+
+    async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<Related, StoreError> {
+        let asked_at = Instant::now();
+        let owner = format!("{}:{}", lock.pipeline, lock.item);
+        let ids = Val::list(lock.ids);
+        let sql = related_sql(self.dialect(), lock.table);
+        let params = vec![ids.clone(), owner.as_str().into(), micros(lock.ttl).into(), lock.ids.len().into()];
+        let answers = self.lease("lock related", vec![(sql, params)]).await?;
+        let taken: Result<Vec<Lease>, DbError> =
+            answers.iter().flatten().map(|row| read_lease(row, asked_at)).collect();
+        let taken =
+            taken.map_err(|error| StoreError::Failed { what: "lock related", source: Box::new(error) })?;
+        if taken.len() == lock.ids.len() {
+            return Ok(Related::Locked(taken));
+        }
+        if lock.reserve {
+            // Not one transaction with the attempt: whoever takes a row in between is simply not marked.
+            self.lease("reserve", vec![(reserve_sql(lock.table), vec![ids, owner.into()])]).await?;
+        }
+        Ok(Related::Busy)
+    }
+
+    async fn unlock_related(&self, table: &'static str, held: &[Held]) -> Result<(), StoreError> {
+        self.unlock("unlock related", table, held).await
+    }
+}
+
+impl Db {
+    async fn unlock(&self, what: &'static str, table: &'static str, held: &[Held]) -> Result<(), StoreError> {
+        if held.is_empty() {
+            return Ok(());
+        }
+        let (ids, pairs) = keys(held.iter());
+        self.lease_ids(what, held_sql(self.dialect(), table, UNLOCK), vec![ids, pairs]).await.map(drop)
+    }
+}
+
+const UNLOCK: &str = "lock_token = NULL, lock_expires_at = NULL, lock_owner = NULL";
+const TAKEN: &str = "t.id, t.lock_token, t.lock_epoch, now_us(), t.last_processed_at";
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// The ids, which find the rows, and the pairs, which prove who holds them.
+fn keys<'a>(held: impl Iterator<Item = &'a Held> + Clone) -> (Val, Val) {
+    let ids = Val::list(held.clone().map(|held| held.id));
+    (ids, Val::list(held.map(|held| format!("{}:{}", held.id, held.token))))
+}
+
+/// What a row lock is called: taken in the order of ids, so that two batches cannot wait for each other.
+/// SQLite has one writer and needs none.
+fn row_locks(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Sqlite => "",
+        Dialect::Postgres => " ORDER BY id FOR NO KEY UPDATE",
+    }
+}
+
+fn statuses(queue: &Queue) -> String {
+    let mut list = String::new();
+    for status in queue.statuses {
+        let _ = write!(list, "{}'{status}'", if list.is_empty() { "" } else { ", " });
+    }
+    list
+}
+
+/// Two branches, one for each partial index: rows that nobody holds, and locks that have run out.
+fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
+    let (table, statuses) = (queue.table, statuses(queue));
+    let skip = match dialect {
+        Dialect::Sqlite => "",
+        Dialect::Postgres => " FOR NO KEY UPDATE SKIP LOCKED",
+    };
+    let branch = |state: &str| {
+        format!(
+            "SELECT id, last_processed_at FROM {table} WHERE {state} AND status IN ({statuses}) \
+             AND (due_at IS NULL OR due_at <= now_us()) AND (lock_owner IS NULL OR lock_owner = $3) \
+             ORDER BY last_processed_at, id LIMIT $1{skip}"
+        )
+    };
+    format!(
+        "WITH free AS MATERIALIZED ({}), expired AS MATERIALIZED ({}), \
+         c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
+         ORDER BY last_processed_at, id LIMIT $1) \
+         UPDATE {table} AS t SET lock_token = new_uuid(), lock_expires_at = now_us() + $2, lock_owner = $3, \
+         lock_epoch = t.lock_epoch + 1 WHERE t.id IN (SELECT id FROM c) RETURNING {TAKEN}",
+        branch("lock_token IS NULL AND NOT finished"),
+        branch("lock_token IS NOT NULL AND lock_expires_at <= now_us() AND NOT finished"),
+    )
+}
+
+/// Rows held by others are left out: whoever holds them says when they are due next.
+fn next_due_sql(queue: &Queue) -> String {
+    format!(
+        "SELECT due_at - now_us() FROM {} WHERE lock_token IS NULL AND NOT finished AND status IN ({}) \
+         AND due_at > now_us() AND (lock_owner IS NULL OR lock_owner = $1) ORDER BY due_at LIMIT 1",
+        queue.table,
+        statuses(queue)
+    )
+}
+
+fn read_claim(answers: &[Vec<Row>], asked_at: Instant) -> Result<Claim, DbError> {
+    let mut taken = Vec::new();
+    for row in answers.first().into_iter().flatten() {
+        taken.push((row.int(4)?, read_lease(row, asked_at)?));
+    }
+    // RETURNING knows no order.
+    taken.sort_unstable_by_key(|(last_processed_at, lease)| (*last_processed_at, lease.id));
+    let next = answers.get(1).and_then(|rows| rows.first()).map(|row| row.int(0)).transpose()?;
+    Ok(Claim {
+        leases: taken.into_iter().map(|(_, lease)| lease).collect(),
+        next_due_in: next.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0))),
+    })
+}
+
+fn read_lease(row: &Row, asked_at: Instant) -> Result<Lease, DbError> {
+    Ok(Lease { id: row.uuid(0)?, token: row.uuid(1)?, epoch: row.int(2)?, taken_at: row.int(3)?, asked_at })
+}
+
+/// Changes rows that carry the right tokens; answers which.
+fn held_sql(dialect: Dialect, table: &str, set: &str) -> String {
+    format!(
+        "WITH held AS MATERIALIZED (SELECT id FROM {table} \
+         WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+         AND id || ':' || lock_token IN (SELECT value FROM json_each(CAST($2 AS TEXT))){}) \
+         UPDATE {table} SET {set} WHERE id IN (SELECT id FROM held) RETURNING id",
+        row_locks(dialect)
+    )
+}
+
+/// All of the rows or none. Ours already, or nobody's: an owner on a row reserves it, and a lock that
+/// has run out is left to its owner.
+fn related_sql(dialect: Dialect, table: &str) -> String {
+    format!(
+        "WITH open AS MATERIALIZED (SELECT id FROM {table} \
+         WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND (lock_owner = $2 OR \
+         (lock_owner IS NULL AND (lock_token IS NULL OR lock_expires_at <= now_us()))){}) \
+         UPDATE {table} AS t SET lock_token = new_uuid(), lock_expires_at = now_us() + $3, lock_owner = $2, \
+         lock_epoch = t.lock_epoch + 1 WHERE t.id IN (SELECT id FROM open) \
+         AND (SELECT count(*) FROM open) = $4 RETURNING {TAKEN}",
+        row_locks(dialect)
+    )
+}
+
+fn reserve_sql(table: &str) -> String {
+    format!(
+        "UPDATE {table} SET lock_owner = $2 WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+         AND lock_owner IS NULL AND (lock_token IS NULL OR lock_expires_at <= now_us()) RETURNING id"
+    )
+}

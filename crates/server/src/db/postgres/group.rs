@@ -1,0 +1,332 @@
+//! One transaction for many units.
+//!
+//! Guards of one shape become one UPDATE; units whose guard failed drop out; inserts of one shape
+//! become one INSERT; the rest runs unit by unit, in order, without waiting between statements. What
+//! a single unit did wrong is only ever found out in a transaction of its own: a group in which
+//! anything fails is rolled back and tried again in halves.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    future::Future,
+    pin::pin,
+    sync::Arc,
+};
+
+use futures_util::future::{maybe_done, try_join};
+use tokio_postgres::types::ToSql;
+
+use super::{
+    bind::{Array, Bind, row_of},
+    fault::{fault, is_lost, is_race},
+    session::{Session, check_count},
+};
+use crate::db::{
+    error::DbError,
+    mutant::{self, Mutant},
+    unit::{Change, Expect, Unit, Values, Written},
+    value::{Row, Val},
+};
+
+/// The types of all columns, by table and column.
+pub(super) type Catalog = HashMap<String, HashMap<String, String>>;
+
+pub(super) enum Failure {
+    /// Nothing was applied, and something in the group is to blame.
+    Refused(DbError),
+    /// The change at this position of the only unit did not match.
+    Stale(usize),
+    /// Nothing was applied; the same group may be tried again at once.
+    Race(DbError),
+    /// Nothing was applied; the connection is gone.
+    Lost(DbError),
+    /// The connection broke during the commit.
+    Unknown(DbError),
+}
+
+type Attempt<T> = Result<T, Failure>;
+
+fn refuse(sql: &str, error: tokio_postgres::Error) -> Failure {
+    let (race, lost) = (is_race(&error), is_lost(&error));
+    let error = fault("write", sql, error);
+    match (race, lost) {
+        (true, _) => Failure::Race(error),
+        (_, true) => Failure::Lost(error),
+        _ => Failure::Refused(error),
+    }
+}
+
+/// Runs the units in one transaction. On failure the transaction is rolled back.
+pub(super) async fn commit(session: &Session, catalog: &Catalog, units: &[&Unit]) -> Attempt<Vec<Written>> {
+    let group = Group { session, catalog, units };
+    match group.transaction().await {
+        Ok(written) => match session.client.batch_execute("COMMIT").await {
+            Ok(()) => Ok(written),
+            Err(error) if error.as_db_error().is_some() && !is_lost(&error) => Err(refuse("COMMIT", error)),
+            Err(error) => Err(Failure::Unknown(DbError::Unknown { source: Arc::new(error) })),
+        },
+        Err(failure) => {
+            // A session that cannot roll back has ended, and its transaction with it.
+            let _ = session.client.batch_execute("ROLLBACK").await;
+            Err(failure)
+        }
+    }
+}
+
+struct Group<'a> {
+    session: &'a Session,
+    catalog: &'a Catalog,
+    units: &'a [&'a Unit],
+}
+
+impl Group<'_> {
+    async fn transaction(&self) -> Attempt<Vec<Written>> {
+        let now = self.begin().await?;
+        let stale = self.guards(now).await?;
+        let live: Vec<usize> = (0..self.units.len()).filter(|at| !stale.contains(at)).collect();
+        let parts: Vec<Parts<'_>> = live.iter().map(|at| Parts::of(&self.units[*at].changes)).collect();
+        self.inserts(parts.iter().map(|part| part.first), now).await?;
+        let mut rows = self.middle(&parts, now).await?.into_iter();
+        self.inserts(parts.iter().map(|part| part.last), now).await?;
+        let written = |at| {
+            if stale.contains(&at) {
+                return Written::Stale { at: None };
+            }
+            Written::Done { now, rows: rows.next().unwrap_or_default() }
+        };
+        Ok((0..self.units.len()).map(written).collect())
+    }
+
+    /// Opens the transaction and reads its time, in one round trip.
+    async fn begin(&self) -> Attempt<i64> {
+        const NOW: &str = "SELECT now_us()";
+        let failed = |error| refuse(NOW, error);
+        let now = self.session.prepare(NOW).await.map_err(failed)?;
+        let (begin, read) = (self.session.client.batch_execute("BEGIN"), self.session.run(&now, &[]));
+        let ((), (rows, _)) = try_join(begin, read).await.map_err(failed)?;
+        rows.first().and_then(|row| row.try_get(0).ok()).ok_or(Failure::Refused(DbError::closed("write")))
+    }
+
+    /// The positions of units whose row is no longer theirs.
+    async fn guards(&self, now: i64) -> Attempt<HashSet<usize>> {
+        // Tables in order, and rows in order within: two groups that want the same rows do not deadlock.
+        let mut shapes: BTreeMap<(&str, Vec<&str>), Vec<usize>> = BTreeMap::new();
+        for (at, unit) in self.units.iter().enumerate() {
+            if let Some(guard) = &unit.guard {
+                let columns = guard.set.iter().map(|(column, _)| *column).collect();
+                shapes.entry((guard.table, columns)).or_default().push(at);
+            }
+        }
+        let mut stale = HashSet::new();
+        for ((table, columns), members) in shapes {
+            let held = self.guard(table, &columns, &members, now).await?;
+            let is_stale = |at: &usize| {
+                self.units[*at].guard.as_ref().is_some_and(|guard| !held.contains(&guard.id.to_string()))
+            };
+            stale.extend(members.into_iter().filter(is_stale));
+        }
+        Ok(stale)
+    }
+
+    async fn guard(
+        &self,
+        table: &str,
+        columns: &[&str],
+        members: &[usize],
+        now: i64,
+    ) -> Attempt<HashSet<String>> {
+        let mut arrays = vec![Array::Text(Vec::new()), Array::Text(Vec::new())];
+        let mut casts = vec!["text".to_owned(), "text".to_owned()];
+        for column in columns {
+            let (array, udt) = self.array(table, column)?;
+            arrays.push(array);
+            casts.push(udt.to_owned());
+        }
+        for guard in members.iter().filter_map(|at| self.units[*at].guard.as_ref()) {
+            let keys = [guard.id.into(), guard.token.into()];
+            let set = guard.set.iter().map(|(_, value)| value.clone().at(now));
+            for (array, value) in arrays.iter_mut().zip(keys.into_iter().chain(set)) {
+                array.push(value).map_err(Failure::Refused)?;
+            }
+        }
+        let sql = guard_sql(table, columns, &casts);
+        let (rows, _) = self.bulk(&sql, &arrays).await?;
+        Ok(rows.iter().filter_map(|row| row.try_get(0).ok()).collect())
+    }
+
+    /// Bulk inserts, shape by shape in the order in which the shapes first appear.
+    async fn inserts<'c>(&self, changes: impl Iterator<Item = &'c [Change]>, now: i64) -> Attempt<()> {
+        let mut order: Vec<(&str, Vec<&str>)> = Vec::new();
+        let mut shapes: HashMap<(&str, Vec<&str>), Vec<&Values>> = HashMap::new();
+        for change in changes.flatten() {
+            if let Change::Insert { table, values } = change {
+                let shape = (*table, values.iter().map(|(column, _)| *column).collect::<Vec<_>>());
+                let rows = shapes.entry(shape.clone()).or_default();
+                if rows.is_empty() {
+                    order.push(shape);
+                }
+                rows.push(values);
+            }
+        }
+        for shape in order {
+            let rows = shapes.remove(&shape).unwrap_or_default();
+            self.insert(shape.0, &shape.1, &rows, now).await?;
+        }
+        Ok(())
+    }
+
+    async fn insert(&self, table: &str, columns: &[&str], rows: &[&Values], now: i64) -> Attempt<()> {
+        let mut arrays = Vec::with_capacity(columns.len());
+        let mut casts = Vec::with_capacity(columns.len());
+        for (at, column) in columns.iter().enumerate() {
+            let (mut array, udt) = self.array(table, column)?;
+            for values in rows {
+                array.push(values[at].1.clone().at(now)).map_err(Failure::Refused)?;
+            }
+            arrays.push(array);
+            casts.push(format!("${}::{udt}[]", at + 1));
+        }
+        let sql = format!(
+            "INSERT INTO {table} ({}) SELECT * FROM unnest({})",
+            columns.join(", "),
+            casts.join(", ")
+        );
+        self.bulk(&sql, &arrays).await.map(drop)
+    }
+
+    fn array(&self, table: &str, column: &str) -> Attempt<(Array, &str)> {
+        let udt = self.catalog.get(table).and_then(|columns| columns.get(column)).map(String::as_str);
+        udt.and_then(|udt| Some((Array::new(udt)?, udt))).ok_or(Failure::Refused(DbError::Shape {
+            column: 0,
+            want: "a column of a portable type",
+            have: "an unknown one",
+        }))
+    }
+
+    async fn bulk(&self, sql: &str, arrays: &[Array]) -> Attempt<(Vec<tokio_postgres::Row>, u64)> {
+        let failed = |error| refuse(sql, error);
+        let statement = self.session.prepare(sql).await.map_err(failed)?;
+        let params: Vec<&(dyn ToSql + Sync)> = arrays.iter().map(Array::param).collect();
+        self.session.run(&statement, &params).await.map_err(failed)
+    }
+
+    /// Everything that is neither a guard nor a leading or trailing insert: sent in order without
+    /// waiting for answers, then checked. The answers of each unit's queries.
+    async fn middle(&self, parts: &[Parts<'_>], now: i64) -> Attempt<Vec<Vec<Vec<Row>>>> {
+        let mut steps = Vec::new();
+        for (unit, part) in parts.iter().enumerate() {
+            for (at, change) in part.middle.iter().enumerate() {
+                steps.push(self.step(unit, at + part.first.len(), change, now).await?);
+            }
+        }
+        let outcomes = in_order(steps.iter().map(|step| step.send(self.session))).await;
+        let mut rows: Vec<Vec<Vec<Row>>> = vec![Vec::new(); parts.len()];
+        for (step, outcome) in steps.iter().zip(outcomes) {
+            // The first failure is the true one: after it the transaction refuses everything.
+            let (found, touched) = outcome.map_err(|error| refuse(&step.sql, error))?;
+            if step.expect == Expect::One && touched != 1 {
+                return Err(Failure::Stale(step.at));
+            }
+            if step.is_query {
+                let found: Result<Vec<Row>, DbError> = found.iter().map(row_of).collect();
+                rows[step.unit].push(found.map_err(Failure::Refused)?);
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn step(&self, unit: usize, at: usize, change: &Change, now: i64) -> Attempt<Step> {
+        let (sql, params, expect, is_query) = match change {
+            Change::Insert { table, values } => {
+                let sql = crate::db::sqlite::insert_sql(table, values);
+                let params = values.iter().map(|(_, value)| value.clone()).collect();
+                (sql, params, Expect::Any, false)
+            }
+            Change::Exec { sql, params, expect } => (sql.to_string(), params.clone(), *expect, false),
+            Change::Query { sql, params } => (sql.to_string(), params.clone(), Expect::Any, true),
+        };
+        let statement = self.session.prepare(&sql).await.map_err(|error| refuse(&sql, error))?;
+        check_count(&sql, &statement, params.len()).map_err(Failure::Refused)?;
+        let params = params.into_iter().map(|value| value.at(now)).collect();
+        Ok(Step { unit, at, sql, statement, params, expect, is_query })
+    }
+}
+
+struct Step {
+    /// Which unit, and which of its changes.
+    unit: usize,
+    at: usize,
+    sql: String,
+    statement: tokio_postgres::Statement,
+    params: Vec<Val>,
+    expect: Expect,
+    is_query: bool,
+}
+
+impl Step {
+    async fn send(
+        &self,
+        session: &Session,
+    ) -> Result<(Vec<tokio_postgres::Row>, u64), tokio_postgres::Error> {
+        let binds: Vec<Bind<'_>> = self.params.iter().map(Bind).collect();
+        let params: Vec<&(dyn ToSql + Sync)> = binds.iter().map(|bind| bind as _).collect();
+        session.run(&self.statement, &params).await
+    }
+}
+
+/// Inserts that stand first, what must keep its order, and inserts that stand last.
+struct Parts<'a> {
+    first: &'a [Change],
+    middle: &'a [Change],
+    last: &'a [Change],
+}
+
+impl<'a> Parts<'a> {
+    fn of(changes: &'a [Change]) -> Self {
+        let is_insert = |change: &Change| matches!(change, Change::Insert { .. });
+        let first = changes.iter().take_while(|change| is_insert(change)).count();
+        let (first, rest) = changes.split_at(first);
+        let last = rest.iter().rev().take_while(|change| is_insert(change)).count();
+        let (middle, last) = rest.split_at(rest.len() - last);
+        Self { first, middle, last }
+    }
+}
+
+fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {
+    let arrays: Vec<String> =
+        casts.iter().enumerate().map(|(at, udt)| format!("${}::{udt}[]", at + 1)).collect();
+    let names: Vec<String> = (0..columns.len()).map(|at| format!(", c{at}")).collect();
+    let set: Vec<String> =
+        columns.iter().enumerate().map(|(at, column)| format!("{column} = v.c{at}")).collect();
+    let set = if set.is_empty() { "lock_token = t.lock_token".to_owned() } else { set.join(", ") };
+    // The planted bug still names the token, so that the statement keeps its parameters.
+    let check = if mutant::is_on(Mutant::ApplyWithoutTokenCheck) {
+        "v.token IS NOT NULL"
+    } else {
+        "t.lock_token = v.token"
+    };
+    format!(
+        "WITH v AS MATERIALIZED (SELECT * FROM unnest({}) AS v (id, token{})), \
+         held AS MATERIALIZED (SELECT t.id FROM {table} t JOIN v ON t.id = v.id AND {check} \
+         ORDER BY t.id FOR NO KEY UPDATE OF t) \
+         UPDATE {table} t SET {set} FROM v JOIN held ON held.id = v.id WHERE t.id = v.id AND {check} \
+         RETURNING t.id",
+        arrays.join(", "),
+        names.concat(),
+    )
+}
+
+/// Polls all of them, the first ones first, so that they are sent in this order.
+async fn in_order<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut all: Vec<_> = futures.map(|future| Box::pin(maybe_done(future))).collect();
+    let mut everybody = pin!(std::future::poll_fn(move |context| {
+        let mut is_ready = true;
+        for future in &mut all {
+            is_ready &= future.as_mut().poll(context).is_ready();
+        }
+        if !is_ready {
+            return std::task::Poll::Pending;
+        }
+        std::task::Poll::Ready(all.iter_mut().filter_map(|future| future.as_mut().take_output()).collect())
+    }));
+    everybody.as_mut().await
+}

@@ -1,0 +1,57 @@
+//! Hints between replicas. Losing one costs time, never the outcome: the timers are the safety net.
+
+use std::{future::poll_fn, time::Duration};
+
+use tokio::{sync::broadcast, time::sleep};
+use tokio_postgres::{AsyncMessage, Config, NoTls};
+
+pub(super) const CHANNEL: &str = "windlass_hints";
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Listens until nobody can hear it any more.
+pub(super) async fn serve(
+    config: Config,
+    hints: broadcast::Sender<String>,
+    mut stop: broadcast::Receiver<()>,
+) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let once = async {
+            let before = tokio::time::Instant::now();
+            if let Err(error) = listen(&config, &hints).await {
+                tracing::debug!(%error, "stopped listening for hints");
+            }
+            pause = if before.elapsed() > PAUSE_MAX { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
+            sleep(pause).await;
+        };
+        tokio::select! {
+            () = once => {}
+            _ = stop.recv() => return,
+        }
+    }
+}
+
+async fn listen(config: &Config, hints: &broadcast::Sender<String>) -> Result<(), tokio_postgres::Error> {
+    let (client, mut connection) = config.connect(NoTls).await?;
+    let said = client.batch_execute("LISTEN windlass_hints");
+    let mut said = std::pin::pin!(said);
+    let mut is_said = false;
+    loop {
+        tokio::select! {
+            answer = &mut said, if !is_said => {
+                answer?;
+                is_said = true;
+            }
+            message = poll_fn(|context| connection.poll_message(context)) => match message {
+                Some(Ok(AsyncMessage::Notification(hint))) => {
+                    // Nobody may be listening yet; a hint is not kept for later.
+                    let _ = hints.send(hint.payload().to_owned());
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error),
+                None => return Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Postgres: a handful of shared, pipelined connections, writes committed in groups.
+
+mod bind;
+mod fault;
+mod group;
+mod listen;
+mod session;
+mod writer;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::broadcast;
+use tokio_postgres::Config;
+
+use self::{group::Catalog, session::Link, writer::Writer};
+use super::{
+    error::DbError,
+    migrate::{self, Dialect},
+    unit::{Unit, Written},
+    value::{Row, Val},
+};
+
+/// Reads share these; with the writer's, the leases' and the listener's that makes seven.
+const READERS: usize = 4;
+/// Any number will do, as long as no other program takes the same advisory lock.
+const MIGRATION_LOCK: i64 = 0x0077_696e_646c;
+const HINTS_MAX: usize = 256;
+
+pub(super) struct Pool {
+    readers: Vec<Link>,
+    next: AtomicUsize,
+    /// Claims and heartbeats, so that they wait for no long read and no big commit.
+    leases: Link,
+    writer: Writer,
+    hints: broadcast::Sender<String>,
+    stop: broadcast::Sender<()>,
+}
+
+impl Pool {
+    pub(super) async fn open(url: &str) -> Result<Self, DbError> {
+        let config = configure(url)?;
+        let leases = Link::new(config.clone());
+        migrate(&leases).await?;
+        let catalog = Arc::new(catalog(&leases).await?);
+        let (hints, _) = broadcast::channel(HINTS_MAX);
+        let (stop, stopped) = broadcast::channel(1);
+        tokio::spawn(listen::serve(config.clone(), hints.clone(), stopped));
+        Ok(Self {
+            readers: (0..READERS).map(|_| Link::new(config.clone())).collect(),
+            next: AtomicUsize::new(0),
+            leases,
+            writer: Writer::start(Link::new(config), catalog),
+            hints,
+            stop,
+        })
+    }
+
+    fn reader(&self) -> &Link {
+        &self.readers[self.next.fetch_add(1, Ordering::Relaxed) % self.readers.len()]
+    }
+
+    pub(super) async fn read(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
+        let link = self.reader();
+        match link.query("read", sql, params).await {
+            // A dead connection is noticed by using it; a read may simply be repeated.
+            Err(DbError::Unavailable { .. }) => link.query("read", sql, params).await,
+            outcome => outcome,
+        }
+    }
+
+    pub(super) async fn write(&self, unit: Unit) -> Result<Written, DbError> {
+        self.writer.write(unit).await
+    }
+
+    /// One statement that is a transaction of its own, on the connection of claims and heartbeats.
+    pub(super) async fn lease(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[Val],
+    ) -> Result<Vec<Row>, DbError> {
+        self.leases.query(what, sql, params).await
+    }
+
+    pub(super) async fn notify(&self, hint: &str) -> Result<(), DbError> {
+        let params = [listen::CHANNEL.into(), hint.into()];
+        let sql = "SELECT 1 FROM pg_notify($1, $2)";
+        self.reader().query("notify", sql, &params).await.map(drop)
+    }
+
+    pub(super) fn listen(&self) -> broadcast::Receiver<String> {
+        self.hints.subscribe()
+    }
+
+    pub(super) async fn prepare(&self, sql: &str) -> Result<usize, DbError> {
+        let session = self.reader().session("prepare").await?;
+        let statement = session.prepare(sql).await.map_err(|error| fault::fault("prepare", sql, error))?;
+        Ok(statement.params().len())
+    }
+
+    pub(super) async fn setting(&self, name: &str) -> Result<Vec<Row>, DbError> {
+        self.leases.query("read a setting", "SELECT current_setting($1)", &[name.into()]).await
+    }
+
+    pub(super) async fn close(&self) {
+        self.writer.close().await;
+        self.leases.shut().await;
+        for reader in &self.readers {
+            reader.shut().await;
+        }
+        let _ = self.stop.send(());
+    }
+}
+
+fn configure(url: &str) -> Result<Config, DbError> {
+    let mut config: Config = url.parse().map_err(|error| DbError::open("the database url", error))?;
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(Duration::from_secs(5));
+    }
+    // A server that went away without a word is noticed within a lease's time, not within hours.
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(Duration::from_secs(15));
+    }
+    config.keepalives_idle(Duration::from_secs(15));
+    if config.get_application_name().is_none() {
+        config.application_name("windlass");
+    }
+    Ok(config)
+}
+
+/// All of it in one transaction, one replica at a time.
+async fn migrate(link: &Link) -> Result<(), DbError> {
+    let session = link.session("migrate").await?;
+    let script = async |sql: &str| {
+        session.client.batch_execute(sql).await.map_err(|error| fault::fault("migrate", sql, error))
+    };
+    script("BEGIN").await?;
+    let inside = async {
+        session.query("migrate", "SELECT 1 FROM pg_advisory_xact_lock($1)", &[MIGRATION_LOCK.into()]).await?;
+        script(migrate::JOURNAL).await?;
+        let journal = session.query("migrate", migrate::READ, &[]).await?;
+        for step in migrate::missing(Dialect::Postgres, &journal)? {
+            script(&step.script).await?;
+            session.query("migrate", migrate::RECORD, &step.record).await?;
+        }
+        Ok(())
+    };
+    let done = inside.await;
+    script(if done.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+    done
+}
+
+async fn catalog(link: &Link) -> Result<Catalog, DbError> {
+    let sql = "SELECT table_name::TEXT, column_name::TEXT, udt_name::TEXT FROM information_schema.columns \
+               WHERE table_schema = current_schema()";
+    let mut catalog = Catalog::new();
+    for row in link.query("read the catalogue", sql, &[]).await? {
+        catalog.entry(row.text(0)?).or_default().insert(row.text(1)?, row.text(2)?);
+    }
+    Ok(catalog)
+}

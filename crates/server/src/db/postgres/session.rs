@@ -1,0 +1,178 @@
+//! One connection with its prepared statements, and a link that makes a new one when it breaks.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+use tokio_postgres::{Client, Config, NoTls, Statement, types::ToSql};
+
+use super::{
+    bind::{Bind, row_of},
+    fault::{fault, is_lost},
+};
+use crate::db::{
+    error::DbError,
+    value::{Row, Val},
+};
+
+/// Every commit is on disk before it is acknowledged, whatever the server's default is. A holder that
+/// freezes in the middle of a transaction gives its row locks back.
+pub(super) const SETTINGS: &str = "SET synchronous_commit = on; SET jit = off; SET TIME ZONE 'UTC'; \
+    SET default_transaction_isolation = 'read committed'; \
+    SET idle_in_transaction_session_timeout = '20s'; SET statement_timeout = '60s'";
+
+/// Pauses between attempts to connect, before the caller is told.
+const PAUSES_MS: [u64; 5] = [0, 50, 150, 400, 1000];
+/// After a failure, those who come at once are told without another attempt.
+const REST: Duration = Duration::from_millis(500);
+
+pub(super) struct Session {
+    pub(super) client: Client,
+    statements: Mutex<HashMap<String, Statement>>,
+}
+
+impl Session {
+    async fn open(config: &Config) -> Result<Self, tokio_postgres::Error> {
+        let (client, connection) = config.connect(NoTls).await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a database connection ended");
+            }
+        });
+        client.batch_execute(SETTINGS).await?;
+        Ok(Self { client, statements: Mutex::default() })
+    }
+
+    pub(super) async fn prepare(&self, sql: &str) -> Result<Statement, tokio_postgres::Error> {
+        if let Some(statement) = self.statements.lock().get(sql) {
+            return Ok(statement.clone());
+        }
+        let statement = self.client.prepare(sql).await?;
+        self.statements.lock().insert(sql.to_owned(), statement.clone());
+        Ok(statement)
+    }
+
+    /// Rows and how many were touched.
+    pub(super) async fn run(
+        &self,
+        statement: &Statement,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<(Vec<tokio_postgres::Row>, u64), tokio_postgres::Error> {
+        use futures_util::{TryStreamExt, pin_mut};
+        let stream = self.client.query_raw(statement, params.iter().copied()).await?;
+        pin_mut!(stream);
+        let mut rows = Vec::new();
+        while let Some(row) = stream.try_next().await? {
+            rows.push(row);
+        }
+        let touched = stream.rows_affected().unwrap_or_default();
+        Ok((rows, touched))
+    }
+
+    pub(super) async fn query(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[Val],
+    ) -> Result<Vec<Row>, DbError> {
+        let failed = |error| fault(what, sql, error);
+        let statement = self.prepare(sql).await.map_err(failed)?;
+        check_count(sql, &statement, params.len())?;
+        let binds: Vec<Bind<'_>> = params.iter().map(Bind).collect();
+        let params: Vec<&(dyn ToSql + Sync)> = binds.iter().map(|bind| bind as _).collect();
+        let (rows, _) = self.run(&statement, &params).await.map_err(failed)?;
+        rows.iter().map(row_of).collect()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the statement has {want} parameters, {have} were given")]
+struct Count {
+    want: usize,
+    have: usize,
+}
+
+/// The driver panics over this; we do not.
+pub(super) fn check_count(sql: &str, statement: &Statement, have: usize) -> Result<(), DbError> {
+    let want = statement.params().len();
+    if want == have {
+        return Ok(());
+    }
+    Err(DbError::Statement { sql: sql.to_owned(), source: Arc::new(Count { want, have }) })
+}
+
+/// A place for one session. Everybody who asks shares it: the protocol pipelines.
+pub(super) struct Link {
+    config: Config,
+    state: tokio::sync::Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    session: Option<Arc<Session>>,
+    failed: Option<(Instant, DbError)>,
+    is_shut: bool,
+}
+
+impl Link {
+    pub(super) fn new(config: Config) -> Self {
+        Self { config, state: tokio::sync::Mutex::default() }
+    }
+
+    /// The session, or a new one when it has ended.
+    pub(super) async fn session(&self, what: &'static str) -> Result<Arc<Session>, DbError> {
+        let mut state = self.state.lock().await;
+        if state.is_shut {
+            return Err(DbError::closed(what));
+        }
+        if let Some(session) = state.session.as_ref().filter(|session| !session.client.is_closed()) {
+            return Ok(Arc::clone(session));
+        }
+        state.session = None;
+        if let Some((at, error)) = &state.failed
+            && at.elapsed() < REST
+        {
+            return Err(error.clone());
+        }
+        let outcome = self.connect(what).await;
+        match &outcome {
+            Ok(session) => (state.session, state.failed) = (Some(Arc::clone(session)), None),
+            Err(error) => state.failed = Some((Instant::now(), error.clone())),
+        }
+        outcome
+    }
+
+    async fn connect(&self, what: &'static str) -> Result<Arc<Session>, DbError> {
+        let mut last = DbError::closed(what);
+        for pause in PAUSES_MS {
+            sleep(Duration::from_millis(pause)).await;
+            match Session::open(&self.config).await {
+                Ok(session) => return Ok(Arc::new(session)),
+                Err(error) => {
+                    let again = is_lost(&error) || error.code().is_none();
+                    last = DbError::Unavailable { what, source: Arc::new(error) };
+                    // A wrong password does not get better by repeating it.
+                    if !again {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(last)
+    }
+
+    pub(super) async fn query(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[Val],
+    ) -> Result<Vec<Row>, DbError> {
+        self.session(what).await?.query(what, sql, params).await
+    }
+
+    pub(super) async fn shut(&self) {
+        let mut state = self.state.lock().await;
+        state.session = None;
+        state.is_shut = true;
+    }
+}

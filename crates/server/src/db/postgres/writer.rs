@@ -1,0 +1,137 @@
+//! The task that commits in groups.
+//!
+//! While one group is on its way, the next one gathers; nobody waits for company.
+
+use std::{collections::HashSet, sync::Arc};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    group::{self, Catalog, Failure},
+    session::Link,
+};
+use crate::db::{
+    error::DbError,
+    unit::{Unit, Written},
+};
+
+const GROUP_MAX: usize = 256;
+const QUEUE_MAX: usize = 4096;
+/// How often a group that lost a race with another replica is repeated before it is split.
+const RACES_MAX: usize = 5;
+
+type Answer = oneshot::Sender<Result<Written, DbError>>;
+type Waiting = Vec<(Box<Unit>, Answer)>;
+
+enum Order {
+    Write(Box<Unit>, Answer),
+    Close(oneshot::Sender<()>),
+}
+
+pub(super) struct Writer {
+    orders: mpsc::Sender<Order>,
+}
+
+impl Writer {
+    pub(super) fn start(link: Link, catalog: Arc<Catalog>) -> Self {
+        let (orders, queue) = mpsc::channel(QUEUE_MAX);
+        tokio::spawn(serve(link, catalog, queue));
+        Self { orders }
+    }
+
+    pub(super) async fn write(&self, unit: Unit) -> Result<Written, DbError> {
+        let (answer, answered) = oneshot::channel();
+        let order = Order::Write(Box::new(unit), answer);
+        self.orders.send(order).await.map_err(|_| DbError::closed("write"))?;
+        answered.await.map_err(|_| DbError::closed("write"))?
+    }
+
+    pub(super) async fn close(&self) {
+        let (closed, waits) = oneshot::channel();
+        if self.orders.send(Order::Close(closed)).await.is_ok() {
+            let _ = waits.await;
+        }
+    }
+}
+
+async fn serve(link: Link, catalog: Arc<Catalog>, mut queue: mpsc::Receiver<Order>) {
+    let mut orders = Vec::with_capacity(GROUP_MAX);
+    let mut waiting: Waiting = Vec::new();
+    while queue.recv_many(&mut orders, GROUP_MAX).await > 0 {
+        let mut closing = None;
+        for order in orders.drain(..) {
+            match order {
+                Order::Write(unit, answer) => waiting.push((unit, answer)),
+                Order::Close(closed) => closing = Some(closed),
+            }
+        }
+        while !waiting.is_empty() {
+            let (group, later) = apart(waiting);
+            waiting = later;
+            commit(&link, &catalog, group).await;
+        }
+        if let Some(closed) = closing {
+            link.shut().await;
+            let _ = closed.send(());
+            return;
+        }
+    }
+}
+
+/// Two guards on one row cannot stand in one UPDATE: the second waits for the next group.
+fn apart(units: Waiting) -> (Waiting, Waiting) {
+    let mut rows = HashSet::new();
+    units
+        .into_iter()
+        .partition(|(unit, _)| unit.guard.as_ref().is_none_or(|guard| rows.insert((guard.table, guard.id))))
+}
+
+/// Everybody is answered after the commit of the transaction they were in.
+async fn commit(link: &Link, catalog: &Catalog, group: Waiting) {
+    let mut stack = vec![group];
+    while let Some(mut part) = stack.pop() {
+        match attempt(link, catalog, &part).await {
+            Ok(written) => {
+                for ((_, answer), written) in part.into_iter().zip(written) {
+                    let _ = answer.send(Ok(written));
+                }
+            }
+            Err(Failure::Lost(error) | Failure::Unknown(error)) => tell(part, &error),
+            Err(Failure::Refused(_) | Failure::Race(_) | Failure::Stale(_)) if part.len() > 1 => {
+                let second = part.split_off(part.len() / 2);
+                stack.extend([second, part]);
+            }
+            Err(Failure::Refused(error) | Failure::Race(error)) => tell(part, &error),
+            Err(Failure::Stale(at)) => {
+                for (_, answer) in part {
+                    let _ = answer.send(Ok(Written::Stale { at: Some(at) }));
+                }
+            }
+        }
+    }
+}
+
+fn tell(part: Waiting, error: &DbError) {
+    for (_, answer) in part {
+        let _ = answer.send(Err(error.clone()));
+    }
+}
+
+/// Repeats what is safe to repeat: a lost race, and once a connection that turned out to be dead
+/// before the commit was sent.
+async fn attempt(
+    link: &Link,
+    catalog: &Catalog,
+    part: &[(Box<Unit>, Answer)],
+) -> Result<Vec<Written>, Failure> {
+    let units: Vec<&Unit> = part.iter().map(|(unit, _)| &**unit).collect();
+    let (mut races, mut is_second) = (0, false);
+    loop {
+        let session = link.session("write").await.map_err(Failure::Lost)?;
+        match group::commit(&session, catalog, &units).await {
+            Err(Failure::Race(_)) if races < RACES_MAX => races += 1,
+            Err(Failure::Lost(_)) if !is_second => is_second = true,
+            outcome => return outcome,
+        }
+    }
+}
