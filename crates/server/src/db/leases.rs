@@ -85,7 +85,7 @@ impl LeaseStore for Db {
         // A row that is not in the document has no due time: the sum with NULL is NULL.
         let due_in = match self.dialect() {
             Dialect::Sqlite => "CAST($3 ->> id AS BIGINT)",
-            Dialect::Postgres => "CAST(CAST($3 AS JSON) ->> id AS BIGINT)",
+            Dialect::Postgres => "CAST(CAST(CAST($3 AS TEXT) AS JSON) ->> id AS BIGINT)",
         };
         let set = format!("{UNLOCK}, last_processed_at = now_us(), due_at = now_us() + {due_in}");
         let sql = held_sql(self.dialect(), queue.table, &set);
@@ -113,8 +113,10 @@ impl LeaseStore for Db {
         let answers = self.lease("lock related", vec![(sql, params)]).await?;
         let taken: Result<Vec<Lease>, DbError> =
             answers.iter().flatten().map(|row| read_lease(row, asked_at)).collect();
-        let taken =
+        let mut taken =
             taken.map_err(|error| StoreError::Failed { what: "lock related", source: Box::new(error) })?;
+        // RETURNING knows no order; the caller reads them beside its ids.
+        taken.sort_by_key(|lease| lock.ids.iter().position(|id| *id == lease.id));
         if taken.len() == lock.ids.len() {
             return Ok(Related::Locked(taken));
         }
@@ -141,7 +143,7 @@ impl Db {
 }
 
 const UNLOCK: &str = "lock_token = NULL, lock_expires_at = NULL, lock_owner = NULL";
-const TAKEN: &str = "t.id, t.lock_token, t.lock_epoch, now_us(), t.last_processed_at";
+const TAKEN: &str = "id, lock_token, lock_epoch, now_us(), last_processed_at";
 
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
@@ -188,8 +190,8 @@ fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
         "WITH free AS MATERIALIZED ({}), expired AS MATERIALIZED ({}), \
          c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
          ORDER BY last_processed_at, id LIMIT $1) \
-         UPDATE {table} AS t SET lock_token = new_uuid(), lock_expires_at = now_us() + $2, lock_owner = $3, \
-         lock_epoch = t.lock_epoch + 1 WHERE t.id IN (SELECT id FROM c) RETURNING {TAKEN}",
+         UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $2, lock_owner = $3, \
+         lock_epoch = lock_epoch + 1 WHERE id IN (SELECT id FROM c) RETURNING {TAKEN}",
         branch("lock_token IS NULL AND NOT finished"),
         branch("lock_token IS NOT NULL AND lock_expires_at <= now_us() AND NOT finished"),
     )
@@ -241,8 +243,8 @@ fn related_sql(dialect: Dialect, table: &str) -> String {
         "WITH open AS MATERIALIZED (SELECT id FROM {table} \
          WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND (lock_owner = $2 OR \
          (lock_owner IS NULL AND (lock_token IS NULL OR lock_expires_at <= now_us()))){}) \
-         UPDATE {table} AS t SET lock_token = new_uuid(), lock_expires_at = now_us() + $3, lock_owner = $2, \
-         lock_epoch = t.lock_epoch + 1 WHERE t.id IN (SELECT id FROM open) \
+         UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $3, lock_owner = $2, \
+         lock_epoch = lock_epoch + 1 WHERE id IN (SELECT id FROM open) \
          AND (SELECT count(*) FROM open) = $4 RETURNING {TAKEN}",
         row_locks(dialect)
     )

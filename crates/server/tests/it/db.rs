@@ -1,36 +1,77 @@
-use windlass_server::{
-    db::{DatabaseUrl, Db, Unit},
-    params,
-};
+//! What every function of `db/` does, on both databases alike.
 
-#[tokio::test]
-async fn opens_writes_and_reads() {
-    let dir = std::env::temp_dir().join(format!("windlass-db-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    let db = Db::open(&DatabaseUrl::Sqlite(dir.join("a.db"))).await.unwrap();
-    let id = db.new_id().unwrap();
-    let unit = Unit::new().insert(
-        "users",
-        vec![
-            ("id", id.into()),
-            ("name", "a".into()),
-            ("global_role", "admin".into()),
-            ("created_at", windlass_server::db::Val::Now),
-        ],
-    );
-    db.write(unit.clone()).await.unwrap().done().unwrap();
-    let rows = db.query("SELECT id, name FROM users WHERE id = $1", params![id]).await.unwrap();
-    assert_eq!(rows[0].uuid(0).unwrap(), id);
-    let again = db.write(unit).await.unwrap_err();
-    assert!(again.is_conflict_on("users_name_key"), "{again:?}");
-    db.close().await;
-    std::fs::remove_dir_all(dir).unwrap();
+use std::path::PathBuf;
+
+use windlass_server::db::{DatabaseUrl, Db};
+
+use crate::postgres;
+
+/// A database for one test, removed with it.
+pub(crate) enum Home {
+    Sqlite { db: Db, dir: PathBuf },
+    Postgres(postgres::TestDb),
 }
 
-#[tokio::test]
-async fn every_statement_prepares() {
-    let db = Db::open_inline(std::sync::Arc::new(|| 1), 1).unwrap();
-    for sql in windlass_server::db::statements() {
-        db.prepare(sql).await.unwrap();
+impl Home {
+    pub(crate) async fn sqlite() -> Self {
+        let dir = scratch();
+        let db = Db::open(&DatabaseUrl::Sqlite(dir.join("windlass.db"))).await.unwrap();
+        Self::Sqlite { db, dir }
+    }
+
+    pub(crate) async fn postgres() -> Self {
+        Self::Postgres(postgres::TestDb::open().await)
+    }
+
+    pub(crate) fn db(&self) -> &Db {
+        match self {
+            Self::Sqlite { db, .. } => db,
+            Self::Postgres(test) => &test.db,
+        }
     }
 }
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if let Self::Sqlite { dir, .. } = self {
+            std::fs::remove_dir_all(dir).unwrap();
+        }
+    }
+}
+
+/// An empty directory of this test's own.
+pub(crate) fn scratch() -> PathBuf {
+    let mut bytes = [0_u8; 8];
+    getrandom::fill(&mut bytes).unwrap();
+    let dir = std::env::temp_dir().join(format!("windlass-db-{:016x}", u64::from_be_bytes(bytes)));
+    std::fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+/// Defines `sqlite::NAME` and `postgres::NAME` for each `async fn NAME(db: &Db)` beside it.
+macro_rules! on_both {
+    ($($name:ident)*) => {
+        mod sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    let home = crate::db::Home::sqlite().await;
+                    super::$name(home.db()).await;
+                    home.db().close().await;
+                }
+            )*
+        }
+        mod postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    let home = crate::db::Home::postgres().await;
+                    super::$name(home.db()).await;
+                    home.db().close().await;
+                }
+            )*
+        }
+    };
+}
+
+pub(crate) use on_both;

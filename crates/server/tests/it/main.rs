@@ -1,5 +1,12 @@
 //! The server's tests against real databases and over HTTP.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 mod db;
+mod db_durability;
+mod db_leases;
+mod db_rows;
+mod db_units;
 mod http;
 mod http_users;
+mod postgres;

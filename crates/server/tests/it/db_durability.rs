@@ -1,0 +1,305 @@
+//! What survives: a killed server, a killed database, a second server, a lost connection.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use uuid::Uuid;
+use windlass_engine::{LeaseStore, Queue};
+use windlass_server::{
+    db::{Blown, DatabaseUrl, Db, DbError, Unit, Val, Weather, Written},
+    params,
+};
+
+use crate::{
+    db::{Home, scratch},
+    db_rows::{Made, made, run_values},
+    postgres::{Cluster, TestDb},
+};
+
+const CHILD: &str = "WINDLASS_TEST_CHILD_DATABASE";
+
+async fn submit(db: &Db, made: &Made) -> Result<Uuid, DbError> {
+    let id = db.new_id()?;
+    let unit = Unit::new().insert("runs", run_values(made, id, &format!("run-{id}")));
+    db.write(unit).await?.done()?;
+    Ok(id)
+}
+
+async fn kept(db: &Db) -> BTreeSet<Uuid> {
+    let rows = db.query("SELECT id FROM runs", vec![]).await.unwrap();
+    rows.iter().map(|row| row.uuid(0).unwrap()).collect()
+}
+
+/// Not a case of its own: what `r1_…_killed_…` starts and kills. Without a database to write to it
+/// has nothing to do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_child_that_submits_until_it_is_killed() {
+    let Ok(path) = std::env::var(CHILD) else { return };
+    let db = Db::open(&DatabaseUrl::Sqlite(PathBuf::from(path))).await.unwrap();
+    let made = made(&db).await;
+    loop {
+        let submits = (0..16).map(|_| submit(&db, &made));
+        for id in futures_util::future::join_all(submits).await {
+            println!("acknowledged {}", id.unwrap());
+        }
+    }
+}
+
+/// Starts the child, lets it acknowledge so many, kills it without warning, and answers what it said.
+fn acknowledged_before_the_kill(database: &Path, enough: usize) -> BTreeSet<Uuid> {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "db_durability::a_child_that_submits_until_it_is_killed", "--nocapture"])
+        .env(CHILD, database)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut said = BTreeSet::new();
+    let mut is_killed = false;
+    // After the kill the pipe still holds what was said before it.
+    while let Some(Ok(line)) = lines.next() {
+        if let Some(id) = line.strip_prefix("acknowledged ").and_then(|id| id.parse().ok()) {
+            said.insert(id);
+        }
+        if said.len() >= enough && !is_killed {
+            child.kill().unwrap();
+            is_killed = true;
+        }
+    }
+    child.wait().unwrap();
+    said
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r1_what_a_killed_server_acknowledged_is_there() {
+    let dir = scratch();
+    let path = dir.join("windlass.db");
+    let said = acknowledged_before_the_kill(&path, 300);
+    assert!(said.len() >= 300, "the child said only {}", said.len());
+    let db = Db::open(&DatabaseUrl::Sqlite(path)).await.expect("the dead server's lock is gone with it");
+    let kept = kept(&db).await;
+    assert!(said.is_subset(&kept), "lost: {:?}", said.difference(&kept).collect::<Vec<_>>());
+    db.close().await;
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r1_what_was_acknowledged_survives_the_kill_of_postgres() {
+    let cluster = Cluster::own().await;
+    cluster.admin("CREATE DATABASE windlass").await;
+    let db = Db::open(&cluster.url("windlass")).await.unwrap();
+    let made = Arc::new(made(&db).await);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..8)
+        .map(|_| {
+            let (db, made, stop) = (db.clone(), Arc::clone(&made), Arc::clone(&stop));
+            tokio::spawn(async move {
+                let mut said = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    match submit(&db, &made).await {
+                        Ok(id) => said.push(id),
+                        Err(DbError::Unknown { .. } | DbError::Unavailable { .. }) => {
+                            tokio::task::yield_now().await
+                        }
+                        Err(error) => panic!("neither unknown nor unavailable: {error:?}"),
+                    }
+                }
+                said
+            })
+        })
+        .collect();
+    while db.query("SELECT count(*) FROM runs", vec![]).await.unwrap()[0].int(0).unwrap() < 300 {
+        tokio::task::yield_now().await;
+    }
+    cluster.kill();
+    stop.store(true, Ordering::Relaxed);
+    let mut said = BTreeSet::new();
+    for writer in writers {
+        said.extend(writer.await.unwrap());
+    }
+    cluster.start_again().await;
+    // The same handle, without being opened again.
+    let kept = reached(&db).await;
+    assert!(said.len() >= 200, "only {} were acknowledged", said.len());
+    assert!(said.is_subset(&kept), "lost: {:?}", said.difference(&kept).collect::<Vec<_>>());
+    assert!(submit(&db, &made).await.is_ok(), "writes go on as well");
+}
+
+/// Waits for the handle to find its way back.
+async fn reached(db: &Db) -> BTreeSet<Uuid> {
+    for _ in 0..200 {
+        if db.query("SELECT 1", vec![]).await.is_ok() {
+            return kept(db).await;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the database was not reached again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_was_cut_is_made_again_without_an_error() {
+    let test = TestDb::open().await;
+    let made = made(&test.db).await;
+    submit(&test.db, &made).await.unwrap();
+    for _ in 0..3 {
+        test.cut_connections().await;
+        submit(&test.db, &made).await.expect("nothing had been sent yet");
+        for _ in 0..8 {
+            test.db.query("SELECT 1", vec![]).await.expect("a read is repeated");
+        }
+    }
+    assert_eq!(kept(&test.db).await.len(), 4);
+}
+
+#[tokio::test]
+async fn l8_a_second_server_on_the_file_is_refused_and_told_who_has_it() {
+    let dir = scratch();
+    let url = DatabaseUrl::Sqlite(dir.join("windlass.db"));
+    let first = Db::open(&url).await.unwrap();
+    let refused = Db::open(&url).await.unwrap_err();
+    let said = refused.to_string();
+    assert!(said.contains("windlass.db") && said.contains(&std::process::id().to_string()), "{said}");
+    first.close().await;
+    let next = Db::open(&url).await.expect("a closed database is free");
+    next.close().await;
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_refused() {
+    let dir = scratch();
+    let path = dir.join("windlass.db");
+    std::fs::write(&path, "not a database at all, and long enough to be read as a header of one").unwrap();
+    let error = Db::open(&DatabaseUrl::Sqlite(path)).await.unwrap_err();
+    assert!(matches!(error, DbError::Corrupt { .. }), "{error:?}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_is_not_there_is_unavailable() {
+    let url = "postgres:///windlass?user=windlass&host=/nowhere".parse().unwrap();
+    let error = Db::open(&url).await.unwrap_err();
+    assert!(matches!(error, DbError::Unavailable { .. }), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hints_reach_the_other_replica() {
+    let test = TestDb::open().await;
+    let other = test.replica().await;
+    let mut heard = other.listen();
+    // Listening begins in the background: the hint is repeated until it is heard.
+    let hint = async {
+        loop {
+            test.db.notify("jobs_running").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let hint = tokio::select! { hint = heard.recv() => hint.unwrap(), () = hint => unreachable!() };
+    assert_eq!(hint, "jobs_running");
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l12_two_replicas_share_the_rows() {
+    let test = TestDb::open().await;
+    let other = test.replica().await;
+    let made = made(&test.db).await;
+    for _ in 0..60 {
+        submit(&test.db, &made).await.unwrap();
+    }
+    let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
+    let mut taken = Vec::new();
+    while taken.len() < 60 {
+        let ttl = Duration::from_secs(60);
+        let (one, two) = tokio::join!(test.db.claim(&queue, 7, ttl), other.claim(&queue, 7, ttl));
+        taken.extend(one.unwrap().leases.into_iter().chain(two.unwrap().leases).map(|lease| lease.id));
+    }
+    assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), 60, "a row went to both");
+    other.close().await;
+}
+
+/// Loses the answer of the next write, or the write itself.
+struct Storm {
+    before: AtomicBool,
+    after: AtomicBool,
+}
+
+impl Weather for Storm {
+    fn before<'a>(&'a self, what: &'static str) -> Blown<'a> {
+        Box::pin(async move { blown(what == "write" && self.before.swap(false, Ordering::Relaxed)) })
+    }
+
+    fn after<'a>(&'a self, what: &'static str) -> Blown<'a> {
+        Box::pin(async move { blown(what == "write" && self.after.swap(false, Ordering::Relaxed)) })
+    }
+}
+
+fn blown(is_blown: bool) -> Result<(), DbError> {
+    if is_blown { Err(DbError::Stale { at: None }) } else { Ok(()) }
+}
+
+#[tokio::test]
+async fn weather_fails_a_write_before_or_loses_its_answer_after() {
+    let db = Db::open_inline(Arc::new(|| 1_700_000_000_000_000), 1).unwrap();
+    let made = made(&db).await;
+    let storm = Arc::new(Storm { before: AtomicBool::new(true), after: AtomicBool::new(false) });
+    let replica = db.with_weather(Arc::<Storm>::clone(&storm));
+    assert!(submit(&replica, &made).await.is_err());
+    assert_eq!(kept(&db).await.len(), 0, "it never arrived");
+    storm.after.store(true, Ordering::Relaxed);
+    assert!(submit(&replica, &made).await.is_err());
+    assert_eq!(kept(&db).await.len(), 1, "it arrived, and nobody was told");
+    assert!(submit(&replica, &made).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_same_seed_gives_the_same_ids_and_tokens() {
+    let history = async |seed| {
+        let db = Db::open_inline(Arc::new(|| 1_700_000_000_000_000), seed).unwrap();
+        let made = made(&db).await;
+        let mut ids = vec![submit(&db, &made).await.unwrap()];
+        let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
+        let claim = db.claim(&queue, 9, Duration::from_secs(1)).await.unwrap();
+        ids.extend(claim.leases.iter().map(|lease| lease.token));
+        ids
+    };
+    assert_eq!(history(3).await, history(3).await);
+    assert_ne!(history(3).await, history(4).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn l8_a_thousand_writes_at_once_beside_readers_meet_no_lock() {
+    let home = Home::sqlite().await;
+    let db = home.db();
+    let made = made(db).await;
+    let writes = (0..1000).map(|_| submit(db, &made));
+    let reads = (0..200).map(|_| db.query("SELECT count(*) FROM runs", vec![]));
+    let (written, read) =
+        tokio::join!(futures_util::future::join_all(writes), futures_util::future::join_all(reads));
+    assert!(written.iter().all(Result::is_ok) && read.iter().all(Result::is_ok));
+    db.close().await;
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_stands_still() {
+    let times = parking_lot::Mutex::new(vec![50_i64, 100, 200, 300]);
+    let db = Db::open_inline(Arc::new(move || times.lock().pop().unwrap_or(10)), 1).unwrap();
+    let mut last = 0;
+    for _ in 0..6 {
+        let now = db.query("SELECT now_us()", vec![]).await.unwrap()[0].int(0).unwrap();
+        assert!(now >= last, "{now} after {last}");
+        last = now;
+    }
+    let unit = Unit::new().query("SELECT $1 - now_us()", params![Val::Now]);
+    let Written::Done { now, rows } = db.write(unit).await.unwrap() else { panic!("stale") };
+    assert_eq!((now, rows[0][0].int(0).unwrap()), (300, 0));
+}

@@ -1,0 +1,51 @@
+//! Rows that tests of the database start from.
+
+use uuid::Uuid;
+use windlass_model::id::{ProjectId, RunId, UserId};
+use windlass_server::db::{Db, Unit, Val, Values};
+
+/// A user and a project of theirs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    pub(crate) user: UserId,
+    pub(crate) project: ProjectId,
+}
+
+pub(crate) async fn made(db: &Db) -> Made {
+    let user = UserId(db.new_id().unwrap());
+    let values = vec![
+        ("id", user.into()),
+        ("name", "owner".into()),
+        ("global_role", "admin".into()),
+        ("created_at", Val::Now),
+    ];
+    db.write(Unit::new().insert("users", values)).await.unwrap().done().unwrap();
+    Made { user, project: project(db, user, "main").await }
+}
+
+pub(crate) async fn project(db: &Db, owner: UserId, name: &str) -> ProjectId {
+    let id = ProjectId(db.new_id().unwrap());
+    let values =
+        vec![("id", id.into()), ("name", name.into()), ("owner_id", owner.into()), ("created_at", Val::Now)];
+    db.write(Unit::new().insert("projects", values)).await.unwrap().done().unwrap();
+    id
+}
+
+pub(crate) fn run_values(made: &Made, id: Uuid, name: &str) -> Values {
+    vec![
+        ("id", id.into()),
+        ("project_id", made.project.into()),
+        ("user_id", made.user.into()),
+        ("name", name.into()),
+        ("spec", "{}".into()),
+        ("status", "submitted".into()),
+        ("submitted_at", Val::Now),
+        ("last_processed_at", Val::Now),
+    ]
+}
+
+pub(crate) async fn run(db: &Db, made: &Made, name: &str) -> RunId {
+    let id = db.new_id().unwrap();
+    db.write(Unit::new().insert("runs", run_values(made, id, name))).await.unwrap().done().unwrap();
+    RunId(id)
+}
