@@ -48,16 +48,20 @@ enum Step {
     Index(usize),
 }
 
+/// Most problems that are told about one file; nobody reads more, and a stranger could ask for a million.
+pub const PROBLEMS_MAX: usize = 100;
+
 /// Where decoding stands and what went wrong so far.
 pub struct Ctx {
     mode: Mode,
     path: Vec<Step>,
     problems: Vec<Diagnosis>,
+    untold: usize,
 }
 
 impl Ctx {
     pub fn new(mode: Mode) -> Self {
-        Self { mode, path: Vec::new(), problems: Vec::new() }
+        Self { mode, path: Vec::new(), problems: Vec::new(), untold: 0 }
     }
 
     pub fn is_strict(&self) -> bool {
@@ -67,7 +71,16 @@ impl Ctx {
     /// The problems, in the order of the source.
     pub fn into_problems(mut self) -> Vec<Diagnosis> {
         self.problems.sort_by_key(|problem| problem.span.start);
+        if self.untold > 0 {
+            let message = format!("{} more problems are not shown", self.untold);
+            self.problems.push(Diagnosis::new(Code::TooLarge, Span::NONE, message));
+        }
         self.problems
+    }
+
+    /// Whether further problems would only be counted.
+    pub(crate) fn is_full(&self) -> bool {
+        self.problems.len() >= PROBLEMS_MAX
     }
 
     /// Runs `body` one key further down.
@@ -108,6 +121,10 @@ impl Ctx {
     }
 
     pub fn problem(&mut self, diagnosis: Diagnosis) {
+        if self.is_full() {
+            self.untold += 1;
+            return;
+        }
         let path = self.path();
         let path = match (path.is_empty(), diagnosis.path.is_empty()) {
             (_, true) => path,
@@ -241,11 +258,16 @@ pub(crate) fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
     if !cx.is_strict() {
         return;
     }
+    let free: Vec<&str> = known.iter().copied().filter(|key| node.entry(key).is_none()).collect();
     for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
+        if cx.is_full() {
+            // Looking for what was meant is the costly part; nobody will read it.
+            cx.untold += 1;
+            continue;
+        }
         let message = format!("unknown field `{}`", excerpt(&entry.key));
         let mut diagnosis = Diagnosis::new(Code::UnknownField, entry.key_span, message).at(entry.key.clone());
-        let free = known.iter().copied().filter(|key| node.entry(key).is_none());
-        diagnosis.hint = Some(match closest(&entry.key, free) {
+        diagnosis.hint = Some(match closest(&entry.key, free.iter().copied()) {
             Some(key) => format!("did you mean `{key}`?"),
             None => format!("known fields: {}", known.join(", ")),
         });

@@ -5,12 +5,15 @@
 //! One file for each kind of configuration, and for each small language inside them.
 
 pub mod decode;
+pub mod derive;
 pub mod dev_environment;
+pub mod effective;
 pub mod env;
 pub mod error;
 pub mod fleet;
 pub mod gateway;
 pub mod interpolate;
+pub mod job_spec;
 pub mod mounts;
 pub mod name;
 pub mod ports;
@@ -20,6 +23,7 @@ pub mod run;
 pub mod scalar;
 mod schema;
 pub mod service;
+pub mod shell;
 mod table;
 pub mod task;
 pub mod traffic;

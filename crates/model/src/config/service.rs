@@ -149,11 +149,19 @@ impl schemars::JsonSchema for Service {
     }
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
         let mut schema = Properties::json_schema(generator);
-        // The old form of groups: a list under `replicas`.
+        // The old form of groups: a list under `replicas`, with `count` for the replicas of each.
         if let Some(replicas) = schema.pointer_mut("/properties/replicas") {
             let modern = replicas.take();
             let groups = <Vec<ReplicaGroup>>::json_schema(generator);
             *replicas = serde_json::json!({ "anyOf": [modern, groups] });
+        }
+        if let Some(group) = generator.definitions_mut().get_mut("ReplicaGroup") {
+            let count = group["properties"]["replicas"].clone();
+            group["properties"]["count"] = count;
+            group["anyOf"] = serde_json::json!([{ "required": ["replicas"] }, { "required": ["count"] }]);
+            if let Some(group) = group.as_object_mut() {
+                group.remove("required");
+            }
         }
         schema
     }
@@ -228,8 +236,7 @@ impl Properties {
         if probes.len() > 10 {
             let message = format!("`probes` must have at most 10 entries, not {}", probes.len());
             cx.problem(Diagnosis::new(Code::OutOfRange, node.key_span("probes"), message).at("probes"));
-        }
-        if probes.iter().enumerate().any(|(index, probe)| probes[..index].contains(probe)) {
+        } else if probes.iter().enumerate().any(|(index, probe)| probes[..index].contains(probe)) {
             cx.conflict(node, "probes", "two `probes` are the same");
         }
     }

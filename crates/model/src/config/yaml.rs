@@ -210,6 +210,11 @@ impl Reader<'_> {
             Some(Err(error)) => {
                 let start = pos(*error.marker());
                 let span = Span { start, end: Pos { column: start.column + 1, ..start } };
+                // The parser looks ahead, and may stop at its own bound before we count to ours.
+                if error.info().contains("recursion limit") {
+                    let message = format!("nested deeper than {DEPTH_MAX} levels");
+                    return Err(Diagnosis::new(Code::TooLarge, span, message));
+                }
                 Err(Diagnosis::new(Code::Syntax, span, format!("not valid YAML: {}", error.info())))
             }
         }

@@ -2,12 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop where it stands")]
 
-mod config_corpus;
-mod diff;
-mod fleets_and_instances;
-mod jobs_running;
-mod jobs_submitted;
-mod jobs_terminating;
+mod config;
 mod ledger;
 mod machines;
 mod machines_words;
@@ -20,4 +15,3 @@ mod runs_history;
 mod runs_properties;
 mod runs_retry;
 mod runs_schedule;
-mod scale;

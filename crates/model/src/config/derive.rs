@@ -1,0 +1,612 @@
+//! From a run to its jobs: everything the server works out when a run is planned or scaled.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Configuration,
+    dev_environment::DevEnvironment,
+    interpolate::{self, Answer, Dollars, Members, Reference},
+    job_spec::{AppSpec, FileArchive, JobSpec, ProbeSpec, REPO_DIR, Requirements, RetrySpec},
+    mounts::{Mount, VolumeMount},
+    name::UnixUser,
+    ports::{self, PortMapping},
+    profile::{Properties, Retry, RetryEvent, SpotPolicy},
+    run::Run,
+    service::{ReplicaGroup, Service},
+    shell,
+    task::Task,
+    traffic::{Method, Model, Probe, ProbeHeader, ProbeKind, Replicas, Text},
+    units::{Offable, OneOrMany},
+};
+use crate::resources::{CpuArch, GpuVendor, ResourcesSpec};
+
+/// Seconds that a run has to stop by itself, unless it says otherwise.
+pub const STOP_DURATION: i64 = 300;
+/// Seconds for which a job is tried again, unless it says otherwise.
+pub const RETRY_DURATION: i64 = 3600;
+
+/// Why a run has no jobs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("a {kind} has no jobs")]
+    NotARun { kind: &'static str },
+    #[error("nothing to run: give `commands` or `entrypoint`, or an image that has a command")]
+    NothingToRun,
+    #[error("`image` is required: the default image does not run on {on}")]
+    ImageRequired { on: &'static str },
+    #[error("read entrypoint `{entrypoint}`: {reason}")]
+    Entrypoint { entrypoint: String, reason: &'static str },
+    #[error("interpolate `{text}`: {reason}")]
+    Interpolate { text: String, reason: String },
+    #[error("variable `{name}` has no value")]
+    UnresolvedVariable { name: String },
+    #[error("there is no replica group {index}")]
+    NoSuchGroup { index: usize },
+}
+
+/// The images that are used when a run names none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DefaultImages {
+    pub base: String,
+    /// With the CUDA compiler.
+    pub devel: String,
+    /// With Docker inside.
+    pub docker: String,
+}
+
+impl Default for DefaultImages {
+    fn default() -> Self {
+        Self {
+            base: "dstackai/base".to_owned(),
+            devel: "dstackai/base:devel".to_owned(),
+            docker: "dstackai/dind".to_owned(),
+        }
+    }
+}
+
+/// What a registry says about an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageMetadata {
+    pub user: Option<String>,
+    pub entrypoint: Vec<String>,
+    pub cmd: Vec<String>,
+    pub architectures: Vec<CpuArch>,
+}
+
+/// The parts of a run specification that jobs inherit beside the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Inherited {
+    pub repo_data: Option<serde_json::Value>,
+    pub repo_code_hash: Option<String>,
+    pub repo_dir: Option<String>,
+    pub working_dir: Option<String>,
+    pub file_archives: Vec<FileArchive>,
+}
+
+/// Everything that jobs are made from.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    pub run_name: &'a str,
+    pub configuration: &'a Configuration,
+    /// The profile of the run; the configuration's own properties win.
+    pub profile: Option<&'a Properties>,
+    pub inherited: &'a Inherited,
+    pub images: &'a DefaultImages,
+    /// Metadata of the image, where `needs_image_metadata` asked for it.
+    pub image: Option<&'a ImageMetadata>,
+    /// Where a job with `dstack: true` finds the server.
+    pub server_url: Option<&'a str>,
+}
+
+/// Whether the registry must be asked about the image before jobs can be described.
+pub fn needs_image_metadata(configuration: &Configuration) -> bool {
+    let Some(run) = configuration.run() else { return false };
+    let Some(image) = &run.image else { return false };
+    let commands = match configuration {
+        Configuration::Task(task) => !task.commands.is_empty() || task.groups.is_some(),
+        Configuration::Service(service) => !service.commands.is_empty() || service.groups.is_some(),
+        Configuration::DevEnvironment(_) => true,
+        Configuration::Fleet(_) | Configuration::Gateway(_) | Configuration::Volume(_) => return false,
+    };
+    let runs = commands || run.entrypoint.is_some();
+    image != "scratch" && (run.user.is_none() || !runs || run.resources.cpu.arch.is_none())
+}
+
+/// The jobs a run starts with: every group's smallest number of replicas.
+pub fn job_specs(inputs: &Inputs<'_>) -> Result<Vec<JobSpec>, Error> {
+    let mut specs = Vec::new();
+    let mut replica_num = 0;
+    for group in 0..replica_groups(inputs.configuration) {
+        for _ in 0..replicas_of(inputs.configuration, group)?.min {
+            specs.extend(replica_specs(inputs, group, replica_num)?);
+            replica_num += 1;
+        }
+    }
+    Ok(specs)
+}
+
+/// One replica of each group: what a plan shows, also when a service starts with none.
+pub fn plan_specs(inputs: &Inputs<'_>) -> Result<Vec<JobSpec>, Error> {
+    let groups = 0..replica_groups(inputs.configuration);
+    let specs: Result<Vec<_>, _> = groups.map(|group| replica_specs(inputs, group, 0)).collect();
+    Ok(specs?.into_iter().flatten().collect())
+}
+
+/// How many groups of replicas there are; one for all that is not a service with groups.
+pub fn replica_groups(configuration: &Configuration) -> usize {
+    match configuration {
+        Configuration::Service(service) => service.groups.as_ref().map_or(1, Vec::len),
+        Configuration::Task(_)
+        | Configuration::DevEnvironment(_)
+        | Configuration::Fleet(_)
+        | Configuration::Gateway(_)
+        | Configuration::Volume(_) => 1,
+    }
+}
+
+/// How many replicas a group may have.
+pub fn replicas_of(configuration: &Configuration, group: usize) -> Result<Replicas, Error> {
+    match configuration {
+        Configuration::Service(service) => match &service.groups {
+            None => Ok(service.replicas.unwrap_or(Replicas::exactly(1))),
+            Some(groups) => groups.get(group).map(|g| g.replicas).ok_or(Error::NoSuchGroup { index: group }),
+        },
+        Configuration::Task(_) | Configuration::DevEnvironment(_) => Ok(Replicas::exactly(1)),
+        Configuration::Fleet(_) | Configuration::Gateway(_) | Configuration::Volume(_) => {
+            Err(Error::NotARun { kind: configuration.kind() })
+        }
+    }
+}
+
+/// The jobs of one replica.
+pub fn replica_specs(inputs: &Inputs<'_>, group: usize, replica_num: u32) -> Result<Vec<JobSpec>, Error> {
+    match inputs.configuration {
+        Configuration::Task(task) => task_specs(inputs, task, replica_num),
+        Configuration::Service(service) => {
+            service_spec(inputs, service, group, replica_num).map(|spec| vec![spec])
+        }
+        Configuration::DevEnvironment(dev) => dev_spec(inputs, dev, replica_num).map(|spec| vec![spec]),
+        Configuration::Fleet(_) | Configuration::Gateway(_) | Configuration::Volume(_) => {
+            Err(Error::NotARun { kind: inputs.configuration.kind() })
+        }
+    }
+}
+
+/// What differs between the jobs of a run.
+struct Part<'a> {
+    commands: Vec<String>,
+    resources: &'a ResourcesSpec,
+    ports: &'a [PortMapping],
+    image: Option<&'a str>,
+    docker: bool,
+    nvcc: bool,
+    privileged: bool,
+    spot_policy: Option<SpotPolicy>,
+    reservation: Option<&'a str>,
+}
+
+/// Where a job stands in its run.
+struct Position {
+    replica_num: u32,
+    job_num: u32,
+    jobs_per_replica: u32,
+    replica_group: String,
+    node_group: (u32, String, u32),
+}
+
+fn part<'a>(run: &'a Run, profile: &'a Properties) -> Part<'a> {
+    Part {
+        commands: vec![],
+        resources: &run.resources,
+        ports: &[],
+        image: run.image.as_deref(),
+        docker: run.docker == Some(true),
+        nvcc: run.nvcc == Some(true),
+        privileged: run.privileged,
+        spot_policy: profile.provisioning.spot_policy,
+        reservation: profile.provisioning.reservation.as_deref(),
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn task_specs(inputs: &Inputs<'_>, task: &Task, replica_num: u32) -> Result<Vec<JobSpec>, Error> {
+    let profile = merged(&task.profile, inputs.profile);
+    let total = u32::try_from(task.nodes_total()).unwrap_or(u32::MAX);
+    let position = |job_num, node_group| Position {
+        replica_num,
+        job_num,
+        jobs_per_replica: total,
+        replica_group: "0".to_owned(),
+        node_group,
+    };
+    let mut specs = Vec::new();
+    let Some(groups) = &task.groups else {
+        let part = Part { commands: task.commands.clone(), ports: &task.ports, ..part(&task.run, &profile) };
+        for job in 0..total {
+            specs.push(job_spec(
+                inputs,
+                &task.run,
+                &profile,
+                &part,
+                position(job, (0, "0".to_owned(), job)),
+            )?);
+        }
+        return Ok(specs);
+    };
+    for (index, group) in groups.iter().enumerate() {
+        let name = group.name.as_ref().map_or_else(|| index.to_string(), |name| name.0.clone());
+        let part = Part {
+            commands: group.commands.clone(),
+            ports: &group.ports,
+            resources: &group.resources,
+            ..part(&task.run, &profile)
+        };
+        for member in 0..u32::try_from(group.nodes.get()).unwrap_or(0) {
+            let at = position(count(specs.len()), (count(index), name.clone(), member));
+            specs.push(job_spec(inputs, &task.run, &profile, &part, at)?);
+        }
+    }
+    Ok(specs)
+}
+
+fn service_spec(
+    inputs: &Inputs<'_>,
+    service: &Service,
+    group: usize,
+    replica_num: u32,
+) -> Result<JobSpec, Error> {
+    let profile = merged(&service.profile, inputs.profile);
+    let base = Part { commands: service.commands.clone(), ..part(&service.run, &profile) };
+    let (part, name) = match &service.groups {
+        None => (base, "0".to_owned()),
+        Some(groups) => {
+            let found = groups.get(group).ok_or(Error::NoSuchGroup { index: group })?;
+            let name = found.name.as_ref().map_or_else(|| group.to_string(), |name| name.0.clone());
+            (group_part(base, found), name)
+        }
+    };
+    let position = Position {
+        replica_num,
+        job_num: 0,
+        jobs_per_replica: 1,
+        replica_group: name,
+        node_group: (0, "0".to_owned(), 0),
+    };
+    let mut spec = job_spec(inputs, &service.run, &profile, &part, position)?;
+    spec.service_port = Some(service.port.0.container_port);
+    spec.probes = probes(service.probes.as_deref(), service.model.as_ref());
+    Ok(spec)
+}
+
+/// What a group of replicas sets goes before what the service sets.
+fn group_part<'a>(base: Part<'a>, group: &'a ReplicaGroup) -> Part<'a> {
+    Part {
+        commands: group.commands.clone(),
+        resources: &group.resources,
+        ports: &[],
+        image: group.image.as_deref().or(base.image),
+        docker: group.docker.unwrap_or(base.docker),
+        nvcc: group.nvcc.unwrap_or(base.nvcc),
+        privileged: group.privileged.unwrap_or(base.privileged),
+        spot_policy: group.spot_policy.or(base.spot_policy),
+        reservation: group.reservation.as_deref().or(base.reservation),
+    }
+}
+
+fn dev_spec(inputs: &Inputs<'_>, dev: &DevEnvironment, replica_num: u32) -> Result<JobSpec, Error> {
+    let profile = merged(&dev.profile, inputs.profile);
+    let stay = ["echo 'The dev environment is ready.'", "tail -f /dev/null"].map(str::to_owned);
+    let commands = dev.run.setup.iter().chain(&dev.init).cloned().chain(stay).collect();
+    let part = Part { commands, ports: &dev.ports, ..part(&dev.run, &profile) };
+    let position = Position {
+        replica_num,
+        job_num: 0,
+        jobs_per_replica: 1,
+        replica_group: "0".to_owned(),
+        node_group: (0, "0".to_owned(), 0),
+    };
+    let mut spec = job_spec(inputs, &dev.run, &profile, &part, position)?;
+    spec.single_branch = Some(dev.run.single_branch.unwrap_or(false));
+    Ok(spec)
+}
+
+fn merged(own: &Properties, base: Option<&Properties>) -> Properties {
+    base.map_or_else(|| own.clone(), |base| own.or(base))
+}
+
+fn job_spec(
+    inputs: &Inputs<'_>,
+    run: &Run,
+    profile: &Properties,
+    part: &Part<'_>,
+    position: Position,
+) -> Result<JobSpec, Error> {
+    let Position { replica_num, job_num, jobs_per_replica, replica_group, node_group } = position;
+    let repo = run.repos.first().map(|repo| &repo.0);
+    let (node_group_index, node_group_name, node_group_job_index) = node_group;
+    let metadata = inputs.image.filter(|_| part.image.is_some());
+    let resources = effective_resources(part, metadata)?;
+    let multinode = jobs_per_replica > 1;
+    Ok(JobSpec {
+        replica_num,
+        job_num,
+        job_name: format!("{}-{job_num}-{replica_num}", inputs.run_name),
+        jobs_per_replica,
+        replica_group,
+        node_group_index,
+        node_group_name,
+        node_group_job_index,
+        app_specs: app_specs(part.ports),
+        user: user(run, metadata),
+        commands: argv(run, part, metadata)?,
+        env: environment(inputs, run)?,
+        home_dir: None,
+        image_name: image_name(inputs.images, part),
+        privileged: part.privileged || (part.docker && part.image.is_none()),
+        single_branch: Some(run.single_branch.unwrap_or(true)),
+        max_duration: match profile.max_duration {
+            Offable::Seconds(secs) => Some(secs),
+            Offable::Off | Offable::Unset => None,
+        },
+        stop_duration: match profile.stop_duration {
+            Offable::Seconds(secs) => Some(secs),
+            Offable::Off => None,
+            Offable::Unset => Some(STOP_DURATION),
+        },
+        utilization_policy: profile.utilization_policy.clone(),
+        registry_auth: run.registry_auth.clone(),
+        requirements: Requirements {
+            resources,
+            max_price: profile.provisioning.max_price.map(|price| price.0),
+            spot: match part.spot_policy {
+                Some(SpotPolicy::Spot) => Some(true),
+                Some(SpotPolicy::OnDemand) | None => Some(false),
+                Some(SpotPolicy::Auto) => None,
+            },
+            reservation: part.reservation.map(str::to_owned),
+            multinode: Some(multinode),
+            backend_options: profile.provisioning.backend_options.clone(),
+        },
+        retry: retry(profile.provisioning.retry.as_ref()),
+        volumes: Some(volumes(&run.volumes, job_num)?),
+        ssh_key: None,
+        working_dir: run
+            .working_dir
+            .as_ref()
+            .map(|dir| dir.0.clone())
+            .or_else(|| inputs.inherited.working_dir.clone()),
+        repo_dir: repo
+            .map(|repo| repo.path.clone())
+            .or_else(|| inputs.inherited.repo_dir.clone())
+            .unwrap_or_else(|| REPO_DIR.to_owned()),
+        repo_exists_action: repo.map(|repo| repo.if_exists),
+        repo_data: inputs.inherited.repo_data.clone(),
+        repo_code_hash: inputs.inherited.repo_code_hash.clone(),
+        file_archives: inputs.inherited.file_archives.clone(),
+        service_port: None,
+        probes: vec![],
+    })
+}
+
+fn app_specs(ports: &[PortMapping]) -> Vec<AppSpec> {
+    let open = ports.iter().filter(|port| !ports::RESERVED.contains(&port.container_port));
+    let app = |(index, port): (usize, &PortMapping)| AppSpec {
+        port: port.container_port,
+        map_to_port: port.local_port,
+        app_name: format!("app_{index}"),
+        url_path: None,
+        url_query_params: None,
+    };
+    open.enumerate().map(app).collect()
+}
+
+fn user(run: &Run, metadata: Option<&ImageMetadata>) -> Option<UnixUser> {
+    let text = run.user.as_ref().map(|user| user.0.as_str()).or_else(|| metadata?.user.as_deref())?;
+    UnixUser::parse(text).ok()
+}
+
+fn image_name(images: &DefaultImages, part: &Part<'_>) -> String {
+    match part.image {
+        Some(image) => image.to_owned(),
+        None if part.docker => images.docker.clone(),
+        None if part.nvcc => images.devel.clone(),
+        None => images.base.clone(),
+    }
+}
+
+/// What the container runs: entry point and arguments, or a shell with the commands, or what the image says.
+fn argv(run: &Run, part: &Part<'_>, metadata: Option<&ImageMetadata>) -> Result<Vec<String>, Error> {
+    let argv: Vec<String> = if let Some(entrypoint) = &run.entrypoint {
+        let words = shell::split(entrypoint)
+            .map_err(|reason| Error::Entrypoint { entrypoint: entrypoint.clone(), reason })?;
+        words.into_iter().chain(part.commands.iter().cloned()).collect()
+    } else if !part.commands.is_empty() {
+        let usual = if part.image.is_some() { "/bin/sh" } else { "/bin/bash" };
+        let shell = run.shell.as_ref().map_or_else(|| usual.to_owned(), super::run::Shell::path);
+        let start = (part.docker && part.image.is_none()).then(|| "start-dockerd".to_owned());
+        let commands: Vec<String> = start.into_iter().chain(part.commands.iter().cloned()).collect();
+        vec![shell, "-i".to_owned(), "-c".to_owned(), shell::join(&commands)]
+    } else {
+        let known = metadata.map(|image| image.entrypoint.iter().chain(&image.cmd).cloned().collect());
+        known.unwrap_or_default()
+    };
+    // The image that only asks for offers is never run, and has nothing to run.
+    if argv.is_empty() && part.image != Some("scratch") {
+        return Err(Error::NothingToRun);
+    }
+    Ok(argv)
+}
+
+fn environment(inputs: &Inputs<'_>, run: &Run) -> Result<BTreeMap<String, String>, Error> {
+    if let Some(name) = run.env.unresolved().first() {
+        return Err(Error::UnresolvedVariable { name: (*name).to_owned() });
+    }
+    let mut env = run.env.values();
+    if let (true, Some(url)) = (run.dstack, inputs.server_url) {
+        env.entry("DSTACK_SERVER_URL".to_owned()).or_insert_with(|| url.to_owned());
+    }
+    Ok(env)
+}
+
+fn retry(retry: Option<&Retry>) -> Option<RetrySpec> {
+    let all = || RetryEvent::ALL.to_vec();
+    match retry {
+        None | Some(Retry::Flag(false)) => None,
+        Some(Retry::Flag(true)) => Some(RetrySpec { on_events: all(), duration: RETRY_DURATION }),
+        Some(Retry::Policy(policy)) => Some(RetrySpec {
+            on_events: policy.on_events.clone().unwrap_or_else(all),
+            duration: policy.duration.map_or(RETRY_DURATION, |secs| secs.0),
+        }),
+    }
+}
+
+/// Mount points with the names of this job's volumes.
+fn volumes(mounts: &[Mount], job_num: u32) -> Result<Vec<Mount>, Error> {
+    let rank = |reference: &Reference| match reference {
+        Reference::Named { namespace, name }
+            if namespace == "dstack" && matches!(name.as_str(), "node_rank" | "job_num") =>
+        {
+            Ok(Answer::Value(job_num.to_string()))
+        }
+        Reference::Named { .. } | Reference::Address { .. } => {
+            Err(format!("`{reference}` means nothing here"))
+        }
+    };
+    let name = |text: &String| {
+        interpolate::substitute(text, Dollars::Unescape, rank)
+            .map_err(|error| Error::Interpolate { text: text.clone(), reason: error.reason })
+    };
+    mounts
+        .iter()
+        .map(|mount| match mount {
+            Mount::Instance(_) => Ok(mount.clone()),
+            Mount::Volume(VolumeMount { name: names, path }) => {
+                let names: Result<Vec<_>, _> = names.as_slice().iter().map(name).collect();
+                Ok(Mount::Volume(VolumeMount { name: OneOrMany::Many(names?), path: path.clone() }))
+            }
+        })
+        .collect()
+}
+
+fn probes(given: Option<&[Probe]>, model: Option<&Model>) -> Vec<ProbeSpec> {
+    match (given, model) {
+        (Some(probes), _) => probes.iter().map(probe).collect(),
+        (None, Some(model)) => vec![chat_probe(model)],
+        (None, None) => vec![],
+    }
+}
+
+fn probe(probe: &Probe) -> ProbeSpec {
+    ProbeSpec {
+        kind: probe.kind,
+        url: probe.url.as_ref().map_or_else(|| "/".to_owned(), |url| url.0.clone()),
+        method: probe.method.unwrap_or(Method::Get),
+        headers: probe.headers.clone(),
+        body: probe.body.as_ref().map(|body| body.0.clone()),
+        timeout: probe.timeout.map_or(10, |secs| secs.0),
+        interval: probe.interval.map_or(15, |secs| secs.0),
+        ready_after: probe.ready_after.map_or(1, super::decode::Int::get),
+        until_ready: probe.until_ready.unwrap_or(false),
+    }
+}
+
+/// A model is ready when it answers the shortest possible chat.
+fn chat_probe(model: &Model) -> ProbeSpec {
+    let prefix = match model {
+        Model::OpenAi { prefix, .. } => prefix.trim_end_matches('/'),
+        Model::Tgi { .. } => "/v1",
+    };
+    let messages = [BTreeMap::from([("role", "user"), ("content", "hi")])];
+    let body = serde_json::json!({ "model": model.name(), "messages": messages, "max_tokens": 1 });
+    ProbeSpec {
+        kind: ProbeKind::Http,
+        url: format!("{prefix}/chat/completions"),
+        method: Method::Post,
+        headers: vec![ProbeHeader {
+            name: Text("Content-Type".to_owned()),
+            value: Text("application/json".to_owned()),
+        }],
+        body: Some(body.to_string()),
+        timeout: 30,
+        interval: 15,
+        ready_after: 1,
+        until_ready: false,
+    }
+}
+
+/// Resources with what the image implies: the vendor of GPUs and the architecture of CPUs.
+fn effective_resources(part: &Part<'_>, metadata: Option<&ImageMetadata>) -> Result<ResourcesSpec, Error> {
+    let mut resources = part.resources.clone();
+    let default_image = part.image.is_none();
+    if let Some(gpu) = &mut resources.gpu {
+        gpu.vendor = gpu.vendor.or_else(|| infer_vendor(gpu.name.as_deref(), default_image && !part.docker));
+    }
+    if default_image {
+        if resources.cpu.arch == Some(CpuArch::Arm) {
+            return Err(Error::ImageRequired { on: "ARM CPUs" });
+        }
+        let vendor = resources.gpu.as_ref().and_then(|gpu| gpu.vendor).filter(|_| !part.docker);
+        let on = match vendor {
+            Some(GpuVendor::Amd) => Some("AMD GPUs"),
+            Some(GpuVendor::Intel) => Some("Intel accelerators"),
+            Some(GpuVendor::Tenstorrent) => Some("Tenstorrent accelerators"),
+            Some(GpuVendor::Nvidia | GpuVendor::Google) | None => None,
+        };
+        if let Some(on) = on {
+            return Err(Error::ImageRequired { on });
+        }
+    }
+    resources.cpu.arch =
+        resources.cpu.arch.or_else(|| match metadata.map(|image| image.architectures.as_slice()) {
+            Some([only]) => Some(*only),
+            Some(_) => None,
+            None => default_image.then_some(CpuArch::X86),
+        });
+    Ok(resources)
+}
+
+/// The vendor of GPUs that nobody named: that of their names, or that of the default image.
+pub fn infer_vendor(names: Option<&[String]>, default_image: bool) -> Option<GpuVendor> {
+    match names {
+        None | Some([]) => default_image.then_some(GpuVendor::Nvidia),
+        Some(names) => {
+            let mut vendors = names.iter().map(|name| GpuVendor::of_gpu(name));
+            let first = vendors.next().flatten()?;
+            vendors.all(|vendor| vendor == Some(first)).then_some(first)
+        }
+    }
+}
+
+/// The nodes or replicas whose addresses the commands of a job wait for.
+pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, Members)> {
+    let mut awaited = Vec::new();
+    for word in &spec.commands {
+        for reference in interpolate::references(word).unwrap_or_default() {
+            if let Reference::Address { group, member, of } = reference {
+                awaited.push((group, member, of));
+            }
+        }
+    }
+    awaited
+}
+
+/// The commands of a job with addresses put in. `None` from `look_up` leaves the reference as it is.
+pub fn with_addresses(
+    commands: &[String],
+    mut look_up: impl FnMut(u32, u32) -> Option<String>,
+) -> Vec<String> {
+    let mut resolve = |reference: &Reference| match reference {
+        Reference::Address { group, member, .. } => {
+            Ok(look_up(*group, *member).map_or(Answer::Keep, Answer::Value))
+        }
+        Reference::Named { .. } => Ok(Answer::Keep),
+    };
+    // What is not a reference of ours is the shell's business.
+    let put_in = |text: &String| {
+        interpolate::substitute(text, Dollars::Keep, &mut resolve).unwrap_or_else(|_| text.clone())
+    };
+    commands.iter().map(put_in).collect()
+}

@@ -1,0 +1,174 @@
+//! What one job is told to do: the wire's `JobSpec`, and nothing that is decided later.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    mounts::{Mount, RepoExists},
+    name::UnixUser,
+    profile::{AllBackendOptions, RetryEvent, UtilizationPolicy},
+    run::RegistryAuth,
+    traffic::{Method, ProbeHeader, ProbeKind},
+};
+use crate::resources::ResourcesSpec;
+
+/// Where a repository is put when nobody says.
+pub const REPO_DIR: &str = "/workflow";
+
+/// One job of one replica, completely described.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobSpec {
+    #[serde(default)]
+    pub replica_num: u32,
+    pub job_num: u32,
+    pub job_name: String,
+    #[serde(default = "one")]
+    pub jobs_per_replica: u32,
+    #[serde(default = "first_group")]
+    pub replica_group: String,
+    #[serde(default)]
+    pub node_group_index: u32,
+    #[serde(default = "first_group")]
+    pub node_group_name: String,
+    #[serde(default)]
+    pub node_group_job_index: u32,
+    /// A list even when there are none: a client that gets null cannot stream logs.
+    #[serde(default)]
+    pub app_specs: Vec<AppSpec>,
+    #[serde(default)]
+    pub user: Option<UnixUser>,
+    pub commands: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub home_dir: Option<String>,
+    pub image_name: String,
+    #[serde(default)]
+    pub privileged: bool,
+    #[serde(default)]
+    pub single_branch: Option<bool>,
+    /// Seconds; null is no limit.
+    #[serde(default)]
+    pub max_duration: Option<i64>,
+    /// Seconds; null waits for ever.
+    #[serde(default)]
+    pub stop_duration: Option<i64>,
+    #[serde(default)]
+    pub utilization_policy: Option<UtilizationPolicy>,
+    #[serde(default)]
+    pub registry_auth: Option<RegistryAuth>,
+    pub requirements: Requirements,
+    #[serde(default)]
+    pub retry: Option<RetrySpec>,
+    /// Names are lists here: the first usable one is mounted.
+    #[serde(default)]
+    pub volumes: Option<Vec<Mount>>,
+    /// Shared by the jobs of a replica with several. Never leaves the server.
+    #[serde(default)]
+    pub ssh_key: Option<JobSshKey>,
+    #[serde(default)]
+    pub working_dir: Option<String>,
+    #[serde(default = "repo_dir")]
+    pub repo_dir: String,
+    #[serde(default)]
+    pub repo_exists_action: Option<RepoExists>,
+    #[serde(default)]
+    pub repo_data: Option<serde_json::Value>,
+    #[serde(default)]
+    pub repo_code_hash: Option<String>,
+    #[serde(default)]
+    pub file_archives: Vec<FileArchive>,
+    #[serde(default)]
+    pub service_port: Option<u16>,
+    #[serde(default)]
+    pub probes: Vec<ProbeSpec>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn first_group() -> String {
+    "0".to_owned()
+}
+
+fn repo_dir() -> String {
+    REPO_DIR.to_owned()
+}
+
+/// A port that clients forward.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppSpec {
+    pub port: u16,
+    #[serde(default)]
+    pub map_to_port: Option<u16>,
+    pub app_name: String,
+    #[serde(default)]
+    pub url_path: Option<String>,
+    #[serde(default)]
+    pub url_query_params: Option<BTreeMap<String, String>>,
+}
+
+/// What placement looks at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Requirements {
+    pub resources: ResourcesSpec,
+    #[serde(default)]
+    pub max_price: Option<f64>,
+    /// True: spot only. False: on demand only. Null: either.
+    #[serde(default)]
+    pub spot: Option<bool>,
+    #[serde(default)]
+    pub reservation: Option<String>,
+    #[serde(default)]
+    pub multinode: Option<bool>,
+    #[serde(default)]
+    pub backend_options: Option<AllBackendOptions>,
+}
+
+/// When to try again, with nothing left open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetrySpec {
+    pub on_events: Vec<RetryEvent>,
+    /// Seconds.
+    pub duration: i64,
+}
+
+/// A key pair between the jobs of a replica.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSshKey {
+    pub private: String,
+    pub public: String,
+}
+
+/// Keys do not belong into logs.
+impl std::fmt::Debug for JobSshKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobSshKey").field("public", &self.public).finish_non_exhaustive()
+    }
+}
+
+/// An uploaded archive and where it is unpacked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileArchive {
+    pub id: uuid::Uuid,
+    pub path: String,
+}
+
+/// A probe with nothing left open. Times are seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProbeSpec {
+    #[serde(rename = "type")]
+    pub kind: ProbeKind,
+    pub url: String,
+    pub method: Method,
+    #[serde(default)]
+    pub headers: Vec<ProbeHeader>,
+    #[serde(default)]
+    pub body: Option<String>,
+    pub timeout: i64,
+    pub interval: i64,
+    pub ready_after: i64,
+    #[serde(default)]
+    pub until_ready: bool,
+}

@@ -1,0 +1,45 @@
+//! Configurations: what is read, what is refused and how it is told.
+
+mod corpus;
+mod derive;
+mod hostile;
+mod interpolation;
+mod properties;
+mod render;
+mod rules;
+mod schema;
+mod syntax;
+
+use windlass_model::config::{self, Configuration};
+
+/// Reads a file that must be right.
+#[track_caller]
+fn accept(text: &str) -> Configuration {
+    match config::parse(text) {
+        Ok(parsed) => parsed.configuration,
+        Err(problems) => panic!("{}", config::render(&problems, "test.yml", text)),
+    }
+}
+
+/// Reads a file that must be wrong: `code path` for each problem, in the order of the source.
+#[track_caller]
+fn refuse(text: &str) -> Vec<String> {
+    match config::parse(text) {
+        Ok(parsed) => panic!("accepted: {:?}", parsed.configuration),
+        Err(problems) => {
+            problems.iter().map(|problem| format!("{} {}", problem.code.id(), problem.path)).collect()
+        }
+    }
+}
+
+/// The JSON without nulls, which say nothing.
+fn trimmed(value: serde_json::Value) -> serde_json::Value {
+    use serde_json::Value;
+    match value {
+        Value::Object(map) => {
+            map.into_iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k, trimmed(v))).collect()
+        }
+        Value::Array(items) => items.into_iter().map(trimmed).collect(),
+        other @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) => other,
+    }
+}
