@@ -3,6 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop where it stands")]
 
 mod config;
+mod diff;
+mod fleets_and_instances;
+mod jobs_running;
+mod jobs_submitted;
+mod jobs_terminating;
 mod ledger;
 mod machines;
 mod machines_words;
@@ -15,3 +20,4 @@ mod runs_history;
 mod runs_properties;
 mod runs_retry;
 mod runs_schedule;
+mod scale;
