@@ -147,8 +147,9 @@ pub fn shortfalls(offer: &Offer, needs: &Needs) -> Vec<Shortfall> {
 
 /// The smallest number of blocks of `offer` that fits, or every reason why none does.
 pub fn fit(offer: &Offer, needs: &Needs) -> Result<u32, Vec<Shortfall>> {
-    let short = shortfalls(offer, needs);
-    if short.is_empty() { Ok(blocks::smallest(&offer.host, offer.total_blocks, needs)) } else { Err(short) }
+    let mut short = Vec::new();
+    let blocks = compare(offer, offer.total_blocks, needs, &mut short);
+    if short.is_empty() { Ok(blocks) } else { Err(short) }
 }
 
 /// Where shortfalls go. Counting them is how placement screens millions of pairs without building
@@ -169,13 +170,15 @@ impl Report for u32 {
     }
 }
 
+/// Returns the number of blocks that was looked at, which is the smallest that fits if any does.
 /// `total_blocks` is an argument because a fleet, not the offer, says how a new instance is split.
-pub(super) fn compare(offer: &Offer, total_blocks: u32, needs: &Needs, short: &mut impl Report) {
+pub(super) fn compare(offer: &Offer, total_blocks: u32, needs: &Needs, short: &mut impl Report) -> u32 {
     compare_place(offer, needs, short);
+    let blocks = blocks::smallest(&offer.host, total_blocks, needs);
     if let Some(resources) = &needs.resources {
-        let blocks = blocks::smallest(&offer.host, total_blocks, needs);
         compare_share(&blocks::share(&offer.host, blocks, total_blocks), resources, short);
     }
+    blocks
 }
 
 fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {

@@ -8,14 +8,13 @@ use std::{
 use crate::{
     id::{InstanceId, ProjectId, SubmissionId},
     plan::{
-        blocks,
         gang::{Gang, Member, Pool},
         offers::{Needs, compare},
         place::{
             Creation, FleetChoice, Inventory, NewOffer, Node, OFFERS_MAX, Outcome, RESERVE_AFTER, Seat,
             Waiting, Why,
         },
-        stock::{Reserved, Shape, Stock},
+        stock::{Reserved, Shape, Stock, Tightness},
     },
     time::Timestamp,
 };
@@ -168,23 +167,25 @@ impl<'a> Round<'a> {
 
     /// The open instance with the least free that still fits, and how many of its blocks.
     fn tightest(&self, waiting: &Waiting, ask: &Ask, class: usize) -> Option<(usize, u32)> {
-        let Class { needs, fitting, shapes, .. } = &self.classes[class];
-        let open = fitting.iter().filter(|(shape, _)| ask.fleets.contains(&self.stock.shapes[*shape].fleet));
-        let open = open.filter_map(|&(shape, blocks)| {
-            let mut free = self.stock.shapes[shape].open.range((blocks, 0)..);
-            free.find(|(_, instance)| self.stock.is_named(*instance, needs)).map(|(_, at)| (*at, blocks))
-        });
-        let backfill = self.stock.reserved.iter().filter_map(|(&instance, reserved)| {
+        let Class { needs, shapes, .. } = &self.classes[class];
+        let suits = |instance: usize| {
             let blocks = shapes[self.stock.shape_index(instance)].blocks;
-            let over = self.now + waiting.lasts?;
             let usable = blocks > 0
-                && over <= reserved.from
                 && self.stock.free[instance] >= blocks
                 && ask.fleets.contains(&self.stock.shape_of(instance).fleet)
                 && self.stock.is_named(instance, needs);
             usable.then_some((instance, blocks))
-        });
-        open.chain(backfill).min_by_key(|(instance, _)| self.stock.tightness(*instance))
+        };
+        // Ordered by free GPUs first, so those with too few need not be looked at.
+        let gpus = needs.resources.as_ref().and_then(|wanted| wanted.gpu.as_ref()?.count.min).unwrap_or(0);
+        let from: Tightness = (gpus as usize, 0, 0, 0, 0);
+        let open = self.stock.open.range(from..).find_map(|tightness| suits(tightness.4));
+        let over = waiting.lasts.map(|lasts| self.now + lasts);
+        let backfill =
+            self.stock.reserved.iter().filter_map(|(&instance, reserved)| {
+                if over? <= reserved.from { suits(instance) } else { None }
+            });
+        open.into_iter().chain(backfill).min_by_key(|(instance, _)| self.stock.tightness(*instance))
     }
 
     /// What a fleet would create for these needs, cheapest first.
@@ -199,8 +200,7 @@ impl<'a> Round<'a> {
             let offers = admitted.filter_map(|(at, ((index, offer), admits))| {
                 let total_blocks = (*admits)?;
                 let mut missing = 0_u32;
-                compare(offer, total_blocks, &class.needs, &mut missing);
-                let blocks = blocks::smallest(&offer.host, total_blocks, &class.needs);
+                let blocks = compare(offer, total_blocks, &class.needs, &mut missing);
                 (missing == 0).then_some((at, NewOffer { offer: *index, blocks, total_blocks }))
             });
             Arc::new(offers.collect())
@@ -299,7 +299,6 @@ fn fit(shape: &Shape<'_>, needs: &Needs) -> Fit {
         return Fit { blocks: total, missing: 0 };
     }
     let mut missing = 0_u32;
-    compare(shape.offer, total, needs, &mut missing);
-    let blocks = if missing == 0 { blocks::smallest(&shape.offer.host, total, needs) } else { 0 };
-    Fit { blocks, missing }
+    let blocks = compare(shape.offer, total, needs, &mut missing);
+    Fit { blocks: if missing == 0 { blocks } else { 0 }, missing }
 }

@@ -17,6 +17,8 @@ use crate::{
 enum Miss {
     Ready(Refusal),
     Shape(usize),
+    /// An instance that would do, how many are like it, and the blocks wanted of it.
+    InTheWay(usize, u32, u32),
     /// Fleet, and position in the stock's offers.
     Offer(usize, usize),
 }
@@ -88,8 +90,8 @@ impl Round<'_> {
                 }
             }
             for (instance, count) in groups.into_values() {
-                let shortfall = self.stock.in_the_way(instance, wanted, needs);
-                misses.push(ranked(self.stock.instances[instance].name.clone(), count, vec![shortfall]));
+                let stays = !self.stock.in_the_way(instance, wanted, needs).passes();
+                misses.push((stays, 1, Miss::InTheWay(instance, count, wanted)));
             }
         }
     }
@@ -156,6 +158,11 @@ impl Round<'_> {
                     shortfalls: shortfalls(shape.offer, needs),
                 }
             }
+            Miss::InTheWay(instance, count, wanted) => Refusal {
+                place: self.stock.instances[instance].name.clone(),
+                count,
+                shortfalls: vec![self.stock.in_the_way(instance, wanted, needs)],
+            },
             Miss::Offer(fleet, position) => {
                 let (room, offer) = (&self.stock.fleets[fleet], self.stock.offers[position].1);
                 let mut short = Vec::new();

@@ -65,6 +65,8 @@ pub(super) struct Stock<'a> {
     pub(super) offers: Vec<(usize, &'a Offer)>,
     pub(super) free: Vec<u32>,
     pub(super) reserved: BTreeMap<usize, Reserved>,
+    /// Everything that may take jobs, tightest first.
+    pub(super) open: BTreeSet<Tightness>,
     shape_of: Vec<usize>,
 }
 
@@ -85,11 +87,13 @@ impl<'a> Stock<'a> {
             shapes: Vec::new(),
             free: Vec::with_capacity(instances.len()),
             reserved: BTreeMap::new(),
+            open: BTreeSet::new(),
             shape_of: Vec::with_capacity(instances.len()),
             instances,
         };
         let mut shapes: BTreeMap<(usize, &Offer), usize> = BTreeMap::new();
-        for (at, instance) in stock.instances.iter().enumerate() {
+        for at in 0..stock.instances.len() {
+            let instance = stock.instances[at];
             let fleet = number[&instance.fleet];
             let shape = *shapes.entry((fleet, &instance.offer)).or_insert_with(|| {
                 let (members, open) = (Vec::new(), BTreeSet::new());
@@ -99,11 +103,12 @@ impl<'a> Stock<'a> {
             let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
             let free = instance.offer.total_blocks.max(1).saturating_sub(held);
             stock.shapes[shape].members.push(at);
-            if instance.readiness == Readiness::Ready && instance.offer.host.cpus > 0 {
-                stock.shapes[shape].open.insert((free, at));
-            }
             stock.free.push(free);
             stock.shape_of.push(shape);
+            if instance.readiness == Readiness::Ready && instance.offer.host.cpus > 0 {
+                stock.shapes[shape].open.insert((free, at));
+                stock.open.insert(stock.tightness(at));
+            }
         }
         stock
     }
@@ -117,17 +122,23 @@ impl<'a> Stock<'a> {
     }
 
     pub(super) fn take(&mut self, instance: usize, blocks: u32) {
-        let shape = &mut self.shapes[self.shape_of[instance]];
-        let was_open = shape.open.remove(&(self.free[instance], instance));
+        let was_open = self.close(instance);
         self.free[instance] = self.free[instance].saturating_sub(blocks);
         if was_open {
-            shape.open.insert((self.free[instance], instance));
+            self.shapes[self.shape_of[instance]].open.insert((self.free[instance], instance));
+            self.open.insert(self.tightness(instance));
         }
     }
 
     pub(super) fn reserve(&mut self, instance: usize, reserved: Reserved) {
-        self.shapes[self.shape_of[instance]].open.remove(&(self.free[instance], instance));
+        self.close(instance);
         self.reserved.insert(instance, reserved);
+    }
+
+    fn close(&mut self, instance: usize) -> bool {
+        let tightness = self.tightness(instance);
+        self.shapes[self.shape_of[instance]].open.remove(&(self.free[instance], instance));
+        self.open.remove(&tightness)
     }
 
     /// Whether it is open and has that many blocks free.

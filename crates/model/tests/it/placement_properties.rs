@@ -260,7 +260,8 @@ fn rounds_until_the_big_one_starts(big: Waiting, seed: u64) -> Option<i64> {
         for instance in &mut instances {
             instance.held.retain(|held| ends[&held.job] > round);
         }
-        for _ in 0..6 {
+        // The first of them fill everything before the big one asks.
+        for _ in 0..if round == 0 { 12 } else { 6 } {
             next += 1;
             queue.push(waiting(next, round * 60 + 1, vec![needs(2, 0)]));
         }
@@ -292,7 +293,6 @@ fn the_big_ones_turn_comes_among_a_stream_of_small_ones() {
     for seed in 0..20 {
         let whole = waiting(1, 120, vec![needs(8, 0)]);
         let gang = waiting(1, 120, vec![needs(8, 0), needs(8, 0), needs(8, 0)]);
-        // The first round of small ones must be in before it asks, or it would simply be first.
         for big in [whole, gang] {
             let bound = 2 + RESERVE_AFTER.as_secs() / 60 + 10 + 2;
             let started = rounds_until_the_big_one_starts(big, seed);
