@@ -18,7 +18,7 @@ use crate::{
     line::Line,
     pipeline::Pipeline,
     settings::Settings,
-    status::{Meter, Snapshot},
+    status::{Meter, Monitor, Snapshot},
     store::{LeaseStore, Queue},
     worker::{self, Bench},
 };
@@ -72,7 +72,12 @@ impl<S: LeaseStore> Engine<S> {
 
     /// One snapshot per pipeline, in the order they were started.
     pub fn status(&self) -> Vec<Snapshot> {
-        self.meters.iter().map(|meter| meter.snapshot()).collect()
+        self.monitor().snapshots()
+    }
+
+    /// A view of the pipelines started so far, for whoever does not own the engine.
+    pub fn monitor(&self) -> Monitor {
+        Monitor::new(self.meters.clone())
     }
 
     /// Stops: no more fetches, queued rows handed back at once, what is in work finished within `grace` or

@@ -50,6 +50,23 @@ pub struct Totals {
     pub restarts: u64,
 }
 
+/// Reads the status of an engine's pipelines without owning the engine.
+#[derive(Clone, Debug)]
+pub struct Monitor {
+    meters: Arc<[Arc<Meter>]>,
+}
+
+impl Monitor {
+    pub(crate) fn new(meters: Vec<Arc<Meter>>) -> Self {
+        Self { meters: meters.into() }
+    }
+
+    /// One snapshot per pipeline, in the order they were started.
+    pub fn snapshots(&self) -> Vec<Snapshot> {
+        self.meters.iter().map(|meter| meter.snapshot()).collect()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Meter {
     pipeline: &'static str,

@@ -10,4 +10,5 @@ mod leases;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod setbacks;
+mod storms;
 mod toy;
