@@ -63,7 +63,9 @@ impl<S: LeaseStore> Crank<S> {
     }
 
     pub(crate) fn new_line(&self) -> Arc<Line> {
-        let line = Arc::new(Line::new(self.settings.queue_len_min));
+        // A lower limit above the bound would have the fetcher claim into a full queue.
+        let len_min = self.settings.queue_len_min.min(self.settings.queue_len_max);
+        let line = Arc::new(Line::new(len_min));
         self.meter.watch(line.clone());
         line
     }

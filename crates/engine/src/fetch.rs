@@ -68,7 +68,7 @@ impl<S: LeaseStore> Fetcher<S> {
     /// One claim. Answers how long to pause, if at all.
     async fn fetch(&mut self) -> Option<Duration> {
         let (crank, settings) = (&self.crank, &self.crank.settings);
-        let room = settings.queue_len_max.saturating_sub(self.line.len()).max(1);
+        let room = settings.queue_len_max.saturating_sub(self.line.len());
         let limit = room.min(settings.claim_max);
         // Whatever was hinted or became due until now, this claim sees; what comes later stays noted.
         self.hints.take();

@@ -41,6 +41,8 @@ pub const RESTART_DELAY: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub workers: usize,
+    /// What waits here is out of reach of other replicas, so a pipeline whose passes are slow wants a short
+    /// queue.
     pub queue_len_max: usize,
     pub queue_len_min: usize,
     pub claim_max: usize,

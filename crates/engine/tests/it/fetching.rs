@@ -174,7 +174,7 @@ async fn the_queue_never_holds_more_than_its_bound() {
 async fn rows_wait_in_the_database_while_the_queue_is_full() {
     let lab = Lab::new(100);
     let way = lab.way();
-    let settings = Settings { workers: 2, queue_len_max: 10, queue_len_min: 5, claim_max: 50, ..standard() };
+    let settings = Settings { workers: 2, queue_len_max: 10, queue_len_min: 99, claim_max: 50, ..standard() };
     let toy = lab.toy(&way).acting(|_| pending());
     let _engine = lab.start(&way, toy, settings);
     sleep(secs(60)).await;
