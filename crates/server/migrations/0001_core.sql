@@ -250,6 +250,7 @@ CREATE TABLE instances (
     unreachable_since BIGINT,
     first_attempt_at BIGINT,
     last_attempt_at BIGINT,
+    termination_asked_at BIGINT,
     termination_deadline_at BIGINT,
     finished_at BIGINT,
     deleted BOOLEAN NOT NULL DEFAULT FALSE,

@@ -115,6 +115,8 @@ pub struct Scope {
     pub membership: Option<Membership>,
     /// Values of the path after the project's name.
     pub path: Vec<String>,
+    /// What the client calls this request, so that a repeat of it has no second effect.
+    pub idempotency_key: Option<String>,
 }
 
 impl Scope {
@@ -191,7 +193,7 @@ pub async fn scope(app: &App, caller: Caller, name: &str, path: Vec<String>) -> 
     let cache = app.access();
     let key = (caller.user.id, name.to_owned());
     if let Some((project, membership)) = cache.scopes.get(&key) {
-        return Ok(Scope { caller, project, membership, path });
+        return Ok(Scope { caller, project, membership, path, idempotency_key: None });
     }
     let generation = cache.generation();
     let found = projects::find(app.db(), name, caller.user.id).await?;
@@ -201,7 +203,7 @@ pub async fn scope(app: &App, caller: Caller, name: &str, path: Vec<String>) -> 
     let project = Arc::new(project);
     let known = (Arc::clone(&project), membership.clone());
     cache.scopes.put(key, known, LIFE, || cache.generation() == generation);
-    Ok(Scope { caller, project, membership, path })
+    Ok(Scope { caller, project, membership, path, idempotency_key: None })
 }
 
 /// What was found out lately about tokens and members.

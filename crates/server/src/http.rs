@@ -99,7 +99,9 @@ impl Routes {
         self.mount::<O, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let scope = scope::<O>(&app, arrived.authorization(), &arrived.path).await?;
+                let key = arrived.idempotency_key()?;
+                let mut scope = scope::<O>(&app, arrived.authorization(), &arrived.path).await?;
+                scope.idempotency_key = key;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, scope, request).await
             }
@@ -214,6 +216,13 @@ struct Arrived {
 impl Arrived {
     fn authorization(&self) -> Option<&str> {
         self.request.headers().get(header::AUTHORIZATION)?.to_str().ok()
+    }
+
+    /// One to 200 printable letters.
+    fn idempotency_key(&self) -> Result<Option<String>> {
+        let Some(key) = self.request.headers().get("idempotency-key") else { return Ok(None) };
+        let key = key.to_str().ok().filter(|key| (1..=200).contains(&key.len()));
+        key.map(|key| Some(key.to_owned())).ok_or_else(|| Error::refused("invalid Idempotency-Key"))
     }
 
     async fn read<O: Operation>(self, app: &App) -> Result<O::Request> {

@@ -1,5 +1,7 @@
 //! Table `fleets`.
 
+use std::collections::HashMap;
+
 use windlass_model::{
     fleet::Status,
     id::{FleetId, ProjectId},
@@ -51,6 +53,7 @@ statements! {
     FIND = "SELECT {} FROM fleets f WHERE f.id = $1", Fleet::columns("f");
     FIND_BY_NAME = "SELECT {} FROM fleets f WHERE f.project_id = $1 AND f.name = $2 AND NOT f.deleted",
                    Fleet::columns("f");
+    NAMES = "SELECT id, name FROM fleets WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     SEALED = "SELECT spec_sealed FROM fleets WHERE id = $1";
     /// A request that the pipeline reads; refused while a job runs there.
     ASK_DELETE = "UPDATE fleets SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
@@ -73,6 +76,12 @@ pub async fn find(db: &Db, id: FleetId) -> Result<Option<Fleet>, DbError> {
 
 pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Fleet>, DbError> {
     db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.as_ref().map(Fleet::read).transpose()
+}
+
+/// Names of fleets, deleted ones too.
+pub async fn names(db: &Db, ids: &[FleetId]) -> Result<HashMap<FleetId, String>, DbError> {
+    let rows = db.query(NAMES.as_str(), vec![Val::list(ids)]).await?;
+    rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
 }
 
 pub async fn sealed(db: &Db, id: FleetId) -> Result<Option<Vec<u8>>, DbError> {

@@ -59,6 +59,8 @@ statements! {
     LIST = "SELECT {} FROM gateways g WHERE g.project_id = $1 AND NOT g.deleted \
             ORDER BY g.created_at DESC, g.id", Gateway::columns("g");
     SET_WILDCARD_DOMAIN = "UPDATE gateways SET wildcard_domain = $2 WHERE id = $1 AND NOT deleted";
+    SET_CONFIGURATION = "UPDATE gateways SET configuration = $2, wildcard_domain = $3, due_at = NULL \
+                         WHERE id = $1 AND NOT deleted AND delete_asked_at IS NULL";
     ASK_DELETE = "UPDATE gateways SET delete_asked_at = coalesce(delete_asked_at, now_us()), due_at = NULL \
                   WHERE id = $1 AND NOT deleted";
 }
@@ -84,6 +86,11 @@ pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Gateway>, DbError> 
 
 pub fn set_wildcard_domain(id: GatewayId, domain: Option<&str>) -> Change {
     exec(&SET_WILDCARD_DOMAIN, params![id, domain])
+}
+
+/// Stale when the gateway is on its way out.
+pub fn set_configuration(id: GatewayId, configuration: &str, domain: Option<&str>) -> Change {
+    exec(&SET_CONFIGURATION, params![id, configuration, domain])
 }
 
 /// Stores the wish to delete; the gateway's pipeline does it.

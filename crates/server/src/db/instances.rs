@@ -53,6 +53,7 @@ record! {
         pub unreachable_since: Option<Timestamp>,
         pub first_attempt_at: Option<Timestamp>,
         pub last_attempt_at: Option<Timestamp>,
+        pub termination_asked_at: Option<Timestamp>,
         pub termination_deadline_at: Option<Timestamp>,
         pub finished_at: Option<Timestamp>,
         pub last_processed_at: Timestamp,
@@ -90,6 +91,10 @@ statements! {
     FIND = "SELECT {} FROM instances i WHERE i.id = $1", Instance::columns("i");
     OF_FLEETS = "SELECT {} FROM instances i WHERE i.fleet_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
                  AND NOT i.deleted ORDER BY i.fleet_id, i.instance_num, i.created_at", Instance::columns("i");
+    /// A request that the pipeline reads; refused while a job is there.
+    ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
+               WHERE id = $1 AND NOT finished \
+               AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished)";
     SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
     /// The name of the job a busy instance shows.
     JOB_NAMES = "SELECT j.instance_id, j.job_name FROM jobs j WHERE j.instance_id IN \
@@ -101,6 +106,11 @@ pub fn insert(instance: NewInstance) -> Change {
     let mut values = instance.into_values();
     values.extend([("created_at", Val::Now), ("last_processed_at", Val::Now)]);
     Change::Insert { table: "instances", values }
+}
+
+/// Stores the wish to end; the instance's pipeline does it. Stale while a job is there.
+pub fn ask_end(id: InstanceId) -> Change {
+    Change::Exec { sql: ASK_END.as_str().into(), params: params![id], expect: super::Expect::One }
 }
 
 pub async fn find(db: &Db, id: InstanceId) -> Result<Option<Instance>, DbError> {

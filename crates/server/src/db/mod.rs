@@ -169,6 +169,12 @@ impl Db {
         Ok(self.query(sql, params).await?.into_iter().next())
     }
 
+    /// The database's time.
+    pub async fn now(&self) -> Result<windlass_model::time::Timestamp, DbError> {
+        let row = self.query_opt("SELECT now_us()", vec![]).await?;
+        row.ok_or(DbError::Shape { column: 0, want: "the time", have: "nothing" })?.time(0)
+    }
+
     /// A write: all of the unit, or nothing. Returns after the commit.
     pub async fn write(&self, unit: Unit) -> Result<Written, DbError> {
         self.write_as("write", unit).await

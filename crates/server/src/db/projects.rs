@@ -1,7 +1,9 @@
 //! Tables `projects` and `members`.
 
+use std::collections::HashMap;
+
 use windlass_model::{
-    id::{ProjectId, UserId},
+    id::{GatewayId, ProjectId, UserId},
     time::Timestamp,
 };
 
@@ -225,6 +227,38 @@ pub fn delete(id: ProjectId) -> Change {
         params: params![id],
         expect: super::Expect::One,
     }
+}
+
+/// Projects of which the user is a member.
+pub async fn joined(db: &Db, user: UserId) -> Result<Vec<ProjectId>, DbError> {
+    let sql = "SELECT p.id FROM members m JOIN projects p ON p.id = m.project_id
+               WHERE m.user_id = $1 AND NOT p.deleted";
+    db.query(sql, params![user]).await?.iter().map(|row| row.id(0)).collect()
+}
+
+/// Names of projects, deleted ones too.
+pub async fn names(db: &Db, ids: &[ProjectId]) -> Result<HashMap<ProjectId, String>, DbError> {
+    let sql = "SELECT id, name FROM projects WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    db.query(sql, params![Val::list(ids)]).await?.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
+}
+
+pub async fn default_gateway(db: &Db, id: ProjectId) -> Result<Option<GatewayId>, DbError> {
+    let row = db.query_opt("SELECT default_gateway_id FROM projects WHERE id = $1", params![id]).await?;
+    row.map_or(Ok(None), |row| row.opt_id(0))
+}
+
+pub fn set_default_gateway(id: ProjectId, gateway: GatewayId) -> Change {
+    exec("UPDATE projects SET default_gateway_id = $2 WHERE id = $1", params![id, gateway])
+}
+
+/// Makes this one the default if there is none that lives.
+pub fn offer_default_gateway(id: ProjectId, gateway: GatewayId) -> Change {
+    exec(
+        "UPDATE projects SET default_gateway_id = $2 WHERE id = $1 AND NOT EXISTS
+            (SELECT 1 FROM gateways g WHERE g.id = projects.default_gateway_id AND NOT g.deleted
+                AND g.delete_asked_at IS NULL)",
+        params![id, gateway],
+    )
 }
 
 pub async fn owned_count(db: &Db, owner: UserId) -> Result<i64, DbError> {

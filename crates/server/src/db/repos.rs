@@ -41,6 +41,8 @@ statements! {
     PUT_ARCHIVE = "INSERT INTO archives (id, user_id, hash, blob, created_at) VALUES ($1, $2, $3, $4, now_us()) \
                    ON CONFLICT (user_id, hash) DO UPDATE SET hash = excluded.hash RETURNING id";
     FIND_ARCHIVE = "SELECT id FROM archives WHERE user_id = $1 AND hash = $2";
+    COUNT_ARCHIVES = "SELECT count(*) FROM archives WHERE user_id = $1 \
+                      AND id IN (SELECT value FROM json_each(CAST($2 AS TEXT)))";
     ARCHIVE = "SELECT user_id, hash, blob FROM archives WHERE id = $1";
 }
 
@@ -87,6 +89,16 @@ pub fn put_archive(id: Uuid, user: UserId, hash: &str, blob: Vec<u8>) -> Change 
 
 pub async fn find_archive(db: &Db, user: UserId, hash: &str) -> Result<Option<Uuid>, DbError> {
     db.query_opt(FIND_ARCHIVE.as_str(), params![user, hash]).await?.map(|row| row.uuid(0)).transpose()
+}
+
+/// Whether all of these are archives of this user.
+pub async fn owns_archives(db: &Db, user: UserId, ids: &[Uuid]) -> Result<bool, DbError> {
+    let ids: std::collections::BTreeSet<Uuid> = ids.iter().copied().collect();
+    if ids.is_empty() {
+        return Ok(true);
+    }
+    let row = db.query_opt(COUNT_ARCHIVES.as_str(), params![user, Val::list(&ids)]).await?;
+    Ok(row.map_or(Ok(0), |row| row.int(0))? == i64::try_from(ids.len()).unwrap_or(i64::MAX))
 }
 
 /// Owner, hash and bytes.

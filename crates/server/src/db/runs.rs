@@ -95,6 +95,9 @@ statements! {
                 due_at = NULL WHERE id = $1 AND NOT finished";
     /// Hides a finished run, so that its name is free again.
     DELETE = "UPDATE runs SET deleted = TRUE WHERE id = $1 AND finished AND NOT deleted";
+    /// Over the spec that was read, and not past a wish to stop. No pipeline writes these columns.
+    UPDATE_SPEC = "UPDATE runs SET spec = $3, priority = $4, deployment_num = deployment_num + $5, due_at = NULL \
+                   WHERE id = $1 AND spec = $2 AND NOT finished AND stop_asked_at IS NULL";
     COUNT_ACTIVE = "SELECT count(*) FROM runs WHERE project_id = $1 AND NOT finished";
 }
 
@@ -184,6 +187,11 @@ fn list_sql(query: &Query) -> (String, Vec<Val>) {
 /// Stores the wish to stop and makes the run due; the run's pipeline does it. Stale when it is finished.
 pub fn ask_stop(id: RunId, abort: bool, by: UserId) -> Change {
     exec(&ASK_STOP, params![id, abort, by])
+}
+
+/// Replaces the spec of an active run. Stale when it is another one by now, or on its way out.
+pub fn update_spec(id: RunId, old: &str, new: &str, priority: i64, new_deployment: bool) -> Change {
+    exec(&UPDATE_SPEC, params![id, old, new, priority, i64::from(new_deployment)])
 }
 
 /// Stale unless the run is finished.

@@ -1,17 +1,36 @@
 //! Which handler answers which operation. Handlers find, authorise, do and answer; nothing else.
 
 mod events;
+mod fleets;
+mod gateways;
+mod instances;
 mod projects;
 mod repos;
+mod runs;
 mod secrets;
 mod server;
 mod users;
+mod volumes;
+mod watch;
 
 use crate::http::Routes;
 
 /// Every handler there is.
 pub fn all() -> Routes {
-    [server::mount, users::mount, projects::mount, secrets::mount, events::mount, repos::mount]
-        .into_iter()
-        .fold(Routes::new(), |routes, mount| mount(routes))
+    [
+        events::mount,
+        fleets::mount,
+        gateways::mount,
+        instances::mount,
+        projects::mount,
+        repos::mount,
+        runs::mount,
+        secrets::mount,
+        server::mount,
+        users::mount,
+        volumes::mount,
+        watch::mount,
+    ]
+    .into_iter()
+    .fold(Routes::new(), |routes, mount| mount(routes))
 }

@@ -202,7 +202,7 @@ pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> 
     Ok(())
 }
 
-fn key_pair(name: &str) -> Result<(String, String)> {
+pub(crate) fn key_pair(name: &str) -> Result<(String, String)> {
     let mut seed = [0_u8; 32];
     getrandom::fill(&mut seed)?;
     let mut key = PrivateKey::from(Ed25519Keypair::from_seed(&seed));

@@ -1,0 +1,50 @@
+//! Fleets.
+
+use windlass_api::{fleets::*, operations::*};
+
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    error::Result,
+    http::Routes,
+    services::fleets,
+};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .token::<ListFleets, _, _>(list)
+        .project::<ListProjectFleets, _, _>(list_project)
+        .project::<ReadFleet, _, _>(read)
+        .project::<PlanFleet, _, _>(plan)
+        .project::<ApplyFleet, _, _>(apply)
+        .project::<DeleteFleets, _, _>(delete)
+        .project::<DeleteFleetInstances, _, _>(delete_instances)
+}
+
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Fleet>> {
+    fleets::list(&app, &caller, asked).await
+}
+
+async fn list_project(app: App, scope: Scope, _: ProjectListRequest) -> Result<Vec<Fleet>> {
+    fleets::list_project(&app, &scope).await
+}
+
+async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<Fleet> {
+    fleets::read(&app, &scope, &asked).await
+}
+
+async fn plan(app: App, scope: Scope, asked: PlanRequest) -> Result<FleetPlan> {
+    fleets::plan(&app, &scope, &asked).await
+}
+
+async fn apply(app: App, scope: Scope, asked: ApplyRequest) -> Result<Fleet> {
+    fleets::apply(&app, &scope, &asked).await
+}
+
+async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+    fleets::delete(&app, &scope, &asked.names).await
+}
+
+async fn delete_instances(app: App, scope: Scope, asked: DeleteInstancesRequest) -> Result<()> {
+    fleets::delete_instances(&app, &scope, &asked).await
+}

@@ -1,0 +1,49 @@
+//! Gateways.
+
+use windlass_api::{gateways::*, operations::*};
+
+use crate::{app::App, auth::Scope, error::Result, http::Routes, services::gateways};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .project::<ListGateways, _, _>(list)
+        .project::<ReadGateway, _, _>(read)
+        .project::<PlanGateway, _, _>(plan)
+        .project::<ApplyGateway, _, _>(apply)
+        .project::<CreateGateway, _, _>(create)
+        .project::<DeleteGateways, _, _>(delete)
+        .project::<SetDefaultGateway, _, _>(set_default)
+        .project::<SetWildcardDomain, _, _>(set_wildcard_domain)
+}
+
+async fn list(app: App, scope: Scope, _: ListRequest) -> Result<Vec<Gateway>> {
+    gateways::list(&app, &scope).await
+}
+
+async fn read(app: App, scope: Scope, asked: NameRequest) -> Result<Gateway> {
+    gateways::read(&app, &scope, &asked.name).await
+}
+
+async fn plan(app: App, scope: Scope, asked: PlanRequest) -> Result<GatewayPlan> {
+    gateways::plan(&app, &scope, asked).await
+}
+
+async fn apply(app: App, scope: Scope, asked: ApplyRequest) -> Result<Gateway> {
+    gateways::apply(&app, &scope, &asked).await
+}
+
+async fn create(app: App, scope: Scope, asked: CreateRequest) -> Result<Gateway> {
+    gateways::create_from(&app, &scope, &asked).await
+}
+
+async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+    gateways::delete(&app, &scope, &asked.names).await
+}
+
+async fn set_default(app: App, scope: Scope, asked: SetDefaultRequest) -> Result<()> {
+    gateways::set_default(&app, &scope, &asked).await
+}
+
+async fn set_wildcard_domain(app: App, scope: Scope, asked: SetWildcardDomainRequest) -> Result<Gateway> {
+    gateways::set_wildcard_domain(&app, &scope, &asked).await
+}

@@ -1,0 +1,30 @@
+//! Instances.
+
+use windlass_api::{instances::*, operations::*};
+
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    error::Result,
+    http::Routes,
+    services::instances,
+};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .token::<ListInstances, _, _>(list)
+        .project::<ReadInstance, _, _>(read)
+        .project::<ListHealthChecks, _, _>(health_checks)
+}
+
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Instance>> {
+    instances::list(&app, &caller, asked).await
+}
+
+async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<Instance> {
+    instances::read(&app, &scope, &asked).await
+}
+
+async fn health_checks(app: App, scope: Scope, asked: HealthChecksRequest) -> Result<HealthChecks> {
+    instances::health_checks(&app, &scope, &asked).await
+}

@@ -1,0 +1,45 @@
+//! Runs.
+
+use windlass_api::{operations::*, runs::*};
+
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    error::Result,
+    http::Routes,
+    services::runs,
+};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .token::<ListRuns, _, _>(list)
+        .project::<ReadRun, _, _>(read)
+        .project::<PlanRun, _, _>(plan)
+        .project::<ApplyRun, _, _>(apply)
+        .project::<StopRuns, _, _>(stop)
+        .project::<DeleteRuns, _, _>(delete)
+}
+
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Run>> {
+    runs::list(&app, &caller, asked).await
+}
+
+async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<Run> {
+    runs::read(&app, &scope, asked).await
+}
+
+async fn plan(app: App, scope: Scope, asked: PlanRequest) -> Result<RunPlan> {
+    runs::plan(&app, &scope, asked).await
+}
+
+async fn apply(app: App, scope: Scope, asked: ApplyRequest) -> Result<Run> {
+    runs::apply(&app, &scope, asked).await
+}
+
+async fn stop(app: App, scope: Scope, asked: StopRequest) -> Result<()> {
+    runs::stop(&app, &scope, &asked).await
+}
+
+async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+    runs::delete(&app, &scope, &asked.runs_names).await
+}

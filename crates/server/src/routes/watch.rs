@@ -1,0 +1,39 @@
+//! Logs, metrics and offers; and lists of what does not exist yet.
+
+use windlass_api::{exports, gpus, logs, metrics, operations::*, server::Nothing, templates};
+
+use crate::{app::App, auth::Scope, error::Result, http::Routes, services::watch};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .project::<PollLogs, _, _>(poll_logs)
+        .project::<ReadJobMetrics, _, _>(job_metrics)
+        .project::<ListGpus, _, _>(list_gpus)
+        .project::<ListExports, _, _>(list_exports)
+        .project::<ListImports, _, _>(list_imports)
+        .project::<ListTemplates, _, _>(list_templates)
+}
+
+async fn poll_logs(app: App, scope: Scope, asked: logs::PollRequest) -> Result<logs::Page> {
+    watch::poll_logs(&app, &scope, &asked).await
+}
+
+async fn job_metrics(app: App, scope: Scope, asked: metrics::Query) -> Result<metrics::JobMetrics> {
+    watch::job_metrics(&app, &scope, &asked).await
+}
+
+async fn list_gpus(_: App, _: Scope, asked: gpus::ListRequest) -> Result<gpus::Listing> {
+    watch::list_gpus(&asked)
+}
+
+async fn list_exports(_: App, _: Scope, _: Nothing) -> Result<exports::Exports> {
+    Ok(exports::Exports { exports: Vec::new(), warnings: Vec::new() })
+}
+
+async fn list_imports(_: App, _: Scope, _: Nothing) -> Result<exports::Imports> {
+    Ok(exports::Imports { imports: Vec::new(), warnings: Vec::new() })
+}
+
+async fn list_templates(_: App, _: Scope, _: Nothing) -> Result<Vec<templates::Template>> {
+    Ok(Vec::new())
+}

@@ -1,0 +1,421 @@
+//! Fleets: planned, applied, asked to end.
+//!
+//! Private keys of SSH fleets come in with the spec, are sealed, and never go out again: `spec` is
+//! what everybody may see, `spec_sealed` is the whole SSH part.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+use windlass_api::{Document, fleets as wire, runs::ApplyAction};
+use windlass_model::{
+    config::{
+        Configuration,
+        fleet::{Blocks, Fleet as Config, Host},
+    },
+    event::{Because, Entity, Event},
+    fleet,
+    id::{FleetId, InstanceId, ProjectId},
+    instance,
+    plan::diff,
+};
+
+use super::{
+    instances as instance_service, names,
+    runs::{refused, visible},
+};
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    db::{
+        Change, Page, Unit, Written,
+        fleets::{self, Fleet, NewFleet, Query},
+        instances::{self, NewInstance},
+        projects,
+    },
+    error::{Error, Result},
+    events::{About, actor, note, record},
+    secrets::Belongs,
+};
+
+const LIST_MAX: i64 = 100;
+const NAMES_TRIED: u8 = 10;
+const HOSTS_MAX: usize = 1000;
+
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Fleet>> {
+    if !(0..=LIST_MAX).contains(&asked.limit) {
+        return Err(Error::field("limit", "must be from 0 to 100"));
+    }
+    let Some(projects) = visible(app, caller, asked.project_name.as_deref()).await? else {
+        return Ok(Vec::new());
+    };
+    let page = Page {
+        time: asked.prev_created_at,
+        id: asked.prev_id,
+        limit: asked.limit,
+        ascending: asked.ascending,
+    };
+    let query = Query { projects, only_active: asked.only_active, page };
+    shown(app, fleets::list(app.db(), &query).await?).await
+}
+
+pub async fn list_project(app: &App, scope: &Scope) -> Result<Vec<wire::Fleet>> {
+    let page = Page { limit: i64::from(i32::MAX), ascending: true, ..Page::default() };
+    let query = Query { projects: Some(vec![scope.project.id]), only_active: false, page };
+    shown(app, fleets::list(app.db(), &query).await?).await
+}
+
+pub async fn read(app: &App, scope: &Scope, asked: &wire::ReadRequest) -> Result<wire::Fleet> {
+    let found = match (asked.id, &asked.name) {
+        (Some(id), _) => fleets::find(app.db(), FleetId(id)).await?,
+        (None, Some(name)) => fleets::find_by_name(app.db(), scope.project.id, name).await?,
+        (None, None) => return Err(Error::field("name", "either `name` or `id` is needed")),
+    };
+    let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
+    one(app, found).await
+}
+
+fn absent() -> Error {
+    Error::absent("Fleet")
+}
+
+async fn one(app: &App, row: Fleet) -> Result<wire::Fleet> {
+    shown(app, vec![row]).await?.pop().ok_or_else(absent)
+}
+
+async fn shown(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
+    let ids: Vec<FleetId> = rows.iter().map(|row| row.id).collect();
+    let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
+    let names = projects::names(app.db(), &project_ids).await?;
+    let mut members = BTreeMap::<Option<uuid::Uuid>, Vec<_>>::new();
+    for instance in instance_service::shown(app, instances::of_fleets(app.db(), &ids).await?).await? {
+        members.entry(instance.fleet_id).or_default().push(instance);
+    }
+    rows.into_iter()
+        .map(|row| {
+            Ok(wire::Fleet {
+                id: row.id.0,
+                name: row.name,
+                project_name: names.get(&row.project_id).cloned().unwrap_or_default(),
+                spec: Document::from_text(row.spec)?,
+                created_at: row.created_at,
+                status: row.status.as_str().to_owned(),
+                status_message: row.status_message,
+                instances: members.remove(&Some(row.id.0)).unwrap_or_default(),
+            })
+        })
+        .collect()
+}
+
+/// A fleet spec that a client sent: what may be shown, and what is sealed.
+struct Spec {
+    open: Value,
+    ssh_config: Option<Value>,
+    configuration: Config,
+}
+
+impl Spec {
+    fn read(sent: &Document) -> Result<Self> {
+        let mut open = sent.value()?;
+        let missing = || Error::field("spec", "must be an object with a `configuration`");
+        let configuration = open.get("configuration").ok_or_else(missing)?;
+        let Configuration::Fleet(config) =
+            Configuration::from_json(configuration).map_err(|problems| refused(&problems))?
+        else {
+            return Err(Error::field("spec", "the configuration is not a fleet"));
+        };
+        let ssh_config = configuration.get("ssh_config").filter(|ssh| !ssh.is_null()).cloned();
+        hide_private_keys(&mut open);
+        Ok(Self { open, ssh_config, configuration: *config })
+    }
+
+    fn name(&self) -> Option<&str> {
+        self.open["configuration"]["name"].as_str()
+    }
+
+    fn hosts(&self) -> &[Host] {
+        self.configuration.ssh_config.as_ref().map_or(&[], |ssh| &ssh.hosts)
+    }
+}
+
+/// Every `ssh_key.private`, wherever it is.
+fn hide_private_keys(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map.iter_mut() {
+                if key == "ssh_key"
+                    && let Some(pair) = value.as_object_mut()
+                {
+                    pair.insert("private".into(), Value::Null);
+                }
+                hide_private_keys(value);
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(hide_private_keys),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
+    let spec = Spec::read(&asked.spec)?;
+    let mut current = None;
+    let mut action = ApplyAction::Create;
+    if let Some(name) = spec.name() {
+        names::resource("name", name)?;
+        if let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? {
+            if can_update(&found, &spec)?.is_ok() {
+                action = ApplyAction::Update;
+            }
+            current = Some(one(app, found).await?);
+        }
+    }
+    Ok(wire::FleetPlan {
+        project_name: scope.project.name.clone(),
+        user: scope.caller.user.name.clone(),
+        spec: Document::new(&spec.open)?,
+        effective_spec: Some(Document::new(&spec.open)?),
+        current_resource: current,
+        offers: Vec::new(),
+        total_offers: 0,
+        max_offer_price: None,
+        action: Some(action),
+    })
+}
+
+/// The inner result says whether the change can be made in place.
+fn can_update(found: &Fleet, spec: &Spec) -> Result<Result<(), diff::Forbidden>> {
+    let stored: Value = serde_json::from_str(&found.spec)?;
+    Ok(diff::fleet(&stored["configuration"], &spec.open["configuration"]).map(|_| ()))
+}
+
+pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Result<wire::Fleet> {
+    let spec = Spec::read(&asked.plan.spec)?;
+    if spec.ssh_config.is_some() && !scope.may_manage_ssh_fleets() {
+        return Err(Error::denied());
+    }
+    if spec.hosts().len() > HOSTS_MAX {
+        return Err(Error::refused("too many hosts"));
+    }
+    let found = match spec.name() {
+        Some(name) => {
+            names::resource("name", name)?;
+            fleets::find_by_name(app.db(), scope.project.id, name).await?
+        }
+        None => None,
+    };
+    let id = match found {
+        Some(found) => update(app, scope, spec, asked, &found).await?,
+        None => create(app, scope, spec).await?,
+    };
+    app.wake(&["fleets", "instances"]);
+    one(app, fleets::find(app.db(), id).await?.ok_or_else(absent)?).await
+}
+
+fn seal(app: &App, id: FleetId, ssh: Option<&Value>) -> Result<Option<Vec<u8>>> {
+    let belongs = Belongs::row("fleets", "spec_sealed", id.0);
+    ssh.map(|ssh| Ok(app.keys().seal(&belongs, ssh.to_string().as_bytes())?)).transpose()
+}
+
+async fn update(
+    app: &App,
+    scope: &Scope,
+    spec: Spec,
+    asked: &wire::ApplyRequest,
+    found: &Fleet,
+) -> Result<FleetId> {
+    let changed =
+        || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
+    if !asked.force {
+        let seen = asked.plan.current_resource.as_ref().ok_or_else(changed)?;
+        let stored: Value = serde_json::from_str(&found.spec)?;
+        let mut before = seen.spec.value()?;
+        hide_private_keys(&mut before);
+        if seen.id != found.id.0 || before != stored {
+            return Err(changed());
+        }
+    }
+    can_update(found, &spec)?.map_err(|why| Error::refused(why.to_string()))?;
+    let sealed = seal(app, found.id, spec.ssh_config.as_ref())?;
+    let by = scope.caller.user.id;
+    let about =
+        About { entity: Entity::Fleet, id: found.id.0, name: &found.name, project: Some(found.project_id) };
+    let members = instances::of_fleets(app.db(), &[found.id]).await?;
+    let wanted: BTreeSet<&str> = spec.hosts().iter().map(Host::hostname).collect();
+    let live: Vec<_> = members.iter().filter(|member| !member.finished).collect();
+    let mut unit = Unit::new().and([fleets::set_spec(found.id, &spec.open.to_string(), sealed)]);
+    if spec.ssh_config.is_some() {
+        let gone =
+            live.iter().filter(|member| member.hostname.as_deref().is_none_or(|name| !wanted.contains(name)));
+        unit = unit.and(gone.map(|member| instances::ask_end(member.id)));
+        let have: BTreeSet<&str> = live.iter().filter_map(|member| member.hostname.as_deref()).collect();
+        let free = members.iter().map(|member| member.instance_num + 1).max().unwrap_or(0);
+        let added = spec.hosts().iter().filter(|host| !have.contains(host.hostname()));
+        for (num, host) in (free..).zip(added) {
+            unit = unit.and(new_host(app, scope, found.id, &found.name, &spec, host, num)?);
+        }
+    }
+    unit = unit.and(note(app.db(), Some(by), &about, "updated", "Fleet updated".into())?);
+    match app.db().write(unit).await? {
+        Written::Done { .. } => Ok(found.id),
+        Written::Stale { .. } => {
+            Err(Error::refused("the fleet is being deleted, or a host to remove is in use"))
+        }
+    }
+}
+
+async fn create(app: &App, scope: &Scope, mut spec: Spec) -> Result<FleetId> {
+    let generated = spec.name().is_none();
+    for attempt in 0..NAMES_TRIED {
+        if generated {
+            spec.open["configuration"]["name"] = json!(names::generate(attempt)?);
+        }
+        let (id, unit) = new_fleet(app, scope, &spec)?;
+        match app.db().write(unit).await {
+            Ok(written) => {
+                written.done()?;
+                return Ok(id);
+            }
+            Err(error) if error.is_conflict_on("fleets_name_key") && generated => {}
+            Err(error) if error.is_conflict_on("fleets_name_key") => return Err(Error::exists("Fleet")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Error::refused("no free name was found; give the fleet a name"))
+}
+
+fn new_fleet(app: &App, scope: &Scope, spec: &Spec) -> Result<(FleetId, Unit)> {
+    let (db, by) = (app.db(), scope.caller.user.id);
+    let id = FleetId(db.new_id()?);
+    let name = spec.name().unwrap_or_default();
+    let row = NewFleet {
+        id,
+        project_id: scope.project.id,
+        name: name.to_owned(),
+        spec: spec.open.to_string(),
+        spec_sealed: seal(app, id, spec.ssh_config.as_ref())?,
+        status: fleet::Status::Active,
+        auto_created: false,
+    };
+    let because =
+        Because { actor: actor(Some(by)), reason: "applied".into(), message: "Fleet created".into() };
+    let about = About { entity: Entity::Fleet, id: id.0, name, project: Some(scope.project.id) };
+    let created = Event::created::<fleet::Fleet>(id.0, fleet::Status::Active, because);
+    let mut unit = Unit::new().and([fleets::insert(row)]).and(record(db, Some(by), &about, &created)?);
+    for (num, host) in (0..).zip(spec.hosts()) {
+        unit = unit.and(new_host(app, scope, id, name, spec, host, num)?);
+    }
+    Ok((id, unit))
+}
+
+/// A host of an SSH fleet is an instance from the start: pending, until its agent answers.
+fn new_host(
+    app: &App,
+    scope: &Scope,
+    fleet: FleetId,
+    fleet_name: &str,
+    spec: &Spec,
+    host: &Host,
+    num: i64,
+) -> Result<Vec<Change>> {
+    let (db, by) = (app.db(), scope.caller.user.id);
+    let id = InstanceId(db.new_id()?);
+    let name = format!("{fleet_name}-{num}");
+    let own = json!(host);
+    let own = if own.is_string() { json!({ "hostname": own }) } else { own };
+    let mut open = own.clone();
+    hide_private_keys(&mut open);
+    let mut shared = spec.ssh_config.clone().unwrap_or_default();
+    shared["hosts"] = json!([own]);
+    let belongs = Belongs::row("instances", "ssh_sealed", id.0);
+    let blocks = host.params().and_then(|params| params.blocks).unwrap_or(spec.configuration.blocks);
+    let row = NewInstance {
+        id,
+        project_id: scope.project.id,
+        fleet_id: Some(fleet),
+        name: name.clone(),
+        instance_num: num,
+        backend: Some("remote".into()),
+        region: Some("remote".into()),
+        hostname: Some(host.hostname().to_owned()),
+        price: Some(0.0),
+        spot: false,
+        instance_type: None,
+        offer: None,
+        provisioning: None,
+        ssh: Some(open.to_string()),
+        ssh_sealed: Some(app.keys().seal(&belongs, shared.to_string().as_bytes())?),
+        requirements: None,
+        profile: None,
+        status: instance::Status::Pending,
+        total_blocks: match blocks {
+            Blocks::Auto => None,
+            Blocks::Count(count) => Some(count.into()),
+        },
+        idle_seconds_max: None,
+    };
+    let because =
+        Because { actor: actor(Some(by)), reason: "applied".into(), message: "Instance created".into() };
+    let about = About { entity: Entity::Instance, id: id.0, name: &name, project: Some(scope.project.id) };
+    let created = Event::created::<instance::Instance>(id.0, instance::Status::Pending, because);
+    let mut changes = vec![instances::insert(row)];
+    changes.extend(record(db, Some(by), &about, &created)?);
+    Ok(changes)
+}
+
+/// Stores the wish to end, for all of them or none.
+pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+    let by = scope.caller.user.id;
+    let mut unit = Unit::new();
+    for name in names.iter().collect::<BTreeSet<_>>() {
+        let found = fleets::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+        may_touch(scope, &found)?;
+        let about = About { entity: Entity::Fleet, id: found.id.0, name, project: Some(found.project_id) };
+        unit = unit.and([fleets::ask_delete(found.id)]).and(note(
+            app.db(),
+            Some(by),
+            &about,
+            "delete_asked",
+            "Fleet deletion requested".into(),
+        )?);
+    }
+    match app.db().write(unit).await? {
+        Written::Done { .. } => {
+            app.wake(&["fleets", "instances"]);
+            Ok(())
+        }
+        Written::Stale { .. } => Err(Error::refused("a fleet with running jobs cannot be deleted")),
+    }
+}
+
+fn may_touch(scope: &Scope, found: &Fleet) -> Result<()> {
+    let spec: Value = serde_json::from_str(&found.spec)?;
+    let ssh = !spec["configuration"]["ssh_config"].is_null();
+    if ssh && !scope.may_manage_ssh_fleets() { Err(Error::denied()) } else { Ok(()) }
+}
+
+/// Stores the wish that single instances end, for all of them or none.
+pub async fn delete_instances(app: &App, scope: &Scope, asked: &wire::DeleteInstancesRequest) -> Result<()> {
+    let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(absent)?;
+    may_touch(scope, &found)?;
+    let by = scope.caller.user.id;
+    let members = instances::of_fleets(app.db(), &[found.id]).await?;
+    let mut unit = Unit::new();
+    for num in asked.instance_nums.iter().collect::<BTreeSet<_>>() {
+        let member = members.iter().find(|member| member.instance_num == *num && !member.finished);
+        let member = member.ok_or_else(|| Error::absent("Instance"))?;
+        let about = About {
+            entity: Entity::Instance,
+            id: member.id.0,
+            name: &member.name,
+            project: Some(member.project_id),
+        };
+        let told = note(app.db(), Some(by), &about, "delete_asked", "Instance deletion requested".into())?;
+        unit = unit.and([instances::ask_end(member.id)]).and(told);
+    }
+    match app.db().write(unit).await? {
+        Written::Done { .. } => {
+            app.wake(&["instances", "fleets"]);
+            Ok(())
+        }
+        Written::Stale { .. } => Err(Error::refused("an instance with running jobs cannot be deleted")),
+    }
+}

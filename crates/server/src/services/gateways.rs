@@ -1,0 +1,259 @@
+//! Gateways: planned, applied, asked to end.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use windlass_api::{Document, gateways as wire, runs::ApplyAction};
+use windlass_model::{
+    config::Configuration,
+    event::{Because, Entity, Event},
+    gateway,
+    id::GatewayId,
+};
+
+use super::{names, runs::refused};
+use crate::{
+    app::App,
+    auth::Scope,
+    db::{
+        Change, Unit, Written,
+        gateways::{self, Gateway, NewGateway},
+        projects,
+    },
+    error::{Error, Result},
+    events::{About, actor, note, record},
+};
+
+const NAMES_TRIED: u8 = 10;
+/// What may change while a gateway lives.
+const IN_PLACE: [&str; 3] = ["domain", "default", "replicas"];
+
+fn absent() -> Error {
+    Error::absent("Gateway")
+}
+
+pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::Gateway>> {
+    let default = projects::default_gateway(app.db(), scope.project.id).await?;
+    let rows = gateways::list(app.db(), scope.project.id).await?;
+    rows.into_iter().map(|row| shown(scope, default, row)).collect()
+}
+
+pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Gateway> {
+    let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+    one(app, scope, found).await
+}
+
+async fn one(app: &App, scope: &Scope, row: Gateway) -> Result<wire::Gateway> {
+    let default = projects::default_gateway(app.db(), scope.project.id).await?;
+    shown(scope, default, row)
+}
+
+fn shown(scope: &Scope, default: Option<GatewayId>, row: Gateway) -> Result<wire::Gateway> {
+    Ok(wire::Gateway {
+        id: row.id.0,
+        name: row.name,
+        project_name: scope.project.name.clone(),
+        configuration: Document::from_text(row.configuration)?,
+        created_at: row.created_at,
+        status: row.status.as_str().to_owned(),
+        status_message: row.status_message,
+        default: default == Some(row.id),
+        hostname: row.hostname,
+        ip_address: row.ip_address,
+        instance_id: row.instance_id,
+        wildcard_domain: row.wildcard_domain,
+        backend: row.backend,
+        region: row.region,
+        replicas: Vec::new(),
+    })
+}
+
+fn parse(document: &Document) -> Result<Value> {
+    let value = document.value()?;
+    match Configuration::from_json(&value).map_err(|problems| refused(&problems))? {
+        Configuration::Gateway(_) => Ok(value),
+        Configuration::Task(_)
+        | Configuration::Service(_)
+        | Configuration::DevEnvironment(_)
+        | Configuration::Fleet(_)
+        | Configuration::Volume(_) => {
+            Err(Error::field("configuration", "the configuration is not a gateway"))
+        }
+    }
+}
+
+/// The first field that cannot change in place.
+fn forbidden(old: &Value, new: &Value) -> Option<String> {
+    let empty = serde_json::Map::new();
+    let (old, new) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let field = |map: &serde_json::Map<String, Value>, key: &str| map.get(key).cloned().unwrap_or_default();
+    keys.into_iter()
+        .find(|key| !IN_PLACE.contains(&key.as_str()) && field(old, key) != field(new, key))
+        .cloned()
+}
+
+pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<wire::GatewayPlan> {
+    let configuration = parse(&asked.spec.configuration)?;
+    let mut action = ApplyAction::Create;
+    let mut current = None;
+    if let Some(name) = configuration["name"].as_str() {
+        names::resource("name", name)?;
+        if let Some(found) = gateways::find_by_name(app.db(), scope.project.id, name).await? {
+            if forbidden(&serde_json::from_str(&found.configuration)?, &configuration).is_none() {
+                action = ApplyAction::Update;
+            }
+            current = Some(one(app, scope, found).await?);
+        }
+    }
+    Ok(wire::GatewayPlan {
+        project_name: scope.project.name.clone(),
+        user: scope.caller.user.name.clone(),
+        effective_spec: asked.spec.clone(),
+        spec: asked.spec,
+        current_resource: current,
+        action,
+    })
+}
+
+pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Result<wire::Gateway> {
+    let configuration = parse(&asked.plan.spec.configuration)?;
+    let found = match configuration["name"].as_str() {
+        Some(name) => gateways::find_by_name(app.db(), scope.project.id, name).await?,
+        None => None,
+    };
+    let Some(found) = found else { return create(app, scope, configuration).await };
+    let changed =
+        || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
+    let stored: Value = serde_json::from_str(&found.configuration)?;
+    if !asked.force {
+        let seen = asked.plan.current_resource.as_ref().ok_or_else(changed)?;
+        if seen.id != found.id.0 || seen.configuration.value()? != stored {
+            return Err(changed());
+        }
+    }
+    if let Some(path) = forbidden(&stored, &configuration) {
+        return Err(Error::refused(format!("`{path}` of a gateway cannot change; delete it first")));
+    }
+    let domain = configuration["domain"].as_str();
+    let mut changes = vec![gateways::set_configuration(found.id, &configuration.to_string(), domain)];
+    changes.extend(default_change(scope, found.id, &configuration));
+    write(app, scope, &found, changes, "updated", "Gateway updated").await?;
+    read(app, scope, &found.name).await
+}
+
+/// True asks to be the default; nothing said takes the place if it is free.
+fn default_change(scope: &Scope, id: GatewayId, configuration: &Value) -> Option<Change> {
+    match configuration["default"].as_bool() {
+        Some(true) => Some(projects::set_default_gateway(scope.project.id, id)),
+        Some(false) => None,
+        None => Some(projects::offer_default_gateway(scope.project.id, id)),
+    }
+}
+
+pub async fn create_from(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Result<wire::Gateway> {
+    let configuration = parse(&asked.configuration)?;
+    create(app, scope, configuration).await
+}
+
+async fn create(app: &App, scope: &Scope, mut configuration: Value) -> Result<wire::Gateway> {
+    let generated = configuration["name"].is_null();
+    for attempt in 0..NAMES_TRIED {
+        if generated {
+            configuration["name"] = json!(names::generate(attempt)?);
+        }
+        let (name, unit) = new_gateway(app, scope, &configuration)?;
+        match app.db().write(unit).await {
+            Ok(written) => {
+                written.done()?;
+                app.wake(&["gateways"]);
+                return read(app, scope, &name).await;
+            }
+            Err(error) if error.is_conflict_on("gateways_name_key") && generated => {}
+            Err(error) if error.is_conflict_on("gateways_name_key") => return Err(Error::exists("Gateway")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Error::refused("no free name was found; give the gateway a name"))
+}
+
+fn new_gateway(app: &App, scope: &Scope, configuration: &Value) -> Result<(String, Unit)> {
+    let (db, by) = (app.db(), scope.caller.user.id);
+    let word = |key: &str| configuration[key].as_str().map(str::to_owned);
+    let name = word("name").unwrap_or_default();
+    names::resource("name", &name)?;
+    let id = GatewayId(db.new_id()?);
+    let row = NewGateway {
+        id,
+        project_id: scope.project.id,
+        name: name.clone(),
+        backend: word("backend"),
+        region: word("region"),
+        configuration: configuration.to_string(),
+        wildcard_domain: word("domain"),
+        status: gateway::Status::Submitted,
+    };
+    let because =
+        Because { actor: actor(Some(by)), reason: "applied".into(), message: "Gateway created".into() };
+    let about = About { entity: Entity::Gateway, id: id.0, name: &name, project: Some(scope.project.id) };
+    let created = Event::created::<gateway::Gateway>(id.0, gateway::Status::Submitted, because);
+    let unit = Unit::new()
+        .and([gateways::insert(row)])
+        .and(default_change(scope, id, configuration))
+        .and(record(db, Some(by), &about, &created)?);
+    Ok((name, unit))
+}
+
+async fn write(
+    app: &App,
+    scope: &Scope,
+    found: &Gateway,
+    changes: Vec<Change>,
+    reason: &str,
+    message: &str,
+) -> Result<()> {
+    let about =
+        About { entity: Entity::Gateway, id: found.id.0, name: &found.name, project: Some(found.project_id) };
+    let told = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
+    match app.db().write(Unit::new().and(changes).and(told)).await? {
+        Written::Done { .. } => {
+            app.wake(&["gateways"]);
+            Ok(())
+        }
+        Written::Stale { .. } => Err(Error::refused("the gateway is being deleted")),
+    }
+}
+
+/// Stores the wish to end. One that does not exist refuses the request before anything is done.
+pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+    let mut found = Vec::new();
+    for name in names.iter().collect::<BTreeSet<_>>() {
+        found.push(gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?);
+    }
+    for gateway in &found {
+        let change = vec![gateways::ask_delete(gateway.id)];
+        write(app, scope, gateway, change, "delete_asked", "Gateway deletion requested").await?;
+    }
+    Ok(())
+}
+
+pub async fn set_default(app: &App, scope: &Scope, asked: &wire::SetDefaultRequest) -> Result<()> {
+    if asked.gateway_project.as_ref().is_some_and(|project| *project != scope.project.name) {
+        return Err(Error::refused("a gateway of another project cannot be the default"));
+    }
+    let found = gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(absent)?;
+    let change = vec![projects::set_default_gateway(scope.project.id, found.id)];
+    write(app, scope, &found, change, "set_default", "Gateway set as default").await
+}
+
+pub async fn set_wildcard_domain(
+    app: &App,
+    scope: &Scope,
+    asked: &wire::SetWildcardDomainRequest,
+) -> Result<wire::Gateway> {
+    let found = gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(absent)?;
+    let domain = asked.wildcard_domain.as_deref();
+    let change = vec![gateways::set_wildcard_domain(found.id, domain)];
+    write(app, scope, &found, change, "domain_set", "Gateway domain changed").await?;
+    read(app, scope, &asked.name).await
+}

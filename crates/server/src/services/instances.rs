@@ -1,0 +1,121 @@
+//! Instances: shown, and asked to end through their fleets.
+
+use std::collections::HashMap;
+
+use windlass_api::{Document, instances as wire};
+use windlass_model::id::{FleetId, InstanceId, ProjectId};
+
+use super::runs::visible;
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    db::{
+        Page, fleets,
+        instances::{self, Instance, Query},
+        projects,
+    },
+    error::{Error, Result},
+};
+
+const LIST_MAX: i64 = 1000;
+
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Instance>> {
+    if !(0..=LIST_MAX).contains(&asked.limit) {
+        return Err(Error::field("limit", "must be from 0 to 1000"));
+    }
+    let projects = match &asked.project_names {
+        None => match visible(app, caller, None).await? {
+            Some(projects) => projects,
+            None => return Ok(Vec::new()),
+        },
+        Some(names) => {
+            let mut ids = Vec::new();
+            for name in names {
+                ids.extend(visible(app, caller, Some(name)).await?.flatten().unwrap_or_default());
+            }
+            Some(ids)
+        }
+    };
+    let query = Query {
+        projects,
+        fleets: asked.fleet_ids.map(|ids| ids.into_iter().map(FleetId).collect()),
+        only_active: asked.only_active,
+        page: Page {
+            time: asked.prev_created_at,
+            id: asked.prev_id,
+            limit: asked.limit,
+            ascending: asked.ascending,
+        },
+    };
+    let rows = instances::list(app.db(), &query).await?;
+    shown(app, rows).await
+}
+
+pub async fn read(app: &App, scope: &Scope, asked: &wire::ReadRequest) -> Result<wire::Instance> {
+    let found = instances::find(app.db(), InstanceId(asked.id)).await?;
+    // The project of the row decides, not the one that the caller names.
+    let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
+    shown(app, vec![found]).await?.pop().ok_or_else(absent)
+}
+
+fn absent() -> Error {
+    Error::absent("Instance")
+}
+
+pub async fn health_checks(
+    app: &App,
+    scope: &Scope,
+    asked: &wire::HealthChecksRequest,
+) -> Result<wire::HealthChecks> {
+    let fleet = fleets::find_by_name(app.db(), scope.project.id, &asked.fleet_name).await?;
+    let fleet = fleet.ok_or_else(|| Error::absent("Fleet"))?;
+    let known = instances::of_fleets(app.db(), &[fleet.id]).await?;
+    if !known.iter().any(|instance| instance.instance_num == asked.instance_num) {
+        return Err(absent());
+    }
+    // Past checks are not kept yet; the latest is part of the instance.
+    Ok(wire::HealthChecks { health_checks: Vec::new() })
+}
+
+/// With the names of projects, fleets and jobs: three queries for any number of instances.
+pub(super) async fn shown(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::Instance>> {
+    let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
+    let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
+    let fleet_ids: Vec<FleetId> = rows.iter().filter_map(|row| row.fleet_id).collect();
+    let projects = projects::names(app.db(), &project_ids).await?;
+    let fleets = fleets::names(app.db(), &fleet_ids).await?;
+    let mut jobs = HashMap::new();
+    for (id, name) in instances::job_names(app.db(), &ids).await? {
+        jobs.entry(id).or_insert(name);
+    }
+    rows.into_iter()
+        .map(|row| {
+            let fleet_name = row.fleet_id.and_then(|id| fleets.get(&id).cloned());
+            Ok(wire::Instance {
+                id: row.id.0,
+                project_name: projects.get(&row.project_id).cloned().unwrap_or_default(),
+                backend: row.backend,
+                instance_type: row.instance_type.map(Document::from_text).transpose()?,
+                name: row.name,
+                fleet_id: row.fleet_id.map(|id| id.0),
+                fleet_name,
+                instance_num: row.instance_num,
+                job_name: jobs.remove(&row.id),
+                hostname: row.hostname,
+                status: row.status.as_str().to_owned(),
+                unreachable: row.unreachable,
+                health_status: row.health,
+                termination_reason: row.termination_reason,
+                termination_reason_message: row.termination_message,
+                created: row.created_at,
+                finished_at: row.finished_at,
+                region: row.region,
+                availability_zone: row.availability_zone,
+                price: row.price,
+                total_blocks: row.total_blocks,
+                busy_blocks: row.busy_blocks,
+                gpu_driver: row.gpu_driver.as_deref().map(serde_json::from_str).transpose()?,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,249 @@
+//! Making what was planned true: a new run, or a changed one.
+
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use windlass_api::runs as wire;
+use windlass_model::{
+    config::job_spec::JobSpec,
+    event::{Because, Entity, Event},
+    id::{RunId, SubmissionId},
+    job,
+    plan::diff::{self, How},
+    run,
+    schedule::Crons,
+    time::Timestamp,
+};
+
+use super::{Spec, one};
+use crate::{
+    app::App,
+    auth::Scope,
+    db::{
+        Unit, Written,
+        jobs::{self, NewJob},
+        runs::{self, Named, NewRun},
+    },
+    error::{Error, Result},
+    events::{About, actor, note, record},
+    secrets::{Belongs, hex},
+    services::{names, users},
+};
+
+/// How often a generated name may be taken before that is an error.
+const NAMES_TRIED: u8 = 10;
+const JOBS_MAX: usize = 1000;
+
+pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Result<wire::Run> {
+    let hash = request_hash(&asked);
+    if let Some(done) = repeated(app, scope, &hash).await? {
+        return one(app, done).await;
+    }
+    let spec = Spec::read(&asked.plan.run_spec, scope.caller.user.ssh_public_key.as_deref())?;
+    if let Some(name) = spec.name() {
+        names::resource("run_name", name)?;
+    }
+    spec.check_references(app, scope).await?;
+    let current = match spec.name() {
+        Some(name) => runs::find_by_name(app.db(), scope.project.id, name).await?,
+        None => None,
+    };
+    let id = match current {
+        Some(current) if !current.run.finished => update(app, scope, &spec, &asked, &current).await?,
+        finished => create(app, scope, spec, finished.as_ref(), &hash).await?,
+    };
+    app.wake(&["runs", "jobs_submitted"]);
+    let run = runs::find(app.db(), id).await?.ok_or_else(|| Error::absent("Run"))?;
+    one(app, run).await
+}
+
+/// What the request asks, for telling a repeat from another request under the same key.
+fn request_hash(asked: &wire::ApplyRequest) -> String {
+    let mut hash = Sha256::new();
+    hash.update(asked.plan.run_spec.text());
+    hash.update([u8::from(asked.force)]);
+    hex(&hash.finalize())
+}
+
+/// The run that this very request made before.
+async fn repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>> {
+    let Some(key) = &scope.idempotency_key else { return Ok(None) };
+    let found = runs::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
+    match found {
+        Some(found) if found.run.idempotency_hash.as_deref() == Some(hash) => Ok(Some(found)),
+        Some(_) => Err(Error::Conflict { msg: "this Idempotency-Key was used for another request" }),
+        None => Ok(None),
+    }
+}
+
+/// A run of that name is active: it changes in place, or not at all.
+async fn update(
+    app: &App,
+    scope: &Scope,
+    spec: &Spec,
+    asked: &wire::ApplyRequest,
+    current: &Named,
+) -> Result<RunId> {
+    let changed =
+        || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
+    let stored: Value = serde_json::from_str(&current.run.spec)?;
+    if !asked.force {
+        let seen = asked.plan.current_resource.as_ref().ok_or_else(changed)?;
+        if seen.id != current.run.id.0 || seen.run_spec.value()? != stored {
+            return Err(changed());
+        }
+    }
+    let changes = diff::run_spec(&stored, &spec.value)
+        .map_err(|why| Error::refused(format!("Cannot override active run {}: {why}", current.run.name)))?;
+    if changes.is_empty() {
+        return Ok(current.run.id);
+    }
+    let rolls = changes.iter().any(|change| change.how == How::Rolling);
+    let run = &current.run;
+    let paths: Vec<&str> = changes.iter().map(|change| change.path.as_str()).collect();
+    let by = scope.caller.user.id;
+    let about = About { entity: Entity::Run, id: run.id.0, name: &run.name, project: Some(run.project_id) };
+    let change = runs::update_spec(run.id, &run.spec, &spec.value.to_string(), spec.priority(), rolls);
+    let unit = Unit::new().and([change]).and(note(
+        app.db(),
+        Some(by),
+        &about,
+        "updated",
+        format!("Run updated. Changed fields: {}", paths.join(", ")),
+    )?);
+    match app.db().write(unit).await? {
+        Written::Done { .. } => Ok(run.id),
+        Written::Stale { .. } => Err(changed()),
+    }
+}
+
+/// A new run; a finished one of that name is hidden in the same unit.
+async fn create(
+    app: &App,
+    scope: &Scope,
+    mut spec: Spec,
+    finished: Option<&Named>,
+    hash: &str,
+) -> Result<RunId> {
+    let generated = spec.name().is_none();
+    for attempt in 0..NAMES_TRIED {
+        if generated {
+            spec.set_name(&names::generate(attempt)?);
+        }
+        let (id, mut unit) = new_run(app, scope, &spec, hash).await?;
+        if let Some(Named { run, .. }) = finished {
+            let mut first = Unit::new().and([runs::delete(run.id)]);
+            first.changes.append(&mut unit.changes);
+            unit = first;
+        }
+        match app.db().write(unit).await {
+            Ok(Written::Done { .. }) => return Ok(id),
+            // The finished run was hidden by somebody else, who is about to take its name.
+            Ok(Written::Stale { .. }) => return Err(Error::exists("Run")),
+            Err(error) if error.is_conflict_on("runs_idempotency_key") => {
+                let done = repeated(app, scope, hash).await?;
+                return done.map(|done| done.run.id).ok_or_else(|| Error::exists("Run"));
+            }
+            Err(error) if error.is_conflict_on("runs_name_key") && generated => {}
+            Err(error) if error.is_conflict_on("runs_name_key") => return Err(Error::exists("Run")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Error::refused("no free name was found; give the run a name"))
+}
+
+async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(RunId, Unit)> {
+    let (db, by) = (app.db(), scope.caller.user.id);
+    let name = spec.name().unwrap_or_default();
+    let id = RunId(db.new_id()?);
+    let next = next_slot(app, spec).await?;
+    let specs = if next.is_some() { Vec::new() } else { spec.jobs()? };
+    if specs.len() > JOBS_MAX {
+        return Err(Error::refused(format!("a run may start with at most {JOBS_MAX} jobs")));
+    }
+    // Scheduled, or a service at zero: nothing runs until its time comes.
+    let status = if specs.is_empty() { run::Status::Pending } else { run::Status::Submitted };
+    let replicas = specs.iter().map(|spec| i64::from(spec.replica_num) + 1).max().unwrap_or(0);
+    let row = NewRun {
+        id,
+        project_id: scope.project.id,
+        user_id: by,
+        repo_id: spec.repo_id().map(str::to_owned),
+        name: name.to_owned(),
+        spec: spec.value.to_string(),
+        service: spec.service(&scope.project.name, name).map(|service| service.to_string()),
+        gateway_id: None,
+        status,
+        desired_replicas: replicas,
+        priority: spec.priority(),
+        next_triggered_at: next,
+        idempotency_key: scope.idempotency_key.clone(),
+        idempotency_hash: scope.idempotency_key.as_ref().map(|_| hash.to_owned()),
+    };
+    let because = |message: &str| Because {
+        actor: actor(Some(by)),
+        reason: "submitted".into(),
+        message: message.into(),
+    };
+    let about = About { entity: Entity::Run, id: id.0, name, project: Some(scope.project.id) };
+    let created = Event::created::<run::Run>(id.0, status, because("Run submitted"));
+    let mut unit = Unit::new().and([runs::insert(row)]).and(record(db, Some(by), &about, &created)?);
+    for (job, sealed) in submissions(app, scope, spec, id, &specs)? {
+        let about =
+            About { entity: Entity::Job, id: job.id.0, name: &job.job_name, project: Some(scope.project.id) };
+        let created = Event::created::<job::Job>(job.id.0, job::Status::Submitted, because("Job submitted"));
+        let told = record(db, Some(by), &about, &created)?;
+        unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, ..job })]).and(told);
+    }
+    Ok((id, unit))
+}
+
+/// The first submission of each job. Jobs of one replica reach each other with a key of their own,
+/// which no answer ever shows.
+fn submissions(
+    app: &App,
+    scope: &Scope,
+    spec: &Spec,
+    run: RunId,
+    specs: &[JobSpec],
+) -> Result<Vec<(NewJob, Option<Vec<u8>>)>> {
+    let mut all = Vec::with_capacity(specs.len());
+    for replica in specs.chunk_by(|a, b| a.replica_num == b.replica_num) {
+        let key = if replica.len() > 1 { Some(users::key_pair("windlass")?) } else { None };
+        for job in replica {
+            let id = SubmissionId(app.db().new_id()?);
+            let sealed = match &key {
+                Some((public, private)) => {
+                    let plain = json!({ "ssh_key": { "public": public, "private": private } }).to_string();
+                    let belongs = Belongs::row("jobs", "secrets_sealed", id.0);
+                    Some(app.keys().seal(&belongs, plain.as_bytes())?)
+                }
+                None => None,
+            };
+            let row = NewJob {
+                id,
+                run_id: run,
+                project_id: scope.project.id,
+                job_name: job.job_name.clone(),
+                replica_num: job.replica_num.into(),
+                job_num: job.job_num.into(),
+                submission_num: 0,
+                deployment_num: 0,
+                replica_group: Some(job.replica_group.clone()),
+                status: job::Status::Submitted,
+                job_spec: serde_json::to_string(job)?,
+                secrets_sealed: None,
+                priority: spec.priority(),
+            };
+            all.push((row, sealed));
+        }
+    }
+    Ok(all)
+}
+
+/// The first slot of a scheduled run.
+async fn next_slot(app: &App, spec: &Spec) -> Result<Option<Timestamp>> {
+    let Some(schedule) = spec.schedule() else { return Ok(None) };
+    let crons = Crons::parse(schedule.cron.0.as_slice()).map_err(|why| Error::refused(why.to_string()))?;
+    let now = app.db().now().await?;
+    crons.next_after(now).map(Some).ok_or_else(|| Error::refused("the schedule has no next time"))
+}

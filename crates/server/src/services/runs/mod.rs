@@ -1,0 +1,170 @@
+//! Runs: looked at, planned, applied, stopped, hidden.
+//!
+//! The API never moves a run's status: it creates runs, writes wishes into columns that no pipeline
+//! writes (`stop_asked_at`, `spec`, …) and hints the pipelines that read them.
+
+mod apply;
+mod plan;
+mod show;
+mod spec;
+
+use windlass_api::{operation::Access, runs as wire};
+use windlass_model::{event::Entity, id::RunId};
+
+pub(crate) use self::spec::{Spec, refused};
+pub use self::{apply::apply, plan::plan};
+use crate::{
+    app::App,
+    auth::{self, Caller, Scope},
+    db::{
+        Page, Unit, jobs, projects,
+        runs::{self, Named, Query},
+        users,
+    },
+    error::{Error, Result},
+    events::{About, note},
+};
+
+const LIST_MAX: i64 = 100;
+const SUBMISSIONS_MAX: i64 = 10;
+const NAMES_MAX: usize = 1000;
+
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Run>> {
+    if !(0..=LIST_MAX).contains(&asked.limit) {
+        return Err(Error::field("limit", "must be from 0 to 100"));
+    }
+    if asked.job_submissions_limit.is_some_and(|limit| !(0..=SUBMISSIONS_MAX).contains(&limit)) {
+        return Err(Error::field("job_submissions_limit", "must be from 0 to 10"));
+    }
+    let Some(projects) = visible(app, caller, asked.project_name.as_deref()).await? else {
+        return Ok(Vec::new());
+    };
+    let user = match &asked.username {
+        None => None,
+        Some(name) => match users::by_name(app.db(), name).await? {
+            Some(user) => Some(user.id),
+            None => return Ok(Vec::new()),
+        },
+    };
+    let query = Query {
+        projects,
+        user,
+        repo_id: asked.repo_id,
+        only_active: asked.only_active,
+        page: Page {
+            time: asked.prev_submitted_at,
+            id: asked.prev_run_id,
+            limit: asked.limit,
+            ascending: asked.ascending,
+        },
+    };
+    let rows = runs::list(app.db(), &query).await?;
+    let jobs =
+        if asked.include_jobs { show::Jobs::Newest(asked.job_submissions_limit) } else { show::Jobs::None };
+    shown(app, rows, jobs).await
+}
+
+/// The projects a list covers: one that the caller may see, or all of theirs. `None` when that is
+/// nothing; `Some(None)` is everything.
+pub(super) async fn visible(
+    app: &App,
+    caller: &Caller,
+    name: Option<&str>,
+) -> Result<Option<Option<Vec<windlass_model::id::ProjectId>>>> {
+    if let Some(name) = name {
+        return match auth::scope(app, caller.clone(), name, Vec::new()).await {
+            Ok(scope) if scope.must(Access::ProjectUser).is_ok() => Ok(Some(Some(vec![scope.project.id]))),
+            Ok(_) | Err(Error::Unknown { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
+    }
+    if caller.user.admin {
+        return Ok(Some(None));
+    }
+    let joined = projects::joined(app.db(), caller.user.id).await?;
+    Ok((!joined.is_empty()).then_some(Some(joined)))
+}
+
+pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<wire::Run> {
+    let found = match (asked.id, &asked.run_name) {
+        (Some(id), _) => runs::find(app.db(), RunId(id)).await?,
+        (None, Some(name)) => runs::find_by_name(app.db(), scope.project.id, name).await?,
+        (None, None) => return Err(Error::field("run_name", "either `run_name` or `id` is needed")),
+    };
+    // The project of the row decides, not the one that the caller names.
+    let found = found.filter(|run| run.run.project_id == scope.project.id);
+    one(app, found.ok_or_else(absent)?).await
+}
+
+fn absent() -> Error {
+    Error::absent("Run")
+}
+
+async fn one(app: &App, run: Named) -> Result<wire::Run> {
+    shown(app, vec![run], show::Jobs::Newest(None)).await?.pop().ok_or_else(absent)
+}
+
+/// One query for the jobs of all of them.
+async fn shown(app: &App, rows: Vec<Named>, wanted: show::Jobs) -> Result<Vec<wire::Run>> {
+    let ids: Vec<RunId> = rows.iter().map(|row| row.run.id).collect();
+    let jobs = match wanted {
+        show::Jobs::None => Vec::new(),
+        show::Jobs::Newest(limit) => jobs::of_runs(app.db(), &ids, limit.map(|limit| limit.max(1))).await?,
+    };
+    show::runs(rows, jobs, wanted)
+}
+
+/// Stores the wish to stop. Names of finished and unknown runs are skipped.
+pub async fn stop(app: &App, scope: &Scope, asked: &wire::StopRequest) -> Result<()> {
+    check_names(&asked.runs_names)?;
+    let by = scope.caller.user.id;
+    let message = if asked.abort { "Run abort requested" } else { "Run stop requested" };
+    for name in &asked.runs_names {
+        let found = runs::find_by_name(app.db(), scope.project.id, name).await?;
+        let Some(Named { run, .. }) = found.filter(|found| !found.run.finished) else { continue };
+        let about = About { entity: Entity::Run, id: run.id.0, name, project: Some(run.project_id) };
+        let unit = Unit::new().and([runs::ask_stop(run.id, asked.abort, by)]).and(note(
+            app.db(),
+            Some(by),
+            &about,
+            "stop_asked",
+            message.into(),
+        )?);
+        // Stale: it finished by itself, which is what was asked for.
+        app.db().write(unit).await?;
+    }
+    app.wake(&["runs"]);
+    Ok(())
+}
+
+/// Hides finished runs. One that is active refuses the whole request.
+pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+    check_names(names)?;
+    let by = scope.caller.user.id;
+    let mut found = Vec::new();
+    for name in names.iter().collect::<std::collections::BTreeSet<_>>() {
+        found.extend(runs::find_by_name(app.db(), scope.project.id, name).await?);
+    }
+    if found.iter().any(|found| !found.run.finished) {
+        return Err(Error::refused("active runs cannot be deleted; stop them first"));
+    }
+    let mut unit = Unit::new();
+    for Named { run, .. } in &found {
+        let about =
+            About { entity: Entity::Run, id: run.id.0, name: &run.name, project: Some(run.project_id) };
+        unit = unit.and([runs::delete(run.id)]).and(note(
+            app.db(),
+            Some(by),
+            &about,
+            "deleted",
+            "Run deleted".into(),
+        )?);
+    }
+    // Stale: somebody else hid one of them at the same time.
+    app.db().write(unit).await?;
+    Ok(())
+}
+
+fn check_names(names: &[String]) -> Result<()> {
+    if names.len() > NAMES_MAX { Err(Error::field("runs_names", "too many names")) } else { Ok(()) }
+}

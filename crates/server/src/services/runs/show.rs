@@ -1,0 +1,197 @@
+//! Rows of runs and jobs, as clients read them.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use windlass_api::{Document, runs as wire};
+use windlass_model::{
+    id::RunId,
+    job::{self, Ending},
+    run::{self, Glance},
+    time::Timestamp,
+};
+
+use crate::{
+    db::{jobs::Job, runs::Named},
+    error::Result,
+};
+
+/// Which jobs an answer holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Jobs {
+    None,
+    /// The newest so many submissions of each; `None` is all.
+    Newest(Option<i64>),
+}
+
+/// `jobs` is ordered by run, replica, job and submission.
+pub(super) fn runs(rows: Vec<Named>, jobs: Vec<Job>, wanted: Jobs) -> Result<Vec<wire::Run>> {
+    let mut of_run = HashMap::<RunId, Vec<Job>>::new();
+    for job in jobs {
+        of_run.entry(job.run_id).or_default().push(job);
+    }
+    let keep_none = matches!(wanted, Jobs::Newest(Some(0)));
+    rows.into_iter()
+        .map(|row| {
+            let jobs = of_run.remove(&row.run.id).unwrap_or_default();
+            let mut shown = run(row, jobs)?;
+            if keep_none {
+                shown.jobs.iter_mut().for_each(|job| job.job_submissions.clear());
+            }
+            Ok(shown)
+        })
+        .collect()
+}
+
+fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
+    let Named { run, project_name, user_name, fleet_name } = row;
+    let reason: Option<run::TerminationReason> =
+        run.termination_reason.as_deref().and_then(|word| word.parse().ok());
+    let glances = glances(&rows);
+    let cost = rows.iter().map(|job| cost(job, run.last_processed_at)).sum();
+    let retry = retries_no_capacity(run.status, &glances, &rows);
+    let message = match (&run.status_message, retry) {
+        (Some(said), _) => said.clone(),
+        (None, true) => "retrying".to_owned(),
+        (None, false) => run::status_message(run.status, &glances, None).to_owned(),
+    };
+    let jobs = grouped(rows)?;
+    let latest = jobs
+        .iter()
+        .filter_map(|job| job.job_submissions.last())
+        .reduce(|latest, other| if other.submitted_at > latest.submitted_at { other } else { latest })
+        .cloned();
+    Ok(wire::Run {
+        id: run.id.0,
+        project_name,
+        user: user_name,
+        fleet: run.fleet_id.zip(fleet_name).map(|(id, name)| wire::RunFleet { id: id.0, name }),
+        submitted_at: run.submitted_at,
+        last_processed_at: run.last_processed_at,
+        status: run.status.as_str().to_owned(),
+        status_message: message,
+        error: reason.and_then(run::TerminationReason::error).map(str::to_owned),
+        termination_reason: run.termination_reason,
+        run_spec: Document::from_text(run.spec)?,
+        jobs,
+        latest_job_submission: latest,
+        cost,
+        service: run.service.map(Document::from_text).transpose()?,
+        deployment_num: run.deployment_num,
+        deleted: Some(run.deleted),
+        next_triggered_at: run.next_triggered_at,
+    })
+}
+
+/// Each job once: its latest status, and why its latest ended submission ended.
+fn glances(rows: &[Job]) -> Vec<Glance> {
+    rows.chunk_by(|a, b| (a.replica_num, a.job_num) == (b.replica_num, b.job_num))
+        .filter_map(|submissions| {
+            let latest = submissions.last()?;
+            let ended = submissions.iter().rev().find(|job| job.finished);
+            Some(Glance { status: latest.status, last_ended: ended.and_then(reason) })
+        })
+        .collect()
+}
+
+/// The retry policy is inside the job's spec, which is worth reading only when a job lacked capacity.
+fn retries_no_capacity(status: run::Status, glances: &[Glance], rows: &[Job]) -> bool {
+    #[derive(Deserialize)]
+    struct Spec {
+        retry: Option<Retry>,
+    }
+    #[derive(Deserialize)]
+    struct Retry {
+        on_events: Vec<String>,
+    }
+    let lacked =
+        |glance: &Glance| glance.last_ended == Some(job::TerminationReason::FailedToStartDueToNoCapacity);
+    matches!(status, run::Status::Pending | run::Status::Submitted)
+        && glances.iter().any(lacked)
+        && rows.iter().any(|job| {
+            serde_json::from_str::<Spec>(&job.job_spec)
+                .ok()
+                .and_then(|spec| spec.retry)
+                .is_some_and(|retry| retry.on_events.iter().any(|event| event == "no-capacity"))
+        })
+}
+
+fn reason(job: &Job) -> Option<job::TerminationReason> {
+    job.termination_reason.as_deref()?.parse().ok()
+}
+
+fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
+    let mut jobs: Vec<((i64, i64), wire::Job)> = Vec::new();
+    for mut row in rows {
+        let key = (row.replica_num, row.job_num);
+        let spec = Document::from_text(std::mem::take(&mut row.job_spec))?;
+        let connection = row.connection_info.take().map(Document::from_text).transpose()?;
+        let submission = submission(row)?;
+        match jobs.last_mut() {
+            // The newest submission says how the job is made now.
+            Some((last, job)) if *last == key => {
+                job.job_spec = spec;
+                job.job_connection_info = connection;
+                job.job_submissions.push(submission);
+            }
+            _ => jobs.push((
+                key,
+                wire::Job {
+                    job_spec: spec,
+                    job_submissions: vec![submission],
+                    job_connection_info: connection,
+                },
+            )),
+        }
+    }
+    Ok(jobs.into_iter().map(|(_, job)| job).collect())
+}
+
+fn submission(row: Job) -> Result<wire::JobSubmission> {
+    let ending = reason(&row).map(|reason| {
+        let ending = Ending::new(reason);
+        match row.exit_status.and_then(|code| i32::try_from(code).ok()) {
+            Some(code) => ending.with_exit_status(code),
+            None => ending,
+        }
+    });
+    let computed = || job::status_message(row.status, ending.as_ref());
+    let inactive = row.inactive_since.map(|since| row.last_processed_at.since(since).as_secs().max(0));
+    Ok(wire::JobSubmission {
+        id: row.id.0,
+        submission_num: row.submission_num,
+        deployment_num: row.deployment_num,
+        submitted_at: row.submitted_at,
+        last_processed_at: row.last_processed_at,
+        finished_at: row.finished_at,
+        inactivity_secs: inactive,
+        status: row.status.as_str().to_owned(),
+        status_message: row.status_message.unwrap_or_else(computed),
+        error: ending.as_ref().and_then(Ending::error).map(str::to_owned),
+        termination_reason: row.termination_reason,
+        termination_reason_message: row.termination_message,
+        exit_status: row.exit_status,
+        job_provisioning_data: row.provisioning.map(Document::from_text).transpose()?,
+        job_runtime_data: row.runtime.map(Document::from_text).transpose()?,
+        image_pull_progress: row.pull_progress.map(Document::from_text).transpose()?,
+        probes: row.probes.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
+    })
+}
+
+/// What the instance cost while the submission had it. Of the submissions that the answer holds.
+fn cost(job: &Job, now: Timestamp) -> f64 {
+    #[derive(Deserialize)]
+    struct Priced {
+        #[serde(default)]
+        price: f64,
+    }
+    let Some(priced) = job.provisioning.as_deref().and_then(|text| serde_json::from_str::<Priced>(text).ok())
+    else {
+        return 0.0;
+    };
+    let from = job.provisioned_at.unwrap_or(job.submitted_at);
+    let until = job.finished_at.unwrap_or_else(|| now.max(job.last_processed_at));
+    #[expect(clippy::cast_precision_loss, reason = "money is shown to cents, hours are small")]
+    let hours = until.since(from).0.max(0) as f64 / 3.6e9;
+    priced.price * hours
+}

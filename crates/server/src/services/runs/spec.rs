@@ -1,0 +1,168 @@
+//! A run spec that a client sent, read and completed.
+
+use serde_json::{Value, json};
+use windlass_api::{Document, error::Code};
+use windlass_model::config::{
+    Configuration,
+    decode::{self, Mode},
+    derive::{self, DefaultImages, Inherited, Inputs},
+    effective::effective_run_spec,
+    job_spec::{FileArchive, JobSpec},
+    profile::{Profile, Properties, Schedule},
+    yaml::Node,
+};
+
+use crate::{
+    app::App,
+    auth::Scope,
+    db::repos,
+    error::{Error, Result},
+};
+
+/// What a job is called in a plan for a run that has no name yet.
+const UNNAMED: &str = "dry-run";
+const ARCHIVES_MAX: usize = 100;
+
+/// A run spec with the server's defaults, and what it means.
+#[derive(Debug)]
+pub(crate) struct Spec {
+    /// The effective spec, as it is stored and shown.
+    pub(crate) value: Value,
+    pub(crate) configuration: Configuration,
+    profile: Option<Properties>,
+    inherited: Inherited,
+}
+
+impl Spec {
+    /// Reads what was sent. `ssh_key` is the caller's public key.
+    pub(crate) fn read(sent: &Document, ssh_key: Option<&str>) -> Result<Self> {
+        let sent = sent.value()?;
+        let missing = || Error::field("run_spec", "must be an object with a `configuration`");
+        let configuration = Configuration::from_json(sent.get("configuration").ok_or_else(missing)?)
+            .map_err(|problems| refused(&problems))?;
+        if configuration.run().is_none() {
+            return Err(Error::refused(format!("a {} is not a run", configuration.kind())));
+        }
+        let mut value = effective_run_spec(&sent);
+        let spec = value.as_object_mut().ok_or_else(missing)?;
+        if is_unset(spec.get("ssh_key_pub")) {
+            spec.insert("ssh_key_pub".into(), json!(ssh_key));
+        }
+        if is_unset(spec.get("run_name")) {
+            spec.insert("run_name".into(), json!(configuration.name()));
+        }
+        let profile = match spec.get("profile") {
+            None | Some(Value::Null) => None,
+            Some(sent) => {
+                let profile: Profile = decode::decode(&Node::from_json(sent), Mode::Lenient)
+                    .map_err(|problems| refused(&problems))?;
+                Some(profile.properties)
+            }
+        };
+        let text = |name: &str| spec.get(name).and_then(Value::as_str).map(str::to_owned);
+        let inherited = Inherited {
+            repo_data: spec.get("repo_data").filter(|data| !data.is_null()).cloned(),
+            repo_code_hash: text("repo_code_hash"),
+            repo_dir: text("repo_dir"),
+            working_dir: text("working_dir"),
+            file_archives: archives(spec.get("file_archives"))?,
+        };
+        Ok(Self { value, configuration, profile, inherited })
+    }
+
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.value["run_name"].as_str()
+    }
+
+    pub(crate) fn set_name(&mut self, name: &str) {
+        self.value["run_name"] = json!(name);
+    }
+
+    pub(crate) fn repo_id(&self) -> Option<&str> {
+        self.value["repo_id"].as_str()
+    }
+
+    pub(crate) fn priority(&self) -> i64 {
+        self.value["configuration"]["priority"].as_i64().unwrap_or(0)
+    }
+
+    /// The configuration's own schedule, else the profile's.
+    pub(crate) fn schedule(&self) -> Option<&Schedule> {
+        let own = self.configuration.profile().and_then(|own| own.schedule.as_ref());
+        own.or_else(|| self.profile.as_ref()?.schedule.as_ref())
+    }
+
+    fn inputs<'a>(&'a self, images: &'a DefaultImages) -> Inputs<'a> {
+        Inputs {
+            run_name: self.name().unwrap_or(UNNAMED),
+            configuration: &self.configuration,
+            profile: self.profile.as_ref(),
+            inherited: &self.inherited,
+            images,
+            image: None,
+            server_url: None,
+        }
+    }
+
+    /// The jobs a run starts with.
+    pub(crate) fn jobs(&self) -> Result<Vec<JobSpec>> {
+        derive::job_specs(&self.inputs(&DefaultImages::default()))
+            .map_err(|why| Error::refused(why.to_string()))
+    }
+
+    /// One replica of each group.
+    pub(crate) fn plan(&self) -> Result<Vec<JobSpec>> {
+        derive::plan_specs(&self.inputs(&DefaultImages::default()))
+            .map_err(|why| Error::refused(why.to_string()))
+    }
+
+    /// Where a service is reached, until a gateway takes it.
+    pub(crate) fn service(&self, project: &str, run: &str) -> Option<Value> {
+        let Configuration::Service(_) = &self.configuration else { return None };
+        let model = &self.value["configuration"]["model"];
+        let model = model["name"].as_str().or_else(|| model.as_str()).map(
+            |name| json!({ "name": name, "base_url": format!("/proxy/models/{project}"), "type": "chat" }),
+        );
+        Some(json!({ "url": format!("/proxy/services/{project}/{run}/"), "model": model, "options": {} }))
+    }
+
+    /// What the spec points to must exist and belong to the caller or the project.
+    pub(crate) async fn check_references(&self, app: &App, scope: &Scope) -> Result<()> {
+        let kind = self.value["repo_data"]["repo_type"].as_str().unwrap_or("virtual");
+        if kind != "virtual" {
+            let id = self.repo_id().unwrap_or_default();
+            if repos::find(app.db(), scope.project.id, id).await?.is_none() {
+                let code = Code::RepoDoesNotExist;
+                return Err(Error::Refused { code, msg: format!("Repo {id} does not exist") });
+            }
+        }
+        let ids: Vec<uuid::Uuid> = self.inherited.file_archives.iter().map(|archive| archive.id).collect();
+        if !repos::owns_archives(app.db(), scope.caller.user.id, &ids).await? {
+            return Err(Error::absent("File archive"));
+        }
+        Ok(())
+    }
+}
+
+fn is_unset(value: Option<&Value>) -> bool {
+    value.is_none_or(Value::is_null)
+}
+
+fn archives(sent: Option<&Value>) -> Result<Vec<FileArchive>> {
+    let wrong = || Error::field("file_archives", "must be a list of archives with `id` and `path`");
+    let Some(list) = sent.filter(|sent| !sent.is_null()) else { return Ok(Vec::new()) };
+    let list = list.as_array().filter(|list| list.len() <= ARCHIVES_MAX).ok_or_else(wrong)?;
+    list.iter()
+        .map(|archive| {
+            let id = archive["id"].as_str().and_then(|id| id.parse().ok()).ok_or_else(wrong)?;
+            let path = archive["path"].as_str().ok_or_else(wrong)?.to_owned();
+            Ok(FileArchive { id, path })
+        })
+        .collect()
+}
+
+/// All that is wrong, in one message: clients show exactly one.
+pub(crate) fn refused(problems: &[windlass_model::config::error::Diagnosis]) -> Error {
+    let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    Error::refused(format!("invalid configuration: {}", all.join("; ")))
+}

@@ -1,0 +1,189 @@
+//! Volumes: created, listed, asked to end.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde_json::{Value, json};
+use windlass_api::{Document, volumes as wire};
+use windlass_model::{
+    config::Configuration,
+    event::{Because, Entity, Event},
+    id::{ProjectId, UserId, VolumeId},
+    volume,
+};
+
+use super::{
+    names,
+    runs::{refused, visible},
+};
+use crate::{
+    app::App,
+    auth::{Caller, Scope},
+    db::{
+        Page, Unit, Written, instances, projects, users,
+        volumes::{self, NewVolume, Query, Volume},
+    },
+    error::{Error, Result},
+    events::{About, actor, note, record},
+};
+
+const LIST_MAX: i64 = 100;
+const NAMES_TRIED: u8 = 10;
+
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Volume>> {
+    if !(0..=LIST_MAX).contains(&asked.limit) {
+        return Err(Error::field("limit", "must be from 0 to 100"));
+    }
+    let Some(projects) = visible(app, caller, asked.project_name.as_deref()).await? else {
+        return Ok(Vec::new());
+    };
+    let page = Page {
+        time: asked.prev_created_at,
+        id: asked.prev_id,
+        limit: asked.limit,
+        ascending: asked.ascending,
+    };
+    let query = Query { projects, only_active: asked.only_active, page };
+    shown(app, volumes::list(app.db(), &query).await?).await
+}
+
+pub async fn list_project(app: &App, scope: &Scope) -> Result<Vec<wire::Volume>> {
+    let page = Page { limit: i64::from(i32::MAX), ascending: true, ..Page::default() };
+    let query = Query { projects: Some(vec![scope.project.id]), only_active: false, page };
+    shown(app, volumes::list(app.db(), &query).await?).await
+}
+
+pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Volume> {
+    let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+    one(app, found).await
+}
+
+fn absent() -> Error {
+    Error::absent("Volume")
+}
+
+async fn one(app: &App, row: Volume) -> Result<wire::Volume> {
+    shown(app, vec![row]).await?.pop().ok_or_else(absent)
+}
+
+async fn shown(app: &App, rows: Vec<Volume>) -> Result<Vec<wire::Volume>> {
+    let ids: Vec<VolumeId> = rows.iter().map(|row| row.id).collect();
+    let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
+    let user_ids: Vec<UserId> = rows.iter().map(|row| row.user_id).collect();
+    let projects = projects::names(app.db(), &project_ids).await?;
+    let users: HashMap<UserId, String> =
+        users::by_ids(app.db(), &user_ids).await?.into_iter().map(|user| (user.id, user.name)).collect();
+    let mut attached = attachments(app, &ids).await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(wire::Volume {
+                id: row.id.0,
+                name: row.name,
+                user: users.get(&row.user_id).cloned().unwrap_or_default(),
+                project_name: projects.get(&row.project_id).cloned().unwrap_or_default(),
+                configuration: Document::from_text(row.configuration)?,
+                external: row.external,
+                created_at: row.created_at,
+                last_processed_at: row.last_processed_at,
+                status: row.status.as_str().to_owned(),
+                status_message: row.status_message,
+                deleted: row.deleted,
+                deleted_at: row.deleted_at,
+                volume_id: row.volume_id,
+                provisioning_data: row.provisioning.map(Document::from_text).transpose()?,
+                cost: 0.0,
+                attachments: Some(attached.remove(&row.id).unwrap_or_default()),
+                attachment_data: None,
+            })
+        })
+        .collect()
+}
+
+async fn attachments(app: &App, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, Vec<wire::Attachment>>> {
+    let mut all = BTreeMap::<_, Vec<_>>::new();
+    for attachment in volumes::attachments(app.db(), ids).await? {
+        // Few volumes are attached at all, and each to few instances.
+        let Some(instance) = instances::find(app.db(), attachment.instance_id).await? else { continue };
+        all.entry(attachment.volume_id).or_default().push(wire::Attachment {
+            instance: wire::VolumeInstance {
+                name: instance.name,
+                fleet_name: None,
+                instance_num: instance.instance_num,
+                instance_id: Some(instance.id.to_string()),
+            },
+            attachment_data: attachment.data.map(Document::from_text).transpose()?,
+        });
+    }
+    Ok(all)
+}
+
+pub async fn create(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Result<wire::Volume> {
+    let mut configuration = asked.configuration.value()?;
+    let parsed = Configuration::from_json(&configuration).map_err(|problems| refused(&problems))?;
+    if !matches!(parsed, Configuration::Volume(_)) {
+        return Err(Error::field("configuration", "the configuration is not a volume"));
+    }
+    let generated = configuration["name"].is_null();
+    for attempt in 0..NAMES_TRIED {
+        if generated {
+            configuration["name"] = json!(names::generate(attempt)?);
+        }
+        let (id, unit) = new_volume(app, scope, &configuration)?;
+        match app.db().write(unit).await {
+            Ok(written) => {
+                written.done()?;
+                app.wake(&["volumes"]);
+                return one(app, volumes::find(app.db(), id).await?.ok_or_else(absent)?).await;
+            }
+            Err(error) if error.is_conflict_on("volumes_name_key") && generated => {}
+            Err(error) if error.is_conflict_on("volumes_name_key") => return Err(Error::exists("Volume")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Error::refused("no free name was found; give the volume a name"))
+}
+
+fn new_volume(app: &App, scope: &Scope, configuration: &Value) -> Result<(VolumeId, Unit)> {
+    let (db, by) = (app.db(), scope.caller.user.id);
+    let name = configuration["name"].as_str().unwrap_or_default();
+    names::resource("name", name)?;
+    let id = VolumeId(db.new_id()?);
+    let row = NewVolume {
+        id,
+        project_id: scope.project.id,
+        user_id: by,
+        name: name.to_owned(),
+        configuration: configuration.to_string(),
+        external: !configuration["volume_id"].is_null() || !configuration["claim_name"].is_null(),
+        status: volume::Status::Submitted,
+    };
+    let because =
+        Because { actor: actor(Some(by)), reason: "applied".into(), message: "Volume created".into() };
+    let about = About { entity: Entity::Volume, id: id.0, name, project: Some(scope.project.id) };
+    let created = Event::created::<volume::Volume>(id.0, volume::Status::Submitted, because);
+    let unit = Unit::new().and([volumes::insert(row)]).and(record(db, Some(by), &about, &created)?);
+    Ok((id, unit))
+}
+
+/// Stores the wish to end, for all of them or none.
+pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+    let by = scope.caller.user.id;
+    let mut unit = Unit::new();
+    for name in names.iter().collect::<BTreeSet<_>>() {
+        let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+        let about = About { entity: Entity::Volume, id: found.id.0, name, project: Some(found.project_id) };
+        unit = unit.and([volumes::ask_delete(found.id)]).and(note(
+            app.db(),
+            Some(by),
+            &about,
+            "delete_asked",
+            "Volume deletion requested".into(),
+        )?);
+    }
+    match app.db().write(unit).await? {
+        Written::Done { .. } => {
+            app.wake(&["volumes"]);
+            Ok(())
+        }
+        Written::Stale { .. } => Err(Error::refused("an attached volume cannot be deleted")),
+    }
+}
