@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     Configuration,
     dev_environment::DevEnvironment,
-    interpolate::{self, Answer, Dollars, Members, Reference},
+    interpolate::{self, Answer, Dollars, Reference},
     job_spec::{AppSpec, FileArchive, JobSpec, ProbeSpec, REPO_DIR, Requirements, RetrySpec},
     mounts::{Mount, VolumeMount},
     name::UnixUser,
@@ -329,7 +329,6 @@ fn job_spec(
     let (node_group_index, node_group_name, node_group_job_index) = node_group;
     let metadata = inputs.image.filter(|_| part.image.is_some());
     let resources = effective_resources(part, metadata)?;
-    let multinode = jobs_per_replica > 1;
     Ok(JobSpec {
         replica_num,
         job_num,
@@ -358,18 +357,7 @@ fn job_spec(
         },
         utilization_policy: profile.utilization_policy.clone(),
         registry_auth: run.registry_auth.clone(),
-        requirements: Requirements {
-            resources,
-            max_price: profile.provisioning.max_price.map(|price| price.0),
-            spot: match part.spot_policy {
-                Some(SpotPolicy::Spot) => Some(true),
-                Some(SpotPolicy::OnDemand) | None => Some(false),
-                Some(SpotPolicy::Auto) => None,
-            },
-            reservation: part.reservation.map(str::to_owned),
-            multinode: Some(multinode),
-            backend_options: profile.provisioning.backend_options.clone(),
-        },
+        requirements: requirements(profile, part, resources, jobs_per_replica > 1),
         retry: retry(profile.provisioning.retry.as_ref()),
         volumes: Some(volumes(&run.volumes, job_num)?),
         ssh_key: None,
@@ -389,6 +377,26 @@ fn job_spec(
         service_port: None,
         probes: vec![],
     })
+}
+
+fn requirements(
+    profile: &Properties,
+    part: &Part<'_>,
+    resources: ResourcesSpec,
+    multinode: bool,
+) -> Requirements {
+    Requirements {
+        resources,
+        max_price: profile.provisioning.max_price.map(|price| price.0),
+        spot: match part.spot_policy {
+            Some(SpotPolicy::Spot) => Some(true),
+            Some(SpotPolicy::OnDemand) | None => Some(false),
+            Some(SpotPolicy::Auto) => None,
+        },
+        reservation: part.reservation.map(str::to_owned),
+        multinode: Some(multinode),
+        backend_options: profile.provisioning.backend_options.clone(),
+    }
 }
 
 fn app_specs(ports: &[PortMapping]) -> Vec<AppSpec> {
@@ -578,35 +586,4 @@ pub fn infer_vendor(names: Option<&[String]>, default_image: bool) -> Option<Gpu
             vendors.all(|vendor| vendor == Some(first)).then_some(first)
         }
     }
-}
-
-/// The nodes or replicas whose addresses the commands of a job wait for.
-pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, Members)> {
-    let mut awaited = Vec::new();
-    for word in &spec.commands {
-        for reference in interpolate::references(word).unwrap_or_default() {
-            if let Reference::Address { group, member, of } = reference {
-                awaited.push((group, member, of));
-            }
-        }
-    }
-    awaited
-}
-
-/// The commands of a job with addresses put in. `None` from `look_up` leaves the reference as it is.
-pub fn with_addresses(
-    commands: &[String],
-    mut look_up: impl FnMut(u32, u32) -> Option<String>,
-) -> Vec<String> {
-    let mut resolve = |reference: &Reference| match reference {
-        Reference::Address { group, member, .. } => {
-            Ok(look_up(*group, *member).map_or(Answer::Keep, Answer::Value))
-        }
-        Reference::Named { .. } => Ok(Answer::Keep),
-    };
-    // What is not a reference of ours is the shell's business.
-    let put_in = |text: &String| {
-        interpolate::substitute(text, Dollars::Keep, &mut resolve).unwrap_or_else(|_| text.clone())
-    };
-    commands.iter().map(put_in).collect()
 }

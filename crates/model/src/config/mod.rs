@@ -18,6 +18,7 @@ pub mod mounts;
 pub mod name;
 pub mod ports;
 pub mod profile;
+pub mod resolve;
 pub mod resources;
 pub mod run;
 pub mod scalar;

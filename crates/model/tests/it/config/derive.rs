@@ -6,6 +6,7 @@ use windlass_model::config::{
     derive::{self, DefaultImages, Error, ImageMetadata, Inherited, Inputs},
     effective::effective_run_spec,
     job_spec::JobSpec,
+    resolve,
 };
 use windlass_model::resources::{CpuArch, GpuVendor};
 
@@ -86,12 +87,12 @@ fn groups_of_nodes_keep_their_numbers() {
     assert_eq!(at, [(0, 0, "head", 0), (1, 1, "1", 0), (2, 1, "1", 1)]);
     assert_eq!((jobs[0].app_specs.len(), jobs[1].app_specs.len()), (1, 0));
     assert_eq!(jobs[2].requirements.resources.cpu.count.min, Some(8));
-    assert_eq!(derive::awaited_addresses(&jobs[1]).len(), 1);
-    assert!(derive::awaited_addresses(&jobs[0]).is_empty());
-    let waiting = derive::with_addresses(&jobs[1].commands, |_, _| None);
+    assert_eq!(resolve::awaited_addresses(&jobs[1]).len(), 1);
+    assert!(resolve::awaited_addresses(&jobs[0]).is_empty());
+    let waiting = resolve::with_addresses(&jobs[1].commands, |_, _| None);
     assert_eq!(waiting, jobs[1].commands);
     let ready =
-        derive::with_addresses(&jobs[1].commands, |group, member| Some(format!("10.{group}.{member}.1")));
+        resolve::with_addresses(&jobs[1].commands, |group, member| Some(format!("10.{group}.{member}.1")));
     assert_eq!(ready[3], "w 10.0.0.1");
 }
 
@@ -270,4 +271,58 @@ fn a_plan_shows_the_defaults_and_nothing_else_changes() {
     let amd = json!({"configuration": {"type": "service", "image": "i", "resources": {"gpu": {"count": {"min": 0}}}}});
     assert!(effective_run_spec(&amd)["configuration"]["resources"]["gpu"].get("vendor").is_none());
     assert_eq!(effective_run_spec(&json!(null)), json!(null));
+}
+
+#[test]
+fn a_client_puts_in_what_only_it_knows() {
+    let mut service = accept(
+        "type: service\nport: 1\nimage: i\nenv: [TOKEN, A=1]\ncommands: ['x ${{ run.args }} $$HOME ${{ secrets.S }}']\n\
+         registry_auth: {username: '${{ env.A }}', password: '${{ secrets.P }}'}\n\
+         probes: [{type: http, method: post, url: '/${{ env.A }}', body: '${{ env.TOKEN }}', headers: [{name: K, value: '${{ env.A }}'}]}]",
+    );
+    let args = ["a b".to_owned(), "--fast".to_owned()];
+    let unset = resolve::for_client(&mut service.clone(), &args, |_| None).unwrap_err();
+    assert_eq!(unset, resolve::Error::Unset { names: vec!["TOKEN".to_owned()] });
+    resolve::for_client(&mut service, &args, |_| Some("${{ env.A }}".to_owned())).unwrap();
+    let json = serde_json::to_value(&service).unwrap();
+    assert_eq!(json["commands"], json!(["x 'a b' --fast $HOME ${{ secrets.S }}"]));
+    assert_eq!(json["registry_auth"], json!({"username": "1", "password": "${{ secrets.P }}"}));
+    let probe = &json["probes"][0];
+    assert_eq!(
+        (&probe["url"], &probe["body"], &probe["headers"][0]["value"]),
+        (&json!("/1"), &json!("${{ env.A }}"), &json!("1"))
+    );
+    let mut task = accept(
+        "type: task\nimage: i\nregistry_auth: {username: '${{ env.NOPE }}', password: p}\ncommands: [x]",
+    );
+    assert!(matches!(resolve::for_client(&mut task, &[], |_| None), Err(resolve::Error::Reference { .. })));
+    let mut grouped = accept(
+        "type: task\ngroups: [{commands: ['x ${{ run.args }}', 'y ${{ groups[0].nodes[0].IP_ADDRESS }}']}]",
+    );
+    resolve::for_client(&mut grouped, &args, |_| None).unwrap();
+    let json = serde_json::to_value(&grouped).unwrap();
+    assert_eq!(
+        json["groups"][0]["commands"],
+        json!(["x 'a b' --fast", "y ${{ groups[0].nodes[0].IP_ADDRESS }}"])
+    );
+}
+
+#[test]
+fn secrets_are_put_in_once_and_missing_ones_are_named() {
+    let text = "type: task\nimage: i\ncommands: ['echo ${{ secrets.A }}']\nenv: {X: 'a-${{ secrets.A }}', Y: plain $$ text}\n\
+                registry_auth: {username: u, password: '${{ secrets.B }}'}";
+    let mut spec = specs(text).remove(0);
+    let missing = resolve::put_secrets(&mut spec.clone(), |_| None).unwrap_err();
+    assert_eq!(missing.to_string(), "secrets that do not exist: A, B");
+    resolve::put_secrets(&mut spec, |name| Some(format!("<{name}> ${{{{ secrets.B }}}}"))).unwrap();
+    assert_eq!(spec.env["X"], "a-<A> ${{ secrets.B }}");
+    assert_eq!(spec.env["Y"], "plain $$ text");
+    assert_eq!(spec.registry_auth.unwrap().password, "<B> ${{ secrets.B }}");
+    assert_eq!(spec.commands[3], "echo ${{ secrets.A }}", "a shell gets secrets through its environment");
+}
+
+#[test]
+fn a_gateway_serves_each_project_at_its_own_domain() {
+    assert_eq!(resolve::gateway_domain("${{ run.project_name }}.x.org", "lab").unwrap(), "lab.x.org");
+    assert!(resolve::gateway_domain("${{ run.args }}.x.org", "lab").is_err());
 }

@@ -1,0 +1,186 @@
+//! Who replaces which reference, and when: the client before it sends, the server before a job starts.
+
+use super::{
+    Configuration,
+    env::EnvValue,
+    interpolate::{self, Answer, Dollars, Members, Reference},
+    job_spec::JobSpec,
+    run::RegistryAuth,
+    shell,
+    traffic::{Probe, Text},
+};
+
+/// A reference that nobody can replace.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("interpolate {place}: {reason}")]
+    Reference { place: &'static str, reason: String },
+    #[error("variables without a value: {}", names.join(", "))]
+    Unset { names: Vec<String> },
+    #[error("secrets that do not exist: {}", names.join(", "))]
+    MissingSecrets { names: Vec<String> },
+}
+
+/// What a client does before it sends a run: takes open variables from its own environment, puts arguments into
+/// commands and variables into credentials and probes. `$$` becomes `$` here, and only here.
+pub fn for_client(
+    configuration: &mut Configuration,
+    args: &[String],
+    environment: impl FnMut(&str) -> Option<String>,
+) -> Result<(), Error> {
+    let Some(run) = configuration.run_mut() else { return Ok(()) };
+    run.env.resolve(environment);
+    let names: Vec<String> = run.env.unresolved().into_iter().map(str::to_owned).collect();
+    if !names.is_empty() {
+        return Err(Error::Unset { names });
+    }
+    let env = run.env.clone();
+    let variable = |reference: &Reference| match reference {
+        Reference::Named { namespace, name } if namespace == "env" => match env.0.get(name) {
+            Some(EnvValue::Value(value)) => Ok(Answer::Value(value.clone())),
+            Some(EnvValue::FromClient) | None => {
+                Err(format!("`{reference}`: there is no such variable in `env`"))
+            }
+        },
+        Reference::Named { namespace, .. } if namespace == "secrets" => Ok(Answer::Keep),
+        Reference::Named { .. } | Reference::Address { .. } => {
+            Err(format!("`{reference}` means nothing here"))
+        }
+    };
+    if let Some(RegistryAuth { username, password }) = &mut run.registry_auth {
+        replace(username, "registry_auth", variable)?;
+        replace(password, "registry_auth", variable)?;
+    }
+    let args = args.iter().map(|arg| shell::quote(arg)).collect::<Vec<_>>().join(" ");
+    let argument = |reference: &Reference| match reference {
+        Reference::Named { namespace, name } if namespace == "run" && name == "args" => {
+            Ok(Answer::Value(args.clone()))
+        }
+        Reference::Named { namespace, .. } if namespace == "secrets" => Ok(Answer::Keep),
+        Reference::Address { .. } => Ok(Answer::Keep),
+        Reference::Named { .. } => Err(format!("`{reference}` means nothing here")),
+    };
+    for command in commands_mut(configuration) {
+        replace(command, "commands", argument)?;
+    }
+    if let Configuration::Service(service) = configuration {
+        for probe in service.0.probes.iter_mut().flatten() {
+            resolve_probe(probe, variable)?;
+        }
+    }
+    Ok(())
+}
+
+fn resolve_probe(
+    probe: &mut Probe,
+    variable: impl Fn(&Reference) -> Result<Answer, String> + Copy,
+) -> Result<(), Error> {
+    for Text(url) in probe.url.iter_mut() {
+        replace(url, "probes", variable)?;
+    }
+    for Text(body) in probe.body.iter_mut() {
+        replace(body, "probes", variable)?;
+    }
+    for header in &mut probe.headers {
+        replace(&mut header.value.0, "probes", variable)?;
+    }
+    Ok(())
+}
+
+fn commands_mut(configuration: &mut Configuration) -> Vec<&mut String> {
+    match configuration {
+        Configuration::Task(task) => {
+            let groups = task.groups.iter_mut().flatten().flat_map(|group| &mut group.commands);
+            task.commands.iter_mut().chain(groups).collect()
+        }
+        Configuration::Service(service) => {
+            let groups = service.0.groups.iter_mut().flatten().flat_map(|group| &mut group.commands);
+            service.0.commands.iter_mut().chain(groups).collect()
+        }
+        Configuration::DevEnvironment(_)
+        | Configuration::Fleet(_)
+        | Configuration::Gateway(_)
+        | Configuration::Volume(_) => vec![],
+    }
+}
+
+fn replace(
+    text: &mut String,
+    place: &'static str,
+    resolve: impl Fn(&Reference) -> Result<Answer, String>,
+) -> Result<(), Error> {
+    let replaced = interpolate::substitute(text, Dollars::Unescape, resolve);
+    *text = replaced.map_err(|error| Error::Reference { place, reason: error.reason })?;
+    Ok(())
+}
+
+/// Puts secrets into the variables and credentials of a job that is about to start. All that are missing are
+/// named; their values are never read again.
+pub fn put_secrets(spec: &mut JobSpec, mut look_up: impl FnMut(&str) -> Option<String>) -> Result<(), Error> {
+    let mut names = Vec::new();
+    let credentials = spec.registry_auth.iter_mut().flat_map(|auth| [&mut auth.username, &mut auth.password]);
+    for text in spec.env.values_mut().chain(credentials) {
+        let resolve = |reference: &Reference| match reference {
+            Reference::Named { namespace, name } if namespace == "secrets" => Ok(look_up(name).map_or_else(
+                || {
+                    names.push(name.clone());
+                    Answer::Keep
+                },
+                Answer::Value,
+            )),
+            Reference::Named { .. } | Reference::Address { .. } => Ok(Answer::Keep),
+        };
+        // A value that is no template is a value.
+        if let Ok(replaced) = interpolate::substitute(text, Dollars::Keep, resolve) {
+            *text = replaced;
+        }
+    }
+    names.sort();
+    names.dedup();
+    if names.is_empty() { Ok(()) } else { Err(Error::MissingSecrets { names }) }
+}
+
+/// The domain of a gateway for one project.
+pub fn gateway_domain(domain: &str, project: &str) -> Result<String, Error> {
+    let mut text = domain.to_owned();
+    replace(&mut text, "domain", |reference| match reference {
+        Reference::Named { namespace, name } if namespace == "run" && name == "project_name" => {
+            Ok(Answer::Value(project.to_owned()))
+        }
+        Reference::Named { .. } | Reference::Address { .. } => {
+            Err(format!("`{reference}` means nothing here"))
+        }
+    })?;
+    Ok(text)
+}
+
+/// The nodes or replicas whose addresses the commands of a job wait for.
+pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, Members)> {
+    let mut awaited = Vec::new();
+    for word in &spec.commands {
+        for reference in interpolate::references(word).unwrap_or_default() {
+            if let Reference::Address { group, member, of } = reference {
+                awaited.push((group, member, of));
+            }
+        }
+    }
+    awaited
+}
+
+/// The commands of a job with addresses put in. `None` from `look_up` leaves the reference as it is.
+pub fn with_addresses(
+    commands: &[String],
+    mut look_up: impl FnMut(u32, u32) -> Option<String>,
+) -> Vec<String> {
+    let mut resolve = |reference: &Reference| match reference {
+        Reference::Address { group, member, .. } => {
+            Ok(look_up(*group, *member).map_or(Answer::Keep, Answer::Value))
+        }
+        Reference::Named { .. } => Ok(Answer::Keep),
+    };
+    // What is not a reference of ours is the shell's business.
+    let put_in = |text: &String| {
+        interpolate::substitute(text, Dollars::Keep, &mut resolve).unwrap_or_else(|_| text.clone())
+    };
+    commands.iter().map(put_in).collect()
+}
