@@ -6,6 +6,8 @@ mod db;
 mod db_durability;
 mod db_leases;
 mod db_rows;
+mod db_runs;
+mod db_tables;
 mod db_units;
 mod http;
 mod http_users;

@@ -1,0 +1,420 @@
+//! The tables beside runs and jobs.
+
+use uuid::Uuid;
+use windlass_model::{
+    event::{Actor, Because, Entity, Event},
+    fleet, gateway,
+    id::{FleetId, GatewayId, InstanceId, RunId, SecretId, UserId, VolumeId},
+    instance, volume,
+};
+use windlass_server::{
+    db::{
+        Db, Page, Unit, Written, backends, events, fleets, gateways, instances, jobs, projects, repos, runs,
+        sealed, secrets, tokens, users, volumes,
+    },
+    params,
+};
+
+use crate::{
+    db::on_both,
+    db_rows::{Made, made, run},
+};
+
+on_both! {
+    users_live_and_leave
+    tokens_are_found_by_hash_while_they_are_good
+    projects_list_their_members
+    a_project_with_something_alive_is_not_deleted
+    events_are_found_by_what_they_are_about
+    a4_a_secret_is_replaced_over_the_version_that_was_read
+    repos_keep_creds_and_code
+    archives_are_stored_once_per_user
+    backends_are_put_and_listed
+    fleets_and_their_instances
+    a_fleet_in_use_is_not_deleted
+    volumes_attach_and_go
+    gateways_are_set_and_asked_to_go
+}
+
+fn page() -> Page {
+    Page { limit: 100, ..Page::default() }
+}
+
+async fn write(db: &Db, unit: Unit) {
+    db.write(unit).await.unwrap().done().unwrap();
+}
+
+async fn users_live_and_leave(db: &Db) {
+    let id = UserId(db.new_id().unwrap());
+    let new = users::New {
+        id,
+        name: "mira",
+        admin: false,
+        email: None,
+        active: true,
+        ssh_public_key: "ssh-ed25519 AAAA",
+        ssh_private_key_sealed: vec![9],
+    };
+    write(db, Unit::new().and([users::create(new)])).await;
+    let found = users::by_name(db, "mira").await.unwrap().unwrap();
+    assert_eq!((found.id, found.admin, found.active), (id, false, true));
+    assert_eq!(users::by_names(db, &["mira".into(), "x".into()]).await.unwrap().len(), 1);
+    assert_eq!(users::by_ids(db, &[id]).await.unwrap()[0], found);
+    for (pattern, count) in [(None, 1), (Some("IR"), 1), (Some("%"), 0), (Some("_"), 0)] {
+        assert_eq!(users::list(db, pattern, &page()).await.unwrap().1, count, "{pattern:?}");
+    }
+    write(db, Unit::new().and([users::update(id, true, Some("m@example.org"), false)])).await;
+    write(db, Unit::new().and([users::set_ssh_key(id, "ssh-ed25519 BBBB", vec![8])])).await;
+    let found = users::by_name(db, "mira").await.unwrap().unwrap();
+    assert_eq!((found.admin, found.active, found.email.as_deref()), (true, false, Some("m@example.org")));
+    assert_eq!(users::ssh_private_key(db, id).await.unwrap().unwrap(), [8]);
+    let key = users::add_public_key(db, id, "laptop", "ssh-ed25519 CCCC", "SHA256:c").await.unwrap();
+    let twice = users::add_public_key(db, id, "again", "ssh-ed25519 CCCC", "SHA256:c").await.unwrap_err();
+    assert!(twice.is_conflict_on("public_keys_fingerprint_key"));
+    assert_eq!(users::public_keys(db, id).await.unwrap().len(), 1);
+    users::delete_public_keys(db, id, &[key.id]).await.unwrap();
+    assert!(users::public_keys(db, id).await.unwrap().is_empty());
+    assert_eq!(sealed::of_rows(db, "users", "ssh_private_key_sealed").await.unwrap(), [(id.0, vec![8])]);
+    write(db, Unit::new().and([sealed::replace("users", "ssh_private_key_sealed", id.0, vec![8], vec![7])]))
+        .await;
+    assert_eq!(users::ssh_private_key(db, id).await.unwrap().unwrap(), [7]);
+    write(db, Unit::new().and(users::delete(id))).await;
+    assert!(users::by_name(db, "mira").await.unwrap().is_none());
+    assert!(users::by_ids(db, &[id]).await.unwrap()[0].deleted);
+}
+
+async fn tokens_are_found_by_hash_while_they_are_good(db: &Db) {
+    let user = made(db).await.user;
+    let mut ids = Vec::new();
+    for (hash, lives) in [("ever", None), ("long", Some(60_000_000)), ("over", Some(-1))] {
+        let id = db.new_id().unwrap();
+        write(db, Unit::new().and([tokens::create(id, user, hash, "wl_", lives)])).await;
+        ids.push(id);
+    }
+    let found = tokens::find(db, "ever").await.unwrap().unwrap();
+    assert_eq!(
+        (found.id, found.user.id, found.seen_lately, found.expires_in_us),
+        (ids[0], user, false, None)
+    );
+    assert!(tokens::find(db, "long").await.unwrap().unwrap().expires_in_us.unwrap() > 1_000_000);
+    assert!(tokens::find(db, "over").await.unwrap().is_none());
+    assert!(tokens::find(db, "none").await.unwrap().is_none());
+    tokens::used(db, &ids).await.unwrap();
+    assert!(tokens::find(db, "ever").await.unwrap().unwrap().seen_lately);
+    assert!(tokens::any(db, user).await.unwrap());
+    write(db, Unit::new().and([tokens::revoke_all(user)])).await;
+    assert!(!tokens::any(db, user).await.unwrap());
+    assert!(tokens::find(db, "ever").await.unwrap().is_none());
+    for _ in 0..2 {
+        write(db, Unit::new().and([tokens::ensure(db.new_id().unwrap(), user, "ever", "wl_")])).await;
+        assert_eq!(tokens::find(db, "ever").await.unwrap().unwrap().id, ids[0]);
+    }
+}
+
+async fn projects_list_their_members(db: &Db) {
+    let Made { user, project } = made(db).await;
+    let (found, membership) = projects::find(db, "main", user).await.unwrap().unwrap();
+    assert_eq!((found.id, membership), (project, None));
+    let role = projects::Membership {
+        role: "manager".into(),
+        can_manage_ssh_fleets: true,
+        can_manage_secrets: false,
+    };
+    for _ in 0..2 {
+        write(db, Unit::new().and([projects::set_member(project, user, &role, 0)])).await;
+    }
+    assert_eq!(projects::find(db, "main", user).await.unwrap().unwrap().1, Some(role.clone()));
+    let members = projects::members(db, &[project]).await.unwrap();
+    assert_eq!((members.len(), &members[0].membership), (1, &role));
+    for seen in [projects::Seen::All, projects::Seen::Joined(user), projects::Seen::JoinedOrPublic(user)] {
+        let asked = projects::Asked {
+            seen,
+            pattern: Some("ai"),
+            member: Some("owner"),
+            without_fleets: true,
+            page: page(),
+        };
+        assert_eq!(projects::list(db, &asked).await.unwrap().1, 1, "{seen:?}");
+    }
+    write(db, Unit::new().and([projects::update(project, true, Some("https://example.org/t"))])).await;
+    assert!(projects::find(db, "main", user).await.unwrap().unwrap().0.is_public);
+    assert_eq!(projects::owned_count(db, user).await.unwrap(), 1);
+    write(db, Unit::new().and([projects::remove_members(project, &[user])])).await;
+    assert!(projects::members(db, &[project]).await.unwrap().is_empty());
+}
+
+async fn a_project_with_something_alive_is_not_deleted(db: &Db) {
+    let made = made(db).await;
+    let id = run(db, &made, "train").await;
+    let delete = || Unit::new().and([projects::delete(made.project)]);
+    assert_eq!(db.write(delete()).await.unwrap(), Written::Stale { at: Some(0) });
+    write(db, Unit::new().exec("UPDATE runs SET finished = TRUE WHERE id = $1", params![id])).await;
+    write(db, delete()).await;
+    assert!(projects::find(db, "main", made.user).await.unwrap().is_none());
+}
+
+async fn events_are_found_by_what_they_are_about(db: &Db) {
+    let Made { user, project } = made(db).await;
+    let fleet = FleetId(db.new_id().unwrap());
+    for actor in [Actor::User(user), Actor::Server] {
+        let because = Because { actor, reason: "why".into(), message: "Fleet seen".into() };
+        let event = Event::note(Entity::Fleet, fleet.0, because);
+        let by = matches!(actor, Actor::User(_)).then_some(user);
+        let targets = [events::Target { entity: Entity::Fleet, id: fleet.0, name: "gpus" }];
+        let place =
+            events::Place { project: Some(project), user: by, lock_token: Some(fleet.0), targets: &targets };
+        write(db, Unit::new().and(events::append(db, &event, &place).unwrap())).await;
+    }
+    let (ids, kinds, other) = ([fleet.0], ["fleet".to_owned()], [project.0]);
+    let base = || events::Asked { page: page(), ..events::Asked::default() };
+    let asked = [
+        (base(), 2),
+        (events::Asked { targets: Some(&ids), ..base() }, 2),
+        (events::Asked { targets: Some(&other), ..base() }, 0),
+        (events::Asked { types: Some(&kinds), ..base() }, 2),
+        (events::Asked { within: Some((&ids, None)), ..base() }, 2),
+        (events::Asked { within: Some((&ids, Some(events::Within::Fleet))), ..base() }, 2),
+        (events::Asked { within: Some((&ids, Some(events::Within::Run))), ..base() }, 2),
+        (events::Asked { within: Some((&other, Some(events::Within::Project))), ..base() }, 2),
+        (events::Asked { actors: Some((vec![user.0], false)), ..base() }, 1),
+        (events::Asked { actors: Some((vec![], true)), ..base() }, 1),
+        (events::Asked { visible_to: Some(user), ..base() }, 0),
+    ];
+    for (asked, count) in asked {
+        let found = events::list(db, &asked).await.unwrap();
+        assert_eq!(found.len(), count, "{asked:?}");
+        assert!(found.iter().all(|event| event.targets[0].name == "gpus"));
+    }
+    let first = &events::list(db, &base()).await.unwrap()[0];
+    let after = Page { time: Some(first.recorded_at), id: Some(first.id), ..page() };
+    let next = events::list(db, &events::Asked { page: after, ..events::Asked::default() }).await.unwrap();
+    assert_eq!(next.len(), 1);
+    assert_ne!(next[0].id, first.id);
+}
+
+async fn a4_a_secret_is_replaced_over_the_version_that_was_read(db: &Db) {
+    let project = made(db).await.project;
+    let id = SecretId(db.new_id().unwrap());
+    write(db, Unit::new().and([secrets::create(id, project, "token", vec![1], "k1")])).await;
+    let twice = SecretId(db.new_id().unwrap());
+    let twice = Unit::new().and([secrets::create(twice, project, "token", vec![1], "k1")]);
+    assert!(db.write(twice).await.unwrap_err().is_conflict_on("secrets_name_key"));
+    let replace = |version| Unit::new().and([secrets::replace(id, version, vec![2], "k2")]);
+    write(db, replace(1)).await;
+    assert_eq!(db.write(replace(1)).await.unwrap(), Written::Stale { at: Some(0) });
+    let found = secrets::find(db, project, "token").await.unwrap().unwrap();
+    assert_eq!((found.version, found.sealed, found.key_id.as_str()), (2, vec![2], "k2"));
+    assert_eq!(secrets::list(db, project).await.unwrap().len(), 1);
+    assert_eq!(sealed::secrets(db).await.unwrap().len(), 1);
+    write(db, Unit::new().and([sealed::replace_secret(id, 2, "k3", vec![3])])).await;
+    assert_eq!(secrets::find(db, project, "token").await.unwrap().unwrap().key_id, "k3");
+    write(db, Unit::new().and([secrets::delete(project, "token")])).await;
+    assert!(secrets::find(db, project, "token").await.unwrap().is_none());
+}
+
+async fn repos_keep_creds_and_code(db: &Db) {
+    let Made { user, project } = made(db).await;
+    let mut ids = Vec::new();
+    for info in ["{}", r#"{"repo_name":"x"}"#] {
+        let unit = Unit::new()
+            .and([repos::put(db.new_id().unwrap(), project, "repo", "remote", info)])
+            .and([repos::put_creds(project, "repo", user, info.into())]);
+        let (_, rows) = db.write(unit).await.unwrap().done().unwrap();
+        ids.push(rows[0][0].uuid(0).unwrap());
+    }
+    assert_eq!(ids[0], ids[1], "put again, it is the same repo");
+    let repo = repos::find(db, project, "repo").await.unwrap().unwrap();
+    assert_eq!((repo.id, repo.info.as_str()), (ids[0], r#"{"repo_name":"x"}"#));
+    assert_eq!(repos::creds(db, repo.id, user).await.unwrap().unwrap(), repo.info.as_bytes());
+    let unknown = Unit::new().and([repos::put_creds(project, "unknown", user, vec![])]);
+    assert_eq!(db.write(unknown).await.unwrap(), Written::Stale { at: Some(0) });
+    for _ in 0..2 {
+        write(db, Unit::new().and([repos::put_code(db.new_id().unwrap(), repo.id, "hash", vec![5; 1000])]))
+            .await;
+    }
+    assert_eq!(repos::code(db, repo.id, "hash").await.unwrap().unwrap().len(), 1000);
+    assert!(repos::code(db, repo.id, "other").await.unwrap().is_none());
+    assert_eq!(sealed::repo_creds(db).await.unwrap().len(), 1);
+    assert_eq!(repos::list(db, project).await.unwrap().len(), 1);
+    write(db, Unit::new().and([repos::delete(project, "repo")])).await;
+    assert!(repos::find(db, project, "repo").await.unwrap().is_none());
+    assert!(repos::code(db, repo.id, "hash").await.unwrap().is_none(), "its code is gone with it");
+}
+
+async fn archives_are_stored_once_per_user(db: &Db) {
+    let user = made(db).await.user;
+    let mut ids: Vec<Uuid> = Vec::new();
+    for _ in 0..2 {
+        let unit = Unit::new().and([repos::put_archive(db.new_id().unwrap(), user, "hash", vec![7, 7])]);
+        let (_, rows) = db.write(unit).await.unwrap().done().unwrap();
+        ids.push(rows[0][0].uuid(0).unwrap());
+    }
+    assert_eq!(ids[0], ids[1]);
+    assert_eq!(repos::find_archive(db, user, "hash").await.unwrap(), Some(ids[0]));
+    assert_eq!(repos::find_archive(db, user, "other").await.unwrap(), None);
+    assert_eq!(repos::archive(db, ids[0]).await.unwrap().unwrap(), (user, "hash".into(), vec![7, 7]));
+}
+
+async fn backends_are_put_and_listed(db: &Db) {
+    let project = made(db).await.project;
+    for config in ["{}", r#"{"a":1}"#] {
+        let put = backends::put(db.new_id().unwrap(), project, "aws", config, Some(vec![1]));
+        write(db, Unit::new().and([put])).await;
+    }
+    let found = backends::list(db, project).await.unwrap();
+    assert_eq!((found.len(), found[0].config.as_str()), (1, r#"{"a":1}"#));
+    assert_eq!(backends::list_kinds(db, &[project]).await.unwrap(), [(project, "aws".to_owned())]);
+    write(db, Unit::new().and([backends::delete(project, "aws")])).await;
+    assert!(backends::list(db, project).await.unwrap().is_empty());
+}
+
+async fn fleet(db: &Db, made: &Made, name: &str) -> FleetId {
+    let id = FleetId(db.new_id().unwrap());
+    let new = fleets::NewFleet {
+        id,
+        project_id: made.project,
+        name: name.into(),
+        spec: "{}".into(),
+        spec_sealed: Some(vec![4]),
+        status: fleet::Status::Active,
+        auto_created: false,
+    };
+    write(db, Unit::new().and([fleets::insert(new)])).await;
+    id
+}
+
+fn new_instance(made: &Made, id: InstanceId, fleet: FleetId, number: i64) -> instances::NewInstance {
+    instances::NewInstance {
+        id,
+        project_id: made.project,
+        fleet_id: Some(fleet),
+        name: format!("gpus-{number}"),
+        instance_num: number,
+        backend: Some("remote".into()),
+        region: None,
+        hostname: Some("10.0.0.1".into()),
+        price: Some(0.25),
+        spot: false,
+        instance_type: Some("{}".into()),
+        offer: None,
+        provisioning: None,
+        ssh: None,
+        ssh_sealed: Some(vec![6]),
+        requirements: None,
+        profile: None,
+        status: instance::Status::Pending,
+        total_blocks: Some(1),
+        idle_seconds_max: None,
+    }
+}
+
+async fn fleets_and_their_instances(db: &Db) {
+    let made = made(db).await;
+    let id = fleet(db, &made, "gpus").await;
+    let found = fleets::find_by_name(db, made.project, "gpus").await.unwrap().unwrap();
+    assert_eq!(found, fleets::find(db, id).await.unwrap().unwrap());
+    assert_eq!(fleets::sealed(db, id).await.unwrap().unwrap(), [4]);
+    write(db, Unit::new().and([fleets::set_spec(id, r#"{"b":1}"#, None)])).await;
+    let query = fleets::Query { projects: Some(vec![made.project]), only_active: true, page: page() };
+    assert_eq!(fleets::list(db, &query).await.unwrap()[0].spec, r#"{"b":1}"#);
+
+    let one = InstanceId(db.new_id().unwrap());
+    write(db, Unit::new().and([instances::insert(new_instance(&made, one, id, 0))])).await;
+    let two = InstanceId(db.new_id().unwrap());
+    let same = Unit::new().and([instances::insert(new_instance(&made, two, id, 0))]);
+    assert!(db.write(same).await.unwrap_err().is_conflict_on("instances_num_key"));
+    write(db, Unit::new().and([instances::insert(new_instance(&made, two, id, 1))])).await;
+    let found = instances::of_fleets(db, &[id]).await.unwrap();
+    assert_eq!(found.iter().map(|instance| instance.id).collect::<Vec<_>>(), [one, two]);
+    assert_eq!(found[0], instances::find(db, one).await.unwrap().unwrap());
+    assert_eq!(found[0].price, Some(0.25));
+    assert_eq!(instances::sealed(db, one).await.unwrap(), (Some(vec![6]), None));
+    assert!(instances::job_names(db, &[one]).await.unwrap().is_empty());
+    let query = instances::Query {
+        projects: Some(vec![made.project]),
+        fleets: Some(vec![id]),
+        only_active: true,
+        page: Page { limit: 1, ..Page::default() },
+    };
+    let first = instances::list(db, &query).await.unwrap();
+    let rest = Page { time: Some(first[0].created_at), id: Some(first[0].id.0), ..page() };
+    let rest = instances::list(db, &instances::Query { page: rest, ..query }).await.unwrap();
+    assert_eq!((first[0].id, rest[0].id, rest.len()), (two, one, 1), "newest first");
+}
+
+async fn a_fleet_in_use_is_not_deleted(db: &Db) {
+    let made = made(db).await;
+    let id = fleet(db, &made, "gpus").await;
+    let instance = InstanceId(db.new_id().unwrap());
+    write(db, Unit::new().and([instances::insert(new_instance(&made, instance, id, 0))])).await;
+    let run: RunId = run(db, &made, "train").await;
+    let job = db.new_id().unwrap();
+    let sql = "INSERT INTO jobs (id, run_id, project_id, job_name, replica_num, job_num, submission_num, status, \
+               job_spec, instance_id, submitted_at, last_processed_at) \
+               VALUES ($1, $2, $3, 'train-0-0', 0, 0, 0, 'running', '{}', $4, now_us(), now_us())";
+    write(db, Unit::new().exec(sql, params![job, run, made.project, instance])).await;
+    assert_eq!(jobs::of_instance(db, instance).await.unwrap().len(), 1);
+    assert_eq!(instances::job_names(db, &[instance]).await.unwrap()[0].1, "train-0-0");
+    let delete = || Unit::new().and([fleets::ask_delete(id)]);
+    assert_eq!(db.write(delete()).await.unwrap(), Written::Stale { at: Some(0) });
+    write(db, Unit::new().exec("UPDATE jobs SET finished = TRUE WHERE id = $1", params![job])).await;
+    write(db, delete()).await;
+    assert!(fleets::find(db, id).await.unwrap().unwrap().termination_asked_at.is_some());
+    let late = Unit::new().and([fleets::set_spec(id, "{}", None)]);
+    assert_eq!(db.write(late).await.unwrap(), Written::Stale { at: Some(0) });
+    assert!(runs::find(db, run).await.unwrap().is_some());
+}
+
+async fn volumes_attach_and_go(db: &Db) {
+    let made = made(db).await;
+    let id = VolumeId(db.new_id().unwrap());
+    let new = volumes::NewVolume {
+        id,
+        project_id: made.project,
+        user_id: made.user,
+        name: "data".into(),
+        configuration: "{}".into(),
+        external: false,
+        status: volume::Status::Submitted,
+    };
+    write(db, Unit::new().and([volumes::insert(new)])).await;
+    let found = volumes::find_by_name(db, made.project, "data").await.unwrap().unwrap();
+    assert_eq!(found, volumes::find(db, id).await.unwrap().unwrap());
+    let query = volumes::Query { projects: None, only_active: true, page: page() };
+    assert_eq!(volumes::list(db, &query).await.unwrap(), [found]);
+    let instance = InstanceId(db.new_id().unwrap());
+    let fleet = fleet(db, &made, "gpus").await;
+    write(db, Unit::new().and([instances::insert(new_instance(&made, instance, fleet, 0))])).await;
+    for data in [None, Some("{}")] {
+        write(db, Unit::new().and([volumes::attach(id, instance, data)])).await;
+    }
+    let attached = volumes::attachments(db, &[id]).await.unwrap();
+    assert_eq!((attached.len(), attached[0].data.as_deref()), (1, Some("{}")));
+    let delete = || Unit::new().and([volumes::ask_delete(id)]);
+    assert_eq!(db.write(delete()).await.unwrap(), Written::Stale { at: Some(0) });
+    write(db, Unit::new().and([volumes::detach(id, instance)])).await;
+    write(db, delete()).await;
+    assert!(volumes::find(db, id).await.unwrap().unwrap().delete_asked_at.is_some());
+}
+
+async fn gateways_are_set_and_asked_to_go(db: &Db) {
+    let made = made(db).await;
+    let id = GatewayId(db.new_id().unwrap());
+    let new = gateways::NewGateway {
+        id,
+        project_id: made.project,
+        name: "gate".into(),
+        backend: Some("aws".into()),
+        region: None,
+        configuration: "{}".into(),
+        wildcard_domain: None,
+        status: gateway::Status::Submitted,
+    };
+    write(db, Unit::new().and([gateways::insert(new)])).await;
+    write(db, Unit::new().and([gateways::set_wildcard_domain(id, Some("*.example.org"))])).await;
+    let found = gateways::find_by_name(db, made.project, "gate").await.unwrap().unwrap();
+    assert_eq!(found.wildcard_domain.as_deref(), Some("*.example.org"));
+    assert_eq!(gateways::list(db, made.project).await.unwrap(), [found]);
+    write(db, Unit::new().and([gateways::ask_delete(id)])).await;
+    assert!(gateways::find(db, id).await.unwrap().unwrap().delete_asked_at.is_some());
+}
