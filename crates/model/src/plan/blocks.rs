@@ -80,8 +80,9 @@ pub fn smallest(host: &Host, total: u32, needs: &Needs) -> u32 {
     reach(wanted.memory.min.unwrap_or(0.0), gb(host.memory_mib));
     if let Some(gpu) = &wanted.gpu {
         reach(f64::from(gpu.count.min.unwrap_or(0)), host.gpus.len() as f64);
-        let memory: u64 = host.gpus.iter().map(|gpu| gpu.memory_mib).sum();
-        reach(gpu.total_memory.and_then(|memory| memory.min).unwrap_or(0.0), gb(memory));
+        if let Some(least) = gpu.total_memory.and_then(|memory| memory.min) {
+            reach(least, gb(total_memory(&host.gpus)));
+        }
     }
     // Rounding down in `share` may leave the last unit short.
     while blocks < total && falls_short(&share(host, blocks, total), wanted) {
@@ -92,10 +93,13 @@ pub fn smallest(host: &Host, total: u32, needs: &Needs) -> u32 {
 
 fn falls_short(share: &Share<'_>, wanted: &ResourcesSpec) -> bool {
     let gpu = wanted.gpu.as_ref();
-    let total: u64 = share.gpus.iter().map(|gpu| gpu.memory_mib).sum();
-    let total_min = gpu.and_then(|gpu| gpu.total_memory).and_then(|memory| memory.min).unwrap_or(0.0);
+    let least = gpu.and_then(|gpu| gpu.total_memory).and_then(|memory| memory.min);
     share.cpus < wanted.cpu.count.min.unwrap_or(0)
         || gb(share.memory_mib) < wanted.memory.min.unwrap_or(0.0)
         || share.gpus.len() < gpu.and_then(|gpu| gpu.count.min).unwrap_or(0) as usize
-        || (!share.gpus.is_empty() && gb(total) < total_min)
+        || (!share.gpus.is_empty() && least.is_some_and(|least| gb(total_memory(share.gpus)) < least))
+}
+
+fn total_memory(gpus: &[Gpu]) -> u64 {
+    gpus.iter().map(|gpu| gpu.memory_mib).sum()
 }

@@ -162,9 +162,8 @@ impl<'a> Round<'a> {
     }
 
     fn serves(&self, class: usize, instance: usize) -> bool {
-        let class = &self.classes[class];
-        class.shapes[self.stock.shape_index(instance)].blocks > 0
-            && self.stock.is_named(instance, &class.needs)
+        self.fit(class, self.stock.shape_index(instance)).blocks > 0
+            && self.stock.is_named(instance, &self.classes[class].needs)
     }
 
     /// The next candidate that nobody of the gang has. A cursor per class: what it passed is used or

@@ -1,6 +1,7 @@
 //! One round of placement: each waiting replica in its turn, over a stock that only shrinks.
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -31,12 +32,10 @@ pub(super) struct Fit {
     pub(super) missing: u32,
 }
 
-/// Jobs with the same needs are asked about once.
+/// Jobs with the same needs are asked about once, and only about the shapes that come into question.
 pub(super) struct Class {
     pub(super) needs: Arc<Needs>,
-    pub(super) shapes: Vec<Fit>,
-    /// Shapes that fit, and with how many blocks.
-    pub(super) fitting: Vec<(usize, u32)>,
+    shapes: Vec<OnceCell<Fit>>,
     /// Per fleet.
     offers: BTreeMap<usize, NewOffers>,
 }
@@ -128,11 +127,14 @@ impl<'a> Round<'a> {
         } else {
             Arc::clone(&node.needs)
         };
-        let shapes: Vec<Fit> = self.stock.shapes.iter().map(|shape| fit(shape, &needs)).collect();
-        let fitting = shapes.iter().enumerate().filter(|(_, fit)| fit.blocks > 0);
-        let fitting = fitting.map(|(shape, fit)| (shape, fit.blocks)).collect();
-        self.classes.push(Class { needs, shapes, fitting, offers: BTreeMap::new() });
+        let shapes = vec![OnceCell::new(); self.stock.shapes.len()];
+        self.classes.push(Class { needs, shapes, offers: BTreeMap::new() });
         self.classes.len() - 1
+    }
+
+    pub(super) fn fit(&self, class: usize, shape: usize) -> Fit {
+        let class = &self.classes[class];
+        *class.shapes[shape].get_or_init(|| fit(&self.stock.shapes[shape], &class.needs))
     }
 
     fn place_one(&mut self, waiting: &Waiting, ask: &Ask) -> Option<Outcome> {
@@ -167,9 +169,12 @@ impl<'a> Round<'a> {
 
     /// The open instance with the least free that still fits, and how many of its blocks.
     fn tightest(&self, waiting: &Waiting, ask: &Ask, class: usize) -> Option<(usize, u32)> {
-        let Class { needs, shapes, .. } = &self.classes[class];
+        let needs = &self.classes[class].needs;
         let suits = |instance: usize| {
-            let blocks = shapes[self.stock.shape_index(instance)].blocks;
+            if self.stock.free[instance] == 0 {
+                return None;
+            }
+            let blocks = self.fit(class, self.stock.shape_index(instance)).blocks;
             let usable = blocks > 0
                 && self.stock.free[instance] >= blocks
                 && ask.fleets.contains(&self.stock.shape_of(instance).fleet)
@@ -250,12 +255,13 @@ impl<'a> Round<'a> {
     }
 
     fn soonest_one(&self, ask: &Ask) -> Vec<(usize, Timestamp)> {
-        let Class { needs, fitting, .. } = &self.classes[ask.classes[0]];
-        let shapes =
-            fitting.iter().filter(|(shape, _)| ask.fleets.contains(&self.stock.shapes[*shape].fleet));
-        let open = shapes.flat_map(|&(shape, blocks)| {
-            self.stock.shapes[shape].open.iter().map(move |(_, instance)| (*instance, blocks))
-        });
+        let class = ask.classes[0];
+        let needs = &self.classes[class].needs;
+        let shapes = self.stock.shapes.iter().enumerate();
+        let shapes = shapes.filter(|(_, shape)| ask.fleets.contains(&shape.fleet));
+        let fitting =
+            shapes.map(|(at, shape)| (shape, self.fit(class, at).blocks)).filter(|(_, blocks)| *blocks > 0);
+        let open = fitting.flat_map(|(shape, blocks)| shape.open.iter().map(move |(_, at)| (*at, blocks)));
         let named = open.filter(|(instance, _)| self.stock.is_named(*instance, needs));
         let soonest = named.min_by_key(|&(instance, blocks)| {
             let (from, must_go) = self.stock.frees(instance, blocks, self.now);

@@ -8,7 +8,7 @@ use crate::{
         gang::Pool,
         offers::{Offer, compare, shortfalls},
         place::{Creation, REFUSALS_MAX, Why},
-        queue::{Ask, Class, Round},
+        queue::{Ask, Fit, Round},
         stock::split,
     },
 };
@@ -16,11 +16,22 @@ use crate::{
 /// A refusal before it is put into words; most are counted and dropped.
 enum Miss {
     Ready(Refusal),
-    Shape(usize),
-    /// An instance that would do, how many are like it, and the blocks wanted of it.
-    InTheWay(usize, u32, u32),
-    /// Fleet, and position in the stock's offers.
-    Offer(usize, usize),
+    Shape {
+        class: usize,
+        shape: usize,
+    },
+    /// It would do if nothing were in the way; `count` are like it.
+    InTheWay {
+        class: usize,
+        instance: usize,
+        count: u32,
+    },
+    /// `position` is that in the stock's offers.
+    Offer {
+        class: usize,
+        fleet: usize,
+        position: usize,
+    },
 }
 
 /// Sorts nearest first: those that pass by themselves, then by the number of reasons.
@@ -50,8 +61,7 @@ impl Round<'_> {
         misses[together..].sort_by_key(|(stays, missing, _)| (*stays, *missing));
         let left_out = misses.len().saturating_sub(REFUSALS_MAX);
         misses.truncate(REFUSALS_MAX);
-        let class = kinds.first().copied().unwrap_or_default();
-        let refusals = misses.into_iter().map(|(_, _, miss)| self.say(class, miss)).collect();
+        let refusals = misses.into_iter().map(|(_, _, miss)| self.say(miss)).collect();
         (Arc::new(Why { refusals, left_out }), passes)
     }
 
@@ -67,20 +77,27 @@ impl Round<'_> {
     }
 
     fn instance_misses(&self, ask: &Ask, class: usize, misses: &mut Vec<Ranked>) {
-        let Class { needs, shapes, .. } = &self.classes[class];
+        let needs = &self.classes[class].needs;
         for (at, shape) in self.stock.shapes.iter().enumerate() {
             if !ask.fleets.contains(&shape.fleet) {
                 continue;
             }
-            if shapes[at].blocks == 0 {
-                misses.push((true, shapes[at].missing, Miss::Shape(at)));
+            let Fit { blocks: wanted, missing } = self.fit(class, at);
+            if wanted == 0 {
+                misses.push((true, missing, Miss::Shape { class, shape: at }));
                 continue;
             }
-            let wanted = shapes[at].blocks;
-            // Alike instances in the same trouble are one refusal, with the one nearest to free.
-            let mut groups: BTreeMap<&'static str, (usize, u32)> = BTreeMap::new();
             // A free one is short of nothing itself; its gang is.
             let usable = |at: &usize| self.stock.takes(*at, wanted) && self.stock.is_named(*at, needs);
+            // Alike instances in the same trouble are one refusal, with the one nearest to free.
+            if let [instance] = shape.members[..] {
+                if !usable(&instance) {
+                    let stays = !self.stock.in_the_way(instance, wanted, needs).passes();
+                    misses.push((stays, 1, Miss::InTheWay { class, instance, count: 1 }));
+                }
+                continue;
+            }
+            let mut groups: BTreeMap<&'static str, (usize, u32)> = BTreeMap::new();
             for &instance in shape.members.iter().filter(|at| !usable(at)) {
                 let kind = self.stock.in_the_way(instance, wanted, needs).kind();
                 let group = groups.entry(kind).or_insert((instance, 0));
@@ -91,7 +108,7 @@ impl Round<'_> {
             }
             for (instance, count) in groups.into_values() {
                 let stays = !self.stock.in_the_way(instance, wanted, needs).passes();
-                misses.push((stays, 1, Miss::InTheWay(instance, count, wanted)));
+                misses.push((stays, 1, Miss::InTheWay { class, instance, count }));
             }
         }
     }
@@ -120,7 +137,7 @@ impl Round<'_> {
                     compare(offer, 1, &room.fleet.limits, &mut missing);
                     missing += u32::from(!offer.availability.worth_trying()) + u32::from(total.is_err());
                     if missing > 0 || full {
-                        misses.push((missing > 0, missing, Miss::Offer(at, position)));
+                        misses.push((missing > 0, missing, Miss::Offer { class, fleet: at, position }));
                     }
                 }
             }
@@ -146,24 +163,28 @@ impl Round<'_> {
         }
     }
 
-    fn say(&self, class: usize, miss: Miss) -> Refusal {
-        let needs = &self.classes[class].needs;
+    fn say(&self, miss: Miss) -> Refusal {
         match miss {
             Miss::Ready(refusal) => refusal,
-            Miss::Shape(at) => {
-                let shape = &self.stock.shapes[at];
+            Miss::Shape { class, shape } => {
+                let shape = &self.stock.shapes[shape];
                 Refusal {
                     place: self.stock.instances[shape.members[0]].name.clone(),
                     count: u32::try_from(shape.members.len()).unwrap_or(u32::MAX),
-                    shortfalls: shortfalls(shape.offer, needs),
+                    shortfalls: shortfalls(shape.offer, &self.classes[class].needs),
                 }
             }
-            Miss::InTheWay(instance, count, wanted) => Refusal {
-                place: self.stock.instances[instance].name.clone(),
-                count,
-                shortfalls: vec![self.stock.in_the_way(instance, wanted, needs)],
-            },
-            Miss::Offer(fleet, position) => {
+            Miss::InTheWay { class, instance, count } => {
+                let wanted = self.fit(class, self.stock.shape_index(instance)).blocks;
+                let shortfall = self.stock.in_the_way(instance, wanted, &self.classes[class].needs);
+                Refusal {
+                    place: self.stock.instances[instance].name.clone(),
+                    count,
+                    shortfalls: vec![shortfall],
+                }
+            }
+            Miss::Offer { class, fleet, position } => {
+                let needs = &self.classes[class].needs;
                 let (room, offer) = (&self.stock.fleets[fleet], self.stock.offers[position].1);
                 let mut short = Vec::new();
                 let total = split(room.fleet, offer);

@@ -65,7 +65,12 @@ fn queues() -> impl Strategy<Value = Vec<Waiting>> {
     prop::collection::vec(one, 0..14).prop_map(|queue| {
         let mut runs = Vec::new();
         for (n, (priority, since, nodes, cpus, gpus, lasts)) in queue.into_iter().enumerate() {
-            let mut run = waiting(n as u128 + 1, since, vec![needs(cpus, gpus); nodes]);
+            // The last node of several is a small one without GPUs.
+            let mut wishes = vec![needs(cpus, gpus); nodes];
+            if nodes > 1 {
+                wishes[nodes - 1] = needs(cpus.min(4), 0);
+            }
+            let mut run = waiting(n as u128 + 1, since, wishes);
             run.priority = priority;
             run.lasts = lasts.map(Span::secs);
             runs.push(run);
