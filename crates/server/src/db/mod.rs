@@ -239,6 +239,15 @@ impl Db {
         }
     }
 
+    /// For tests: what opening does to the schema, once more.
+    pub async fn migrate_again(&self) -> Result<(), DbError> {
+        match &*self.store {
+            Store::File(file) => file.migrate_again().await,
+            Store::Inline(inline) => inline.migrate_again(),
+            Store::Postgres(pool) => pool.migrate_again().await,
+        }
+    }
+
     /// For tests: a setting of the connection that writes.
     pub async fn setting(&self, name: &'static str) -> Result<String, DbError> {
         let rows = match &*self.store {

@@ -1,36 +1,37 @@
-//! Planted bugs, to prove that the checks can fail. Compiled in only with the `mutants` feature.
+//! Planted bugs, compiled in by the feature `mutants` only: a check that does not notice them is blind.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Mutant {
     /// The guard of a unit compares the id alone: a stale holder's write goes through.
-    ApplyWithoutTokenCheck,
+    ApplyWithoutTokenCheck = 1,
 }
 
 #[cfg(feature = "mutants")]
 mod switch {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicU8, Ordering};
 
-    static APPLY_WITHOUT_TOKEN_CHECK: AtomicBool = AtomicBool::new(false);
+    use super::Mutant;
 
-    fn flag(mutant: super::Mutant) -> &'static AtomicBool {
-        match mutant {
-            super::Mutant::ApplyWithoutTokenCheck => &APPLY_WITHOUT_TOKEN_CHECK,
-        }
+    static ACTIVE: AtomicU8 = AtomicU8::new(0);
+
+    /// Process-wide, like the code it stands in for.
+    pub fn set(mutant: Option<Mutant>) {
+        ACTIVE.store(mutant.map_or(0, |mutant| mutant as u8), Ordering::SeqCst);
     }
 
-    pub fn set(mutant: super::Mutant, on: bool) {
-        flag(mutant).store(on, Ordering::SeqCst);
-    }
-
-    pub fn is_on(mutant: super::Mutant) -> bool {
-        flag(mutant).load(Ordering::SeqCst)
+    pub fn active(mutant: Mutant) -> bool {
+        ACTIVE.load(Ordering::SeqCst) == mutant as u8
     }
 }
-
-#[cfg(feature = "mutants")]
-pub use switch::{is_on, set};
 
 #[cfg(not(feature = "mutants"))]
-pub(super) const fn is_on(_: Mutant) -> bool {
-    false
+mod switch {
+    use super::Mutant;
+
+    pub const fn active(_mutant: Mutant) -> bool {
+        false
+    }
 }
+
+pub use switch::*;

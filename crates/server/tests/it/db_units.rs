@@ -310,3 +310,31 @@ async fn a_closed_database_says_so(db: &Db) {
     let error = db.write(Unit::new().insert("users", user(Uuid::nil(), "late"))).await.unwrap_err();
     assert!(matches!(error, DbError::Unavailable { .. }), "{error:?}");
 }
+
+/// Compiled with `--features mutants`: the guard's test must be able to fail.
+#[cfg(feature = "mutants")]
+mod mutant {
+    use windlass_server::db::mutant::{Mutant, set};
+
+    use super::*;
+    use crate::db::Home;
+
+    async fn a_stale_write_goes_through(db: &Db) {
+        let made = made(db).await;
+        let good = held(db, &made, "good").await;
+        let stale = Held { token: Uuid::nil(), ..good };
+        let unit = || Unit::guarded("runs", stale, vec![("status", "running".into())]);
+        assert!(!db.write(unit()).await.unwrap().is_done());
+        set(Some(Mutant::ApplyWithoutTokenCheck));
+        let went_through = db.write(unit()).await.unwrap().is_done();
+        set(None);
+        assert!(went_through, "the planted bug is not there");
+        assert_eq!(status(db, good.id).await, "running");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn l1_without_the_token_check_a_stale_write_goes_through_on_both() {
+        a_stale_write_goes_through(Home::sqlite().await.db()).await;
+        a_stale_write_goes_through(Home::postgres().await.db()).await;
+    }
+}

@@ -5,6 +5,7 @@
 mod db;
 mod db_durability;
 mod db_leases;
+mod db_replicas;
 mod db_rows;
 mod db_runs;
 mod db_tables;

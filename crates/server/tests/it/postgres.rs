@@ -174,12 +174,31 @@ pub(crate) struct TestDb {
 impl TestDb {
     pub(crate) async fn open() -> Self {
         let cluster = Cluster::shared().await;
-        let mut bytes = [0_u8; 8];
-        getrandom::fill(&mut bytes).unwrap();
-        let name = format!("test_{:016x}", u64::from_be_bytes(bytes));
+        let name = name();
         cluster.admin(&format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}")).await;
         let db = Db::open(&cluster.url(&name)).await.unwrap();
         Self { db, cluster, name }
+    }
+
+    /// An empty database that so many replicas open at the same moment.
+    pub(crate) async fn open_by_many(count: usize) -> (Self, Vec<Db>) {
+        let cluster = Cluster::shared().await;
+        let name = name();
+        cluster.admin(&format!("CREATE DATABASE {name}")).await;
+        let url = cluster.url(&name);
+        let opened = futures_util::future::join_all((0..count).map(|_| Db::open(&url))).await;
+        let mut opened: Vec<Db> = opened.into_iter().map(|db| db.unwrap()).collect();
+        (Self { db: opened.remove(0), cluster, name }, opened)
+    }
+
+    /// The directory of the server's socket.
+    pub(crate) fn sockets(&self) -> PathBuf {
+        self.cluster.sockets()
+    }
+
+    /// The same database by way of another socket.
+    pub(crate) fn url_through(&self, sockets: &Path) -> DatabaseUrl {
+        format!("postgres:///{}?user=windlass&host={}", self.name, sockets.display()).parse().unwrap()
     }
 
     /// What a router that forgets does: the server ends all connections but the one that asks.
@@ -198,6 +217,12 @@ impl TestDb {
     pub(crate) fn url(&self) -> String {
         self.cluster.text(&self.name)
     }
+}
+
+fn name() -> String {
+    let mut bytes = [0_u8; 8];
+    getrandom::fill(&mut bytes).unwrap();
+    format!("test_{:016x}", u64::from_be_bytes(bytes))
 }
 
 impl Drop for TestDb {

@@ -299,7 +299,7 @@ fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {
         columns.iter().enumerate().map(|(at, column)| format!("{column} = v.c{at}")).collect();
     let set = if set.is_empty() { "lock_token = t.lock_token".to_owned() } else { set.join(", ") };
     // The planted bug still names the token, so that the statement keeps its parameters.
-    let check = if mutant::is_on(Mutant::ApplyWithoutTokenCheck) {
+    let check = if mutant::active(Mutant::ApplyWithoutTokenCheck) {
         "v.token IS NOT NULL"
     } else {
         "t.lock_token = v.token"

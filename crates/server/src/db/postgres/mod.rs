@@ -104,6 +104,10 @@ impl Pool {
         Ok(statement.params().len())
     }
 
+    pub(super) async fn migrate_again(&self) -> Result<(), DbError> {
+        migrate(&self.leases).await
+    }
+
     pub(super) async fn setting(&self, name: &str) -> Result<Vec<Row>, DbError> {
         self.leases.query("read a setting", "SELECT current_setting($1)", &[name.into()]).await
     }

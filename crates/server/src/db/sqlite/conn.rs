@@ -238,7 +238,7 @@ impl Conn {
         let sql = guard_sql(guard);
         let mut params = vec![guard.id.into(), guard.token.into()];
         params.extend(guard.set.iter().map(|(_, value)| value.clone()));
-        if mutant::is_on(Mutant::ApplyWithoutTokenCheck) {
+        if mutant::active(Mutant::ApplyWithoutTokenCheck) {
             params.remove(1);
         }
         Ok(self.execute(&sql, &params, now)? == 1)
@@ -246,7 +246,7 @@ impl Conn {
 }
 
 fn guard_sql(guard: &Guard) -> String {
-    let unchecked = mutant::is_on(Mutant::ApplyWithoutTokenCheck);
+    let unchecked = mutant::active(Mutant::ApplyWithoutTokenCheck);
     let first = if unchecked { 2 } else { 3 };
     let set: Vec<String> =
         guard.set.iter().enumerate().map(|(at, (column, _))| format!("{column} = ${}", at + first)).collect();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{conn::Conn, conn_runner};
+use super::conn::Conn;
 use crate::db::{
     clock::Clock,
     error::DbError,
@@ -24,7 +24,7 @@ pub(in crate::db) struct Inline {
 impl Inline {
     pub(in crate::db) fn open(read: Arc<dyn Fn() -> i64 + Send + Sync>, ids: Ids) -> Result<Self, DbError> {
         let mut conn = Conn::memory(Clock::of(read), ids)?;
-        migrate::sqlite(&conn_runner(&conn))?;
+        migrate::sqlite(&conn)?;
         conn.learn_indexes()?;
         Ok(Self { conn: Mutex::new(conn) })
     }
@@ -45,6 +45,10 @@ impl Inline {
             return Err(error);
         }
         written
+    }
+
+    pub(in crate::db) fn migrate_again(&self) -> Result<(), DbError> {
+        migrate::sqlite(&*self.conn.lock())
     }
 
     pub(in crate::db) fn prepare(&self, sql: &str) -> Result<usize, DbError> {

@@ -36,7 +36,7 @@ impl File {
         let lock = FileLock::take(path)?;
         let clock = Clock::wall();
         let mut conn = Conn::writer(path, clock.clone(), ids.clone())?;
-        migrate::sqlite(&conn_runner(&conn))?;
+        migrate::sqlite(&conn)?;
         conn.learn_indexes()?;
         let readers = Readers::start(path, &clock, &ids)?;
         Ok(Self { writer: Writer::start(conn, lock)?, readers })
@@ -59,24 +59,22 @@ impl File {
         self.writer.prepare(sql).await
     }
 
+    pub(super) async fn migrate_again(&self) -> Result<(), DbError> {
+        self.writer.migrate_again().await
+    }
+
     /// A PRAGMA of the writing connection; the readers' would not tell how commits are made.
     pub(super) async fn pragma(&self, name: &'static str) -> Result<Vec<Row>, DbError> {
         self.writer.pragma(name).await
     }
 }
 
-fn conn_runner(conn: &Conn) -> impl migrate::Sqlite + '_ {
-    Runner(conn)
-}
-
-struct Runner<'a>(&'a Conn);
-
-impl migrate::Sqlite for Runner<'_> {
+impl migrate::Sqlite for Conn {
     fn script(&self, sql: &str) -> Result<(), DbError> {
-        self.0.script(sql)
+        Self::script(self, sql)
     }
 
     fn query(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
-        self.0.query(sql, params)
+        Self::query(self, sql, params)
     }
 }

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Answer, conn::Conn, lock::FileLock};
 use crate::db::{
     error::DbError,
+    migrate,
     unit::{Unit, Written},
     value::Row,
 };
@@ -22,6 +23,7 @@ enum Order {
     Write(Unit, Answer<Written>),
     Prepare(String, Answer<usize>),
     Pragma(&'static str, Answer<Vec<Row>>),
+    Migrate(Answer<()>),
     Close(oneshot::Sender<()>),
 }
 
@@ -59,6 +61,10 @@ impl Writer {
         self.ask("read a pragma", |answer| Order::Pragma(name, answer)).await
     }
 
+    pub(super) async fn migrate_again(&self) -> Result<(), DbError> {
+        self.ask("migrate", Order::Migrate).await
+    }
+
     async fn ask<T>(&self, what: &'static str, order: impl FnOnce(Answer<T>) -> Order) -> Result<T, DbError> {
         let (answer, answered) = oneshot::channel();
         self.orders.send(order(answer)).await.map_err(|_| DbError::closed(what))?;
@@ -82,7 +88,9 @@ fn serve(conn: &Conn, mut queue: mpsc::Receiver<Order>) -> Option<oneshot::Sende
         while let Some(order) = next.take() {
             match order {
                 Order::Write(unit, answer) => group.push((unit, answer)),
-                order @ (Order::Prepare(..) | Order::Pragma(..) | Order::Close(_)) => other = Some(order),
+                order @ (Order::Prepare(..) | Order::Pragma(..) | Order::Migrate(_) | Order::Close(_)) => {
+                    other = Some(order)
+                }
             }
             if group.len() < GROUP_MAX && other.is_none() {
                 next = queue.try_recv().ok();
@@ -97,6 +105,9 @@ fn serve(conn: &Conn, mut queue: mpsc::Receiver<Order>) -> Option<oneshot::Sende
             }
             Some(Order::Pragma(name, answer)) => {
                 let _ = answer.send(conn.query(&format!("PRAGMA {name}"), &[]));
+            }
+            Some(Order::Migrate(answer)) => {
+                let _ = answer.send(migrate::sqlite(conn));
             }
             Some(Order::Close(closed)) => return Some(closed),
             Some(Order::Write(..)) | None => {}
