@@ -156,7 +156,7 @@ pub struct Seen {
     pub host: Host,
     pub shim: Shim,
     pub runner: Runner,
-    /// Whether a GPU idled for the whole window of the utilization policy.
+    /// The verdict of the utilization policy, by `utilization::is_gpu_idle`.
     pub gpu_idle: bool,
 }
 

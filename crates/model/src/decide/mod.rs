@@ -10,4 +10,5 @@ pub mod jobs_running;
 pub mod jobs_submitted;
 pub mod jobs_terminating;
 pub mod runs;
+pub mod utilization;
 pub mod volumes;
