@@ -30,6 +30,7 @@ pub mod task;
 pub mod traffic;
 pub mod units;
 pub mod volume;
+pub mod within;
 pub mod yaml;
 
 use serde::{Serialize, Serializer};

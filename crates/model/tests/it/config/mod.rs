@@ -9,6 +9,7 @@ mod render;
 mod rules;
 mod schema;
 mod syntax;
+mod within;
 
 use windlass_model::config::{self, Configuration};
 
