@@ -27,6 +27,13 @@ fn an_alias_bomb_is_counted_before_it_explodes() {
 }
 
 #[test]
+fn a_flat_list_of_aliases_is_counted_too() {
+    let text = |times: usize| format!("a: &a [{}]\nb: [{}]", "x, ".repeat(1000), "*a, ".repeat(times));
+    assert!(yaml::read(&text(50)).is_ok());
+    refused(&text(200), Code::TooLarge);
+}
+
+#[test]
 fn merge_keys_count_as_aliases_do() {
     let mut text = "m0: &m0 {a: 1, b: 2}\n".to_owned();
     for level in 1..30 {
