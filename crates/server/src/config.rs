@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use windlass_model::config::{
@@ -18,6 +19,7 @@ const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 const UPLOAD_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Projects one user may own, unless told otherwise.
 const OWNED_PROJECTS_MAX: i64 = 10;
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -121,6 +123,8 @@ pub struct Settings {
     pub body_bytes_max: usize,
     pub upload_bytes_max: usize,
     pub owned_projects_max: i64,
+    /// A client must have sent its head by then; also how long an idle connection is kept.
+    pub head_timeout: Duration,
 }
 
 /// Without the token and without the password in the url.
@@ -166,6 +170,7 @@ impl Settings {
             body_bytes_max: BODY_BYTES_MAX,
             upload_bytes_max: UPLOAD_BYTES_MAX,
             owned_projects_max: OWNED_PROJECTS_MAX,
+            head_timeout: HEAD_TIMEOUT,
         })
     }
 }

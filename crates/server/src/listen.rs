@@ -13,11 +13,9 @@ use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
 
 use crate::app::App;
 
-/// A client must have sent its head by then; also how long an idle connection is kept.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const HEADERS_MAX: usize = 100;
-/// Longer heads are answered 431.
-const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Longer heads are answered 431, give or take what one read brings.
+const HEAD_BYTES_MAX: usize = 32 * 1024;
 const CONNECTIONS_MAX: usize = 20_000;
 /// Requests in flight get this long at the end.
 const GRACE: Duration = Duration::from_secs(10);
@@ -54,7 +52,7 @@ pub(crate) async fn serve(
         let _ = stream.set_nodelay(true);
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
+            .header_read_timeout(app.settings().head_timeout)
             .max_headers(HEADERS_MAX)
             .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));

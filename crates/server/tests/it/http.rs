@@ -1,6 +1,6 @@
 //! A real server on a port of its own, and raw requests to it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, body::Bytes, client::conn::http1};
@@ -12,6 +12,8 @@ use windlass_server::{
     app::App,
     config::{Given, Settings},
 };
+
+use crate::postgres::TestDb;
 
 pub(crate) const ADMIN: &str = "admin-token-of-these-tests-0123456789";
 
@@ -34,6 +36,59 @@ impl Drop for Dir {
     }
 }
 
+/// Where servers of one test live: a directory, and a database.
+pub(crate) struct Ground {
+    pub(crate) dir: Dir,
+    database: Option<TestDb>,
+}
+
+impl Ground {
+    pub(crate) fn sqlite() -> Self {
+        Self { dir: Dir::new(), database: None }
+    }
+
+    pub(crate) async fn postgres() -> Self {
+        Self { dir: Dir::new(), database: Some(TestDb::open().await) }
+    }
+
+    pub(crate) fn given(&self) -> Given {
+        Given {
+            data_dir: Some(self.dir.0.clone()),
+            database_url: self.database.as_ref().map(TestDb::url),
+            admin_token: Some(ADMIN.into()),
+            no_local: Some(true),
+            ..Given::default()
+        }
+    }
+
+    pub(crate) async fn start(&self) -> TestServer {
+        TestServer::start_with(self.given()).await
+    }
+}
+
+/// Runs each test, a function of `&Ground`, on both databases.
+macro_rules! on_both {
+    ($($name:ident)*) => {
+        mod sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name(&crate::http::Ground::sqlite()).await;
+                }
+            )*
+        }
+        mod postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name(&crate::http::Ground::postgres().await).await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use on_both;
+
 pub(crate) struct TestServer {
     pub(crate) app: App,
     pub(crate) authority: String,
@@ -43,19 +98,13 @@ pub(crate) struct TestServer {
 }
 
 impl TestServer {
-    pub(crate) async fn start(dir: &Path) -> Self {
-        Self::start_with(Given {
-            data_dir: Some(dir.to_owned()),
-            admin_token: Some(ADMIN.into()),
-            no_local: Some(true),
-            ..Given::default()
-        })
-        .await
-    }
-
     pub(crate) async fn start_with(mut given: Given) -> Self {
         given.port = Some(0);
-        let server = Server::start(Settings::new(given, None).unwrap()).await.unwrap();
+        Self::start_as(Settings::new(given, None).unwrap()).await
+    }
+
+    pub(crate) async fn start_as(settings: Settings) -> Self {
+        let server = Server::start(settings).await.unwrap();
         let (stop, stopped) = oneshot::channel();
         let app = server.app().clone();
         let authority = server.address().to_string();

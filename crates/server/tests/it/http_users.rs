@@ -5,12 +5,22 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 use windlass_server::config::Given;
 
-use crate::http::{ADMIN, Dir, TestServer};
+use crate::http::{ADMIN, Ground, TestServer, on_both};
 
-#[tokio::test]
-async fn a_first_start_makes_an_admin_a_project_and_a_token_once() {
-    let dir = Dir::new();
-    let given = || Given { data_dir: Some(dir.0.join("data")), no_local: Some(true), ..Given::default() };
+on_both! {
+    a_first_start_makes_an_admin_a_project_and_a_token_once
+    a_token_chosen_by_the_operator_works_after_every_start
+    a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted
+    a_user_sees_only_themself_and_an_admin_everybody
+    pages_of_users_neither_skip_nor_repeat
+    the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced
+    public_keys_are_added_listed_and_removed_by_their_owner_alone
+    an_admin_can_neither_disable_nor_delete_themself
+}
+
+async fn a_first_start_makes_an_admin_a_project_and_a_token_once(ground: &Ground) {
+    let data_dir = ground.dir.0.join("data");
+    let given = || Given { data_dir: Some(data_dir.clone()), admin_token: None, ..ground.given() };
     let server = TestServer::start_with(given()).await;
     let token = server.first_token.clone().expect("a token is shown");
     let me = server.ok(&token, "/api/users/get_my_user", json!({})).await;
@@ -20,8 +30,8 @@ async fn a_first_start_makes_an_admin_a_project_and_a_token_once() {
     let project = server.ok(&token, "/api/projects/main/get", json!({})).await;
     assert_eq!(project["members"][0]["project_role"], "admin");
     server.stop().await;
-    let data = std::fs::metadata(dir.0.join("data")).unwrap().permissions().mode();
-    let key = std::fs::metadata(dir.0.join("data/keys/master")).unwrap().permissions().mode();
+    let data = std::fs::metadata(&data_dir).unwrap().permissions().mode();
+    let key = std::fs::metadata(data_dir.join("keys/master")).unwrap().permissions().mode();
     assert_eq!((data & 0o777, key & 0o777), (0o700, 0o600));
 
     let again = TestServer::start_with(given()).await;
@@ -32,25 +42,21 @@ async fn a_first_start_makes_an_admin_a_project_and_a_token_once() {
     again.stop().await;
 }
 
-#[tokio::test]
-async fn a_token_chosen_by_the_operator_works_after_every_start() {
-    let dir = Dir::new();
-    let server = TestServer::start(&dir.0).await;
+async fn a_token_chosen_by_the_operator_works_after_every_start(ground: &Ground) {
+    let server = ground.start().await;
     assert_eq!(server.first_token, None, "whoever chose it knows it");
     let fresh = server.admin("/api/users/refresh_token", json!({ "username": "admin" })).await;
     let fresh = fresh["creds"]["token"].as_str().unwrap().to_owned();
     assert_eq!(server.post(ADMIN, "/api/users/get_my_user", "").await.0, 403);
     server.stop().await;
-    let again = TestServer::start(&dir.0).await;
+    let again = ground.start().await;
     again.admin("/api/users/get_my_user", json!({})).await;
     again.ok(&fresh, "/api/users/get_my_user", json!({})).await;
     again.stop().await;
 }
 
-#[tokio::test]
-async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted() {
-    let dir = Dir::new();
-    let server = TestServer::start(&dir.0).await;
+async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted(ground: &Ground) {
+    let server = ground.start().await;
     let first = server.user("mira").await;
     // Asked twice: the second answer comes from memory.
     for _ in 0..2 {
@@ -77,10 +83,8 @@ async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_delet
     server.stop().await;
 }
 
-#[tokio::test]
-async fn a_user_sees_only_themself_and_an_admin_everybody() {
-    let dir = Dir::new();
-    let server = TestServer::start(&dir.0).await;
+async fn a_user_sees_only_themself_and_an_admin_everybody(ground: &Ground) {
+    let server = ground.start().await;
     let mira = server.user("mira").await;
     server.user("noor").await;
     let names = |list: &Value| -> Vec<String> {
@@ -106,10 +110,8 @@ async fn a_user_sees_only_themself_and_an_admin_everybody() {
     server.stop().await;
 }
 
-#[tokio::test]
-async fn pages_of_users_neither_skip_nor_repeat() {
-    let dir = Dir::new();
-    let server = TestServer::start(&dir.0).await;
+async fn pages_of_users_neither_skip_nor_repeat(ground: &Ground) {
+    let server = ground.start().await;
     for n in 0..7 {
         server.user(&format!("user{n}")).await;
     }
@@ -132,10 +134,8 @@ async fn pages_of_users_neither_skip_nor_repeat() {
     server.stop().await;
 }
 
-#[tokio::test]
-async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced() {
-    let dir = Dir::new();
-    let server = TestServer::start(&dir.0).await;
+async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced(ground: &Ground) {
+    let server = ground.start().await;
     let mira = server.user("mira").await;
     let me = server.ok(&mira, "/api/users/get_my_user", json!({})).await;
     let public = me["ssh_public_key"].as_str().unwrap();
@@ -147,10 +147,8 @@ async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced() {
     server.stop().await;
 }
 
-#[tokio::test]
-async fn public_keys_are_added_listed_and_removed_by_their_owner_alone() {
-    let dir = Dir::new();
-    let server = TestServer::start(&dir.0).await;
+async fn public_keys_are_added_listed_and_removed_by_their_owner_alone(ground: &Ground) {
+    let server = ground.start().await;
     let mira = server.user("mira").await;
     let noor = server.user("noor").await;
     let me = server.ok(&noor, "/api/users/get_my_user", json!({})).await;
@@ -170,10 +168,8 @@ async fn public_keys_are_added_listed_and_removed_by_their_owner_alone() {
     server.stop().await;
 }
 
-#[tokio::test]
-async fn an_admin_can_neither_disable_nor_delete_themself() {
-    let dir = Dir::new();
-    let server = TestServer::start(&dir.0).await;
+async fn an_admin_can_neither_disable_nor_delete_themself(ground: &Ground) {
+    let server = ground.start().await;
     let demote = json!({ "username": "admin", "global_role": "user" });
     server.refused(ADMIN, "/api/users/update", demote, "error").await;
     server.refused(ADMIN, "/api/users/delete", json!({ "users": ["admin"] }), "error").await;

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod auth_matrix;
 mod db;
 mod db_durability;
 mod db_leases;
@@ -11,5 +12,12 @@ mod db_runs;
 mod db_tables;
 mod db_units;
 mod http;
+mod http_errors;
+mod http_fleets;
+mod http_projects;
+mod http_runs;
+mod http_secrets;
 mod http_users;
+mod openapi;
 mod postgres;
+mod wire;

@@ -1,0 +1,246 @@
+//! Fleets, instances, volumes and gateways over HTTP.
+
+use serde_json::{Value, json};
+use windlass_server::params;
+
+use crate::{
+    http::{ADMIN, Ground, on_both},
+    wire,
+};
+
+on_both! {
+    an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key
+    hosts_come_and_go_and_nothing_else_changes_in_place
+    a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there
+    who_may_not_manage_ssh_fleets_is_refused
+    volumes_are_created_read_and_asked_to_end
+    gateways_are_created_updated_and_made_default
+    answers_about_nothing_are_empty_and_well_formed
+}
+
+const APPLY: &str = "/api/project/main/fleets/apply";
+const GET: &str = "/api/project/main/fleets/get";
+
+fn ssh_fleet(hosts: Value) -> Value {
+    json!({ "configuration_path": "fleet.yml", "profile": { "name": "default", "default": false },
+        "configuration": { "type": "fleet", "name": "gpus", "placement": "cluster", "blocks": 1, "env": {},
+            "ssh_config": { "user": "ubuntu", "port": 22, "identity_file": "~/.ssh/id",
+                "ssh_key": { "public": "ssh-ed25519 AAAA", "private": "the-private-key" }, "hosts": hosts } } })
+}
+
+fn apply(spec: &Value, seen: &Value) -> Value {
+    json!({ "plan": { "spec": spec, "current_resource": seen }, "force": false })
+}
+
+async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Ground) {
+    let server = ground.start().await;
+    let spec = ssh_fleet(json!(["10.4.0.7", { "hostname": "10.4.0.8", "blocks": 4 }]));
+    let plan = server.admin("/api/project/main/fleets/get_plan", json!({ "spec": spec })).await;
+    assert_eq!((&plan["action"], &plan["offers"]), (&json!("create"), &json!([])));
+    assert!(!plan.to_string().contains("the-private-key"));
+    let fleet = server.admin(APPLY, apply(&spec, &Value::Null)).await;
+    wire::fleet(&fleet);
+    assert!(!fleet.to_string().contains("the-private-key"));
+    assert_eq!(fleet["status"], "active");
+    let instances = fleet["instances"].as_array().unwrap();
+    assert_eq!(instances.len(), 2);
+    assert_eq!((&instances[0]["name"], &instances[0]["hostname"]), (&json!("gpus-0"), &json!("10.4.0.7")));
+    assert_eq!((&instances[0]["backend"], &instances[1]["total_blocks"]), (&json!("remote"), &json!(4)));
+    assert_eq!((&instances[0]["status"], &instances[0]["fleet_name"]), (&json!("pending"), &json!("gpus")));
+    assert_eq!(server.admin(GET, json!({ "name": "gpus" })).await, fleet);
+    let listed = server.admin("/api/project/main/fleets/list", json!({ "include_imported": true })).await;
+    assert_eq!(listed, json!([fleet]));
+    assert_eq!(server.admin("/api/fleets/list", json!({})).await, json!([fleet]));
+    let all = server.admin("/api/instances/list", json!({ "fleet_ids": [fleet["id"]] })).await;
+    assert_eq!(all.as_array().unwrap().len(), 2);
+    let one = server.admin("/api/project/main/instances/get", json!({ "id": instances[0]["id"] })).await;
+    assert_eq!(one, instances[0]);
+    let checks = json!({ "fleet_name": "gpus", "instance_num": 0 });
+    let checks = server.admin("/api/project/main/instances/get_instance_health_checks", checks).await;
+    assert_eq!(checks, json!({ "health_checks": [] }));
+    server.refused(ADMIN, GET, json!({ "name": "none" }), "resource_not_exists").await;
+    server.stop().await;
+}
+
+async fn hosts_come_and_go_and_nothing_else_changes_in_place(ground: &Ground) {
+    let server = ground.start().await;
+    let fleet = server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7", "10.4.0.8"])), &Value::Null)).await;
+    let wanted = ssh_fleet(json!(["10.4.0.8", "10.4.0.9"]));
+    let plan = server.admin("/api/project/main/fleets/get_plan", json!({ "spec": wanted })).await;
+    assert_eq!((&plan["action"], &plan["current_resource"]), (&json!("update"), &fleet));
+    let changed = server.admin(APPLY, apply(&wanted, &fleet)).await;
+    assert_eq!(changed["id"], fleet["id"]);
+    let names: Vec<_> = changed["instances"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["hostname"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        ["10.4.0.7", "10.4.0.8", "10.4.0.9"],
+        "the host to remove goes when its pipeline says so"
+    );
+    let sql = "SELECT hostname FROM instances WHERE termination_asked_at IS NOT NULL";
+    let asked = server.app.db().query(sql, vec![]).await.unwrap();
+    assert_eq!(asked.iter().map(|row| row.str(0).unwrap()).collect::<Vec<_>>(), ["10.4.0.7"]);
+    let said = server.refused(ADMIN, APPLY, apply(&wanted, &fleet), "error").await;
+    assert!(said.contains("changed"), "{said}");
+    let mut other = wanted.clone();
+    other["configuration"]["placement"] = json!("any");
+    let forced = json!({ "plan": { "spec": other }, "force": true });
+    let said = server.refused(ADMIN, APPLY, forced, "error").await;
+    assert!(said.contains("placement"), "{said}");
+    server.stop().await;
+}
+
+async fn a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there(ground: &Ground) {
+    let server = ground.start().await;
+    let fleet = server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7", "10.4.0.8"])), &Value::Null)).await;
+    let task =
+        json!({ "plan": { "run_spec": { "configuration": { "type": "task", "commands": ["true"] } } } });
+    let run = server.admin("/api/project/main/runs/apply", task).await;
+    let place = windlass_server::db::Unit::new().exec(
+        "UPDATE jobs SET instance_id = $2 WHERE run_id = $1",
+        params![run["id"].as_str().unwrap(), fleet["instances"][0]["id"].as_str().unwrap()],
+    );
+    server.app.db().write(place).await.unwrap().done().unwrap();
+    let names = json!({ "names": ["gpus"] });
+    let said = server.refused(ADMIN, "/api/project/main/fleets/delete", names.clone(), "error").await;
+    assert!(said.contains("running jobs"), "{said}");
+    let busy = json!({ "name": "gpus", "instance_nums": [0, 1] });
+    server.refused(ADMIN, "/api/project/main/fleets/delete_instances", busy, "error").await;
+    let idle = json!({ "name": "gpus", "instance_nums": [1] });
+    server.admin("/api/project/main/fleets/delete_instances", idle).await;
+    let shown =
+        server.admin("/api/project/main/instances/get", json!({ "id": fleet["instances"][0]["id"] })).await;
+    assert_eq!(shown["job_name"], run["jobs"][0]["job_spec"]["job_name"]);
+    let free = windlass_server::db::Unit::new().exec(
+        "UPDATE jobs SET finished = TRUE, status = 'done' WHERE run_id = $1",
+        params![run["id"].as_str().unwrap()],
+    );
+    server.app.db().write(free).await.unwrap().done().unwrap();
+    server.admin("/api/project/main/fleets/delete", names).await;
+    let sql = "SELECT count(*) FROM fleets WHERE termination_asked_at IS NOT NULL";
+    assert_eq!(server.app.db().query_opt(sql, vec![]).await.unwrap().unwrap().int(0).unwrap(), 1);
+    let absent = json!({ "names": ["none"] });
+    server.refused(ADMIN, "/api/project/main/fleets/delete", absent, "resource_not_exists").await;
+    server.stop().await;
+}
+
+async fn who_may_not_manage_ssh_fleets_is_refused(ground: &Ground) {
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "user")]).await;
+    let unit =
+        windlass_server::db::Unit::new().exec("UPDATE members SET can_manage_ssh_fleets = FALSE", vec![]);
+    server.app.db().write(unit).await.unwrap().done().unwrap();
+    server.app.access().forget();
+    let body = apply(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null).to_string();
+    assert_eq!(server.post(&mira, APPLY, &body).await.0, 403);
+    server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
+    assert_eq!(server.post(&mira, "/api/project/main/fleets/delete", r#"{"names":["gpus"]}"#).await.0, 403);
+    let rented = json!({ "plan": { "spec": { "configuration": { "type": "fleet", "nodes": { "min": 0, "max": 2 } },
+        "profile": { "name": "default" } } } });
+    let fleet = server.ok(&mira, APPLY, rented).await;
+    wire::fleet(&fleet);
+    assert_eq!(fleet["name"].as_str().unwrap().split('-').count(), 3);
+    server.stop().await;
+}
+
+async fn volumes_are_created_read_and_asked_to_end(ground: &Ground) {
+    let server = ground.start().await;
+    let base = "/api/project/main/volumes";
+    let configuration =
+        json!({ "type": "volume", "name": "data", "backend": "aws", "region": "eu-west-1", "size": 100.0 });
+    let body = json!({ "configuration": configuration });
+    let volume = server.admin(&format!("{base}/create"), body.clone()).await;
+    wire::volume(&volume);
+    assert_eq!(
+        (&volume["status"], &volume["external"], &volume["user"]),
+        (&json!("submitted"), &json!(false), &json!("admin"))
+    );
+    server.refused(ADMIN, &format!("{base}/create"), body, "resource_exists").await;
+    assert_eq!(server.admin(&format!("{base}/get"), json!({ "name": "data" })).await, volume);
+    assert_eq!(server.admin(&format!("{base}/list"), json!({})).await, json!([volume]));
+    assert_eq!(server.admin("/api/volumes/list", json!({ "project_name": "main" })).await, json!([volume]));
+    server.admin(&format!("{base}/delete"), json!({ "names": ["data"] })).await;
+    let sql = "SELECT count(*) FROM volumes WHERE delete_asked_at IS NOT NULL";
+    assert_eq!(server.app.db().query_opt(sql, vec![]).await.unwrap().unwrap().int(0).unwrap(), 1);
+    server.refused(ADMIN, &format!("{base}/get"), json!({ "name": "none" }), "resource_not_exists").await;
+    let task = json!({ "configuration": { "type": "task", "commands": ["true"] } });
+    assert_eq!(server.post(ADMIN, &format!("{base}/create"), &task.to_string()).await.0, 422);
+    server.stop().await;
+}
+
+async fn gateways_are_created_updated_and_made_default(ground: &Ground) {
+    let server = ground.start().await;
+    let base = "/api/project/main/gateways";
+    let configuration = |name: &str, domain: &str| json!({ "type": "gateway", "name": name, "backend": "aws", "region": "eu-west-1", "domain": domain });
+    let spec = |name: &str, domain: &str| json!({ "configuration": configuration(name, domain), "configuration_path": "g.yml" });
+    let plan = server.admin(&format!("{base}/get_plan"), json!({ "spec": spec("edge", "a.example") })).await;
+    assert_eq!((&plan["action"], &plan["spec"]), (&json!("create"), &spec("edge", "a.example")));
+    let edge = server
+        .admin(&format!("{base}/apply"), json!({ "plan": { "spec": spec("edge", "a.example") } }))
+        .await;
+    wire::gateway(&edge);
+    assert_eq!((&edge["default"], &edge["wildcard_domain"]), (&json!(true), &json!("a.example")));
+    let other = server
+        .admin(&format!("{base}/create"), json!({ "configuration": configuration("other", "b.example") }))
+        .await;
+    assert_eq!(other["default"], false);
+    server.admin(&format!("{base}/set_default"), json!({ "name": "other" })).await;
+    let listed = server.admin(&format!("{base}/list"), json!({ "include_imported": true })).await;
+    let defaults: Vec<_> = listed.as_array().unwrap().iter().filter(|one| one["default"] == true).collect();
+    assert_eq!((defaults.len(), &defaults[0]["name"]), (1, &json!("other")));
+    let seen = server.admin(&format!("{base}/get"), json!({ "name": "edge" })).await;
+    let change =
+        json!({ "plan": { "spec": spec("edge", "c.example"), "current_resource": seen }, "force": false });
+    assert_eq!(server.admin(&format!("{base}/apply"), change).await["wildcard_domain"], "c.example");
+    let mut moved = spec("edge", "c.example");
+    moved["configuration"]["region"] = json!("us-east-1");
+    let said = server
+        .refused(
+            ADMIN,
+            &format!("{base}/apply"),
+            json!({ "plan": { "spec": moved }, "force": true }),
+            "error",
+        )
+        .await;
+    assert!(said.contains("region"), "{said}");
+    let domain = json!({ "name": "edge", "wildcard_domain": "d.example" });
+    assert_eq!(
+        server.admin(&format!("{base}/set_wildcard_domain"), domain).await["wildcard_domain"],
+        "d.example"
+    );
+    server.admin(&format!("{base}/delete"), json!({ "names": ["edge"] })).await;
+    server
+        .refused(ADMIN, &format!("{base}/delete"), json!({ "names": ["none"] }), "resource_not_exists")
+        .await;
+    server.stop().await;
+}
+
+async fn answers_about_nothing_are_empty_and_well_formed(ground: &Ground) {
+    let server = ground.start().await;
+    let lists = [
+        ("/api/project/main/exports/list", json!({ "exports": [], "warnings": [] })),
+        ("/api/project/main/imports/list", json!({ "imports": [], "warnings": [] })),
+        ("/api/project/main/templates/list", json!([])),
+        ("/api/auth/list_providers", json!([])),
+        ("/api/instances/list", json!([])),
+    ];
+    for (path, want) in lists {
+        assert_eq!(server.admin(path, json!({})).await, want, "{path}");
+    }
+    let spec = json!({ "run_spec": { "configuration": { "type": "task", "commands": [":"], "image": "scratch", "user": "root" } } });
+    assert_eq!(server.admin("/api/project/main/gpus/list", spec).await["gpus"], json!([]));
+    let task = json!({ "plan": { "run_spec": { "run_name": "train-1", "configuration": { "type": "task", "commands": ["true"] } } } });
+    server.admin("/api/project/main/runs/apply", task).await;
+    let (status, body) =
+        server.get(ADMIN, "/api/project/main/metrics/job/train-1?replica_num=0&job_num=0&limit=10").await;
+    assert_eq!((status, body.as_slice()), (200, br#"{"metrics":[]}"#.as_slice()));
+    assert_eq!(server.get(ADMIN, "/api/project/main/metrics/job/none").await.0, 400);
+    wire::user(&server.admin("/api/users/get_my_user", json!({})).await);
+    wire::project(&server.admin("/api/projects/main/get", json!({})).await);
+    server.stop().await;
+}

@@ -1,0 +1,339 @@
+//! Runs over HTTP: planned, applied, listed, stopped, hidden.
+
+use serde_json::{Value, json};
+use windlass_server::params;
+
+use crate::{
+    http::{ADMIN, Ground, TestServer, on_both},
+    wire,
+};
+
+on_both! {
+    a_plan_returns_what_was_sent_and_completes_a_copy
+    a_submitted_run_is_read_back_as_it_was_planned
+    a_run_without_a_name_gets_one_and_names_are_taken_once
+    a_finished_run_gives_its_name_to_the_next_and_is_still_found_by_id
+    an_active_run_changes_in_place_or_not_at_all
+    l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status
+    only_finished_runs_are_deleted
+    a5_pages_of_runs_neither_skip_nor_repeat
+    a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict
+    a_scheduled_run_waits_without_jobs
+    a_service_has_an_address_and_its_replicas
+    specs_that_cannot_run_are_refused_with_the_reason
+    a_restart_keeps_every_run
+}
+
+const APPLY: &str = "/api/project/main/runs/apply";
+const GET: &str = "/api/project/main/runs/get";
+
+fn task(name: Value) -> Value {
+    json!({
+        "run_name": name, "repo_id": null, "repo_data": null, "configuration_path": "train.yml",
+        "configuration": { "type": "task", "image": "debian:12", "user": "root", "commands": ["python train.py"],
+            "env": { "SEED": "7" }, "ports": [{ "local_port": 6006, "container_port": 6006 }],
+            "resources": { "cpu": { "count": { "min": 4, "max": null } }, "memory": { "min": 16.0, "max": null },
+                "gpu": { "name": ["H100"], "count": { "min": 1, "max": 1 } } } },
+        "profile": { "name": "default", "default": false }, "ssh_key_pub": null,
+    })
+}
+
+async fn submit(server: &TestServer, spec: &Value) -> Value {
+    server
+        .admin(APPLY, json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false }))
+        .await
+}
+
+/// What the pipelines do when all is over.
+async fn finish(server: &TestServer, run: &Value) {
+    let unit = windlass_server::db::Unit::new()
+        .exec(
+            "UPDATE jobs SET status = 'done', finished = TRUE, finished_at = now_us(), \
+             termination_reason = 'done_by_runner', exit_status = 0 WHERE run_id = $1",
+            params![run["id"].as_str().unwrap()],
+        )
+        .exec(
+            "UPDATE runs SET status = 'done', finished = TRUE, termination_reason = 'all_jobs_done' WHERE id = $1",
+            params![run["id"].as_str().unwrap()],
+        );
+    server.app.db().write(unit).await.unwrap().done().unwrap();
+}
+
+async fn a_plan_returns_what_was_sent_and_completes_a_copy(ground: &Ground) {
+    let server = ground.start().await;
+    let spec = task(json!("train-1"));
+    let plan =
+        server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec, "max_offers": 3 })).await;
+    wire::run_plan(&plan);
+    assert_eq!(plan["run_spec"], spec);
+    let effective = &plan["effective_run_spec"];
+    let me = server.admin("/api/users/get_my_user", json!({})).await;
+    assert_eq!(effective["ssh_key_pub"], me["ssh_public_key"]);
+    assert_eq!(
+        (&effective["repo_id"], &effective["repo_data"]),
+        (&json!("none"), &json!({ "repo_type": "virtual" }))
+    );
+    assert_eq!(
+        (&effective["configuration"]["nodes"], &effective["configuration"]["priority"]),
+        (&json!(1), &json!(0))
+    );
+    assert_eq!(effective["configuration"]["resources"]["gpu"]["vendor"], "nvidia");
+    assert_eq!((&plan["action"], &plan["current_resource"]), (&json!("create"), &Value::Null));
+    let job = &plan["job_plans"][0]["job_spec"];
+    assert_eq!(job["job_name"], "train-1-0-0");
+    assert_eq!(job["commands"], json!(["/bin/sh", "-i", "-c", "python train.py"]));
+    assert_eq!(job["app_specs"][0]["port"], 6006);
+    let unnamed =
+        server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": task(Value::Null) })).await;
+    assert_eq!(unnamed["effective_run_spec"]["run_name"], Value::Null);
+    assert_eq!(server.admin("/api/runs/list", json!({})).await, json!([]), "a plan submits nothing");
+    server.stop().await;
+}
+
+async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &Ground) {
+    let server = ground.start().await;
+    let spec = task(json!("train-1"));
+    let plan = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
+    let run = submit(&server, &spec).await;
+    wire::run(&run);
+    assert_eq!(run["run_spec"], plan["effective_run_spec"]);
+    assert_eq!((&run["status"], &run["status_message"]), (&json!("submitted"), &json!("submitted")));
+    assert_eq!(
+        (&run["user"], &run["project_name"], &run["deleted"]),
+        (&json!("admin"), &json!("main"), &json!(false))
+    );
+    assert_eq!(run["jobs"][0]["job_spec"], plan["job_plans"][0]["job_spec"]);
+    assert_eq!(run["latest_job_submission"], run["jobs"][0]["job_submissions"][0]);
+    assert_eq!(server.admin(GET, json!({ "run_name": "train-1", "id": null })).await, run);
+    assert_eq!(server.admin(GET, json!({ "id": run["id"] })).await, run);
+    let listed =
+        server.admin("/api/runs/list", json!({ "project_name": "main", "job_submissions_limit": 1 })).await;
+    assert_eq!(listed, json!([run]));
+    let bare = server.admin("/api/runs/list", json!({ "include_jobs": false })).await;
+    assert_eq!(bare[0]["jobs"], json!([]));
+    // Twice the same plan, and the second says that the run is there.
+    let again = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
+    assert_eq!((&again["action"], &again["current_resource"]), (&json!("update"), &run));
+    let events = server.admin("/api/events/list", json!({ "within_runs": [run["id"]] })).await;
+    let messages: Vec<_> =
+        events.as_array().unwrap().iter().map(|event| event["message"].as_str().unwrap()).collect();
+    assert!(messages.contains(&"Run submitted") && messages.contains(&"Job submitted"), "{messages:?}");
+    server.stop().await;
+}
+
+async fn a_run_without_a_name_gets_one_and_names_are_taken_once(ground: &Ground) {
+    let server = ground.start().await;
+    let run = submit(&server, &task(Value::Null)).await;
+    let name = run["run_spec"]["run_name"].as_str().unwrap();
+    assert_eq!(name.split('-').count(), 3, "{name}");
+    assert_eq!(run["jobs"][0]["job_spec"]["job_name"], format!("{name}-0-0"));
+    let mut by_configuration = task(Value::Null);
+    by_configuration["configuration"]["name"] = json!("own-name");
+    let run = submit(&server, &by_configuration).await;
+    assert_eq!(run["run_spec"]["run_name"], "own-name");
+    let blind = json!({ "plan": { "run_spec": task(json!("own-name")) }, "force": false });
+    let said = server.refused(ADMIN, APPLY, blind, "error").await;
+    assert!(said.contains("changed"), "{said}");
+    server.stop().await;
+}
+
+async fn a_finished_run_gives_its_name_to_the_next_and_is_still_found_by_id(ground: &Ground) {
+    let server = ground.start().await;
+    let first = submit(&server, &task(json!("train-1"))).await;
+    finish(&server, &first).await;
+    let ended = server.admin(GET, json!({ "run_name": "train-1" })).await;
+    assert_eq!((&ended["status"], &ended["termination_reason"]), (&json!("done"), &json!("all_jobs_done")));
+    assert_eq!(ended["jobs"][0]["job_submissions"][0]["status_message"], "exited (0)");
+    let plan =
+        server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": task(json!("train-1")) })).await;
+    assert_eq!((&plan["action"], &plan["current_resource"]["id"]), (&json!("create"), &first["id"]));
+    let second = submit(&server, &task(json!("train-1"))).await;
+    assert_ne!(second["id"], first["id"]);
+    assert_eq!(server.admin(GET, json!({ "run_name": "train-1" })).await["id"], second["id"]);
+    assert_eq!(server.admin(GET, json!({ "id": first["id"] })).await["deleted"], true);
+    assert_eq!(server.admin("/api/runs/list", json!({})).await.as_array().unwrap().len(), 1);
+    server.stop().await;
+}
+
+async fn an_active_run_changes_in_place_or_not_at_all(ground: &Ground) {
+    let server = ground.start().await;
+    let run = submit(&server, &task(json!("train-1"))).await;
+    let seen = json!({ "id": run["id"], "run_spec": run["run_spec"], "jobs": [] });
+    let mut spec = run["run_spec"].clone();
+    spec["configuration"]["priority"] = json!(50);
+    let changed = server
+        .admin(APPLY, json!({ "plan": { "run_spec": spec, "current_resource": seen }, "force": false }))
+        .await;
+    assert_eq!((&changed["id"], &changed["run_spec"]["configuration"]["priority"]), (&run["id"], &json!(50)));
+    // What was seen is old by now.
+    let stale = json!({ "plan": { "run_spec": spec, "current_resource": seen }, "force": false });
+    let said = server.refused(ADMIN, APPLY, stale, "error").await;
+    assert!(said.contains("changed"), "{said}");
+    spec["configuration"]["commands"] = json!(["other"]);
+    let forced = json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": true });
+    let said = server.refused(ADMIN, APPLY, forced, "error").await;
+    assert!(said.contains("commands"), "{said}");
+    let plan = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
+    assert_eq!(plan["action"], "create");
+    server.stop().await;
+}
+
+async fn l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status(ground: &Ground) {
+    let server = ground.start().await;
+    let run = submit(&server, &task(json!("train-1"))).await;
+    // Somebody works on the row.
+    let token = server.app.db().new_id().unwrap();
+    let lock = windlass_server::db::Unit::new().exec(
+        "UPDATE runs SET lock_token = $2, lock_owner = 'runs', lock_expires_at = now_us() + 30000000 WHERE id = $1",
+        params![run["id"].as_str().unwrap(), token],
+    );
+    server.app.db().write(lock).await.unwrap().done().unwrap();
+    let hinted = server.app.hints().subscribe("runs");
+    let stop = json!({ "runs_names": ["train-1", "unknown"], "abort": false });
+    assert_eq!(server.admin("/api/project/main/runs/stop", stop).await, Value::Null);
+    assert!(hinted.take(), "the pipeline is told");
+    let sql = "SELECT status, stop_asked_at IS NOT NULL, abort_asked, lock_token FROM runs WHERE id = $1";
+    let row = server.app.db().query_opt(sql, params![run["id"].as_str().unwrap()]).await.unwrap().unwrap();
+    assert_eq!((row.str(0).unwrap(), row.bool(1).unwrap(), row.bool(2).unwrap()), ("submitted", true, false));
+    assert_eq!(row.uuid(3).unwrap(), token, "the holder keeps its lock");
+    server.admin("/api/project/main/runs/stop", json!({ "runs_names": ["train-1"], "abort": true })).await;
+    let row = server.app.db().query_opt(sql, params![run["id"].as_str().unwrap()]).await.unwrap().unwrap();
+    assert!(row.bool(2).unwrap());
+    // A run that is asked to stop takes no new specification.
+    let mut spec = run["run_spec"].clone();
+    spec["configuration"]["priority"] = json!(1);
+    server.refused(ADMIN, APPLY, json!({ "plan": { "run_spec": spec }, "force": true }), "error").await;
+    server.stop().await;
+}
+
+async fn only_finished_runs_are_deleted(ground: &Ground) {
+    let server = ground.start().await;
+    let run = submit(&server, &task(json!("train-1"))).await;
+    let names = json!({ "runs_names": ["train-1", "unknown"] });
+    server.refused(ADMIN, "/api/project/main/runs/delete", names.clone(), "error").await;
+    finish(&server, &run).await;
+    server.admin("/api/project/main/runs/delete", names).await;
+    server.refused(ADMIN, GET, json!({ "run_name": "train-1" }), "resource_not_exists").await;
+    assert_eq!(server.admin("/api/runs/list", json!({})).await, json!([]));
+    server.stop().await;
+}
+
+async fn a5_pages_of_runs_neither_skip_nor_repeat(ground: &Ground) {
+    let server = ground.start().await;
+    let mut made = Vec::new();
+    for n in 0..7 {
+        made.push(submit(&server, &task(json!(format!("run-{n}")))).await["id"].clone());
+    }
+    let mut seen = Vec::new();
+    let (mut at, mut id) = (Value::Null, Value::Null);
+    loop {
+        let asked = json!({ "limit": 3, "prev_submitted_at": at, "prev_run_id": id, "only_active": true });
+        let page = server.admin("/api/runs/list", asked).await;
+        let Some(last) = page.as_array().unwrap().last() else { break };
+        (at, id) = (last["submitted_at"].clone(), last["id"].clone());
+        // New runs come before the page that is being read.
+        submit(&server, &task(Value::Null)).await;
+        seen.extend(page.as_array().unwrap().iter().map(|run| run["id"].clone()));
+    }
+    made.reverse();
+    assert_eq!(seen, made, "newest first");
+    assert_eq!(server.post(ADMIN, "/api/runs/list", r#"{"limit":101}"#).await.0, 422);
+    assert_eq!(server.admin("/api/runs/list", json!({ "username": "nobody" })).await, json!([]));
+    server.stop().await;
+}
+
+async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(ground: &Ground) {
+    use http_body_util::Full;
+    use hyper::{Request, body::Bytes};
+    let server = ground.start().await;
+    let send = async |key: &str, body: &Value| {
+        let request = Request::post(APPLY)
+            .header("host", &server.authority)
+            .header("authorization", format!("Bearer {ADMIN}"))
+            .header("idempotency-key", key)
+            .body(Full::new(Bytes::from(body.to_string())))
+            .unwrap();
+        let (status, body) = server.send(request).await;
+        (status, serde_json::from_slice::<Value>(&body).unwrap())
+    };
+    let body = json!({ "plan": { "run_spec": task(Value::Null) }, "force": false });
+    let (first, second) = tokio::join!(send("k1", &body), send("k1", &body));
+    assert_eq!((first.0, second.0), (200, 200), "{first:?} {second:?}");
+    assert_eq!(first.1["id"], second.1["id"]);
+    let other = json!({ "plan": { "run_spec": task(json!("another")) }, "force": false });
+    assert_eq!(send("k1", &other).await.0, 409);
+    assert_ne!(send("k2", &body).await.1["id"], first.1["id"]);
+    assert_eq!(server.admin("/api/runs/list", json!({})).await.as_array().unwrap().len(), 2);
+    server.stop().await;
+}
+
+async fn a_scheduled_run_waits_without_jobs(ground: &Ground) {
+    let server = ground.start().await;
+    let mut spec = task(json!("nightly"));
+    spec["configuration"]["schedule"] = json!({ "cron": ["0 3 * * *"] });
+    let run = submit(&server, &spec).await;
+    wire::run(&run);
+    assert_eq!((&run["status"], &run["jobs"]), (&json!("pending"), &json!([])));
+    assert!(
+        run["next_triggered_at"].as_str().unwrap().ends_with("T03:00:00Z"),
+        "{}",
+        run["next_triggered_at"]
+    );
+    server.stop().await;
+}
+
+async fn a_service_has_an_address_and_its_replicas(ground: &Ground) {
+    let server = ground.start().await;
+    let spec = json!({ "run_name": "llm", "configuration": { "type": "service", "image": "vllm", "user": "root",
+        "commands": ["serve"], "port": { "local_port": 80, "container_port": 8000 }, "replicas": { "min": 2, "max": 2 },
+        "model": { "type": "chat", "name": "m", "format": "openai", "prefix": "/v1" } } });
+    let run = submit(&server, &spec).await;
+    wire::run(&run);
+    assert_eq!(run["service"]["url"], "/proxy/services/main/llm/");
+    assert_eq!(run["service"]["model"]["name"], "m");
+    let replicas: Vec<_> = run["jobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|job| job["job_spec"]["replica_num"].as_i64().unwrap())
+        .collect();
+    assert_eq!(replicas, [0, 1]);
+    server.stop().await;
+}
+
+async fn specs_that_cannot_run_are_refused_with_the_reason(ground: &Ground) {
+    let server = ground.start().await;
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut spec = task(json!("bad"));
+        change(&mut spec);
+        json!({ "plan": { "run_spec": spec } })
+    };
+    let cases: [(&str, Value); 5] = [
+        ("type", with(&|spec| spec["configuration"]["type"] = json!("tusk"))),
+        ("resources.cpu", with(&|spec| spec["configuration"]["resources"]["cpu"] = json!("many"))),
+        ("fleet", with(&|spec| spec["configuration"] = json!({ "type": "fleet", "nodes": 1 }))),
+        ("TOKEN", with(&|spec| spec["configuration"]["env"] = json!({ "TOKEN": { "key": "TOKEN" } }))),
+        ("cron", with(&|spec| spec["configuration"]["schedule"] = json!({ "cron": "0 0 30 2 *" }))),
+    ];
+    for (word, body) in cases {
+        let (status, answer) = server.post(ADMIN, APPLY, &body.to_string()).await;
+        assert!(status == 400 || status == 422, "{word}: {status} {answer}");
+        assert!(answer.to_string().contains(word), "{word}: {answer}");
+    }
+    let unknown = with(&|spec| {
+        spec["repo_id"] = json!("nowhere");
+        spec["repo_data"] = json!({ "repo_type": "remote", "repo_name": "r" });
+    });
+    server.refused(ADMIN, APPLY, unknown, "repo_does_not_exist").await;
+    assert_eq!(server.admin("/api/runs/list", json!({})).await, json!([]));
+    server.stop().await;
+}
+
+async fn a_restart_keeps_every_run(ground: &Ground) {
+    let server = ground.start().await;
+    let run = submit(&server, &task(json!("train-1"))).await;
+    server.stop().await;
+    let server = ground.start().await;
+    assert_eq!(server.admin(GET, json!({ "run_name": "train-1" })).await, run);
+    server.stop().await;
+}

@@ -1,0 +1,193 @@
+//! Secrets, repos and files over HTTP, and what the disk holds of them.
+
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use windlass_server::services::secrets::turn_keys;
+
+use crate::http::{ADMIN, Ground, on_both};
+
+on_both! {
+    secrets_are_set_read_listed_and_deleted
+    keys_turn_and_everything_sealed_is_still_readable
+    repos_keep_credentials_per_user
+    archives_are_stored_once_per_user_and_content
+    events_tell_what_was_done_and_by_whom
+}
+
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    windlass_server::secrets::hex(&Sha256::digest(bytes))
+}
+
+const CANARY: &str = "canary-4f9d2c-value";
+
+async fn secrets_are_set_read_listed_and_deleted(ground: &Ground) {
+    let server = ground.start().await;
+    let base = "/api/project/main/secrets";
+    let set = |value: &str| json!({ "name": "KEY", "value": value });
+    let first = server.admin(&format!("{base}/create_or_update"), set("one")).await;
+    let second = server.admin(&format!("{base}/create_or_update"), set("two")).await;
+    assert_eq!(first["id"], second["id"]);
+    assert_eq!(second["value"], Value::Null);
+    let listed = server.admin(&format!("{base}/list"), json!({})).await;
+    assert_eq!(listed, json!([{ "id": first["id"], "name": "KEY", "value": null }]));
+    let read = server.admin(&format!("{base}/get"), json!({ "name": "KEY" })).await;
+    assert_eq!(read["value"], "two");
+    server.refused(ADMIN, &format!("{base}/create_or_update"), set(&"x".repeat(5001)), "error").await;
+    server.admin(&format!("{base}/delete"), json!({ "secrets_names": ["KEY"] })).await;
+    server.refused(ADMIN, &format!("{base}/get"), json!({ "name": "KEY" }), "resource_not_exists").await;
+    server
+        .refused(ADMIN, &format!("{base}/delete"), json!({ "secrets_names": ["KEY"] }), "resource_not_exists")
+        .await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
+    let ground = Ground::sqlite();
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "manager")]).await;
+    let me = server.ok(&mira, "/api/users/get_my_user", json!({})).await;
+    server
+        .ok(&mira, "/api/project/main/secrets/create_or_update", json!({ "name": "KEY", "value": CANARY }))
+        .await;
+    let creds = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" },
+        "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": CANARY } });
+    server.ok(&mira, "/api/project/main/repos/init", creds).await;
+    let fleet = json!({ "plan": { "spec": { "profile": { "name": "default" }, "configuration": { "type": "fleet", "name": "own",
+        "ssh_config": { "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": CANARY },
+            "hosts": ["10.0.0.1", { "hostname": "10.0.0.2", "ssh_key": { "public": "p", "private": CANARY } }] } } } } });
+    let fleet = server.ok(&mira, "/api/project/main/fleets/apply", fleet).await;
+    assert!(!fleet.to_string().contains(CANARY), "a private key comes back: {fleet}");
+    let nodes = json!({ "plan": { "run_spec": { "configuration": { "type": "task", "nodes": 2, "commands": ["true"] } } } });
+    let run = server.ok(&mira, "/api/project/main/runs/apply", nodes).await;
+    assert!(!run.to_string().contains("PRIVATE KEY"), "{run}");
+    server.stop().await;
+    let private = me["ssh_private_key"].as_str().unwrap().lines().nth(2).unwrap().to_owned();
+    let mut seen = 0;
+    for entry in std::fs::read_dir(&ground.dir.0).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.is_file() {
+            continue;
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        seen += bytes.len();
+        for needle in [CANARY, mira.as_str(), ADMIN, private.as_str(), "OPENSSH PRIVATE KEY"] {
+            let found = bytes.windows(needle.len()).any(|window| window == needle.as_bytes());
+            assert!(!found, "{} holds a secret", path.display());
+        }
+    }
+    assert!(seen > 10_000, "the database was not looked at");
+}
+
+async fn keys_turn_and_everything_sealed_is_still_readable(ground: &Ground) {
+    let server = ground.start().await;
+    server
+        .admin("/api/project/main/secrets/create_or_update", json!({ "name": "KEY", "value": CANARY }))
+        .await;
+    let creds = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" },
+        "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": CANARY } });
+    server.admin("/api/project/main/repos/init", creds).await;
+    let me = server.admin("/api/users/get_my_user", json!({})).await;
+    let file = ground.dir.0.join("keys/master");
+    let before = std::fs::read_to_string(&file).unwrap();
+    turn_keys(&server.app).await.unwrap();
+    let after = std::fs::read_to_string(&file).unwrap();
+    assert_ne!(before, after);
+    assert_eq!(after.lines().count(), 1, "the old key is gone");
+    server.stop().await;
+    // Nothing is remembered from before.
+    let server = ground.start().await;
+    let secret = server.admin("/api/project/main/secrets/get", json!({ "name": "KEY" })).await;
+    assert_eq!(secret["value"], CANARY);
+    let repo =
+        server.admin("/api/project/main/repos/get", json!({ "repo_id": "r", "include_creds": true })).await;
+    assert_eq!(repo["repo_creds"]["oauth_token"], CANARY);
+    let again = server.admin("/api/users/get_my_user", json!({})).await;
+    assert_eq!(again["ssh_private_key"], me["ssh_private_key"]);
+    server.stop().await;
+}
+
+async fn repos_keep_credentials_per_user(ground: &Ground) {
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "user")]).await;
+    let base = "/api/project/main/repos";
+    let get = json!({ "repo_id": "r", "include_creds": true });
+    server.refused(&mira, &format!("{base}/get"), get.clone(), "resource_not_exists").await;
+    let info = json!({ "repo_type": "remote", "repo_name": "r" });
+    let init = json!({ "repo_id": "r", "repo_info": info, "repo_creds": { "clone_url": "https://x", "private_key": "k" } });
+    assert_eq!(server.ok(&mira, &format!("{base}/init"), init).await, Value::Null);
+    let own = server.ok(&mira, &format!("{base}/get"), get.clone()).await;
+    assert_eq!(own["repo_creds"]["private_key"], "k");
+    assert_eq!(own["repo_info"], info);
+    let other = server.admin(&format!("{base}/get"), get).await;
+    assert_eq!(other["repo_creds"], Value::Null, "credentials are their owner's");
+    let diff = b"diff --git";
+    let path = format!("{base}/upload_code?repo_id=r");
+    assert_eq!(server.upload(&mira, &path, &sha256(diff), diff).await.0, 200);
+    assert_eq!(server.upload(&mira, &path, &sha256(b"other"), diff).await.0, 400, "the name is not the hash");
+    assert_eq!(
+        server.upload(&mira, &format!("{base}/upload_code?repo_id=x"), &sha256(diff), diff).await.0,
+        400
+    );
+    assert_eq!(server.ok(&mira, &format!("{base}/list"), json!({})).await.as_array().unwrap().len(), 1);
+    server.ok(&mira, &format!("{base}/delete"), json!({ "repos_ids": ["r", "unknown"] })).await;
+    assert_eq!(server.ok(&mira, &format!("{base}/list"), json!({})).await, json!([]));
+    server.stop().await;
+}
+
+async fn archives_are_stored_once_per_user_and_content(ground: &Ground) {
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    let (hash, path) = (sha256(b"tar"), "/api/files/upload_archive");
+    let first = server.upload(&mira, path, &hash, b"tar").await.1;
+    assert_eq!(server.upload(&mira, path, &hash, b"tar").await.1, first);
+    assert_ne!(server.upload(ADMIN, path, &hash, b"tar").await.1["id"], first["id"]);
+    let found = server.ok(&mira, "/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
+    assert_eq!(found, first);
+    let none = json!({ "hash": sha256(b"none") });
+    server.refused(&mira, "/api/files/get_archive_by_hash", none, "resource_not_exists").await;
+    server.stop().await;
+}
+
+async fn events_tell_what_was_done_and_by_whom(ground: &Ground) {
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "manager")]).await;
+    let secret = server
+        .ok(&mira, "/api/project/main/secrets/create_or_update", json!({ "name": "KEY", "value": "v" }))
+        .await;
+    let asked = json!({ "target_secrets": [secret["id"]] });
+    let events = server.ok(&mira, "/api/events/list", asked).await;
+    assert_eq!(events.as_array().unwrap().len(), 1, "{events}");
+    assert_eq!(events[0]["message"], "Secret created");
+    assert_eq!(events[0]["actor_user"], "mira");
+    let target = &events[0]["targets"][0];
+    assert_eq!(
+        (&target["type"], &target["name"], &target["project_name"]),
+        (&json!("secret"), &json!("KEY"), &json!("main"))
+    );
+    let project = server.ok(&mira, "/api/projects/main/get", json!({})).await;
+    let within = json!({ "within_projects": [project["project_id"]], "include_target_types": ["secret"] });
+    assert_eq!(server.ok(&mira, "/api/events/list", within).await, events);
+    let system = server.admin("/api/events/list", json!({ "actors": [null] })).await;
+    assert!(system.as_array().unwrap().iter().all(|event| event["actor_user"].is_null()), "{system}");
+    // Two filters of a kind contradict each other.
+    let two = r#"{"target_runs":["5d3a0a3e-1a52-4c39-8f0c-8a3f6f1f7f10"],"target_users":["5d3a0a3e-1a52-4c39-8f0c-8a3f6f1f7f10"]}"#;
+    assert_eq!(server.post(&mira, "/api/events/list", two).await.0, 422);
+    // Pages neither skip nor repeat.
+    let all = server.admin("/api/events/list", json!({})).await;
+    let mut seen = Vec::new();
+    let (mut at, mut id) = (Value::Null, Value::Null);
+    loop {
+        let page = server
+            .admin("/api/events/list", json!({ "limit": 2, "prev_recorded_at": at, "prev_id": id }))
+            .await;
+        let Some(last) = page.as_array().unwrap().last() else { break };
+        (at, id) = (last["recorded_at"].clone(), last["id"].clone());
+        seen.extend(page.as_array().unwrap().clone());
+    }
+    assert_eq!(Value::Array(seen), all);
+    server.stop().await;
+}

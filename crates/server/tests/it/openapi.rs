@@ -1,0 +1,48 @@
+//! The OpenAPI document: kept beside the code, complete, and true.
+
+use std::{collections::BTreeSet, path::PathBuf};
+
+use windlass_api::{openapi, operations};
+use windlass_server::routes;
+
+fn kept() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/api/openapi.json")
+}
+
+#[test]
+fn the_kept_document_is_the_generated_one() {
+    let generated = openapi::text();
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::create_dir_all(kept().parent().unwrap()).unwrap();
+        std::fs::write(kept(), &generated).unwrap();
+    }
+    let have = std::fs::read_to_string(kept()).unwrap_or_default();
+    assert!(have == generated, "docs/api/openapi.json is out of date; run this test with UPDATE=1");
+}
+
+#[test]
+fn every_operation_has_a_handler_and_every_handler_an_operation() {
+    let routes = routes::all();
+    let have: BTreeSet<&str> = routes.ids().iter().copied().collect();
+    let want: BTreeSet<&str> = operations::table().iter().map(|entry| entry.id).collect();
+    assert_eq!(have, want);
+    assert_eq!(routes.ids().len(), have.len(), "a handler is mounted twice");
+}
+
+/// What dstack's clients may call and this server does not answer is written down with the reason.
+#[test]
+fn what_is_missing_is_listed() {
+    let ours: BTreeSet<&str> = operations::table().iter().map(|entry| entry.path).collect();
+    let listed = std::fs::read_to_string(kept().with_file_name("missing.md")).unwrap();
+    for path in &ours {
+        assert!(!listed.contains(&format!("`{path}`")), "{path} is listed as missing and answered");
+    }
+    // The facts are beside the repository where it was written, and nowhere else.
+    let facts = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/facts/dstack-openapi.json");
+    let Ok(facts) = std::fs::read_to_string(facts) else { return };
+    let facts: serde_json::Value = serde_json::from_str(&facts).unwrap();
+    for path in facts["paths"].as_object().unwrap().keys() {
+        let answered = ours.contains(path.as_str());
+        assert!(answered || listed.contains(&format!("`{path}`")), "{path} is neither answered nor listed");
+    }
+}
