@@ -1,0 +1,144 @@
+//! `windlass server`: started, asked, and told to stop.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    process::{Child, ChildStderr, Command, Stdio},
+};
+
+use crate::Dir;
+
+struct Running {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    address: String,
+    /// What was said before it was ready.
+    said: String,
+}
+
+fn start(data_dir: &Path, args: &[&str]) -> Running {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(["server", "--port", "0", "--no-local", "--log-level", "debug", "--data-dir"])
+        .arg(data_dir)
+        .args(args)
+        .env_remove("WINDLASS_SERVER_ADMIN_TOKEN")
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    loop {
+        let mut line = String::new();
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended before it was ready: {said}");
+        said.push_str(&line);
+        if let Some((_, rest)) = line.split_once("ready at http://") {
+            let address = rest.split(' ').next().unwrap().trim().to_owned();
+            return Running { child, stderr, address, said };
+        }
+    }
+}
+
+impl Running {
+    fn ask(&self, head: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        write!(stream, "{head}\r\nHost: windlass\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// The exit code and the rest of what it said.
+    fn stop(mut self, signal: &str) -> (Option<i32>, String) {
+        Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        let mut rest = String::new();
+        self.stderr.read_to_string(&mut rest).unwrap();
+        (self.child.wait().unwrap().code(), rest)
+    }
+}
+
+#[test]
+fn the_token_is_shown_at_the_first_start_only() {
+    let dir = Dir::new();
+    let first = start(&dir.0, &[]);
+    let token = first.said.split_whitespace().find(|word| word.starts_with("wl_")).unwrap().to_owned();
+    let head =
+        format!("POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer {token}");
+    assert!(first.ask(&head).contains(r#""username":"admin""#));
+    let (code, rest) = first.stop("-TERM");
+    assert_eq!(code, Some(0), "{rest}");
+    assert!(!rest.contains(&token), "a token is in the log: {rest}");
+    let second = start(&dir.0, &[]);
+    assert!(!second.said.contains("wl_"), "{}", second.said);
+    assert!(second.ask(&head).contains("200 OK"));
+    assert_eq!(second.stop("-INT").0, Some(0));
+}
+
+#[test]
+fn l8_a_second_server_on_the_same_files_refuses_to_start() {
+    let dir = Dir::new();
+    let first = start(&dir.0, &[]);
+    let second = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(["server", "--port", "0", "--data-dir"])
+        .arg(&dir.0)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(said.contains("another server"), "{said}");
+    assert!(first.ask("GET /healthcheck HTTP/1.1").contains("running"));
+    assert_eq!(first.stop("-TERM").0, Some(0));
+}
+
+/// Newlines and control characters that a client sends stay inside one record.
+#[test]
+fn what_clients_send_cannot_forge_a_line_of_the_log() {
+    let dir = Dir::new();
+    let server = start(&dir.0, &["--admin-token", "a-token-for-this-test"]);
+    let path = "/api/project/x%0a%7B%22level%22:%22ERROR%22%7D/runs/get";
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nContent-Length: 0\r\nX-Request-Id: a\\nb\r\nAuthorization: Bearer a-token-for-this-test"
+    );
+    assert!(server.ask(&head).contains("404"));
+    let (_, log) = server.stop("-TERM");
+    let records: Vec<serde_json::Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("not JSON: {line}")))
+        .collect();
+    assert!(records.iter().any(|record| record["operation"] == "read_run"), "{log}");
+    assert!(records.iter().all(|record| record["level"] != "ERROR"), "{log}");
+    assert!(!log.contains("a-token-for-this-test"));
+}
+
+#[test]
+fn settings_come_from_flags_then_environment_then_the_file() {
+    let dir = Dir::new();
+    dir.file("config.yml", "admin_token: from-the-file-0123456789\nport: 1\n");
+    let server = start(&dir.0, &[]);
+    let head = |token: &str| {
+        format!("POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer {token}")
+    };
+    assert!(server.ask(&head("from-the-file-0123456789")).contains("200 OK"), "the file is read");
+    assert!(!server.address.ends_with(":1"), "a flag wins over the file");
+    assert_eq!(server.stop("-TERM").0, Some(0));
+}
+
+#[test]
+fn keys_are_rotated_by_a_command() {
+    let dir = Dir::new();
+    let server = start(&dir.0, &["--admin-token", "a-token-for-this-test"]);
+    assert_eq!(server.stop("-TERM").0, Some(0));
+    let before = std::fs::read_to_string(dir.0.join("keys/master")).unwrap();
+    let ran = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(["server", "rotate-keys", "--data-dir"])
+        .arg(&dir.0)
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    assert_ne!(std::fs::read_to_string(dir.0.join("keys/master")).unwrap(), before);
+    let again = start(&dir.0, &[]);
+    let head = "POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer a-token-for-this-test";
+    assert!(again.ask(head).contains("BEGIN OPENSSH PRIVATE KEY"));
+    assert_eq!(again.stop("-TERM").0, Some(0));
+}
