@@ -29,10 +29,8 @@ impl Db {
             return written.map(|(_, rows)| rows).map_err(failed);
         };
         self.before(what).await.map_err(failed)?;
-        let mut answers = Vec::with_capacity(statements.len());
-        for (sql, params) in statements {
-            answers.push(pool.lease(what, &sql, &params).await.map_err(failed)?);
-        }
+        let asked = statements.iter().map(|(sql, params)| pool.lease(what, sql, params));
+        let answers = futures_util::future::try_join_all(asked).await.map_err(failed)?;
         self.after(what).await.map_err(failed)?;
         Ok(answers)
     }

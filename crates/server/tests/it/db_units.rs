@@ -297,12 +297,39 @@ async fn commits_are_on_disk_before_they_are_acknowledged(db: &Db) {
     }
 }
 
+/// Those that the tables list, and every other whole statement that stands in `db/`.
 async fn every_statement_prepares(db: &Db) {
-    let all = windlass_server::db::statements();
-    assert!(all.len() > 40, "the list is not complete");
-    for sql in all {
-        db.prepare(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    let mut all: BTreeSet<String> =
+        windlass_server::db::statements().into_iter().map(str::to_owned).collect();
+    assert!(all.len() > 40, "the tables list only {}", all.len());
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/db")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            all.extend(statements_in(&std::fs::read_to_string(path).unwrap()));
+        }
     }
+    assert!(all.len() > 60, "only {} were found", all.len());
+    for sql in all {
+        db.prepare(&sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+}
+
+/// String literals that are statements. One with `{` is a pattern, which only its caller can fill.
+fn statements_in(source: &str) -> Vec<String> {
+    let verbs = ["SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM "];
+    let mut found = Vec::new();
+    let mut rest = source;
+    while let Some(start) = rest.find('"') {
+        rest = &rest[start + 1..];
+        let Some(end) = rest.find('"') else { break };
+        let literal = &rest[..end];
+        rest = &rest[end + 1..];
+        let is_whole = verbs.iter().any(|verb| literal.starts_with(verb)) && !literal.contains('{');
+        if is_whole && !literal.ends_with('\\') {
+            found.push(literal.replace("\\\n", " "));
+        }
+    }
+    found
 }
 
 async fn a_closed_database_says_so(db: &Db) {
