@@ -22,8 +22,8 @@ async fn job_metrics(app: App, scope: Scope, asked: metrics::Query) -> Result<me
     watch::job_metrics(&app, &scope, &asked).await
 }
 
-async fn list_gpus(_: App, _: Scope, asked: gpus::ListRequest) -> Result<gpus::Listing> {
-    watch::list_gpus(&asked)
+async fn list_gpus(app: App, scope: Scope, asked: gpus::ListRequest) -> Result<gpus::Listing> {
+    watch::list_gpus(&app, &scope, &asked).await
 }
 
 async fn list_exports(_: App, _: Scope, _: Nothing) -> Result<exports::Exports> {

@@ -6,6 +6,7 @@ pub mod fleets;
 pub mod gateways;
 pub mod instances;
 pub mod names;
+pub(crate) mod offers;
 pub mod projects;
 pub mod repos;
 pub mod runs;

@@ -4,7 +4,7 @@
 use windlass_api::{gpus, logs, metrics};
 use windlass_model::id::{RunId, SubmissionId};
 
-use super::runs::Spec;
+use super::{offers, runs::Spec};
 use crate::{
     app::App,
     auth::Scope,
@@ -41,7 +41,10 @@ pub async fn job_metrics(app: &App, scope: &Scope, asked: &metrics::Query) -> Re
     Ok(metrics::JobMetrics { metrics: Vec::new() })
 }
 
-pub fn list_gpus(asked: &gpus::ListRequest) -> Result<gpus::Listing> {
-    Spec::read(&asked.run_spec, None)?;
-    Ok(gpus::Listing { gpus: Vec::new(), cpus: None })
+/// Offers of the first job, by GPU.
+pub async fn list_gpus(app: &App, scope: &Scope, asked: &gpus::ListRequest) -> Result<gpus::Listing> {
+    let jobs = Spec::read(&asked.run_spec, None)?.plan()?;
+    let existing = offers::existing(app, scope.project.id).await?;
+    let found = jobs.first().map(|job| offers::for_job(&existing, job)).unwrap_or_default();
+    Ok(gpus::Listing { gpus: offers::by_gpu(&found), cpus: None })
 }

@@ -22,6 +22,7 @@ on_both! {
     a_service_has_an_address_and_its_replicas
     specs_that_cannot_run_are_refused_with_the_reason
     a_restart_keeps_every_run
+    a_plan_offers_the_instances_that_fit
 }
 
 const APPLY: &str = "/api/project/main/runs/apply";
@@ -335,5 +336,40 @@ async fn a_restart_keeps_every_run(ground: &Ground) {
     server.stop().await;
     let server = ground.start().await;
     assert_eq!(server.admin(GET, json!({ "run_name": "train-1" })).await, run);
+    server.stop().await;
+}
+
+async fn a_plan_offers_the_instances_that_fit(ground: &Ground) {
+    let server = ground.start().await;
+    let fleet = json!({ "plan": { "spec": { "profile": { "name": "default" }, "configuration": { "type": "fleet", "name": "own",
+        "ssh_config": { "user": "u", "identity_file": "f", "hosts": ["10.0.0.1", "10.0.0.2", "10.0.0.3"] } } } } });
+    server.admin("/api/project/main/fleets/apply", fleet).await;
+    let kind = |cpus: i64| {
+        json!({ "name": "h100x1", "resources": { "cpus": cpus, "memory_mib": 229_376, "spot": false,
+        "cpu_arch": "x86", "disk": { "size_mib": 819_200 }, "gpus": [{ "name": "H100", "memory_mib": 81920, "vendor": "nvidia" }],
+        "description": "" } })
+    };
+    for (num, cpus, status, busy) in [(0, 26, "busy", 1), (1, 26, "idle", 0), (2, 2, "idle", 0)] {
+        let unit = windlass_server::db::Unit::new().exec(
+            "UPDATE instances SET status = $2, instance_type = $3, busy_blocks = $4 WHERE instance_num = $1",
+            params![i64::from(num), status, kind(cpus).to_string(), i64::from(busy)],
+        );
+        server.app.db().write(unit).await.unwrap().done().unwrap();
+    }
+    let asked = json!({ "run_spec": task(json!("train-1")), "max_offers": 1 });
+    let plan = server.admin("/api/project/main/runs/get_plan", asked).await;
+    let job = &plan["job_plans"][0];
+    assert_eq!((&job["total_offers"], job["offers"].as_array().unwrap().len()), (&json!(2), 1), "{job}");
+    let offer = &job["offers"][0];
+    assert_eq!(
+        (&offer["backend"], &offer["availability"], &offer["price"]),
+        (&json!("remote"), &json!("idle"), &json!(0.0))
+    );
+    assert_eq!(offer["instance"], kind(26));
+    let gpus = server.admin("/api/project/main/gpus/list", json!({ "run_spec": task(Value::Null) })).await;
+    assert_eq!(
+        (&gpus["gpus"][0]["name"], &gpus["gpus"][0]["availability"]),
+        (&json!("H100"), &json!(["busy", "idle"]))
+    );
     server.stop().await;
 }

@@ -4,7 +4,10 @@ use windlass_api::{Document, runs as wire};
 use windlass_model::plan::diff;
 
 use super::{Spec, one};
-use crate::{app::App, auth::Scope, db::runs, error::Result};
+use crate::{app::App, auth::Scope, db::runs, error::Result, services::offers};
+
+/// Offers that one answer shows.
+const OFFERS_MAX: usize = 50;
 
 pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<wire::RunPlan> {
     let user = &scope.caller.user;
@@ -26,16 +29,18 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
         }
         current = Some(one(app, found).await?);
     }
-    let jobs = spec.plan()?;
-    let job_plans = jobs
+    let existing = offers::existing(app, scope.project.id).await?;
+    let shown_max =
+        asked.max_offers.and_then(|max| usize::try_from(max).ok()).unwrap_or(OFFERS_MAX).min(OFFERS_MAX);
+    let job_plans = spec
+        .plan()?
         .iter()
         .map(|job| {
-            Ok(wire::JobPlan {
-                job_spec: Document::new(job)?,
-                offers: Vec::new(),
-                total_offers: 0,
-                max_price: None,
-            })
+            let mut offers = offers::for_job(&existing, job);
+            let total_offers = i64::try_from(offers.len()).unwrap_or(i64::MAX);
+            let max_price = offers.iter().map(|offer| offer.price).reduce(f64::max);
+            offers.truncate(shown_max);
+            Ok(wire::JobPlan { job_spec: Document::new(job)?, offers, total_offers, max_price })
         })
         .collect::<Result<_>>()?;
     Ok(wire::RunPlan {
