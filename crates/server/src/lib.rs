@@ -73,13 +73,23 @@ impl Server {
         make_dir(&settings.data_dir)?;
         let keys = Keyring::open(&settings.key_file)?;
         let db = Db::open(&settings.database_url).await?;
-        let address = settings.address;
         let app = App::new(db, settings, keys)?;
-        let first_token = services::boot::ensure(&app).await?;
+        let started = Self::set_up(&app).await;
+        if started.is_err() {
+            // Whoever tries again must find the file free.
+            app.db().close().await;
+        }
+        started
+    }
+
+    async fn set_up(app: &App) -> Result<Self, StartError> {
+        services::secrets::claim_key(app).await?;
+        let first_token = services::boot::ensure(app).await?;
+        let address = app.settings().address;
         let failed = |source| StartError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { app, listener, address, first_token })
+        Ok(Self { app: app.clone(), listener, address, first_token })
     }
 
     pub fn app(&self) -> &App {

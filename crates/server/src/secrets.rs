@@ -43,7 +43,7 @@ pub enum KeyError {
     Empty { path: PathBuf },
     #[error("draw random bytes")]
     Random(#[from] getrandom::Error),
-    #[error("open an envelope: it is sealed with key {id}, which is not in the key file")]
+    #[error("find key {id}, with which secrets are sealed: it is not in the key file (`--key-file`)")]
     UnknownKey { id: String },
     #[error("open an envelope: it is damaged or belongs to something else")]
     Damaged,
@@ -111,6 +111,11 @@ impl Keyring {
     /// The id of the key that seals.
     pub fn sealing_id(&self) -> String {
         self.keys.read().last().map(|key| hex(&key.id)).unwrap_or_default()
+    }
+
+    /// Whether the ring holds a key of this id.
+    pub fn holds(&self, id: &str) -> bool {
+        self.keys.read().iter().any(|key| hex(&key.id) == id)
     }
 
     /// Seals `plain` for whatever `belongs` names.

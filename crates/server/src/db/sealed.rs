@@ -83,3 +83,28 @@ pub fn replace_repo_creds(repo: Uuid, user: Uuid, old: Vec<u8>, new: Vec<u8>) ->
         expect: Expect::Any,
     }
 }
+
+/// The ids of the keys that this database is sealed with. The keys themselves are never here.
+pub async fn key_ids(db: &Db) -> Result<Vec<String>, DbError> {
+    let rows = db.query("SELECT id FROM sealing_keys WHERE retired_at IS NULL ORDER BY id", vec![]).await?;
+    rows.iter().map(|row| row.text(0)).collect()
+}
+
+/// From now on values may be sealed with this key.
+pub fn use_key(id: &str) -> Change {
+    Change::Exec {
+        sql: "INSERT INTO sealing_keys (id, created_at) VALUES ($1, now_us()) ON CONFLICT (id) DO NOTHING"
+            .into(),
+        params: params![id],
+        expect: Expect::Any,
+    }
+}
+
+/// Nothing is sealed with any other key any more.
+pub fn retire_keys_but(id: &str) -> Change {
+    Change::Exec {
+        sql: "UPDATE sealing_keys SET retired_at = now_us() WHERE id <> $1 AND retired_at IS NULL".into(),
+        params: params![id],
+        expect: Expect::Any,
+    }
+}

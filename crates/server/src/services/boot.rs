@@ -1,5 +1,6 @@
 //! The first start: an admin, a project, a token. Every later start finds them and changes nothing.
 
+use windlass_api::error::Code;
 use windlass_model::id::UserId;
 
 use super::{projects, users};
@@ -7,14 +8,27 @@ use crate::{
     app::App,
     auth::Token,
     db::{Unit, tokens, users as user_rows},
-    error::Result,
+    error::{Error, Result},
 };
 
 const ADMIN: &str = "admin";
 const PROJECT: &str = "main";
 
+/// How often another replica, starting at the same moment, may be faster.
+const TRIES_MAX: usize = 5;
+
 /// The admin's token when this start made it: shown once.
 pub async fn ensure(app: &App) -> Result<Option<Token>> {
+    for _ in 1..TRIES_MAX {
+        match try_ensure(app).await {
+            Err(Error::Refused { code: Code::ResourceExists, .. }) => {}
+            done => return done,
+        }
+    }
+    try_ensure(app).await
+}
+
+async fn try_ensure(app: &App) -> Result<Option<Token>> {
     let chosen = app.settings().admin_token.as_deref().map(Token::chosen);
     let given = chosen.is_some();
     let admin = user_rows::by_name(app.db(), ADMIN).await?;

@@ -16,7 +16,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{About, note},
-    secrets::Belongs,
+    secrets::{Belongs, KeyError},
 };
 
 const VALUE_CHARS_MAX: usize = 5000;
@@ -119,10 +119,24 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
 /// May be stopped and run again at any point: until the last step every key still opens.
 pub async fn turn_keys(app: &App) -> Result<()> {
     app.keys().turn()?;
+    claim_key(app).await?;
     reseal(app).await?;
     // Once more: what was written with the old key while we walked.
     reseal(app).await?;
+    let change = sealed::retire_keys_but(&app.keys().sealing_id());
+    app.db().write(Unit::new().and([change])).await?.done()?;
     app.keys().retire()?;
+    Ok(())
+}
+
+/// Writes down, by its id, with which key this server seals. A server that lacks one of the keys in
+/// use must not start: it could not open what others sealed, and they not what it seals.
+pub async fn claim_key(app: &App) -> Result<()> {
+    if let Some(id) = sealed::key_ids(app.db()).await?.into_iter().find(|id| !app.keys().holds(id)) {
+        return Err(KeyError::UnknownKey { id }.into());
+    }
+    let change = sealed::use_key(&app.keys().sealing_id());
+    app.db().write(Unit::new().and([change])).await?.done()?;
     Ok(())
 }
 

@@ -12,6 +12,7 @@ on_both! {
     repos_keep_credentials_per_user
     archives_are_stored_once_per_user_and_content
     events_tell_what_was_done_and_by_whom
+    a_server_without_the_keys_of_its_database_does_not_start
 }
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {
@@ -190,4 +191,24 @@ async fn events_tell_what_was_done_and_by_whom(ground: &Ground) {
     }
     assert_eq!(Value::Array(seen), all);
     server.stop().await;
+}
+
+async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &Ground) {
+    use windlass_server::{
+        Server,
+        config::{Given, Settings},
+    };
+    let server = ground.start().await;
+    server.stop().await;
+    let other = ground.dir.0.join("other-keys");
+    let given = Given { port: Some(0), key_file: Some(other), ..ground.given() };
+    let refused = Server::start(Settings::new(given, None).unwrap()).await.err().expect("it must not start");
+    let mut said = refused.to_string();
+    let mut cause = std::error::Error::source(&refused);
+    while let Some(error) = cause {
+        said = format!("{said}: {error}");
+        cause = error.source();
+    }
+    assert!(said.contains("not in the key file"), "{said}");
+    ground.start().await.stop().await;
 }

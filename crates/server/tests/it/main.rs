@@ -12,6 +12,7 @@ mod db_runs;
 mod db_tables;
 mod db_units;
 mod http;
+mod http_client;
 mod http_errors;
 mod http_fleets;
 mod http_projects;

@@ -1,0 +1,129 @@
+//! The typed client of the `api` crate against a real server, and what an answer costs the database.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use serde_json::json;
+use windlass_api::{Document, client::Client, files, operations::*, projects, runs, server::Nothing};
+use windlass_server::{
+    app::App,
+    auth::caller,
+    config::{Given, Settings},
+    db::{Blown, Db, Weather},
+    secrets::Keyring,
+    services,
+};
+
+use crate::http::{ADMIN, Ground, on_both};
+
+on_both! {
+    every_kind_of_call_goes_through_the_typed_client
+    a_list_of_runs_costs_the_same_few_queries_however_long_it_is
+    two_replicas_that_start_together_make_one_admin
+}
+
+fn document(value: serde_json::Value) -> Document {
+    Document::from_text(value.to_string()).unwrap()
+}
+
+fn submit(name: &str) -> runs::ApplyRequest {
+    let spec = json!({ "run_name": name, "configuration": { "type": "task", "commands": ["true"] } });
+    runs::ApplyRequest {
+        plan: runs::ApplyInput { run_spec: document(spec), current_resource: None },
+        force: false,
+    }
+}
+
+async fn every_kind_of_call_goes_through_the_typed_client(ground: &Ground) {
+    let server = ground.start().await;
+    let client = Client::new(&format!("http://{}", server.authority), Some(ADMIN)).unwrap();
+    let me = client.call::<ReadMyUser>(&[], &Nothing {}).await.unwrap();
+    assert_eq!((me.username.as_str(), me.creds.token.as_str()), ("admin", ADMIN));
+    let listed = client.call::<ListProjects>(&[], &projects::ListRequest::default()).await.unwrap();
+    assert!(matches!(listed, projects::Listing::Plain(projects) if projects.len() == 1));
+    let counted = projects::ListRequest { return_total_count: true, ..projects::ListRequest::default() };
+    let counted = client.call::<ListProjects>(&[], &counted).await.unwrap();
+    assert!(matches!(counted, projects::Listing::Counted { total_count: Some(1), .. }));
+    let run = client.call::<ApplyRun>(&["main"], &submit("train-1")).await.unwrap();
+    let read = runs::ReadRequest { run_name: Some("train-1".into()), id: None };
+    let again = client.call::<ReadRun>(&["main"], &read).await.unwrap();
+    assert_eq!((again.id, again.run_spec.text()), (run.id, run.run_spec.text()));
+    let absent = runs::ReadRequest { run_name: Some("none".into()), id: None };
+    assert!(client.call::<ReadRun>(&["main"], &absent).await.unwrap_err().is_absent());
+    let stop = runs::StopRequest { runs_names: vec!["train-1".into()], abort: false };
+    client.call::<StopRuns>(&["main"], &stop).await.unwrap();
+    let content = b"--windlass-part--\r\n";
+    let hash = crate::http_secrets::sha256(content);
+    let archive = client.upload::<UploadArchive>(&[], &Nothing {}, &hash, content).await.unwrap();
+    let found = client.call::<ReadArchive>(&[], &files::HashRequest { hash }).await.unwrap();
+    assert_eq!(found.id, archive.id);
+    let stranger = Client::new(&format!("http://{}/", server.authority), Some("nobody")).unwrap();
+    let denied = stranger.call::<ReadMyUser>(&[], &Nothing {}).await.unwrap_err();
+    assert_eq!(denied.to_string(), "Invalid token");
+    server.stop().await;
+    assert!(client.call::<ReadMyUser>(&[], &Nothing {}).await.is_err(), "nobody is there any more");
+}
+
+/// Counts what is asked of the database.
+#[derive(Default)]
+struct Counter(AtomicUsize);
+
+impl Weather for Counter {
+    fn before<'a>(&'a self, _: &'static str) -> Blown<'a> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn after<'a>(&'a self, _: &'static str) -> Blown<'a> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &Ground) {
+    let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    let keys = Keyring::open(&settings.key_file).unwrap();
+    let counter = Arc::new(Counter::default());
+    let db = Db::open(&settings.database_url).await.unwrap();
+    let app = App::new(db.with_weather(Arc::clone(&counter) as Arc<dyn Weather>), settings, keys).unwrap();
+    services::boot::ensure(&app).await.unwrap();
+    let me = caller(&app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
+    let mut costs = Vec::new();
+    for round in 0..3 {
+        for n in 0..5 {
+            let scope = windlass_server::auth::scope(&app, me.clone(), "main", vec![]).await.unwrap();
+            services::runs::apply(&app, &scope, submit(&format!("run-{round}-{n}"))).await.unwrap();
+        }
+        counter.0.store(0, Ordering::SeqCst);
+        let runs = services::runs::list(&app, &me, runs::ListRequest::default()).await.unwrap();
+        assert_eq!(runs.len(), 5 * (round + 1));
+        costs.push(counter.0.load(Ordering::SeqCst));
+    }
+    assert!(costs.iter().all(|cost| *cost == costs[0] && *cost <= 2), "queries per list: {costs:?}");
+    app.db().close().await;
+}
+
+async fn two_replicas_that_start_together_make_one_admin(ground: &Ground) {
+    let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    let db = Db::open(&settings.database_url).await.unwrap();
+    let app = || App::new(db.clone(), settings.clone(), Keyring::open(&settings.key_file).unwrap()).unwrap();
+    let apps: Vec<App> = (0..4).map(|_| app()).collect();
+    let starts: Vec<_> = apps
+        .iter()
+        .cloned()
+        .map(|app| tokio::spawn(async move { services::boot::ensure(&app).await }))
+        .collect();
+    for start in starts {
+        start.await.unwrap().unwrap();
+    }
+    let rows = db
+        .query("SELECT (SELECT count(*) FROM users), (SELECT count(*) FROM projects)", vec![])
+        .await
+        .unwrap();
+    assert_eq!((rows[0].int(0).unwrap(), rows[0].int(1).unwrap()), (1, 1));
+    for app in &apps {
+        caller(app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
+    }
+    db.close().await;
+}
