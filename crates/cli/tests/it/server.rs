@@ -11,14 +11,14 @@ use crate::Dir;
 
 struct Running {
     child: Child,
-    stderr: BufReader<ChildStderr>,
+    stderr: Option<BufReader<ChildStderr>>,
     address: String,
     /// What was said before it was ready.
     said: String,
 }
 
 fn start(data_dir: &Path, args: &[&str]) -> Running {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
+    let child = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(["server", "--port", "0", "--no-local", "--log-level", "debug", "--data-dir"])
         .arg(data_dir)
         .args(args)
@@ -27,16 +27,25 @@ fn start(data_dir: &Path, args: &[&str]) -> Running {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut said = String::new();
-    loop {
+    let mut running = Running { child, stderr: None, address: String::new(), said: String::new() };
+    let mut stderr = BufReader::new(running.child.stderr.take().unwrap());
+    while running.address.is_empty() {
         let mut line = String::new();
-        assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended before it was ready: {said}");
-        said.push_str(&line);
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended before it was ready: {}", running.said);
+        running.said.push_str(&line);
         if let Some((_, rest)) = line.split_once("ready at http://") {
-            let address = rest.split(' ').next().unwrap().trim().to_owned();
-            return Running { child, stderr, address, said };
+            running.address = rest.split(' ').next().unwrap().trim().to_owned();
         }
+    }
+    running.stderr = Some(stderr);
+    running
+}
+
+/// A test that fails leaves no server behind.
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -53,7 +62,7 @@ impl Running {
     fn stop(mut self, signal: &str) -> (Option<i32>, String) {
         Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
         let mut rest = String::new();
-        self.stderr.read_to_string(&mut rest).unwrap();
+        self.stderr.take().unwrap().read_to_string(&mut rest).unwrap();
         (self.child.wait().unwrap().code(), rest)
     }
 }
