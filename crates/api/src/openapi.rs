@@ -94,9 +94,9 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     let mut responses = json!({
         "200": { "description": "Done.", "content": { kind: { "schema": answer } } },
     });
-    let mut refusals = vec!["422"];
+    let mut refusals = vec!["400", "422"];
     if matches!(entry.body, Body::Json | Body::File) {
-        refusals.extend(["400", "413"]);
+        refusals.extend(["408", "409", "413"]);
     }
     if entry.access != Access::Open {
         refusals.push("403");
@@ -120,6 +120,8 @@ fn refusals(schemas: &mut SchemaGenerator) -> Value {
         "400": refusal::<Vec<error::BadRequest>>(schemas, "Refused; the one entry says why. Absent things are refused so too."),
         "403": refusal::<error::Refusal>(schemas, "No valid token, or not the role this needs."),
         "404": refusal::<error::Refusal>(schemas, "No such path, or no such project."),
+        "408": refusal::<error::Refusal>(schemas, "The body took too long to arrive."),
+        "409": refusal::<error::Refusal>(schemas, "The key was used for another request, or others were faster."),
         "413": refusal::<error::Refusal>(schemas, "The body is larger than allowed."),
         "422": refusal::<Vec<error::Violation>>(schemas, "The request is not shaped as its schema says."),
     })

@@ -201,6 +201,9 @@ impl Routes {
 async fn scope<O: Operation>(app: &App, authorization: Option<&str>, path: &[String]) -> Result<Scope> {
     let caller = auth::caller(app, authorization).await?;
     let (project, rest) = path.split_first().ok_or(Error::Unknown { msg: "Not Found" })?;
+    if path.iter().any(|part| part.contains('\0')) {
+        return Err(Error::Unknown { msg: "Not Found" });
+    }
     let scope = auth::scope(app, caller, project, rest.to_vec()).await?;
     scope.must(O::ACCESS)?;
     Ok(scope)
@@ -292,13 +295,29 @@ fn broken(msg: &str) -> Error {
 }
 
 fn query<T: DeserializeOwned>(request: &Request) -> Result<T> {
+    if request.uri().query().is_some_and(|query| query.contains("%00")) {
+        return Err(Error::Invalid(vec![violation(&["query"], NUL.into(), "value_error")]));
+    }
     Query::try_from_uri(request.uri())
         .map(|Query(parsed)| parsed)
         .map_err(|error| Error::Invalid(vec![violation(&["query"], error.body_text(), "value_error")]))
 }
 
+/// No text we keep or look for has one, and Postgres takes none.
+const NUL: &str = "text must not hold NUL";
+
+/// Whether a JSON text has the escape for NUL in it: after an odd number of backslashes.
+fn has_nul(body: &[u8]) -> bool {
+    body.windows(6).enumerate().any(|(at, window)| {
+        window == br"\u0000" && body[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
+    })
+}
+
 /// Unknown fields are ignored, so that newer clients work.
 fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    if has_nul(body) {
+        return Err(broken(NUL));
+    }
     let mut reader = serde_json::Deserializer::from_slice(body);
     let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let mut loc = vec!["body".to_owned()];
@@ -415,4 +434,17 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_nul;
+
+    #[test]
+    fn nul_is_found_however_it_is_escaped_and_nowhere_else() {
+        assert!(has_nul(br#"{"a":"\u0000"}"#));
+        assert!(has_nul(br#"{"a":"x\\\u0000"}"#));
+        assert!(!has_nul(br#"{"a":"\\u0000"}"#), "a backslash and five letters");
+        assert!(!has_nul(br#"{"a":"u0000"}"#));
+    }
 }

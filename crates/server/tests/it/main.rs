@@ -15,6 +15,7 @@ mod http;
 mod http_client;
 mod http_errors;
 mod http_fleets;
+mod http_fuzz;
 mod http_projects;
 mod http_runs;
 mod http_secrets;

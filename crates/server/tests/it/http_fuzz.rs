@@ -1,0 +1,165 @@
+//! Requests made from the OpenAPI document, well-formed and not: whatever is sent, the server answers
+//! with a status that the document knows, and never with a failure of its own.
+
+use http_body_util::Full;
+use hyper::{Request, body::Bytes};
+use serde_json::{Map, Value, json};
+use windlass_api::openapi;
+
+use crate::http::{ADMIN, Ground, TestServer, on_both};
+
+on_both! {
+    nothing_that_is_sent_makes_the_server_fail
+}
+
+/// Requests for each operation; more with `FUZZ=n`.
+const ROUNDS: usize = 40;
+
+/// xorshift64*: the same seed, the same requests.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(high).unwrap() % sides
+    }
+
+    fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
+        &of[self.roll(of.len())]
+    }
+}
+
+const TEXTS: [&str; 16] = [
+    "main",
+    "admin",
+    "train-1",
+    "",
+    "a",
+    "../x",
+    "a\u{0}b",
+    "\u{202e}",
+    "%",
+    "_",
+    "'; --",
+    "${{ secrets.X }}",
+    "0 3 * * *",
+    "2026-01-01T00:00:00Z",
+    "5d3a0a3e-1a52-4c39-8f0c-8a3f6f1f7f10",
+    "\u{1f680}",
+];
+const NUMBERS: [i64; 8] = [0, 1, -1, 2, 100, 1001, i64::MAX, i64::MIN];
+
+/// Documents that mean something, so that more than the first check is reached.
+fn documents() -> Vec<Value> {
+    let task = json!({ "type": "task", "commands": ["true"], "image": "debian", "user": "root" });
+    let hosts = json!({ "user": "u", "identity_file": "f", "hosts": ["10.0.0.1"] });
+    vec![
+        json!({ "configuration": task, "run_name": "train-1" }),
+        json!({ "configuration": task, "run_name": null, "profile": { "name": "x", "schedule": { "cron": "* * * * *" } } }),
+        json!({ "configuration": task, "file_archives": [{ "id": "x" }] }),
+        json!({ "configuration": { "type": "fleet", "name": "own", "ssh_config": hosts }, "profile": { "name": "x" } }),
+        json!({ "configuration": { "type": "fleet", "nodes": "0..2" } }),
+        json!({ "type": "volume", "name": "data", "backend": "aws", "region": "r", "size": 1 }),
+        json!({ "type": "gateway", "name": "edge", "backend": "aws", "region": "r" }),
+        json!({ "repo_type": "remote", "repo_name": "r" }),
+        json!({ "configuration": [1] }),
+        json!({}),
+        task,
+    ]
+}
+
+fn make(schema: &Value, dice: &mut Dice, documents: &[Value]) -> Value {
+    if dice.roll(25) == 0 {
+        return dice.pick(&[json!(null), json!([]), json!({}), json!(1.5), json!("x"), json!(true)]).clone();
+    }
+    if let Some(words) = schema["enum"].as_array() {
+        return dice.pick(words).clone();
+    }
+    if let Some(choices) = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array()) {
+        return make(&dice.pick(choices).clone(), dice, documents);
+    }
+    let kind = match &schema["type"] {
+        Value::Array(kinds) => dice.pick(kinds).as_str().unwrap_or_default().to_owned(),
+        kind => kind.as_str().unwrap_or_default().to_owned(),
+    };
+    match kind.as_str() {
+        "string" => json!(dice.pick(&TEXTS)),
+        "integer" => json!(dice.pick(&NUMBERS)),
+        "number" => json!(0.5),
+        "boolean" => json!(dice.roll(2) == 0),
+        "array" => {
+            let len = dice.roll(4);
+            (0..len).map(|_| make(&schema["items"], dice, documents)).collect()
+        }
+        "object" if schema["properties"].is_object() => object(schema, dice, documents),
+        "object" => dice.pick(documents).clone(),
+        _ => Value::Null,
+    }
+}
+
+fn object(schema: &Value, dice: &mut Dice, documents: &[Value]) -> Value {
+    let required = schema["required"].as_array().cloned().unwrap_or_default();
+    let mut map = Map::new();
+    for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+        let is_required = required.iter().any(|one| one == name);
+        if (is_required && dice.roll(30) > 0) || (!is_required && dice.roll(3) == 0) {
+            map.insert(name.clone(), make(schema, dice, documents));
+        }
+    }
+    Value::Object(map)
+}
+
+async fn send(server: &TestServer, token: &str, method: &str, path: &str, body: String) -> (u16, String) {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", &server.authority)
+        .header("authorization", format!("Bearer {token}"))
+        .body(Full::new(Bytes::from(body)))
+        .unwrap();
+    let (status, body) = server.send(request).await;
+    (status, String::from_utf8_lossy(&body).into_owned())
+}
+
+async fn nothing_that_is_sent_makes_the_server_fail(ground: &Ground) {
+    let rounds = std::env::var("FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(ROUNDS);
+    let seed = std::env::var("SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0x5eed);
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "user")]).await;
+    let (mut dice, documents, document) = (Dice(seed), documents(), openapi::document());
+    // Another caller's token must not die on the way.
+    let kept =
+        ["refresh_token", "delete_users", "update_user", "set_members", "remove_members", "delete_projects"];
+    let projects = ["main", "main", "main", "none", "%00", "..", "%F0%9F%9A%80"];
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let id = operation["operationId"].as_str().unwrap();
+            if kept.contains(&id) {
+                continue;
+            }
+            let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+            for round in 0..rounds {
+                let path = path
+                    .replace("{project_name}", dice.pick::<&str>(&projects))
+                    .replace("{run_name}", dice.pick::<&str>(&["train-1", "%00"]));
+                let body = if schema.is_object() {
+                    make(schema, &mut dice, &documents).to_string()
+                } else {
+                    String::new()
+                };
+                let token = if dice.roll(4) == 0 { mira.as_str() } else { ADMIN };
+                let (status, answer) =
+                    send(&server, token, &method.to_uppercase(), &path, body.clone()).await;
+                let known = operation["responses"].get(status.to_string()).is_some();
+                assert!(known, "SEED={seed} round {round}: {id} {path} {body}\nanswers {status}: {answer}");
+            }
+        }
+    }
+    // It is still itself.
+    server.admin("/api/users/get_my_user", json!({})).await;
+    server.stop().await;
+}
