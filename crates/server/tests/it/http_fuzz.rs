@@ -81,11 +81,8 @@ fn make(schema: &Value, dice: &mut Dice, documents: &[Value]) -> Value {
     if let Some(choices) = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array()) {
         return make(&dice.pick(choices).clone(), dice, documents);
     }
-    let kind = match &schema["type"] {
-        Value::Array(kinds) => dice.pick(kinds).as_str().unwrap_or_default().to_owned(),
-        kind => kind.as_str().unwrap_or_default().to_owned(),
-    };
-    match kind.as_str() {
+    let kind = schema["type"].as_array().map_or(&schema["type"], |kinds| dice.pick(kinds));
+    match kind.as_str().unwrap_or_default() {
         "string" => json!(dice.pick(&TEXTS)),
         "integer" => json!(dice.pick(&NUMBERS)),
         "number" => json!(0.5),
