@@ -21,7 +21,7 @@ pub enum Applied {
 
 /// The hands of one kind of row.
 pub trait Pipeline: Send + Sync + 'static {
-    type Row: Send;
+    type Row: Send + Sync;
     type Seen: Send;
     type Plan: Send;
     type Error: std::error::Error + Send + Sync + 'static;

@@ -1,5 +1,6 @@
 //! The control plane: routes, services, pipelines and the one place that speaks SQL.
 
+pub mod agents;
 pub mod app;
 pub mod auth;
 pub mod config;
@@ -7,9 +8,12 @@ pub mod db;
 pub mod error;
 pub mod events;
 pub mod http;
+pub mod job_facts;
 mod listen;
 pub mod metrics;
+pub mod pipelines;
 pub mod routes;
+pub mod run_shape;
 pub mod secrets;
 pub mod services;
 

@@ -1,1 +1,8 @@
-//! For tests: servers, simulated hosts, seeded faults, invariant checkers.
+//! For tests: simulated hosts, seeded faults, invariant checkers, and the simulation that brings them
+//! together with the real pipelines.
+
+pub mod host;
+pub mod invariants;
+pub mod net;
+pub mod rng;
+pub mod sim;

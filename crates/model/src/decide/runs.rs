@@ -35,6 +35,8 @@ pub struct RunView {
     pub status: run::Status,
     /// Set by whoever turned the run terminating.
     pub ending: Option<run::Ending>,
+    /// A user's wish, which nothing but a final status outlives.
+    pub stop_asked: Option<StopAsked>,
     pub submitted_at: Timestamp,
     /// How often in a row the run went back to pending for a retry.
     pub attempt: u32,
@@ -52,6 +54,22 @@ pub struct RunView {
     pub start: Vec<Start>,
     /// Replicas of a service that a scale-down or a rolling deployment takes away now.
     pub surplus: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopAsked {
+    /// Without the jobs' goodbye.
+    pub abort: bool,
+}
+
+impl StopAsked {
+    fn ending(self) -> run::Ending {
+        if self.abort {
+            run::Ending::new(run::TerminationReason::AbortedByUser, "a user aborted it")
+        } else {
+            run::Ending::new(run::TerminationReason::StoppedByUser, "a user stopped it")
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -216,6 +234,11 @@ pub struct End {
 
 /// The next step of a run.
 pub fn decide(run: &RunView, now: Timestamp) -> Plan {
+    if let Some(stop) = run.stop_asked
+        && let Some(plan) = stopped(run, stop, now)
+    {
+        return plan;
+    }
     match run.status {
         run::Status::Pending => pending(run, now),
         run::Status::Submitted | run::Status::Provisioning | run::Status::Running => active(run, now),
@@ -223,6 +246,27 @@ pub fn decide(run: &RunView, now: Timestamp) -> Plan {
         run::Status::Terminated | run::Status::Failed | run::Status::Done => {
             Plan { due_at: None, ..keep(run, now, "the run is over") }
         }
+    }
+}
+
+/// A stop beats everything but an end that has already begun; an abort also hurries a stop.
+fn stopped(run: &RunView, stop: StopAsked, now: Timestamp) -> Option<Plan> {
+    match run.status {
+        run::Status::Pending | run::Status::Submitted | run::Status::Provisioning | run::Status::Running => {
+            let plan = turn_terminating(run, stop.ending(), now);
+            Some(Plan { event: Some(run::Event::StopAsked), ..plan })
+        }
+        run::Status::Terminating => {
+            let reason = run.ending.as_ref().map(run::Ending::reason);
+            let hurries = stop.abort && reason == Some(run::TerminationReason::StoppedByUser);
+            // A scheduled run that is between two executions must not come back either.
+            let ends_schedule = run.schedule.is_some() && reason.is_some_and(|reason| !reason.is_users());
+            if !hurries && !ends_schedule {
+                return None;
+            }
+            Some(terminating(&RunView { ending: Some(stop.ending()), ..run.clone() }, now))
+        }
+        run::Status::Terminated | run::Status::Failed | run::Status::Done => None,
     }
 }
 

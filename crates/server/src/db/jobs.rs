@@ -2,7 +2,7 @@
 
 use windlass_model::{
     id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
-    job::Status,
+    job::{Ending, Status},
     time::Timestamp,
 };
 
@@ -28,7 +28,11 @@ record! {
         pub status_message: Option<String>,
         pub termination_reason: Option<String>,
         pub termination_message: Option<String>,
+        pub termination_detail: Option<String>,
         pub exit_status: Option<i64>,
+        pub end_asked: Option<String>,
+        pub end_message: Option<String>,
+        pub host_given_up: bool,
         /// JSON documents from here.
         pub job_spec: String,
         pub provisioning: Option<String>,
@@ -49,6 +53,7 @@ record! {
         pub provisioned_at: Option<Timestamp>,
         pub pulling_at: Option<Timestamp>,
         pub running_at: Option<Timestamp>,
+        pub terminating_at: Option<Timestamp>,
         pub inactive_since: Option<Timestamp>,
         pub disconnected_at: Option<Timestamp>,
         pub seen_at: Option<Timestamp>,
@@ -61,6 +66,32 @@ record! {
         pub runner_offset: i64,
         pub tracking: Option<String>,
         pub lock_epoch: i64,
+    }
+}
+
+impl Job {
+    /// Why it ends or ended, once that is known.
+    pub fn ending(&self) -> Option<Ending> {
+        let mut ending = Ending::new(self.termination_reason.as_deref()?.parse().ok()?);
+        if let Some(code) = self.exit_status.and_then(|code| i32::try_from(code).ok()) {
+            ending = ending.with_exit_status(code);
+        }
+        if let Some(detail) = self.termination_detail.as_deref().and_then(|word| word.parse().ok()) {
+            ending = ending.with(detail);
+        }
+        Some(match &self.termination_message {
+            Some(said) => ending.saying(said),
+            None => ending,
+        })
+    }
+
+    /// The end that the run's pipeline asked for.
+    pub fn end_asked(&self) -> Option<Ending> {
+        let ending = Ending::new(self.end_asked.as_deref()?.parse().ok()?);
+        Some(match &self.end_message {
+            Some(said) => ending.saying(said),
+            None => ending,
+        })
     }
 }
 

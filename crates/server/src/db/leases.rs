@@ -85,7 +85,8 @@ impl LeaseStore for Db {
             Dialect::Sqlite => "CAST($3 ->> id AS BIGINT)",
             Dialect::Postgres => "CAST(CAST(CAST($3 AS TEXT) AS JSON) ->> id AS BIGINT)",
         };
-        let set = format!("{UNLOCK}, last_processed_at = now_us(), due_at = now_us() + {due_in}");
+        let due_at = super::unit::assign("due_at", &format!("now_us() + {due_in}"));
+        let set = format!("{UNLOCK}, last_processed_at = now_us(), {due_at}");
         let sql = held_sql(self.dialect(), queue.table, &set);
         let due = serde_json::Value::Object(due).to_string();
         self.lease_ids("finish", sql, vec![ids, pairs, due.into()]).await
@@ -189,7 +190,8 @@ fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
          c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
          ORDER BY last_processed_at, id LIMIT $1) \
          UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $2, lock_owner = $3, \
-         lock_epoch = lock_epoch + 1 WHERE id IN (SELECT id FROM c) RETURNING {TAKEN}",
+         lock_epoch = lock_epoch + 1, due_at = coalesce(due_at, now_us()) \
+         WHERE id IN (SELECT id FROM c) RETURNING {TAKEN}",
         branch("lock_token IS NULL AND NOT finished"),
         branch("lock_token IS NOT NULL AND lock_expires_at <= now_us() AND NOT finished"),
     )

@@ -67,15 +67,20 @@ impl Unit {
     /// The write that ends a pass: the row is unlocked, `last_processed_at` is the unit's time, and
     /// the row is due again after `due_in_us` (`None`: at once).
     pub fn apply(table: &'static str, held: Held, due_in_us: Option<i64>, set: Values) -> Self {
-        let mut all: Values = vec![
+        let mut all = Self::unlocked(due_in_us);
+        all.extend(set);
+        Self::new().guard(table, held, all)
+    }
+
+    /// The columns of a row that its holder lets go of.
+    pub fn unlocked(due_in_us: Option<i64>) -> Values {
+        vec![
             ("lock_token", Val::Null),
             ("lock_expires_at", Val::Null),
             ("lock_owner", Val::Null),
             ("last_processed_at", Val::Now),
             ("due_at", due_in_us.map_or(Val::Null, Val::NowPlus)),
-        ];
-        all.extend(set);
-        Self::new().guard(table, held, all)
+        ]
     }
 
     #[must_use]
@@ -114,6 +119,16 @@ impl Unit {
     pub fn and(mut self, changes: impl IntoIterator<Item = Change>) -> Self {
         self.changes.extend(changes);
         self
+    }
+}
+
+/// `column = value` in a statement that lets a row go. Somebody who wants a row looked at while it is held
+/// clears its `due_at` (a claim always sets it), and the holder's own idea of when it is due next must not
+/// bury that wish.
+pub(super) fn assign(column: &str, value: &str) -> String {
+    match column {
+        "due_at" => format!("due_at = CASE WHEN due_at IS NULL THEN NULL ELSE {value} END"),
+        _ => format!("{column} = {value}"),
     }
 }
 

@@ -23,7 +23,7 @@ use super::{
 use crate::db::{
     error::DbError,
     mutant::{self, Mutant},
-    unit::{Change, Expect, Unit, Values, Written},
+    unit::{Change, Expect, Unit, Values, Written, assign},
     value::{Row, Val},
 };
 
@@ -296,7 +296,7 @@ fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {
         casts.iter().enumerate().map(|(at, udt)| format!("${}::{udt}[]", at + 1)).collect();
     let names: Vec<String> = (0..columns.len()).map(|at| format!(", c{at}")).collect();
     let set: Vec<String> =
-        columns.iter().enumerate().map(|(at, column)| format!("{column} = v.c{at}")).collect();
+        columns.iter().enumerate().map(|(at, column)| assign(column, &format!("v.c{at}"))).collect();
     let set = if set.is_empty() { "lock_token = t.lock_token".to_owned() } else { set.join(", ") };
     // The planted bug still names the token, so that the statement keeps its parameters.
     let check = if mutant::active(Mutant::ApplyWithoutTokenCheck) {

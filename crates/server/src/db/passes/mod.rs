@@ -1,0 +1,34 @@
+//! What the pipelines read and write: one file per kind of row.
+//!
+//! Each write is one unit whose guard names the row and the lease's token. Whoever leaves a request on a
+//! row clears its `due_at`, which makes it due again at once, whatever a pass under way says.
+
+pub mod instances;
+pub mod jobs;
+pub mod placing;
+pub mod runs;
+
+use windlass_engine::Held;
+use windlass_model::{event::Event, id::ProjectId};
+
+use super::{
+    unit::assign,
+    Change, Db, DbError, Expect, Val, Values,
+    events::{self, Place, Target},
+};
+
+/// A second row that the unit changes under its own lease, as firmly as the guard's.
+fn also_guarded(table: &'static str, held: Held, set: Values) -> Change {
+    let mut params: Vec<Val> = vec![held.id.into(), held.token.into()];
+    let columns: Vec<_> = set.iter().enumerate().map(|(n, (column, _))| assign(column, &format!("${}", n + 3))).collect();
+    params.extend(set.into_iter().map(|(_, value)| value));
+    let sql = format!("UPDATE {table} SET {} WHERE id = $1 AND lock_token = $2", columns.join(", "));
+    Change::Exec { sql: sql.into(), params, expect: Expect::One }
+}
+
+/// The rows of one event about one row, written under its lease.
+fn told(db: &Db, held: Held, project: ProjectId, event: &Event, name: &str) -> Result<Vec<Change>, DbError> {
+    let targets = [Target { entity: event.entity, id: event.id, name }];
+    let place = Place { project: Some(project), user: None, lock_token: Some(held.token), targets: &targets };
+    events::append(db, event, &place)
+}

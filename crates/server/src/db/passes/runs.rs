@@ -1,0 +1,98 @@
+//! The run pipeline's reads and its one write.
+
+use windlass_engine::Lease;
+use windlass_model::{
+    decide::runs::{Fleet, Plan},
+    event::Event,
+    id::SubmissionId,
+    job, run,
+};
+
+use crate::{
+    db::{
+        Db, DbError, Unit, Val, Written,
+        events::{self, Place, Target},
+        jobs::{self, Job, NewJob},
+        record::statements,
+        runs::Run,
+    },
+    params,
+};
+
+statements! {
+    LOAD = "SELECT {} FROM runs r WHERE r.id = $1 AND r.lock_token = $2", Run::columns("r");
+    /// An abort hurries a stop that is under way; otherwise the first reason stays.
+    ASK_END = "UPDATE jobs SET end_asked = $2, end_message = $3, due_at = NULL \
+               WHERE id = $1 AND NOT finished AND (end_asked IS NULL OR $2 = 'aborted_by_user')";
+    /// After an acknowledged stop no submission may be made (R12): holds only while nobody asked for one.
+    UNLESS_STOPPED = "UPDATE runs SET deleted = deleted WHERE id = $1 AND stop_asked_at IS NULL";
+}
+
+/// The run, if the lease still holds it, and all its submissions.
+pub async fn load(db: &Db, lease: &Lease) -> Result<Option<(Run, Vec<Job>)>, DbError> {
+    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else { return Ok(None) };
+    let run = Run::read(&row)?;
+    let jobs = jobs::of_runs(db, &[run.id], None).await?;
+    Ok(Some((run, jobs)))
+}
+
+/// A request to end, left on a submission.
+#[derive(Clone, Debug)]
+pub struct EndAsked {
+    pub submission: SubmissionId,
+    pub ending: job::Ending,
+}
+
+/// Everything one pass writes about a run.
+pub struct Outcome<'a> {
+    pub plan: &'a Plan,
+    /// What the pipeline remembers, JSON.
+    pub tracking: String,
+    pub submissions: Vec<NewJob>,
+    pub ends: Vec<EndAsked>,
+    /// The run's own event, and those of its new submissions.
+    pub events: Vec<(Event, String)>,
+    pub due_in_us: Option<i64>,
+}
+
+pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> Result<Written, DbError> {
+    let plan = outcome.plan;
+    let mut set = vec![
+        ("status", plan.status.into()),
+        ("finished", plan.status.is_final().into()),
+        ("termination_reason", plan.ending.as_ref().map(|e| e.reason().as_str()).into()),
+        ("termination_message", plan.ending.as_ref().map(run::Ending::said).into()),
+        ("retry_count", plan.attempt.into()),
+        ("next_triggered_at", plan.next_triggered_at.into()),
+        ("tracking", outcome.tracking.into()),
+    ];
+    if plan.status == run::Status::Pending && run.status != run::Status::Pending {
+        set.push(("retry_since", Val::Now));
+    }
+    if plan.status.is_final() {
+        set.push(("finished_at", Val::Now));
+    }
+    if plan.fleet == Fleet::Unset {
+        set.push(("fleet_id", Val::Null));
+    }
+    let mut unit = Unit::apply("runs", lease.held(), outcome.due_in_us, set);
+    if !outcome.submissions.is_empty() {
+        unit = unit.expect_one(UNLESS_STOPPED.as_str(), params![lease.id]);
+    }
+    for end in outcome.ends {
+        let reason = end.ending.reason().as_str();
+        unit = unit.exec(ASK_END.as_str(), params![end.submission, reason, end.ending.said()]);
+    }
+    unit = unit.and(outcome.submissions.into_iter().map(jobs::insert));
+    for (event, name) in &outcome.events {
+        let target = Target { entity: event.entity, id: event.id, name };
+        let place = Place {
+            project: Some(run.project_id),
+            user: None,
+            lock_token: Some(lease.token),
+            targets: &[target],
+        };
+        unit = unit.and(events::append(db, event, &place)?);
+    }
+    db.write(unit).await
+}

@@ -1,0 +1,80 @@
+//! What the pipelines read out of a stored job specification.
+
+use serde::Deserialize;
+use windlass_model::decide::jobs_running::StartupOrder;
+
+use crate::{db::jobs::Job, pipelines::PassError};
+
+/// The fields that decisions about a placed job rest on; the rest travels on as it is.
+#[derive(Clone, Debug)]
+pub struct JobFacts {
+    pub jobs_per_replica: u32,
+    pub image_name: String,
+    pub max_duration: Option<i64>,
+    pub stop_duration: Option<i64>,
+    pub inactivity_duration: Option<i64>,
+    pub startup_order: StartupOrder,
+    gpus_min: u32,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default = "one")]
+    jobs_per_replica: u32,
+    #[serde(default)]
+    image_name: String,
+    max_duration: Option<i64>,
+    stop_duration: Option<i64>,
+    inactivity_duration: Option<i64>,
+    startup_order: Option<String>,
+    requirements: Option<Requirements>,
+}
+
+#[derive(Deserialize)]
+struct Requirements {
+    resources: Option<Resources>,
+}
+
+#[derive(Deserialize)]
+struct Resources {
+    gpu: Option<Gpu>,
+}
+
+#[derive(Deserialize)]
+struct Gpu {
+    count: Option<Count>,
+}
+
+#[derive(Deserialize)]
+struct Count {
+    min: Option<u32>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl JobFacts {
+    pub fn of(job: &Job) -> Result<Self, PassError> {
+        let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+        let gpu = document.requirements.and_then(|r| r.resources).and_then(|r| r.gpu).and_then(|g| g.count);
+        Ok(Self {
+            jobs_per_replica: document.jobs_per_replica,
+            image_name: document.image_name,
+            max_duration: document.max_duration,
+            stop_duration: document.stop_duration,
+            inactivity_duration: document.inactivity_duration,
+            startup_order: match document.startup_order.as_deref() {
+                Some("master-first") => StartupOrder::MasterFirst,
+                Some("workers-first") => StartupOrder::WorkersFirst,
+                _ => StartupOrder::Any,
+            },
+            gpus_min: gpu.and_then(|c| c.min).unwrap_or(0),
+        })
+    }
+
+    /// How many devices its task is given.
+    pub fn gpus(&self) -> u32 {
+        self.gpus_min
+    }
+}

@@ -1,0 +1,289 @@
+//! Pipeline `jobs_running`: from a placed job to its last word.
+//!
+//! Claims   jobs in Provisioning, Pulling, Running.
+//! Owns     jobs.status (from there), jobs.pulling_at, jobs.running_at, jobs.disconnected_at,
+//!          jobs.status_message.
+//! Wakes    on hint, else every 5 to 10 s; a silent agent is given 2 min.
+//! Why not  push from the agent alone? The server must survive forgetting; polling is the one path
+//!          that is exercised every day. Events of agents only make the row due.
+
+use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_model::{
+    decide::jobs_running::{self as brain, Action, Plan, Seen},
+    event,
+    id::InstanceId,
+    job, instance,
+    time::{Span, Timestamp},
+};
+
+use super::{Hands, because};
+use crate::{
+    agents::{AgentError, Call, NetworkMode, Pulled, Task, TaskInfo, TaskStatus},
+    db::{
+        Val, Written,
+        passes::jobs::{self as rows, Loaded, Moved},
+    },
+    pipelines::PassError,
+    job_facts::JobFacts,
+};
+
+pub(super) struct JobsRunning(pub(super) Hands);
+
+pub(crate) const QUEUE: Queue =
+    Queue { pipeline: "jobs_running", table: "jobs", statuses: &["provisioning", "pulling", "running"] };
+
+pub(crate) struct Row {
+    loaded: Loaded,
+    facts: JobFacts,
+    job: brain::Job,
+}
+
+/// What was seen, unless somebody asked for the end: then there is nothing to look at.
+pub(crate) enum Look {
+    Asked(job::Ending),
+    Seen(Seen),
+}
+
+pub(crate) enum Next {
+    End(job::Ending),
+    Go(Plan),
+}
+
+impl Pipeline for JobsRunning {
+    type Row = Row;
+    type Seen = Look;
+    type Plan = Next;
+    type Error = PassError;
+
+    fn queue(&self) -> Queue {
+        QUEUE
+    }
+
+    async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
+        let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
+        let facts = JobFacts::of(&loaded.job)?;
+        let job = view(&loaded, &facts);
+        Ok(Some(Row { loaded, facts, job }))
+    }
+
+    async fn observe(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
+        if let Some(ending) = row.loaded.job.end_asked() {
+            return Ok(Look::Asked(ending));
+        }
+        let mut seen = Seen {
+            host: host(&row.loaded),
+            shim: brain::Shim::NotAsked,
+            runner: brain::Runner::NotAsked,
+            gpu_idle: false,
+        };
+        let Some(call) = call(lease, &row.loaded) else { return Ok(Look::Seen(seen)) };
+        let ask = brain::asks(&row.job);
+        if ask.shim {
+            seen.shim = shim(self.0.agents.task(call).await);
+        }
+        let runner_may_be_there = !ask.shim || matches!(&seen.shim, brain::Shim::Task(brain::Task::Running { .. }));
+        if ask.runner && runner_may_be_there {
+            seen.runner = runner(self.0.agents.pull(call).await);
+        }
+        if row.job.status == job::Status::Running && seen.runner == brain::Runner::Silent {
+            // The runner may have gone down with its container: the shim knows.
+            seen.shim = shim(self.0.agents.task(call).await);
+        }
+        Ok(Look::Seen(seen))
+    }
+
+    fn decide(row: &Row, look: Look, now: DbTime) -> Next {
+        match look {
+            Look::Asked(ending) => Next::End(ending),
+            Look::Seen(seen) => Next::Go(brain::decide(&row.job, &seen, Timestamp(now))),
+        }
+    }
+
+    async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+        let (Next::Go(plan), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
+        for action in plan.actions.clone() {
+            let done = match action {
+                Action::SubmitTask => self.0.agents.submit_task(call, &row.task()).await,
+                Action::SubmitJob => self.0.agents.start_job(call, &row.loaded.job.job_spec).await,
+                // The log store arrives with the agents; nothing is lost until the task is removed.
+                Action::PullLogs => Ok(()),
+            };
+            if let Err(error) = done {
+                // Not done, so the change that rests on it is not made; the next pass sees for itself.
+                tracing::debug!(job = %row.loaded.job.id, ?action, %error, "agent call failed");
+                plan.change = None;
+                plan.ending = None;
+                plan.disconnected_at = row.job.disconnected_at;
+                plan.due = Timestamp(lease.now()) + brain::POLL_STARTING;
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+        let job = &row.loaded.job;
+        let (change, ending, mut set, due) = match &next {
+            Next::End(ending) => {
+                let message = ending.said().unwrap_or("the run asked for its end").to_owned();
+                (Some((job::Event::StopAsked, ending.reason().as_str(), message)), Some(ending), vec![], None)
+            }
+            Next::Go(plan) => {
+                let change = plan.change.as_ref().map(|c| (c.event, c.reason, c.message.clone()));
+                let set = vec![
+                    ("disconnected_at", plan.disconnected_at.into()),
+                    ("status_message", plan.waits_for.map(|what| format!("waits for {what}")).into()),
+                ];
+                (change, plan.ending.as_ref(), set, Some((plan.due.0 - lease.now()).max(0)))
+            }
+        };
+        let mut event = None;
+        if let Some((what, reason, message)) = change {
+            let why = because(event::Pipeline::JobRunning, lease, reason, message);
+            let moved = event::transition::<job::Job>(job.id, job.status, what, why)?;
+            event = moved.record;
+            set.extend(entered(job.status, moved.status));
+        }
+        if let Some(ending) = ending {
+            set.extend(rows::ending(ending));
+        }
+        let wake = match &event {
+            None => vec![],
+            Some(_) if ending.is_some() => {
+                vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline]
+            }
+            Some(_) => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
+        };
+        match rows::apply(&self.0.db, lease.held(), job, Moved { set, event, due_in_us: due }).await? {
+            Written::Done { .. } => Ok(Applied::Written { due_in_us: due, wake }),
+            Written::Stale { .. } => Ok(Applied::LeaseLost),
+        }
+    }
+}
+
+/// The columns that a new status brings along.
+fn entered(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)> {
+    if from == to {
+        return Vec::new();
+    }
+    match to {
+        job::Status::Pulling => vec![("status", to.into()), ("pulling_at", Val::Now)],
+        job::Status::Running => vec![("status", to.into()), ("running_at", Val::Now)],
+        // An end sets its own status and time.
+        job::Status::Terminating => Vec::new(),
+        job::Status::Submitted
+        | job::Status::Provisioning
+        | job::Status::Terminated
+        | job::Status::Aborted
+        | job::Status::Failed
+        | job::Status::Done => vec![("status", to.into())],
+    }
+}
+
+impl Row {
+    fn task(&self) -> Task {
+        let shared = self.loaded.instance.as_ref().is_some_and(|i| i.total_blocks.unwrap_or(1) > 1);
+        // A part of an instance gets ports of its own; several nodes always have the whole one.
+        let bridge = shared && self.facts.jobs_per_replica == 1;
+        Task {
+            name: self.loaded.job.job_name.clone(),
+            image: self.facts.image_name.clone(),
+            gpus: self.facts.gpus(),
+            network: if bridge { NetworkMode::Bridge } else { NetworkMode::Host },
+            job_spec: self.loaded.job.job_spec.clone(),
+        }
+    }
+}
+
+pub(super) fn call(lease: &Lease, loaded: &Loaded) -> Option<Call> {
+    let instance: InstanceId = loaded.job.instance_id?;
+    Some(Call { instance, submission: loaded.job.id, epoch: lease.epoch })
+}
+
+fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
+    let Loaded { job, instance, siblings } = loaded;
+    let since = job.provisioned_at.unwrap_or(job.submitted_at);
+    let (backend, kind) = instance
+        .as_ref()
+        .map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
+    let runs = |status: job::Status| status == job::Status::Running;
+    brain::Job {
+        status: job.status,
+        provisioning_since: since,
+        provisioning_max: brain::provisioning_max(backend, kind),
+        pulling_since: job.pulling_at,
+        running_since: job.running_at,
+        disconnected_at: job.disconnected_at,
+        instance_was_ready: instance
+            .as_ref()
+            .is_some_and(|i| matches!(i.status, instance::Status::Idle | instance::Status::Busy)),
+        has_shim: true,
+        spot: instance.as_ref().is_some_and(|i| i.spot),
+        several: facts.jobs_per_replica > 1,
+        is_master: job.job_num == 0,
+        startup_order: facts.startup_order,
+        siblings: brain::Siblings {
+            all_have_ips: i64::from(facts.jobs_per_replica) == 1
+                || (siblings.len() as i64 + 1 >= i64::from(facts.jobs_per_replica)
+                    && siblings.iter().all(|s| s.has_instance)),
+            master_runs: siblings.iter().any(|s| s.job_num == 0 && runs(s.status)),
+            workers_run: siblings.iter().filter(|s| s.job_num != 0).all(|s| runs(s.status)),
+        },
+        max_duration: facts.max_duration.map(Span::secs),
+        inactivity_duration: facts.inactivity_duration.map(Span::secs),
+    }
+}
+
+fn host(loaded: &Loaded) -> brain::Host {
+    match loaded.instance_status() {
+        None | Some(instance::Status::Terminated) => brain::Host::Gone,
+        Some(
+            instance::Status::Pending
+            | instance::Status::Provisioning
+            | instance::Status::Idle
+            | instance::Status::Busy
+            | instance::Status::Terminating,
+        ) => brain::Host::Fine,
+    }
+}
+
+fn shim(answer: Result<TaskInfo, AgentError>) -> brain::Shim {
+    let info = match answer {
+        Ok(info) => info,
+        Err(AgentError::UnknownTask { .. }) => return brain::Shim::NoTask,
+        Err(AgentError::Unreachable { .. } | AgentError::Fenced { .. } | AgentError::Refused { .. }) => {
+            return brain::Shim::Silent;
+        }
+    };
+    brain::Shim::Task(match info.status {
+        TaskStatus::Pending => brain::Task::Pending,
+        TaskStatus::Preparing => brain::Task::Preparing,
+        TaskStatus::Pulling => brain::Task::Pulling,
+        TaskStatus::Creating => brain::Task::Creating,
+        TaskStatus::Running => brain::Task::Running { ports_known: info.ports.is_some() },
+        TaskStatus::Terminated => brain::Task::Terminated {
+            reason: info.reason.unwrap_or_default(),
+            message: info.message.unwrap_or_default(),
+        },
+    })
+}
+
+fn runner(answer: Result<Pulled, AgentError>) -> brain::Runner {
+    let Ok(pulled) = answer else { return brain::Runner::Silent };
+    let Some(state) = pulled.state else { return brain::Runner::Ready };
+    let how = match state.state.as_str() {
+        "done" => Some(brain::How::Done),
+        "failed" => Some(brain::How::Failed),
+        "terminated" => Some(brain::How::Terminated),
+        _ => None,
+    };
+    brain::Runner::Pulled(brain::Pulled {
+        ended: how.map(|how| brain::Ended {
+            how,
+            reason: state.reason.unwrap_or_default(),
+            message: state.message.unwrap_or_default(),
+            exit_status: state.exit_status,
+        }),
+        no_connections: pulled.no_connections_secs.map(Span::secs),
+    })
+}

@@ -1,0 +1,195 @@
+//! Pipeline `jobs_terminating`: the last steps of a job, and its final status.
+//!
+//! Claims   jobs in Terminating.
+//! Owns     jobs.finished, jobs.finished_at, jobs.stop_deadline_at, jobs.host_given_up; jobs.status (the final ones);
+//!          gives back instances.busy_blocks.
+//! Wakes    on hint, else every 2 s.
+//! Why not  free the instance before the container is known gone? The next job would share its devices.
+
+use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_model::{
+    decide::jobs_terminating::{self as brain, Plan, Seen, Step},
+    event, job,
+    time::{Span, Timestamp},
+};
+
+use super::{Hands, because, jobs_running::call};
+use crate::{
+    agents::{AgentError, Call},
+    db::{
+        Written,
+        passes::jobs::{self as rows, End, Loaded, Moved},
+    },
+    pipelines::PassError,
+    job_facts::JobFacts,
+};
+
+pub(super) struct JobsTerminating(pub(super) Hands);
+
+pub(crate) const QUEUE: Queue =
+    Queue { pipeline: "jobs_terminating", table: "jobs", statuses: &["terminating"] };
+
+/// Steps in one pass, at most: each is taken once and the last waits.
+const STEPS_MAX: usize = 8;
+
+pub(crate) struct Row {
+    loaded: Loaded,
+    job: brain::Job,
+}
+
+/// The plan, and the deadline that the first pass sets.
+pub(crate) struct Next {
+    plan: Plan,
+    deadline: Option<Timestamp>,
+}
+
+impl Pipeline for JobsTerminating {
+    type Row = Row;
+    type Seen = ();
+    type Plan = Next;
+    type Error = PassError;
+
+    fn queue(&self) -> Queue {
+        QUEUE
+    }
+
+    async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
+        let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
+        let facts = JobFacts::of(&loaded.job)?;
+        let others = rows::others_on(&self.0.db, &loaded.job).await?;
+        let job = view(&loaded, &facts, others);
+        Ok(Some(Row { loaded, job }))
+    }
+
+    /// Nothing is known until it is asked for: each step brings its own news.
+    async fn observe(&self, _lease: &Lease, _row: &Row) -> Result<(), PassError> {
+        Ok(())
+    }
+
+    fn decide(row: &Row, (): (), now: DbTime) -> Next {
+        Next { plan: brain::decide(&row.job, Seen::NOTHING, Timestamp(now)), deadline: row.job.deadline }
+    }
+
+    /// Takes steps until one has to wait: what a step shows decides the next, so that a job that ended by
+    /// itself is gone in one pass.
+    async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+        let Some(call) = call(lease, &row.loaded) else { return Ok(()) };
+        let (mut job, mut seen) = (row.job.clone(), Seen::NOTHING);
+        for _ in 0..STEPS_MAX {
+            let Plan::Step { step, .. } = &next.plan else { return Ok(()) };
+            match step {
+                Step::Wait | Step::Unregister | Step::Detach { .. } => return Ok(()),
+                Step::Stop { ask, deadline } => {
+                    if *ask {
+                        // Whether it heard or not, it has until the deadline.
+                        let _ = self.0.agents.stop_job(call).await;
+                    }
+                    job.deadline = Some(*deadline);
+                    next.deadline = job.deadline;
+                }
+                Step::DrainLogs if seen.logs != brain::Logs::NotAsked => return Ok(()),
+                Step::DrainLogs => seen.logs = self.logs(call).await,
+                Step::RemoveTask if seen.task != brain::Task::NotAsked => return Ok(()),
+                Step::RemoveTask => seen.task = self.remove(call, job.ending.reason().as_str()).await,
+            }
+            next.plan = brain::decide(&job, seen, Timestamp(lease.now()));
+        }
+        Ok(())
+    }
+
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+        match next.plan {
+            Plan::End(end) => self.end(lease, &row, &end).await,
+            Plan::Step { waits_for, due, .. } => {
+                let due_in_us = Some((due.0 - lease.now()).max(0));
+                let set = vec![
+                    ("stop_deadline_at", next.deadline.into()),
+                    ("status_message", format!("waits for {waits_for}").into()),
+                ];
+                let moved = Moved { set, event: None, due_in_us };
+                match rows::apply(&self.0.db, lease.held(), &row.loaded.job, moved).await? {
+                    Written::Done { .. } => Ok(Applied::Written { due_in_us, wake: vec![] }),
+                    Written::Stale { .. } => Ok(Applied::LeaseLost),
+                }
+            }
+        }
+    }
+}
+
+impl JobsTerminating {
+    async fn logs(&self, call: Call) -> brain::Logs {
+        match self.0.agents.pull(call).await {
+            Ok(pulled) if pulled.has_more => brain::Logs::More,
+            Ok(_) | Err(AgentError::UnknownTask { .. }) => brain::Logs::Drained,
+            Err(AgentError::Unreachable { .. } | AgentError::Fenced { .. } | AgentError::Refused { .. }) => {
+                brain::Logs::Silent
+            }
+        }
+    }
+
+    async fn remove(&self, call: Call, reason: &str) -> brain::Task {
+        let outcome = async {
+            match self.0.agents.terminate_task(call, reason, 0).await {
+                // It never came, or is gone already; the removal settles that no late copy of it starts.
+                Ok(()) | Err(AgentError::UnknownTask { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            self.0.agents.remove_task(call).await
+        };
+        match outcome.await {
+            Ok(()) | Err(AgentError::UnknownTask { .. }) => brain::Task::Gone,
+            Err(AgentError::Refused { .. }) => brain::Task::There,
+            Err(AgentError::Unreachable { .. } | AgentError::Fenced { .. }) => brain::Task::Silent,
+        }
+    }
+
+    async fn end(&self, lease: &Lease, row: &Row, end: &brain::End) -> Result<Applied, PassError> {
+        let job = &row.loaded.job;
+        let change = end.change();
+        let why = because(event::Pipeline::JobTerminating, lease, change.reason, &change.message);
+        let moved = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
+        let Some(event) = moved.record else { return Err(PassError::NoMove { status: job.status.as_str() }) };
+        let end = End { status: moved.status, event: &event, host_given_up: end.gave_up_host(), frees: job.blocks > 0 };
+        match rows::end(&self.0.db, lease.held(), job, end).await? {
+            Written::Done { .. } => {
+                let wake = vec![
+                    super::runs::QUEUE.pipeline,
+                    super::jobs_submitted::QUEUE.pipeline,
+                    super::instances::QUEUE.pipeline,
+                ];
+                Ok(Applied::Written { due_in_us: None, wake })
+            }
+            Written::Stale { .. } => Ok(Applied::LeaseLost),
+        }
+    }
+}
+
+fn view(loaded: &Loaded, facts: &JobFacts, others: i64) -> brain::Job {
+    let job = &loaded.job;
+    let stored = job.ending().unwrap_or(job::Ending::new(job::TerminationReason::TerminatedByServer));
+    // An abort hurries a stop that is under way; nothing else changes an ending.
+    let ending = match job.end_asked() {
+        Some(asked)
+            if asked.reason() == job::TerminationReason::AbortedByUser
+                && stored.reason() == job::TerminationReason::TerminatedByUser =>
+        {
+            asked
+        }
+        Some(_) | None => stored,
+    };
+    let place = loaded.instance.as_ref().map(|i| brain::Place {
+        has_shim: true,
+        status: i.status,
+        other_jobs: u32::try_from(others).unwrap_or(u32::MAX),
+    });
+    brain::Job {
+        ending,
+        terminating_since: job.terminating_at.unwrap_or(job.last_processed_at),
+        registered: job.replica_registered,
+        ran: job.running_at.is_some(),
+        deadline: job.stop_deadline_at,
+        stop_duration: facts.stop_duration.map(Span::secs),
+        volumes: Vec::new(),
+        place,
+    }
+}

@@ -1,0 +1,240 @@
+//! Pipeline `runs`: a run, followed through its jobs.
+//!
+//! Claims   runs in Pending, Submitted, Provisioning, Running, Terminating.
+//! Owns     runs.status, runs.finished, runs.termination_reason, runs.termination_message,
+//!          runs.retry_count, runs.retry_since, runs.next_triggered_at, runs.finished_at, runs.tracking;
+//!          jobs.end_asked, jobs.end_message.
+//! Wakes    on hint (a job changed, a stop was asked), else after 5 to 10 s.
+//! Why not  turn jobs terminating here? Their own pipelines may be at work on them: a request on the row
+//!          is honoured by whoever holds it, and no two pipelines write one column.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_model::{
+    decide::runs::{self as brain, Plan, RunView, Scheduled, State},
+    event::{self, Event},
+    id::SubmissionId,
+    job, run,
+    schedule::Crons,
+    time::Timestamp,
+};
+
+use super::{Hands, because};
+use crate::{
+    db::{
+        Written,
+        jobs::{Job, NewJob},
+        passes::runs::{self as rows, EndAsked, Outcome},
+        runs::Run,
+    },
+    pipelines::PassError,
+    run_shape::RunShape,
+};
+
+pub(super) struct Runs(pub(super) Hands);
+
+pub(crate) const QUEUE: Queue = Queue {
+    pipeline: "runs",
+    table: "runs",
+    statuses: &["pending", "submitted", "provisioning", "running", "terminating"],
+};
+
+/// What is remembered between passes beside the columns.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Tracking {
+    /// The cron slot that fired last.
+    fired: Option<Timestamp>,
+}
+
+pub(crate) struct Loaded {
+    run: Run,
+    jobs: Vec<Job>,
+    shape: RunShape,
+    view: RunView,
+}
+
+impl Pipeline for Runs {
+    type Row = Loaded;
+    type Seen = ();
+    type Plan = Plan;
+    type Error = PassError;
+
+    fn queue(&self) -> Queue {
+        QUEUE
+    }
+
+    async fn load(&self, lease: &Lease) -> Result<Option<Loaded>, PassError> {
+        let Some((run, jobs)) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
+        let shape = RunShape::of(&run)?;
+        let view = view(&run, &jobs, &shape)?;
+        Ok(Some(Loaded { run, jobs, shape, view }))
+    }
+
+    /// Everything a run depends on is in the database.
+    async fn observe(&self, _lease: &Lease, _row: &Loaded) -> Result<(), PassError> {
+        Ok(())
+    }
+
+    fn decide(row: &Loaded, (): (), now: DbTime) -> Plan {
+        brain::decide(&row.view, Timestamp(now))
+    }
+
+    async fn act(&self, _lease: &Lease, _row: &Loaded, _plan: &mut Plan) -> Result<(), PassError> {
+        Ok(())
+    }
+
+    async fn apply(&self, lease: &Lease, row: Loaded, plan: Plan) -> Result<Applied, PassError> {
+        let due_in_us = plan.due_at.map(|at| (at.0 - lease.now()).max(0));
+        let outcome = self.outcome(lease, &row, &plan, due_in_us)?;
+        let wake = wake(&outcome);
+        match rows::apply(&self.0.db, lease, &row.run, outcome).await? {
+            Written::Done { .. } => Ok(Applied::Written { due_in_us, wake }),
+            Written::Stale { at: None } => Ok(Applied::LeaseLost),
+            // A stop was asked while the plan was made: look again.
+            Written::Stale { at: Some(_) } => Ok(Applied::RelatedBusy),
+        }
+    }
+}
+
+impl Runs {
+    fn outcome<'a>(
+        &self,
+        lease: &Lease,
+        row: &Loaded,
+        plan: &'a Plan,
+        due_in_us: Option<i64>,
+    ) -> Result<Outcome<'a>, PassError> {
+        let mut events = Vec::new();
+        if plan.status != row.run.status
+            && let Some(event) = plan.event
+        {
+            let reason = plan.ending.as_ref().map_or(event.as_str(), |e| e.reason().as_str());
+            let why = because(event::Pipeline::Run, lease, reason, &plan.why);
+            let moved = event::transition::<run::Run>(lease.id, row.run.status, event, why)?;
+            events.extend(moved.record.map(|record| (record, row.run.name.clone())));
+        }
+        let mut submissions = Vec::new();
+        for submit in &plan.submit {
+            let new = self.submission(row, *submit)?;
+            let why = because(event::Pipeline::Run, lease, "submitted", format!("submission {}", submit.submission));
+            let mut created = Event::created::<job::Job>(new.id, job::Status::Submitted, why);
+            // The epoch is the run's; the submission's own lock has not been taken yet.
+            created.epoch = None;
+            events.push((created, new.job_name.clone()));
+            submissions.push(new);
+        }
+        let ends = plan.end.iter().filter_map(|end| {
+            let latest = latest(&row.jobs).remove(&(i64::from(end.replica), i64::from(end.job)))?;
+            Some(EndAsked { submission: latest.id, ending: end.ending.clone() })
+        });
+        let tracking = serde_json::to_string(&Tracking { fired: plan.fired }).map_err(PassError::document)?;
+        Ok(Outcome { plan, tracking, submissions, ends: ends.collect(), events, due_in_us })
+    }
+
+    fn submission(&self, row: &Loaded, submit: brain::Submit) -> Result<NewJob, PassError> {
+        let (spec, job_spec) = row.shape.job(submit.replica, submit.job)?;
+        Ok(NewJob {
+            id: SubmissionId(self.0.db.new_id()?),
+            run_id: row.run.id,
+            project_id: row.run.project_id,
+            job_name: spec.job_name,
+            replica_num: submit.replica.into(),
+            job_num: submit.job.into(),
+            submission_num: submit.submission.into(),
+            deployment_num: row.run.deployment_num,
+            replica_group: Some(spec.replica_group),
+            status: job::Status::Submitted,
+            job_spec,
+            secrets_sealed: None,
+            priority: row.run.priority,
+        })
+    }
+}
+
+fn wake(outcome: &Outcome<'_>) -> Vec<&'static str> {
+    let mut wake = Vec::new();
+    if !outcome.submissions.is_empty() {
+        wake.push(super::jobs_submitted::QUEUE.pipeline);
+    }
+    if !outcome.ends.is_empty() {
+        wake.extend([
+            super::jobs_submitted::QUEUE.pipeline,
+            super::jobs_running::QUEUE.pipeline,
+            super::jobs_terminating::QUEUE.pipeline,
+        ]);
+    }
+    wake
+}
+
+/// The newest submission of each job.
+fn latest(jobs: &[Job]) -> BTreeMap<(i64, i64), &Job> {
+    // Ordered by submission, so the last one stays.
+    jobs.iter().map(|job| ((job.replica_num, job.job_num), job)).collect()
+}
+
+fn view(run: &Run, jobs: &[Job], shape: &RunShape) -> Result<RunView, PassError> {
+    let tracking: Tracking = match &run.tracking {
+        Some(text) => serde_json::from_str(text).map_err(PassError::document)?,
+        None => Tracking::default(),
+    };
+    let began = tracking.fired.unwrap_or(run.submitted_at);
+    let mut replicas: Vec<brain::Replica> = Vec::new();
+    for ((replica, job_num), newest) in latest(jobs) {
+        let of_execution =
+            jobs.iter().filter(|j| j.replica_num == replica && j.job_num == job_num && j.submitted_at >= began);
+        let tries = of_execution.clone().count();
+        let provisioned_until =
+            of_execution.filter(|j| j.provisioned_at.is_some()).filter_map(|j| j.terminating_at).max();
+        let job = brain::Job {
+            num: number(job_num),
+            submission: number(newest.submission_num),
+            state: state(newest),
+            tries: u32::try_from(tries).unwrap_or(u32::MAX),
+            provisioned_until,
+        };
+        match replicas.last_mut().filter(|r| r.num == number(replica)) {
+            Some(known) => known.jobs.push(job),
+            None => replicas.push(brain::Replica { num: number(replica), jobs: vec![job] }),
+        }
+    }
+    let schedule = shape.crons().map(|crons: &Crons| Scheduled {
+        crons: crons.clone(),
+        next: run.next_triggered_at,
+        fired: tracking.fired,
+    });
+    Ok(RunView {
+        status: run.status,
+        ending: ending(run),
+        stop_asked: run.stop_asked_at.map(|_| brain::StopAsked { abort: run.abort_asked }),
+        submitted_at: run.submitted_at,
+        attempt: number(run.retry_count),
+        pending_since: run.retry_since.unwrap_or(run.submitted_at),
+        schedule,
+        retry: shape.retry().cloned(),
+        stop_criteria: shape.stop_criteria(),
+        gateway_failed: false,
+        replicas,
+        start: shape.starts()?,
+        surplus: Vec::new(),
+    })
+}
+
+/// A submission that was asked to end is ending, though its own pipeline has not said so yet.
+fn state(job: &Job) -> State {
+    let over = job.status.is_final() || job.status == job::Status::Terminating;
+    match job.end_asked().filter(|_| !over) {
+        Some(ending) => State::Terminating(ending),
+        None => State::of(job.status, job.ending()),
+    }
+}
+
+fn ending(run: &Run) -> Option<run::Ending> {
+    let reason = run.termination_reason.as_deref()?.parse().ok()?;
+    Some(run::Ending::new(reason, run.termination_message.clone().unwrap_or_default()))
+}
+
+fn number(n: i64) -> u32 {
+    u32::try_from(n).unwrap_or_default()
+}

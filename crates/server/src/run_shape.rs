@@ -1,0 +1,247 @@
+//! A stored run specification, read once: what its pipelines and its submission need to know.
+
+use serde_json::Value;
+use windlass_model::{
+    config::{
+        Configuration,
+        decode::{Mode, decode},
+        derive::{self, DefaultImages, Inherited, Inputs},
+        error::summary,
+        job_spec::JobSpec,
+        profile::{CreationPolicy, InstanceSelector, Profile, Properties, Retry, StartupOrder, StopCriteria},
+        yaml::Node,
+    },
+    decide::runs::{Start, StopCriteria as StopWhen},
+    money::Price,
+    plan::{
+        offers::{Named, Needs},
+        place::Creation,
+    },
+    retry::{self, Policy},
+    schedule::Crons,
+    time::Span,
+};
+
+use crate::{
+    db::{jobs::Job, runs::Run},
+    pipelines::PassError,
+};
+
+/// One run, decoded.
+#[derive(Clone, Debug)]
+pub struct RunShape {
+    name: String,
+    configuration: Configuration,
+    properties: Properties,
+    inherited: Inherited,
+    crons: Option<Crons>,
+    retry: Option<Policy>,
+}
+
+impl RunShape {
+    pub fn of(run: &Run) -> Result<Self, PassError> {
+        Self::parse(&run.name, &run.spec)
+    }
+
+    pub fn parse(name: &str, spec: &str) -> Result<Self, PassError> {
+        let spec: Value = serde_json::from_str(spec).map_err(PassError::document)?;
+        Self::read(name, &spec)
+    }
+
+    pub fn read(name: &str, spec: &Value) -> Result<Self, PassError> {
+        let configuration = Configuration::from_json(&spec["configuration"])
+            .map_err(|problems| PassError::Specification { problems: summary(&problems) })?;
+        let profile: Option<Profile> = match &spec["profile"] {
+            Value::Null => None,
+            document => Some(
+                decode(&Node::from_json(document), Mode::Lenient)
+                    .map_err(|problems| PassError::Specification { problems: summary(&problems) })?,
+            ),
+        };
+        let own = configuration.profile().ok_or(PassError::NotARun { kind: configuration.kind() })?;
+        let properties = profile.map_or_else(|| own.clone(), |profile| own.or(&profile.properties));
+        let crons = match &properties.schedule {
+            Some(schedule) => Some(Crons::parse(schedule.cron.0.as_slice()).map_err(PassError::Cron)?),
+            None => None,
+        };
+        let retry = properties.provisioning.retry.as_ref().and_then(policy);
+        let text = |key: &str| spec[key].as_str().map(str::to_owned);
+        let inherited = Inherited {
+            repo_data: spec.get("repo_data").filter(|v| !v.is_null()).cloned(),
+            repo_code_hash: text("repo_code_hash"),
+            repo_dir: text("repo_dir"),
+            working_dir: text("working_dir"),
+            file_archives: serde_json::from_value(spec["file_archives"].clone()).unwrap_or_default(),
+        };
+        Ok(Self { name: name.to_owned(), configuration, properties, inherited, crons, retry })
+    }
+
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    pub fn retry(&self) -> Option<&Policy> {
+        self.retry.as_ref()
+    }
+
+    pub fn crons(&self) -> Option<&Crons> {
+        self.crons.as_ref()
+    }
+
+    pub fn priority(&self) -> i64 {
+        self.configuration.run().and_then(|run| run.priority).map_or(0, |priority| priority.get())
+    }
+
+    pub fn stop_criteria(&self) -> StopWhen {
+        match self.properties.stop_criteria {
+            Some(StopCriteria::MasterDone) => StopWhen::MasterDone,
+            Some(StopCriteria::AllDone) | None => StopWhen::AllDone,
+        }
+    }
+
+    /// What a start of the run submits: each replica and how many jobs it has.
+    pub fn starts(&self) -> Result<Vec<Start>, PassError> {
+        let mut starts: Vec<Start> = Vec::new();
+        for spec in self.jobs()? {
+            match starts.last_mut().filter(|start| start.replica == spec.replica_num) {
+                Some(start) => start.jobs += 1,
+                None => starts.push(Start { replica: spec.replica_num, jobs: 1 }),
+            }
+        }
+        Ok(starts)
+    }
+
+    /// All jobs the run starts with.
+    pub fn jobs(&self) -> Result<Vec<JobSpec>, PassError> {
+        Ok(derive::job_specs(&self.inputs())?)
+    }
+
+    /// One replica of each group, for a plan.
+    pub fn plan(&self) -> Result<Vec<JobSpec>, PassError> {
+        Ok(derive::plan_specs(&self.inputs())?)
+    }
+
+    /// The specification of one job, and its document as it is stored: with what its pipeline needs beside
+    /// what the wire knows.
+    pub fn job(&self, replica: u32, job: u32) -> Result<(JobSpec, String), PassError> {
+        let specs = derive::replica_specs(&self.inputs(), self.group_of(replica)?, replica)?;
+        let spec = specs
+            .into_iter()
+            .find(|spec| spec.job_num == job)
+            .ok_or(PassError::NoSuchJob { replica, job })?;
+        let document = self.document(&spec)?;
+        Ok((spec, document))
+    }
+
+    /// How a job's specification is stored.
+    pub fn document(&self, spec: &JobSpec) -> Result<String, PassError> {
+        let mut document = serde_json::to_value(spec).map_err(PassError::document)?;
+        let order = match self.properties.startup_order {
+            Some(StartupOrder::MasterFirst) => Some("master-first"),
+            Some(StartupOrder::WorkersFirst) => Some("workers-first"),
+            Some(StartupOrder::Any) | None => None,
+        };
+        if let Some(order) = order {
+            document["startup_order"] = order.into();
+        }
+        if let Configuration::DevEnvironment(dev) = &self.configuration
+            && let Some(secs) = dev.inactivity_duration.0
+        {
+            document["inactivity_duration"] = secs.into();
+        }
+        Ok(document.to_string())
+    }
+
+    /// What a job asks of one machine.
+    pub fn needs(&self, job: &Job) -> Result<Needs, PassError> {
+        let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+        Ok(self.needs_of(&spec))
+    }
+
+    pub fn needs_of(&self, spec: &JobSpec) -> Needs {
+        let asked = &spec.requirements;
+        let machines = &self.properties.provisioning;
+        let backends = machines.backends.as_ref();
+        Needs {
+            resources: Some(asked.resources.clone()),
+            max_price: asked.max_price.map(Price::dollars),
+            spot: asked.spot,
+            backends: backends.map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
+            regions: machines.regions.clone(),
+            zones: machines.availability_zones.clone(),
+            instance_types: machines.instance_types.clone(),
+            reservation: asked.reservation.clone(),
+            volumes: Vec::new(),
+            instances: self.properties.instances.as_ref().map(|list| list.0.iter().map(named).collect()),
+            whole: asked.multinode == Some(true),
+        }
+    }
+
+    /// The fleets it may run in; `None` = any.
+    pub fn fleet_names(&self) -> Option<Vec<String>> {
+        let fleets = self.properties.fleets.as_ref()?;
+        Some(fleets.iter().map(|fleet| fleet.name.clone()).collect())
+    }
+
+    pub fn creation(&self) -> Creation {
+        match self.properties.creation_policy {
+            Some(CreationPolicy::Reuse) => Creation::Reuse,
+            Some(CreationPolicy::ReuseOrCreate) | None => Creation::ReuseOrCreate,
+        }
+    }
+
+    fn inputs(&self) -> Inputs<'_> {
+        Inputs {
+            run_name: &self.name,
+            configuration: &self.configuration,
+            profile: Some(&self.properties),
+            inherited: &self.inherited,
+            images: images(),
+            image: None,
+            server_url: None,
+        }
+    }
+
+    /// Replica numbers run through the groups in order.
+    fn group_of(&self, replica: u32) -> Result<usize, PassError> {
+        let mut first = 0;
+        for group in 0..derive::replica_groups(&self.configuration) {
+            let count = u32::try_from(derive::replicas_of(&self.configuration, group)?.min).unwrap_or(u32::MAX);
+            if replica < first + count {
+                return Ok(group);
+            }
+            first += count;
+        }
+        Ok(0)
+    }
+}
+
+fn images() -> &'static DefaultImages {
+    static IMAGES: std::sync::LazyLock<DefaultImages> = std::sync::LazyLock::new(DefaultImages::default);
+    &IMAGES
+}
+
+fn policy(retry: &Retry) -> Option<Policy> {
+    match retry {
+        Retry::Flag(false) => None,
+        Retry::Flag(true) => Some(Policy::always()),
+        Retry::Policy(policy) => Some(Policy {
+            on_events: policy
+                .on_events
+                .as_ref()
+                .map_or_else(|| retry::Event::ALL.to_vec(), |events| events.iter().filter_map(|e| e.as_str().parse().ok()).collect()),
+            duration: policy.duration.map_or(retry::DURATION_DEFAULT, |d| Span::secs(d.0)),
+            max_total: retry::TOTAL_MAX,
+        }),
+    }
+}
+
+fn named(selector: &InstanceSelector) -> Named {
+    match selector {
+        InstanceSelector::Name { name } => Named::Name(name.clone()),
+        InstanceSelector::Hostname { hostname } => Named::Hostname(hostname.clone()),
+        InstanceSelector::Member { fleet, instance } => {
+            Named::Number { fleet: fleet.name.clone(), instance_num: *instance }
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! A simulated host: a shim and its runners as the server sees them, on virtual time.
+//!
+//! It keeps the promises a real agent must keep — epochs only grow, a submission starts at most one
+//! container ever, devices belong to one owner — and writes down every effect in a journal that the
+//! checkers read. It uses the same device ledger as the real agent.
+
+use std::collections::BTreeMap;
+
+use windlass_model::{
+    id::{InstanceId, SubmissionId},
+    ledger::{Ledger, Want},
+};
+use windlass_server::agents::{AgentError, Call, Pulled, RunnerState, Task, TaskInfo, TaskStatus};
+
+/// One effect on one host, in the order in which it happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub at: i64,
+    pub host: InstanceId,
+    pub submission: SubmissionId,
+    pub epoch: i64,
+    pub kind: Effect,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    ContainerStarted,
+    ContainerExited,
+    GpuAcquired(String),
+    GpuReleased(String),
+    RefusedEpoch,
+    Removed,
+}
+
+/// How the commands of a job behave, read from its environment.
+#[derive(Clone, Copy, Debug)]
+pub struct Script {
+    pub pull_us: i64,
+    pub run_us: i64,
+    pub exit: i32,
+}
+
+#[derive(Debug)]
+struct SimTask {
+    script: Script,
+    epoch: i64,
+    /// When the container starts, or started.
+    starts_at: i64,
+    started: bool,
+    /// When the commands were handed over.
+    job_at: Option<i64>,
+    /// When the container ends, once that is known.
+    ends_at: Option<i64>,
+    ended: Option<Ended>,
+}
+
+#[derive(Clone, Debug)]
+struct Ended {
+    reason: String,
+    exit: Option<i32>,
+}
+
+#[derive(Debug)]
+pub struct Host {
+    pub id: InstanceId,
+    tasks: BTreeMap<SubmissionId, SimTask>,
+    /// Submissions that were here once: their epochs, so that a late call cannot revive them.
+    gone: BTreeMap<SubmissionId, i64>,
+    ledger: Ledger<String, SubmissionId>,
+    pub journal: Vec<Entry>,
+}
+
+impl Host {
+    pub fn new(id: InstanceId, gpus: usize) -> Self {
+        let ledger = Ledger::new((0..gpus).map(|n| format!("GPU-{n}")));
+        Self { id, tasks: BTreeMap::new(), gone: BTreeMap::new(), ledger, journal: Vec::new() }
+    }
+
+    /// Submissions whose container runs now.
+    pub fn alive(&self) -> impl Iterator<Item = SubmissionId> {
+        self.tasks.iter().filter(|(_, t)| t.started && t.ended.is_none()).map(|(id, _)| *id)
+    }
+
+    /// Lets everything happen that is due by `now`, in order of time.
+    pub fn advance(&mut self, now: i64) {
+        loop {
+            let next = self
+                .tasks
+                .iter()
+                .filter(|(_, t)| t.ended.is_none())
+                .filter_map(|(id, t)| {
+                    let at = if t.started { t.ends_at? } else { t.starts_at };
+                    (at <= now).then_some((at, *id))
+                })
+                .min();
+            let Some((at, id)) = next else { return };
+            let Some(task) = self.tasks.get_mut(&id) else { return };
+            if task.started {
+                let exit = task.script.exit;
+                let reason = if exit == 0 { "done_by_runner" } else { "container_exited_with_error" };
+                self.end(id, at, reason, Some(exit));
+            } else {
+                task.started = true;
+                let epoch = task.epoch;
+                self.write(at, id, epoch, Effect::ContainerStarted);
+            }
+        }
+    }
+
+    /// Power loss: every container dies, the agent comes back and rebuilds its ledger from what lives.
+    pub fn reboot(&mut self, now: i64) {
+        self.advance(now);
+        let open: Vec<_> = self.tasks.iter().filter(|(_, t)| t.ended.is_none()).map(|(id, _)| *id).collect();
+        for id in open {
+            self.end(id, now, "executor_error", None);
+        }
+    }
+
+    pub fn submit_task(&mut self, call: Call, task: &Task, script: Script, now: i64) -> Result<(), AgentError> {
+        self.admit(call, now)?;
+        if self.tasks.contains_key(&call.submission) {
+            return Ok(());
+        }
+        if self.gone.contains_key(&call.submission) {
+            return Err(AgentError::Refused { reason: "this submission has been here and is gone".into() });
+        }
+        let gpus = self.ledger.acquire(&call.submission, Want::Count(task.gpus as usize)).map_err(|e| AgentError::Refused {
+            reason: e.to_string(),
+        })?;
+        for gpu in &gpus {
+            self.write(now, call.submission, call.epoch, Effect::GpuAcquired(gpu.clone()));
+        }
+        self.tasks.insert(
+            call.submission,
+            SimTask {
+                script,
+                epoch: call.epoch,
+                starts_at: now + script.pull_us,
+                started: false,
+                job_at: None,
+                ends_at: None,
+                ended: None,
+            },
+        );
+        Ok(())
+    }
+
+    pub fn task(&mut self, call: Call, now: i64) -> Result<TaskInfo, AgentError> {
+        self.admit(call, now)?;
+        let task = self.known(call)?;
+        let status = match (&task.ended, task.started) {
+            (Some(_), _) => TaskStatus::Terminated,
+            (None, true) => TaskStatus::Running,
+            (None, false) => TaskStatus::Pulling,
+        };
+        Ok(TaskInfo {
+            status,
+            reason: task.ended.as_ref().map(|e| e.reason.clone()),
+            message: None,
+            ports: task.started.then(Vec::new),
+        })
+    }
+
+    pub fn start_job(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+        self.admit(call, now)?;
+        let task = self.known(call)?;
+        if task.ended.is_some() || !task.started {
+            return Err(AgentError::Unreachable { instance: call.instance });
+        }
+        if task.job_at.is_none() {
+            task.job_at = Some(now);
+            task.ends_at = Some(now + task.script.run_us);
+        }
+        Ok(())
+    }
+
+    pub fn pull(&mut self, call: Call, now: i64) -> Result<Pulled, AgentError> {
+        self.admit(call, now)?;
+        let task = self.known(call)?;
+        if !task.started {
+            return Err(AgentError::Unreachable { instance: call.instance });
+        }
+        let state = match (&task.ended, task.job_at) {
+            (Some(ended), _) => Some(RunnerState {
+                state: if ended.exit == Some(0) { "done" } else { "failed" }.into(),
+                reason: (ended.exit != Some(0)).then(|| ended.reason.clone()),
+                message: None,
+                exit_status: ended.exit,
+            }),
+            (None, Some(_)) => {
+                Some(RunnerState { state: "running".into(), reason: None, message: None, exit_status: None })
+            }
+            (None, None) => None,
+        };
+        Ok(Pulled { has_more: task.ended.is_none(), state, no_connections_secs: None })
+    }
+
+    /// The commands end a second later.
+    pub fn stop_job(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+        self.admit(call, now)?;
+        let task = self.known(call)?;
+        if task.ended.is_none() && task.started {
+            task.script.exit = 130;
+            task.ends_at = Some(task.ends_at.map_or(now + 1_000_000, |at| at.min(now + 1_000_000)));
+        }
+        Ok(())
+    }
+
+    pub fn terminate_task(&mut self, call: Call, reason: &str, now: i64) -> Result<(), AgentError> {
+        self.admit(call, now)?;
+        let task = self.known(call)?;
+        if task.ended.is_none() {
+            self.end(call.submission, now, reason, None);
+        } else {
+            // A repeat. The devices went back when the container ended; giving them back again must
+            // take nothing from whoever has them now.
+            self.free(call.submission, call.epoch, now);
+        }
+        Ok(())
+    }
+
+    pub fn remove_task(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+        self.admit(call, now)?;
+        match self.tasks.get(&call.submission) {
+            None => Ok(()),
+            Some(task) if task.ended.is_none() => {
+                Err(AgentError::Refused { reason: "task is not terminated".into() })
+            }
+            Some(task) => {
+                self.gone.insert(call.submission, task.epoch);
+                self.tasks.remove(&call.submission);
+                self.write(now, call.submission, call.epoch, Effect::Removed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Every task the host keeps, ended ones included.
+    pub fn tasks(&mut self, now: i64) -> Vec<SubmissionId> {
+        self.advance(now);
+        self.tasks.keys().copied().collect()
+    }
+
+    fn known(&mut self, call: Call) -> Result<&mut SimTask, AgentError> {
+        self.tasks.get_mut(&call.submission).ok_or(AgentError::UnknownTask { submission: call.submission })
+    }
+
+    /// Epochs of one submission only grow.
+    fn admit(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+        self.advance(now);
+        let task = self.tasks.get_mut(&call.submission).map(|t| &mut t.epoch);
+        let seen = task.or_else(|| self.gone.get_mut(&call.submission));
+        if let Some(seen) = seen {
+            if call.epoch < *seen {
+                let seen = *seen;
+                self.write(now, call.submission, call.epoch, Effect::RefusedEpoch);
+                return Err(AgentError::Fenced { epoch: call.epoch, seen });
+            }
+            *seen = call.epoch;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, id: SubmissionId, at: i64, reason: &str, exit: Option<i32>) {
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        task.ended = Some(Ended { reason: reason.into(), exit });
+        let (started, epoch) = (task.started, task.epoch);
+        if started {
+            self.write(at, id, epoch, Effect::ContainerExited);
+        }
+        self.free(id, epoch, at);
+    }
+
+    fn free(&mut self, id: SubmissionId, epoch: i64, at: i64) {
+        for gpu in self.ledger.release(&id) {
+            self.write(at, id, epoch, Effect::GpuReleased(gpu));
+        }
+    }
+
+    fn write(&mut self, at: i64, submission: SubmissionId, epoch: i64, kind: Effect) {
+        self.journal.push(Entry { at, host: self.id, submission, epoch, kind });
+    }
+}

@@ -1,0 +1,333 @@
+//! Checkers: programs over the event history, the hosts' journals and the rows. They never read logs.
+//!
+//! Names carry the ids of the invariants they hold. Safety checkers may run at any moment; those under
+//! `after_faults` only once faults have stopped and the system has had time to settle.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+use windlass_model::{
+    id::SubmissionId,
+    job,
+    machine::{Machine, Step, Word},
+    run,
+};
+
+use crate::host::{Effect, Entry};
+
+/// One row of `events`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub seq: i64,
+    pub entity: String,
+    pub entity_id: Uuid,
+    pub kind: String,
+    pub from: Option<String>,
+    pub to: Option<String>,
+    pub is_final: bool,
+    pub actor: String,
+    pub epoch: Option<i64>,
+    pub at: i64,
+}
+
+/// One submission as stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobRow {
+    pub id: Uuid,
+    pub run_id: Uuid,
+    pub replica_num: i64,
+    pub job_num: i64,
+    pub submission_num: i64,
+    pub status: String,
+    pub finished: bool,
+    pub instance_id: Option<Uuid>,
+    pub blocks: i64,
+    pub submitted_at: i64,
+    /// Its host was given up: the container, if any, ends when the host is heard of again.
+    pub host_lost: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunRow {
+    pub id: Uuid,
+    pub status: String,
+    /// When a stop was acknowledged to the user.
+    pub stopped_at: Option<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceRow {
+    pub id: Uuid,
+    pub busy_blocks: i64,
+    pub total_blocks: i64,
+}
+
+/// Everything the checkers read.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    pub events: Vec<Event>,
+    /// All hosts' journals, each in its own order.
+    pub journal: Vec<Entry>,
+    pub runs: Vec<RunRow>,
+    pub jobs: Vec<JobRow>,
+    pub instances: Vec<InstanceRow>,
+    /// Submissions whose container is alive on some host now.
+    pub containers: Vec<SubmissionId>,
+}
+
+/// What was broken, in a sentence, with the invariant's id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub id: &'static str,
+    pub what: String,
+}
+
+fn broken(id: &'static str, what: impl Into<String>) -> Violation {
+    Violation { id, what: what.into() }
+}
+
+/// Must hold at every moment.
+pub fn safety(h: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    found.extend(r3_final_is_absorbing(&h.events));
+    found.extend(r4_only_the_terminating_pipeline_ends_a_job(&h.events));
+    found.extend(r5_only_listed_edges(&h.events));
+    found.extend(l1_epochs_of_a_row_never_go_back(&h.events));
+    found.extend(r6_one_active_submission_without_gaps(&h.jobs));
+    found.extend(r7_one_container_per_submission(&h.journal));
+    found.extend(r8_busy_blocks_are_the_sum_of_jobs(h));
+    found.extend(r12_no_submission_after_an_acknowledged_stop(h));
+    found.extend(r22_a_final_job_has_no_container(h));
+    found.extend(l2_no_effect_of_an_older_holder(&h.journal));
+    found.extend(g1_a_gpu_has_one_owner(&h.journal));
+    found
+}
+
+/// Must hold once faults have stopped and time has passed.
+pub fn after_faults(h: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for run in &h.runs {
+        if !run.status.parse::<run::Status>().is_ok_and(|s| s.is_final()) {
+            found.push(broken("R2", format!("run {} is still {}", run.id, run.status)));
+        }
+    }
+    for id in &h.containers {
+        found.push(broken("G6", format!("container of {id} is left over")));
+    }
+    for i in &h.instances {
+        if i.busy_blocks != 0 {
+            found.push(broken("R8", format!("instance {} keeps {} busy blocks", i.id, i.busy_blocks)));
+        }
+    }
+    found
+}
+
+fn statuses(events: &[Event]) -> impl Iterator<Item = &Event> {
+    events.iter().filter(|e| e.kind == "status")
+}
+
+fn r3_final_is_absorbing(events: &[Event]) -> Vec<Violation> {
+    let mut ended = BTreeSet::new();
+    let mut found = Vec::new();
+    for e in statuses(events) {
+        if !ended.contains(&e.entity_id) {
+            if e.is_final {
+                ended.insert(e.entity_id);
+            }
+            continue;
+        }
+        found.push(broken("R3", format!("{} {} left its final status for {:?}", e.entity, e.entity_id, e.to)));
+    }
+    found
+}
+
+fn r4_only_the_terminating_pipeline_ends_a_job(events: &[Event]) -> Vec<Violation> {
+    statuses(events)
+        .filter(|e| e.is_final)
+        .filter(|e| match e.entity.as_str() {
+            "job" => e.actor != "JobTerminating",
+            "run" => e.actor != "Run",
+            _ => false,
+        })
+        .map(|e| broken("R4", format!("{} {} was ended by {}", e.entity, e.entity_id, e.actor)))
+        .collect()
+}
+
+/// Walks each entity's history: it must start where the last event left it, along a listed edge.
+fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
+    let mut at: BTreeMap<Uuid, String> = BTreeMap::new();
+    let mut found = Vec::new();
+    for e in statuses(events) {
+        let (from, Some(to)) = (e.from.as_deref(), e.to.as_deref()) else { continue };
+        let known = at.insert(e.entity_id, to.to_owned());
+        // Hosts of a test stand there before the first event.
+        let began_unseen = known.is_none() && e.entity == "instance";
+        if known.as_deref() != from && !began_unseen {
+            found.push(broken(
+                "R5",
+                format!("{} {}: an event leaves {from:?}, but it was {known:?}", e.entity, e.entity_id),
+            ));
+        }
+        let Some(from) = from else { continue };
+        let legal = match e.entity.as_str() {
+            "job" => is_edge::<job::Job>(from, to),
+            "run" => is_edge::<run::Run>(from, to),
+            _ => true,
+        };
+        if !legal {
+            found.push(broken("R5", format!("{} {}: {from} → {to} is no edge", e.entity, e.entity_id)));
+        }
+    }
+    found
+}
+
+/// Some event leads from the one to the other.
+fn is_edge<M: Machine>(from: &str, to: &str) -> bool {
+    let status = |word: &str| M::Status::ALL.iter().copied().find(|s| s.as_str() == word);
+    let (Some(from), Some(to)) = (status(from), status(to)) else { return false };
+    M::Event::ALL.iter().any(|event| M::step(from, *event) == Step::To(to))
+}
+
+/// A write under an older take of the lock after one under a newer is a write of a stale holder.
+fn l1_epochs_of_a_row_never_go_back(events: &[Event]) -> Vec<Violation> {
+    let mut newest: BTreeMap<Uuid, i64> = BTreeMap::new();
+    let mut found = Vec::new();
+    for e in statuses(events) {
+        let Some(epoch) = e.epoch else { continue };
+        let seen = newest.entry(e.entity_id).or_insert(epoch);
+        if epoch < *seen {
+            found.push(broken(
+                "L1",
+                format!("{} {}: {:?} written under epoch {epoch} after {seen}", e.entity, e.entity_id, e.to),
+            ));
+        }
+        *seen = (*seen).max(epoch);
+    }
+    found
+}
+
+fn r6_one_active_submission_without_gaps(jobs: &[JobRow]) -> Vec<Violation> {
+    let mut by_job: BTreeMap<(Uuid, i64, i64), Vec<&JobRow>> = BTreeMap::new();
+    for job in jobs {
+        by_job.entry((job.run_id, job.replica_num, job.job_num)).or_default().push(job);
+    }
+    let mut found = Vec::new();
+    for (key, mut rows) in by_job {
+        rows.sort_by_key(|j| j.submission_num);
+        if rows.iter().filter(|j| !j.finished).count() > 1 {
+            found.push(broken("R6", format!("job {key:?} has two active submissions")));
+        }
+        if rows.iter().enumerate().any(|(n, j)| j.submission_num != n as i64) {
+            found.push(broken("R6", format!("submissions of job {key:?} are not 0, 1, 2, …")));
+        }
+    }
+    found
+}
+
+fn r7_one_container_per_submission(journal: &[Entry]) -> Vec<Violation> {
+    let mut started = BTreeSet::new();
+    journal
+        .iter()
+        .filter(|e| e.kind == Effect::ContainerStarted)
+        .filter(|e| !started.insert(e.submission))
+        .map(|e| broken("R7", format!("submission {} started a second container", e.submission)))
+        .collect()
+}
+
+fn r8_busy_blocks_are_the_sum_of_jobs(h: &History) -> Vec<Violation> {
+    let mut busy: BTreeMap<Uuid, i64> = BTreeMap::new();
+    for job in h.jobs.iter().filter(|j| !j.finished) {
+        if let Some(instance) = job.instance_id {
+            *busy.entry(instance).or_default() += job.blocks;
+        }
+    }
+    h.instances
+        .iter()
+        .filter_map(|i| {
+            let sum = busy.get(&i.id).copied().unwrap_or_default();
+            if sum != i.busy_blocks {
+                return Some(broken("R8", format!("instance {}: busy {} but jobs hold {sum}", i.id, i.busy_blocks)));
+            }
+            (sum > i.total_blocks)
+                .then(|| broken("R8", format!("instance {} holds {sum} of {} blocks", i.id, i.total_blocks)))
+        })
+        .collect()
+}
+
+fn r12_no_submission_after_an_acknowledged_stop(h: &History) -> Vec<Violation> {
+    let stopped: BTreeMap<Uuid, i64> = h.runs.iter().filter_map(|r| Some((r.id, r.stopped_at?))).collect();
+    h.jobs
+        .iter()
+        .filter(|j| stopped.get(&j.run_id).is_some_and(|at| j.submitted_at > *at))
+        .map(|j| broken("R12", format!("run {} got submission {} after its stop", j.run_id, j.id)))
+        .collect()
+}
+
+/// When a job became final its container had ended, and none starts later. A job whose host was given up
+/// is let off: nobody can know.
+fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
+    let lost: BTreeSet<Uuid> = h.jobs.iter().filter(|j| j.host_lost).map(|j| j.id).collect();
+    let finals: BTreeMap<Uuid, i64> = statuses(&h.events)
+        .filter(|e| e.entity == "job" && e.is_final && !lost.contains(&e.entity_id))
+        .map(|e| (e.entity_id, e.at))
+        .collect();
+    let mut open: BTreeMap<SubmissionId, i64> = BTreeMap::new();
+    let mut found = Vec::new();
+    for entry in &h.journal {
+        match &entry.kind {
+            Effect::ContainerStarted => {
+                open.insert(entry.submission, entry.at);
+                if finals.get(&entry.submission.0).is_some_and(|at| entry.at > *at) {
+                    found.push(broken("R22", format!("container of {} started after its end", entry.submission)));
+                }
+            }
+            Effect::ContainerExited => {
+                open.remove(&entry.submission);
+                if finals.get(&entry.submission.0).is_some_and(|at| entry.at > *at) {
+                    found.push(broken("R22", format!("{} was final before its container ended", entry.submission)));
+                }
+            }
+            Effect::GpuAcquired(_) | Effect::GpuReleased(_) | Effect::RefusedEpoch | Effect::Removed => {}
+        }
+    }
+    found.extend(
+        open.keys()
+            .filter(|id| finals.contains_key(&id.0))
+            .map(|id| broken("R22", format!("{id} is final but its container runs"))),
+    );
+    found
+}
+
+fn l2_no_effect_of_an_older_holder(journal: &[Entry]) -> Vec<Violation> {
+    let mut newest = BTreeMap::new();
+    let mut found = Vec::new();
+    for e in journal.iter().filter(|e| e.kind != Effect::RefusedEpoch) {
+        let seen = newest.entry((e.host, e.submission)).or_insert(e.epoch);
+        if e.epoch < *seen {
+            found.push(broken("L2", format!("{:?} of {} under epoch {} after {seen}", e.kind, e.submission, e.epoch)));
+        }
+        *seen = (*seen).max(e.epoch);
+    }
+    found
+}
+
+fn g1_a_gpu_has_one_owner(journal: &[Entry]) -> Vec<Violation> {
+    let mut owner = BTreeMap::new();
+    let mut found = Vec::new();
+    for e in journal {
+        match &e.kind {
+            Effect::GpuAcquired(gpu) => {
+                if let Some(other) = owner.insert((e.host, gpu.clone()), e.submission) {
+                    found.push(broken("G1", format!("{gpu} went to {} while {other} had it", e.submission)));
+                }
+            }
+            Effect::GpuReleased(gpu) => {
+                if owner.remove(&(e.host, gpu.clone())) != Some(e.submission) {
+                    found.push(broken("G1", format!("{} released {gpu}, which was not its own", e.submission)));
+                }
+            }
+            Effect::ContainerStarted | Effect::ContainerExited | Effect::RefusedEpoch | Effect::Removed => {}
+        }
+    }
+    found
+}

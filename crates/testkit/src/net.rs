@@ -1,0 +1,235 @@
+//! The network between server replicas and simulated hosts: slow, lossy, cut, and given to repeating itself.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, sleep_until};
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_server::agents::{AgentError, Agents, Answer, Call, Pulled, Task, TaskInfo};
+
+use crate::{
+    host::{Host, Script},
+    rng::Rng,
+};
+
+/// How long a caller waits before it gives a call up.
+const CALL_TIMEOUT: Duration = Duration::from_secs(9);
+
+/// How often calls go wrong, in percent. All zero once faults have stopped.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rates {
+    /// The request never arrives.
+    pub lost: u64,
+    /// It arrives and takes effect; the answer does not come back.
+    pub unanswered: u64,
+    /// It arrives once more, later.
+    pub doubled: u64,
+    /// It takes seconds instead of milliseconds.
+    pub slow: u64,
+}
+
+/// The hosts, and the weather between them and the servers.
+pub struct World {
+    started: Instant,
+    epoch_us: i64,
+    hosts: BTreeMap<InstanceId, Host>,
+    rng: Rng,
+    rates: Rates,
+    /// Hosts nobody can reach until then.
+    cut_until: BTreeMap<InstanceId, Instant>,
+    /// How many faults of each kind have really happened: a fault that never fires proves nothing.
+    pub fired: BTreeMap<&'static str, u64>,
+}
+
+pub type SharedWorld = Arc<Mutex<World>>;
+
+impl World {
+    pub fn new(epoch_us: i64, rng: Rng, hosts: impl IntoIterator<Item = Host>) -> SharedWorld {
+        Arc::new(Mutex::new(Self {
+            started: Instant::now(),
+            epoch_us,
+            hosts: hosts.into_iter().map(|h| (h.id, h)).collect(),
+            rng,
+            rates: Rates::default(),
+            cut_until: BTreeMap::new(),
+            fired: BTreeMap::new(),
+        }))
+    }
+
+    /// True time in this world, microseconds since 1970.
+    pub fn now(&self) -> i64 {
+        self.epoch_us + i64::try_from(self.started.elapsed().as_micros()).unwrap_or(i64::MAX)
+    }
+
+    pub fn set_rates(&mut self, rates: Rates) {
+        self.rates = rates;
+    }
+
+    pub fn cut(&mut self, host: InstanceId, lasts: Duration) {
+        self.cut_until.insert(host, Instant::now() + lasts);
+        self.count("partition");
+    }
+
+    pub fn heal(&mut self) {
+        self.cut_until.clear();
+    }
+
+    pub fn reboot(&mut self, host: InstanceId) {
+        let now = self.now();
+        if let Some(host) = self.hosts.get_mut(&host) {
+            host.reboot(now);
+        }
+        self.count("reboot");
+    }
+
+    pub fn hosts(&mut self) -> impl Iterator<Item = &Host> {
+        let now = self.now();
+        self.hosts.values_mut().map(move |h| {
+            h.advance(now);
+            &*h
+        })
+    }
+
+    fn count(&mut self, fault: &'static str) {
+        *self.fired.entry(fault).or_default() += 1;
+    }
+
+    fn roll(&mut self, percent: u64, fault: &'static str) -> bool {
+        let hit = percent > 0 && self.rng.chance(percent);
+        if hit {
+            self.count(fault);
+        }
+        hit
+    }
+
+    fn is_cut(&self, host: InstanceId) -> bool {
+        self.cut_until.get(&host).is_some_and(|until| Instant::now() < *until)
+    }
+}
+
+/// A replica that is stopped in its tracks until a moment; all its calls wait.
+#[derive(Clone, Default)]
+pub struct Freeze(Arc<Mutex<Option<Instant>>>);
+
+impl Freeze {
+    pub fn until(&self, moment: Instant) {
+        *self.0.lock() = Some(moment);
+    }
+
+    /// Frozen now, or just thawed and not yet through with what it was doing.
+    pub fn was_frozen(&self) -> bool {
+        self.0.lock().is_some_and(|until| Instant::now() < until + CALL_TIMEOUT)
+    }
+
+    pub async fn wait(&self) {
+        let until = *self.0.lock();
+        if let Some(until) = until {
+            sleep_until(until).await;
+        }
+    }
+}
+
+/// One replica's way to the hosts.
+pub struct Net {
+    pub world: SharedWorld,
+    pub freeze: Freeze,
+}
+
+type Effect<T> = Arc<dyn Fn(&mut Host, i64) -> Result<T, AgentError> + Send + Sync>;
+
+impl Net {
+    fn call<T: Send + 'static>(&self, instance: InstanceId, effect: Effect<T>) -> Answer<'_, T> {
+        let unreachable = move || AgentError::Unreachable { instance };
+        Box::pin(async move {
+            self.freeze.wait().await;
+            let (there, back, lost, unanswered, doubled) = {
+                let mut w = self.world.lock();
+                let rates = w.rates;
+                let slow = w.roll(rates.slow, "slow call");
+                let most = if slow { 8_000 } else { 40 };
+                let (there, back) = (w.rng.millis(1, most), w.rng.millis(1, most));
+                let lost = w.roll(rates.lost, "lost request") || w.is_cut(instance);
+                let unanswered = w.roll(rates.unanswered, "lost answer");
+                let doubled = w.roll(rates.doubled, "doubled call").then(|| w.rng.millis(50, 30_000));
+                (there, back, lost, unanswered, doubled)
+            };
+            if lost {
+                sleep(CALL_TIMEOUT).await;
+                return Err(unreachable());
+            }
+            if let Some(later) = doubled {
+                let (world, effect) = (self.world.clone(), effect.clone());
+                tokio::spawn(async move {
+                    sleep(later).await;
+                    // What a late repeat answers, nobody hears.
+                    let _ = deliver(&world, instance, &effect);
+                });
+            }
+            sleep(there).await;
+            let answer = deliver(&self.world, instance, &effect);
+            if unanswered {
+                sleep(CALL_TIMEOUT).await;
+                return Err(unreachable());
+            }
+            sleep(back).await;
+            self.freeze.wait().await;
+            answer
+        })
+    }
+}
+
+fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &Effect<T>) -> Result<T, AgentError> {
+    let mut w = world.lock();
+    let now = w.now();
+    match w.hosts.get_mut(&instance) {
+        Some(host) => effect(host, now),
+        None => Err(AgentError::Unreachable { instance }),
+    }
+}
+
+/// How the simulated commands behave is written in the job's own environment.
+fn script(job_spec: &str) -> Script {
+    let spec: serde_json::Value = serde_json::from_str(job_spec).unwrap_or_default();
+    let number = |key: &str| spec["env"][key].as_str().and_then(|v| v.parse::<i64>().ok()).unwrap_or_default();
+    Script {
+        pull_us: number("SIM_PULL_MS") * 1_000,
+        run_us: number("SIM_RUN_MS") * 1_000,
+        exit: i32::try_from(number("SIM_EXIT")).unwrap_or(1),
+    }
+}
+
+impl Agents for Net {
+    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+        self.call(instance, Arc::new(|host, now| Ok(host.tasks(now))))
+    }
+
+    fn submit_task<'a>(&'a self, call: Call, task: &'a Task) -> Answer<'a, ()> {
+        let (task, script) = (task.clone(), script(&task.job_spec));
+        self.call(call.instance, Arc::new(move |host, now| host.submit_task(call, &task, script, now)))
+    }
+
+    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+        self.call(call.instance, Arc::new(move |host, now| host.task(call, now)))
+    }
+
+    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+        let reason = reason.to_owned();
+        self.call(call.instance, Arc::new(move |host, now| host.terminate_task(call, &reason, now)))
+    }
+
+    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+        self.call(call.instance, Arc::new(move |host, now| host.remove_task(call, now)))
+    }
+
+    fn start_job<'a>(&'a self, call: Call, _job_spec: &'a str) -> Answer<'a, ()> {
+        self.call(call.instance, Arc::new(move |host, now| host.start_job(call, now)))
+    }
+
+    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+        self.call(call.instance, Arc::new(move |host, now| host.pull(call, now)))
+    }
+
+    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+        self.call(call.instance, Arc::new(move |host, now| host.stop_job(call, now)))
+    }
+}

@@ -1,0 +1,233 @@
+//! The simulation: the real pipelines and the real SQL on virtual time, with seeded misfortune.
+//!
+//! One seed is one history: two or three replicas, a few hosts with GPUs, users who submit and stop runs,
+//! and faults of every kind — replicas killed at any await or frozen past their leases, lost and doubled
+//! hints and calls, cut and rebooted hosts, slow roads, commits whose news is lost, a database clock that
+//! jumps. Then the faults stop, and everything must come to its end. Checkers read the events, the hosts'
+//! journals and the rows; never logs.
+
+mod cast;
+mod history;
+mod replica;
+mod watch;
+mod weather;
+
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Result;
+use tokio::time::{Instant, sleep};
+use windlass_server::db::Db;
+
+use self::{cast::Cast, replica::Replica, watch::Watch};
+use crate::{
+    host::Host,
+    invariants::{self, Violation},
+    net::{Rates, SharedWorld, World},
+    rng::Rng,
+    sim::weather::Storm,
+};
+
+/// 2026-01-01, where every simulated history begins.
+const EPOCH_US: i64 = 1_767_225_600_000_000;
+/// Misfortune lasts this long.
+const FAULTS_LAST: Duration = Duration::from_secs(15 * 60);
+/// What must be over this long after it stopped. The longest legal wait is a retry's back-off.
+const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
+/// How often the safety checkers look.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// What came of one seed.
+#[derive(Debug)]
+pub struct Report {
+    pub seed: u64,
+    pub violations: Vec<Violation>,
+    /// Of the whole event history: the same seed must give the same one.
+    pub trace: u64,
+    /// How often each fault really happened.
+    pub fired: BTreeMap<&'static str, u64>,
+    pub runs: usize,
+    pub passes: u64,
+    pub virtual_secs: u64,
+}
+
+/// Plays one seed from beginning to end.
+pub fn play(seed: u64) -> Result<Report> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    runtime.block_on(Sim::begin(seed)?.play())
+}
+
+struct Sim {
+    seed: u64,
+    rng: Rng,
+    world: SharedWorld,
+    db: Db,
+    /// How far the database's clock is ahead of true time, microseconds.
+    clock_ahead: Arc<AtomicI64>,
+    cast: Cast,
+    replicas: Vec<Replica>,
+    watch: Watch,
+    started: Instant,
+}
+
+impl Sim {
+    fn begin(seed: u64) -> Result<Self> {
+        let mut rng = Rng::new(seed);
+        let started = Instant::now();
+        let clock_ahead = Arc::new(AtomicI64::new(0));
+        let ahead = clock_ahead.clone();
+        let clock = move || {
+            let elapsed = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
+            EPOCH_US + elapsed + ahead.load(Ordering::Relaxed)
+        };
+        let db = Db::open_inline(Arc::new(clock), rng.next())?;
+        let cast = Cast::draw(&mut rng, &db)?;
+        let hosts: Vec<_> = cast.hosts.iter().map(|h| Host::new(h.id, h.gpus)).collect();
+        let world = World::new(EPOCH_US, rng.fork(), hosts);
+        let watch = Watch::default();
+        let count = rng.between(2, 3) as usize;
+        let replicas =
+            (0..count).map(|n| Replica::new(n, &db, &world, &watch, rng.fork())).collect();
+        Ok(Self { seed, rng, world, db, clock_ahead, cast, replicas, watch, started })
+    }
+
+    async fn play(mut self) -> Result<Report> {
+        self.cast.set_the_stage(&self.db).await?;
+        self.set_misfortune(true);
+        for replica in &mut self.replicas {
+            replica.start();
+        }
+        let mut violations = self.trouble().await?;
+        if violations.is_empty() {
+            violations = self.settle().await?;
+        }
+        let history = history::read(&self.db, &self.world, &self.cast).await?;
+        let mut hasher = DefaultHasher::new();
+        for event in &history.events {
+            (event.at, &event.entity, event.entity_id, &event.from, &event.to, event.epoch).hash(&mut hasher);
+        }
+        let mut fired = self.world.lock().fired.clone();
+        for replica in &self.replicas {
+            for (fault, times) in &replica.fired {
+                *fired.entry(fault).or_default() += times;
+            }
+        }
+        Ok(Report {
+            seed: self.seed,
+            violations,
+            trace: hasher.finish(),
+            fired,
+            runs: history.runs.len(),
+            passes: self.watch.passes(),
+            virtual_secs: self.started.elapsed().as_secs(),
+        })
+    }
+
+    fn set_misfortune(&mut self, on: bool) {
+        let (rates, storm, hints_lost) = if on {
+            let rates = Rates {
+                lost: self.rng.between(0, 6),
+                unanswered: self.rng.between(0, 6),
+                doubled: self.rng.between(0, 8),
+                slow: self.rng.between(0, 10),
+            };
+            let storm = Storm {
+                refused: self.rng.between(0, 2),
+                acknowledgement_lost: self.rng.between(0, 2),
+                slow: self.rng.between(0, 5),
+            };
+            (rates, storm, *self.rng.pick(&[0, 20, 100]))
+        } else {
+            (Rates::default(), Storm::default(), 0)
+        };
+        self.world.lock().set_rates(rates);
+        for replica in &mut self.replicas {
+            replica.set_misfortune(storm, hints_lost);
+        }
+    }
+
+    /// Users act and things break, until the time for that is over.
+    async fn trouble(&mut self) -> Result<Vec<Violation>> {
+        let mut looked = Instant::now();
+        while self.started.elapsed() < FAULTS_LAST {
+            sleep(self.rng.millis(100, 12_000)).await;
+            if self.rng.chance(55) {
+                self.cast.act(&mut self.rng, &self.db, &self.replicas).await?;
+            } else {
+                self.break_something();
+            }
+            for replica in &mut self.replicas {
+                replica.start_if_due();
+            }
+            if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                let found = self.check().await?;
+                if !found.is_empty() {
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn break_something(&mut self) {
+        let host = self.rng.pick(&self.cast.hosts).id;
+        let victim = self.rng.between(0, self.replicas.len() as u64 - 1) as usize;
+        match self.rng.between(1, 10) {
+            1..=4 => {
+                let back = self.rng.millis(100, 60_000);
+                self.replicas[victim].kill(back);
+            }
+            5 | 6 => {
+                let lasts = self.rng.millis(1_000, 90_000);
+                self.replicas[victim].freeze(lasts);
+            }
+            7 | 8 => {
+                let lasts = self.rng.millis(1_000, 300_000);
+                self.world.lock().cut(host, lasts);
+            }
+            9 => self.world.lock().reboot(host),
+            _ => {
+                // Ahead only: a database that promised a time cannot take it back.
+                let by = self.rng.between(0, 20_000_000);
+                self.clock_ahead.fetch_add(i64::try_from(by).unwrap_or_default(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Faults stop; everything that was begun must come to its end, and stay clean on the way.
+    async fn settle(&mut self) -> Result<Vec<Violation>> {
+        self.set_misfortune(false);
+        self.world.lock().heal();
+        for replica in &mut self.replicas {
+            replica.recover();
+        }
+        let deadline = Instant::now() + SETTLE_MAX;
+        loop {
+            sleep(LOOK_EVERY).await;
+            let found = self.check().await?;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+            let history = history::read(&self.db, &self.world, &self.cast).await?;
+            let open = invariants::after_faults(&history);
+            if open.is_empty() || Instant::now() >= deadline {
+                return Ok(open);
+            }
+        }
+    }
+
+    async fn check(&self) -> Result<Vec<Violation>> {
+        let history = history::read(&self.db, &self.world, &self.cast).await?;
+        let mut found = invariants::safety(&history);
+        found.extend(self.watch.violations());
+        Ok(found)
+    }
+}

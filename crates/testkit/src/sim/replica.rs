@@ -1,0 +1,120 @@
+//! One server replica of the simulation: its engine, its roads, and how it dies.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use windlass_engine::{Engine, Hints, Settings};
+use windlass_server::{
+    db::Db,
+    pipelines::{self, Hands},
+};
+
+use super::{
+    watch::{Eye, Watch, Watched},
+    weather::{Road, Storm},
+};
+use crate::{
+    net::{Freeze, Net, SharedWorld},
+    rng::Rng,
+};
+
+pub(super) struct Replica {
+    num: usize,
+    db: Db,
+    world: SharedWorld,
+    watch: Watch,
+    rng: Rng,
+    freeze: Freeze,
+    storm: Arc<Mutex<Storm>>,
+    hints_lost: Arc<Mutex<u64>>,
+    running: Option<Engine<Db>>,
+    back_at: Option<Instant>,
+    pub(super) fired: BTreeMap<&'static str, u64>,
+}
+
+impl Replica {
+    pub(super) fn new(num: usize, db: &Db, world: &SharedWorld, watch: &Watch, rng: Rng) -> Self {
+        Self {
+            num,
+            db: db.clone(),
+            world: world.clone(),
+            watch: watch.clone(),
+            rng,
+            freeze: Freeze::default(),
+            storm: Arc::default(),
+            hints_lost: Arc::default(),
+            running: None,
+            back_at: None,
+            fired: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn start(&mut self) {
+        // A new process is not frozen, whatever its predecessor was.
+        self.freeze = Freeze::default();
+        self.back_at = None;
+        let rng = Arc::new(Mutex::new(self.rng.fork()));
+        let road = Road { freeze: self.freeze.clone(), rng: rng.clone(), storm: self.storm.clone() };
+        let db = self.db.with_weather(Arc::new(road));
+        let net = Net { world: self.world.clone(), freeze: self.freeze.clone() };
+        let hands = Hands { db: db.clone(), agents: Arc::new(net) };
+        let mut engine = Engine::new(Arc::new(db), Hints::new());
+        let eye = Eye {
+            watch: self.watch.clone(),
+            replica: self.num,
+            freeze: self.freeze.clone(),
+            rng,
+            hints_lost: self.hints_lost.clone(),
+        };
+        let mut settings = Settings::standard(self.rng.next());
+        // Few workers: queues build up, and leases are held by rows that wait.
+        settings.workers = 4;
+        pipelines::install(&hands, &mut Watched { engine: &mut engine, settings, eye });
+        self.running = Some(engine);
+    }
+
+    /// Abrupt death: every task stops at the await it stands at.
+    pub(super) fn kill(&mut self, back_after: Duration) {
+        if self.running.take().is_some() {
+            self.count("replica killed");
+            self.back_at = Some(Instant::now() + back_after);
+        }
+    }
+
+    pub(super) fn start_if_due(&mut self) {
+        if self.back_at.is_some_and(|at| Instant::now() >= at) {
+            self.start();
+        }
+    }
+
+    pub(super) fn freeze(&mut self, lasts: Duration) {
+        if self.running.is_some() {
+            self.freeze.until(Instant::now() + lasts);
+            self.count("replica frozen");
+        }
+    }
+
+    pub(super) fn set_misfortune(&mut self, storm: Storm, hints_lost: u64) {
+        *self.storm.lock() = storm;
+        *self.hints_lost.lock() = hints_lost;
+    }
+
+    /// Back to health: running, whatever it was.
+    pub(super) fn recover(&mut self) {
+        if self.running.is_none() {
+            self.start();
+        }
+    }
+
+    /// Wakes a pipeline here, as the API does after a write.
+    pub(super) fn hint(&self, pipeline: &'static str) {
+        if let Some(engine) = &self.running {
+            engine.hints().hint(pipeline);
+        }
+    }
+
+    fn count(&mut self, fault: &'static str) {
+        *self.fired.entry(fault).or_default() += 1;
+    }
+}

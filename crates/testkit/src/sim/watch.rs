@@ -1,0 +1,178 @@
+//! A watch over the real pipelines: who works on which row right now, and which hints get lost.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+use windlass_engine::{Applied, BatchPipeline, DbTime, Engine, Lease, Pipeline, Queue, Settings};
+use windlass_server::{db::Db, pipelines::Install};
+
+use crate::{invariants::Violation, net::Freeze, rng::Rng};
+
+/// Rows in work, over all replicas, and what was seen that must not be.
+#[derive(Clone, Default)]
+pub struct Watch(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    working: BTreeMap<(&'static str, Uuid), Worker>,
+    violations: Vec<Violation>,
+    passes: u64,
+}
+
+#[derive(Clone)]
+struct Worker {
+    replica: usize,
+    epoch: i64,
+    freeze: Freeze,
+}
+
+impl Watch {
+    pub fn violations(&self) -> Vec<Violation> {
+        self.0.lock().violations.clone()
+    }
+
+    pub fn passes(&self) -> u64 {
+        self.0.lock().passes
+    }
+
+    /// Notes that a replica starts on a row. Nobody else may be at it, except one that is frozen and cannot
+    /// let go (its writes and calls are fenced; that is another checker's business).
+    fn enter(&self, queue: Queue, lease: &Lease, replica: usize, freeze: &Freeze) -> Working {
+        let mut seen = self.0.lock();
+        seen.passes += 1;
+        let key = (queue.table, lease.id);
+        let me = Worker { replica, epoch: lease.epoch, freeze: freeze.clone() };
+        if let Some(other) = seen.working.insert(key, me)
+            && !other.freeze.was_frozen()
+        {
+            let what = format!(
+                "{} {}: replica {replica} starts on it while replica {} is still at it",
+                queue.table, lease.id, other.replica
+            );
+            seen.violations.push(Violation { id: "L9", what });
+        }
+        Working { watch: self.clone(), key, epoch: lease.epoch }
+    }
+}
+
+/// In work for as long as this lives: the pass was neither finished nor dropped.
+pub struct Working {
+    watch: Watch,
+    key: (&'static str, Uuid),
+    epoch: i64,
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        let mut seen = self.watch.0.lock();
+        if seen.working.get(&self.key).is_some_and(|w| w.epoch == self.epoch) {
+            seen.working.remove(&self.key);
+        }
+    }
+}
+
+/// Puts pipelines into an engine, each under watch.
+pub struct Watched<'a> {
+    pub engine: &'a mut Engine<Db>,
+    pub settings: Settings,
+    pub eye: Eye,
+}
+
+/// What each watched pipeline carries.
+#[derive(Clone)]
+pub struct Eye {
+    pub watch: Watch,
+    pub replica: usize,
+    pub freeze: Freeze,
+    pub rng: Arc<Mutex<Rng>>,
+    /// How many of a hundred hints are lost.
+    pub hints_lost: Arc<Mutex<u64>>,
+}
+
+impl Eye {
+    fn enter(&self, queue: Queue, lease: &Lease) -> Working {
+        self.watch.enter(queue, lease, self.replica, &self.freeze)
+    }
+
+    /// Some hints never arrive.
+    fn mislay(&self, applied: Applied) -> Applied {
+        match applied {
+            Applied::Written { due_in_us, mut wake } => {
+                let percent = *self.hints_lost.lock();
+                wake.retain(|_| !self.rng.lock().chance(percent));
+                Applied::Written { due_in_us, wake }
+            }
+            Applied::Unchanged { .. } | Applied::LeaseLost | Applied::RelatedBusy => applied,
+        }
+    }
+}
+
+impl Install for Watched<'_> {
+    fn add<P: Pipeline>(&mut self, pipeline: P) {
+        self.engine.spawn(One { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());
+    }
+
+    fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
+        self.engine.spawn_batch(Many { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());
+    }
+}
+
+struct One<P> {
+    inner: P,
+    eye: Eye,
+}
+
+impl<P: Pipeline> Pipeline for One<P> {
+    type Row = (P::Row, Working);
+    type Seen = P::Seen;
+    type Plan = P::Plan;
+    type Error = P::Error;
+
+    fn queue(&self) -> Queue {
+        self.inner.queue()
+    }
+
+    async fn load(&self, lease: &Lease) -> Result<Option<Self::Row>, P::Error> {
+        let working = self.eye.enter(self.queue(), lease);
+        Ok(self.inner.load(lease).await?.map(|row| (row, working)))
+    }
+
+    async fn observe(&self, lease: &Lease, row: &Self::Row) -> Result<P::Seen, P::Error> {
+        self.inner.observe(lease, &row.0).await
+    }
+
+    fn decide(row: &Self::Row, seen: P::Seen, now: DbTime) -> P::Plan {
+        P::decide(&row.0, seen, now)
+    }
+
+    async fn act(&self, lease: &Lease, row: &Self::Row, plan: &mut P::Plan) -> Result<(), P::Error> {
+        self.inner.act(lease, &row.0, plan).await
+    }
+
+    async fn apply(&self, lease: &Lease, row: Self::Row, plan: P::Plan) -> Result<Applied, P::Error> {
+        let (row, working) = row;
+        let applied = self.inner.apply(lease, row, plan).await;
+        drop(working);
+        applied.map(|applied| self.eye.mislay(applied))
+    }
+}
+
+struct Many<P> {
+    inner: P,
+    eye: Eye,
+}
+
+impl<P: BatchPipeline> BatchPipeline for Many<P> {
+    type Error = P::Error;
+
+    fn queue(&self) -> Queue {
+        self.inner.queue()
+    }
+
+    async fn process(&self, leases: Vec<Lease>) -> Result<Vec<(Uuid, Applied)>, P::Error> {
+        let _working: Vec<_> = leases.iter().map(|lease| self.eye.enter(self.queue(), lease)).collect();
+        let outcomes = self.inner.process(leases).await?;
+        Ok(outcomes.into_iter().map(|(id, applied)| (id, self.eye.mislay(applied))).collect())
+    }
+}

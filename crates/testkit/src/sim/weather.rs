@@ -1,0 +1,66 @@
+//! The road between one replica and the database: slow at times, cut at times, and once in a while the
+//! commit happens and the news of it is lost.
+
+use std::{io, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::sleep;
+use windlass_server::db::{Blown, DbError, Weather};
+
+use crate::{net::Freeze, rng::Rng};
+
+/// In percent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Storm {
+    pub refused: u64,
+    pub acknowledgement_lost: u64,
+    pub slow: u64,
+}
+
+pub struct Road {
+    pub freeze: Freeze,
+    pub rng: Arc<Mutex<Rng>>,
+    pub storm: Arc<Mutex<Storm>>,
+}
+
+impl Road {
+    fn roll(&self, percent: impl Fn(Storm) -> u64) -> bool {
+        let percent = percent(*self.storm.lock());
+        percent > 0 && self.rng.lock().chance(percent)
+    }
+
+    async fn travel(&self) {
+        let most = if self.roll(|s| s.slow) { 3_000 } else { 2 };
+        let time = self.rng.lock().millis(0, most);
+        if time > Duration::ZERO {
+            sleep(time).await;
+        }
+        self.freeze.wait().await;
+    }
+}
+
+fn lost(what: &'static str) -> Arc<dyn std::error::Error + Send + Sync> {
+    Arc::new(io::Error::new(io::ErrorKind::ConnectionReset, format!("{what}: the simulated road is cut")))
+}
+
+impl Weather for Road {
+    fn before<'a>(&'a self, what: &'static str) -> Blown<'a> {
+        Box::pin(async move {
+            self.travel().await;
+            match self.roll(|s| s.refused) {
+                true => Err(DbError::Unavailable { what, source: lost(what) }),
+                false => Ok(()),
+            }
+        })
+    }
+
+    fn after<'a>(&'a self, what: &'static str) -> Blown<'a> {
+        Box::pin(async move {
+            self.travel().await;
+            match self.roll(|s| s.acknowledgement_lost) {
+                true => Err(DbError::Unknown { source: lost(what) }),
+                false => Ok(()),
+            }
+        })
+    }
+}

@@ -1,0 +1,183 @@
+//! A checker that cannot fail proves nothing: each is shown a history that breaks its rule.
+
+use uuid::Uuid;
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_testkit::{
+    host::{Effect, Entry},
+    invariants::{Event, History, InstanceRow, JobRow, RunRow, after_faults, safety},
+};
+
+const HOST: InstanceId = InstanceId(Uuid::from_u128(1));
+
+fn submission(n: u128) -> SubmissionId {
+    SubmissionId(Uuid::from_u128(n))
+}
+
+/// `"job 7: running -> terminating by JobRunning @3"`
+fn event(text: &str) -> Event {
+    let (entity, rest) = text.split_once(' ').unwrap();
+    let (id, rest) = rest.split_once(": ").unwrap();
+    let (edge, rest) = rest.split_once(" by ").unwrap();
+    let (actor, epoch) = rest.split_once(" @").unwrap();
+    let (from, to) = edge.split_once(" -> ").unwrap();
+    Event {
+        seq: 0,
+        entity: entity.into(),
+        entity_id: Uuid::from_u128(id.parse().unwrap()),
+        kind: "status".into(),
+        from: (from != "new").then(|| from.into()),
+        to: Some(to.into()),
+        is_final: ["done", "failed", "terminated", "aborted"].contains(&to),
+        actor: actor.into(),
+        epoch: Some(epoch.parse().unwrap()),
+        at: 10,
+    }
+}
+
+fn entry(n: u128, epoch: i64, at: i64, kind: Effect) -> Entry {
+    Entry { at, host: HOST, submission: submission(n), epoch, kind }
+}
+
+fn job(id: u128, submission_num: i64, finished: bool) -> JobRow {
+    JobRow {
+        id: Uuid::from_u128(id),
+        run_id: Uuid::from_u128(100),
+        replica_num: 0,
+        job_num: 0,
+        submission_num,
+        status: if finished { "done" } else { "running" }.into(),
+        finished,
+        instance_id: Some(HOST.0),
+        blocks: 1,
+        submitted_at: 5,
+        host_lost: false,
+    }
+}
+
+#[track_caller]
+fn breaks(id: &str, history: &History) {
+    let found = safety(history);
+    assert!(found.iter().any(|v| v.id == id), "expected {id}, found {found:?}");
+}
+
+#[track_caller]
+fn events_break(id: &str, events: &[&str]) {
+    breaks(id, &History { events: events.iter().map(|e| event(e)).collect(), ..History::default() });
+}
+
+#[test]
+fn a_clean_history_breaks_nothing() {
+    let history = History {
+        events: [
+            "job 7: new -> submitted by user @1",
+            "job 7: submitted -> provisioning by JobSubmitted @2",
+            "job 7: provisioning -> pulling by JobRunning @3",
+            "job 7: pulling -> running by JobRunning @4",
+            "job 7: running -> terminating by JobRunning @5",
+            "job 7: terminating -> done by JobTerminating @6",
+        ]
+        .map(event)
+        .into(),
+        journal: vec![
+            entry(7, 3, 1, Effect::GpuAcquired("GPU-0".into())),
+            entry(7, 3, 2, Effect::ContainerStarted),
+            entry(7, 5, 3, Effect::ContainerExited),
+            entry(7, 5, 3, Effect::GpuReleased("GPU-0".into())),
+        ],
+        jobs: vec![job(7, 0, true)],
+        instances: vec![InstanceRow { id: HOST.0, busy_blocks: 0, total_blocks: 1 }],
+        ..History::default()
+    };
+    assert_eq!(safety(&history), []);
+    assert_eq!(after_faults(&history), []);
+}
+
+#[test]
+fn r3_leaving_a_final_status_is_seen() {
+    events_break("R3", &["job 7: terminating -> done by JobTerminating @1", "job 7: done -> running by JobRunning @2"]);
+}
+
+#[test]
+fn r4_a_job_ended_by_the_wrong_pipeline_is_seen() {
+    events_break("R4", &["job 7: running -> done by JobRunning @1"]);
+    events_break("R4", &["run 8: terminating -> done by JobTerminating @1"]);
+}
+
+#[test]
+fn r5_an_edge_that_is_not_listed_is_seen() {
+    events_break("R5", &["job 7: new -> submitted by user @1", "job 7: submitted -> running by JobRunning @2"]);
+}
+
+#[test]
+fn r5_an_event_that_does_not_start_where_the_last_ended_is_seen() {
+    events_break("R5", &["job 7: new -> submitted by user @1", "job 7: pulling -> running by JobRunning @2"]);
+}
+
+#[test]
+fn l1_a_write_under_an_older_epoch_is_seen() {
+    events_break(
+        "L1",
+        &["job 7: submitted -> provisioning by JobSubmitted @5", "job 7: provisioning -> pulling by JobRunning @4"],
+    );
+}
+
+#[test]
+fn r6_two_active_submissions_and_gaps_are_seen() {
+    breaks("R6", &History { jobs: vec![job(7, 0, false), job(8, 1, false)], ..History::default() });
+    breaks("R6", &History { jobs: vec![job(7, 0, true), job(8, 2, true)], ..History::default() });
+}
+
+#[test]
+fn r7_a_second_container_is_seen() {
+    let journal = vec![entry(7, 1, 1, Effect::ContainerStarted), entry(7, 2, 2, Effect::ContainerStarted)];
+    breaks("R7", &History { journal, ..History::default() });
+}
+
+#[test]
+fn r8_wrong_or_too_many_busy_blocks_are_seen() {
+    let instance = |busy_blocks, total_blocks| InstanceRow { id: HOST.0, busy_blocks, total_blocks };
+    let jobs = vec![job(7, 0, false)];
+    breaks("R8", &History { jobs: jobs.clone(), instances: vec![instance(0, 4)], ..History::default() });
+    breaks("R8", &History { jobs, instances: vec![instance(1, 0)], ..History::default() });
+}
+
+#[test]
+fn r12_a_submission_after_a_stop_is_seen() {
+    let run = RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: Some(4) };
+    breaks("R12", &History { runs: vec![run], jobs: vec![job(7, 0, true)], ..History::default() });
+}
+
+#[test]
+fn r22_a_container_that_outlives_its_job_is_seen() {
+    let events = vec![event("job 7: terminating -> done by JobTerminating @1")];
+    let started = entry(7, 1, 1, Effect::ContainerStarted);
+    let runs_on = History { events: events.clone(), journal: vec![started.clone()], ..History::default() };
+    breaks("R22", &runs_on);
+    let late = entry(7, 1, 11, Effect::ContainerExited);
+    breaks("R22", &History { events: events.clone(), journal: vec![started, late], ..History::default() });
+    let revived = entry(7, 1, 12, Effect::ContainerStarted);
+    breaks("R22", &History { events, journal: vec![revived], ..History::default() });
+}
+
+#[test]
+fn l2_an_effect_of_an_older_holder_is_seen() {
+    let journal = vec![entry(7, 2, 1, Effect::ContainerStarted), entry(7, 1, 2, Effect::ContainerExited)];
+    breaks("L2", &History { journal, ..History::default() });
+}
+
+#[test]
+fn g1_a_gpu_taken_twice_or_released_by_another_is_seen() {
+    let gpu = || "GPU-0".to_owned();
+    let twice = vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuAcquired(gpu()))];
+    breaks("G1", &History { journal: twice, ..History::default() });
+    let foreign = vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuReleased(gpu()))];
+    breaks("G1", &History { journal: foreign, ..History::default() });
+}
+
+#[test]
+fn r2_and_g6_what_is_left_over_is_seen() {
+    let run = RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: None };
+    let history = History { runs: vec![run], containers: vec![submission(7)], ..History::default() };
+    let ids: Vec<_> = after_faults(&history).iter().map(|v| v.id).collect();
+    assert_eq!(ids, ["R2", "G6"]);
+}

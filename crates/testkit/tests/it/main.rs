@@ -1,0 +1,3 @@
+//! The simulation's own tests, and those of its checkers.
+
+mod checkers;
