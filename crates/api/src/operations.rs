@@ -15,6 +15,8 @@ operations! {
     ReadMetrics = "read_metrics": Get Text "/metrics" GlobalAdmin (server::Nothing) -> String;
     /// The version of the API this server speaks.
     ReadServerInfo = "read_server_info": Post Json "/api/server/get_info" Open (server::Nothing) -> server::Info;
+    /// How each pipeline of the replica that answers is doing.
+    ListPipelines = "list_pipelines": Post Json "/api/server/pipelines" GlobalAdmin (server::Nothing) -> Vec<server::Pipeline>;
 
     /// Ways to log in beside a token.
     ListAuthProviders = "list_auth_providers": Post Json "/api/auth/list_providers" Open (server::Nothing) -> Vec<auth::Provider>;

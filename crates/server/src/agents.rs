@@ -87,6 +87,10 @@ pub enum AgentError {
     Refused { reason: String },
 }
 
+/// No hosts are connected: nobody answers.
+#[derive(Debug)]
+pub struct Nobody;
+
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, AgentError>>;
 
 /// One implementation speaks HTTP to real agents; the simulation's speaks to simulated hosts.
@@ -104,4 +108,35 @@ pub trait Agents: Send + Sync + 'static {
     fn pull(&self, call: Call) -> Answer<'_, Pulled>;
     /// Asks the commands to end; the runner kills them after its own grace.
     fn stop_job(&self, call: Call) -> Answer<'_, ()>;
+}
+
+impl Agents for Nobody {
+    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+        silence(instance)
+    }
+    fn submit_task<'a>(&'a self, call: Call, _task: &'a Task) -> Answer<'a, ()> {
+        silence(call.instance)
+    }
+    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+        silence(call.instance)
+    }
+    fn terminate_task<'a>(&'a self, call: Call, _reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+        silence(call.instance)
+    }
+    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+        silence(call.instance)
+    }
+    fn start_job<'a>(&'a self, call: Call, _job_spec: &'a str) -> Answer<'a, ()> {
+        silence(call.instance)
+    }
+    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+        silence(call.instance)
+    }
+    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+        silence(call.instance)
+    }
+}
+
+fn silence<'a, T: Send + 'a>(instance: InstanceId) -> Answer<'a, T> {
+    Box::pin(async move { Err(AgentError::Unreachable { instance }) })
 }

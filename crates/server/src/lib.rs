@@ -23,6 +23,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -114,10 +115,20 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { app, listener, .. } = self;
         let uses = tokio::spawn(write_uses(app.clone()));
+        let pipelines = match pipelines::start(&app, Arc::new(agents::Nobody)) {
+            Ok(pipelines) => Some(pipelines),
+            Err(error) => {
+                tracing::error!(%error, "start the pipelines");
+                None
+            }
+        };
         let router = routes::all().into_router(app.clone());
         match listen::serve(&app, listener, router, stop).await {
             Ok(()) => {}
             Err(never) => match never {},
+        }
+        if let Some(pipelines) = pipelines {
+            pipelines.stop().await;
         }
         uses.abort();
         if let Err(error) = app.access().write_uses(&app).await {

@@ -3,13 +3,14 @@
 //! Labels are operation ids and statuses: both are closed sets, so the number of series is bounded.
 //! Nothing a user names ever becomes a label.
 
-use std::time::Duration;
+use std::{fmt::Write as _, sync::OnceLock, time::Duration};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+use windlass_engine::status::{Monitor, Snapshot};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answer {
@@ -22,12 +23,35 @@ struct Asked {
     operation: &'static str,
 }
 
+/// A series of the pipelines: name, kind, help, and how it is read.
+type Series = (&'static str, &'static str, &'static str, fn(&Snapshot) -> f64);
+
+const SERIES: &[Series] = &[
+    ("queued", "gauge", "Rows claimed and waiting for a worker", |s| s.queued as f64),
+    ("in_work", "gauge", "Rows in work", |s| s.in_work as f64),
+    ("oldest_seconds", "gauge", "How long the oldest row has been held", |s| {
+        s.oldest_age.unwrap_or_default().as_secs_f64()
+    }),
+    ("applied_last_minute", "gauge", "Passes that ended well during the last minute", |s| {
+        s.applied_last_minute as f64
+    }),
+    ("claimed", "counter", "Rows claimed", |s| s.totals.claimed as f64),
+    ("applied", "counter", "Passes that ended well", |s| s.totals.applied as f64),
+    ("stale", "counter", "Passes whose row was held by somebody else in the end", |s| s.totals.stale as f64),
+    ("reset", "counter", "Rows put back because a related row was busy", |s| s.totals.reset as f64),
+    ("lost", "counter", "Leases that ended under a row", |s| s.totals.lost as f64),
+    ("errors", "counter", "Passes that failed", |s| s.totals.errors as f64),
+    ("store_errors", "counter", "Calls to the database that failed", |s| s.totals.store_errors as f64),
+];
+
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     answers: Family<Answer, Counter>,
     seconds: Family<Asked, Histogram, fn() -> Histogram>,
     connections: Gauge,
+    /// The pipelines, once they turn.
+    pipelines: OnceLock<Monitor>,
 }
 
 fn seconds() -> Histogram {
@@ -43,12 +67,22 @@ impl Metrics {
         registry.register("http_requests", "Requests answered", answers.clone());
         registry.register("http_request_seconds", "Time to answer", seconds.clone());
         registry.register("http_connections", "Open connections", connections.clone());
-        Self { registry, answers, seconds, connections }
+        Self { registry, answers, seconds, connections, pipelines: OnceLock::new() }
     }
 
     pub fn answered(&self, operation: &'static str, status: u16, took: Duration) {
         self.answers.get_or_create(&Answer { operation, status: status.into() }).inc();
         self.seconds.get_or_create(&Asked { operation }).observe(took.as_secs_f64());
+    }
+
+    /// Where the status of the pipelines is read. The first one stays.
+    pub fn watch(&self, pipelines: Monitor) {
+        let _ = self.pipelines.set(pipelines);
+    }
+
+    /// How each pipeline is doing; empty before they turn.
+    pub fn pipelines(&self) -> Vec<Snapshot> {
+        self.pipelines.get().map(Monitor::snapshots).unwrap_or_default()
     }
 
     pub fn connected(&self) {
@@ -64,6 +98,27 @@ impl Metrics {
         let mut out = String::new();
         // Writing to a string cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut out, &self.registry);
+        // Their own counters live in the engine; the text is written from one look at them.
+        let end = "# EOF\n";
+        if out.ends_with(end) {
+            out.truncate(out.len() - end.len());
+        }
+        for (name, kind, help, read) in SERIES {
+            let _ = writeln!(
+                out,
+                "# HELP windlass_pipeline_{name} {help}.\n# TYPE windlass_pipeline_{name} {kind}"
+            );
+            let total = if *kind == "counter" { "_total" } else { "" };
+            for one in self.pipelines() {
+                let _ = writeln!(
+                    out,
+                    "windlass_pipeline_{name}{total}{{pipeline=\"{}\"}} {}",
+                    one.pipeline,
+                    read(&one)
+                );
+            }
+        }
+        out.push_str(end);
         out
     }
 }

@@ -206,7 +206,8 @@ impl RunShape {
     fn group_of(&self, replica: u32) -> Result<usize, PassError> {
         let mut first = 0;
         for group in 0..derive::replica_groups(&self.configuration) {
-            let count = u32::try_from(derive::replicas_of(&self.configuration, group)?.min).unwrap_or(u32::MAX);
+            let count =
+                u32::try_from(derive::replicas_of(&self.configuration, group)?.min).unwrap_or(u32::MAX);
             if replica < first + count {
                 return Ok(group);
             }
@@ -226,10 +227,10 @@ fn policy(retry: &Retry) -> Option<Policy> {
         Retry::Flag(false) => None,
         Retry::Flag(true) => Some(Policy::always()),
         Retry::Policy(policy) => Some(Policy {
-            on_events: policy
-                .on_events
-                .as_ref()
-                .map_or_else(|| retry::Event::ALL.to_vec(), |events| events.iter().filter_map(|e| e.as_str().parse().ok()).collect()),
+            on_events: policy.on_events.as_ref().map_or_else(
+                || retry::Event::ALL.to_vec(),
+                |events| events.iter().filter_map(|e| e.as_str().parse().ok()).collect(),
+            ),
             duration: policy.duration.map_or(retry::DURATION_DEFAULT, |d| Span::secs(d.0)),
             max_total: retry::TOTAL_MAX,
         }),

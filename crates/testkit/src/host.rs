@@ -116,7 +116,13 @@ impl Host {
         }
     }
 
-    pub fn submit_task(&mut self, call: Call, task: &Task, script: Script, now: i64) -> Result<(), AgentError> {
+    pub fn submit_task(
+        &mut self,
+        call: Call,
+        task: &Task,
+        script: Script,
+        now: i64,
+    ) -> Result<(), AgentError> {
         self.admit(call, now)?;
         if self.tasks.contains_key(&call.submission) {
             return Ok(());
@@ -124,9 +130,10 @@ impl Host {
         if self.gone.contains_key(&call.submission) {
             return Err(AgentError::Refused { reason: "this submission has been here and is gone".into() });
         }
-        let gpus = self.ledger.acquire(&call.submission, Want::Count(task.gpus as usize)).map_err(|e| AgentError::Refused {
-            reason: e.to_string(),
-        })?;
+        let gpus = self
+            .ledger
+            .acquire(&call.submission, Want::Count(task.gpus as usize))
+            .map_err(|e| AgentError::Refused { reason: e.to_string() })?;
         for gpu in &gpus {
             self.write(now, call.submission, call.epoch, Effect::GpuAcquired(gpu.clone()));
         }

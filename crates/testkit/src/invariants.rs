@@ -136,7 +136,8 @@ fn r3_final_is_absorbing(events: &[Event]) -> Vec<Violation> {
             }
             continue;
         }
-        found.push(broken("R3", format!("{} {} left its final status for {:?}", e.entity, e.entity_id, e.to)));
+        found
+            .push(broken("R3", format!("{} {} left its final status for {:?}", e.entity, e.entity_id, e.to)));
     }
     found
 }
@@ -246,7 +247,10 @@ fn r8_busy_blocks_are_the_sum_of_jobs(h: &History) -> Vec<Violation> {
         .filter_map(|i| {
             let sum = busy.get(&i.id).copied().unwrap_or_default();
             if sum != i.busy_blocks {
-                return Some(broken("R8", format!("instance {}: busy {} but jobs hold {sum}", i.id, i.busy_blocks)));
+                return Some(broken(
+                    "R8",
+                    format!("instance {}: busy {} but jobs hold {sum}", i.id, i.busy_blocks),
+                ));
             }
             (sum > i.total_blocks)
                 .then(|| broken("R8", format!("instance {} holds {sum} of {} blocks", i.id, i.total_blocks)))
@@ -278,13 +282,19 @@ fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
             Effect::ContainerStarted => {
                 open.insert(entry.submission, entry.at);
                 if finals.get(&entry.submission.0).is_some_and(|at| entry.at > *at) {
-                    found.push(broken("R22", format!("container of {} started after its end", entry.submission)));
+                    found.push(broken(
+                        "R22",
+                        format!("container of {} started after its end", entry.submission),
+                    ));
                 }
             }
             Effect::ContainerExited => {
                 open.remove(&entry.submission);
                 if finals.get(&entry.submission.0).is_some_and(|at| entry.at > *at) {
-                    found.push(broken("R22", format!("{} was final before its container ended", entry.submission)));
+                    found.push(broken(
+                        "R22",
+                        format!("{} was final before its container ended", entry.submission),
+                    ));
                 }
             }
             Effect::GpuAcquired(_) | Effect::GpuReleased(_) | Effect::RefusedEpoch | Effect::Removed => {}
@@ -304,7 +314,10 @@ fn l2_no_effect_of_an_older_holder(journal: &[Entry]) -> Vec<Violation> {
     for e in journal.iter().filter(|e| e.kind != Effect::RefusedEpoch) {
         let seen = newest.entry((e.host, e.submission)).or_insert(e.epoch);
         if e.epoch < *seen {
-            found.push(broken("L2", format!("{:?} of {} under epoch {} after {seen}", e.kind, e.submission, e.epoch)));
+            found.push(broken(
+                "L2",
+                format!("{:?} of {} under epoch {} after {seen}", e.kind, e.submission, e.epoch),
+            ));
         }
         *seen = (*seen).max(e.epoch);
     }
@@ -323,7 +336,10 @@ fn g1_a_gpu_has_one_owner(journal: &[Entry]) -> Vec<Violation> {
             }
             Effect::GpuReleased(gpu) => {
                 if owner.remove(&(e.host, gpu.clone())) != Some(e.submission) {
-                    found.push(broken("G1", format!("{} released {gpu}, which was not its own", e.submission)));
+                    found.push(broken(
+                        "G1",
+                        format!("{} released {gpu}, which was not its own", e.submission),
+                    ));
                 }
             }
             Effect::ContainerStarted | Effect::ContainerExited | Effect::RefusedEpoch | Effect::Removed => {}

@@ -190,7 +190,8 @@ fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &Effect<T>) -> 
 /// How the simulated commands behave is written in the job's own environment.
 fn script(job_spec: &str) -> Script {
     let spec: serde_json::Value = serde_json::from_str(job_spec).unwrap_or_default();
-    let number = |key: &str| spec["env"][key].as_str().and_then(|v| v.parse::<i64>().ok()).unwrap_or_default();
+    let number =
+        |key: &str| spec["env"][key].as_str().and_then(|v| v.parse::<i64>().ok()).unwrap_or_default();
     Script {
         pull_us: number("SIM_PULL_MS") * 1_000,
         run_us: number("SIM_RUN_MS") * 1_000,

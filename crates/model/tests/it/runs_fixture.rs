@@ -44,7 +44,7 @@ fn read_head(head: &str) -> RunView {
         retry: None,
         stop_criteria: StopCriteria::AllDone,
         gateway_failed: false,
-            stop_asked: None,
+        stop_asked: None,
         replicas: Vec::new(),
         start: Vec::new(),
         surplus: Vec::new(),

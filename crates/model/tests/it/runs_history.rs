@@ -51,7 +51,7 @@ impl World {
                 retry,
                 stop_criteria: StopCriteria::AllDone,
                 gateway_failed: false,
-            stop_asked: None,
+                stop_asked: None,
                 replicas: Vec::new(),
                 start: (0..replicas).map(|replica| Start { replica, jobs }).collect(),
                 surplus: Vec::new(),

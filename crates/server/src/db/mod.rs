@@ -13,6 +13,7 @@
 //! needs one more writes it there, with its SQL in that file's `statements!`.
 
 pub mod backends;
+pub mod checks;
 mod clock;
 mod error;
 pub mod events;
@@ -24,7 +25,6 @@ pub mod instances;
 pub mod jobs;
 mod leases;
 mod migrate;
-pub mod checks;
 pub mod mutant;
 pub mod passes;
 mod postgres;

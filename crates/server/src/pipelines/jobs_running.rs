@@ -12,7 +12,7 @@ use windlass_model::{
     decide::jobs_running::{self as brain, Action, Plan, Seen},
     event,
     id::InstanceId,
-    job, instance,
+    instance, job,
     time::{Span, Timestamp},
 };
 
@@ -23,8 +23,8 @@ use crate::{
         Val, Written,
         passes::jobs::{self as rows, Loaded, Moved},
     },
-    pipelines::PassError,
     job_facts::JobFacts,
+    pipelines::PassError,
 };
 
 pub(super) struct JobsRunning(pub(super) Hands);
@@ -81,7 +81,8 @@ impl Pipeline for JobsRunning {
         if ask.shim {
             seen.shim = shim(self.0.agents.task(call).await);
         }
-        let runner_may_be_there = !ask.shim || matches!(&seen.shim, brain::Shim::Task(brain::Task::Running { .. }));
+        let runner_may_be_there =
+            !ask.shim || matches!(&seen.shim, brain::Shim::Task(brain::Task::Running { .. }));
         if ask.runner && runner_may_be_there {
             seen.runner = runner(self.0.agents.pull(call).await);
         }
@@ -203,9 +204,8 @@ pub(super) fn call(lease: &Lease, loaded: &Loaded) -> Option<Call> {
 fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
     let Loaded { job, instance, siblings } = loaded;
     let since = job.provisioned_at.unwrap_or(job.submitted_at);
-    let (backend, kind) = instance
-        .as_ref()
-        .map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
+    let (backend, kind) =
+        instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
     let runs = |status: job::Status| status == job::Status::Running;
     brain::Job {
         status: job.status,

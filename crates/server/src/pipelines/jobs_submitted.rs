@@ -31,8 +31,8 @@ use crate::{
         },
         runs::Run,
     },
-    pipelines::PassError,
     job_facts::JobFacts,
+    pipelines::PassError,
     run_shape::RunShape,
 };
 
@@ -135,9 +135,8 @@ impl JobsSubmitted {
         }
         let placements = place(&queue, &inventory, Timestamp(now));
         for placement in &placements {
-            let replica = replicas
-                .iter()
-                .find(|r| r.run == placement.run && i64::from(placement.replica_num) == r.num);
+            let replica =
+                replicas.iter().find(|r| r.run == placement.run && i64::from(placement.replica_num) == r.num);
             let Some(replica) = replica else { continue };
             let chooses = runs.get(&replica.run).is_some_and(|run| run.fleet_id.is_none());
             for (id, applied) in self.write(replica, placement, chooses, Timestamp(now)).await? {
@@ -178,10 +177,8 @@ impl JobsSubmitted {
                     outcomes.push((job.id.0, self.end(lease, job, ending, change.event).await?));
                 }
                 Plan::Wait { why, message, due, .. } => {
-                    let set = vec![
-                        ("shortfalls", Val::json(&**why)?),
-                        ("status_message", message.as_str().into()),
-                    ];
+                    let set =
+                        vec![("shortfalls", Val::json(&**why)?), ("status_message", message.as_str().into())];
                     let due = if plans.len() > 1 { together(*due) } else { *due };
                     outcomes.push((job.id.0, self.wait(lease, job, set, due).await?));
                 }
@@ -235,7 +232,11 @@ impl JobsSubmitted {
         let moved = event::transition::<job::Job>(job.id, job.status, event, why)?;
         let moved = Moved { set: rows::ending(ending), event: moved.record, due_in_us: None };
         let written = rows::apply(&self.0.db, lease.held(), job, moved).await?;
-        Ok(applied(&written, None, vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline]))
+        Ok(applied(
+            &written,
+            None,
+            vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline],
+        ))
     }
 }
 

@@ -20,8 +20,8 @@ use crate::{
         Written,
         passes::jobs::{self as rows, End, Loaded, Moved},
     },
-    pipelines::PassError,
     job_facts::JobFacts,
+    pipelines::PassError,
 };
 
 pub(super) struct JobsTerminating(pub(super) Hands);
@@ -149,7 +149,12 @@ impl JobsTerminating {
         let why = because(event::Pipeline::JobTerminating, lease, change.reason, &change.message);
         let moved = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
         let Some(event) = moved.record else { return Err(PassError::NoMove { status: job.status.as_str() }) };
-        let end = End { status: moved.status, event: &event, host_given_up: end.gave_up_host(), frees: job.blocks > 0 };
+        let end = End {
+            status: moved.status,
+            event: &event,
+            host_given_up: end.gave_up_host(),
+            frees: job.blocks > 0,
+        };
         match rows::end(&self.0.db, lease.held(), job, end).await? {
             Written::Done { .. } => {
                 let wake = vec![

@@ -10,11 +10,12 @@ mod runs;
 
 use std::sync::Arc;
 
-use windlass_engine::{BatchPipeline, Lease, Pipeline};
+use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
+use windlass_engine::{BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::event::{self, Actor, Because};
 
 pub use self::error::PassError;
-use crate::{agents::Agents, db::Db};
+use crate::{agents::Agents, app::App, db::Db};
 
 /// What every pipeline works with.
 #[derive(Clone)]
@@ -38,8 +39,84 @@ pub fn install(hands: &Hands, into: &mut impl Install) {
     into.add(instances::Instances(hands.clone()));
 }
 
+/// The pipelines of a running server, and what carries hints between its replicas.
+pub struct Running {
+    engine: Engine<Db>,
+    _hints: JoinSet<()>,
+}
+
+/// Starts them all.
+pub fn start(app: &App, agents: Arc<dyn Agents>) -> Result<Running, getrandom::Error> {
+    let hands = Hands { db: app.db().clone(), agents };
+    // Replicas that were started together must not fetch in step.
+    let seed = getrandom::u64()?;
+    let mut engine = Engine::new(Arc::new(app.db().clone()), app.hints().clone());
+    install(&hands, &mut Standard { engine: &mut engine, seed });
+    app.metrics().watch(engine.monitor());
+    let mut hints = JoinSet::new();
+    hints.spawn(hear(app.db().clone(), app.hints().clone()));
+    hints.spawn(tell(app.db().clone(), app.hints().clone()));
+    Ok(Running { engine, _hints: hints })
+}
+
+impl Running {
+    /// Finishes what is in work, gives the rest back.
+    pub async fn stop(self) {
+        self.engine.stop(STOP_GRACE).await;
+    }
+}
+
+/// How long passes in work may take when the server stops; an agent's call takes 9 s at most.
+const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
+
+struct Standard<'a> {
+    engine: &'a mut Engine<Db>,
+    seed: u64,
+}
+
+impl Install for Standard<'_> {
+    fn add<P: Pipeline>(&mut self, pipeline: P) {
+        self.engine.spawn(pipeline, Settings::standard(self.seed));
+    }
+
+    fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
+        // One look at the queue at a time: two would only compete for the same seats.
+        self.engine.spawn_batch(pipeline, Settings { workers: 1, ..Settings::standard(self.seed) });
+    }
+}
+
+/// Hints of other replicas, where the database carries them.
+async fn hear(db: Db, hints: Hints) {
+    let mut news = db.listen();
+    loop {
+        match news.recv().await {
+            Ok(pipeline) => hints.hint_here(&pipeline),
+            // Whatever was missed, everybody looks.
+            Err(RecvError::Lagged(_)) => hints.hint_all_here(),
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Hints given here, for the others. One that is lost costs them a moment, nothing else.
+async fn tell(db: Db, hints: Hints) {
+    let mut outgoing = hints.outgoing();
+    loop {
+        for pipeline in outgoing.next().await {
+            if let Err(error) = db.notify(pipeline).await {
+                tracing::debug!(%error, pipeline, "hint the other replicas");
+            }
+        }
+    }
+}
+
 /// Who changes a row, and why, for its event.
-fn because(name: event::Pipeline, lease: &Lease, reason: impl Into<String>, message: impl Into<String>) -> Because {
+fn because(
+    name: event::Pipeline,
+    lease: &Lease,
+    reason: impl Into<String>,
+    message: impl Into<String>,
+) -> Because {
     let epoch = u64::try_from(lease.epoch).unwrap_or_default();
     Because { actor: Actor::Pipeline { name, epoch }, reason: reason.into(), message: message.into() }
 }

@@ -118,7 +118,12 @@ impl Runs {
         let mut submissions = Vec::new();
         for submit in &plan.submit {
             let new = self.submission(row, *submit)?;
-            let why = because(event::Pipeline::Run, lease, "submitted", format!("submission {}", submit.submission));
+            let why = because(
+                event::Pipeline::Run,
+                lease,
+                "submitted",
+                format!("submission {}", submit.submission),
+            );
             let mut created = Event::created::<job::Job>(new.id, job::Status::Submitted, why);
             // The epoch is the run's; the submission's own lock has not been taken yet.
             created.epoch = None;
@@ -182,8 +187,9 @@ fn view(run: &Run, jobs: &[Job], shape: &RunShape) -> Result<RunView, PassError>
     let began = tracking.fired.unwrap_or(run.submitted_at);
     let mut replicas: Vec<brain::Replica> = Vec::new();
     for ((replica, job_num), newest) in latest(jobs) {
-        let of_execution =
-            jobs.iter().filter(|j| j.replica_num == replica && j.job_num == job_num && j.submitted_at >= began);
+        let of_execution = jobs
+            .iter()
+            .filter(|j| j.replica_num == replica && j.job_num == job_num && j.submitted_at >= began);
         let tries = of_execution.clone().count();
         let provisioned_until =
             of_execution.filter(|j| j.provisioned_at.is_some()).filter_map(|j| j.terminating_at).max();

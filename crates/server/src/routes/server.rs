@@ -4,8 +4,10 @@ use windlass_api::{
     auth,
     backends::BackendType,
     operations::*,
-    server::{Health, Info, Nothing},
+    server::{Health, Info, Nothing, Pipeline},
 };
+
+use windlass_engine::status::Snapshot;
 
 use crate::{app::App, auth::Caller, error::Result, http::Routes};
 
@@ -17,6 +19,7 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .open::<CheckHealth, _, _>(health)
         .token::<ReadMetrics, _, _>(metrics)
         .open::<ReadServerInfo, _, _>(info)
+        .token::<ListPipelines, _, _>(pipelines)
         .open::<ListAuthProviders, _, _>(providers)
         .open::<ReadNextRedirect, _, _>(next_redirect)
         .open::<ListBackendTypes, _, _>(backend_types)
@@ -28,6 +31,23 @@ async fn health(_: App, _: Nothing) -> Result<Health> {
 
 async fn metrics(app: App, _: Caller, _: Nothing) -> Result<String> {
     Ok(app.metrics().text())
+}
+
+async fn pipelines(app: App, _: Caller, _: Nothing) -> Result<Vec<Pipeline>> {
+    let one = |snapshot: Snapshot| Pipeline {
+        name: snapshot.pipeline.to_owned(),
+        queued: snapshot.queued as u64,
+        in_work: snapshot.in_work as u64,
+        oldest_seconds: snapshot.oldest_age.map(|age| age.as_secs_f64()),
+        applied_last_minute: snapshot.applied_last_minute,
+        claimed: snapshot.totals.claimed,
+        applied: snapshot.totals.applied,
+        stale: snapshot.totals.stale,
+        reset: snapshot.totals.reset,
+        lost: snapshot.totals.lost,
+        errors: snapshot.totals.errors,
+    };
+    Ok(app.metrics().pipelines().into_iter().map(one).collect())
 }
 
 async fn info(_: App, _: Nothing) -> Result<Info> {

@@ -52,14 +52,16 @@ fn main() -> Result<ExitCode> {
 }
 
 fn args() -> Result<Args> {
-    let mut args = Args { seeds: 100, from: 0, jobs: std::thread::available_parallelism().map_or(1, |n| n.get()) };
+    let mut args =
+        Args { seeds: 100, from: 0, jobs: std::thread::available_parallelism().map_or(1, |n| n.get()) };
     if let Ok(seed) = std::env::var("SEED") {
         args.from = seed.parse().context("SEED is not a number")?;
         args.seeds = 1;
     }
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
-        let mut number = || words.next().context("a number is missing")?.parse::<u64>().context("not a number");
+        let mut number =
+            || words.next().context("a number is missing")?.parse::<u64>().context("not a number");
         match word.as_str() {
             "--seeds" => args.seeds = number()?,
             "--from" => args.from = number()?,

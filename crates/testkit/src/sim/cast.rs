@@ -199,7 +199,8 @@ impl Cast {
                 let (spec, job_spec) = shape.job(start.replica, job_num)?;
                 let job_name = spec.job_name;
                 let submission = SubmissionId(db.new_id()?);
-                let event = Event::created::<job::Job>(submission, job::Status::Submitted, because(&job_name));
+                let event =
+                    Event::created::<job::Job>(submission, job::Status::Submitted, because(&job_name));
                 let targets = [Target { entity: event.entity, id: submission.0, name: &job_name }];
                 unit = unit.and(events::append(db, &event, &self.place(&targets))?);
                 unit = unit.and([jobs::insert(jobs::NewJob {

@@ -93,8 +93,7 @@ impl Sim {
         let world = World::new(EPOCH_US, rng.fork(), hosts);
         let watch = Watch::default();
         let count = rng.between(2, 3) as usize;
-        let replicas =
-            (0..count).map(|n| Replica::new(n, &db, &world, &watch, rng.fork())).collect();
+        let replicas = (0..count).map(|n| Replica::new(n, &db, &world, &watch, rng.fork())).collect();
         Ok(Self { seed, rng, world, db, clock_ahead, cast, replicas, watch, started })
     }
 

@@ -94,7 +94,10 @@ fn a_clean_history_breaks_nothing() {
 
 #[test]
 fn r3_leaving_a_final_status_is_seen() {
-    events_break("R3", &["job 7: terminating -> done by JobTerminating @1", "job 7: done -> running by JobRunning @2"]);
+    events_break(
+        "R3",
+        &["job 7: terminating -> done by JobTerminating @1", "job 7: done -> running by JobRunning @2"],
+    );
 }
 
 #[test]
@@ -105,7 +108,10 @@ fn r4_a_job_ended_by_the_wrong_pipeline_is_seen() {
 
 #[test]
 fn r5_an_edge_that_is_not_listed_is_seen() {
-    events_break("R5", &["job 7: new -> submitted by user @1", "job 7: submitted -> running by JobRunning @2"]);
+    events_break(
+        "R5",
+        &["job 7: new -> submitted by user @1", "job 7: submitted -> running by JobRunning @2"],
+    );
 }
 
 #[test]
@@ -117,7 +123,10 @@ fn r5_an_event_that_does_not_start_where_the_last_ended_is_seen() {
 fn l1_a_write_under_an_older_epoch_is_seen() {
     events_break(
         "L1",
-        &["job 7: submitted -> provisioning by JobSubmitted @5", "job 7: provisioning -> pulling by JobRunning @4"],
+        &[
+            "job 7: submitted -> provisioning by JobSubmitted @5",
+            "job 7: provisioning -> pulling by JobRunning @4",
+        ],
     );
 }
 
@@ -170,7 +179,8 @@ fn g1_a_gpu_taken_twice_or_released_by_another_is_seen() {
     let gpu = || "GPU-0".to_owned();
     let twice = vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuAcquired(gpu()))];
     breaks("G1", &History { journal: twice, ..History::default() });
-    let foreign = vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuReleased(gpu()))];
+    let foreign =
+        vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuReleased(gpu()))];
     breaks("G1", &History { journal: foreign, ..History::default() });
 }
 

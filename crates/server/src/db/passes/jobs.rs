@@ -46,15 +46,23 @@ pub struct Loaded {
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
-    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else { return Ok(None) };
+    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
+        return Ok(None);
+    };
     let job = Job::read(&row)?;
     let instance = match job.instance_id {
-        Some(id) => db.query_opt(INSTANCE.as_str(), params![id]).await?.as_ref().map(Instance::read).transpose()?,
+        Some(id) => {
+            db.query_opt(INSTANCE.as_str(), params![id]).await?.as_ref().map(Instance::read).transpose()?
+        }
         None => None,
     };
     let siblings = db.query(SIBLINGS.as_str(), params![job.run_id, job.replica_num, job.id]).await?;
     let siblings = siblings.iter().map(|row| {
-        Ok(Sibling { job_num: row.int(0)?, status: job::Status::read(row, 1)?, has_instance: row.opt_uuid(2)?.is_some() })
+        Ok(Sibling {
+            job_num: row.int(0)?,
+            status: job::Status::read(row, 1)?,
+            has_instance: row.opt_uuid(2)?.is_some(),
+        })
     });
     Ok(Some(Loaded { siblings: siblings.collect::<Result<_, DbError>>()?, job, instance }))
 }

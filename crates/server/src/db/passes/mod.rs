@@ -12,15 +12,16 @@ use windlass_engine::Held;
 use windlass_model::{event::Event, id::ProjectId};
 
 use super::{
-    unit::assign,
     Change, Db, DbError, Expect, Val, Values,
     events::{self, Place, Target},
+    unit::assign,
 };
 
 /// A second row that the unit changes under its own lease, as firmly as the guard's.
 fn also_guarded(table: &'static str, held: Held, set: Values) -> Change {
     let mut params: Vec<Val> = vec![held.id.into(), held.token.into()];
-    let columns: Vec<_> = set.iter().enumerate().map(|(n, (column, _))| assign(column, &format!("${}", n + 3))).collect();
+    let columns: Vec<_> =
+        set.iter().enumerate().map(|(n, (column, _))| assign(column, &format!("${}", n + 3))).collect();
     params.extend(set.into_iter().map(|(_, value)| value));
     let sql = format!("UPDATE {table} SET {} WHERE id = $1 AND lock_token = $2", columns.join(", "));
     Change::Exec { sql: sql.into(), params, expect: Expect::One }

@@ -14,8 +14,8 @@ use windlass_model::{
 use super::{also_guarded, told};
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, Written, fleets::Fleet, instances::Instance, jobs::Job, record::statements,
-        runs::Run,
+        Db, DbError, Unit, Val, Values, Written, fleets::Fleet, instances::Instance, jobs::Job,
+        record::statements, runs::Run,
     },
     params,
 };

@@ -30,7 +30,9 @@ statements! {
 
 /// The run, if the lease still holds it, and all its submissions.
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<(Run, Vec<Job>)>, DbError> {
-    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else { return Ok(None) };
+    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
+        return Ok(None);
+    };
     let run = Run::read(&row)?;
     let jobs = jobs::of_runs(db, &[run.id], None).await?;
     Ok(Some((run, jobs)))

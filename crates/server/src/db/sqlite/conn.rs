@@ -248,8 +248,12 @@ impl Conn {
 fn guard_sql(guard: &Guard) -> String {
     let unchecked = mutant::active(Mutant::ApplyWithoutTokenCheck);
     let first = if unchecked { 2 } else { 3 };
-    let set: Vec<String> =
-        guard.set.iter().enumerate().map(|(at, (column, _))| assign(column, &format!("${}", at + first))).collect();
+    let set: Vec<String> = guard
+        .set
+        .iter()
+        .enumerate()
+        .map(|(at, (column, _))| assign(column, &format!("${}", at + first)))
+        .collect();
     // A guard that changes nothing still has to lock and match the row.
     let set = if set.is_empty() { "lock_token = lock_token".to_owned() } else { set.join(", ") };
     let check = if unchecked { "" } else { " AND lock_token = $2" };
