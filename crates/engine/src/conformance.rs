@@ -69,6 +69,8 @@ macro_rules! lease_conformance {
             l13_a_batch_of_finishes_has_one_now
             a_row_finished_without_a_due_time_is_due_at_once
             a_row_is_not_claimed_before_its_due_time
+            l14_a_row_poked_while_it_is_held_is_due_again_at_once
+            l14_a_row_poked_while_nobody_holds_it_is_due_at_once
             the_next_due_time_is_the_earliest_of_rows_that_could_be_claimed
             hand_back_unlocks_and_keeps_last_processed_at
             l10_reset_clears_the_lock_keeps_the_owner_and_moves_the_row_to_the_end

@@ -175,7 +175,10 @@ impl LeaseStore for MemoryStore {
         due.sort_unstable();
         due.truncate(limit);
         let take = |(_, id)| {
-            rows.get_mut(&id).map(|row: &mut Row| row.take(&taken, queue.pipeline, self.fresh_token()))
+            rows.get_mut(&id).map(|row: &mut Row| {
+                row.due_at.get_or_insert(taken.now);
+                row.take(&taken, queue.pipeline, self.fresh_token())
+            })
         };
         let leases = due.into_iter().filter_map(take).collect();
         let next_due_in =
@@ -199,11 +202,22 @@ impl LeaseStore for MemoryStore {
         let still = |(held, due_in): &&(Held, Option<Duration>)| {
             self.with_held(queue.table, *held, |row| {
                 row.last_processed_at = now;
-                row.due_at = due_in.map(|due_in| now + micros(due_in));
+                // Cleared while it was held: somebody poked it.
+                row.due_at = row.due_at.and(due_in.map(|due_in| now + micros(due_in)));
                 row.unlock();
             })
         };
         Ok(done.iter().filter(still).map(|(held, _)| held.id).collect())
+    }
+
+    async fn poke(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
+        let mut tables = self.tables.lock();
+        for id in ids {
+            if let Some(row) = tables.get_mut(table).and_then(|rows| rows.get_mut(id)) {
+                row.due_at = None;
+            }
+        }
+        Ok(())
     }
 
     async fn hand_back(&self, queue: &Queue, held: &[Held]) -> Result<(), StoreError> {

@@ -133,6 +133,10 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// False when the row was no longer held.
     fn reset(&self, queue: &Queue, held: Held) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
+    /// Somebody left a request on these rows: they are due at once. For a row that is held, the holder's own
+    /// due time does not bury the wish; it comes round again right after the pass.
+    fn poke(&self, table: &'static str, ids: &[Uuid]) -> impl Future<Output = Result<(), StoreError>> + Send;
+
     /// All of the rows or none. A row can be had when it is unlocked or expired with no owner or ours
     /// (`PIPELINE:ITEM`), and whenever its owner is ours: that lock was taken by an earlier holder of the
     /// same item. A row that does not exist cannot be had.

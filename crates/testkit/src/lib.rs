@@ -1,6 +1,7 @@
 //! For tests: simulated hosts, seeded faults, invariant checkers, and the simulation that brings them
 //! together with the real pipelines.
 
+pub mod bench;
 pub mod host;
 pub mod invariants;
 pub mod net;

@@ -299,6 +299,27 @@ pub async fn a_row_is_not_claimed_before_its_due_time<H: Harness>() {
     assert_eq!(claim_one(&harness).await.id, id(1));
 }
 
+pub async fn l14_a_row_poked_while_it_is_held_is_due_again_at_once<H: Harness>() {
+    let harness = H::open().await;
+    put(&harness, 1, 10).await;
+    let lease = claim_one(&harness).await;
+    expect(harness.store().poke(H::MAIN, &[id(1)]).await);
+    assert!(claim(&harness, 1).await.leases.is_empty(), "it is still held");
+    expect(harness.store().finish(&queue::<H>(), &[(lease.held(), Some(MINUTE))]).await);
+    let again = claim_one(&harness).await;
+    expect(harness.store().finish(&queue::<H>(), &[(again.held(), Some(MINUTE))]).await);
+    assert!(claim(&harness, 1).await.leases.is_empty(), "the wish was heard once");
+}
+
+pub async fn l14_a_row_poked_while_nobody_holds_it_is_due_at_once<H: Harness>() {
+    let harness = H::open().await;
+    let later = harness.now().await + us(MINUTE);
+    put_with(&harness, 1, 10, |row| row.due_at = Some(later)).await;
+    assert!(claim(&harness, 1).await.leases.is_empty());
+    expect(harness.store().poke(H::MAIN, &[id(1)]).await);
+    assert_eq!(claim_one(&harness).await.id, id(1));
+}
+
 pub async fn the_next_due_time_is_the_earliest_of_rows_that_could_be_claimed<H: Harness>() {
     let harness = H::open().await;
     assert_eq!(claim(&harness, 1).await.next_due_in, None, "no rows, no due time");

@@ -107,6 +107,11 @@ impl LeaseStore for Fickle {
         self.inner.finish(queue, done).await
     }
 
+    async fn poke(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
+        self.mood().await?;
+        self.inner.poke(table, ids).await
+    }
+
     async fn hand_back(&self, queue: &Queue, held: &[Held]) -> Result<(), StoreError> {
         self.mood().await?;
         self.inner.hand_back(queue, held).await

@@ -92,6 +92,14 @@ impl LeaseStore for Db {
         self.lease_ids("finish", sql, vec![ids, pairs, due.into()]).await
     }
 
+    async fn poke(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
+        let sql = format!(
+            "UPDATE {table} SET due_at = NULL WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+             RETURNING id"
+        );
+        self.lease_ids("poke", sql, vec![Val::list(ids)]).await.map(drop)
+    }
+
     async fn hand_back(&self, queue: &Queue, held: &[Held]) -> Result<(), StoreError> {
         self.unlock("hand back", queue.table, held).await
     }

@@ -270,6 +270,7 @@ pub fn statements() -> Vec<&'static str> {
         gateways::statements(),
         instances::statements(),
         jobs::statements(),
+        passes::statements(),
         repos::statements(),
         runs::statements(),
         secrets::statements(),

@@ -5,6 +5,8 @@
 pub enum Mutant {
     /// The guard of a unit compares the id alone: a stale holder's write goes through.
     ApplyWithoutTokenCheck = 1,
+    /// The pipeline of running jobs writes the final status itself.
+    FinishedOutsideTerminating = 2,
 }
 
 #[cfg(feature = "mutants")]

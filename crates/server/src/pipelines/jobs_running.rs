@@ -20,7 +20,8 @@ use super::{Hands, because};
 use crate::{
     agents::{AgentError, Call, NetworkMode, Pulled, Task, TaskInfo, TaskStatus},
     db::{
-        Val, Written,
+        Val, Values, Written,
+        mutant::{self, Mutant},
         passes::jobs::{self as rows, Loaded, Moved},
     },
     job_facts::JobFacts,
@@ -147,6 +148,9 @@ impl Pipeline for JobsRunning {
         }
         if let Some(ending) = ending {
             set.extend(rows::ending(ending));
+            if mutant::active(Mutant::FinishedOutsideTerminating) {
+                finish_here(&mut set, event.as_mut(), ending);
+            }
         }
         let wake = match &event {
             None => vec![],
@@ -159,6 +163,17 @@ impl Pipeline for JobsRunning {
             Written::Done { .. } => Ok(Applied::Written { due_in_us: due, wake }),
             Written::Stale { .. } => Ok(Applied::LeaseLost),
         }
+    }
+}
+
+/// The planted bug: nobody but `jobs_terminating` may do this.
+fn finish_here(set: &mut Values, event: Option<&mut event::Event>, ending: &job::Ending) {
+    let status = ending.final_status().status();
+    set.retain(|(column, _)| *column != "status");
+    set.extend([("status", status.into()), ("finished", true.into())]);
+    if let Some(event) = event {
+        event.to = Some(status.as_str());
+        event.is_final = true;
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{invariants::Violation, net::Freeze, rng::Rng};
 
 /// Rows in work, over all replicas, and what was seen that must not be.
 #[derive(Clone, Default)]
-pub struct Watch(Arc<Mutex<Seen>>);
+pub(super) struct Watch(Arc<Mutex<Seen>>);
 
 #[derive(Default)]
 struct Seen {
@@ -57,7 +57,7 @@ impl Watch {
 }
 
 /// In work for as long as this lives: the pass was neither finished nor dropped.
-pub struct Working {
+pub(super) struct Working {
     watch: Watch,
     key: (&'static str, Uuid),
     epoch: i64,
@@ -73,7 +73,7 @@ impl Drop for Working {
 }
 
 /// Puts pipelines into an engine, each under watch.
-pub struct Watched<'a> {
+pub(super) struct Watched<'a> {
     pub engine: &'a mut Engine<Db>,
     pub settings: Settings,
     pub eye: Eye,
@@ -81,7 +81,7 @@ pub struct Watched<'a> {
 
 /// What each watched pipeline carries.
 #[derive(Clone)]
-pub struct Eye {
+pub(super) struct Eye {
     pub watch: Watch,
     pub replica: usize,
     pub freeze: Freeze,

@@ -11,13 +11,13 @@ use crate::{net::Freeze, rng::Rng};
 
 /// In percent.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Storm {
+pub(super) struct Storm {
     pub refused: u64,
     pub acknowledgement_lost: u64,
     pub slow: u64,
 }
 
-pub struct Road {
+pub(super) struct Road {
     pub freeze: Freeze,
     pub rng: Arc<Mutex<Rng>>,
     pub storm: Arc<Mutex<Storm>>,

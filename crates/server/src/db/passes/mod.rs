@@ -8,6 +8,14 @@ pub mod jobs;
 pub mod placing;
 pub mod runs;
 
+/// For the test that prepares them all on both databases.
+pub(super) fn statements() -> Vec<&'static str> {
+    let mut all =
+        [instances::statements(), jobs::statements(), placing::statements(), runs::statements()].concat();
+    all.extend([super::checks::EVENTS, super::checks::RUNS, super::checks::JOBS, super::checks::INSTANCES]);
+    all
+}
+
 use windlass_engine::Held;
 use windlass_model::{event::Event, id::ProjectId};
 

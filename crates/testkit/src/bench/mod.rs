@@ -1,0 +1,31 @@
+//! Benchmarks. Timings live here and not in tests; what is compared is measured in one run.
+
+pub mod api;
+pub mod engine;
+pub mod load;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+/// A directory that goes when it is dropped.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new(name: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("windlass-bench-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).context("make a scratch directory")?;
+        Ok(Self(path))
+    }
+
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left behind lies in the system's own temporary directory.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
