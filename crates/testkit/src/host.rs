@@ -4,7 +4,12 @@
 //! container ever, devices belong to one owner — and writes down every effect in a journal that the
 //! checkers read. It uses the same device ledger as the real agent.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
 
 use windlass_model::{
     id::{InstanceId, SubmissionId},
@@ -37,12 +42,18 @@ pub enum Effect {
 pub struct Script {
     pub pull_us: i64,
     pub run_us: i64,
-    pub exit: i32,
+    /// Exits with 1 in its first so many submissions, then with 0.
+    pub fails: usize,
 }
+
+/// Which submissions of each job have come to any host.
+pub type Tries = Arc<Mutex<BTreeMap<String, BTreeSet<SubmissionId>>>>;
 
 #[derive(Debug)]
 struct SimTask {
     script: Script,
+    /// What its commands exit with.
+    exit: i32,
     epoch: i64,
     /// When the container starts, or started.
     starts_at: i64,
@@ -67,13 +78,14 @@ pub struct Host {
     /// Submissions that were here once: their epochs, so that a late call cannot revive them.
     gone: BTreeMap<SubmissionId, i64>,
     ledger: Ledger<String, SubmissionId>,
+    tries: Tries,
     pub journal: Vec<Entry>,
 }
 
 impl Host {
-    pub fn new(id: InstanceId, gpus: usize) -> Self {
+    pub fn new(id: InstanceId, gpus: usize, tries: Tries) -> Self {
         let ledger = Ledger::new((0..gpus).map(|n| format!("GPU-{n}")));
-        Self { id, tasks: BTreeMap::new(), gone: BTreeMap::new(), ledger, journal: Vec::new() }
+        Self { id, tasks: BTreeMap::new(), gone: BTreeMap::new(), ledger, tries, journal: Vec::new() }
     }
 
     /// Submissions whose container runs now.
@@ -96,7 +108,7 @@ impl Host {
             let Some((at, id)) = next else { return };
             let Some(task) = self.tasks.get_mut(&id) else { return };
             if task.started {
-                let exit = task.script.exit;
+                let exit = task.exit;
                 let reason = if exit == 0 { "done_by_runner" } else { "container_exited_with_error" };
                 self.end(id, at, reason, Some(exit));
             } else {
@@ -137,10 +149,17 @@ impl Host {
         for gpu in &gpus {
             self.write(now, call.submission, call.epoch, Effect::GpuAcquired(gpu.clone()));
         }
+        let earlier = {
+            let mut tries = self.tries.lock();
+            let of_job = tries.entry(task.name.clone()).or_default();
+            of_job.insert(call.submission);
+            of_job.len() - 1
+        };
         self.tasks.insert(
             call.submission,
             SimTask {
                 script,
+                exit: i32::from(earlier < script.fails),
                 epoch: call.epoch,
                 starts_at: now + script.pull_us,
                 started: false,
@@ -207,7 +226,7 @@ impl Host {
         self.admit(call, now)?;
         let task = self.known(call)?;
         if task.ended.is_none() && task.started {
-            task.script.exit = 130;
+            task.exit = 130;
             task.ends_at = Some(task.ends_at.map_or(now + 1_000_000, |at| at.min(now + 1_000_000)));
         }
         Ok(())

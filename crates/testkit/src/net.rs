@@ -195,7 +195,7 @@ fn script(job_spec: &str) -> Script {
     Script {
         pull_us: number("SIM_PULL_MS") * 1_000,
         run_us: number("SIM_RUN_MS") * 1_000,
-        exit: i32::try_from(number("SIM_EXIT")).unwrap_or(1),
+        fails: usize::try_from(number("SIM_FAILS")).unwrap_or_default(),
     }
 }
 

@@ -49,12 +49,17 @@ impl Db {
 
 impl LeaseStore for Db {
     async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
+        let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
+        // Most looks find nothing. A look is a read and keeps nobody from writing.
+        let look = self.query(look_sql(queue), params![queue.pipeline]).await.map_err(failed)?;
+        let (any, next_due_in) = read_look(&look).map_err(failed)?;
+        if !any {
+            return Ok(Claim { leases: Vec::new(), next_due_in });
+        }
         let asked_at = Instant::now();
         let claim = (claim_sql(self.dialect(), queue), params![limit, micros(ttl), queue.pipeline]);
-        let next = (next_due_sql(queue), params![queue.pipeline]);
-        let answers = self.lease("claim", vec![claim, next]).await?;
-        read_claim(&answers, asked_at)
-            .map_err(|error| StoreError::Failed { what: "claim", source: Box::new(error) })
+        let answers = self.lease("claim", vec![claim]).await?;
+        Ok(Claim { leases: read_claim(&answers, asked_at).map_err(failed)?, next_due_in })
     }
 
     async fn extend(&self, queue: &Queue, held: &[Held], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
@@ -205,28 +210,35 @@ fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
     )
 }
 
-/// Rows held by others are left out: whoever holds them says when they are due next.
-fn next_due_sql(queue: &Queue) -> String {
+/// Whether anything could be claimed, and how long until the next row is due. Rows held by others are left
+/// out: whoever holds them says when they are due next.
+fn look_sql(queue: &Queue) -> String {
+    let (table, statuses) = (queue.table, statuses(queue));
+    let open = format!("NOT finished AND status IN ({statuses}) AND (lock_owner IS NULL OR lock_owner = $1)");
+    let free = format!("SELECT 1 FROM {table} WHERE lock_token IS NULL AND {open}");
     format!(
-        "SELECT due_at - now_us() FROM {} WHERE lock_token IS NULL AND NOT finished AND status IN ({}) \
-         AND due_at > now_us() AND (lock_owner IS NULL OR lock_owner = $1) ORDER BY due_at LIMIT 1",
-        queue.table,
-        statuses(queue)
+        "SELECT EXISTS ({free} AND due_at IS NULL) OR EXISTS ({free} AND due_at <= now_us()) \
+         OR EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= now_us() AND {open} \
+         AND (due_at IS NULL OR due_at <= now_us())), \
+         (SELECT due_at - now_us() FROM {table} WHERE lock_token IS NULL AND {open} AND due_at > now_us() \
+         ORDER BY due_at LIMIT 1)"
     )
 }
 
-fn read_claim(answers: &[Vec<Row>], asked_at: Instant) -> Result<Claim, DbError> {
+fn read_look(rows: &[Row]) -> Result<(bool, Option<Duration>), DbError> {
+    let Some(row) = rows.first() else { return Ok((false, None)) };
+    let next = row.opt_int(1)?.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0)));
+    Ok((row.bool(0)?, next))
+}
+
+fn read_claim(answers: &[Vec<Row>], asked_at: Instant) -> Result<Vec<Lease>, DbError> {
     let mut taken = Vec::new();
     for row in answers.first().into_iter().flatten() {
         taken.push((row.int(4)?, read_lease(row, asked_at)?));
     }
     // RETURNING knows no order.
     taken.sort_unstable_by_key(|(last_processed_at, lease)| (*last_processed_at, lease.id));
-    let next = answers.get(1).and_then(|rows| rows.first()).map(|row| row.int(0)).transpose()?;
-    Ok(Claim {
-        leases: taken.into_iter().map(|(_, lease)| lease).collect(),
-        next_due_in: next.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0))),
-    })
+    Ok(taken.into_iter().map(|(_, lease)| lease).collect())
 }
 
 fn read_lease(row: &Row, asked_at: Instant) -> Result<Lease, DbError> {

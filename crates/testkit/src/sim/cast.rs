@@ -151,7 +151,7 @@ impl Cast {
                 "env": {
                     "SIM_PULL_MS": rng.between(0, 20_000).to_string(),
                     "SIM_RUN_MS": rng.between(0, 180_000).to_string(),
-                    "SIM_EXIT": rng.pick(&["0", "0", "0", "1"]).to_string(),
+                    "SIM_FAILS": rng.pick(&["0", "0", "0", "1", "3"]).to_string(),
                 },
                 "retry": match retry {
                     "none" => json!(null),

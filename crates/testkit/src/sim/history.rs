@@ -2,7 +2,10 @@
 
 use anyhow::Result;
 use uuid::Uuid;
-use windlass_server::db::{Db, checks};
+use windlass_server::{
+    db::{Db, checks},
+    params,
+};
 
 use super::cast::Cast;
 use crate::{
@@ -10,9 +13,10 @@ use crate::{
     net::SharedWorld,
 };
 
-pub(super) async fn read(db: &Db, world: &SharedWorld, cast: &Cast) -> Result<History> {
-    let mut history = History::default();
-    for row in db.query(checks::EVENTS, Vec::new()).await? {
+/// Brings the history up to date: what is new in the append-only part, and the rows as they are now.
+pub(super) async fn read(history: &mut History, db: &Db, world: &SharedWorld, cast: &Cast) -> Result<()> {
+    let seen = history.events.last().map_or(0, |event| event.seq);
+    for row in db.query(checks::EVENTS, params![seen]).await? {
         history.events.push(Event {
             seq: row.int(0)?,
             entity: row.text(1)?,
@@ -26,6 +30,11 @@ pub(super) async fn read(db: &Db, world: &SharedWorld, cast: &Cast) -> Result<Hi
             at: row.int(9)?,
         });
     }
+    history.jobs.clear();
+    history.runs.clear();
+    history.instances.clear();
+    history.journal.clear();
+    history.containers.clear();
     for row in db.query(checks::JOBS, Vec::new()).await? {
         history.jobs.push(JobRow {
             id: row.uuid(0)?,
@@ -57,5 +66,5 @@ pub(super) async fn read(db: &Db, world: &SharedWorld, cast: &Cast) -> Result<Hi
         history.journal.extend(host.journal.iter().cloned());
         history.containers.extend(host.alive());
     }
-    Ok(history)
+    Ok(())
 }

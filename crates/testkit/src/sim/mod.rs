@@ -28,8 +28,8 @@ use windlass_server::db::Db;
 
 use self::{cast::Cast, replica::Replica, watch::Watch};
 use crate::{
-    host::Host,
-    invariants::{self, Violation},
+    host::{Host, Tries},
+    invariants::{self, History, Violation},
     net::{Rates, SharedWorld, World},
     rng::Rng,
     sim::weather::Storm,
@@ -42,7 +42,7 @@ const FAULTS_LAST: Duration = Duration::from_secs(15 * 60);
 /// What must be over this long after it stopped. The longest legal wait is a retry's back-off.
 const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
 /// How often the safety checkers look.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_secs(120);
 
 /// What came of one seed.
 #[derive(Debug)]
@@ -74,6 +74,7 @@ struct Sim {
     cast: Cast,
     replicas: Vec<Replica>,
     watch: Watch,
+    history: History,
     started: Instant,
 }
 
@@ -89,12 +90,13 @@ impl Sim {
         };
         let db = Db::open_inline(Arc::new(clock), rng.next())?;
         let cast = Cast::draw(&mut rng, &db)?;
-        let hosts: Vec<_> = cast.hosts.iter().map(|h| Host::new(h.id, h.gpus)).collect();
+        let tries = Tries::default();
+        let hosts: Vec<_> = cast.hosts.iter().map(|h| Host::new(h.id, h.gpus, tries.clone())).collect();
         let world = World::new(EPOCH_US, rng.fork(), hosts);
         let watch = Watch::default();
         let count = rng.between(2, 3) as usize;
         let replicas = (0..count).map(|n| Replica::new(n, &db, &world, &watch, rng.fork())).collect();
-        Ok(Self { seed, rng, world, db, clock_ahead, cast, replicas, watch, started })
+        Ok(Self { seed, rng, world, db, clock_ahead, cast, replicas, watch, history: History::default(), started })
     }
 
     async fn play(mut self) -> Result<Report> {
@@ -107,7 +109,8 @@ impl Sim {
         if violations.is_empty() {
             violations = self.settle().await?;
         }
-        let history = history::read(&self.db, &self.world, &self.cast).await?;
+        self.read().await?;
+        let history = &self.history;
         let mut hasher = DefaultHasher::new();
         for event in &history.events {
             (event.at, &event.entity, event.entity_id, &event.from, &event.to, event.epoch).hash(&mut hasher);
@@ -215,17 +218,20 @@ impl Sim {
             if !found.is_empty() {
                 return Ok(found);
             }
-            let history = history::read(&self.db, &self.world, &self.cast).await?;
-            let open = invariants::after_faults(&history);
+            let open = invariants::after_faults(&self.history);
             if open.is_empty() || Instant::now() >= deadline {
                 return Ok(open);
             }
         }
     }
 
-    async fn check(&self) -> Result<Vec<Violation>> {
-        let history = history::read(&self.db, &self.world, &self.cast).await?;
-        let mut found = invariants::safety(&history);
+    async fn read(&mut self) -> Result<()> {
+        history::read(&mut self.history, &self.db, &self.world, &self.cast).await
+    }
+
+    async fn check(&mut self) -> Result<Vec<Violation>> {
+        self.read().await?;
+        let mut found = invariants::safety(&self.history);
         found.extend(self.watch.violations());
         Ok(found)
     }

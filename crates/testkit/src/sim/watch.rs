@@ -152,9 +152,9 @@ impl<P: Pipeline> Pipeline for One<P> {
 
     async fn apply(&self, lease: &Lease, row: Self::Row, plan: P::Plan) -> Result<Applied, P::Error> {
         let (row, working) = row;
-        let applied = self.inner.apply(lease, row, plan).await;
+        // From here on the guard decides who writes, and after the commit the row is anybody's.
         drop(working);
-        applied.map(|applied| self.eye.mislay(applied))
+        self.inner.apply(lease, row, plan).await.map(|applied| self.eye.mislay(applied))
     }
 }
 
@@ -171,7 +171,7 @@ impl<P: BatchPipeline> BatchPipeline for Many<P> {
     }
 
     async fn process(&self, leases: Vec<Lease>) -> Result<Vec<(Uuid, Applied)>, P::Error> {
-        let _working: Vec<_> = leases.iter().map(|lease| self.eye.enter(self.queue(), lease)).collect();
+        // A batch reads and writes and calls nobody: its guards are all it has, and all it needs.
         let outcomes = self.inner.process(leases).await?;
         Ok(outcomes.into_iter().map(|(id, applied)| (id, self.eye.mislay(applied))).collect())
     }
