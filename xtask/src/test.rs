@@ -121,7 +121,9 @@ fn mutants(workspace: &Workspace) -> Result<Outcome> {
     if !testkit.features.contains("mutants") {
         return Ok(Outcome::Absent("windlass-testkit has no feature `mutants` yet".to_owned()));
     }
-    nextest(workspace, &["-p", "windlass-testkit", "--features", "mutants"])
+    // Optimised as the simulation is: a planted bug may need hundreds of seeds to show.
+    let args = ["-p", "windlass-testkit", "--features", "mutants", "--cargo-profile", "sim", "mutants::"];
+    nextest(workspace, &args)
 }
 
 fn simulation(workspace: &Workspace) -> Result<Outcome> {

@@ -1,5 +1,8 @@
 //! A stored run specification, read once: what its pipelines and its submission need to know.
 
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::Mutex;
 use serde_json::Value;
 use windlass_model::{
     config::{
@@ -12,6 +15,7 @@ use windlass_model::{
         yaml::Node,
     },
     decide::runs::{Start, StopCriteria as StopWhen},
+    id::RunId,
     money::Price,
     plan::{
         offers::{Named, Needs},
@@ -214,6 +218,35 @@ impl RunShape {
             first += count;
         }
         Ok(0)
+    }
+}
+
+/// Shapes that were read before: a run is looked at many times and its specification hardly ever changes.
+#[derive(Clone, Default)]
+pub struct Shapes(Arc<Mutex<BTreeMap<RunId, (String, Arc<RunShape>)>>>);
+
+/// More runs than this are active rarely; then the memory starts afresh.
+const SHAPES_MAX: usize = 4_096;
+
+impl Shapes {
+    pub fn of(&self, run: &Run) -> Result<Arc<RunShape>, PassError> {
+        if let Some((spec, shape)) = self.0.lock().get(&run.id)
+            && *spec == run.spec
+        {
+            return Ok(Arc::clone(shape));
+        }
+        let shape = Arc::new(RunShape::of(run)?);
+        let mut known = self.0.lock();
+        if known.len() >= SHAPES_MAX {
+            known.clear();
+        }
+        known.insert(run.id, (run.spec.clone(), Arc::clone(&shape)));
+        Ok(shape)
+    }
+
+    /// The run is over.
+    pub fn forget(&self, run: RunId) {
+        self.0.lock().remove(&run);
     }
 }
 

@@ -5,7 +5,9 @@
 //! what matters is written. Ended jobs had an instance until just now unless they say `@never`.
 
 use windlass_model::{
-    decide::runs::{Fleet, Job, Plan, Replica, RunView, Scheduled, Start, State, StopCriteria, decide},
+    decide::runs::{
+        Fleet, Job, Plan, Replica, RunView, Scheduled, Start, State, StopAsked, StopCriteria, decide,
+    },
     job::{self, TerminationReason},
     retry, run,
     schedule::Crons,
@@ -53,6 +55,8 @@ fn read_head(head: &str) -> RunView {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
             "ending" => run.ending = Some(run::Ending::new(value.parse().unwrap(), "as asked")),
+            "stop" => run.stop_asked = Some(StopAsked { abort: false }),
+            "abort" => run.stop_asked = Some(StopAsked { abort: true }),
             "submitted" => run.submitted_at = NOW - span(value),
             "attempt" => run.attempt = value.parse().unwrap(),
             "pending" => run.pending_since = NOW - span(value),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use windlass_model::{
     decide::runs::{
-        Job, Plan, Replica, RunView, Scheduled, Start, State, StopCriteria, decide,
+        Job, Plan, Replica, RunView, Scheduled, Start, State, StopAsked, StopCriteria, decide,
         derive::{Verdict, derive},
     },
     job::{self, TerminationReason},
@@ -113,6 +113,7 @@ prop_compose! {
         RunView {
             status,
             ending: reason.map(|reason| run::Ending::new(reason, "said so")),
+            stop_asked: (submitted % 5 == 0).then_some(StopAsked { abort: attempt % 2 == 0 }),
             submitted_at: NOW - Span::secs(submitted),
             attempt,
             pending_since: NOW - Span::secs(pending),

@@ -221,7 +221,6 @@ fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
     let since = job.provisioned_at.unwrap_or(job.submitted_at);
     let (backend, kind) =
         instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
-    let runs = |status: job::Status| status == job::Status::Running;
     brain::Job {
         status: job.status,
         provisioning_since: since,
@@ -241,8 +240,8 @@ fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
             all_have_ips: i64::from(facts.jobs_per_replica) == 1
                 || (siblings.len() as i64 + 1 >= i64::from(facts.jobs_per_replica)
                     && siblings.iter().all(|s| s.has_instance)),
-            master_runs: siblings.iter().any(|s| s.job_num == 0 && runs(s.status)),
-            workers_run: siblings.iter().filter(|s| s.job_num != 0).all(|s| runs(s.status)),
+            master_runs: siblings.iter().any(|s| s.job_num == 0 && s.ran),
+            workers_run: siblings.iter().filter(|s| s.job_num != 0).all(|s| s.ran),
         },
         max_duration: facts.max_duration.map(Span::secs),
         inactivity_duration: facts.inactivity_duration.map(Span::secs),

@@ -130,7 +130,7 @@ impl JobsSubmitted {
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in &replicas {
             if let Some(run) = runs.get(&replica.run) {
-                queue.push(waiting(replica, run, &stock)?);
+                queue.push(waiting(replica, run, &*self.0.shapes.of(run)?, &stock)?);
             }
         }
         let placements = place(&queue, &inventory, Timestamp(now));
@@ -256,8 +256,12 @@ fn view(job: &Job) -> brain::Job {
     brain::Job { submitted_at: job.submitted_at, stage: Stage::Unassigned, has_volumes: false }
 }
 
-fn waiting(replica: &Replica, run: &Run, stock: &placing::Stock) -> Result<Waiting, PassError> {
-    let shape = RunShape::of(run)?;
+fn waiting(
+    replica: &Replica,
+    run: &Run,
+    shape: &RunShape,
+    stock: &placing::Stock,
+) -> Result<Waiting, PassError> {
     let first = &replica.nodes[0];
     let choice = match run.fleet_id {
         Some(fleet) => FleetChoice::Chosen(fleet),

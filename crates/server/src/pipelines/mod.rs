@@ -15,13 +15,14 @@ use windlass_engine::{BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::event::{self, Actor, Because};
 
 pub use self::error::PassError;
-use crate::{agents::Agents, app::App, db::Db};
+use crate::{agents::Agents, app::App, db::Db, run_shape::Shapes};
 
 /// What every pipeline works with.
 #[derive(Clone)]
 pub struct Hands {
     pub db: Db,
     pub agents: Arc<dyn Agents>,
+    pub shapes: Shapes,
 }
 
 /// Whatever pipelines are put into: the engine, or the simulation's watch over it.
@@ -47,7 +48,7 @@ pub struct Running {
 
 /// Starts them all.
 pub fn start(app: &App, agents: Arc<dyn Agents>) -> Result<Running, getrandom::Error> {
-    let hands = Hands { db: app.db().clone(), agents };
+    let hands = Hands { db: app.db().clone(), agents, shapes: Shapes::default() };
     // Replicas that were started together must not fetch in step.
     let seed = getrandom::u64()?;
     let mut engine = Engine::new(Arc::new(app.db().clone()), app.hints().clone());

@@ -8,7 +8,7 @@
 //! Why not  turn jobs terminating here? Their own pipelines may be at work on them: a request on the row
 //!          is honoured by whoever holds it, and no two pipelines write one column.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
@@ -51,7 +51,7 @@ struct Tracking {
 pub(crate) struct Loaded {
     run: Run,
     jobs: Vec<Job>,
-    shape: RunShape,
+    shape: Arc<RunShape>,
     view: RunView,
 }
 
@@ -67,7 +67,7 @@ impl Pipeline for Runs {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Loaded>, PassError> {
         let Some((run, jobs)) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
-        let shape = RunShape::of(&run)?;
+        let shape = self.0.shapes.of(&run)?;
         let view = view(&run, &jobs, &shape)?;
         Ok(Some(Loaded { run, jobs, shape, view }))
     }
@@ -90,7 +90,12 @@ impl Pipeline for Runs {
         let outcome = self.outcome(lease, &row, &plan, due_in_us)?;
         let wake = wake(&outcome);
         match rows::apply(&self.0.db, lease, &row.run, outcome).await? {
-            Written::Done { .. } => Ok(Applied::Written { due_in_us, wake }),
+            Written::Done { .. } => {
+                if plan.status.is_final() {
+                    self.0.shapes.forget(row.run.id);
+                }
+                Ok(Applied::Written { due_in_us, wake })
+            }
             Written::Stale { at: None } => Ok(Applied::LeaseLost),
             // A stop was asked while the plan was made: look again.
             Written::Stale { at: Some(_) } => Ok(Applied::RelatedBusy),

@@ -38,10 +38,13 @@ pub async fn run(server: &Path) -> Result<()> {
     let body = json!({"run_name": "run-50000"}).to_string();
     let get = server.load("/api/project/main/runs/get", &body, 16, |_, _| None).await?;
     show(&mut out, "get a run of 100,000, 16 connections", get)?;
-    let body = json!({"project_name": "main", "only_active": false, "limit": 100, "job_submissions_limit": 1});
+    let body =
+        json!({"project_name": "main", "only_active": false, "limit": 100, "job_submissions_limit": 1});
     let list = server.load("/api/runs/list", &body.to_string(), 4, |_, _| None).await?;
     show(&mut out, "list 100 of 100,000, 4 connections", list)?;
-    let submit = server.load("/api/project/main/runs/apply", "{}", 64, |n, repeat| Some(submission(n, repeat))).await?;
+    let submit = server
+        .load("/api/project/main/runs/apply", "{}", 64, |n, repeat| Some(submission(n, repeat)))
+        .await?;
     show(&mut out, "submit, durable, 64 connections", submit)?;
     writeln!(out, "resident, after all that               {:>9.1} MB", server.resident_mb()?)?;
     Ok(())
@@ -80,7 +83,11 @@ impl Server {
     async fn start(binary: &Path, data: &Path) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut command = Command::new("taskset");
-        command.args(["-c", "0"]).arg(binary).args(["server", "--port", &port.to_string(), "--data-dir"]).arg(data);
+        command
+            .args(["-c", "0"])
+            .arg(binary)
+            .args(["server", "--port", &port.to_string(), "--data-dir"])
+            .arg(data);
         command.args(["--admin-token", TOKEN]).stdout(Stdio::null()).stderr(Stdio::null());
         let started = Instant::now();
         let child = command.spawn().context("start the server (is `taskset` there?)")?;

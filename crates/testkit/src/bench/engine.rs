@@ -46,8 +46,16 @@ async fn measure(name: &str, url: &str, raw: f64) -> Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{name}, rows claimed and applied per second")?;
     writeln!(out, "  bare loop, claim {BATCH} and apply {BATCH} in one statement each  {raw:>9.0}")?;
-    writeln!(out, "  engine, nothing to write                    {unchanged:>9.0}  {:>5.2} of bare", unchanged / raw)?;
-    writeln!(out, "  engine, a guarded write for each row        {written:>9.0}  {:>5.2} of bare", written / raw)?;
+    writeln!(
+        out,
+        "  engine, nothing to write                    {unchanged:>9.0}  {:>5.2} of bare",
+        unchanged / raw
+    )?;
+    writeln!(
+        out,
+        "  engine, a guarded write for each row        {written:>9.0}  {:>5.2} of bare",
+        written / raw
+    )?;
     Ok(())
 }
 
@@ -58,7 +66,12 @@ async fn fill(db: &Db) -> Result<()> {
     let mut unit = Unit::new().and([
         insert(
             "users",
-            vec![("id", user.into()), ("name", format!("bench-{user}").into()), ("global_role", "user".into()), ("created_at", Val::Now)],
+            vec![
+                ("id", user.into()),
+                ("name", format!("bench-{user}").into()),
+                ("global_role", "user".into()),
+                ("created_at", Val::Now),
+            ],
         ),
         insert(
             "projects",
@@ -88,7 +101,13 @@ async fn fill(db: &Db) -> Result<()> {
 
 async fn turn(db: &Db, pipeline: Noop) -> Result<f64> {
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());
-    let settings = Settings { workers: 512, queue_len_max: 2_048, queue_len_min: 1_024, claim_max: 512, ..Settings::standard(1) };
+    let settings = Settings {
+        workers: 512,
+        queue_len_max: 2_048,
+        queue_len_min: 1_024,
+        claim_max: 512,
+        ..Settings::standard(1)
+    };
     engine.spawn(pipeline, settings);
     let applied = || engine.status().first().map_or(0, |s| s.totals.applied);
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -136,7 +155,8 @@ impl Pipeline for Noop {
     }
 }
 
-const TABLE: &str = "CREATE TABLE raw (id TEXT PRIMARY KEY, spec TEXT, last_processed_at BIGINT, lock_token TEXT,
+const TABLE: &str =
+    "CREATE TABLE raw (id TEXT PRIMARY KEY, spec TEXT, last_processed_at BIGINT, lock_token TEXT,
     lock_expires_at BIGINT)";
 const INDEX: &str = "CREATE INDEX raw_free ON raw (last_processed_at) WHERE lock_token IS NULL";
 
@@ -174,9 +194,12 @@ fn raw_sqlite(path: &std::path::Path) -> Result<f64> {
 }
 
 async fn raw_postgres(url: &str) -> Result<f64> {
-    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.context("connect")?;
+    let (client, connection) =
+        tokio_postgres::connect(url, tokio_postgres::NoTls).await.context("connect")?;
     let connection = tokio::spawn(connection);
-    client.batch_execute(&format!("DROP TABLE IF EXISTS raw; {TABLE} WITH (fillfactor = 70); {INDEX}")).await?;
+    client
+        .batch_execute(&format!("DROP TABLE IF EXISTS raw; {TABLE} WITH (fillfactor = 70); {INDEX}"))
+        .await?;
     let ids: Vec<String> = (0..ROWS).map(|n| Uuid::from_u128(n as u128).to_string()).collect();
     client
         .execute("INSERT INTO raw SELECT unnest($1::TEXT[]), repeat('x', 500), 0, NULL, NULL", &[&ids])

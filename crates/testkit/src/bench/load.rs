@@ -38,7 +38,10 @@ pub fn post(path: &str, token: &str, body: &str) -> Vec<u8> {
 }
 
 /// Repeats one request; `make` may change it for each repeat (for instance a new name).
-pub async fn run(load: &Load, make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static) -> Result<Figures> {
+pub async fn run(
+    load: &Load,
+    make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
+) -> Result<Figures> {
     let started = Instant::now();
     let mut connections = JoinSet::new();
     for n in 0..load.connections {
@@ -69,7 +72,12 @@ pub async fn run(load: &Load, make: impl Fn(usize, usize) -> Option<Vec<u8>> + C
     ensure!(!all.is_empty(), "no request was answered");
     all.sort();
     let at = |part: f64| all[((all.len() - 1) as f64 * part) as usize];
-    Ok(Figures { per_second: all.len() as f64 / elapsed.as_secs_f64(), p50: at(0.50), p99: at(0.99), count: all.len() })
+    Ok(Figures {
+        per_second: all.len() as f64 / elapsed.as_secs_f64(),
+        p50: at(0.50),
+        p99: at(0.99),
+        count: all.len(),
+    })
 }
 
 /// Reads one answer with a content length; anything but 200 is an error that shows the body.

@@ -41,7 +41,8 @@ fn main() -> Result<ExitCode> {
                     if seed >= end {
                         return;
                     }
-                    total.lock().add(seed, sim::play(seed));
+                    let report = sim::play(seed);
+                    total.lock().add(seed, report);
                 }
             });
         }

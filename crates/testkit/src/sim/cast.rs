@@ -39,7 +39,7 @@ pub(super) struct Cast {
     stopped: BTreeMap<Uuid, i64>,
 }
 
-const RUNS_MAX: usize = 40;
+const RUNS_MAX: usize = 14;
 
 impl Cast {
     pub(super) fn draw(rng: &mut Rng, db: &Db) -> Result<Self> {

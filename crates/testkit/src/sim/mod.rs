@@ -38,7 +38,7 @@ use crate::{
 /// 2026-01-01, where every simulated history begins.
 const EPOCH_US: i64 = 1_767_225_600_000_000;
 /// Misfortune lasts this long.
-const FAULTS_LAST: Duration = Duration::from_secs(15 * 60);
+const FAULTS_LAST: Duration = Duration::from_secs(8 * 60);
 /// What must be over this long after it stopped. The longest legal wait is a retry's back-off.
 const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
 /// How often the safety checkers look.
@@ -96,7 +96,18 @@ impl Sim {
         let watch = Watch::default();
         let count = rng.between(2, 3) as usize;
         let replicas = (0..count).map(|n| Replica::new(n, &db, &world, &watch, rng.fork())).collect();
-        Ok(Self { seed, rng, world, db, clock_ahead, cast, replicas, watch, history: History::default(), started })
+        Ok(Self {
+            seed,
+            rng,
+            world,
+            db,
+            clock_ahead,
+            cast,
+            replicas,
+            watch,
+            history: History::default(),
+            started,
+        })
     }
 
     async fn play(mut self) -> Result<Report> {
@@ -199,6 +210,7 @@ impl Sim {
             _ => {
                 // Ahead only: a database that promised a time cannot take it back.
                 let by = self.rng.between(0, 20_000_000);
+                self.watch.clock_jumps();
                 self.clock_ahead.fetch_add(i64::try_from(by).unwrap_or_default(), Ordering::Relaxed);
             }
         }

@@ -8,6 +8,7 @@ use windlass_engine::{Engine, Hints, Settings};
 use windlass_server::{
     db::Db,
     pipelines::{self, Hands},
+    run_shape::Shapes,
 };
 
 use super::{
@@ -58,7 +59,7 @@ impl Replica {
         let road = Road { freeze: self.freeze.clone(), rng: rng.clone(), storm: self.storm.clone() };
         let db = self.db.with_weather(Arc::new(road));
         let net = Net { world: self.world.clone(), freeze: self.freeze.clone() };
-        let hands = Hands { db: db.clone(), agents: Arc::new(net) };
+        let hands = Hands { db: db.clone(), agents: Arc::new(net), shapes: Shapes::default() };
         let mut engine = Engine::new(Arc::new(db), Hints::new());
         let eye = Eye {
             watch: self.watch.clone(),

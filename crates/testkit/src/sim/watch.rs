@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use uuid::Uuid;
 use windlass_engine::{Applied, BatchPipeline, DbTime, Engine, Lease, Pipeline, Queue, Settings};
 use windlass_server::{db::Db, pipelines::Install};
@@ -18,21 +19,30 @@ struct Seen {
     working: BTreeMap<(&'static str, Uuid), Worker>,
     violations: Vec<Violation>,
     passes: u64,
+    /// When the database's clock last jumped.
+    jumped: Option<Instant>,
 }
 
 #[derive(Clone)]
 struct Worker {
     replica: usize,
     epoch: i64,
+    asked_at: Instant,
     freeze: Freeze,
 }
 
 impl Watch {
-    pub fn violations(&self) -> Vec<Violation> {
+    /// The database's clock jumps ahead: leases taken before may end earlier than their holders can know.
+    /// Writes and calls are fenced all the same.
+    pub(super) fn clock_jumps(&self) {
+        self.0.lock().jumped = Some(Instant::now());
+    }
+
+    pub(super) fn violations(&self) -> Vec<Violation> {
         self.0.lock().violations.clone()
     }
 
-    pub fn passes(&self) -> u64 {
+    pub(super) fn passes(&self) -> u64 {
         self.0.lock().passes
     }
 
@@ -42,9 +52,11 @@ impl Watch {
         let mut seen = self.0.lock();
         seen.passes += 1;
         let key = (queue.table, lease.id);
-        let me = Worker { replica, epoch: lease.epoch, freeze: freeze.clone() };
+        let me = Worker { replica, epoch: lease.epoch, asked_at: lease.asked_at, freeze: freeze.clone() };
+        let jumped = seen.jumped;
         if let Some(other) = seen.working.insert(key, me)
             && !other.freeze.was_frozen()
+            && jumped.is_none_or(|at| at < other.asked_at)
         {
             let what = format!(
                 "{} {}: replica {replica} starts on it while replica {} is still at it",

@@ -1,3 +1,8 @@
 //! The simulation's own tests, and those of its checkers.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 mod checkers;
+#[cfg(feature = "mutants")]
+mod mutants;
+mod sim;

@@ -5,20 +5,16 @@ use windlass_model::{event::Event, instance, job};
 
 use super::told;
 use crate::{
-    db::{
-        Db, DbError, Unit, Val, Values, Written,
-        instances::Instance,
-        jobs::Job,
-        record::{Column, statements},
-    },
+    db::{Db, DbError, Unit, Val, Values, Written, instances::Instance, jobs::Job, record::statements},
     params,
 };
 
 statements! {
     LOAD = "SELECT {} FROM jobs j WHERE j.id = $1 AND j.lock_token = $2", Job::columns("j");
     INSTANCE = "SELECT {} FROM instances i WHERE i.id = $1", Instance::columns("i");
-    SIBLINGS = "SELECT j.job_num, j.status, j.instance_id FROM jobs j WHERE j.run_id = $1 AND j.replica_num = $2 \
-                AND j.id <> $3 AND NOT j.finished ORDER BY j.job_num";
+    /// A replica is resubmitted as a whole, so its generation has one number; one that is over already counts.
+    SIBLINGS = "SELECT j.job_num, j.instance_id, j.running_at FROM jobs j WHERE j.run_id = $1 \
+                AND j.replica_num = $2 AND j.submission_num = $3 AND j.id <> $4 ORDER BY j.job_num";
     OTHER_JOBS = "SELECT count(*) FROM jobs WHERE instance_id = $1 AND id <> $2 AND NOT finished";
     /// The blocks go back in the transaction that makes the job final, so they are counted once.
     FREE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks - $2, due_at = NULL, \
@@ -30,12 +26,13 @@ statements! {
                     ORDER BY j.priority DESC, j.submitted_at LIMIT 32)";
 }
 
-/// Another job of the same replica that is not final.
+/// Another job of the same generation of the replica.
 #[derive(Clone, Copy, Debug)]
 pub struct Sibling {
     pub job_num: i64,
-    pub status: job::Status,
     pub has_instance: bool,
+    /// It runs, or did.
+    pub ran: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -56,12 +53,13 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
         }
         None => None,
     };
-    let siblings = db.query(SIBLINGS.as_str(), params![job.run_id, job.replica_num, job.id]).await?;
+    let siblings =
+        db.query(SIBLINGS.as_str(), params![job.run_id, job.replica_num, job.submission_num, job.id]).await?;
     let siblings = siblings.iter().map(|row| {
         Ok(Sibling {
             job_num: row.int(0)?,
-            status: job::Status::read(row, 1)?,
-            has_instance: row.opt_uuid(2)?.is_some(),
+            has_instance: row.opt_uuid(1)?.is_some(),
+            ran: row.opt_int(2)?.is_some(),
         })
     });
     Ok(Some(Loaded { siblings: siblings.collect::<Result<_, DbError>>()?, job, instance }))

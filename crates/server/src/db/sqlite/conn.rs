@@ -12,6 +12,7 @@ use std::{
 
 use rusqlite::{
     CachedStatement, Connection, ErrorCode, OpenFlags,
+    config::DbConfig,
     functions::FunctionFlags,
     types::{ToSql, ToSqlOutput, Value, ValueRef},
 };
@@ -77,6 +78,9 @@ impl Conn {
                     Ok(id.to_string())
                 })
             })
+            .map_err(|error| fault("open", &error_sql("set up"), error, &HashMap::new()))?;
+        // Without this a new value of a parameter may have a kept statement compiled again.
+        raw.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)
             .map_err(|error| fault("open", &error_sql("set up"), error, &HashMap::new()))?;
         raw.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
         Ok(Self { raw, clock, frozen, unique: HashMap::new() })
