@@ -9,8 +9,8 @@ use windlass_model::{
         Configuration,
         decode::{Mode, decode},
         derive::{self, DefaultImages, Inherited, Inputs},
-        error::summary,
-        job_spec::JobSpec,
+        error::{Diagnosis, summary},
+        job_spec::{FileArchive, JobSpec},
         profile::{CreationPolicy, InstanceSelector, Profile, Properties, Retry, StartupOrder, StopCriteria},
         yaml::Node,
     },
@@ -22,14 +22,28 @@ use windlass_model::{
         place::Creation,
     },
     retry::{self, Policy},
-    schedule::Crons,
+    schedule::{CronProblem, Crons},
     time::Span,
 };
 
-use crate::{
-    db::{jobs::Job, runs::Run},
-    pipelines::PassError,
-};
+use crate::db::{jobs::Job, runs::Run};
+
+/// Why a specification has no shape.
+#[derive(Debug, thiserror::Error)]
+pub enum ShapeError {
+    #[error("read a stored document")]
+    Document(#[source] serde_json::Error),
+    #[error("read the run's specification: {}", summary(.0))]
+    Specification(Vec<Diagnosis>),
+    #[error("a {kind} is not a run")]
+    NotARun { kind: &'static str },
+    #[error(transparent)]
+    Derive(#[from] derive::Error),
+    #[error("read the run's schedule")]
+    Cron(#[source] CronProblem),
+    #[error("the run has no job {job} in replica {replica}")]
+    NoSuchJob { replica: u32, job: u32 },
+}
 
 /// One run, decoded.
 #[derive(Clone, Debug)]
@@ -43,29 +57,28 @@ pub struct RunShape {
 }
 
 impl RunShape {
-    pub fn of(run: &Run) -> Result<Self, PassError> {
+    pub fn of(run: &Run) -> Result<Self, ShapeError> {
         Self::parse(&run.name, &run.spec)
     }
 
-    pub fn parse(name: &str, spec: &str) -> Result<Self, PassError> {
-        let spec: Value = serde_json::from_str(spec).map_err(PassError::document)?;
+    pub fn parse(name: &str, spec: &str) -> Result<Self, ShapeError> {
+        let spec: Value = serde_json::from_str(spec).map_err(ShapeError::Document)?;
         Self::read(name, &spec)
     }
 
-    pub fn read(name: &str, spec: &Value) -> Result<Self, PassError> {
-        let configuration = Configuration::from_json(&spec["configuration"])
-            .map_err(|problems| PassError::Specification { problems: summary(&problems) })?;
+    pub fn read(name: &str, spec: &Value) -> Result<Self, ShapeError> {
+        let configuration =
+            Configuration::from_json(&spec["configuration"]).map_err(ShapeError::Specification)?;
         let profile: Option<Profile> = match &spec["profile"] {
             Value::Null => None,
-            document => Some(
-                decode(&Node::from_json(document), Mode::Lenient)
-                    .map_err(|problems| PassError::Specification { problems: summary(&problems) })?,
-            ),
+            document => {
+                Some(decode(&Node::from_json(document), Mode::Lenient).map_err(ShapeError::Specification)?)
+            }
         };
-        let own = configuration.profile().ok_or(PassError::NotARun { kind: configuration.kind() })?;
+        let own = configuration.profile().ok_or(ShapeError::NotARun { kind: configuration.kind() })?;
         let properties = profile.map_or_else(|| own.clone(), |profile| own.or(&profile.properties));
         let crons = match &properties.schedule {
-            Some(schedule) => Some(Crons::parse(schedule.cron.0.as_slice()).map_err(PassError::Cron)?),
+            Some(schedule) => Some(Crons::parse(schedule.cron.0.as_slice()).map_err(ShapeError::Cron)?),
             None => None,
         };
         let retry = properties.provisioning.retry.as_ref().and_then(policy);
@@ -78,6 +91,14 @@ impl RunShape {
             file_archives: serde_json::from_value(spec["file_archives"].clone()).unwrap_or_default(),
         };
         Ok(Self { name: name.to_owned(), configuration, properties, inherited, crons, retry })
+    }
+
+    pub(crate) fn set_name(&mut self, name: &str) {
+        self.name = name.to_owned();
+    }
+
+    pub(crate) fn file_archives(&self) -> &[FileArchive] {
+        &self.inherited.file_archives
     }
 
     pub fn configuration(&self) -> &Configuration {
@@ -104,7 +125,7 @@ impl RunShape {
     }
 
     /// What a start of the run submits: each replica and how many jobs it has.
-    pub fn starts(&self) -> Result<Vec<Start>, PassError> {
+    pub fn starts(&self) -> Result<Vec<Start>, ShapeError> {
         let mut starts: Vec<Start> = Vec::new();
         for spec in self.jobs()? {
             match starts.last_mut().filter(|start| start.replica == spec.replica_num) {
@@ -116,30 +137,30 @@ impl RunShape {
     }
 
     /// All jobs the run starts with.
-    pub fn jobs(&self) -> Result<Vec<JobSpec>, PassError> {
+    pub fn jobs(&self) -> Result<Vec<JobSpec>, ShapeError> {
         Ok(derive::job_specs(&self.inputs())?)
     }
 
     /// One replica of each group, for a plan.
-    pub fn plan(&self) -> Result<Vec<JobSpec>, PassError> {
+    pub fn plan(&self) -> Result<Vec<JobSpec>, ShapeError> {
         Ok(derive::plan_specs(&self.inputs())?)
     }
 
     /// The specification of one job, and its document as it is stored: with what its pipeline needs beside
     /// what the wire knows.
-    pub fn job(&self, replica: u32, job: u32) -> Result<(JobSpec, String), PassError> {
+    pub fn job(&self, replica: u32, job: u32) -> Result<(JobSpec, String), ShapeError> {
         let specs = derive::replica_specs(&self.inputs(), self.group_of(replica)?, replica)?;
         let spec = specs
             .into_iter()
             .find(|spec| spec.job_num == job)
-            .ok_or(PassError::NoSuchJob { replica, job })?;
+            .ok_or(ShapeError::NoSuchJob { replica, job })?;
         let document = self.document(&spec)?;
         Ok((spec, document))
     }
 
     /// How a job's specification is stored.
-    pub fn document(&self, spec: &JobSpec) -> Result<String, PassError> {
-        let mut document = serde_json::to_value(spec).map_err(PassError::document)?;
+    pub fn document(&self, spec: &JobSpec) -> Result<String, ShapeError> {
+        let mut document = serde_json::to_value(spec).map_err(ShapeError::Document)?;
         let order = match self.properties.startup_order {
             Some(StartupOrder::MasterFirst) => Some("master-first"),
             Some(StartupOrder::WorkersFirst) => Some("workers-first"),
@@ -157,8 +178,8 @@ impl RunShape {
     }
 
     /// What a job asks of one machine.
-    pub fn needs(&self, job: &Job) -> Result<Needs, PassError> {
-        let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+    pub fn needs(&self, job: &Job) -> Result<Needs, ShapeError> {
+        let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(ShapeError::Document)?;
         Ok(self.needs_of(&spec))
     }
 
@@ -207,7 +228,7 @@ impl RunShape {
     }
 
     /// Replica numbers run through the groups in order.
-    fn group_of(&self, replica: u32) -> Result<usize, PassError> {
+    fn group_of(&self, replica: u32) -> Result<usize, ShapeError> {
         let mut first = 0;
         for group in 0..derive::replica_groups(&self.configuration) {
             let count =
@@ -229,7 +250,7 @@ pub struct Shapes(Arc<Mutex<BTreeMap<RunId, (String, Arc<RunShape>)>>>);
 const SHAPES_MAX: usize = 4_096;
 
 impl Shapes {
-    pub fn of(&self, run: &Run) -> Result<Arc<RunShape>, PassError> {
+    pub fn of(&self, run: &Run) -> Result<Arc<RunShape>, ShapeError> {
         if let Some((spec, shape)) = self.0.lock().get(&run.id)
             && *spec == run.spec
         {

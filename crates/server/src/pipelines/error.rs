@@ -1,8 +1,8 @@
 //! What stops a pass. The engine says it once and tries the row again later.
 
-use windlass_model::{config::derive, event::Refused, schedule::CronProblem};
+use windlass_model::event::Refused;
 
-use crate::db::DbError;
+use crate::{db::DbError, run_shape::ShapeError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {
@@ -16,16 +16,8 @@ pub enum PassError {
         #[source]
         source: serde_json::Error,
     },
-    #[error("read the run's specification: {problems}")]
-    Specification { problems: String },
-    #[error("a {kind} is not a run")]
-    NotARun { kind: &'static str },
-    #[error("describe the run's jobs")]
-    Derive(#[from] derive::Error),
-    #[error("read the run's schedule")]
-    Cron(#[source] CronProblem),
-    #[error("the run has no job {job} in replica {replica}")]
-    NoSuchJob { replica: u32, job: u32 },
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
     #[error("end a job that is {status}: it does not move")]
     NoMove { status: &'static str },
 }

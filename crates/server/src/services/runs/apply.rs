@@ -10,7 +10,6 @@ use windlass_model::{
     job,
     plan::diff::{self, How},
     run,
-    schedule::Crons,
     time::Timestamp,
 };
 
@@ -230,7 +229,7 @@ fn submissions(
                 deployment_num: 0,
                 replica_group: Some(job.replica_group.clone()),
                 status: job::Status::Submitted,
-                job_spec: serde_json::to_string(job)?,
+                job_spec: spec.shape.document(job).map_err(|error| Error::refused(error.to_string()))?,
                 secrets_sealed: None,
                 priority: spec.priority(),
             };
@@ -242,8 +241,7 @@ fn submissions(
 
 /// The first slot of a scheduled run.
 async fn next_slot(app: &App, spec: &Spec) -> Result<Option<Timestamp>> {
-    let Some(schedule) = spec.schedule() else { return Ok(None) };
-    let crons = Crons::parse(schedule.cron.0.as_slice()).map_err(|why| Error::refused(why.to_string()))?;
+    let Some(crons) = spec.shape.crons() else { return Ok(None) };
     let now = app.db().now().await?;
     crons.next_after(now).map(Some).ok_or_else(|| Error::refused("the schedule has no next time"))
 }

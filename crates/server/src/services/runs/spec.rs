@@ -2,21 +2,14 @@
 
 use serde_json::{Value, json};
 use windlass_api::{Document, error::Code};
-use windlass_model::config::{
-    Configuration,
-    decode::{self, Mode},
-    derive::{self, DefaultImages, Inherited, Inputs},
-    effective::effective_run_spec,
-    job_spec::{FileArchive, JobSpec},
-    profile::{Profile, Properties, Schedule},
-    yaml::Node,
-};
+use windlass_model::config::{Configuration, effective::effective_run_spec, job_spec::JobSpec};
 
 use crate::{
     app::App,
     auth::Scope,
     db::repos,
     error::{Error, Result},
+    run_shape::{RunShape, ShapeError},
 };
 
 /// What a job is called in a plan for a run that has no name yet.
@@ -28,9 +21,7 @@ const ARCHIVES_MAX: usize = 100;
 pub(crate) struct Spec {
     /// The effective spec, as it is stored and shown.
     pub(crate) value: Value,
-    pub(crate) configuration: Configuration,
-    profile: Option<Properties>,
-    inherited: Inherited,
+    pub(crate) shape: RunShape,
 }
 
 impl Spec {
@@ -40,9 +31,6 @@ impl Spec {
         let missing = || Error::field("run_spec", "must be an object with a `configuration`");
         let configuration = Configuration::from_json(sent.get("configuration").ok_or_else(missing)?)
             .map_err(|problems| refused(&problems))?;
-        if configuration.run().is_none() {
-            return Err(Error::refused(format!("a {} is not a run", configuration.kind())));
-        }
         let mut value = effective_run_spec(&sent);
         let spec = value.as_object_mut().ok_or_else(missing)?;
         if is_unset(spec.get("ssh_key_pub")) {
@@ -51,23 +39,10 @@ impl Spec {
         if is_unset(spec.get("run_name")) {
             spec.insert("run_name".into(), json!(configuration.name()));
         }
-        let profile = match spec.get("profile") {
-            None | Some(Value::Null) => None,
-            Some(sent) => {
-                let profile: Profile = decode::decode(&Node::from_json(sent), Mode::Lenient)
-                    .map_err(|problems| refused(&problems))?;
-                Some(profile.properties)
-            }
-        };
-        let text = |name: &str| spec.get(name).and_then(Value::as_str).map(str::to_owned);
-        let inherited = Inherited {
-            repo_data: spec.get("repo_data").filter(|data| !data.is_null()).cloned(),
-            repo_code_hash: text("repo_code_hash"),
-            repo_dir: text("repo_dir"),
-            working_dir: text("working_dir"),
-            file_archives: archives(spec.get("file_archives"))?,
-        };
-        Ok(Self { value, configuration, profile, inherited })
+        check_archives(spec.get("file_archives"))?;
+        let name = spec.get("run_name").and_then(Value::as_str).unwrap_or(UNNAMED).to_owned();
+        let shape = RunShape::read(&name, &value).map_err(no_shape)?;
+        Ok(Self { value, shape })
     }
 
     pub(crate) fn name(&self) -> Option<&str> {
@@ -76,6 +51,7 @@ impl Spec {
 
     pub(crate) fn set_name(&mut self, name: &str) {
         self.value["run_name"] = json!(name);
+        self.shape.set_name(name);
     }
 
     pub(crate) fn repo_id(&self) -> Option<&str> {
@@ -83,42 +59,22 @@ impl Spec {
     }
 
     pub(crate) fn priority(&self) -> i64 {
-        self.value["configuration"]["priority"].as_i64().unwrap_or(0)
-    }
-
-    /// The configuration's own schedule, else the profile's.
-    pub(crate) fn schedule(&self) -> Option<&Schedule> {
-        let own = self.configuration.profile().and_then(|own| own.schedule.as_ref());
-        own.or_else(|| self.profile.as_ref()?.schedule.as_ref())
-    }
-
-    fn inputs<'a>(&'a self, images: &'a DefaultImages) -> Inputs<'a> {
-        Inputs {
-            run_name: self.name().unwrap_or(UNNAMED),
-            configuration: &self.configuration,
-            profile: self.profile.as_ref(),
-            inherited: &self.inherited,
-            images,
-            image: None,
-            server_url: None,
-        }
+        self.shape.priority()
     }
 
     /// The jobs a run starts with.
     pub(crate) fn jobs(&self) -> Result<Vec<JobSpec>> {
-        derive::job_specs(&self.inputs(&DefaultImages::default()))
-            .map_err(|why| Error::refused(why.to_string()))
+        self.shape.jobs().map_err(no_shape)
     }
 
     /// One replica of each group.
     pub(crate) fn plan(&self) -> Result<Vec<JobSpec>> {
-        derive::plan_specs(&self.inputs(&DefaultImages::default()))
-            .map_err(|why| Error::refused(why.to_string()))
+        self.shape.plan().map_err(no_shape)
     }
 
     /// Where a service is reached, until a gateway takes it.
     pub(crate) fn service(&self, project: &str, run: &str) -> Option<Value> {
-        let Configuration::Service(_) = &self.configuration else { return None };
+        let Configuration::Service(_) = self.shape.configuration() else { return None };
         let model = &self.value["configuration"]["model"];
         let model = model["name"].as_str().or_else(|| model.as_str()).map(
             |name| json!({ "name": name, "base_url": format!("/proxy/models/{project}"), "type": "chat" }),
@@ -136,7 +92,7 @@ impl Spec {
                 return Err(Error::Refused { code, msg: format!("Repo {id} does not exist") });
             }
         }
-        let ids: Vec<uuid::Uuid> = self.inherited.file_archives.iter().map(|archive| archive.id).collect();
+        let ids: Vec<uuid::Uuid> = self.shape.file_archives().iter().map(|archive| archive.id).collect();
         if !repos::owns_archives(app.db(), scope.caller.user.id, &ids).await? {
             return Err(Error::absent("File archive"));
         }
@@ -148,17 +104,28 @@ fn is_unset(value: Option<&Value>) -> bool {
     value.is_none_or(Value::is_null)
 }
 
-fn archives(sent: Option<&Value>) -> Result<Vec<FileArchive>> {
+fn check_archives(sent: Option<&Value>) -> Result<()> {
     let wrong = || Error::field("file_archives", "must be a list of archives with `id` and `path`");
-    let Some(list) = sent.filter(|sent| !sent.is_null()) else { return Ok(Vec::new()) };
+    let Some(list) = sent.filter(|sent| !sent.is_null()) else { return Ok(()) };
     let list = list.as_array().filter(|list| list.len() <= ARCHIVES_MAX).ok_or_else(wrong)?;
-    list.iter()
-        .map(|archive| {
-            let id = archive["id"].as_str().and_then(|id| id.parse().ok()).ok_or_else(wrong)?;
-            let path = archive["path"].as_str().ok_or_else(wrong)?.to_owned();
-            Ok(FileArchive { id, path })
-        })
-        .collect()
+    for archive in list {
+        let id = archive["id"].as_str().and_then(|id| id.parse::<uuid::Uuid>().ok());
+        if id.is_none() || !archive["path"].is_string() {
+            return Err(wrong());
+        }
+    }
+    Ok(())
+}
+
+fn no_shape(error: ShapeError) -> Error {
+    match error {
+        ShapeError::Specification(problems) => refused(&problems),
+        ShapeError::Document(_)
+        | ShapeError::NotARun { .. }
+        | ShapeError::Derive(_)
+        | ShapeError::Cron(_)
+        | ShapeError::NoSuchJob { .. } => Error::refused(error.to_string()),
+    }
 }
 
 /// All that is wrong, in one message: clients show exactly one.
