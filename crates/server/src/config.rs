@@ -120,6 +120,8 @@ pub struct Settings {
     pub key_file: PathBuf,
     /// Whether project `main` gets a fleet `local` holding this machine.
     pub local: bool,
+    /// Whether this replica turns the pipelines; one that does not only answers requests.
+    pub pipelines: bool,
     pub body_bytes_max: usize,
     pub upload_bytes_max: usize,
     pub owned_projects_max: i64,
@@ -167,6 +169,7 @@ impl Settings {
             database_url,
             admin_token: given.admin_token.filter(|token| !token.is_empty()),
             local: !given.no_local.unwrap_or(false),
+            pipelines: true,
             body_bytes_max: BODY_BYTES_MAX,
             upload_bytes_max: UPLOAD_BYTES_MAX,
             owned_projects_max: OWNED_PROJECTS_MAX,

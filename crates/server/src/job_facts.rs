@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use windlass_model::decide::jobs_running::StartupOrder;
 
-use crate::{db::jobs::Job, pipelines::PassError};
+use crate::{db::jobs::Job, pass_error::PassError};
 
 /// The fields that decisions about a placed job rest on; the rest travels on as it is.
 #[derive(Clone, Debug)]
@@ -14,7 +14,6 @@ pub struct JobFacts {
     pub stop_duration: Option<i64>,
     pub inactivity_duration: Option<i64>,
     pub startup_order: StartupOrder,
-    gpus_min: u32,
 }
 
 #[derive(Deserialize)]
@@ -27,27 +26,6 @@ struct Document {
     stop_duration: Option<i64>,
     inactivity_duration: Option<i64>,
     startup_order: Option<String>,
-    requirements: Option<Requirements>,
-}
-
-#[derive(Deserialize)]
-struct Requirements {
-    resources: Option<Resources>,
-}
-
-#[derive(Deserialize)]
-struct Resources {
-    gpu: Option<Gpu>,
-}
-
-#[derive(Deserialize)]
-struct Gpu {
-    count: Option<Count>,
-}
-
-#[derive(Deserialize)]
-struct Count {
-    min: Option<u32>,
 }
 
 fn one() -> u32 {
@@ -57,7 +35,6 @@ fn one() -> u32 {
 impl JobFacts {
     pub fn of(job: &Job) -> Result<Self, PassError> {
         let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
-        let gpu = document.requirements.and_then(|r| r.resources).and_then(|r| r.gpu).and_then(|g| g.count);
         Ok(Self {
             jobs_per_replica: document.jobs_per_replica,
             image_name: document.image_name,
@@ -69,12 +46,6 @@ impl JobFacts {
                 Some("workers-first") => StartupOrder::WorkersFirst,
                 _ => StartupOrder::Any,
             },
-            gpus_min: gpu.and_then(|c| c.min).unwrap_or(0),
         })
-    }
-
-    /// How many devices its task is given.
-    pub fn gpus(&self) -> u32 {
-        self.gpus_min
     }
 }

@@ -8,9 +8,11 @@ pub mod db;
 pub mod error;
 pub mod events;
 pub mod http;
+mod inventory;
 pub mod job_facts;
 mod listen;
 pub mod metrics;
+pub mod pass_error;
 pub mod pipelines;
 pub mod routes;
 pub mod run_shape;
@@ -115,13 +117,7 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { app, listener, .. } = self;
         let uses = tokio::spawn(write_uses(app.clone()));
-        let pipelines = match pipelines::start(&app, Arc::new(agents::Nobody)) {
-            Ok(pipelines) => Some(pipelines),
-            Err(error) => {
-                tracing::error!(%error, "start the pipelines");
-                None
-            }
-        };
+        let pipelines = start_pipelines(&app);
         let router = routes::all().into_router(app.clone());
         match listen::serve(&app, listener, router, stop).await {
             Ok(()) => {}
@@ -135,6 +131,20 @@ impl Server {
             tracing::warn!(%error, "write down which tokens were used");
         }
         app.db().close().await;
+    }
+}
+
+/// A server without its pipelines still answers, and says what is wrong.
+fn start_pipelines(app: &App) -> Option<pipelines::Running> {
+    if !app.settings().pipelines {
+        return None;
+    }
+    match pipelines::start(app, Arc::new(agents::Nobody)) {
+        Ok(running) => Some(running),
+        Err(error) => {
+            tracing::error!(%error, "start the pipelines");
+            None
+        }
     }
 }
 

@@ -39,8 +39,8 @@ pub enum ShapeError {
     NotARun { kind: &'static str },
     #[error(transparent)]
     Derive(#[from] derive::Error),
-    #[error("read the run's schedule")]
-    Cron(#[source] CronProblem),
+    #[error("read the run's schedule: {0}")]
+    Cron(CronProblem),
     #[error("the run has no job {job} in replica {replica}")]
     NoSuchJob { replica: u32, job: u32 },
 }

@@ -24,7 +24,7 @@ use crate::{
         instances::Instance,
         passes::instances::{self as rows, Stray},
     },
-    pipelines::PassError,
+    pass_error::PassError,
 };
 
 pub(super) struct Instances(pub(super) Hands);

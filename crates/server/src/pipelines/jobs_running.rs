@@ -24,8 +24,9 @@ use crate::{
         mutant::{self, Mutant},
         passes::jobs::{self as rows, Loaded, Moved},
     },
+    inventory,
     job_facts::JobFacts,
-    pipelines::PassError,
+    pass_error::PassError,
 };
 
 pub(super) struct JobsRunning(pub(super) Hands);
@@ -105,7 +106,7 @@ impl Pipeline for JobsRunning {
         let (Next::Go(plan), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
         for action in plan.actions.clone() {
             let done = match action {
-                Action::SubmitTask => self.0.agents.submit_task(call, &row.task()).await,
+                Action::SubmitTask => self.0.agents.submit_task(call, &row.task()?).await,
                 Action::SubmitJob => self.0.agents.start_job(call, &row.loaded.job.job_spec).await,
                 // The log store arrives with the agents; nothing is lost until the task is removed.
                 Action::PullLogs => Ok(()),
@@ -197,17 +198,22 @@ fn entered(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)> {
 }
 
 impl Row {
-    fn task(&self) -> Task {
+    fn task(&self) -> Result<Task, PassError> {
         let shared = self.loaded.instance.as_ref().is_some_and(|i| i.total_blocks.unwrap_or(1) > 1);
         // A part of an instance gets ports of its own; several nodes always have the whole one.
         let bridge = shared && self.facts.jobs_per_replica == 1;
-        Task {
+        // It gets the devices of its blocks, all of them and no others.
+        let gpus = match &self.loaded.instance {
+            Some(instance) => inventory::gpus_of(instance, self.loaded.job.blocks)?,
+            None => 0,
+        };
+        Ok(Task {
             name: self.loaded.job.job_name.clone(),
             image: self.facts.image_name.clone(),
-            gpus: self.facts.gpus(),
+            gpus,
             network: if bridge { NetworkMode::Bridge } else { NetworkMode::Host },
             job_spec: self.loaded.job.job_spec.clone(),
-        }
+        })
     }
 }
 

@@ -20,7 +20,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Hands, because, inventory};
+use super::{Hands, because};
 use crate::{
     db::{
         Val, Written,
@@ -31,8 +31,9 @@ use crate::{
         },
         runs::Run,
     },
+    inventory,
     job_facts::JobFacts,
-    pipelines::PassError,
+    pass_error::PassError,
     run_shape::RunShape,
 };
 

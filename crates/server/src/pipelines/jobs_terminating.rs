@@ -21,7 +21,7 @@ use crate::{
         passes::jobs::{self as rows, End, Loaded, Moved},
     },
     job_facts::JobFacts,
-    pipelines::PassError,
+    pass_error::PassError,
 };
 
 pub(super) struct JobsTerminating(pub(super) Hands);

@@ -1,8 +1,6 @@
 //! The hands: one file per pipeline, each the twin of a brain in `model/src/decide/`.
 
-mod error;
 mod instances;
-mod inventory;
 mod jobs_running;
 mod jobs_submitted;
 mod jobs_terminating;
@@ -14,7 +12,6 @@ use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
 use windlass_engine::{BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::event::{self, Actor, Because};
 
-pub use self::error::PassError;
 use crate::{agents::Agents, app::App, db::Db, run_shape::Shapes};
 
 /// What every pipeline works with.

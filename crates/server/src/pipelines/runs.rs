@@ -29,7 +29,7 @@ use crate::{
         passes::runs::{self as rows, EndAsked, Outcome},
         runs::Run,
     },
-    pipelines::PassError,
+    pass_error::PassError,
     run_shape::RunShape,
 };
 

@@ -100,7 +100,9 @@ pub(crate) struct TestServer {
 impl TestServer {
     pub(crate) async fn start_with(mut given: Given) -> Self {
         given.port = Some(0);
-        Self::start_as(Settings::new(given, None).unwrap()).await
+        // Contracts are about what was asked; what pipelines make of it is shown in `pipelines.rs`.
+        let settings = Settings { pipelines: false, ..Settings::new(given, None).unwrap() };
+        Self::start_as(settings).await
     }
 
     pub(crate) async fn start_as(settings: Settings) -> Self {

@@ -21,5 +21,6 @@ mod http_runs;
 mod http_secrets;
 mod http_users;
 mod openapi;
+mod pipelines;
 mod postgres;
 mod wire;

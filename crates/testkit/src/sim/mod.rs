@@ -61,7 +61,8 @@ pub struct Report {
 /// Plays one seed from beginning to end.
 pub fn play(seed: u64) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
-    runtime.block_on(Sim::begin(seed)?.play())
+    // Inside, where time is virtual from the first moment on.
+    runtime.block_on(async { Sim::begin(seed)?.play().await })
 }
 
 struct Sim {

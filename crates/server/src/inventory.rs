@@ -6,7 +6,7 @@ use windlass_model::{
     instance,
     money::Price,
     plan::{
-        blocks::Blocks,
+        blocks::{self, Blocks},
         offers::{Availability, Gpu, Host, Needs, Offer},
         place::{Fleet, Held, Instance, Inventory, Readiness},
     },
@@ -16,7 +16,7 @@ use windlass_model::{
 
 use crate::{
     db::{self, passes::placing::Stock},
-    pipelines::PassError,
+    pass_error::PassError,
 };
 
 /// An instance type as it travels on the wire.
@@ -67,7 +67,7 @@ struct Nodes {
     max: Option<u32>,
 }
 
-pub(super) fn of(stock: &Stock) -> Result<Inventory, PassError> {
+pub(crate) fn of(stock: &Stock) -> Result<Inventory, PassError> {
     let mut inventory = Inventory::default();
     for fleet in &stock.fleets {
         inventory.fleets.push(fleet_of(fleet, &stock.instances)?);
@@ -126,7 +126,7 @@ fn readiness(row: &db::instances::Instance) -> Readiness {
 }
 
 /// What the instance is, by its own document; one that nobody has looked at yet has nothing.
-pub(super) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
+pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
     let kind: Option<Kind> = match &row.instance_type {
         Some(text) => Some(serde_json::from_str(text).map_err(PassError::document)?),
         None => None,
@@ -173,4 +173,12 @@ fn gpu(gpu: GpuDocument) -> Gpu {
         memory_mib: gpu.memory_mib,
         compute_capability: None,
     }
+}
+
+/// How many GPUs so many of its blocks come with.
+pub(crate) fn gpus_of(row: &db::instances::Instance, blocks: i64) -> Result<u32, PassError> {
+    let offer = offer(row)?;
+    let blocks = u32::try_from(blocks).unwrap_or_default();
+    let gpus = blocks::share(&offer.host, blocks, offer.total_blocks).gpus.len();
+    Ok(u32::try_from(gpus).unwrap_or(u32::MAX))
 }

@@ -1,0 +1,75 @@
+//! The real server with its pipelines turning: what becomes of a run when nobody asks.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use windlass_server::config::{Given, Settings};
+
+use crate::http::{Ground, TestServer, on_both};
+
+/// Far longer than it takes; a state that never comes is a failure, not a wait.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+on_both! {
+    a_run_that_no_fleet_can_take_fails_and_says_why
+    a_run_that_waits_for_its_retry_is_stopped_at_once
+    an_admin_sees_how_the_pipelines_are_doing
+}
+
+async fn turning(ground: &Ground) -> TestServer {
+    let given = Given { port: Some(0), ..ground.given() };
+    TestServer::start_as(Settings::new(given, None).unwrap()).await
+}
+
+async fn apply(server: &TestServer, name: &str, more: Value) -> Value {
+    let mut configuration =
+        json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"]});
+    configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let spec = json!({"run_name": name, "configuration": configuration, "profile": {"name": "default"}});
+    server.admin("/api/project/main/runs/apply", json!({"plan": {"run_spec": spec}, "force": false})).await
+}
+
+async fn status_of(server: &TestServer, run: &str, wanted: &str) -> Value {
+    let asked = Instant::now();
+    loop {
+        let seen = server.admin("/api/project/main/runs/get", json!({"run_name": run})).await;
+        if seen["status"] == wanted {
+            return seen;
+        }
+        assert!(asked.elapsed() < PATIENCE, "it stays {} and never gets {wanted}", seen["status"]);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn a_run_that_no_fleet_can_take_fails_and_says_why(ground: &Ground) {
+    let server = turning(ground).await;
+    apply(&server, "lonely", json!({})).await;
+    let run = status_of(&server, "lonely", "failed").await;
+    assert_eq!(run["termination_reason"], "job_failed");
+    let submission = &run["latest_job_submission"];
+    assert_eq!(submission["status"], "failed");
+    assert_eq!(submission["termination_reason"], "failed_to_start_due_to_no_capacity");
+    assert!(submission["termination_reason_message"].as_str().unwrap().contains("no fleet"), "{submission}");
+    server.stop().await;
+}
+
+async fn a_run_that_waits_for_its_retry_is_stopped_at_once(ground: &Ground) {
+    let server = turning(ground).await;
+    apply(&server, "patient", json!({"retry": {"on_events": ["no-capacity"], "duration": 3600}})).await;
+    status_of(&server, "patient", "pending").await;
+    server.admin("/api/project/main/runs/stop", json!({"runs_names": ["patient"], "abort": false})).await;
+    let run = status_of(&server, "patient", "terminated").await;
+    assert_eq!(run["termination_reason"], "stopped_by_user");
+    server.stop().await;
+}
+
+async fn an_admin_sees_how_the_pipelines_are_doing(ground: &Ground) {
+    let server = turning(ground).await;
+    apply(&server, "seen", json!({})).await;
+    status_of(&server, "seen", "failed").await;
+    let pipelines = server.admin("/api/server/pipelines", json!({})).await;
+    let names: Vec<_> = pipelines.as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "instances"]);
+    assert!(pipelines[0]["applied"].as_u64().unwrap() > 0, "{pipelines}");
+    server.stop().await;
+}
