@@ -11,7 +11,8 @@ const BINARY: &str = "windlass-bench";
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let name = args.word().context("name a benchmark: engine, api, …")?;
     ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
-    let build = ["build", "--release", "-p", "windlass-testkit", "--bin", BINARY];
+    // The server is measured as people run it: its own binary, in its own process.
+    let build = ["build", "--release", "-p", "windlass-testkit", "-p", "windlass-cli", "--bins"];
     process::run(workspace.cargo().args(build))?;
     let program = workspace.built("release", BINARY)?;
 

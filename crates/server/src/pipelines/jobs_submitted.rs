@@ -2,8 +2,9 @@
 //!
 //! Claims   jobs in Submitted.
 //! Owns     jobs.instance_id, jobs.instance_assigned, jobs.blocks, jobs.fleet_id, jobs.provisioned_at,
-//!          jobs.shortfalls; takes instances.busy_blocks; chooses runs.fleet_id.
+//!          jobs.shortfalls, runs.fleet_id.
 //! Wakes    on hint (a job was submitted, blocks were freed), else every 4 s.
+//! Shares   instances.busy_blocks with `jobs_terminating`: both add, neither sets.
 //! Why not  lock the instances? A seat is taken by one conditional update (`busy + n <= total`): two
 //!          replicas that place at once cannot take the same blocks, and nobody waits for a lock.
 

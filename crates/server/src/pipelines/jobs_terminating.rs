@@ -1,9 +1,9 @@
 //! Pipeline `jobs_terminating`: the last steps of a job, and its final status.
 //!
 //! Claims   jobs in Terminating.
-//! Owns     jobs.finished, jobs.finished_at, jobs.stop_deadline_at, jobs.host_given_up; jobs.status (the final ones);
-//!          gives back instances.busy_blocks.
+//! Owns     jobs.finished, jobs.finished_at, jobs.stop_deadline_at, jobs.host_given_up; jobs.status (the final ones).
 //! Wakes    on hint, else every 2 s.
+//! Shares   instances.busy_blocks with `jobs_submitted`: both add, neither sets.
 //! Why not  free the instance before the container is known gone? The next job would share its devices.
 
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
