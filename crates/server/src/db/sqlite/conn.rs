@@ -45,8 +45,11 @@ impl Conn {
         let conn = Self::set_up(raw, clock, ids)?;
         conn.pragmas("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")?;
         // The built-in 2 MB are less than the indexes of a busy server: pages would be read again for every
-        // row. Memory is taken as it is needed. A longer log means fewer, larger checkpoints.
-        conn.pragmas("PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = 8000;")?;
+        // row. Memory is taken as it is needed. A longer log means fewer, larger checkpoints. What a
+        // savepoint may have to undo is kept in memory, not in a file of its own.
+        conn.pragmas(
+            "PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = 8000; PRAGMA temp_store = MEMORY;",
+        )?;
         Ok(conn)
     }
 
