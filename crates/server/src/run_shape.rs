@@ -69,10 +69,10 @@ impl RunShape {
     pub fn read(name: &str, spec: &Value) -> Result<Self, ShapeError> {
         let configuration =
             Configuration::from_json(&spec["configuration"]).map_err(ShapeError::Specification)?;
-        let profile: Option<Profile> = match &spec["profile"] {
-            Value::Null => None,
-            document => {
-                Some(decode(&Node::from_json(document), Mode::Lenient).map_err(ShapeError::Specification)?)
+        let profile: Option<Profile> = match spec.get("profile").filter(|profile| !profile.is_null()) {
+            None => None,
+            Some(sent) => {
+                Some(decode(&Node::from_json(sent), Mode::Lenient).map_err(ShapeError::Specification)?)
             }
         };
         let own = configuration.profile().ok_or(ShapeError::NotARun { kind: configuration.kind() })?;
@@ -231,8 +231,7 @@ impl RunShape {
     fn group_of(&self, replica: u32) -> Result<usize, ShapeError> {
         let mut first = 0;
         for group in 0..derive::replica_groups(&self.configuration) {
-            let count =
-                u32::try_from(derive::replicas_of(&self.configuration, group)?.min).unwrap_or(u32::MAX);
+            let count = derive::replicas_of(&self.configuration, group)?.min;
             if replica < first + count {
                 return Ok(group);
             }
@@ -244,7 +243,10 @@ impl RunShape {
 
 /// Shapes that were read before: a run is looked at many times and its specification hardly ever changes.
 #[derive(Clone, Default)]
-pub struct Shapes(Arc<Mutex<BTreeMap<RunId, (String, Arc<RunShape>)>>>);
+pub struct Shapes(Arc<Mutex<Known>>);
+
+/// By run: the specification, and what it came to.
+type Known = BTreeMap<RunId, (String, Arc<RunShape>)>;
 
 /// More runs than this are active rarely; then the memory starts afresh.
 const SHAPES_MAX: usize = 4_096;

@@ -400,3 +400,36 @@ fn the_retry_clock_of_a_scheduled_run_starts_with_its_slot() {
          failed_to_start_due_to_no_capacity; retry duration of 3600 s is over (86400 s passed)",
     );
 }
+
+#[test]
+fn r12_a_stop_ends_the_run_whatever_it_was_about_to_do() {
+    check(
+        "running stop; r0: running, submitted",
+        "stop-asked -> terminating; stopped_by_user; end r0.0 terminated_by_user; end r0.1 terminated_by_user; \
+         due 5s: a user stopped it",
+    );
+    check(
+        "pending stop retry=all attempt=2 pending=1h; r0: failed(executor_error)@61m",
+        "stop-asked -> terminating; stopped_by_user; due 0s: a user stopped it",
+    );
+    check(
+        "running abort retry=all; r0: failed(container_exited_with_error); r1: running",
+        "stop-asked -> terminating; aborted_by_user; end r1.0 aborted_by_user; due 5s: a user aborted it",
+    );
+}
+
+#[test]
+fn an_abort_hurries_a_stop_and_a_stop_changes_no_end_that_has_begun() {
+    check(
+        "terminating abort ending=stopped_by_user; r0: terminating(terminated_by_user)",
+        "stays terminating; aborted_by_user; end r0.0 aborted_by_user; due 5s: waiting for its jobs to end",
+    );
+    check(
+        "terminating stop ending=job_failed; r0: terminating(terminated_by_server)",
+        "stays terminating; due 5s: waiting for its jobs to end",
+    );
+    check(
+        "terminating stop hourly fired=30m ending=all_jobs_done; r0: done(done_by_runner)",
+        "finished-terminated -> terminated; stopped_by_user; never again: a user stopped it",
+    );
+}

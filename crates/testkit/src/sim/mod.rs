@@ -89,7 +89,7 @@ impl Sim {
             let elapsed = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
             EPOCH_US + elapsed + ahead.load(Ordering::Relaxed)
         };
-        let db = Db::open_inline(Arc::new(clock), rng.next())?;
+        let db = Db::open_inline(Arc::new(clock), rng.draw())?;
         let cast = Cast::draw(&mut rng, &db)?;
         let tries = Tries::default();
         let hosts: Vec<_> = cast.hosts.iter().map(|h| Host::new(h.id, h.gpus, tries.clone())).collect();

@@ -68,7 +68,7 @@ impl Replica {
             rng,
             hints_lost: self.hints_lost.clone(),
         };
-        let mut settings = Settings::standard(self.rng.next());
+        let mut settings = Settings::standard(self.rng.draw());
         // Few workers: queues build up, and leases are held by rows that wait.
         settings.workers = 4;
         pipelines::install(&hands, &mut Watched { engine: &mut engine, settings, eye });
