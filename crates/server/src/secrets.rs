@@ -274,18 +274,39 @@ mod tests {
 
     use super::{Belongs, KeyError, Keyring};
 
-    fn ring(name: &str) -> (Keyring, std::path::PathBuf) {
-        let path =
-            std::env::temp_dir().join(format!("windlass-ring-{name}-{}", std::process::id())).join("master");
-        let _ = std::fs::remove_dir_all(path.parent().unwrap());
-        (Keyring::open(&path).unwrap(), path)
+    /// The file of a ring; its directory goes with it.
+    struct Home(std::path::PathBuf);
+
+    impl std::ops::Deref for Home {
+        type Target = std::path::Path;
+        fn deref(&self) -> &std::path::Path {
+            &self.0
+        }
+    }
+
+    impl AsRef<std::path::Path> for Home {
+        fn as_ref(&self) -> &std::path::Path {
+            &self.0
+        }
+    }
+
+    impl Drop for Home {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
+        }
+    }
+
+    fn ring(name: &str) -> (Keyring, Home) {
+        let dir = std::env::temp_dir().join(format!("windlass-ring-{name}-{}", std::process::id()));
+        let home = Home(dir.join("master"));
+        (Keyring::open(&home).unwrap(), home)
     }
 
     const HOME: Belongs<'static> = Belongs { table: "secrets", owner: Uuid::nil(), name: "a", version: 1 };
 
     #[test]
     fn an_envelope_opens_only_as_what_it_belongs_to() {
-        let (ring, _) = ring("aad");
+        let (ring, _home) = ring("aad");
         let sealed = ring.seal(&HOME, b"value").unwrap();
         assert_eq!(ring.open_sealed(&HOME, &sealed).unwrap(), b"value");
         for other in [
@@ -300,7 +321,7 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_and_every_cut_is_noticed() {
-        let (ring, _) = ring("bits");
+        let (ring, _home) = ring("bits");
         let sealed = ring.seal(&HOME, b"value").unwrap();
         for at in 0..sealed.len() {
             let mut bad = sealed.clone();
@@ -333,7 +354,7 @@ mod tests {
 
     #[test]
     fn the_same_value_never_looks_the_same_twice() {
-        let (ring, _) = ring("nonce");
+        let (ring, _home) = ring("nonce");
         assert_ne!(ring.seal(&HOME, b"value").unwrap(), ring.seal(&HOME, b"value").unwrap());
     }
 }
