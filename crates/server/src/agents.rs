@@ -87,6 +87,16 @@ pub enum AgentError {
     Refused { reason: String },
 }
 
+/// Ends a task and removes it. One the host does not know is removed all the same: that settles that no late
+/// copy of it starts.
+pub async fn discard(agents: &dyn Agents, call: Call, reason: &str) -> Result<(), AgentError> {
+    match agents.terminate_task(call, reason, 0).await {
+        Ok(()) | Err(AgentError::UnknownTask { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    agents.remove_task(call).await
+}
+
 /// No hosts are connected: nobody answers.
 #[derive(Debug)]
 pub struct Nobody;

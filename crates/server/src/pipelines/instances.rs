@@ -16,11 +16,11 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Hands, because};
+use super::{Hands, applied, because, due_in};
 use crate::{
-    agents::{AgentError, Call},
+    agents::{self, AgentError, Call},
     db::{
-        Val, Written,
+        Val,
         instances::Instance,
         passes::instances::{self as rows, Stray},
     },
@@ -81,14 +81,7 @@ impl Pipeline for Instances {
         for stray in &next.strays {
             let call =
                 Call { instance: InstanceId(lease.id), submission: stray.submission, epoch: stray.epoch };
-            let gone = async {
-                match self.0.agents.terminate_task(call, "terminated_by_server", 0).await {
-                    Ok(()) | Err(AgentError::UnknownTask { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-                self.0.agents.remove_task(call).await
-            };
-            if let Err(error) = gone.await {
+            if let Err(error) = agents::discard(&*self.0.agents, call, "terminated_by_server").await {
                 tracing::debug!(instance = %row.id, stray = %stray.submission, %error, "not removed yet");
                 next.plan = brain::decide(&view(row), &Seen::Silent, Timestamp(lease.now()));
                 break;
@@ -99,7 +92,7 @@ impl Pipeline for Instances {
 
     async fn apply(&self, lease: &Lease, row: Instance, next: Next) -> Result<Applied, PassError> {
         let plan = next.plan;
-        let due_in_us = Some((plan.due.0 - lease.now()).max(0));
+        let due_in_us = Some(due_in(lease, plan.due));
         let mut set = vec![
             ("unreachable", plan.unreachable_since.is_some().into()),
             ("unreachable_since", plan.unreachable_since.into()),
@@ -121,10 +114,8 @@ impl Pipeline for Instances {
         }
         let back = row.unreachable && plan.unreachable_since.is_none();
         let wake = if back { vec![super::jobs_submitted::QUEUE.pipeline] } else { vec![] };
-        match rows::apply(&self.0.db, lease.held(), &row, set, record.as_ref(), due_in_us).await? {
-            Written::Done { .. } => Ok(Applied::Written { due_in_us, wake }),
-            Written::Stale { .. } => Ok(Applied::LeaseLost),
-        }
+        let written = rows::apply(&self.0.db, lease.held(), &row, set, record.as_ref(), due_in_us).await?;
+        Ok(applied(&written, due_in_us, wake))
     }
 }
 

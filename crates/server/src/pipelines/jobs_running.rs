@@ -16,11 +16,11 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Hands, because};
+use super::{Hands, applied, because, due_in};
 use crate::{
     agents::{AgentError, Call, NetworkMode, Pulled, Task, TaskInfo, TaskStatus},
     db::{
-        Val, Values, Written,
+        Val, Values,
         mutant::{self, Mutant},
         passes::jobs::{self as rows, Loaded, Moved},
     },
@@ -137,7 +137,7 @@ impl Pipeline for JobsRunning {
                     ("disconnected_at", plan.disconnected_at.into()),
                     ("status_message", plan.waits_for.map(|what| format!("waits for {what}")).into()),
                 ];
-                (change, plan.ending.as_ref(), set, Some((plan.due.0 - lease.now()).max(0)))
+                (change, plan.ending.as_ref(), set, Some(due_in(lease, plan.due)))
             }
         };
         let mut event = None;
@@ -160,10 +160,9 @@ impl Pipeline for JobsRunning {
             }
             Some(_) => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
         };
-        match rows::apply(&self.0.db, lease.held(), job, Moved { set, event, due_in_us: due }).await? {
-            Written::Done { .. } => Ok(Applied::Written { due_in_us: due, wake }),
-            Written::Stale { .. } => Ok(Applied::LeaseLost),
-        }
+        let written =
+            rows::apply(&self.0.db, lease.held(), job, Moved { set, event, due_in_us: due }).await?;
+        Ok(applied(&written, due, wake))
     }
 }
 

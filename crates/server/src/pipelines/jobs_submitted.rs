@@ -21,7 +21,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Hands, because};
+use super::{Hands, applied, because, due_in};
 use crate::{
     db::{
         Val, Written,
@@ -216,7 +216,7 @@ impl JobsSubmitted {
         set: Vec<(&'static str, Val)>,
         due: Timestamp,
     ) -> Result<Applied, PassError> {
-        let due_in_us = Some((due.0 - lease.now()).max(0));
+        let due_in_us = Some(due_in(lease, due));
         let moved = Moved { set, event: None, due_in_us };
         let written = rows::apply(&self.0.db, lease.held(), job, moved).await?;
         Ok(applied(&written, due_in_us, vec![]))
@@ -245,13 +245,6 @@ impl JobsSubmitted {
 /// The next whole second: a moment that all nodes of a replica agree on without knowing of each other.
 fn together(after: Timestamp) -> Timestamp {
     Timestamp::from_secs(after.0.div_euclid(1_000_000) + 1)
-}
-
-fn applied(written: &Written, due_in_us: Option<i64>, wake: Vec<&'static str>) -> Applied {
-    match written {
-        Written::Done { .. } => Applied::Written { due_in_us, wake },
-        Written::Stale { .. } => Applied::LeaseLost,
-    }
 }
 
 fn view(job: &Job) -> brain::Job {

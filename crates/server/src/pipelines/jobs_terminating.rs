@@ -13,13 +13,10 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Hands, because, jobs_running::call};
+use super::{Hands, applied, because, due_in, jobs_running::call};
 use crate::{
-    agents::{AgentError, Call},
-    db::{
-        Written,
-        passes::jobs::{self as rows, End, Loaded, Moved},
-    },
+    agents::{self, AgentError, Call},
+    db::passes::jobs::{self as rows, End, Loaded, Moved},
     job_facts::JobFacts,
     pass_error::PassError,
 };
@@ -101,16 +98,14 @@ impl Pipeline for JobsTerminating {
         match next.plan {
             Plan::End(end) => self.end(lease, &row, &end).await,
             Plan::Step { waits_for, due, .. } => {
-                let due_in_us = Some((due.0 - lease.now()).max(0));
+                let due_in_us = Some(due_in(lease, due));
                 let set = vec![
                     ("stop_deadline_at", next.deadline.into()),
                     ("status_message", format!("waits for {waits_for}").into()),
                 ];
                 let moved = Moved { set, event: None, due_in_us };
-                match rows::apply(&self.0.db, lease.held(), &row.loaded.job, moved).await? {
-                    Written::Done { .. } => Ok(Applied::Written { due_in_us, wake: vec![] }),
-                    Written::Stale { .. } => Ok(Applied::LeaseLost),
-                }
+                let written = rows::apply(&self.0.db, lease.held(), &row.loaded.job, moved).await?;
+                Ok(applied(&written, due_in_us, vec![]))
             }
         }
     }
@@ -128,15 +123,7 @@ impl JobsTerminating {
     }
 
     async fn remove(&self, call: Call, reason: &str) -> brain::Task {
-        let outcome = async {
-            match self.0.agents.terminate_task(call, reason, 0).await {
-                // It never came, or is gone already; the removal settles that no late copy of it starts.
-                Ok(()) | Err(AgentError::UnknownTask { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            self.0.agents.remove_task(call).await
-        };
-        match outcome.await {
+        match agents::discard(&*self.0.agents, call, reason).await {
             Ok(()) | Err(AgentError::UnknownTask { .. }) => brain::Task::Gone,
             Err(AgentError::Refused { .. }) => brain::Task::There,
             Err(AgentError::Unreachable { .. } | AgentError::Fenced { .. }) => brain::Task::Silent,
@@ -155,17 +142,13 @@ impl JobsTerminating {
             host_given_up: end.gave_up_host(),
             frees: job.blocks > 0,
         };
-        match rows::end(&self.0.db, lease.held(), job, end).await? {
-            Written::Done { .. } => {
-                let wake = vec![
-                    super::runs::QUEUE.pipeline,
-                    super::jobs_submitted::QUEUE.pipeline,
-                    super::instances::QUEUE.pipeline,
-                ];
-                Ok(Applied::Written { due_in_us: None, wake })
-            }
-            Written::Stale { .. } => Ok(Applied::LeaseLost),
-        }
+        let wake = vec![
+            super::runs::QUEUE.pipeline,
+            super::jobs_submitted::QUEUE.pipeline,
+            super::instances::QUEUE.pipeline,
+        ];
+        let written = rows::end(&self.0.db, lease.held(), job, end).await?;
+        Ok(applied(&written, None, wake))
     }
 }
 

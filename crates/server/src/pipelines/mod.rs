@@ -9,10 +9,18 @@ mod runs;
 use std::sync::Arc;
 
 use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
-use windlass_engine::{BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
-use windlass_model::event::{self, Actor, Because};
+use windlass_engine::{Applied, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
+use windlass_model::{
+    event::{self, Actor, Because},
+    time::Timestamp,
+};
 
-use crate::{agents::Agents, app::App, db::Db, run_shape::Shapes};
+use crate::{
+    agents::Agents,
+    app::App,
+    db::{Db, Written},
+    run_shape::Shapes,
+};
 
 /// What every pipeline works with.
 #[derive(Clone)]
@@ -105,6 +113,19 @@ async fn tell(db: Db, hints: Hints) {
                 tracing::debug!(%error, pipeline, "hint the other replicas");
             }
         }
+    }
+}
+
+/// How long until a row is due, by the database's clock.
+fn due_in(lease: &Lease, due: Timestamp) -> i64 {
+    (due.0 - lease.now()).max(0)
+}
+
+/// What an apply came to when its guard is all that can fail.
+fn applied(written: &Written, due_in_us: Option<i64>, wake: Vec<&'static str>) -> Applied {
+    match written {
+        Written::Done { .. } => Applied::Written { due_in_us, wake },
+        Written::Stale { .. } => Applied::LeaseLost,
     }
 }
 

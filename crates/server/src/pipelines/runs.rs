@@ -21,7 +21,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{Hands, because};
+use super::{Hands, because, due_in};
 use crate::{
     db::{
         Written,
@@ -86,7 +86,7 @@ impl Pipeline for Runs {
     }
 
     async fn apply(&self, lease: &Lease, row: Loaded, plan: Plan) -> Result<Applied, PassError> {
-        let due_in_us = plan.due_at.map(|at| (at.0 - lease.now()).max(0));
+        let due_in_us = plan.due_at.map(|at| due_in(lease, at));
         let outcome = self.outcome(lease, &row, &plan, due_in_us)?;
         let wake = wake(&outcome);
         match rows::apply(&self.0.db, lease, &row.run, outcome).await? {
@@ -135,9 +135,10 @@ impl Runs {
             events.push((created, new.job_name.clone()));
             submissions.push(new);
         }
+        let latest = latest(&row.jobs);
         let ends = plan.end.iter().filter_map(|end| {
-            let latest = latest(&row.jobs).remove(&(i64::from(end.replica), i64::from(end.job)))?;
-            Some(EndAsked { submission: latest.id, ending: end.ending.clone() })
+            let job = latest.get(&(i64::from(end.replica), i64::from(end.job)))?;
+            Some(EndAsked { submission: job.id, ending: end.ending.clone() })
         });
         let tracking = serde_json::to_string(&Tracking { fired: plan.fired }).map_err(PassError::document)?;
         Ok(Outcome { plan, tracking, submissions, ends: ends.collect(), events, due_in_us })
