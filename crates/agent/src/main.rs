@@ -1,18 +1,28 @@
-//! `windlass-agent`: what runs on machines. The shim, the runner and the executor arrive with their crates' code.
+//! `windlass-agent`: what runs on machines.
 
-fn main() -> std::process::ExitCode {
-    use std::io::Write;
-    let version = env!("CARGO_PKG_VERSION");
-    let arg = std::env::args().nth(1);
-    let mut err = std::io::stderr();
-    match arg.as_deref() {
-        Some("--version" | "-V") => {
-            let _ = writeln!(std::io::stdout(), "windlass-agent {version}");
-            std::process::ExitCode::SUCCESS
-        }
-        _ => {
-            let _ = writeln!(err, "windlass-agent {version}: shim, runner and exec are not built yet");
-            std::process::ExitCode::from(2)
-        }
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use windlass_agent::{runner, shim};
+
+#[derive(Debug, Parser)]
+#[command(name = "windlass-agent", version, about = "What runs on machines: shim and runner")]
+struct Args {
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Keep the tasks of this host
+    Shim(shim::cli::Args),
+    /// Run the job of one task (started by the shim)
+    Runner(runner::cli::Args),
+}
+
+fn main() -> ExitCode {
+    match Args::parse().part {
+        Part::Shim(args) => shim::cli::main(&args),
+        Part::Runner(args) => runner::cli::main(&args),
     }
 }

@@ -3,6 +3,7 @@
 //! No logic lives here. The table in `operations` is the one list of what the server answers: the
 //! router, the OpenAPI document, the client and the authorisation tests are all made from it.
 
+pub mod agent;
 pub mod auth;
 pub mod backends;
 pub mod client;

@@ -1,0 +1,3 @@
+//! What the machine is: processors, memory, disks, addresses, GPUs, and whether all is well.
+
+pub mod gpu;

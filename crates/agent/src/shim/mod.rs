@@ -1,0 +1,16 @@
+//! The shim: one per host. It keeps tasks from their submission to their removal.
+
+pub mod api;
+pub mod cli;
+pub mod docker;
+pub mod enrolment;
+pub mod events;
+pub mod hollow;
+pub mod journal;
+pub mod keys;
+pub mod mounts;
+pub mod policy;
+pub mod process;
+pub mod runtime;
+pub mod tasks;
+pub mod volumes;

@@ -1,0 +1,1 @@
+//! A job's output on disk, addressed by stream and byte offset.

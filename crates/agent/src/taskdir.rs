@@ -1,0 +1,93 @@
+//! Where a task keeps its files, and what shim and runner tell each other there.
+//!
+//! ```text
+//! HOME/tasks/ID/            0700, the shim's
+//!   task.json               what was asked for and what became of it, without credentials
+//!   registry.json           0600, the registry's credential, gone once the image is here
+//!   token                   0600, what the shim says to the runner
+//!   run/                    mounted at /windlass/run in a container; the job may write here, so the
+//!     │                     shim reads it through `confine` only
+//!     runner.json           how the runner is to listen and whom to let in
+//!     runner.sock           the runner's HTTP
+//!     job.log job.idx       the job's output and when it came (see `spool`)
+//!     runner.log runner.idx
+//!     states.jsonl          the job's states, one `JobState` a line, each synced
+//!     exit.json             the runner's last word (`LastWord`)
+//!   scratch/                where a plain process starts
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use windlass_model::id::SubmissionId;
+
+/// Where the `run` directory appears inside a container.
+pub const INSIDE: &str = "/windlass/run";
+/// Where the agent's binary appears inside a container, read-only.
+pub const AGENT_INSIDE: &str = "/windlass/agent";
+
+pub const RUNNER_CONFIG: &str = "runner.json";
+pub const RUNNER_SOCKET: &str = "runner.sock";
+pub const STATES: &str = "states.jsonl";
+pub const LAST_WORD: &str = "exit.json";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskDir {
+    pub id: SubmissionId,
+    root: PathBuf,
+}
+
+impl TaskDir {
+    pub fn new(home: &Path, id: SubmissionId) -> Self {
+        Self { id, root: home.join("tasks").join(id.to_string()) }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+    pub fn task(&self) -> PathBuf {
+        self.root.join("task.json")
+    }
+    pub fn registry(&self) -> PathBuf {
+        self.root.join("registry.json")
+    }
+    pub fn token(&self) -> PathBuf {
+        self.root.join("token")
+    }
+    pub fn run(&self) -> PathBuf {
+        self.root.join("run")
+    }
+    pub fn scratch(&self) -> PathBuf {
+        self.root.join("scratch")
+    }
+}
+
+/// How a runner is to listen and whom it lets in. Written by the shim before the runner starts; no secrets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunnerConfig {
+    pub task: SubmissionId,
+    /// SHA-256 (hex) of the token that calls on the runner's socket carry.
+    pub token_sha256: String,
+    /// Where the HTTP API listens beside the socket, as a dstack server expects; it asks for no token there.
+    pub compat_http: Option<String>,
+    /// Where the SSH server listens, `ADDRESS:PORT`; port 0 is any, and the real one is written to `ssh.port`.
+    pub ssh_listen: Option<String>,
+    pub ssh_authorized_keys: Vec<String>,
+    /// UUIDs of the GPUs this task holds, for its metrics.
+    pub gpus: Vec<String>,
+    /// How long to wait for the job, and for the last reader of its logs.
+    pub wait_secs: u64,
+}
+
+/// The file with the port the SSH server really listens on.
+pub const SSH_PORT_FILE: &str = "ssh.port";
+
+/// What a runner leaves when it ends of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastWord {
+    /// What the job's main process exited with; 128 + signal when it was killed.
+    pub exit_status: Option<i32>,
+    /// The kernel killed something of the job for want of memory.
+    pub oom_killed: bool,
+}

@@ -1,0 +1,16 @@
+//! Tests of the real binary: its own processes, real sockets, a real container engine.
+
+#![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+
+mod support;
+
+#[test]
+fn the_binary_says_its_version() {
+    let said = std::process::Command::new(support::agent()).arg("--version").output().unwrap();
+    assert_eq!(
+        String::from_utf8(said.stdout).unwrap(),
+        concat!("windlass-agent ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+    let scratch = support::Scratch::new("version");
+    assert!(scratch.path().is_dir());
+}

@@ -1,0 +1,261 @@
+//! The runner's calls: one job, in linear steps.
+//!
+//! | call | body → answer |
+//! |---|---|
+//! | `GET /api/healthcheck` | → [`Health`](super::Health) |
+//! | `POST /api/submit` | [`Submit`]; 409 once the job was started |
+//! | `POST /api/upload_archive` | multipart, one part `archive` whose file name is the archive's id, a tar |
+//! | `POST /api/upload_code` | raw: a git diff (remote repository) or a tar (virtual) |
+//! | `POST /api/run` | → [`JobStarted`]; a repeat gets the same answer |
+//! | `GET /api/pull?timestamp=MS` | → [`Pull`] |
+//! | `POST /api/stop` | interrupts the job; any state |
+//! | `GET /api/metrics` | → [`Metrics`] |
+//! | `GET /api/logs?stream=job&offset=N&limit=M&wait_ms=W` | → raw bytes; `LOG_END`, `LOG_COMPLETE` |
+//! | `POST /api/logs/read?stream=job&offset=N` | all before N is kept elsewhere now |
+//! | `GET /logs_ws?start_time=RFC3339` or `?offset=N` | WebSocket of binary frames, closed after the last byte |
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub const SERVICE: &str = "dstack-runner";
+
+/// Everything the runner must know of a job. Secrets are filled in; never log one.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct Submit {
+    pub run: Run,
+    pub job_spec: JobSpec,
+    #[serde(default)]
+    pub job_submission: JobSubmission,
+    #[serde(default)]
+    pub cluster_info: Option<ClusterInfo>,
+    #[serde(default)]
+    pub secrets: BTreeMap<String, String>,
+    #[serde(default)]
+    pub repo_credentials: Option<RepoCredentials>,
+    /// Bytes of output an hour; null and 0 are no limit.
+    #[serde(default)]
+    pub log_quota_hour: Option<u64>,
+    #[serde(default)]
+    pub run_spec: Option<RunSpec>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    #[serde(default)]
+    pub id: String,
+    #[serde(default)]
+    pub run_spec: Option<RunSpec>,
+    #[serde(default)]
+    pub project_name: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunSpec {
+    #[serde(default)]
+    pub run_name: Option<String>,
+    #[serde(default)]
+    pub repo_id: Option<String>,
+    #[serde(default)]
+    pub repo_data: Option<RepoData>,
+    #[serde(default)]
+    pub configuration_path: Option<String>,
+    #[serde(default)]
+    pub configuration: serde_json::Value,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSubmission {
+    #[serde(default)]
+    pub id: String,
+}
+
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobSpec {
+    #[serde(default)]
+    pub replica_num: i64,
+    #[serde(default)]
+    pub job_num: i64,
+    #[serde(default)]
+    pub jobs_per_replica: i64,
+    /// `None`: as the container's own user.
+    #[serde(default)]
+    pub user: Option<User>,
+    /// The argument vector to run.
+    #[serde(default)]
+    pub commands: Vec<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub single_branch: bool,
+    /// Seconds.
+    #[serde(default)]
+    pub max_duration: Option<i64>,
+    /// Seconds between the polite signal and the kill.
+    #[serde(default)]
+    pub stop_duration: Option<i64>,
+    #[serde(default)]
+    pub ssh_key: Option<SshKey>,
+    #[serde(default)]
+    pub working_dir: Option<String>,
+    #[serde(default)]
+    pub repo_data: Option<RepoData>,
+    #[serde(default)]
+    pub repo_dir: Option<String>,
+    /// `error` or `skip`.
+    #[serde(default)]
+    pub repo_exists_action: Option<String>,
+    #[serde(default)]
+    pub file_archives: Vec<FileArchive>,
+    /// Give the commands a terminal. Absent: only when the argument vector asks for an interactive shell.
+    #[serde(default)]
+    pub tty: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    #[serde(default)]
+    pub uid: Option<u32>,
+    #[serde(default)]
+    pub gid: Option<u32>,
+    #[serde(default)]
+    pub username: Option<String>,
+    #[serde(default)]
+    pub groupname: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SshKey {
+    pub private: String,
+    pub public: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "repo_type", rename_all = "snake_case")]
+pub enum RepoData {
+    Virtual {},
+    Local {},
+    Remote {
+        #[serde(default)]
+        repo_name: Option<String>,
+        #[serde(default)]
+        repo_branch: Option<String>,
+        #[serde(default)]
+        repo_hash: Option<String>,
+        #[serde(default)]
+        repo_config_name: Option<String>,
+        #[serde(default)]
+        repo_config_email: Option<String>,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepoCredentials {
+    pub clone_url: String,
+    #[serde(default)]
+    pub private_key: Option<String>,
+    #[serde(default)]
+    pub oauth_token: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileArchive {
+    pub id: String,
+    pub path: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterInfo {
+    #[serde(default)]
+    pub job_ips: Vec<String>,
+    #[serde(default)]
+    pub master_job_ip: String,
+    #[serde(default)]
+    pub gpus_per_job: i64,
+    /// GPUs of each node, in the order of `job_ips`.
+    #[serde(default)]
+    pub gpus_per_node: Option<Vec<i64>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobStarted {
+    pub working_dir: String,
+    pub username: String,
+}
+
+/// One change of the job's state, in order. Also the line format of the file it is kept in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobState {
+    /// `running`, `done`, `failed` or `terminated`.
+    pub state: String,
+    /// Milliseconds; strictly growing over states and log events.
+    pub timestamp: i64,
+    #[serde(default)]
+    pub termination_reason: String,
+    #[serde(default)]
+    pub termination_message: String,
+    /// A word of the termination details (`oom_killed`, `no_disk`, …) where the reason says too little.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    #[serde(default)]
+    pub exit_status: Option<i32>,
+}
+
+/// What is known of the job on disk, whether or not its runner still lives.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobRecord {
+    pub states: Vec<JobState>,
+    /// The offset after the last byte of the job's output.
+    pub log_end: u64,
+    /// Nothing will be added to the output.
+    pub log_complete: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogEvent {
+    pub timestamp: i64,
+    /// Base64.
+    pub message: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pull {
+    pub job_states: Vec<JobState>,
+    pub job_logs: Vec<LogEvent>,
+    pub runner_logs: Vec<LogEvent>,
+    pub last_updated: i64,
+    pub no_connections_secs: i64,
+    pub has_more: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    pub timestamp_micro: i64,
+    pub cpu_usage_micro: i64,
+    pub memory_usage_bytes: i64,
+    pub memory_working_set_bytes: i64,
+    pub gpus: Vec<GpuMetrics>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuMetrics {
+    pub gpu_memory_usage_bytes: i64,
+    pub gpu_util_percent: i64,
+}
+
+macro_rules! without_secrets {
+    ($($name:ident: $($field:ident),*;)*) => {$(
+        impl std::fmt::Debug for $name {
+            /// Without secrets: this text may end in a log.
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &self.$field))*.finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+without_secrets! {
+    Submit: run, job_submission;
+    JobSpec: replica_num, job_num, user, working_dir;
+    SshKey: public;
+    RepoCredentials: clone_url;
+}

@@ -1,0 +1,278 @@
+//! The shim's calls: tasks of a host, and the host itself.
+//!
+//! | call | body → answer |
+//! |---|---|
+//! | `GET /api/healthcheck` | → [`Health`](super::Health) |
+//! | `GET /api/tasks` | → [`TaskList`] |
+//! | `POST /api/tasks` | [`TaskSpec`], signed → 200; 400, 403 forbidden, 410 was here and is gone, 412 older epoch |
+//! | `GET /api/tasks/ID` | → [`TaskInfo`]; 404 |
+//! | `POST /api/tasks/ID/terminate` | [`Terminate`] → [`TaskInfo`]; 404, 412 |
+//! | `POST /api/tasks/ID/remove` | → 200; 409 while it runs, 412. With an epoch, an unknown task is removed too: it can never start later |
+//! | `GET /api/tasks/ID/logs?stream=job&offset=N&limit=M&wait_ms=W` | → raw bytes from the spool, also after the runner's end; `LOG_END`, `LOG_COMPLETE` |
+//! | `GET /api/tasks/ID/job` | → [`JobRecord`](super::runner::JobRecord) from disk, also after the runner's end |
+//! | `ANY /api/tasks/ID/runner/…` | forwarded to the runner of the task |
+//! | `GET /api/events?after=SEQ&boot=BOOT` | → one [`Event`](super::events::Event) per line, for ever |
+//! | `GET /api/instance/health`, `…/info`, `GET /api/components`, `POST /api/components/install`, `POST /api/shutdown` | as dstack's |
+//! | `GET /api/instance/host` | → [`HostInfo`] |
+
+use serde::{Deserialize, Serialize};
+
+use windlass_model::id::{InstanceId, SubmissionId};
+
+/// What `Health::service` says: dstack's server takes no other.
+pub const SERVICE: &str = "dstack-shim";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskStatus {
+    Pending,
+    Preparing,
+    Pulling,
+    Creating,
+    Running,
+    Terminated,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskList {
+    pub tasks: Vec<TaskItem>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskItem {
+    pub id: SubmissionId,
+    pub status: TaskStatus,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NetworkMode {
+    #[default]
+    #[serde(alias = "")]
+    Host,
+    Bridge,
+}
+
+/// What a task is made of. Secrets of the job are not here: the runner gets them over its own socket.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct TaskSpec {
+    pub id: SubmissionId,
+    pub name: String,
+    #[serde(default)]
+    pub registry_username: String,
+    #[serde(default)]
+    pub registry_password: String,
+    pub image_name: String,
+    #[serde(default)]
+    pub container_user: String,
+    #[serde(default)]
+    pub privileged: bool,
+    /// −1 all there are, even none; 0 none; n exactly n.
+    #[serde(default)]
+    pub gpu: i64,
+    /// Cores; 0 is no limit.
+    #[serde(default)]
+    pub cpu: f64,
+    /// Bytes; 0 is no limit.
+    #[serde(default)]
+    pub memory: i64,
+    /// Bytes; 0 is the engine's default.
+    #[serde(default)]
+    pub shm_size: i64,
+    #[serde(default)]
+    pub network_mode: NetworkMode,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub volumes: Vec<Volume>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub volume_mounts: Vec<VolumeMount>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub instance_mounts: Vec<InstanceMount>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub gpu_devices: Vec<GpuDevice>,
+    #[serde(default)]
+    pub host_ssh_user: String,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub host_ssh_keys: Vec<String>,
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub container_ssh_keys: Vec<String>,
+    /// Most processes and threads; 0 is the agent's default.
+    #[serde(default)]
+    pub pids: i64,
+    /// What the signature is bound to; absent from a dstack server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claims: Option<Claims>,
+}
+
+/// For whom, for which take of the lock and until when a signed specification holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claims {
+    pub instance_id: InstanceId,
+    pub epoch: i64,
+    /// Unix seconds.
+    pub expires_at: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    pub backend: String,
+    pub name: String,
+    pub volume_id: String,
+    #[serde(default)]
+    pub init_fs: bool,
+    #[serde(default)]
+    pub device_name: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeMount {
+    pub name: String,
+    pub path: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceMount {
+    pub instance_path: String,
+    pub path: String,
+    #[serde(default)]
+    pub optional: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuDevice {
+    pub path_on_host: String,
+    pub path_in_container: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    pub host: u16,
+    pub container: u16,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PullProgress {
+    pub downloaded_bytes: u64,
+    pub extracted_bytes: u64,
+    pub total_bytes: u64,
+    pub is_total_bytes_final: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskInfo {
+    pub id: SubmissionId,
+    pub status: TaskStatus,
+    /// A word of the job termination reasons; empty while the task lives.
+    pub termination_reason: String,
+    pub termination_message: String,
+    /// `None` until the container runs; empty where nothing is mapped.
+    pub ports: Option<Vec<Port>>,
+    pub image_pull_progress: Option<PullProgress>,
+    pub container_name: String,
+    pub container_id: String,
+    pub gpus_ids: Vec<String>,
+    /// What the container, or the main process, exited with.
+    #[serde(default)]
+    pub exit_status: Option<i32>,
+    /// A word of the termination details (`oom_killed`, `host_reboot`, …) where the reason says too little.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    /// The highest epoch seen for this submission.
+    #[serde(default)]
+    pub epoch: i64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terminate {
+    #[serde(default)]
+    pub termination_reason: String,
+    #[serde(default)]
+    pub termination_message: String,
+    /// Seconds between the polite signal and the kill.
+    #[serde(default)]
+    pub timeout: u64,
+}
+
+/// What the host has. Written to `host_info.json` as well.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostInfo {
+    /// `nvidia`, `amd`, `intel`, `tenstorrent` or `none`.
+    pub gpu_vendor: String,
+    pub gpu_name: String,
+    /// MiB of one GPU.
+    pub gpu_memory: u64,
+    pub gpu_count: u32,
+    /// Of all interfaces but the loopback, with prefix length.
+    pub addresses: Vec<String>,
+    /// Bytes, where images and scratch directories are kept.
+    pub disk_size: u64,
+    pub cpus: u32,
+    /// Bytes.
+    pub memory: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceInfo {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_vendor: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_driver_version: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct InstanceHealth {
+    pub dcgm: Option<Dcgm>,
+    /// What windlass itself checks; empty means well.
+    #[serde(default)]
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dcgm {
+    /// 0 pass, 10 warn, 20 fail.
+    pub overall_health: i64,
+    pub incidents: Vec<DcgmIncident>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DcgmIncident {
+    pub system: i64,
+    pub health: i64,
+    pub error_message: String,
+    pub error_code: i64,
+    pub entity_group_id: i64,
+    pub entity_id: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Components {
+    pub components: Vec<Component>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Component {
+    pub name: String,
+    pub version: String,
+    /// `not-installed`, `installed`, `installing` or `error`.
+    pub status: String,
+}
+
+impl std::fmt::Debug for TaskSpec {
+    /// Without the credentials: this text may end in a log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TaskSpec")
+            .field("id", &self.id)
+            .field("name", &self.name)
+            .field("image_name", &self.image_name)
+            .field("claims", &self.claims)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Go writes an empty list as `null`.
+fn null_is_empty<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    Option::<Vec<T>>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
