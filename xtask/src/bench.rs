@@ -1,23 +1,30 @@
-//! Benchmarks: a release build of the testkit's program, with a private Postgres beside it.
+//! Benchmarks: a release build of the testkit's program, with a private Postgres and container engine beside it.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{args::Args, out, postgres::Postgres, process, workspace::Workspace};
+use crate::{
+    args::Args,
+    engine::{self, Engine},
+    out,
+    postgres::Postgres,
+    process,
+    workspace::Workspace,
+};
 
 const BINARY: &str = "windlass-bench";
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let name = args.word().context("name a benchmark: engine, api, …")?;
+    let name = args.word().context("name a benchmark: engine, api, agent, …")?;
     ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
-    // The server is measured as people run it: its own binary, in its own process.
-    let build = ["build", "--release", "-p", "windlass-testkit", "-p", "windlass-cli", "--bins"];
-    process::run(workspace.cargo().args(build))?;
+    // Server and agent are measured as people run them: their own binaries, in their own processes.
+    let packages = ["-p", "windlass-testkit", "-p", "windlass-cli", "-p", "windlass-agent"];
+    process::run(workspace.cargo().args(["build", "--release", "--bins"]).args(packages))?;
     let program = workspace.built("release", BINARY)?;
 
     let mut command = Command::new(program);
-    command.current_dir(&workspace.root).arg(name).args(args.rest());
+    command.current_dir(&workspace.root).arg(&name).args(args.rest());
     // Kept until the benchmark has ended: dropping it stops the database.
     let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
         Some(_) => None,
@@ -27,6 +34,15 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
             command.env("WINDLASS_BENCH_DATABASE_URL", &postgres.url);
             Some(postgres)
         }
+    };
+    // Likewise; only the agent's benchmark starts containers.
+    let _engine = match std::env::var_os(engine::VARIABLE) {
+        None if name == "agent" => {
+            let engine = Engine::start()?;
+            command.env(engine::VARIABLE, &engine.socket);
+            Some(engine)
+        }
+        _ => None,
     };
     process::run(&mut command)
 }

@@ -8,6 +8,7 @@ mod bench;
 mod codegen;
 mod demo;
 mod elf;
+mod engine;
 mod http;
 mod out;
 mod postgres;
@@ -32,7 +33,7 @@ usage: cargo xtask COMMAND
   tidy                       the rules a machine can check, alone
   sim [--seeds N] [--from K] [--jobs J]
                              the simulation; SEED=n replays one seed
-  bench NAME [ARG…]          one benchmark (engine, api, …) with a private Postgres
+  bench NAME [ARG…]          one benchmark (engine, api, agent, …) with what it needs beside it
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
   deny                       cargo-deny, when it is installed";
 

@@ -31,6 +31,24 @@ const NEEDS: &[Need] = &[
         here: || postgres::programs().is_ok(),
         packages: &["postgresql"],
     },
+    Need {
+        what: "a container engine",
+        here: || {
+            process::answers("dockerd", &["--version"]) && process::answers("containerd", &["--version"])
+        },
+        packages: &["docker.io", "containerd", "runc", "iptables"],
+    },
+    Need {
+        what: "a static busybox, of which test images are made",
+        here: || process::answers("busybox", &["true"]),
+        packages: &["busybox-static"],
+    },
+    Need {
+        what: "OpenSSH's programs",
+        here: || std::path::Path::new("/usr/sbin/sshd").exists() && process::answers("ssh", &["-V"]),
+        packages: &["openssh-client", "openssh-server"],
+    },
+    Need { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
 ];
 
 pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {

@@ -2,12 +2,18 @@
 
 use std::{
     fmt::Write,
+    process::Command,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{elf, out, process, setup, sim, tidy, workspace::Workspace};
+use crate::{
+    elf,
+    engine::{self, Engine},
+    out, process, setup, sim, tidy,
+    workspace::Workspace,
+};
 
 const SIM_SEEDS: u64 = 200;
 /// Crates whose tests need nothing but a compiler.
@@ -99,19 +105,22 @@ fn threads() -> Result<String> {
     Ok((cores.get() * 2).to_string())
 }
 
-fn nextest(workspace: &Workspace, args: &[&str]) -> Result<Outcome> {
+fn nextest(workspace: &Workspace, args: &[&str]) -> Result<Command> {
     let mut command = workspace.cargo();
     command.args(["nextest", "run", "--profile", "ci", "--test-threads", &threads()?]).args(args);
-    passed(process::run(&mut command))
+    Ok(command)
 }
 
 fn tests(workspace: &Workspace) -> Result<Outcome> {
-    nextest(workspace, &["--workspace"])
+    process::run(workspace.cargo().args(["nextest", "run", "--workspace", "--no-run"]))?;
+    let engine = Engine::start().context("start a container engine for the tests")?;
+    let mut command = nextest(workspace, &["--workspace"])?;
+    passed(process::run(command.env(engine::VARIABLE, &engine.socket)))
 }
 
 fn fast_tests(workspace: &Workspace) -> Result<Outcome> {
     let args: Vec<&str> = FAST.iter().flat_map(|name| ["-p", name]).collect();
-    nextest(workspace, &args)
+    passed(process::run(&mut nextest(workspace, &args)?))
 }
 
 /// The testkit plants known bugs and proves that its checkers find each of them.
@@ -123,7 +132,7 @@ fn mutants(workspace: &Workspace) -> Result<Outcome> {
     }
     // Optimised as the simulation is: a planted bug may need hundreds of seeds to show.
     let args = ["-p", "windlass-testkit", "--features", "mutants", "--cargo-profile", "sim", "mutants::"];
-    nextest(workspace, &args)
+    passed(process::run(&mut nextest(workspace, &args)?))
 }
 
 fn simulation(workspace: &Workspace) -> Result<Outcome> {
