@@ -1,1 +1,289 @@
-//! To be written.
+//! Who the job runs as: users and groups read from `/etc/passwd` and `/etc/group`.
+//!
+//! The binary is static and must work in images without a C library, so the files are parsed here and no name
+//! service is asked. An image without the files has one user, root.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use windlass_api::agent::runner::User;
+
+const PASSWD: &str = "etc/passwd";
+const GROUP: &str = "etc/group";
+/// Longer files are not read to their end: nobody keeps this many users in an image.
+const MAX_FILE: u64 = 16 << 20;
+const DEFAULT_SHELL: &str = "/bin/sh";
+
+/// A user as the kernel and the environment see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary groups, `gid` included.
+    pub groups: Vec<u32>,
+    /// The name, or the number as text where the user has no name.
+    pub name: String,
+    pub home: PathBuf,
+    pub shell: PathBuf,
+}
+
+impl Account {
+    /// Root as it is where no file says otherwise.
+    pub fn root() -> Self {
+        Self {
+            uid: 0,
+            gid: 0,
+            groups: vec![0],
+            name: "root".to_owned(),
+            home: PathBuf::from("/root"),
+            shell: PathBuf::from(DEFAULT_SHELL),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum UserError {
+    #[error("find user {0}: there is none in /etc/passwd")]
+    NoUser(String),
+    #[error("find group {0}: there is none in /etc/group")]
+    NoGroup(String),
+    #[error("become user {uid}: the runner is user {own} and may not")]
+    NotRoot { uid: u32, own: u32 },
+    #[error("read {file}")]
+    Read {
+        file: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    name: String,
+    uid: u32,
+    gid: u32,
+    home: String,
+    shell: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Group {
+    name: String,
+    gid: u32,
+    members: Vec<String>,
+}
+
+/// The users and groups of an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Users {
+    entries: Vec<Entry>,
+    groups: Vec<Group>,
+}
+
+impl Users {
+    /// Reads the files below `root`; an absent file is an empty one.
+    pub fn read(root: &Path) -> Result<Self, UserError> {
+        Ok(Self::parse(&read(&root.join(PASSWD))?, &read(&root.join(GROUP))?))
+    }
+
+    /// Lines that are not of the form are passed over, as the C library does.
+    fn parse(passwd: &str, group: &str) -> Self {
+        Self {
+            entries: passwd.lines().filter_map(entry).collect(),
+            groups: group.lines().filter_map(group_entry).collect(),
+        }
+    }
+
+    /// Who `asked` is; `None` is the user the runner itself is.
+    pub fn account(&self, asked: Option<&User>, own_uid: u32) -> Result<Account, UserError> {
+        let mut account = match asked {
+            None => self.by_uid(own_uid),
+            Some(User { uid: Some(uid), .. }) => self.by_uid(*uid),
+            Some(User { username: Some(name), .. }) if !name.is_empty() => self.by_name(name)?,
+            Some(_) => self.by_uid(own_uid),
+        };
+        if let Some(gid) = self.asked_group(asked)? {
+            account.gid = gid;
+            if !account.groups.contains(&gid) {
+                account.groups.insert(0, gid);
+            }
+        }
+        if own_uid != 0 && account.uid != own_uid {
+            return Err(UserError::NotRoot { uid: account.uid, own: own_uid });
+        }
+        Ok(account)
+    }
+
+    /// A name; a number is taken for a user id where no name is like it.
+    fn by_name(&self, name: &str) -> Result<Account, UserError> {
+        if let Some(entry) = self.entries.iter().find(|entry| entry.name == name) {
+            return Ok(self.of_entry(entry));
+        }
+        if name == "root" && self.entries.is_empty() {
+            return Ok(Account::root());
+        }
+        name.parse().map(|uid| self.by_uid(uid)).map_err(|_| UserError::NoUser(name.to_owned()))
+    }
+
+    /// A number needs no entry: it is then of group 0 and at home in `/`, as with container engines.
+    fn by_uid(&self, uid: u32) -> Account {
+        match self.entries.iter().find(|entry| entry.uid == uid) {
+            Some(entry) => self.of_entry(entry),
+            None if uid == 0 => Account::root(),
+            None => Account {
+                uid,
+                gid: 0,
+                groups: vec![0],
+                name: uid.to_string(),
+                home: PathBuf::from("/"),
+                shell: PathBuf::from(DEFAULT_SHELL),
+            },
+        }
+    }
+
+    fn of_entry(&self, entry: &Entry) -> Account {
+        let mut groups = vec![entry.gid];
+        for group in &self.groups {
+            if group.members.contains(&entry.name) && !groups.contains(&group.gid) {
+                groups.push(group.gid);
+            }
+        }
+        let or = |text: &str, otherwise: &str| PathBuf::from(if text.is_empty() { otherwise } else { text });
+        Account {
+            uid: entry.uid,
+            gid: entry.gid,
+            groups,
+            name: entry.name.clone(),
+            home: or(&entry.home, "/"),
+            shell: or(&entry.shell, DEFAULT_SHELL),
+        }
+    }
+
+    fn asked_group(&self, asked: Option<&User>) -> Result<Option<u32>, UserError> {
+        let Some(asked) = asked else { return Ok(None) };
+        if asked.gid.is_some() {
+            return Ok(asked.gid);
+        }
+        let Some(name) = asked.groupname.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
+        if let Some(group) = self.groups.iter().find(|group| group.name == name) {
+            return Ok(Some(group.gid));
+        }
+        if name == "root" && self.groups.is_empty() {
+            return Ok(Some(0));
+        }
+        name.parse().map(Some).map_err(|_| UserError::NoGroup(name.to_owned()))
+    }
+}
+
+fn read(file: &Path) -> Result<String, UserError> {
+    use std::io::Read as _;
+    let failed = |source| UserError::Read { file: file.to_owned(), source };
+    let opened = match std::fs::File::open(file) {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut bytes = Vec::new();
+    opened.take(MAX_FILE).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn entry(line: &str) -> Option<Entry> {
+    let mut fields = line.split(':');
+    let name = fields.next().filter(|name| !name.is_empty() && !name.starts_with('#'))?;
+    let _password = fields.next()?;
+    let uid = fields.next()?.parse().ok()?;
+    let gid = fields.next()?.parse().ok()?;
+    let _gecos = fields.next();
+    let home = fields.next().unwrap_or_default();
+    let shell = fields.next().unwrap_or_default();
+    Some(Entry { name: name.to_owned(), uid, gid, home: home.to_owned(), shell: shell.trim().to_owned() })
+}
+
+fn group_entry(line: &str) -> Option<Group> {
+    let mut fields = line.split(':');
+    let name = fields.next().filter(|name| !name.is_empty() && !name.starts_with('#'))?;
+    let _password = fields.next()?;
+    let gid = fields.next()?.parse().ok()?;
+    let members = fields.next().unwrap_or_default();
+    let members = members.split(',').map(str::trim).filter(|name| !name.is_empty());
+    Some(Group { name: name.to_owned(), gid, members: members.map(str::to_owned).collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD_TEXT: &str = "root:x:0:0:root:/root:/bin/bash\n\
+        # a remark\n\
+        broken line\n\
+        ada:x:1000:1000:Ada,,,:/home/ada:/bin/zsh\n\
+        bare:x:1001:100::: \n\
+        nan:x:abc:100::/:/bin/sh\n\
+        77:x:2000:2000::/home/77:/bin/sh\n";
+    const GROUP_TEXT: &str = "root:x:0:\nada:x:1000:\nvideo:x:44:ada, bob\nusers:x:100:bob\n";
+
+    fn users() -> Users {
+        Users::parse(PASSWD_TEXT, GROUP_TEXT)
+    }
+
+    fn named(name: &str) -> User {
+        User { username: Some(name.to_owned()), ..User::default() }
+    }
+
+    #[test]
+    fn a_name_brings_its_groups_home_and_shell() {
+        let ada = users().account(Some(&named("ada")), 0).unwrap();
+        assert_eq!((ada.uid, ada.gid, ada.groups.as_slice()), (1000, 1000, [1000, 44].as_slice()));
+        assert_eq!((ada.home.to_str(), ada.shell.to_str()), (Some("/home/ada"), Some("/bin/zsh")));
+        let bare = users().account(Some(&named("bare")), 0).unwrap();
+        assert_eq!((bare.home.to_str(), bare.shell.to_str()), (Some("/"), Some("/bin/sh")));
+    }
+
+    #[test]
+    fn users_are_found_by_name_then_by_number() {
+        let found = |user: &User| {
+            users().account(Some(user), 0).map(|account| (account.uid, account.gid, account.name))
+        };
+        let uid = |uid| User { uid: Some(uid), ..User::default() };
+        assert_eq!(found(&uid(1000)).unwrap(), (1000, 1000, "ada".to_owned()));
+        assert_eq!(found(&uid(65534)).unwrap(), (65534, 0, "65534".to_owned()));
+        assert_eq!(found(&named("77")).unwrap(), (2000, 2000, "77".to_owned()));
+        assert_eq!(found(&named("78")).unwrap(), (78, 0, "78".to_owned()));
+        assert_eq!(found(&User::default()).unwrap(), (0, 0, "root".to_owned()));
+        assert_eq!(
+            found(&named("eve")).unwrap_err().to_string(),
+            "find user eve: there is none in /etc/passwd"
+        );
+    }
+
+    #[test]
+    fn the_group_asked_for_replaces_the_users_own() {
+        let with = |group: User| users().account(Some(&User { username: Some("ada".into()), ..group }), 0);
+        let by_name = with(User { groupname: Some("users".into()), ..User::default() }).unwrap();
+        assert_eq!((by_name.gid, by_name.groups.as_slice()), (100, [100, 1000, 44].as_slice()));
+        let by_number = with(User { gid: Some(7), ..User::default() }).unwrap();
+        assert_eq!(by_number.gid, 7);
+        let number_as_name = with(User { groupname: Some("9".into()), ..User::default() }).unwrap();
+        assert_eq!(number_as_name.gid, 9);
+        assert!(with(User { groupname: Some("nope".into()), ..User::default() }).is_err());
+    }
+
+    #[test]
+    fn an_image_without_files_has_root_alone() {
+        let none = Users::default();
+        assert_eq!(none.account(None, 0).unwrap(), Account::root());
+        assert_eq!(none.account(Some(&named("root")), 0).unwrap(), Account::root());
+        assert!(none.account(Some(&named("ada")), 0).is_err());
+    }
+
+    #[test]
+    fn a_runner_that_is_not_root_stays_who_it_is() {
+        assert_eq!(users().account(None, 1000).unwrap().name, "ada");
+        assert_eq!(users().account(Some(&named("ada")), 1000).unwrap().name, "ada");
+        let refused = users().account(Some(&named("root")), 1000).unwrap_err();
+        assert_eq!(refused.to_string(), "become user 0: the runner is user 1000 and may not");
+    }
+}
