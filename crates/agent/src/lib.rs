@@ -7,6 +7,7 @@
 pub mod clock;
 pub mod confine;
 pub mod host;
+pub mod http;
 pub mod runner;
 pub mod shim;
 pub mod spool;

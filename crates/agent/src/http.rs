@@ -1,0 +1,377 @@
+//! HTTP as both agents speak it: HTTP/1.1 and HTTP/2 without TLS, on unix sockets and on TCP, with bounds on
+//! everything a stranger may send, and errors as plain text.
+//!
+//! ```text
+//! let listener = http::bind_unix(&path)?;                    // or tokio's TcpListener
+//! http::serve(listener, router, stop.clone()).await;         // returns after `stop` and a short grace
+//!
+//! async fn submit(http::Json(body): http::Json<Submit>) -> Result<(), http::Refusal> {
+//!     Err(http::Refusal::conflict("the job was started"))    // 409, text/plain
+//! }
+//! ```
+
+use std::{
+    fs,
+    future::Future,
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{fs::PermissionsExt, net::UnixListener as StdUnixListener},
+    },
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, FromRequest, Request, rejection::BytesRejection},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use rustix::fs::{Mode, OFlags};
+use serde::de::DeserializeOwned;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::Semaphore,
+    task::JoinSet,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+/// Longest body of a call that is not an upload.
+pub const BODY_BYTES_MAX: usize = 1 << 20;
+const HEADERS_MAX: usize = 100;
+const HEAD_BYTES_MAX: usize = 32 * 1024;
+const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
+const CONNECTIONS_MAX: usize = 1024;
+/// Calls at once on one HTTP/2 connection.
+const STREAMS_MAX: u32 = 512;
+/// One slow reader must not take what the others on its connection need.
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
+/// A peer that answers no ping for this long is gone.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Calls in flight get this long at the end.
+const GRACE: Duration = Duration::from_secs(2);
+/// When no connection can be accepted (no file descriptors), trying at once again is no use.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Something that brings connections.
+pub trait Listener: Send + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    fn accept(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+    async fn accept(&mut self) -> io::Result<UnixStream> {
+        Self::accept(self).await.map(|(stream, _)| stream)
+    }
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+    async fn accept(&mut self) -> io::Result<TcpStream> {
+        let (stream, _) = Self::accept(self).await?;
+        // Small answers must not wait for more; a socket that refuses is about to fail anyway.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+}
+
+/// Answers until `stop`, then lets calls in flight finish, but not for long.
+pub async fn serve<L: Listener>(mut listener: L, router: Router, stop: CancellationToken) {
+    let router = router.layer(DefaultBodyLimit::max(BODY_BYTES_MAX));
+    let builder = builder();
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        let next = async {
+            // A place first: what cannot be served waits in the kernel's queue.
+            let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
+            Ok((place, listener.accept().await?))
+        };
+        let accepted: io::Result<_> = tokio::select! {
+            accepted = next => accepted,
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+            () = stop.cancelled() => break,
+        };
+        let (place, stream) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                if !is_passing(&error) {
+                    tracing::warn!(%error, "accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+        let stop = stop.clone();
+        connections.spawn(async move {
+            let mut connection = std::pin::pin!(connection);
+            let served = tokio::select! {
+                served = connection.as_mut() => served,
+                () = stop.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = served {
+                tracing::debug!(%error, "serve a connection");
+            }
+            drop(place);
+        });
+    }
+    drop(listener);
+    let rest = async { while connections.join_next().await.is_some() {} };
+    if timeout(GRACE, rest).await.is_err() {
+        tracing::debug!("calls still in flight were cut off");
+    }
+}
+
+fn builder() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_BYTES_MAX);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEAD_BYTES_MAX as u32)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT);
+    builder
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+/// A unix socket at `path`, which may be longer than the kernel takes. What a dead process left there is
+/// replaced; a living one is not.
+pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "a socket needs a directory and a name");
+    let parent = path.parent().ok_or_else(wrong)?;
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let name = path.file_name().ok_or_else(wrong)?;
+    let dir: OwnedFd =
+        rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name);
+    let listener = match StdUnixListener::bind(&short) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(&short)? => {
+            fs::remove_file(&short)?;
+            StdUnixListener::bind(&short)?
+        }
+        bound => bound?,
+    };
+    fs::set_permissions(&short, fs::Permissions::from_mode(mode))?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+/// A socket nobody listens on. Anything else of that name is left alone.
+fn is_abandoned(path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::FileTypeExt;
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Ok(false);
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Ok(false),
+        Err(error) => Ok(error.kind() == io::ErrorKind::ConnectionRefused),
+    }
+}
+
+/// Connects to the socket behind a handle (see `confine::Beneath::socket`).
+pub async fn connect_unix(socket: &OwnedFd) -> io::Result<UnixStream> {
+    UnixStream::connect(Path::new("/proc/self/fd").join(socket.as_raw_fd().to_string())).await
+}
+
+/// A "no": a status and a sentence, sent as plain text.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    pub status: StatusCode,
+    pub text: String,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Refusal {
+    pub fn new(status: StatusCode, text: impl Into<String>) -> Self {
+        Self { status, text: text.into(), headers: Vec::new() }
+    }
+
+    pub fn bad_request(text: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, text)
+    }
+    pub fn unauthorized(text: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, text)
+            .header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
+    }
+    pub fn forbidden(text: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, text)
+    }
+    pub fn not_found(text: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, text)
+    }
+    pub fn conflict(text: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, text)
+    }
+    pub fn internal(text: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+    }
+
+    pub fn header(mut self, name: HeaderName, value: impl Into<HeaderValue>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, self.text).into_response();
+        for (name, value) in self.headers {
+            response.headers_mut().insert(name, value);
+        }
+        response
+    }
+}
+
+/// A JSON body: 413 when longer than [`BODY_BYTES_MAX`], 415 for another content type, 400 when it does not read.
+#[derive(Clone, Debug)]
+pub struct Json<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Refusal;
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        let Raw(bytes) = Raw::from_request(request, state).await?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// The very bytes of a JSON body, with the same bounds.
+#[derive(Clone, Debug)]
+pub struct Raw(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Raw {
+    type Rejection = Refusal;
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        expect_json(request.headers())?;
+        Bytes::from_request(request, state).await.map(Self).map_err(too_long_or_broken)
+    }
+}
+
+/// Reads a JSON body that was taken as bytes.
+pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(bytes).map_err(|error| Refusal::bad_request(format!("read the body: {error}")))
+}
+
+fn too_long_or_broken(rejection: BytesRejection) -> Refusal {
+    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        let text = format!("the body is longer than {BODY_BYTES_MAX} bytes");
+        return Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text);
+    }
+    Refusal::bad_request("the body ended early")
+}
+
+/// Absent is fine; anything but JSON is not.
+fn expect_json(headers: &HeaderMap) -> Result<(), Refusal> {
+    let Some(kind) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let kind = kind.to_str().unwrap_or_default();
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let text = format!("the content type must be application/json, not `{}`", kind.escape_debug());
+    Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
+}
+
+/// The token of an `Authorization: Bearer …` header.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// SHA-256 in lower-case hex: how credentials and tokens are kept.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    use sha2::Digest;
+    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether `secret` has one of these hashes. Takes the same time whichever it is, and if none.
+pub fn matches_hash<'a>(secret: &str, hashes: impl IntoIterator<Item = &'a str>) -> bool {
+    use subtle::ConstantTimeEq;
+    let given = sha256_hex(secret.as_bytes());
+    let mut found = subtle::Choice::from(0);
+    for hash in hashes {
+        found |= given.as_bytes().ct_eq(hash.to_ascii_lowercase().as_bytes());
+    }
+    found.into()
+}
+
+/// Nothing of that name here; as plain text, like every other error.
+pub async fn no_such_call() -> Refusal {
+    Refusal::not_found("no such call")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_known_by_any_of_its_hashes() {
+        let (old, new) = (sha256_hex(b"old"), sha256_hex(b"new").to_ascii_uppercase());
+        assert!(matches_hash("old", [old.as_str(), new.as_str()]));
+        assert!(matches_hash("new", [old.as_str(), new.as_str()]));
+        assert!(!matches_hash("other", [old.as_str(), new.as_str()]));
+        assert!(!matches_hash("", []));
+        assert!(!matches_hash("", [""]));
+    }
+
+    #[test]
+    fn the_scheme_of_a_credential_is_bearer_in_any_case() {
+        let headers = |value: &'static str| {
+            HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(value))])
+        };
+        assert_eq!(bearer(&headers("Bearer abc")), Some("abc"));
+        assert_eq!(bearer(&headers("bearer abc")), Some("abc"));
+        assert_eq!(bearer(&headers("Basic abc")), None);
+        assert_eq!(bearer(&headers("abc")), None);
+        assert_eq!(bearer(&HeaderMap::new()), None);
+    }
+
+    #[tokio::test]
+    async fn a_socket_left_by_the_dead_is_replaced_and_one_of_the_living_is_not() {
+        let mut random = [0u8; 6];
+        getrandom::fill(&mut random).unwrap();
+        let dir = std::env::temp_dir().join(format!("windlass-http-{random:02x?}{}", "x".repeat(100)));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("api.sock");
+        let first = bind_unix(&path, 0o660).unwrap();
+        assert_eq!(bind_unix(&path, 0o660).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        drop(first);
+        bind_unix(&path, 0o600).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "a file").unwrap();
+        assert!(bind_unix(&path, 0o600).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"a file");
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
