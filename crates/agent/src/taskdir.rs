@@ -8,6 +8,7 @@
 //!   run/                    mounted at /windlass/run in a container; the job may write here, so the
 //!     │                     shim reads it through `confine` only
 //!     runner.json           how the runner is to listen and whom to let in
+//!     image.json            what the image itself would have run (`ImageConfig`); only in a container
 //!     runner.sock           the runner's HTTP
 //!     job.log job.idx       the job's output and when it came (see `spool`)
 //!     runner.log runner.idx
@@ -28,6 +29,7 @@ pub const INSIDE: &str = "/windlass/run";
 pub const AGENT_INSIDE: &str = "/windlass/agent";
 
 pub const RUNNER_CONFIG: &str = "runner.json";
+pub const IMAGE_CONFIG: &str = "image.json";
 pub const RUNNER_SOCKET: &str = "runner.sock";
 pub const STATES: &str = "states.jsonl";
 pub const LAST_WORD: &str = "exit.json";
@@ -78,6 +80,23 @@ pub struct RunnerConfig {
     pub gpus: Vec<String>,
     /// How long to wait for the job, and for the last reader of its logs.
     pub wait_secs: u64,
+}
+
+/// What the image says about itself. Written before the container is started, because the runner takes the
+/// place of the image's own entry point and needs it when the job names no commands. The image's working
+/// directory and variables are also those the runner itself is started with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageConfig {
+    #[serde(default)]
+    pub entrypoint: Vec<String>,
+    #[serde(default)]
+    pub cmd: Vec<String>,
+    /// Empty is `/`.
+    #[serde(default)]
+    pub workdir: String,
+    /// As written in the image: `NAME`, `UID`, `NAME:GROUP`, …; empty is root.
+    #[serde(default)]
+    pub user: String,
 }
 
 /// The file with the port the SSH server really listens on.
