@@ -1,1 +1,348 @@
-//! To be written.
+//! Whose host this is: the credential the server shows, and the keys it signs task specifications with.
+//!
+//! Written once by `windlass-agent shim enrol`, and again for each rotation: a running shim takes the new file up
+//! with the next call. The host keeps only the hash of the credential and only the public halves of the keys.
+
+use std::{
+    fs,
+    io::{self, Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use parking_lot::Mutex;
+use ring::signature::{ED25519, UnparsedPublicKey};
+use serde::{Deserialize, Serialize};
+
+use windlass_api::agent::{SIGNED_PREFIX, shim::Claims};
+use windlass_model::id::InstanceId;
+
+use crate::http;
+
+pub const FILE: &str = "enrolment.json";
+/// The old credential and the new one, while a rotation is under way.
+pub const CREDENTIALS_MAX: usize = 2;
+/// Keys of the servers that share the database, and their successors.
+pub const SERVER_KEYS_MAX: usize = 16;
+const FILE_BYTES_MAX: u64 = 64 * 1024;
+const KEY_BYTES: usize = 32;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enrolment {
+    pub instance_id: InstanceId,
+    /// SHA-256 (hex) of the credential; two while it is rotated.
+    #[serde(deserialize_with = "one_or_more")]
+    pub credential_sha256: Vec<String>,
+    /// Ed25519 public keys, base64 of 32 bytes each.
+    pub server_keys: Vec<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum EnrolmentError {
+    #[error("read {path}")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("write {path}")]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("read {path}: mode {mode:03o} lets others read or write it; it must be 600")]
+    Open { path: PathBuf, mode: u32 },
+    #[error("read {path}")]
+    Json {
+        path: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("the enrolment needs 1 to {CREDENTIALS_MAX} credential hashes of 64 hex digits")]
+    Credentials,
+    #[error("the enrolment needs 1 to {SERVER_KEYS_MAX} server keys, each base64 of {KEY_BYTES} bytes")]
+    ServerKeys,
+}
+
+impl Enrolment {
+    pub fn read(path: &Path) -> Result<Option<Self>, EnrolmentError> {
+        let failed = |source| EnrolmentError::Read { path: path.to_owned(), source };
+        let file = match fs::File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(failed)?,
+        };
+        let mode = file.metadata().map_err(failed)?.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(EnrolmentError::Open { path: path.to_owned(), mode });
+        }
+        let mut text = String::new();
+        file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+        let enrolment: Self = serde_json::from_str(&text)
+            .map_err(|source| EnrolmentError::Json { path: path.to_owned(), source })?;
+        enrolment.check()?;
+        Ok(Some(enrolment))
+    }
+
+    /// Replaces the file as a whole, readable by its owner alone.
+    pub fn write(&self, path: &Path) -> Result<(), EnrolmentError> {
+        self.check()?;
+        let failed = |source| EnrolmentError::Write { path: path.to_owned(), source };
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|source| EnrolmentError::Json { path: path.to_owned(), source })?;
+        let fresh = path.with_extension(format!("json.{}", std::process::id()));
+        let written = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&fresh)
+            .and_then(|mut file| {
+                file.write_all(text.as_bytes())?;
+                file.write_all(b"\n")?;
+                file.sync_all()
+            })
+            .and_then(|()| fs::rename(&fresh, path));
+        if written.is_err() {
+            let _ = fs::remove_file(&fresh);
+        }
+        written.map_err(failed)
+    }
+
+    fn check(&self) -> Result<(), EnrolmentError> {
+        let is_hash = |text: &String| text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let hashes = &self.credential_sha256;
+        if hashes.is_empty() || hashes.len() > CREDENTIALS_MAX || !hashes.iter().all(is_hash) {
+            return Err(EnrolmentError::Credentials);
+        }
+        let is_key = |text: &String| BASE64_STANDARD.decode(text).is_ok_and(|key| key.len() == KEY_BYTES);
+        let keys = &self.server_keys;
+        if keys.is_empty() || keys.len() > SERVER_KEYS_MAX || !keys.iter().all(is_key) {
+            return Err(EnrolmentError::ServerKeys);
+        }
+        Ok(())
+    }
+
+    pub fn knows(&self, credential: &str) -> bool {
+        http::matches_hash(credential, self.credential_sha256.iter().map(String::as_str))
+    }
+
+    /// Whether these very bytes were signed by one of our servers.
+    fn is_signed(&self, body: &[u8], signature: &str) -> bool {
+        let Ok(signature) = BASE64_STANDARD.decode(signature) else { return false };
+        let message = [SIGNED_PREFIX, body].concat();
+        self.server_keys.iter().any(|key| {
+            let Ok(key) = BASE64_STANDARD.decode(key) else { return false };
+            UnparsedPublicKey::new(&ED25519, key).verify(&message, &signature).is_ok()
+        })
+    }
+}
+
+/// Why a specification is not one our server made for this host and this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsound {
+    #[error("the task specification is not signed")]
+    Unsigned,
+    #[error("the signature of the task specification is not by a server of this host")]
+    WrongSignature,
+    #[error("the task specification has no claims")]
+    NoClaims,
+    #[error("the task specification is for another instance")]
+    ForeignInstance,
+    #[error("the task specification expired {0} s ago; are both clocks right?")]
+    Expired(i64),
+    #[error("the task specification is for epoch {claimed}, the call for epoch {called}")]
+    OtherEpoch { claimed: i64, called: i64 },
+}
+
+/// What came with a specification, as far as its soundness goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Presented<'a> {
+    pub body: &'a [u8],
+    pub signature: Option<&'a str>,
+    pub claims: Option<Claims>,
+    /// Of the call's header.
+    pub epoch: Option<i64>,
+}
+
+/// Decides whether a specification holds here and now. The signature comes first: nothing else is worth
+/// telling to a stranger.
+pub fn check(enrolment: &Enrolment, presented: Presented<'_>, now_secs: i64) -> Result<Claims, Unsound> {
+    let signature = presented.signature.ok_or(Unsound::Unsigned)?;
+    if !enrolment.is_signed(presented.body, signature) {
+        return Err(Unsound::WrongSignature);
+    }
+    let claims = presented.claims.ok_or(Unsound::NoClaims)?;
+    if claims.instance_id != enrolment.instance_id {
+        return Err(Unsound::ForeignInstance);
+    }
+    if claims.expires_at <= now_secs {
+        return Err(Unsound::Expired(now_secs.saturating_sub(claims.expires_at)));
+    }
+    match presented.epoch {
+        Some(called) if called != claims.epoch => Err(Unsound::OtherEpoch { claimed: claims.epoch, called }),
+        Some(_) | None => Ok(claims),
+    }
+}
+
+/// The enrolment as it is on disk now.
+#[derive(Debug)]
+pub struct Current {
+    path: PathBuf,
+    cached: Mutex<Option<(Stamp, Option<Arc<Enrolment>>)>>,
+}
+
+/// Tells one version of a file from another.
+type Stamp = Option<(u64, i64, i64, u64)>;
+
+impl Current {
+    pub fn new(home: &Path) -> Self {
+        Self { path: home.join(FILE), cached: Mutex::new(None) }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the file when it changed. One that cannot be used counts as none: the door stays shut.
+    pub fn enrolment(&self) -> Option<Arc<Enrolment>> {
+        let stamp = fs::metadata(&self.path)
+            .ok()
+            .map(|meta| (meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.size()));
+        let mut cached = self.cached.lock();
+        if let Some((then, enrolment)) = &*cached
+            && *then == stamp
+        {
+            return enrolment.clone();
+        }
+        let read = Enrolment::read(&self.path).unwrap_or_else(|error| {
+            tracing::error!(error = &error as &dyn std::error::Error, "the enrolment cannot be used");
+            None
+        });
+        let read = read.map(Arc::new);
+        *cached = Some((stamp, read.clone()));
+        read
+    }
+}
+
+fn one_or_more<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMore {
+        One(String),
+        More(Vec<String>),
+    }
+    Ok(match OneOrMore::deserialize(deserializer)? {
+        OneOrMore::One(one) => vec![one],
+        OneOrMore::More(more) => more,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ring::signature::{Ed25519KeyPair, KeyPair};
+
+    use super::*;
+
+    const NOW: i64 = 1_800_000_000;
+    const BODY: &[u8] = br#"{"id":"x"}"#;
+
+    fn key(seed: u8) -> Ed25519KeyPair {
+        Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap()
+    }
+
+    fn public(seed: u8) -> String {
+        BASE64_STANDARD.encode(key(seed).public_key().as_ref())
+    }
+
+    fn sign(seed: u8, body: &[u8]) -> String {
+        BASE64_STANDARD.encode(key(seed).sign(&[SIGNED_PREFIX, body].concat()).as_ref())
+    }
+
+    fn ours() -> InstanceId {
+        InstanceId(uuid::Uuid::from_u128(7))
+    }
+
+    fn enrolment() -> Enrolment {
+        Enrolment {
+            instance_id: ours(),
+            credential_sha256: vec![http::sha256_hex(b"old"), http::sha256_hex(b"new")],
+            server_keys: vec![public(1), public(2)],
+        }
+    }
+
+    fn claims() -> Claims {
+        Claims { instance_id: ours(), epoch: 4, expires_at: NOW + 60 }
+    }
+
+    #[track_caller]
+    fn expect(
+        signature: Option<String>,
+        claims: Option<Claims>,
+        epoch: Option<i64>,
+        want: Result<(), Unsound>,
+    ) {
+        let presented = Presented { body: BODY, signature: signature.as_deref(), claims, epoch };
+        assert_eq!(check(&enrolment(), presented, NOW).map(|_| ()), want);
+    }
+
+    #[test]
+    fn x8_only_a_signed_unexpired_specification_for_this_instance_and_epoch_holds() {
+        let good = || Some(sign(1, BODY));
+        expect(good(), Some(claims()), Some(4), Ok(()));
+        expect(Some(sign(2, BODY)), Some(claims()), None, Ok(()));
+        expect(None, Some(claims()), None, Err(Unsound::Unsigned));
+        expect(Some(sign(3, BODY)), Some(claims()), None, Err(Unsound::WrongSignature));
+        expect(Some(sign(1, b"{}")), Some(claims()), None, Err(Unsound::WrongSignature));
+        expect(Some("not base64".to_owned()), Some(claims()), None, Err(Unsound::WrongSignature));
+        expect(Some(String::new()), Some(claims()), None, Err(Unsound::WrongSignature));
+        expect(good(), None, None, Err(Unsound::NoClaims));
+        let foreign = Claims { instance_id: InstanceId(uuid::Uuid::from_u128(8)), ..claims() };
+        expect(good(), Some(foreign), None, Err(Unsound::ForeignInstance));
+        expect(good(), Some(Claims { expires_at: NOW, ..claims() }), None, Err(Unsound::Expired(0)));
+        let ancient = Claims { expires_at: i64::MIN, ..claims() };
+        expect(good(), Some(ancient), None, Err(Unsound::Expired(i64::MAX)));
+        let other = Unsound::OtherEpoch { claimed: 4, called: 5 };
+        expect(good(), Some(claims()), Some(5), Err(other));
+    }
+
+    #[test]
+    fn x8_a_signature_of_the_bare_body_is_not_one_of_a_specification() {
+        let bare = BASE64_STANDARD.encode(key(1).sign(BODY).as_ref());
+        expect(Some(bare), Some(claims()), None, Err(Unsound::WrongSignature));
+    }
+
+    #[test]
+    fn two_credentials_open_while_one_is_rotated() {
+        assert!(enrolment().knows("old"));
+        assert!(enrolment().knows("new"));
+        assert!(!enrolment().knows("older"));
+        assert!(!enrolment().knows(&http::sha256_hex(b"old")));
+    }
+
+    #[test]
+    fn a_single_hash_needs_no_list() {
+        let text = format!(
+            r#"{{"instance_id":"{}","credential_sha256":"{}","server_keys":["{}"],"more":1}}"#,
+            ours(),
+            http::sha256_hex(b"one"),
+            public(1)
+        );
+        let read: Enrolment = serde_json::from_str(&text).unwrap();
+        assert!(read.check().is_ok() && read.knows("one"));
+    }
+
+    #[test]
+    fn an_enrolment_without_hash_or_key_is_none() {
+        assert!(matches!(
+            Enrolment { credential_sha256: vec![String::new()], ..enrolment() }.check(),
+            Err(EnrolmentError::Credentials)
+        ));
+        assert!(matches!(
+            Enrolment { server_keys: vec!["AAAA".to_owned()], ..enrolment() }.check(),
+            Err(EnrolmentError::ServerKeys)
+        ));
+    }
+}

@@ -1,1 +1,207 @@
-//! To be written.
+//! What happened on this host, in order, for whoever listens.
+//!
+//! Events are kept in one ring. A reader has no queue of its own but a place in the ring: however slow it is,
+//! it costs nothing, and when the ring has overtaken it, it is told so and starts anew from the full state.
+//! Whoever changes something calls [`Events::publish`]; it never waits.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use windlass_api::agent::events::{Event, What};
+
+use crate::clock;
+
+/// Events kept for readers that come back.
+pub const KEPT_MAX: usize = 4096;
+/// A stream that has nothing to tell says at least that it lives.
+pub const ALIVE_EVERY: Duration = Duration::from_secs(10);
+/// Events handed over at once.
+const BATCH_MAX: usize = 256;
+
+/// Cheap to clone; all clones are one.
+#[derive(Clone, Debug)]
+pub struct Events {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    boot: String,
+    ring: Mutex<Ring>,
+    head: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// Of the last event.
+    seq: u64,
+    kept: VecDeque<Event>,
+}
+
+impl Events {
+    /// `boot` names this start of the shim: sequence numbers of another start mean nothing.
+    pub fn new(boot: impl Into<String>) -> Self {
+        let shared =
+            Shared { boot: boot.into(), ring: Mutex::new(Ring::default()), head: watch::Sender::new(0) };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub fn boot(&self) -> &str {
+        &self.shared.boot
+    }
+
+    /// Tells everybody. Says the number the event got.
+    pub fn publish(&self, what: What) -> u64 {
+        let mut ring = self.shared.ring.lock();
+        ring.seq += 1;
+        let event = Event { seq: ring.seq, at: clock::now_us(), what };
+        ring.kept.push_back(event);
+        if ring.kept.len() > KEPT_MAX {
+            ring.kept.pop_front();
+        }
+        // Under the lock: heads are told in order.
+        self.shared.head.send_replace(ring.seq);
+        ring.seq
+    }
+
+    /// A reader that has seen everything up to `after` of the start `boot`.
+    pub fn reader(&self, after: Option<u64>, boot: Option<&str>) -> Reader {
+        let seen = after.filter(|_| boot.is_none_or(|boot| boot == self.boot()));
+        Reader { events: self.clone(), head: self.shared.head.subscribe(), seen, alive_every: ALIVE_EVERY }
+    }
+
+    /// The next events after `seen`, or that there is a gap.
+    fn after(&self, seen: Option<u64>) -> Took {
+        let ring = self.shared.ring.lock();
+        let oldest = ring.seq - ring.kept.len() as u64 + 1;
+        match seen {
+            Some(seen) if seen <= ring.seq && seen + 1 >= oldest => {
+                let skip = usize::try_from(seen + 1 - oldest).unwrap_or(usize::MAX);
+                Took::Events(ring.kept.iter().skip(skip).take(BATCH_MAX).cloned().collect())
+            }
+            Some(_) | None => Took::Gap { head: ring.seq },
+        }
+    }
+}
+
+enum Took {
+    Events(Vec<Event>),
+    Gap { head: u64 },
+}
+
+/// What a reader gets next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Never empty.
+    Events(Vec<Event>),
+    /// The reader cannot go on where it was: it needs `Reset` and the full state, as of `seq`.
+    Reset { seq: u64 },
+    /// Nothing for [`ALIVE_EVERY`].
+    Alive { seq: u64 },
+}
+
+/// One listener's place in the ring.
+#[derive(Debug)]
+pub struct Reader {
+    events: Events,
+    head: watch::Receiver<u64>,
+    seen: Option<u64>,
+    alive_every: Duration,
+}
+
+impl Reader {
+    /// Waits for the next thing to tell.
+    pub async fn next(&mut self) -> Next {
+        let deadline = tokio::time::Instant::now() + self.alive_every;
+        loop {
+            // Marked as seen before looking: what comes after the look wakes us.
+            let head = *self.head.borrow_and_update();
+            match self.events.after(self.seen) {
+                Took::Gap { head } => {
+                    self.seen = Some(head);
+                    return Next::Reset { seq: head };
+                }
+                Took::Events(events) if !events.is_empty() => {
+                    self.seen = events.last().map(|event| event.seq);
+                    return Next::Events(events);
+                }
+                Took::Events(_) => {}
+            }
+            if tokio::time::timeout_at(deadline, self.head.changed()).await.is_err() {
+                return Next::Alive { seq: head };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn publish(events: &Events, count: u64) {
+        for _ in 0..count {
+            events.publish(What::Health { problems: Vec::new() });
+        }
+    }
+
+    async fn seqs(reader: &mut Reader) -> Vec<u64> {
+        match reader.next().await {
+            Next::Events(events) => events.iter().map(|event| event.seq).collect(),
+            Next::Reset { .. } | Next::Alive { .. } => Vec::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_new_reader_starts_from_the_full_state_and_goes_on_from_there() {
+        let events = Events::new("b1");
+        publish(&events, 3);
+        let mut reader = events.reader(None, None);
+        assert_eq!(reader.next().await, Next::Reset { seq: 3 });
+        publish(&events, 2);
+        assert_eq!(seqs(&mut reader).await, [4, 5]);
+        reader.alive_every = Duration::from_millis(1);
+        assert_eq!(reader.next().await, Next::Alive { seq: 5 });
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_comes_back_misses_nothing() {
+        let events = Events::new("b1");
+        publish(&events, 5);
+        assert_eq!(seqs(&mut events.reader(Some(2), Some("b1"))).await, [3, 4, 5]);
+        assert_eq!(seqs(&mut events.reader(Some(0), Some("b1"))).await, [1, 2, 3, 4, 5]);
+    }
+
+    #[tokio::test]
+    async fn numbers_of_another_start_or_of_the_future_are_not_taken() {
+        let events = Events::new("b2");
+        publish(&events, 5);
+        assert_eq!(events.reader(Some(3), Some("b1")).next().await, Next::Reset { seq: 5 });
+        assert_eq!(events.reader(Some(9), Some("b2")).next().await, Next::Reset { seq: 5 });
+        assert_eq!(events.reader(Some(u64::MAX), Some("b2")).next().await, Next::Reset { seq: 5 });
+    }
+
+    #[tokio::test]
+    async fn a_reader_overtaken_by_the_ring_starts_anew() {
+        let events = Events::new("b1");
+        publish(&events, 1);
+        let mut reader = events.reader(Some(0), Some("b1"));
+        assert_eq!(seqs(&mut reader).await, [1]);
+        publish(&events, KEPT_MAX as u64);
+        // Exactly the ring's length behind is still no gap.
+        assert_eq!(seqs(&mut reader).await.first(), Some(&2));
+        publish(&events, 2 * KEPT_MAX as u64);
+        assert_eq!(reader.next().await, Next::Reset { seq: 1 + 3 * KEPT_MAX as u64 });
+    }
+
+    #[tokio::test]
+    async fn a_waiting_reader_is_woken_by_the_event() {
+        let events = Events::new("b1");
+        let mut reader = events.reader(Some(0), None);
+        let waiting = tokio::spawn(async move { reader.next().await });
+        tokio::task::yield_now().await;
+        publish(&events, 1);
+        assert!(matches!(waiting.await.unwrap(), Next::Events(events) if events.len() == 1));
+    }
+}
