@@ -1,0 +1,145 @@
+//! Who is connected, and for how long nobody was.
+//!
+//! A dev environment that nobody is connected to is stopped after a while. Short connections (a probe, a copy)
+//! do not count, so that a monitor that looks in every minute does not keep it alive.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+/// A shorter connection counts for nothing.
+const COUNTS_AFTER: Duration = Duration::from_secs(10);
+
+/// The connections that have authenticated. Clones share one count.
+#[derive(Clone, Debug)]
+pub struct Connections(Arc<Mutex<Open>>);
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Connections {
+    pub fn new() -> Self {
+        Self(Arc::new(Mutex::new(Open::new(Instant::now()))))
+    }
+
+    /// Seconds without a connection of at least ten seconds; 0 while there is one.
+    pub fn idle_secs(&self) -> i64 {
+        i64::try_from(self.0.lock().idle(Instant::now()).as_secs()).unwrap_or(i64::MAX)
+    }
+
+    /// Connections open now, however young.
+    pub fn open(&self) -> usize {
+        self.0.lock().since.len()
+    }
+
+    /// Counts a connection until the guard is dropped.
+    pub(super) fn enter(&self) -> Entered {
+        let id = self.0.lock().enter(Instant::now());
+        Entered { open: Arc::clone(&self.0), id }
+    }
+}
+
+pub(super) struct Entered {
+    open: Arc<Mutex<Open>>,
+    id: u64,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.open.lock().leave(self.id, Instant::now());
+    }
+}
+
+#[derive(Debug)]
+struct Open {
+    since: BTreeMap<u64, Instant>,
+    next: u64,
+    /// The last moment at which a connection that counts was open, or the beginning.
+    last: Instant,
+}
+
+impl Open {
+    fn new(now: Instant) -> Self {
+        Self { since: BTreeMap::new(), next: 0, last: now }
+    }
+
+    fn enter(&mut self, now: Instant) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.since.insert(id, now);
+        id
+    }
+
+    fn leave(&mut self, id: u64, now: Instant) {
+        if self.since.remove(&id).is_some_and(|since| now.duration_since(since) >= COUNTS_AFTER) {
+            self.last = now;
+        }
+    }
+
+    fn idle(&self, now: Instant) -> Duration {
+        // Ids grow with time: the first is the oldest.
+        let oldest = self.since.values().next();
+        if oldest.is_some_and(|since| now.duration_since(*since) >= COUNTS_AFTER) {
+            return Duration::ZERO;
+        }
+        now.duration_since(self.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plays `+ID@SECOND` (enter) and `-ID@SECOND` (leave), then says how many idle seconds there are at the end.
+    #[track_caller]
+    fn check(script: &str, at: u64, idle: u64) {
+        let start = Instant::now();
+        let second = |text: &str| start + Duration::from_secs(text.parse().unwrap());
+        let mut open = Open::new(start);
+        let mut ids = BTreeMap::new();
+        for word in script.split_whitespace() {
+            let (name, time) = word[1..].split_once('@').unwrap();
+            if word.starts_with('+') {
+                ids.insert(name, open.enter(second(time)));
+            } else {
+                open.leave(ids[name], second(time));
+            }
+        }
+        assert_eq!(open.idle(start + Duration::from_secs(at)).as_secs(), idle, "{script} at {at}");
+    }
+
+    #[test]
+    fn nobody_is_idle_from_the_start() {
+        check("", 0, 0);
+        check("", 300, 300);
+    }
+
+    #[test]
+    fn a_long_connection_counts_while_open_and_from_its_end() {
+        check("+a@100", 105, 105);
+        check("+a@100", 110, 0);
+        check("+a@100", 5000, 0);
+        check("+a@100 -a@200", 200, 0);
+        check("+a@100 -a@200", 230, 30);
+    }
+
+    #[test]
+    fn a_short_connection_counts_for_nothing() {
+        check("+a@100 -a@109", 120, 120);
+        check("+a@0 -a@50 +b@60 -b@65", 100, 50);
+    }
+
+    #[test]
+    fn the_oldest_of_several_decides() {
+        check("+a@0 +b@100 -a@105", 107, 2);
+        check("+a@0 +b@100 -a@105", 110, 0);
+        check("+a@0 +b@100 -b@105", 106, 0);
+    }
+}

@@ -1,0 +1,238 @@
+//! Who may come in, and as whom this server shows itself.
+
+use std::{
+    io,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::Path,
+    sync::Arc,
+};
+
+use parking_lot::RwLock;
+use russh::keys::{
+    Algorithm, PrivateKey, PublicKey,
+    ssh_key::{HashAlg, LineEnding, public::KeyData},
+};
+
+/// More is not read of an `authorized_keys` file.
+const FILE_BYTES_MAX: u64 = 256 * 1024;
+/// More keys than these are refused: nobody has them by hand.
+const KEYS_MAX: usize = 1024;
+/// A shorter RSA key proves nothing today.
+const RSA_BITS_MIN: u32 = 2048;
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("read host key {path}")]
+    Read {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("understand host key {path}")]
+    Understand {
+        path: String,
+        #[source]
+        source: russh::keys::ssh_key::Error,
+    },
+    #[error("make a host key")]
+    Make(#[source] russh::keys::ssh_key::Error),
+    #[error("keep host key {path}")]
+    Keep {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The keys that may come in. Clones share one list; keys may be added while the server runs.
+#[derive(Clone, Debug, Default)]
+pub struct AuthorizedKeys(Arc<RwLock<Vec<KeyData>>>);
+
+impl AuthorizedKeys {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds keys in the form of an `authorized_keys` file and says how many lines were keys that may come in.
+    pub fn add(&self, text: &str) -> usize {
+        let found = parse(text);
+        let count = found.len();
+        let mut keys = self.0.write();
+        for key in found {
+            if keys.len() < KEYS_MAX && !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        count
+    }
+
+    pub(super) fn hold(&self, key: &PublicKey) -> bool {
+        self.0.read().contains(key.key_data())
+    }
+}
+
+/// The keys of a text in the form of an `authorized_keys` file.
+///
+/// A line with options is passed over: an option is a restriction (`command=`, `from=`), and one that is not
+/// kept must not be ignored.
+fn parse(text: &str) -> Vec<KeyData> {
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .filter_map(|line| PublicKey::from_openssh(line).ok())
+        .map(|key| key.key_data().clone())
+        .filter(strong_enough)
+        .take(KEYS_MAX)
+        .collect()
+}
+
+fn strong_enough(key: &KeyData) -> bool {
+    match key {
+        KeyData::Rsa(rsa) => rsa.key_size() >= RSA_BITS_MIN,
+        KeyData::Dsa(_) => false,
+        _ => true,
+    }
+}
+
+/// Signatures with SHA-1 are refused; everything else that russh verifies is taken.
+pub(super) fn acceptable(algorithm: &Algorithm) -> bool {
+    match algorithm {
+        Algorithm::Ed25519
+        | Algorithm::Ecdsa { .. }
+        | Algorithm::SkEd25519
+        | Algorithm::SkEcdsaSha2NistP256 => true,
+        Algorithm::Rsa { hash } => matches!(hash, Some(HashAlg::Sha256 | HashAlg::Sha512)),
+        _ => false,
+    }
+}
+
+/// Whether a user's own file holds the key. Reads the disk: not for the event loop.
+///
+/// The file counts only when nobody but its owner and root may write it, as people are used to.
+pub(super) fn file_holds(file: &Path, uid: u32, key: &PublicKey) -> bool {
+    use std::{io::Read as _, os::unix::fs::MetadataExt as _};
+    // Not blocking: a FIFO in its place must not hang the login.
+    let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let Ok(opened) = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(file) else {
+        return false;
+    };
+    let Ok(meta) = opened.metadata() else { return false };
+    let owned = meta.uid() == uid || meta.uid() == 0;
+    if !meta.is_file() || !owned || meta.permissions().mode() & 0o022 != 0 {
+        return false;
+    }
+    let mut text = Vec::new();
+    if opened.take(FILE_BYTES_MAX).read_to_end(&mut text).is_err() {
+        return false;
+    }
+    parse(&String::from_utf8_lossy(&text)).contains(key.key_data())
+}
+
+/// The key this server shows: Ed25519.
+#[derive(Clone, Debug)]
+pub struct HostKey(pub(super) PrivateKey);
+
+impl HostKey {
+    pub fn make() -> Result<Self, KeyError> {
+        let mut seed = [0u8; 32];
+        getrandom::fill(&mut seed).map_err(|_| KeyError::Make(russh::keys::ssh_key::Error::Crypto))?;
+        let pair = russh::keys::ssh_key::private::Ed25519Keypair::from_seed(&seed);
+        Ok(Self(PrivateKey::from(pair)))
+    }
+
+    /// The key kept in `file`; where there is none it is made and kept, so that a restart shows the same.
+    pub fn keep(file: &Path) -> Result<Self, KeyError> {
+        let path = || file.display().to_string();
+        match std::fs::read(file) {
+            Ok(text) => PrivateKey::from_openssh(text)
+                .map(Self)
+                .map_err(|source| KeyError::Understand { path: path(), source }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let made = Self::make()?;
+                let text = made.0.to_openssh(LineEnding::LF).map_err(KeyError::Make)?;
+                write_new(file, text.as_bytes())
+                    .map_err(|source| KeyError::Keep { path: path(), source })?;
+                Ok(made)
+            }
+            Err(source) => Err(KeyError::Read { path: path(), source }),
+        }
+    }
+
+    /// The public half as a line for `known_hosts` and the like.
+    pub fn public(&self) -> String {
+        self.0.public_key().to_openssh().unwrap_or_default()
+    }
+}
+
+/// Whole or not at all: written beside, then renamed.
+fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::io::Write as _;
+    let beside = file.with_extension("new");
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut opened = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    opened.write_all(bytes)?;
+    opened.sync_all()?;
+    std::fs::rename(&beside, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADA: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti ada@home";
+
+    #[test]
+    fn keys_are_read_as_people_write_them() {
+        let keys = AuthorizedKeys::new();
+        assert_eq!(keys.add(&format!("# a remark\n\n  {ADA}\r\nrubbish\n{ADA}\n")), 2);
+        assert_eq!(keys.0.read().len(), 1, "one key, however often it is written");
+        assert!(keys.hold(&PublicKey::from_openssh(ADA).unwrap()));
+        assert!(!keys.hold(HostKey::make().unwrap().0.public_key()));
+    }
+
+    #[test]
+    fn a_line_with_options_lets_nobody_in() {
+        assert_eq!(parse(&format!("command=\"/bin/true\" {ADA}")).len(), 0);
+        assert_eq!(parse(&format!("restrict {ADA}")).len(), 0);
+    }
+
+    #[test]
+    fn signatures_with_sha1_are_refused() {
+        assert!(acceptable(&Algorithm::Ed25519));
+        assert!(acceptable(&Algorithm::Rsa { hash: Some(HashAlg::Sha512) }));
+        assert!(!acceptable(&Algorithm::Rsa { hash: None }));
+        assert!(!acceptable(&Algorithm::Dsa));
+    }
+
+    #[test]
+    fn the_host_key_is_kept_and_private() {
+        let dir = std::env::temp_dir().join(format!("windlass-hostkey-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("host_key");
+        let first = HostKey::keep(&file).unwrap().public();
+        let mode = std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+        let second = HostKey::keep(&file).unwrap().public();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!((first, mode), (second, 0o600));
+    }
+
+    #[test]
+    fn a_file_that_others_may_write_lets_nobody_in() {
+        let dir = std::env::temp_dir().join(format!("windlass-authkeys-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("authorized_keys");
+        std::fs::write(&file, ADA).unwrap();
+        let ada = PublicKey::from_openssh(ADA).unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let mut said = Vec::new();
+        for mode in [0o600, 0o644, 0o664, 0o666] {
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            said.push(file_holds(&file, uid, &ada));
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(said, [true, true, false, false]);
+    }
+}
