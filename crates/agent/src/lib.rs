@@ -4,10 +4,12 @@
 //! runtime and takes everything back at its end. The runner is the first process inside the task: it runs the
 //! job's commands, keeps their output and lets people in. Both meet in the task's directory ([`taskdir`]).
 
+pub mod cgroup;
 pub mod clock;
 pub mod confine;
 pub mod host;
 pub mod http;
+pub mod proc;
 pub mod runner;
 pub mod shim;
 pub mod spool;

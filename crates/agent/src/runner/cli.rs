@@ -16,5 +16,5 @@ pub fn main(args: &Args) -> ExitCode {
     if args.inner {
         return super::inner(&args.dir);
     }
-    super::inner(&args.dir)
+    super::init::main(&args.dir)
 }

@@ -1,1 +1,396 @@
 //! The first process of a task: it starts the runner, reaps what is orphaned, and leaves nothing running behind it.
+//!
+//! It must be small and outlive everything else in the task, so there is one thread, no async runtime, and nothing
+//! it waits for but signals. Signals are blocked and read, never handled: the kernel keeps a blocked signal even
+//! from a process that is the first of its namespace, which gets no other signal by default.
+//!
+//! In a container it starts at once. A shim without containers starts it *gated*: it then has a socket as its
+//! standard input, tells nothing to anybody and starts nothing until [`Orders`] come. So a shim that is killed
+//! after the start and before it has written down whom it started leaves nothing behind.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    io::{self, Read, Write},
+    net::Shutdown,
+    os::unix::{net::UnixStream, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::sys::{
+    signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsFd, OwnedFd},
+    fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat},
+    io::Errno,
+    process::{Pid, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cgroup::Group,
+    proc::{self, Held},
+    taskdir::{LAST_WORD, LastWord},
+};
+
+/// Set to `1`: wait for [`Orders`] on the standard input.
+pub const GATE: &str = "WINDLASS_INIT_GATE";
+/// Left in the `run` directory by a gated init whose shim went away before it gave orders.
+pub const NEVER_STARTED: &str = "never.started";
+/// What a shell is to run instead of the runner, for tests. Not in a build for use.
+pub const DEBUG_COMMAND: &str = "WINDLASS_DEBUG_INNER";
+
+/// Longer orders are not read.
+pub const ORDERS_MAX: u64 = 1 << 20;
+/// How long descendants that do not go away when killed hold up the last word.
+const REAP_PATIENCE: Duration = Duration::from_secs(20);
+/// Between two looks for processes that appeared while others were killed.
+const REAP_AGAIN: Duration = Duration::from_millis(20);
+const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+/// What a shell says when it could not start the program.
+const CANNOT_START: u8 = 127;
+
+/// What a gated init does before it starts the runner. The answer is `ok`, or what went wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orders {
+    /// Directories of control groups to enter.
+    pub enter: Vec<PathBuf>,
+    /// A version 2 group for the runner and all below it, which can be killed without killing init.
+    pub job_group: Option<PathBuf>,
+    /// Mounts for this task only; they vanish with its last process.
+    pub binds: Vec<BindOrder>,
+    /// Things the runner is to say in its log.
+    pub notices: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BindOrder {
+    pub source: PathBuf,
+    pub target: PathBuf,
+    pub read_only: bool,
+}
+
+/// The answer to orders that were carried out.
+pub const ORDERS_DONE: &str = "ok";
+/// Lines the runner is to say in its log, for it to find.
+pub const NOTICES: &str = "WINDLASS_NOTICES";
+
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    #[error("open the run directory {dir}")]
+    Directory {
+        dir: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("take charge of signals and orphans")]
+    Charge(#[source] io::Error),
+    #[error("read orders")]
+    Orders(#[source] io::Error),
+    #[error("enter the control group {group}")]
+    Enter {
+        group: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("mount {} at {}", bind.source.display(), bind.target.display())]
+    Mount {
+        bind: BindOrder,
+        #[source]
+        source: io::Error,
+    },
+    #[error("start the runner")]
+    Start(#[source] io::Error),
+    #[error("write the last word")]
+    LastWord(#[source] io::Error),
+}
+
+/// Runs until the runner has ended and nothing of it is left; exits as the runner did.
+pub fn main(dir: &Path) -> ExitCode {
+    match run(dir) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            complain(&error);
+            ExitCode::from(CANNOT_START)
+        }
+    }
+}
+
+fn run(dir: &Path) -> Result<u8, InitError> {
+    // The handle is taken before anything else runs here, so that nobody can put another directory in its place.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let home = rustix::fs::open(dir, flags, Mode::empty())
+        .map_err(|error| InitError::Directory { dir: dir.to_owned(), source: error.into() })?;
+    let signals = take_charge().map_err(InitError::Charge)?;
+    let Some(orders) = orders(&home)? else { return Ok(CANNOT_START) };
+    let group = Group::own().unwrap_or_default();
+    let kills_before = group.oom_kills();
+    let status = match start(dir, &orders) {
+        Ok(runner) => {
+            let status = attend(runner, &signals).map_err(InitError::Charge)?;
+            clear(&orders, &signals);
+            code(status)
+        }
+        Err(error) => {
+            complain(&InitError::Start(error));
+            CANNOT_START
+        }
+    };
+    let word =
+        LastWord { exit_status: Some(i32::from(status)), oom_killed: group.oom_kills() > kills_before };
+    leave(&home, &word).map_err(InitError::LastWord)?;
+    Ok(status)
+}
+
+/// What goes to the standard error: there is no log here, and the shim shows its last lines.
+fn complain(error: &InitError) {
+    let _ = io::stderr().write_all(format!("init: {}\n", said(error)).as_bytes());
+}
+
+fn said(error: &InitError) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    format!("{error}{cause}")
+}
+
+/// Orphans come to us, and every signal that can wait is read from the returned file.
+fn take_charge() -> io::Result<SignalFd> {
+    set_child_subreaper(Some(getpid()))?;
+    reset_signals()?;
+    let mut blocked = SigSet::all();
+    // These are raised by a fault of our own: blocking them would only hide it.
+    for fault in
+        [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE, Signal::SIGSYS, Signal::SIGABRT]
+    {
+        blocked.remove(fault);
+    }
+    blocked.thread_block()?;
+    Ok(SignalFd::with_flags(&blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
+}
+
+/// Whoever started us may have been started by `nohup`: ignored signals are inherited, by the job as well.
+#[expect(unsafe_code, reason = "changing what a signal does is a raw call")]
+fn reset_signals() -> io::Result<()> {
+    for one in Signal::iterator().filter(|one| ![Signal::SIGKILL, Signal::SIGSTOP].contains(one)) {
+        // SAFETY: the default action runs no code of ours. Also sound between fork and exec: no memory is
+        // allocated and no lock taken.
+        unsafe { signal(one, SigHandler::SigDfl) }?;
+    }
+    Ok(())
+}
+
+/// Waits for orders if there is a gate, and carries them out. `None`: whoever was to give them is gone.
+fn orders(home: &OwnedFd) -> Result<Option<Orders>, InitError> {
+    if std::env::var_os(GATE).as_deref() != Some(OsStr::new("1")) {
+        return Ok(Some(Orders::default()));
+    }
+    // A session of our own: signals for the shim's terminal or process group are not for us.
+    rustix::process::setsid().map_err(|error| InitError::Orders(error.into()))?;
+    let socket =
+        rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3).map_err(|error| InitError::Orders(error.into()))?;
+    let mut socket = UnixStream::from(socket);
+    let mut text = Vec::new();
+    (&socket).take(ORDERS_MAX).read_to_end(&mut text).map_err(InitError::Orders)?;
+    // Orders that end early are as good as none: nothing was done, and the shim that wrote them is gone.
+    let Ok(orders) = serde_json::from_slice::<Orders>(&text) else {
+        put(home, NEVER_STARTED, b"").map_err(InitError::LastWord)?;
+        return Ok(None);
+    };
+    let result = obey(&orders);
+    let answer = result.as_ref().map_or_else(said, |()| ORDERS_DONE.to_owned());
+    // The shim may have gone again by now; it gave its orders, and they stand.
+    let _ = socket.write_all(answer.as_bytes());
+    let _ = socket.shutdown(Shutdown::Both);
+    result.map(|()| Some(orders))
+}
+
+fn obey(orders: &Orders) -> Result<(), InitError> {
+    for group in &orders.enter {
+        fs::write(group.join("cgroup.procs"), "0")
+            .map_err(|source| InitError::Enter { group: group.clone(), source })?;
+    }
+    let Some(first) = orders.binds.first() else { return Ok(()) };
+    separate_mounts().map_err(|source| InitError::Mount { bind: first.clone(), source })?;
+    for bind in &orders.binds {
+        mount(bind).map_err(|source| InitError::Mount { bind: bind.clone(), source })?;
+    }
+    Ok(())
+}
+
+/// What is mounted from here on is seen by this task only; what the host unmounts is unmounted here, too.
+#[expect(unsafe_code, reason = "the call that separates mounts can do unsafe things with other flags")]
+fn separate_mounts() -> io::Result<()> {
+    use rustix::{
+        mount::{MountPropagationFlags, mount_change},
+        thread::{UnshareFlags, unshare_unsafe},
+    };
+    // SAFETY: file descriptors stay shared; only mounts are separated, and there is one thread.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
+}
+
+fn mount(bind: &BindOrder) -> io::Result<()> {
+    use rustix::mount::{MountFlags, mount_bind_recursive, mount_remount};
+    mount_bind_recursive(&bind.source, &bind.target)?;
+    if bind.read_only {
+        mount_remount(&bind.target, MountFlags::BIND | MountFlags::RDONLY, c"")?;
+    }
+    Ok(())
+}
+
+/// The runner: this program once more, with signals as they were meant and nothing of ours to read.
+#[expect(unsafe_code, reason = "signals of the child are set between fork and exec")]
+fn start(dir: &Path, orders: &Orders) -> io::Result<Pid> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("windlass-agent").args(["runner", "--inner", "--dir"]).arg(dir);
+    #[cfg(debug_assertions)]
+    if let Some(script) = std::env::var_os(DEBUG_COMMAND) {
+        command = Command::new("/bin/sh");
+        command.arg("-c").arg(script);
+    }
+    command.stdin(Stdio::null()).env_remove(GATE).env_remove(DEBUG_COMMAND);
+    if !orders.notices.is_empty() {
+        command.env(NOTICES, orders.notices.join("\n"));
+    }
+    let job = orders
+        .job_group
+        .as_ref()
+        .map(|group| fs::OpenOptions::new().write(true).open(group.join("cgroup.procs")));
+    let job = job.transpose()?;
+    // We should be the last to go when memory runs out. Only some may say so, and the runner takes it back.
+    let score = fs::read(OOM_SCORE).ok().filter(|_| fs::write(OOM_SCORE, "-900").is_ok());
+    // SAFETY: everything in here is a plain system call on what was prepared above.
+    unsafe {
+        command.pre_exec(move || {
+            if let Some(job) = &job {
+                rustix::io::write(job, b"0")?;
+            }
+            if let Some(score) = &score {
+                let file = rustix::fs::open(OOM_SCORE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+                rustix::io::write(file, score)?;
+            }
+            reset_signals()?;
+            sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Reaps whatever ends and passes on TERM and INT, until the runner itself has ended.
+fn attend(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
+    loop {
+        if let Reaped::Runner(status) = reap(Some(runner))? {
+            return Ok(status);
+        }
+        for asked in pending(signals, None)? {
+            // The runner was not reaped, so its pid is its own.
+            let _ = kill_process(runner, asked);
+        }
+    }
+}
+
+/// Which of TERM and INT came, after waiting for any signal at all.
+fn pending(signals: &SignalFd, patience: Option<Duration>) -> io::Result<Vec<rustix::process::Signal>> {
+    let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+    match poll(&mut [PollFd::new(&signals.as_fd(), PollFlags::IN)], timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut asked = Vec::new();
+    while let Some(info) = signals.read_signal()? {
+        if info.ssi_signo == Signal::SIGTERM as u32 {
+            asked.push(rustix::process::Signal::TERM);
+        } else if info.ssi_signo == Signal::SIGINT as u32 {
+            asked.push(rustix::process::Signal::INT);
+        }
+    }
+    Ok(asked)
+}
+
+enum Reaped {
+    Runner(WaitStatus),
+    /// Others may still run.
+    Others,
+    /// There is no child left.
+    All,
+}
+
+fn reap(runner: Option<Pid>) -> io::Result<Reaped> {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((pid, status))) if Some(pid) == runner => return Ok(Reaped::Runner(status)),
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            Ok(None) => return Ok(Reaped::Others),
+            Err(Errno::CHILD) => return Ok(Reaped::All),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Kills everything below us until nothing is left, or for as long as is worth it.
+fn clear(orders: &Orders, signals: &SignalFd) {
+    let begun = Instant::now();
+    while begun.elapsed() < REAP_PATIENCE {
+        if let Some(group) = &orders.job_group {
+            let _ = fs::write(group.join("cgroup.kill"), "1");
+        }
+        if getpid().is_init() {
+            // We are the first of our namespace: this reaches all in it at once, and nobody outside.
+            let _ = rustix::process::kill_process_group(Pid::INIT, rustix::process::Signal::KILL);
+        }
+        // Both may have missed some, and neither may be there. What is killed here may have just forked.
+        for below in proc::descendants(getpid().as_raw_nonzero().get()).unwrap_or_default() {
+            if let Ok(Some(held)) = Held::open(below.name) {
+                let _ = held.signal(rustix::process::Signal::KILL);
+            }
+        }
+        match reap(None) {
+            Ok(Reaped::All) | Err(_) => return,
+            Ok(Reaped::Others | Reaped::Runner(_)) => {}
+        }
+        let _ = pending(signals, Some(REAP_AGAIN));
+    }
+}
+
+/// As a shell would say it.
+fn code(status: WaitStatus) -> u8 {
+    let code = match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => code,
+        (None, Some(signal)) => 128 + signal,
+        (None, None) => i32::from(CANNOT_START),
+    };
+    u8::try_from(code).unwrap_or(u8::MAX)
+}
+
+fn leave(home: &OwnedFd, word: &LastWord) -> io::Result<()> {
+    put(home, LAST_WORD, &serde_json::to_vec(word)?)
+}
+
+/// Writes a file whole or not at all. Whatever the job put under these names is replaced, never written through.
+fn put(home: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let fresh = format!(".{name}.{}", getpid().as_raw_nonzero());
+    clear_name(home, &fresh);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file =
+        fs::File::from(openat(home, &fresh, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH)?);
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    if renameat(home, &fresh, home, name).is_err() {
+        // A directory stands in the way. Only an empty one can be removed; any is moved aside.
+        let _ = unlinkat(home, name, AtFlags::REMOVEDIR);
+        let _ = renameat(home, name, home, format!("{fresh}.aside"));
+        renameat(home, &fresh, home, name)?;
+    }
+    Ok(rustix::fs::fsync(home)?)
+}
+
+fn clear_name(home: &OwnedFd, name: &str) {
+    let _ = unlinkat(home, name, AtFlags::empty());
+    let _ = unlinkat(home, name, AtFlags::REMOVEDIR);
+}

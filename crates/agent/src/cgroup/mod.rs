@@ -1,0 +1,222 @@
+//! Control groups, version 1 and 2, also mixed: what a task uses, what it may use, and its end.
+//!
+//! [`Group`] is one group over all hierarchies, for reading. [`task`] makes, limits, kills and removes groups.
+//! On a mixed machine the controllers are on version 1 while an empty version 2 beside them still kills.
+
+pub mod task;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// What is mounted here. A controller is in one hierarchy only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hierarchies {
+    pub v2: Option<Mount>,
+    pub v1: Vec<V1>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct V1 {
+    pub controllers: Vec<String>,
+    pub mount: Mount,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub at: PathBuf,
+    /// Which group of the hierarchy is seen at `at`; not `/` inside many containers.
+    pub root: String,
+}
+
+const V1_CONTROLLERS: [&str; 8] =
+    ["cpu", "cpuacct", "cpuset", "memory", "pids", "freezer", "devices", "blkio"];
+
+impl Hierarchies {
+    pub fn mounted() -> io::Result<Self> {
+        Ok(Self::read(&fs::read_to_string("/proc/self/mountinfo")?))
+    }
+
+    fn read(mountinfo: &str) -> Self {
+        let mut found = Self::default();
+        for line in mountinfo.lines() {
+            let Some((before, after)) = line.split_once(" - ") else { continue };
+            let mut before = before.split(' ').skip(3);
+            let (Some(root), Some(at)) = (before.next(), before.next()) else { continue };
+            let mut after = after.split(' ');
+            let (Some(kind), Some(options)) = (after.next(), after.nth(1)) else { continue };
+            let mount = Mount { at: PathBuf::from(at), root: root.to_owned() };
+            if kind == "cgroup2" && found.v2.is_none() {
+                found.v2 = Some(mount);
+            } else if kind == "cgroup" {
+                let controllers: Vec<String> = options
+                    .split(',')
+                    .filter(|option| V1_CONTROLLERS.contains(option))
+                    .map(str::to_owned)
+                    .collect();
+                let known = |c: &String| found.v1.iter().any(|v1| v1.controllers.contains(c));
+                if !controllers.is_empty() && !controllers.iter().any(known) {
+                    found.v1.push(V1 { controllers, mount });
+                }
+            }
+        }
+        found
+    }
+
+    pub fn v1_of(&self, controller: &str) -> Option<&Mount> {
+        self.v1.iter().find(|v1| v1.controllers.iter().any(|c| c == controller)).map(|v1| &v1.mount)
+    }
+}
+
+impl Mount {
+    /// The directory of the group that `/proc/PID/cgroup` names `path`.
+    fn directory(&self, path: &str) -> PathBuf {
+        let below = Path::new(path).strip_prefix(&self.root).unwrap_or(Path::new(""));
+        self.at.join(below)
+    }
+}
+
+/// One group: its directory in each hierarchy that matters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    pub v2: Option<PathBuf>,
+    /// Version 1, by controller.
+    pub v1: Vec<(String, PathBuf)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Microseconds of processor time since the group was made.
+    pub cpu_us: Option<u64>,
+    pub memory: Option<u64>,
+    /// Memory without file pages that are not in use and can be dropped.
+    pub working_set: Option<u64>,
+}
+
+impl Group {
+    /// Where this process itself stands.
+    pub fn own() -> io::Result<Self> {
+        Ok(Self::standing(&Hierarchies::mounted()?, &fs::read_to_string("/proc/self/cgroup")?))
+    }
+
+    fn standing(hierarchies: &Hierarchies, lines: &str) -> Self {
+        let mut group = Self::default();
+        for line in lines.lines() {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+            if controllers.is_empty() {
+                group.v2 = hierarchies.v2.as_ref().map(|mount| mount.directory(path));
+            }
+            for controller in controllers.split(',').filter(|c| V1_CONTROLLERS.contains(c)) {
+                if let Some(mount) = hierarchies.v1_of(controller) {
+                    group.v1.push((controller.to_owned(), mount.directory(path)));
+                }
+            }
+        }
+        group
+    }
+
+    pub fn v1_of(&self, controller: &str) -> Option<&Path> {
+        self.v1.iter().find(|(name, _)| name == controller).map(|(_, path)| path.as_path())
+    }
+
+    /// What all processes of the group use together. A field is `None` where nothing says so.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        if let Some(v1) = self.v1_of("cpuacct") {
+            usage.cpu_us = number(&v1.join("cpuacct.usage")).map(|ns| ns / 1000);
+        } else if let Some(v2) = &self.v2 {
+            usage.cpu_us = field(&v2.join("cpu.stat"), "usage_usec");
+        }
+        let (memory, inactive) = if let Some(v1) = self.v1_of("memory") {
+            let inactive = field(&v1.join("memory.stat"), "total_inactive_file");
+            (number(&v1.join("memory.usage_in_bytes")), inactive)
+        } else if let Some(v2) = &self.v2 {
+            (number(&v2.join("memory.current")), field(&v2.join("memory.stat"), "inactive_file"))
+        } else {
+            (None, None)
+        };
+        usage.memory = memory;
+        usage.working_set = memory.map(|memory| memory.saturating_sub(inactive.unwrap_or(0)));
+        usage
+    }
+
+    /// How many processes of the group the kernel has killed for want of memory.
+    pub fn oom_kills(&self) -> u64 {
+        let v1 = self.v1_of("memory").and_then(|v1| field(&v1.join("memory.oom_control"), "oom_kill"));
+        let v2 = || self.v2.as_ref().and_then(|v2| field(&v2.join("memory.events"), "oom_kill"));
+        v1.or_else(v2).unwrap_or(0)
+    }
+}
+
+/// A file that is one number; `None` too for `max`.
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The number after `name` in a file of `name number` lines.
+fn field(path: &Path, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIXED: &str = "\
+30 24 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+32 30 0:28 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+33 30 0:29 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+34 30 0:30 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn a_mixed_machine_has_its_controllers_on_version_1() {
+        let found = Hierarchies::read(MIXED);
+        assert_eq!(found.v1_of("cpu"), found.v1_of("cpuacct"));
+        assert_eq!(found.v1_of("memory").unwrap().at, Path::new("/sys/fs/cgroup/memory"));
+        assert_eq!(found.v1_of("pids"), None);
+        let group = Group::standing(&found, "4:memory:/a/b\n1:cpu,cpuacct:/\n3:name=systemd:/x\n0::/c\n");
+        assert_eq!(group.v1_of("memory").unwrap(), Path::new("/sys/fs/cgroup/memory/a/b"));
+        assert_eq!(group.v1_of("cpuacct").unwrap(), Path::new("/sys/fs/cgroup/cpu,cpuacct"));
+        assert_eq!(group.v2.unwrap(), Path::new("/sys/fs/cgroup/unified/c"));
+    }
+
+    #[test]
+    fn in_a_container_the_mount_is_the_groups_own_part() {
+        let mountinfo = "32 30 0:28 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
+        let group = Group::standing(&Hierarchies::read(mountinfo), "4:memory:/docker/abc/job\n");
+        assert_eq!(group.v1_of("memory").unwrap(), Path::new("/sys/fs/cgroup/memory/job"));
+        let namespaced = "32 30 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        let group = Group::standing(&Hierarchies::read(namespaced), "0::/\n");
+        assert_eq!(group.v2.unwrap(), Path::new("/sys/fs/cgroup"));
+    }
+
+    #[test]
+    fn usage_and_kills_are_read_from_either_version() {
+        let dir = std::env::temp_dir().join(format!("windlass-cgroup-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for (name, text) in [
+            ("cpu.stat", "usage_usec 1500\nuser_usec 900\n"),
+            ("memory.current", "4096\n"),
+            ("memory.stat", "total_inactive_file 30\nanon 5\ninactive_file 96\n"),
+            ("memory.events", "low 0\noom 3\noom_kill 2\n"),
+            ("cpuacct.usage", "7000\n"),
+            ("memory.usage_in_bytes", "100\n"),
+            ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
+        ] {
+            fs::write(dir.join(name), text).unwrap();
+        }
+        let v2 = Group { v2: Some(dir.clone()), v1: Vec::new() };
+        let v1 = ["cpuacct", "memory"].map(|c| (c.to_owned(), dir.clone()));
+        let v1 = Group { v2: None, v1: v1.to_vec() };
+        let read = [(v2.usage(), v2.oom_kills()), (v1.usage(), v1.oom_kills())];
+        fs::remove_dir_all(&dir).unwrap();
+        let usage =
+            |cpu, memory, set| Usage { cpu_us: Some(cpu), memory: Some(memory), working_set: Some(set) };
+        assert_eq!(read, [(usage(1500, 4096, 4000), 2), (usage(7, 100, 70), 1)]);
+    }
+}

@@ -1,0 +1,1 @@
+//! Groups of ours: made for a task, limited, killed and removed.

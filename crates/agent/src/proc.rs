@@ -1,0 +1,274 @@
+//! Other processes, read from `/proc` and held by handle.
+//!
+//! A pid alone names nothing for long: the kernel gives it to somebody else once its process was reaped. A process
+//! is named here by pid and start time, and a signal goes through a handle that was checked against both.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, Read},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    str::FromStr,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid},
+};
+use serde::{Deserialize, Serialize};
+
+/// More environment than this is not looked through.
+const ENVIRONMENT_MAX: u64 = 1 << 20;
+
+/// One process for as long as the host is up: the pid, and when it started in clock ticks since boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Name {
+    pub pid: i32,
+    pub start: u64,
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.pid, self.start)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("read a process's name: not `PID:START`")]
+pub struct NotAName;
+
+impl FromStr for Name {
+    type Err = NotAName;
+
+    fn from_str(text: &str) -> Result<Self, NotAName> {
+        let (pid, start) = text.split_once(':').ok_or(NotAName)?;
+        Ok(Self { pid: pid.parse().map_err(|_| NotAName)?, start: start.parse().map_err(|_| NotAName)? })
+    }
+}
+
+/// What `/proc/PID/stat` says, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    pub name: Name,
+    pub parent: i32,
+    pub state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Alive,
+    /// Ended; its parent has not asked yet.
+    Zombie,
+}
+
+/// `None` when there is no such process.
+pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
+    match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(text) => parse(&text)
+            .map(Some)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat is odd"))),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The program's name is in parentheses and may itself contain them, spaces and line ends: the last `)` counts.
+fn parse(text: &[u8]) -> Option<Stat> {
+    let open = text.iter().position(|&byte| byte == b'(')?;
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let pid = std::str::from_utf8(text.get(..open)?).ok()?.trim().parse().ok()?;
+    let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // Fields are counted from the state, which `proc(5)` calls the third.
+    let state = match *fields.first()? {
+        "Z" | "X" | "x" => State::Zombie,
+        _ => State::Alive,
+    };
+    let parent = fields.get(1)?.parse().ok()?;
+    let start = fields.get(19)?.parse().ok()?;
+    Some(Stat { name: Name { pid, start }, parent, state })
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
+/// Every process that can be seen. One that ends meanwhile is left out.
+pub fn all() -> io::Result<Vec<Stat>> {
+    let mut seen = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        if let Ok(Some(stat)) = stat(pid) {
+            seen.push(stat);
+        }
+    }
+    Ok(seen)
+}
+
+/// Everything below `root` that lives, children before grandchildren.
+pub fn descendants(root: i32) -> io::Result<Vec<Stat>> {
+    Ok(below(root, &all()?))
+}
+
+fn below(root: i32, all: &[Stat]) -> Vec<Stat> {
+    let mut children: BTreeMap<i32, Vec<&Stat>> = BTreeMap::new();
+    for stat in all {
+        children.entry(stat.parent).or_default().push(stat);
+    }
+    let mut found = Vec::new();
+    let mut visited = BTreeSet::from([root]);
+    let mut next = vec![root];
+    // The snapshot is not of one moment, so a reused pid could close a circle: each pid is visited once.
+    while let Some(parent) = next.pop() {
+        for stat in children.get(&parent).into_iter().flatten() {
+            if visited.insert(stat.name.pid) {
+                next.push(stat.name.pid);
+                if stat.state == State::Alive {
+                    found.push(**stat);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Whether a process was started with these variables, each `NAME=VALUE`. One we may not look at was not.
+pub fn was_started_with(pid: i32, variables: &[&str]) -> bool {
+    let Ok(file) = fs::File::open(format!("/proc/{pid}/environ")) else { return false };
+    let mut environment = Vec::new();
+    if file.take(ENVIRONMENT_MAX).read_to_end(&mut environment).is_err() {
+        return false;
+    }
+    variables.iter().all(|wanted| environment.split(|&byte| byte == 0).any(|one| one == wanted.as_bytes()))
+}
+
+/// Changes with every boot of the host.
+pub fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+/// A process held by handle: what is sent reaches it or nobody.
+#[derive(Debug)]
+pub struct Held {
+    name: Name,
+    fd: OwnedFd,
+}
+
+impl Held {
+    /// `None` when that process is gone, also when somebody else has its pid now.
+    pub fn open(name: Name) -> io::Result<Option<Self>> {
+        let Some(pid) = Pid::from_raw(name.pid) else { return Ok(None) };
+        let fd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::SRCH) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        // The handle is on whoever had the pid a moment ago; only now can it not change any more.
+        Ok(stat(name.pid)?.filter(|stat| stat.name == name).map(|_| Self { name, fd }))
+    }
+
+    pub fn name(&self) -> Name {
+        self.name
+    }
+
+    /// `false` when it had ended already.
+    pub fn signal(&self, signal: Signal) -> io::Result<bool> {
+        match pidfd_send_signal(&self.fd, signal) {
+            Ok(()) => Ok(true),
+            Err(Errno::SRCH) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether it has ended, waiting at most `patience`. A zombie has ended.
+    pub fn ended(&self, patience: Duration) -> io::Result<bool> {
+        let timeout = Timespec::try_from(patience).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes the exit status if this process is our own child and ended; nothing happens otherwise.
+    pub fn reap(&self) {
+        let _ = waitid(WaitId::PidFd(self.fd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    }
+}
+
+impl AsFd for Held {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl std::os::fd::AsRawFd for Held {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Name {
+        stat(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap().name
+    }
+
+    #[test]
+    fn a_program_name_with_parentheses_and_spaces_is_no_trap() {
+        let line = b"71 (a) R 1 (b) S 42 71 71 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 1 0 98765 1 2 3";
+        let read = parse(line).unwrap();
+        assert_eq!(read.name, Name { pid: 71, start: 98765 });
+        assert_eq!((read.parent, read.state), (42, State::Alive));
+        assert!(parse(b"71 (a) Z 42 71").is_none());
+    }
+
+    #[test]
+    fn f33_a_reused_pid_is_not_taken_for_the_old_process() {
+        let own = own();
+        assert!(Held::open(own).unwrap().is_some());
+        let reused = Name { start: own.start - 1, ..own };
+        assert!(Held::open(reused).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_process_that_ended_is_neither_signalled_nor_awaited() {
+        let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+        let name = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap().name;
+        let held = Held::open(name).unwrap().unwrap();
+        assert!(held.ended(Duration::from_secs(10)).unwrap());
+        child.wait().unwrap();
+        assert!(!held.signal(Signal::TERM).unwrap());
+        assert!(Held::open(name).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_name_reads_back_as_written() {
+        let name = Name { pid: 12, start: 99 };
+        assert_eq!(name.to_string().parse(), Ok(name));
+        assert_eq!("12".parse::<Name>(), Err(NotAName));
+    }
+
+    #[test]
+    fn descendants_are_found_over_generations_and_circles_end() {
+        let stat = |pid, parent| Stat { name: Name { pid, start: 1 }, parent, state: State::Alive };
+        let all = [stat(2, 1), stat(3, 2), stat(4, 3), stat(9, 1), stat(1, 4)];
+        let mut found: Vec<i32> = below(2, &all).iter().map(|stat| stat.name.pid).collect();
+        found.sort_unstable();
+        assert_eq!(found, [1, 3, 4, 9], "the odd parent of 1 brings in its other child, once");
+    }
+
+    #[test]
+    fn the_environment_of_a_process_tells_its_marks() {
+        let own = own().pid;
+        let path = format!("PATH={}", std::env::var("PATH").unwrap());
+        assert!(was_started_with(own, &[&path]));
+        assert!(!was_started_with(own, &[&path, "WINDLASS_TASK_ID=none"]));
+    }
+}
