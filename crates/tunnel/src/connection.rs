@@ -1,0 +1,204 @@
+//! One SSH connection: log-in, channels, and whether the host still answers.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use russh::{
+    Preferred, cipher,
+    client::{self, AuthResult, Handle},
+    keys::{PrivateKeyWithHashAlg, PublicKeyOrCertificate},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::{HostKey, Pin, Stream, Target, TunnelError};
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const OPEN_WITHIN: Duration = Duration::from_secs(5);
+const KEEPALIVE: Duration = Duration::from_secs(10);
+const KEEPALIVES_MISSED: usize = 3;
+
+/// A live connection. Cheap to share; it ends when the last holder lets go.
+pub struct Connection {
+    pub(crate) name: String,
+    handle: Handle<Checker>,
+    /// Bytes a channel may hold for its reader.
+    cap: usize,
+    /// The connection below, when this one goes through another host.
+    _via: Option<Box<Connection>>,
+}
+
+/// A host key seen for the first time, to be kept and reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Learned {
+    pub host: String,
+    pub key: HostKey,
+}
+
+impl Connection {
+    /// Connects and logs in, through other hosts where the target says so. First-seen host keys are returned.
+    pub async fn open(target: &Target, cap: usize) -> Result<(Self, Vec<Learned>), TunnelError> {
+        let Some(via) = &target.via else {
+            let tcp = within(&target.name(), "connect", CONNECT_WITHIN, connect(target)).await??;
+            return Self::over(tcp, None, target, cap).await;
+        };
+        let (below, mut learned) = Box::pin(Self::open(via, cap)).await?;
+        let stream = below.tcp(&target.host, target.port).await?;
+        let (connection, more) = Self::over(stream, Some(Box::new(below)), target, cap).await?;
+        learned.extend(more);
+        Ok((connection, learned))
+    }
+
+    async fn over(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        via: Option<Box<Self>>,
+        target: &Target,
+        cap: usize,
+    ) -> Result<(Self, Vec<Learned>), TunnelError> {
+        let name = target.name();
+        let shown = Arc::new(Mutex::new(None));
+        let checker = Checker { pin: target.pin.clone(), shown: Arc::clone(&shown) };
+        let connected = client::connect_stream(settings(), stream, checker);
+        let connected = within(&name, "exchange keys", CONNECT_WITHIN, connected).await?;
+        let shown = shown.lock().take();
+        let mut handle = match (connected, &target.pin, &shown) {
+            (Ok(handle), _, _) => handle,
+            (Err(_), Pin::Known(expected), Some(shown)) if expected != shown => {
+                let (expected, shown) = (Box::new(expected.clone()), Box::new(shown.clone()));
+                return Err(TunnelError::HostKeyChanged { host: name, expected, shown });
+            }
+            (Err(source), _, _) => {
+                return Err(TunnelError::Protocol { host: name, what: "exchange keys", source });
+            }
+        };
+        within(&name, "log in", CONNECT_WITHIN, log_in(&mut handle, target)).await??;
+        let learned = match (&target.pin, shown) {
+            (Pin::FirstUse, Some(key)) => vec![Learned { host: target.host.clone(), key }],
+            (Pin::FirstUse | Pin::Known(_), _) => Vec::new(),
+        };
+        Ok((Self { name, handle, cap, _via: via }, learned))
+    }
+
+    /// A stream to a unix socket on the host.
+    pub async fn unix(&self, path: &str) -> Result<Stream, TunnelError> {
+        let open = async { self.handle.channel_open_direct_streamlocal(path).await };
+        self.channel("open a unix socket", open).await
+    }
+
+    /// A stream to an address as the host sees it.
+    pub async fn tcp(&self, host: &str, port: u16) -> Result<Stream, TunnelError> {
+        let from = ("127.0.0.1", 0);
+        let open = async {
+            let handle = &self.handle;
+            handle.channel_open_direct_tcpip(host, u32::from(port), from.0, from.1).await
+        };
+        self.channel("open a port", open).await
+    }
+
+    pub(crate) async fn session(&self) -> Result<russh::Channel<client::Msg>, TunnelError> {
+        let open = async { self.handle.channel_open_session().await };
+        let opened = within(&self.name, "open a session", OPEN_WITHIN, open).await?;
+        opened.map_err(|source| self.protocol("open a session", source))
+    }
+
+    async fn channel(
+        &self,
+        what: &'static str,
+        open: impl Future<Output = Result<russh::Channel<client::Msg>, russh::Error>>,
+    ) -> Result<Stream, TunnelError> {
+        let channel = within(&self.name, what, OPEN_WITHIN, open).await?;
+        channel.map(|channel| Stream::new(channel, self.cap)).map_err(|source| self.protocol(what, source))
+    }
+
+    /// Asks the host for a sign of life and waits for it.
+    pub async fn ping(&self, limit: Duration) -> Result<(), TunnelError> {
+        let answered = within(&self.name, "answer a ping", limit, self.handle.send_ping()).await?;
+        // The library calls a ping answered as well when the connection went while it waited.
+        let answered = answered.and(if self.is_closed() { Err(russh::Error::Disconnect) } else { Ok(()) });
+        answered.map_err(|source| self.protocol("answer a ping", source))
+    }
+
+    /// The transport below is gone. An open one may still be silent: see [`Self::ping`].
+    pub fn is_closed(&self) -> bool {
+        self.handle.is_closed()
+    }
+
+    pub(crate) fn protocol(&self, what: &'static str, source: russh::Error) -> TunnelError {
+        TunnelError::Protocol { host: self.name.clone(), what, source }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+async fn connect(target: &Target) -> Result<TcpStream, TunnelError> {
+    let failed = |source| TunnelError::Connect { host: target.name(), source };
+    let stream = TcpStream::connect((target.host.as_str(), target.port)).await.map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    Ok(stream)
+}
+
+async fn log_in(handle: &mut Handle<Checker>, target: &Target) -> Result<(), TunnelError> {
+    let failed = |source| TunnelError::Protocol { host: target.name(), what: "log in", source };
+    let rsa_hash = handle.best_supported_rsa_hash().await.map_err(failed)?.flatten();
+    for key in &target.keys {
+        let hash = if key.0.algorithm().is_rsa() { rsa_hash } else { None };
+        let key = PrivateKeyWithHashAlg::new(Arc::clone(&key.0), hash);
+        match handle.authenticate_publickey(&target.user, key).await.map_err(failed)? {
+            AuthResult::Success => return Ok(()),
+            AuthResult::Failure { .. } => {}
+        }
+    }
+    let (host, user) = (target.name(), target.user.clone());
+    Err(TunnelError::Denied { host, user, offered: target.keys.len() })
+}
+
+/// AES-GCM costs half the processor time of the library's first choice on hardware of this century.
+fn settings() -> Arc<client::Config> {
+    const CIPHERS: &[cipher::Name] =
+        &[cipher::AES_256_GCM, cipher::CHACHA20_POLY1305, cipher::AES_256_CTR, cipher::AES_128_CTR];
+    Arc::new(client::Config {
+        preferred: Preferred { cipher: CIPHERS.into(), ..Preferred::default() },
+        keepalive_interval: Some(KEEPALIVE),
+        keepalive_max: KEEPALIVES_MISSED,
+        inactivity_timeout: None,
+        nodelay: true,
+        ..client::Config::default()
+    })
+}
+
+async fn within<T>(
+    host: &str,
+    what: &'static str,
+    limit: Duration,
+    work: impl Future<Output = T>,
+) -> Result<T, TunnelError> {
+    let late = |_| TunnelError::Timeout { host: host.to_owned(), what, limit };
+    timeout(limit, work).await.map_err(late)
+}
+
+/// Compares the host's key with the pinned one, and remembers what it showed.
+struct Checker {
+    pin: Pin,
+    shown: Arc<Mutex<Option<HostKey>>>,
+}
+
+impl client::Handler for Checker {
+    type Error = russh::Error;
+
+    async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, Self::Error> {
+        let key = HostKey::shown(key);
+        let good = match &self.pin {
+            Pin::Known(expected) => *expected == key,
+            Pin::FirstUse => true,
+        };
+        *self.shown.lock() = Some(key);
+        Ok(good)
+    }
+}

@@ -1,0 +1,70 @@
+//! Keys: ours to log in with, and the hosts' own.
+
+use std::{fmt, sync::Arc};
+
+use russh::keys::{HashAlg, PrivateKey, PublicKey, PublicKeyOrCertificate, decode_secret_key};
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("read the private key")]
+    Private(#[source] russh::keys::Error),
+    #[error("read the host key")]
+    Host(#[source] russh::keys::ssh_key::Error),
+}
+
+/// A private key to log in with.
+#[derive(Clone)]
+pub struct Key(pub(crate) Arc<PrivateKey>);
+
+impl Key {
+    /// OpenSSH, PKCS#8 or PKCS#1 text, without a passphrase.
+    pub fn parse(text: &str) -> Result<Self, KeyError> {
+        decode_secret_key(text, None).map(|key| Self(Arc::new(key))).map_err(KeyError::Private)
+    }
+}
+
+impl fmt::Debug for Key {
+    /// The public half: this text may end in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.0.public_key().fingerprint(HashAlg::Sha256))
+    }
+}
+
+/// The public key a host proves to have.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HostKey(PublicKey);
+
+impl HostKey {
+    /// One line as in `known_hosts`, without the host: `ssh-ed25519 AAAA…`.
+    pub fn parse(line: &str) -> Result<Self, KeyError> {
+        let mut key = PublicKey::from_openssh(line).map_err(KeyError::Host)?;
+        key.set_comment("");
+        Ok(Self(key))
+    }
+
+    /// The line to keep.
+    pub fn line(&self) -> String {
+        self.0.to_openssh().unwrap_or_default()
+    }
+
+    pub(crate) fn shown(key: &PublicKeyOrCertificate) -> Self {
+        let mut key = match key {
+            PublicKeyOrCertificate::PublicKey { key, .. } => key.clone(),
+            PublicKeyOrCertificate::Certificate(certificate) => certificate.public_key().clone().into(),
+        };
+        key.set_comment("");
+        Self(key)
+    }
+}
+
+impl fmt::Display for HostKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fingerprint(HashAlg::Sha256).fmt(f)
+    }
+}
+
+impl fmt::Debug for HostKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostKey({self})")
+    }
+}

@@ -1,0 +1,30 @@
+//! Where a host is and how to log in there.
+
+use crate::{HostKey, Key};
+
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Name or address.
+    pub host: String,
+    pub port: u16,
+    pub user: String,
+    /// Tried in order.
+    pub keys: Vec<Key>,
+    pub pin: Pin,
+    /// The host to go through.
+    pub via: Option<Box<Target>>,
+}
+
+/// Which host key is right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pin {
+    Known(HostKey),
+    /// Nobody has been there before: whatever it shows is taken and reported, to be kept.
+    FirstUse,
+}
+
+impl Target {
+    pub(crate) fn name(&self) -> String {
+        format!("{}@{}:{}", self.user, self.host, self.port)
+    }
+}

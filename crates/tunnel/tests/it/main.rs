@@ -1,0 +1,7 @@
+//! The tunnel against the real OpenSSH server.
+
+#![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+
+mod connection;
+mod hosts;
+mod sshd;

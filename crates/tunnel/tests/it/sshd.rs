@@ -1,0 +1,137 @@
+//! A private OpenSSH server on a port of the system's choice, gone with its guard.
+
+use std::{
+    net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use windlass_tunnel::{HostKey, Key, Pin, Target};
+
+const READY_WITHIN: Duration = Duration::from_secs(20);
+
+pub(crate) struct Sshd {
+    home: PathBuf,
+    pub(crate) port: u16,
+    child: Option<Child>,
+}
+
+impl Sshd {
+    pub(crate) fn start() -> Self {
+        assert!(Path::new("/usr/sbin/sshd").exists(), "sshd is missing: apt-get install openssh-server");
+        let mut random = [0u8; 6];
+        getrandom::fill(&mut random).unwrap();
+        let tag: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let home = std::env::temp_dir().join(format!("windlass-sshd-{tag}"));
+        std::fs::create_dir(&home).unwrap();
+        // The server gives up its rights in this directory; Debian makes it at boot only.
+        std::fs::create_dir_all("/run/sshd").unwrap();
+        let mut sshd = Self { home, port: 0, child: None };
+        sshd.make_key("host");
+        sshd.make_key("user");
+        sshd.serve();
+        sshd
+    }
+
+    fn make_key(&self, name: &str) {
+        let _ = std::fs::remove_file(self.home.join(name));
+        let mut keygen = Command::new("ssh-keygen");
+        keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(self.home.join(name));
+        assert!(keygen.status().unwrap().success());
+    }
+
+    /// Starts the server, on the port it had before or a free one.
+    fn serve(&mut self) {
+        if self.port == 0 {
+            self.port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        }
+        let at = |name: &str| self.home.join(name).display().to_string();
+        std::fs::copy(self.home.join("user.pub"), self.home.join("authorized")).unwrap();
+        std::fs::set_permissions(self.home.join("authorized"), PermissionsExt::from_mode(0o600)).unwrap();
+        let settings = format!(
+            "Port {}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
+             PasswordAuthentication no\nPidFile none\nMaxStartups 200\nMaxSessions 200\nPermitRootLogin yes\n",
+            self.port,
+            at("host"),
+            at("authorized"),
+        );
+        std::fs::write(self.home.join("sshd_config"), settings).unwrap();
+        let log = std::fs::File::create(self.home.join("log")).unwrap();
+        let mut command = Command::new("/usr/sbin/sshd");
+        command.args(["-D", "-e", "-f", &at("sshd_config")]).stdin(Stdio::null()).stderr(log);
+        self.child = Some(command.spawn().unwrap());
+        let until = Instant::now() + READY_WITHIN;
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            let said = std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
+            assert!(Instant::now() < until, "sshd does not listen: {said}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// Ends the server and every session it serves.
+    pub(crate) fn stop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        for pid in sessions(child.id()) {
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    pub(crate) fn start_again(&mut self) {
+        self.stop();
+        self.serve();
+    }
+
+    /// As if the machine had been replaced by another with the same address.
+    pub(crate) fn change_host_key(&mut self) {
+        self.make_key("host");
+        self.start_again();
+    }
+
+    /// `STOP` and `CONT` freeze and thaw the server with its sessions: the host is there and silent.
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.as_ref().unwrap().id();
+        for pid in sessions(pid).into_iter().chain([pid]) {
+            let _ = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
+        }
+    }
+
+    pub(crate) fn host_key(&self) -> HostKey {
+        let line = std::fs::read_to_string(self.home.join("host.pub")).unwrap();
+        HostKey::parse(line.trim()).unwrap()
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        let key = std::fs::read_to_string(self.home.join("user")).unwrap();
+        Target {
+            host: "127.0.0.1".into(),
+            port: self.port,
+            user: "root".into(),
+            keys: vec![Key::parse(&key).unwrap()],
+            pin: Pin::Known(self.host_key()),
+            via: None,
+        }
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = std::fs::remove_dir_all(&self.home);
+    }
+}
+
+/// All descendants of a process.
+fn sessions(pid: u32) -> Vec<u32> {
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(children).unwrap_or_default();
+    let direct = children.split_whitespace().filter_map(|word| word.parse().ok());
+    direct.flat_map(|child| sessions(child).into_iter().chain([child])).collect()
+}
