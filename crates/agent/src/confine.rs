@@ -3,9 +3,14 @@
 //! The code of a job is root in its container and owns what is below the task's `run` directory. The shim is
 //! root on the host and reads there. So no name is followed through a link, and only plain files are read.
 
-use std::{fs::File, io, path::Path};
+use std::{fs::File, io, os::fd::BorrowedFd, path::Path};
 
+use landlock::{
+    ABI, Access as _, AccessFs, CompatLevel, Compatible as _, PathBeneath, Ruleset, RulesetAttr as _,
+    RulesetCreatedAttr as _, RulesetError, RulesetStatus,
+};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
+use serde::{Deserialize, Serialize};
 
 /// A directory handle under which names are looked up without leaving it.
 #[derive(Debug)]
@@ -44,4 +49,33 @@ fn expect_type(fd: &rustix::fd::OwnedFd, expected: FileType, otherwise: &'static
         return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::InvalidInput, otherwise))
+}
+
+/// How far the kernel holds this process in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Landlock {
+    /// Nothing but the given directory can be opened.
+    Whole,
+    /// The same, but for what this kernel cannot refuse yet (truncation or device calls, for instance).
+    Partial,
+    /// This kernel has no Landlock.
+    Absent,
+}
+
+/// From now on, and for good, this process opens and makes files below `dir` only. Handles it has keep working.
+///
+/// This is a second fence. Whoever relies on it alone is wrong: a kernel without Landlock is not an error.
+pub fn only_below(dir: BorrowedFd<'_>) -> Landlock {
+    match restrict(dir) {
+        Ok(RulesetStatus::FullyEnforced) => Landlock::Whole,
+        Ok(RulesetStatus::PartiallyEnforced) => Landlock::Partial,
+        Ok(RulesetStatus::NotEnforced) | Err(_) => Landlock::Absent,
+    }
+}
+
+fn restrict(dir: BorrowedFd<'_>) -> Result<RulesetStatus, RulesetError> {
+    let all = AccessFs::from_all(ABI::V5);
+    let rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(all)?.create()?;
+    Ok(rules.add_rule(PathBeneath::new(dir, all))?.restrict_self()?.ruleset)
 }

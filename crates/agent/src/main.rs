@@ -18,11 +18,15 @@ enum Part {
     Shim(shim::cli::Args),
     /// Run the job of one task (started by the shim)
     Runner(runner::cli::Args),
+    /// What a runner starts for itself
+    #[command(hide = true)]
+    Child(runner::child::Args),
 }
 
 fn main() -> ExitCode {
     match Args::parse().part {
         Part::Shim(args) => shim::cli::main(&args),
         Part::Runner(args) => runner::cli::main(&args),
+        Part::Child(args) => runner::child::main(&args),
     }
 }

@@ -1,18 +1,72 @@
 //! The files a user sends along: one archive each, put where its path says.
 
-use std::path::Path;
+use std::{fs, io, path::Path};
 
-use super::site::Site;
+use super::{
+    site::{self, Site, Stage},
+    unpack::{
+        CONTENT, Top,
+        child::{self, ChildError, Unpacked},
+    },
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     #[error("place files at `{path}`: not a path a file can have")]
     BadPath { path: String },
+    #[error("place files at `{path}`")]
+    Unpack {
+        path: String,
+        #[source]
+        source: ChildError,
+    },
+    #[error("place files at `{path}`: {what}")]
+    Place {
+        path: String,
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl FilesError {
+    /// Whether a full disk is why.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            Self::BadPath { .. } => false,
+            Self::Unpack { source, .. } => matches!(source, ChildError::NoSpace(_)),
+            Self::Place { source, .. } => source.kind() == io::ErrorKind::StorageFull,
+        }
+    }
 }
 
 /// Puts the archive where `path` says; what was there is gone. The archive's first path component takes the name
 /// of the last component of `path`. Dropping the future stops the work and leaves nothing half.
-pub async fn place(site: &Site, archive: &Path, path: &str) -> Result<(), FilesError> {
-    let _ = (site, archive);
-    Err(FilesError::BadPath { path: path.to_owned() })
+pub async fn place(site: &Site, archive: &Path, path: &str) -> Result<Unpacked, FilesError> {
+    let target = site.resolve(path);
+    let Some(parent) = target.parent().filter(|_| !path.is_empty() && !path.contains('\0')) else {
+        return Err(FilesError::BadPath { path: path.to_owned() });
+    };
+    let failed = |what| move |source| FilesError::Place { path: path.to_owned(), what, source };
+    site.make_dirs(parent).map_err(failed("make the directories above"))?;
+    let stage = Stage::new(site, parent).map_err(failed("make a directory beside it"))?;
+    let unpacked = child::run(stage.path(), archive, Top::Rename, &site.account)
+        .await
+        .map_err(|source| FilesError::Unpack { path: path.to_owned(), source })?;
+    replace(&stage, &target).map_err(failed("move them into place"))?;
+    Ok(unpacked)
+}
+
+/// What was there goes into the stage first, so that there is always either the old or the new, but for the
+/// moment between two renames.
+fn replace(stage: &Stage, target: &Path) -> io::Result<()> {
+    let old = stage.path().join("old");
+    match fs::rename(target, &old) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        // Another file system is mounted there, or something no rename can take away: say so.
+        Err(error) => return Err(error),
+    }
+    fs::rename(stage.path().join(CONTENT), target)?;
+    site::remove(&old)
 }

@@ -1,6 +1,7 @@
 //! The runner: the first process of a task. It takes one job through its steps.
 
 pub mod api;
+pub mod child;
 pub mod cli;
 pub mod cluster;
 pub mod exec;
@@ -12,6 +13,7 @@ pub mod repo;
 pub mod session;
 pub mod site;
 pub mod ssh;
+pub mod unpack;
 pub mod user;
 
 use std::{path::Path, process::ExitCode};

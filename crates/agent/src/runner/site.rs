@@ -1,8 +1,18 @@
 //! As whom and where the files of a job are made.
 
-use std::path::{Component, Path, PathBuf};
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt as _, lchown},
+    path::{Component, Path, PathBuf},
+    time::Duration,
+};
 
 use super::user::Account;
+
+/// How the directories begin in which something is made before it is moved into place.
+const STAGE: &str = ".windlass-stage-";
+/// Nothing is staged this long: older directories are of runners that were killed.
+const STALE: Duration = Duration::from_secs(6 * 3600);
 
 /// The job's user and the directory its relative paths start from.
 #[derive(Clone, Debug)]
@@ -23,6 +33,116 @@ impl Site {
         };
         normal(&joined)
     }
+
+    /// Makes the directory and those above it where they are missing, each the user's. Says whether the last one
+    /// was made.
+    pub(super) fn make_dirs(&self, dir: &Path) -> io::Result<bool> {
+        if dir.is_dir() {
+            return Ok(false);
+        }
+        if let Some(above) = dir.parent() {
+            self.make_dirs(above)?;
+        }
+        match fs::create_dir(dir) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        self.own(dir)?;
+        Ok(true)
+    }
+
+    fn own(&self, path: &Path) -> io::Result<()> {
+        if rustix::process::geteuid().is_root() {
+            lchown(path, Some(self.account.uid), Some(self.account.gid))?;
+        }
+        Ok(())
+    }
+}
+
+/// A directory where something is made before it is moved beside it. What is still there at the end is removed.
+#[derive(Debug)]
+pub(super) struct Stage {
+    path: PathBuf,
+}
+
+impl Stage {
+    pub(super) fn new(site: &Site, within: &Path) -> io::Result<Self> {
+        sweep(within);
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let stage = Self { path: within.join(format!("{STAGE}{:016x}", u64::from_ne_bytes(random))) };
+        fs::DirBuilder::new().mode(0o700).create(&stage.path)?;
+        site.own(&stage.path)?;
+        Ok(stage)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove a directory of ours");
+        }
+    }
+}
+
+/// Removes what killed runners left. Another runner may be at work in a shared directory, so only old ones.
+fn sweep(within: &Path) {
+    let old = |entry: &fs::DirEntry| {
+        let now = Duration::from_micros(crate::clock::now_us().unsigned_abs());
+        let made = entry
+            .metadata()
+            .and_then(|meta| meta.modified())
+            .ok()?
+            .duration_since(std::time::UNIX_EPOCH)
+            .ok()?;
+        Some(is_stage(entry) && now.saturating_sub(made) > STALE)
+    };
+    for entry in fs::read_dir(within).into_iter().flatten().flatten() {
+        if old(&entry) == Some(true) {
+            let _ = remove(&entry.path());
+        }
+    }
+}
+
+pub(super) fn is_stage(entry: &fs::DirEntry) -> bool {
+    entry.file_name().as_encoded_bytes().starts_with(STAGE.as_bytes())
+}
+
+/// Removes whatever is there; nothing there is well, too. Links are removed, not followed.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    let gone = match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path).or_else(|error| {
+            if error.kind() != io::ErrorKind::PermissionDenied {
+                return Err(error);
+            }
+            unlock(path)?;
+            fs::remove_dir_all(path)
+        }),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match gone {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Lets the owner write to all directories of a tree: a runner that is not root could not empty them otherwise.
+fn unlock(dir: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            unlock(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// The path without `.`, `..` and doubled slashes.

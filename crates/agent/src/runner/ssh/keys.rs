@@ -150,8 +150,7 @@ impl HostKey {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let made = Self::make()?;
                 let text = made.0.to_openssh(LineEnding::LF).map_err(KeyError::Make)?;
-                write_new(file, text.as_bytes())
-                    .map_err(|source| KeyError::Keep { path: path(), source })?;
+                write_new(file, text.as_bytes()).map_err(|source| KeyError::Keep { path: path(), source })?;
                 Ok(made)
             }
             Err(source) => Err(KeyError::Read { path: path(), source }),
@@ -182,7 +181,8 @@ fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    const ADA: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti ada@home";
+    const ADA: &str =
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILM+rvN+ot98qgEN796jTiQfZfG1KaT0PtFDJ/XFSqti ada@home";
 
     #[test]
     fn keys_are_read_as_people_write_them() {

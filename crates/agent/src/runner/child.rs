@@ -1,0 +1,129 @@
+//! Processes the runner starts for itself, to unpack or to clone: as the job's user, unable to gain rights, and
+//! never left behind.
+
+use std::{
+    io,
+    os::unix::process::CommandExt as _,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::{Gid, Pid, Uid, setgroups, setresgid, setresuid},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    process::{Child, Command},
+};
+
+use super::user::Account;
+
+/// The subcommands of the agent's own binary that are started as children.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Part {
+    /// Unpack the archive on standard input into the current directory
+    Unpack(super::unpack::child::Args),
+}
+
+pub fn main(args: &Args) -> std::process::ExitCode {
+    match &args.part {
+        Part::Unpack(args) => super::unpack::child::main(args),
+    }
+}
+
+/// A command that starts as the job's user, in a process group of its own.
+pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -> Command {
+    let mut command = std::process::Command::new(program);
+    command.env_clear().process_group(0).stdin(Stdio::null());
+    let switch = Uid::effective().is_root().then(|| {
+        let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
+        (Uid::from_raw(account.uid), Gid::from_raw(account.gid), groups)
+    });
+    let lower = move || {
+        if let Some((uid, gid, groups)) = &switch {
+            setgroups(groups)?;
+            setresgid(*gid, *gid, *gid)?;
+            setresuid(*uid, *uid, *uid)?;
+        }
+        rustix::thread::set_no_new_privs(true).map_err(io::Error::from)
+    };
+    #[expect(unsafe_code, reason = "the user of a child is set between fork and exec")]
+    // SAFETY: the closure makes system calls only; it neither allocates nor takes a lock.
+    unsafe {
+        command.pre_exec(lower);
+    }
+    let mut command = Command::from(command);
+    command.kill_on_drop(true);
+    command
+}
+
+/// The agent's own binary, as a child.
+pub(super) fn own(part: &str, account: &Account) -> Command {
+    let mut command = command("/proc/self/exe", account);
+    command.arg0("windlass-agent").args(["child", part]);
+    command
+}
+
+/// A child and everything it started: killed together when dropped.
+pub(super) struct Group {
+    child: Child,
+    id: Option<Pid>,
+}
+
+impl Group {
+    pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
+        let child = command.spawn()?;
+        let id = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+        Ok(Self { child, id })
+    }
+
+    pub(super) fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Waits for the end; at the deadline the group is killed and `None` comes back.
+    pub(super) async fn wait(&mut self, within: Duration) -> io::Result<Option<ExitStatus>> {
+        let ended = tokio::time::timeout(within, self.child.wait()).await;
+        // Also after a regular end: what the child left in its group has no business any more.
+        self.kill();
+        match ended {
+            Ok(status) => status.map(Some),
+            Err(_) => self.child.wait().await.map(|_| None),
+        }
+    }
+
+    /// Once only: later the number may be somebody else's.
+    fn kill(&mut self) {
+        if let Some(id) = self.id.take() {
+            let _ = killpg(id, Signal::SIGKILL);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Reads all, keeps the last `most` bytes.
+pub(super) async fn tail(from: Option<impl AsyncRead + Unpin>, most: usize) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let Some(mut from) = from else { return kept };
+    let mut buffer = vec![0; 8192];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        kept.extend_from_slice(&buffer[..count]);
+        if kept.len() > 2 * most {
+            kept.drain(..kept.len() - most);
+        }
+    }
+    kept.drain(..kept.len().saturating_sub(most));
+    kept
+}

@@ -1,0 +1,145 @@
+//! Unpacking in a child process of its own, and how it tells what came of it.
+
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    os::fd::AsFd as _,
+    path::Path,
+    process::{ExitCode, Stdio},
+    time::Duration,
+};
+
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use super::{Limits, Summary, Top, UnpackError, unpack};
+use crate::{
+    confine::{self, Landlock},
+    runner::{child, user::Account},
+};
+
+/// An archive that takes longer is stuck, most likely on a file system that does not answer.
+const DEADLINE: Duration = Duration::from_secs(30 * 60);
+/// Bytes of what the child says.
+const MAX_REPORT: usize = 64 << 10;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[arg(long)]
+    top: Top,
+}
+
+/// What the child writes to its standard output.
+#[derive(Debug, Serialize, Deserialize)]
+struct Report {
+    landlock: Landlock,
+    ended: Ended,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Ended {
+    Done(Summary),
+    Refused(String),
+    NoSpace(String),
+    Failed(String),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}: no space left on the device")]
+    NoSpace(String),
+    #[error("{0}")]
+    Failed(String),
+    #[error("unpack archive: {what}")]
+    Start {
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("unpack archive: not done after {} s", DEADLINE.as_secs())]
+    Deadline,
+    #[error("unpack archive: the child process ended without a word ({said})")]
+    Silent { said: String },
+}
+
+/// What came of it, and how the child was fenced in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unpacked {
+    pub summary: Summary,
+    pub landlock: Landlock,
+}
+
+/// Unpacks `archive` into the directory `into` as `account`. On an error, whatever was made is still there.
+pub async fn run(into: &Path, archive: &Path, top: Top, account: &Account) -> Result<Unpacked, ChildError> {
+    let start = |what| move |source| ChildError::Start { what, source };
+    let archive = File::open(archive).map_err(start("open it"))?;
+    let top = match top {
+        Top::Keep => "keep",
+        Top::Rename => "rename",
+    };
+    let mut command = child::own("unpack", account);
+    command.args(["--top", top]).current_dir(into);
+    command.stdin(archive).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut group = child::Group::spawn(&mut command).map_err(start("start a child process"))?;
+    let (stdout, stderr) = (group.child().stdout.take(), group.child().stderr.take());
+    let (ended, said, complaint) =
+        tokio::join!(group.wait(DEADLINE), child::tail(stdout, MAX_REPORT), child::tail(stderr, 1024));
+    ended.map_err(start("wait for the child process"))?.ok_or(ChildError::Deadline)?;
+    let report: Report = serde_json::from_slice(&said)
+        .map_err(|_| ChildError::Silent { said: String::from_utf8_lossy(&complaint).trim().to_owned() })?;
+    match report.ended {
+        Ended::Done(summary) => Ok(Unpacked { summary, landlock: report.landlock }),
+        Ended::Refused(why) => Err(ChildError::Refused(why)),
+        Ended::NoSpace(why) => Err(ChildError::NoSpace(why)),
+        Ended::Failed(why) => Err(ChildError::Failed(why)),
+    }
+}
+
+/// The child's own side.
+pub fn main(args: &Args) -> ExitCode {
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    let (landlock, result) = fenced(args.top);
+    let ended = match result {
+        Ok(summary) => Ended::Done(summary),
+        Err(error @ UnpackError::Refused(_)) => Ended::Refused(error.to_string()),
+        Err(UnpackError::Write { entry, source }) if source.kind() == io::ErrorKind::StorageFull => {
+            Ended::NoSpace(format!("unpack archive: write `{entry}`"))
+        }
+        Err(UnpackError::Write { entry, source }) => {
+            Ended::Failed(format!("unpack archive: write `{entry}`: {source}"))
+        }
+        Err(UnpackError::Read(source)) => Ended::Failed(format!("unpack archive: read it: {source}")),
+    };
+    let said = serde_json::to_vec(&Report { landlock, ended }).unwrap_or_default();
+    match io::stdout().write_all(&said) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn fenced(top: Top) -> (Landlock, Result<Summary, UnpackError>) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = match rustix::fs::open(".", flags, Mode::empty()) {
+        Ok(dir) => dir,
+        Err(errno) => {
+            return (
+                Landlock::Absent,
+                Err(UnpackError::Write { entry: ".".to_owned(), source: errno.into() }),
+            );
+        }
+    };
+    let landlock = confine::only_below(dir.as_fd());
+    let result = standard_input()
+        .map_err(UnpackError::Read)
+        .and_then(|(archive, length)| unpack(archive, length, &dir, top, &Limits::default()));
+    (landlock, result)
+}
+
+fn standard_input() -> io::Result<(File, u64)> {
+    let file = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let length = file.metadata()?.len();
+    Ok((file, length))
+}

@@ -1,0 +1,247 @@
+//! What is made for each entry: always relative to a handle of its directory, never through a link.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{self, Read, Write as _},
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+};
+
+use rustix::{
+    fs::{
+        AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, fchmod, futimens, linkat, mkdirat, openat,
+        statat, symlinkat, unlinkat,
+    },
+    io::Errno,
+};
+
+use super::{CONTENT, Refusal, Top, UnpackError, name::Parts};
+
+/// Directories their owner may not write to get their mode at the end. Nobody has this many.
+const MAX_LOCKED: usize = 10_000;
+const BUFFER: usize = 128 << 10;
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Directories the archive does not list.
+const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
+
+/// What an entry says beside its name.
+pub(super) struct Meta<'a> {
+    pub(super) shown: &'a str,
+    pub(super) mode: u32,
+    pub(super) mtime: u64,
+}
+
+impl Meta<'_> {
+    /// Without set-user-id, set-group-id and sticky bits.
+    fn mode(&self) -> Mode {
+        Mode::from_raw_mode(self.mode & 0o777)
+    }
+
+    fn failed(&self, source: impl Into<io::Error>) -> UnpackError {
+        UnpackError::Write { entry: self.shown.to_owned(), source: source.into() }
+    }
+
+    fn conflict(&self) -> UnpackError {
+        Refusal::Conflict { entry: self.shown.to_owned() }.into()
+    }
+}
+
+/// The tree that grows below the target directory.
+pub(super) struct Tree<'a> {
+    dir: BorrowedFd<'a>,
+    has_content: bool,
+    /// Directories made because an entry stands below them.
+    pub(super) implied: u64,
+    /// The directory of the last entry, for the next is often beside it.
+    last: Option<(Vec<OsString>, OwnedFd)>,
+    locked: Vec<(Vec<OsString>, Mode)>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Tree<'a> {
+    pub(super) fn new(dir: BorrowedFd<'a>, top: Top) -> Result<Self, UnpackError> {
+        let keep = top == Top::Keep;
+        if keep {
+            mkdirat(dir, CONTENT, DIRECTORY_MODE)
+                .map_err(|errno| UnpackError::Write { entry: CONTENT.to_owned(), source: errno.into() })?;
+        }
+        Ok(Self { dir, has_content: keep, implied: 0, last: None, locked: Vec::new(), buffer: Vec::new() })
+    }
+
+    pub(super) fn has_content(&self) -> bool {
+        self.has_content
+    }
+
+    pub(super) fn directory(&mut self, parts: &Parts<'_>, meta: &Meta<'_>) -> Result<(), UnpackError> {
+        self.has_content = true;
+        let path = below_content(parts);
+        let made = self.implied;
+        let handle = self.open(&path, meta, true)?;
+        self.implied = made.max(self.implied.saturating_sub(1));
+        let mode = meta.mode();
+        if mode.contains(Mode::RWXU) {
+            return fchmod(&handle, mode).map_err(|errno| meta.failed(errno));
+        }
+        if self.locked.len() == MAX_LOCKED {
+            return Err(Refusal::TooManyEntries { limit: MAX_LOCKED as u64 }.into());
+        }
+        self.locked.push((path.iter().map(|part| (*part).to_owned()).collect(), mode));
+        Ok(())
+    }
+
+    pub(super) fn file(
+        &mut self,
+        parts: &Parts<'_>,
+        meta: &Meta<'_>,
+        content: &mut impl Read,
+        size: u64,
+    ) -> Result<(), UnpackError> {
+        let (dir, name) = self.parent(parts, meta)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = replacing(&dir, name, || openat(&dir, name, flags, Mode::RUSR | Mode::WUSR));
+        let mut file = File::from(made.map_err(|errno| explain(errno, meta))?);
+        self.last = Some((parent_of(parts), dir));
+        self.copy(content, &mut file, size, meta)?;
+        fchmod(&file, meta.mode()).map_err(|errno| meta.failed(errno))?;
+        let time = Timespec { tv_sec: i64::try_from(meta.mtime).unwrap_or(0), tv_nsec: 0 };
+        futimens(&file, &Timestamps { last_access: time, last_modification: time })
+            .map_err(|errno| meta.failed(errno))
+    }
+
+    pub(super) fn symlink(
+        &mut self,
+        parts: &Parts<'_>,
+        meta: &Meta<'_>,
+        target: &[u8],
+    ) -> Result<(), UnpackError> {
+        let (dir, name) = self.parent(parts, meta)?;
+        let target = OsStr::from_bytes(target);
+        replacing(&dir, name, || symlinkat(target, &dir, name)).map_err(|errno| explain(errno, meta))
+    }
+
+    pub(super) fn hard_link(
+        &mut self,
+        parts: &Parts<'_>,
+        meta: &Meta<'_>,
+        target: &Parts<'_>,
+        bad: impl Fn() -> Refusal,
+    ) -> Result<(), UnpackError> {
+        let target = below_content(target);
+        let (file, above) = target.split_last().ok_or_else(&bad)?;
+        let from = self.open(above, meta, false).map_err(|_| bad())?;
+        let stat = statat(&from, *file, AtFlags::SYMLINK_NOFOLLOW).map_err(|_| bad())?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || target == below_content(parts) {
+            return Err(bad().into());
+        }
+        let (dir, name) = self.parent(parts, meta)?;
+        replacing(&dir, name, || linkat(&from, *file, &dir, name, AtFlags::empty()))
+            .map_err(|errno| if errno == Errno::NOENT { bad().into() } else { explain(errno, meta) })
+    }
+
+    /// Gives the directories that were kept writable their own modes, the deepest first.
+    pub(super) fn finish(mut self) -> Result<(), UnpackError> {
+        let mut locked = std::mem::take(&mut self.locked);
+        locked.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
+        for (path, mode) in locked {
+            let parts: Vec<&OsStr> = path.iter().map(OsString::as_os_str).collect();
+            let shown = path.join(OsStr::new("/"));
+            let meta = Meta { shown: &shown.to_string_lossy(), mode: 0, mtime: 0 };
+            let handle = self.open(&parts, &meta, false)?;
+            fchmod(&handle, mode).map_err(|errno| meta.failed(errno))?;
+        }
+        Ok(())
+    }
+
+    /// The directory an entry stands in, made where it is missing, and the entry's own name there.
+    fn parent<'p>(
+        &mut self,
+        parts: &Parts<'p>,
+        meta: &Meta<'_>,
+    ) -> Result<(OwnedFd, &'p OsStr), UnpackError> {
+        self.has_content = true;
+        let (name, above) = match parts.split_last() {
+            Some((name, above)) => (*name, below_content(above)),
+            None => (OsStr::new(CONTENT), Vec::new()),
+        };
+        if let Some((path, handle)) = self.last.take_if(|(path, _)| path.iter().eq(above.iter())) {
+            drop(path);
+            return Ok((handle, name));
+        }
+        Ok((self.open(&above, meta, true)?, name))
+    }
+
+    /// Opens a directory component by component, so that none of them is a link.
+    fn open(&mut self, path: &[&OsStr], meta: &Meta<'_>, make: bool) -> Result<OwnedFd, UnpackError> {
+        let mut at = openat(self.dir, ".", DIRECTORY, Mode::empty()).map_err(|errno| meta.failed(errno))?;
+        for part in path {
+            if make {
+                match mkdirat(&at, *part, DIRECTORY_MODE) {
+                    Ok(()) => self.implied += 1,
+                    Err(Errno::EXIST) => {}
+                    Err(errno) => return Err(meta.failed(errno)),
+                }
+            }
+            at = openat(&at, *part, DIRECTORY, Mode::empty()).map_err(|errno| explain(errno, meta))?;
+        }
+        Ok(at)
+    }
+
+    fn copy(
+        &mut self,
+        from: &mut impl Read,
+        to: &mut File,
+        size: u64,
+        meta: &Meta<'_>,
+    ) -> Result<(), UnpackError> {
+        self.buffer.resize(BUFFER, 0);
+        let mut written = 0;
+        loop {
+            let count = match from.read(&mut self.buffer) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(UnpackError::Read(error)),
+            };
+            to.write_all(&self.buffer[..count]).map_err(|error| meta.failed(error))?;
+            written += count as u64;
+        }
+        if written == size { Ok(()) } else { Err(Refusal::Truncated.into()) }
+    }
+}
+
+fn below_content<'p>(parts: &[&'p OsStr]) -> Vec<&'p OsStr> {
+    std::iter::once(OsStr::new(CONTENT)).chain(parts.iter().copied()).collect()
+}
+
+fn parent_of(parts: &Parts<'_>) -> Vec<OsString> {
+    match parts.split_last() {
+        Some((_, above)) => below_content(above).into_iter().map(OsStr::to_owned).collect(),
+        None => Vec::new(),
+    }
+}
+
+/// A later entry takes the place of an earlier one of the same name, unless that is a directory.
+fn replacing<T>(
+    dir: &OwnedFd,
+    name: &OsStr,
+    make: impl Fn() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    match make() {
+        Err(Errno::EXIST) => {
+            unlinkat(dir, name, AtFlags::empty()).map_err(|_| Errno::EXIST)?;
+            make()
+        }
+        other => other,
+    }
+}
+
+fn explain(errno: Errno, meta: &Meta<'_>) -> UnpackError {
+    match errno {
+        Errno::EXIST | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR => meta.conflict(),
+        errno => meta.failed(errno),
+    }
+}

@@ -1,0 +1,144 @@
+//! Unpacking of archives that somebody else made: a tar, below one directory handle, within limits.
+//!
+//! Three fences stand behind each other. Names are checked before anything is made ([`name`]). Whatever is made
+//! is made relative to a handle of its directory, and no link is ever followed ([`extract`]). And all of it runs
+//! in a child process of its own as the job's user, without new privileges and, where the kernel has Landlock,
+//! with nothing but the target directory in reach ([`child`]). Each of the first two suffices alone.
+//!
+//! The walk over the archive is our own and strict: the size in the header is the size, a record that could be
+//! read in two ways is refused, and the end must be marked. What two parsers could see differently is where
+//! archives hide things.
+
+pub mod child;
+mod extract;
+mod name;
+mod walk;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+pub use walk::unpack;
+
+/// Where an archive ends up below the directory it is unpacked in.
+pub const CONTENT: &str = "content";
+
+/// How much one archive may make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Headers of any kind.
+    pub entries: u64,
+    /// Bytes of all files together.
+    pub bytes: u64,
+    /// Bytes of one path.
+    pub path: usize,
+    /// Directories above one entry.
+    pub depth: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { entries: 250_000, bytes: 16 << 30, path: 4095, depth: 128 }
+    }
+}
+
+/// Bytes of one component, as file systems have it.
+const MAX_COMPONENT: usize = 255;
+/// Bytes of one extended header. Names fit many times; attributes we ignore should as well.
+const MAX_EXTENDED: u64 = 1 << 20;
+
+/// What the first component of each path becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Top {
+    /// Paths stand below [`CONTENT`] as they are.
+    Keep,
+    /// [`CONTENT`] stands for the first component.
+    Rename,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    pub entries: u64,
+    pub bytes: u64,
+}
+
+/// Why an archive is not taken. Names in the messages are escaped.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("more than {limit} entries")]
+    TooManyEntries { limit: u64 },
+    #[error("more than {limit} bytes of files")]
+    TooManyBytes { limit: u64 },
+    #[error("`{entry}`: the path is longer than {limit} bytes")]
+    PathTooLong { entry: String, limit: usize },
+    #[error("`{entry}`: a name longer than {MAX_COMPONENT} bytes")]
+    NameTooLong { entry: String },
+    #[error("`{entry}`: deeper than {limit} directories")]
+    TooDeep { entry: String, limit: usize },
+    #[error(
+        "`{entry}` claims {claimed} bytes where the archive has {left} left: more would come out than went in"
+    )]
+    MoreThanArchive { entry: String, claimed: u64, left: u64 },
+    #[error("an extended header of {size} bytes is longer than {MAX_EXTENDED}")]
+    ExtendedTooLong { size: u64 },
+    #[error("an entry without a name")]
+    NoName,
+    #[error("`{entry}`: the name contains a NUL byte")]
+    Nul { entry: String },
+    #[error("`{entry}`: an absolute path")]
+    Absolute { entry: String },
+    #[error("`{entry}`: a path with `..`")]
+    Parent { entry: String },
+    #[error("`{entry}`: a link to `{target}`, which leads out of the archive")]
+    LinkOut { entry: String, target: String },
+    #[error("`{entry}`: a hard link to `{target}`, which is no file of the archive")]
+    BadHardLink { entry: String, target: String },
+    #[error("`{entry}`: a device file")]
+    Device { entry: String },
+    #[error("`{entry}`: a FIFO")]
+    Fifo { entry: String },
+    #[error("`{entry}`: a sparse file")]
+    Sparse { entry: String },
+    #[error("`{entry}`: an entry of unknown kind `{kind}`")]
+    UnknownKind { entry: String, kind: String },
+    #[error("`{entry}`: {what} is told in two ways")]
+    Mismatch { entry: String, what: &'static str },
+    #[error("`{entry}` stands where something of another kind stands, or below a link or file")]
+    Conflict { entry: String },
+    #[error("a header that is not one of tar's")]
+    BadHeader,
+    #[error("an extended header that cannot be read")]
+    BadExtended,
+    #[error("the archive ends too early")]
+    Truncated,
+    #[error("the archive is empty")]
+    Empty,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    #[error("unpack archive: {0}")]
+    Refused(#[from] Refusal),
+    #[error("unpack archive: read it")]
+    Read(#[source] io::Error),
+    #[error("unpack archive: write `{entry}`")]
+    Write {
+        entry: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A name for a message: no control characters, no flood.
+fn shown(name: &[u8]) -> String {
+    const SHOWN: usize = 200;
+    let mut text: String =
+        name.iter().take(SHOWN).flat_map(|byte| byte.escape_ascii()).map(char::from).collect();
+    if name.len() > SHOWN {
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,122 @@
+//! Which names an archive may use. Pure: nothing is looked up.
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+use super::{Limits, MAX_COMPONENT, Refusal, Top, shown};
+
+/// A checked path: its components below the content's root. Empty is the root itself.
+pub(super) type Parts<'a> = Vec<&'a OsStr>;
+
+/// Takes the name of an entry apart. `.` and doubled or trailing slashes mean nothing.
+pub(super) fn parts<'a>(name: &'a [u8], top: Top, limits: &Limits) -> Result<Parts<'a>, Refusal> {
+    let entry = || shown(name);
+    if name.is_empty() {
+        return Err(Refusal::NoName);
+    }
+    if name.contains(&0) {
+        return Err(Refusal::Nul { entry: entry() });
+    }
+    if name.len() > limits.path {
+        return Err(Refusal::PathTooLong { entry: entry(), limit: limits.path });
+    }
+    if name.starts_with(b"/") {
+        return Err(Refusal::Absolute { entry: entry() });
+    }
+    let mut parts = Vec::new();
+    for part in name.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => return Err(Refusal::Parent { entry: entry() }),
+            part if part.len() > MAX_COMPONENT => return Err(Refusal::NameTooLong { entry: entry() }),
+            part => parts.push(OsStr::from_bytes(part)),
+        }
+    }
+    if parts.len() > limits.depth {
+        return Err(Refusal::TooDeep { entry: entry(), limit: limits.depth });
+    }
+    if top == Top::Rename {
+        if parts.is_empty() {
+            return Err(Refusal::NoName);
+        }
+        parts.remove(0);
+    }
+    Ok(parts)
+}
+
+/// Whether a symbolic link at `parts` may point to `target`.
+///
+/// `..` may stand at the beginning only, and no more often than there are directories above the link. There it
+/// means what it says, for the directories above an entry are real ones. After a name it could mean anything, as
+/// the name may be another link. So a chain of links cannot lead out either.
+pub(super) fn link_stays(parts: &[&OsStr], target: &[u8]) -> bool {
+    if parts.is_empty() || target.is_empty() || target.starts_with(b"/") || target.contains(&0) {
+        return false;
+    }
+    let mut up = 0;
+    let mut down = 0;
+    for part in target.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." if down > 0 => return false,
+            b".." => up += 1,
+            _ => down += 1,
+        }
+    }
+    up < parts.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(name: &str, top: Top, expected: Option<&str>) {
+        let limits = Limits { path: 100, depth: 4, ..Limits::default() };
+        let joined = parts(name.as_bytes(), top, &limits)
+            .ok()
+            .map(|parts| parts.iter().map(|part| part.to_str().unwrap()).collect::<Vec<_>>().join("/"));
+        assert_eq!(joined.as_deref(), expected, "{name:?}");
+    }
+
+    #[test]
+    fn names_are_taken_apart_and_those_that_lead_out_refused() {
+        check("a/b", Top::Keep, Some("a/b"));
+        check("./a//b/", Top::Keep, Some("a/b"));
+        check("a/b", Top::Rename, Some("b"));
+        check("a", Top::Rename, Some(""));
+        check("./", Top::Keep, Some(""));
+        check("./", Top::Rename, None);
+        check("", Top::Keep, None);
+        check("/a", Top::Keep, None);
+        check("..", Top::Keep, None);
+        check("a/../b", Top::Keep, None);
+        check("a\0b", Top::Keep, None);
+        check("a/..b/...", Top::Keep, Some("a/..b/..."));
+        check("a\\..\\b", Top::Keep, Some("a\\..\\b"));
+        check("a/b/c/d/e", Top::Keep, None);
+        check(&"x".repeat(101), Top::Keep, None);
+        let long = Limits::default();
+        assert!(matches!(parts(&[b'x'; 256], Top::Keep, &long), Err(Refusal::NameTooLong { .. })));
+    }
+
+    #[test]
+    fn links_may_point_anywhere_inside_and_nowhere_else() {
+        let at = |path: &'static str| path.split('/').map(OsStr::new).collect::<Vec<_>>();
+        for (link, target, stays) in [
+            ("a", "b", true),
+            ("a", "..", false),
+            ("d/a", "../b", true),
+            ("d/a", "../../b", false),
+            ("d/e/a", "../../b/c", true),
+            ("a", "/etc", false),
+            ("a", "", false),
+            ("a", "b/../c", false),
+            ("d/e/f/a", "x/../../y", false),
+            ("a", "./b/./", true),
+            ("a", "b\0", false),
+        ] {
+            assert_eq!(link_stays(&at(link), target.as_bytes()), stays, "{link} -> {target}");
+        }
+        assert!(!link_stays(&[], b"a"), "the top itself must not be a link");
+    }
+}

@@ -1,0 +1,411 @@
+//! Archives made to do harm, and that nothing outside changes whatever is in one.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use proptest::prelude::*;
+use tar::{EntryType, Header};
+
+use super::*;
+
+/// A directory with a canary beside the one that is unpacked into.
+struct Ground(PathBuf);
+
+impl Ground {
+    fn new() -> Self {
+        let mut random = [0u8; 8];
+        getrandom::fill(&mut random).unwrap();
+        let path = std::env::temp_dir().join(format!("windlass-unpack-{:016x}", u64::from_ne_bytes(random)));
+        fs::create_dir_all(path.join("in")).unwrap();
+        fs::write(path.join("canary"), "sings").unwrap();
+        Self(path)
+    }
+
+    fn content(&self) -> PathBuf {
+        self.0.join("in").join(CONTENT)
+    }
+
+    fn unpack(&self, archive: &[u8], top: Top, limits: &Limits) -> Result<Summary, UnpackError> {
+        let dir = fs::File::open(self.0.join("in")).unwrap();
+        let result = unpack(archive, archive.len() as u64, &dir, top, limits);
+        let names: Vec<_> = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 2, "something was made outside: {names:?}");
+        assert_eq!(fs::read_to_string(self.0.join("canary")).unwrap(), "sings");
+        assert!(fs::read_dir(self.0.join("in")).unwrap().all(|entry| entry.unwrap().file_name() == CONTENT));
+        result
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// One entry, exactly as told: the tar crate's own builder would refuse most of these.
+fn entry(kind: u8, name: &str, link: &str, data: &[u8]) -> Vec<u8> {
+    sized(kind, name, link, data, data.len() as u64)
+}
+
+fn sized(kind: u8, name: &str, link: &str, data: &[u8], size: u64) -> Vec<u8> {
+    let mut header = Header::new_ustar();
+    let old = header.as_old_mut();
+    old.name[..name.len()].copy_from_slice(name.as_bytes());
+    old.linkname[..link.len()].copy_from_slice(link.as_bytes());
+    header.set_entry_type(EntryType::new(kind));
+    header.set_mode(if kind == b'5' { 0o755 } else { 0o644 });
+    header.set_size(size);
+    header.set_mtime(1_700_000_000);
+    header.set_cksum();
+    let mut bytes = header.as_bytes().to_vec();
+    bytes.extend_from_slice(data);
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+fn record(key: &str, value: &str) -> Vec<u8> {
+    let body = format!(" {key}={value}\n");
+    let mut length = body.len();
+    while length != body.len() + length.to_string().len() {
+        length = body.len() + length.to_string().len();
+    }
+    format!("{length}{body}").into_bytes()
+}
+
+fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = entries.concat();
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+#[track_caller]
+fn refused(entries: &[Vec<u8>], why: &str) {
+    for top in [Top::Keep, Top::Rename] {
+        match Ground::new().unpack(&archive(entries), top, &Limits::default()) {
+            Err(UnpackError::Refused(refusal)) => {
+                let said = refusal.to_string();
+                assert!(said.contains(why), "{top:?}: refused with `{said}`, not with `{why}`");
+            }
+            other => panic!("{top:?}: not refused with `{why}`: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn names_that_lead_out_are_refused() {
+    refused(&[entry(b'0', "/etc/x", "", b"x")], "absolute path");
+    refused(&[entry(b'0', "../x", "", b"x")], "`..`");
+    refused(&[entry(b'0', "a/../../x", "", b"x")], "`..`");
+    refused(&[entry(b'5', "a/..", "", b"")], "`..`");
+    refused(&[entry(b'0', "", "", b"x")], "without a name");
+    refused(&[entry(b'x', "p", "", &record("path", "../x")), entry(b'0', "fine", "", b"x")], "`..`");
+    refused(&[entry(b'x', "p", "", &record("path", "a\0b")), entry(b'0', "fine", "", b"x")], "NUL");
+    refused(&[entry(b'L', "l", "", b"/etc/x\0"), entry(b'0', "fine", "", b"x")], "absolute path");
+    let long = "d/".repeat(3000);
+    refused(
+        &[entry(b'x', "p", "", &record("path", &long)), entry(b'0', "fine", "", b"x")],
+        "longer than 4095 bytes",
+    );
+    refused(
+        &[entry(b'x', "p", "", &record("path", &long[..600])), entry(b'0', "f", "", b"x")],
+        "deeper than 128",
+    );
+    refused(
+        &[entry(b'x', "p", "", &record("path", &"x".repeat(300))), entry(b'0', "f", "", b"x")],
+        "255 bytes",
+    );
+}
+
+#[test]
+fn links_that_lead_out_are_refused() {
+    refused(&[entry(b'2', "t/a", "/etc", b"")], "leads out");
+    refused(&[entry(b'2', "t/a", "../../x", b"")], "leads out");
+    refused(&[entry(b'2', "t/a", "b/../../../x", b"")], "leads out");
+    refused(
+        &[entry(b'x', "p", "", &record("linkpath", "/etc")), entry(b'2', "t/a", "fine", b"")],
+        "leads out",
+    );
+    refused(&[entry(b'K', "k", "", b"/etc\0"), entry(b'2', "t/a", "fine", b"")], "leads out");
+    refused(&[entry(b'1', "t/a", "/etc/passwd", b"")], "no file of the archive");
+    refused(&[entry(b'1', "t/a", "../../canary", b"")], "no file of the archive");
+    refused(&[entry(b'1', "t/a", "t/missing", b"")], "no file of the archive");
+    refused(&[entry(b'5', "t/d", "", b""), entry(b'1', "t/a", "t/d", b"")], "no file of the archive");
+    refused(&[entry(b'2', "t/s", "f", b""), entry(b'1', "t/a", "t/s", b"")], "no file of the archive");
+    refused(&[entry(b'0', "t/a", "", b""), entry(b'1', "t/a", "t/a", b"")], "no file of the archive");
+}
+
+#[test]
+fn nothing_is_made_through_a_link() {
+    let link = entry(b'2', "t/d/l", "..", b"");
+    refused(&[link.clone(), entry(b'0', "t/d/l/x", "", b"x")], "below a link");
+    refused(&[link.clone(), entry(b'5', "t/d/l", "", b"")], "below a link");
+    refused(&[link, entry(b'5', "t/d/l/x/y", "", b"")], "below a link");
+    refused(&[entry(b'0', "t/f", "", b"x"), entry(b'0', "t/f/x", "", b"x")], "below a link or file");
+    refused(&[entry(b'5', "t/d", "", b""), entry(b'0', "t/d", "", b"x")], "another kind");
+}
+
+#[test]
+fn everything_but_files_directories_and_links_is_refused() {
+    refused(&[entry(b'3', "t/a", "", b"")], "device");
+    refused(&[entry(b'4', "t/a", "", b"")], "device");
+    refused(&[entry(b'6', "t/a", "", b"")], "FIFO");
+    refused(&[entry(b'7', "t/a", "", b"")], "unknown kind `7`");
+    refused(&[entry(b'V', "t/a", "", b"")], "unknown kind `V`");
+    refused(&[entry(b'S', "t/a", "", b"data")], "sparse");
+    refused(
+        &[entry(b'x', "p", "", &record("GNU.sparse.major", "1")), entry(b'0', "t/a", "", b"x")],
+        "sparse",
+    );
+}
+
+#[test]
+fn what_two_parsers_could_read_differently_is_refused() {
+    let size = |told: &str| entry(b'x', "p", "", &record("size", told));
+    refused(&[size("512"), entry(b'0', "t/a", "", b"x")], "the size is told in two ways");
+    refused(&[size("0"), entry(b'0', "t/a", "", b"x")], "the size is told in two ways");
+    refused(&[sized(b'2', "t/a", "b", &[0; 512], 512)], "the size is told in two ways");
+    refused(&[sized(b'5', "t/a", "", &[0; 512], 512)], "the size is told in two ways");
+    refused(&[entry(b'0', "t/a/", "", b"x")], "whether it is a directory");
+    let twice = [record("path", "t/a"), record("path", "t/b")].concat();
+    refused(&[entry(b'x', "p", "", &twice), entry(b'0', "t/a", "", b"x")], "extended header");
+    let both = [entry(b'L', "l", "", b"t/a\0"), entry(b'x', "p", "", &record("path", "t/b"))].concat();
+    refused(&[both, entry(b'0', "t/c", "", b"x")], "extended header");
+    refused(&[entry(b'g', "g", "", &record("path", "t/a")), entry(b'0', "t/b", "", b"x")], "extended header");
+    refused(&[entry(b'x', "p", "", b"999 path=a\n"), entry(b'0', "t/b", "", b"x")], "extended header");
+    refused(&[entry(b'x', "p", "", b"-5 a=b\n"), entry(b'0', "t/b", "", b"x")], "extended header");
+    refused(&[entry(b'0', "t/a", "", b"x"), entry(b'x', "p", "", &record("path", "t/a"))], "ends too early");
+}
+
+#[test]
+fn a_comment_for_all_entries_is_passed_over() {
+    let ground = Ground::new();
+    let entries = [entry(b'g', "g", "", &record("comment", "0123abcd")), entry(b'0', "t/a", "", b"x")];
+    ground.unpack(&archive(&entries), Top::Keep, &Limits::default()).unwrap();
+    assert_eq!(fs::read(ground.content().join("t/a")).unwrap(), b"x");
+}
+
+#[test]
+fn more_than_the_limits_is_refused_and_the_limit_named() {
+    let small = Limits { entries: 3, bytes: 1000, ..Limits::default() };
+    let said = |entries: &[Vec<u8>]| {
+        Ground::new().unpack(&archive(entries), Top::Keep, &small).unwrap_err().to_string()
+    };
+    let file = |name: &str| entry(b'0', name, "", &[7; 400]);
+    assert_eq!(said(&[file("a"), file("b"), file("c")]), "unpack archive: more than 1000 bytes of files");
+    let empty = |name: &str| entry(b'0', name, "", b"");
+    assert_eq!(
+        said(&[empty("a"), empty("b"), empty("c"), empty("d")]),
+        "unpack archive: more than 3 entries"
+    );
+    assert_eq!(
+        said(&[empty("a/b/c/d")]),
+        "unpack archive: more than 3 entries",
+        "directories nobody listed count"
+    );
+    let bomb = sized(b'0', "bomb", "", b"", 8 << 30);
+    assert!(said(&[bomb]).contains("claims 8589934592 bytes where the archive has 1024 left"));
+    let header = sized(b'x', "p", "", b"", 2 << 20);
+    assert!(said(&[header]).contains("an extended header of 2097152 bytes is longer than"));
+}
+
+/// The same bytes over and over: a huge archive that takes no room.
+struct Again<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl io::Read for Again<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = buffer.len().min(self.bytes.len() - self.at);
+        buffer[..count].copy_from_slice(&self.bytes[self.at..self.at + count]);
+        self.at = (self.at + count) % self.bytes.len();
+        Ok(count)
+    }
+}
+
+#[test]
+fn a_million_entries_are_refused() {
+    let ground = Ground::new();
+    let bytes = entry(b'5', "t", "", b"");
+    let dir = fs::File::open(ground.0.join("in")).unwrap();
+    let result = unpack(Again { bytes: &bytes, at: 0 }, 512 * 1_000_000, &dir, Top::Keep, &Limits::default());
+    assert_eq!(result.unwrap_err().to_string(), "unpack archive: more than 250000 entries");
+}
+
+#[test]
+fn an_archive_that_was_cut_is_refused() {
+    let whole = archive(&[entry(b'0', "t/a", "", &[1; 600]), entry(b'0', "t/b", "", b"x")]);
+    for length in [0, 100, 512, 1000, 1536, 2048, whole.len() - 1024] {
+        let said =
+            Ground::new().unpack(&whole[..length], Top::Keep, &Limits::default()).unwrap_err().to_string();
+        assert!(said.contains("too early") || said.contains("claims"), "cut at {length}: {said}");
+    }
+    let mut bent = whole;
+    bent[5] ^= 1;
+    let said = Ground::new().unpack(&bent, Top::Keep, &Limits::default()).unwrap_err().to_string();
+    assert!(said.contains("not one of tar's"), "{said}");
+}
+
+#[test]
+fn modes_are_kept_without_the_bits_that_give_rights() {
+    let ground = Ground::new();
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, mode) in [("t/plain", 0o640), ("t/suid", 0o6755), ("t/sticky", 0o1700)] {
+        let mut header = Header::new_gnu();
+        header.set_mode(mode);
+        header.set_size(1);
+        header.set_mtime(1_700_000_000);
+        builder.append_data(&mut header, name, &b"x"[..]).unwrap();
+    }
+    let mut header = Header::new_gnu();
+    header.set_entry_type(EntryType::Directory);
+    header.set_mode(0o2555);
+    header.set_size(0);
+    builder.append_data(&mut header, "t/locked", &b""[..]).unwrap();
+    let mut header = Header::new_gnu();
+    header.set_mode(0o600);
+    header.set_size(1);
+    builder.append_data(&mut header, "t/locked/file", &b"x"[..]).unwrap();
+    ground.unpack(&builder.into_inner().unwrap(), Top::Rename, &Limits::default()).unwrap();
+    let mode = |name: &str| fs::metadata(ground.content().join(name)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode("plain"), 0o640);
+    assert_eq!(mode("suid"), 0o755);
+    assert_eq!(mode("sticky"), 0o700);
+    assert_eq!(mode("locked"), 0o555);
+    assert_eq!(fs::metadata(ground.content().join("plain")).unwrap().mtime(), 1_700_000_000);
+    fs::set_permissions(ground.content().join("locked"), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn links_inside_and_files_that_come_twice_are_taken() {
+    let ground = Ground::new();
+    let entries = [
+        entry(b'0', "t/f", "", b"old"),
+        entry(b'0', "t/f", "", b"new"),
+        entry(b'2', "t/d/l", "../f", b""),
+        entry(b'1', "t/h", "t/f", b""),
+        entry(b'2', "t/f2", "nowhere", b""),
+        entry(b'0', "t/f2", "", b"file after link"),
+    ];
+    ground.unpack(&archive(&entries), Top::Rename, &Limits::default()).unwrap();
+    let read = |name: &str| fs::read_to_string(ground.content().join(name)).unwrap();
+    assert_eq!([read("f"), read("d/l"), read("h"), read("f2")], ["new", "new", "new", "file after link"]);
+}
+
+#[test]
+fn an_archive_of_one_file_becomes_that_file() {
+    let ground = Ground::new();
+    ground.unpack(&archive(&[entry(b'0', "name", "", b"x")]), Top::Rename, &Limits::default()).unwrap();
+    assert_eq!(fs::read(ground.content()).unwrap(), b"x");
+    refused_empty(Top::Rename);
+}
+
+fn refused_empty(top: Top) {
+    let said = Ground::new().unpack(&archive(&[]), top, &Limits::default()).unwrap_err().to_string();
+    assert_eq!(said, "unpack archive: the archive is empty");
+}
+
+/// Every file below, with its content.
+fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let entry = entry.unwrap();
+            match entry.file_type().unwrap() {
+                kind if kind.is_dir() => todo.push(entry.path()),
+                kind if kind.is_file() => found.push((entry.path(), fs::read(entry.path()).unwrap())),
+                _ => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn part() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec!["a", "b", "c", "..", ".", "", "/", "canary", "é", "-x"])
+}
+
+fn hostile() -> impl Strategy<Value = Vec<u8>> {
+    let path = || prop::collection::vec(part(), 0..5).prop_map(|parts| parts.join("/"));
+    let kind = prop::sample::select(b"0125xgLK3467S\0".to_vec());
+    let one = (kind, path(), path(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(
+        |(kind, name, link, data)| match kind {
+            b'x' | b'g' => entry(kind, "p", "", &[record("path", &name), record("linkpath", &link)].concat()),
+            b'L' | b'K' => entry(kind, "l", "", format!("{name}\0").as_bytes()),
+            b'0' | 0 => entry(kind, &name, "", &data),
+            other => entry(other, &name, &link, b""),
+        },
+    );
+    prop::collection::vec(one, 0..12).prop_map(|entries| archive(&entries))
+}
+
+fn bent() -> impl Strategy<Value = Vec<u8>> {
+    (hostile(), prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4)).prop_map(
+        |(mut bytes, flips)| {
+            for (at, value) in flips {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            bytes
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+
+    /// Whatever an archive holds: it is taken or refused, and nothing outside changes, now or through its links.
+    #[test]
+    fn no_archive_reaches_outside(bytes in prop_oneof![hostile(), bent()], rename in any::<bool>()) {
+        let ground = Ground::new();
+        let top = if rename { Top::Rename } else { Top::Keep };
+        if ground.unpack(&bytes, top, &Limits::default()).is_ok() {
+            let content = ground.content().canonicalize().unwrap();
+            let mut todo = vec![ground.content()];
+            while let Some(path) = todo.pop() {
+                if let Ok(real) = path.canonicalize() {
+                    prop_assert!(real.starts_with(&content), "{path:?} leads to {real:?}");
+                }
+                if fs::symlink_metadata(&path).unwrap().is_dir() {
+                    todo.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+                }
+            }
+        }
+    }
+
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(60) })]
+
+    /// What an honest archive holds comes out as another reader of tar sees it.
+    #[test]
+    fn honest_archives_come_out_as_the_tar_crate_reads_them(
+        names in prop::collection::btree_map("[a-z]{1,8}(/[a-z]{1,120}){0,3}", prop::collection::vec(any::<u8>(), 0..2000), 1..8),
+    ) {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, data) in &names {
+            let mut header = Header::new_gnu();
+            header.set_mode(0o644);
+            header.set_size(data.len() as u64);
+            builder.append_data(&mut header, name, data.as_slice()).unwrap();
+        }
+        let bytes = builder.into_inner().unwrap();
+        let (ours, theirs) = (Ground::new(), Ground::new());
+        let them = tar::Archive::new(bytes.as_slice()).unpack(theirs.0.join("in"));
+        let us = ours.unpack(&bytes, Top::Keep, &Limits::default());
+        prop_assert_eq!(us.is_ok(), them.is_ok(), "{:?} {:?}", us, them);
+        if us.is_ok() {
+            let strip = |root: PathBuf, files: Vec<(PathBuf, Vec<u8>)>| -> Vec<_> {
+                files.into_iter().map(|(path, data)| (path.strip_prefix(&root).unwrap().to_owned(), data)).collect()
+            };
+            let theirs = theirs.0.join("in");
+            prop_assert_eq!(strip(ours.content(), files(&ours.content())), strip(theirs.clone(), files(&theirs)));
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The walk over the archive: one header after the other, strictly.
+
+use std::{
+    io::{self, Read},
+    os::fd::AsFd,
+};
+
+use tar::{EntryType, Header};
+
+use super::{
+    Limits, MAX_EXTENDED, Refusal, Summary, Top, UnpackError,
+    extract::{Meta, Tree},
+    name, shown,
+};
+
+const BLOCK: usize = 512;
+
+/// What extended headers said of the entry that follows them.
+#[derive(Default)]
+struct Extended {
+    any: bool,
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+    sparse: bool,
+}
+
+/// Unpacks the archive, `length` bytes long, below `dir`. On an error the directory holds what was made until
+/// then, for the caller to remove.
+pub fn unpack(
+    archive: impl Read,
+    length: u64,
+    dir: impl AsFd,
+    top: Top,
+    limits: &Limits,
+) -> Result<Summary, UnpackError> {
+    let mut walk = Walk {
+        archive,
+        left: length,
+        limits: *limits,
+        top,
+        summary: Summary::default(),
+        tree: Tree::new(dir.as_fd(), top)?,
+    };
+    let mut extended = Extended::default();
+    while let Some(block) = walk.header()? {
+        walk.entry(Header::from_byte_slice(&block), &mut extended)?;
+        // Directories that no entry names cost as much as those that have one.
+        if walk.summary.entries + walk.tree.implied > limits.entries {
+            return Err(Refusal::TooManyEntries { limit: limits.entries }.into());
+        }
+    }
+    if extended.any {
+        return Err(Refusal::Truncated.into());
+    }
+    if top == Top::Rename && !walk.tree.has_content() {
+        return Err(Refusal::Empty.into());
+    }
+    walk.tree.finish()?;
+    Ok(walk.summary)
+}
+
+struct Walk<'a, R> {
+    archive: R,
+    left: u64,
+    limits: Limits,
+    top: Top,
+    summary: Summary,
+    tree: Tree<'a>,
+}
+
+impl<R: Read> Walk<'_, R> {
+    /// The next header, or `None` at the mark of the end.
+    fn header(&mut self) -> Result<Option<[u8; BLOCK]>, UnpackError> {
+        let mut block = [0; BLOCK];
+        self.fill(&mut block)?;
+        if block.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let header = Header::from_byte_slice(&block);
+        let sum: u32 = block[..148].iter().chain(&block[156..]).map(|byte| u32::from(*byte)).sum();
+        if header.cksum().ok() != Some(sum + 8 * u32::from(b' ')) {
+            return Err(Refusal::BadHeader.into());
+        }
+        self.summary.entries += 1;
+        if self.summary.entries > self.limits.entries {
+            return Err(Refusal::TooManyEntries { limit: self.limits.entries }.into());
+        }
+        Ok(Some(block))
+    }
+
+    fn entry(&mut self, header: &Header, extended: &mut Extended) -> Result<(), UnpackError> {
+        let size = header.entry_size().map_err(|_| Refusal::BadHeader)?;
+        let kind = header.entry_type();
+        if matches!(kind, EntryType::XHeader | EntryType::GNULongName | EntryType::GNULongLink) {
+            extended.any = true;
+            let text = self.extended(size)?;
+            return extended.take(kind, &text).map_err(Into::into);
+        }
+        if kind == EntryType::XGlobalHeader {
+            return check_global(&self.extended(size)?).map_err(Into::into);
+        }
+        let said = std::mem::take(extended);
+        let name = said.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let entry = || shown(&name);
+        if said.sparse {
+            return Err(Refusal::Sparse { entry: entry() }.into());
+        }
+        if said.size.is_some_and(|told| told != size) {
+            return Err(Refusal::Mismatch { entry: entry(), what: "the size" }.into());
+        }
+        if kind != EntryType::Regular && size != 0 {
+            check_kind(kind, &name)?;
+            return Err(Refusal::Mismatch { entry: entry(), what: "the size" }.into());
+        }
+        let parts = name::parts(&name, self.top, &self.limits)?;
+        let link = said
+            .link
+            .or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned))
+            .unwrap_or_default();
+        let meta = Meta {
+            shown: &entry(),
+            mode: header.mode().map_err(|_| Refusal::BadHeader)?,
+            mtime: header.mtime().unwrap_or(0),
+        };
+        match kind {
+            EntryType::Regular => self.file(&name, &parts, &meta, size),
+            EntryType::Directory => self.tree.directory(&parts, &meta),
+            EntryType::Symlink if name::link_stays(&parts, &link) => self.tree.symlink(&parts, &meta, &link),
+            EntryType::Symlink => Err(Refusal::LinkOut { entry: entry(), target: shown(&link) }.into()),
+            EntryType::Link => {
+                let bad = || Refusal::BadHardLink { entry: entry(), target: shown(&link) };
+                let target = name::parts(&link, self.top, &self.limits).map_err(|_| bad())?;
+                self.tree.hard_link(&parts, &meta, &target, bad)
+            }
+            other => check_kind(other, &name).map_err(Into::into),
+        }
+    }
+
+    fn file(
+        &mut self,
+        name: &[u8],
+        parts: &name::Parts<'_>,
+        meta: &Meta<'_>,
+        size: u64,
+    ) -> Result<(), UnpackError> {
+        if name.ends_with(b"/") {
+            return Err(Refusal::Mismatch { entry: shown(name), what: "whether it is a directory" }.into());
+        }
+        if size > self.left {
+            return Err(
+                Refusal::MoreThanArchive { entry: shown(name), claimed: size, left: self.left }.into()
+            );
+        }
+        self.summary.bytes = self.summary.bytes.saturating_add(size);
+        if self.summary.bytes > self.limits.bytes {
+            return Err(Refusal::TooManyBytes { limit: self.limits.bytes }.into());
+        }
+        self.tree.file(parts, meta, &mut (&mut self.archive).take(size), size)?;
+        self.left -= size;
+        self.padding(size)
+    }
+
+    /// The text of an extended header.
+    fn extended(&mut self, size: u64) -> Result<Vec<u8>, UnpackError> {
+        if size > MAX_EXTENDED {
+            return Err(Refusal::ExtendedTooLong { size }.into());
+        }
+        let mut text = vec![0; usize::try_from(size).map_err(|_| Refusal::ExtendedTooLong { size })?];
+        self.fill(&mut text)?;
+        self.padding(size)?;
+        Ok(text)
+    }
+
+    /// Contents are filled up to whole blocks.
+    fn padding(&mut self, size: u64) -> Result<(), UnpackError> {
+        let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
+        if over > 0 {
+            self.fill(&mut [0; BLOCK][over..])?;
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), UnpackError> {
+        self.left = self.left.checked_sub(buffer.len() as u64).ok_or(Refusal::Truncated)?;
+        self.archive.read_exact(buffer).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => Refusal::Truncated.into(),
+            _ => UnpackError::Read(error),
+        })
+    }
+}
+
+impl Extended {
+    fn take(&mut self, kind: EntryType, text: &[u8]) -> Result<(), Refusal> {
+        match kind {
+            EntryType::GNULongName => once(&mut self.path, until_nul(text).to_vec()),
+            EntryType::GNULongLink => once(&mut self.link, until_nul(text).to_vec()),
+            _ => {
+                for record in records(text)? {
+                    match record {
+                        (b"path", value) => once(&mut self.path, value.to_vec())?,
+                        (b"linkpath", value) => once(&mut self.link, value.to_vec())?,
+                        (b"size", value) => once(&mut self.size, number(value)?)?,
+                        (key, _) if key.starts_with(b"GNU.sparse.") => self.sparse = true,
+                        _ => {}
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Refusal> {
+    if slot.replace(value).is_some() { Err(Refusal::BadExtended) } else { Ok(()) }
+}
+
+fn until_nul(text: &[u8]) -> &[u8] {
+    text.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+fn number(text: &[u8]) -> Result<u64, Refusal> {
+    let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    let text = std::str::from_utf8(text).ok().filter(|_| digits);
+    text.and_then(|text| text.parse().ok()).ok_or(Refusal::BadExtended)
+}
+
+/// The records `LENGTH KEY=VALUE\n` of a PAX header; the length counts all of it.
+fn records(mut text: &[u8]) -> Result<Vec<(&[u8], &[u8])>, Refusal> {
+    let mut records = Vec::new();
+    while !text.is_empty() {
+        let space = text.iter().position(|byte| *byte == b' ').ok_or(Refusal::BadExtended)?;
+        let length = usize::try_from(number(&text[..space])?).map_err(|_| Refusal::BadExtended)?;
+        if length <= space + 1 || length > text.len() {
+            return Err(Refusal::BadExtended);
+        }
+        let (record, rest) = text.split_at(length);
+        let record = record[space + 1..].strip_suffix(b"\n").ok_or(Refusal::BadExtended)?;
+        let equals = record.iter().position(|byte| *byte == b'=').ok_or(Refusal::BadExtended)?;
+        records.push((&record[..equals], &record[equals + 1..]));
+        text = rest;
+    }
+    Ok(records)
+}
+
+/// A header for all entries may say what nobody reads (a comment), not what they are.
+fn check_global(text: &[u8]) -> Result<(), Refusal> {
+    let changes = |key: &[u8]| matches!(key, b"path" | b"linkpath" | b"size") || key.starts_with(b"GNU.");
+    if records(text)?.iter().any(|(key, _)| changes(key)) { Err(Refusal::BadExtended) } else { Ok(()) }
+}
+
+/// Everything but files, directories and links is refused, each by its name.
+fn check_kind(kind: EntryType, name: &[u8]) -> Result<(), Refusal> {
+    let entry = shown(name);
+    Err(match kind {
+        EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link => return Ok(()),
+        EntryType::Block | EntryType::Char => Refusal::Device { entry },
+        EntryType::Fifo => Refusal::Fifo { entry },
+        EntryType::GNUSparse => Refusal::Sparse { entry },
+        other => Refusal::UnknownKind { entry, kind: other.as_byte().escape_ascii().to_string() },
+    })
+}
