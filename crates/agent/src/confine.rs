@@ -79,3 +79,9 @@ fn restrict(dir: BorrowedFd<'_>) -> Result<RulesetStatus, RulesetError> {
     let rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(all)?.create()?;
     Ok(rules.add_rule(PathBeneath::new(dir, all))?.restrict_self()?.ruleset)
 }
+
+impl rustix::fd::AsFd for Beneath {
+    fn as_fd(&self) -> rustix::fd::BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+}

@@ -1,0 +1,214 @@
+//! Following a stream as it grows.
+//!
+//! A follower keeps an offset and nothing else, and reads from disk. It is woken by the writer in the same
+//! process, or by inotify; and because a wake may be lost, it also looks by itself now and then.
+
+use std::{io, sync::Arc, time::Duration};
+
+use axum::body::Bytes;
+use tokio::{
+    sync::{Semaphore, watch},
+    time::{Instant, sleep_until, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{CHUNK, Position, Reader, Watcher, Writer, inotify::DirWatch};
+
+/// How long a follower trusts that it would be woken.
+const LOOK: Duration = Duration::from_secs(1);
+/// The same where nothing can wake it.
+const LOOK_UNWATCHED: Duration = Duration::from_millis(100);
+/// A follower that got a little waits this long for more to come, or small writes would cost it a read each.
+const GATHER: Duration = Duration::from_millis(5);
+/// Reads of one source that may wait for the disk together: each takes a thread.
+const READS_MAX: usize = 4;
+
+/// A stream that can be read and waited for. Clones share the handles.
+#[derive(Clone, Debug)]
+pub struct Source {
+    reader: Reader,
+    growth: Growth,
+    reads: Arc<Semaphore>,
+}
+
+/// How growth is learned of.
+#[derive(Clone, Debug)]
+enum Growth {
+    /// The writer is in this process.
+    Here(watch::Receiver<Position>),
+    /// The writer is elsewhere, and `ended` says when it is dead.
+    There { watcher: Watcher, ended: CancellationToken },
+}
+
+impl Source {
+    pub fn here(writer: &Writer, reader: Reader) -> Self {
+        Self::new(reader, Growth::Here(writer.watch()))
+    }
+
+    /// A stream that another process writes. Once `ended` is cancelled the stream counts as complete, with or
+    /// without the writer's own mark.
+    pub fn there(reader: Reader, watcher: Watcher, ended: CancellationToken) -> Self {
+        Self::new(reader, Growth::There { watcher, ended })
+    }
+
+    fn new(reader: Reader, growth: Growth) -> Self {
+        Self { reader, growth, reads: Arc::new(Semaphore::new(READS_MAX)) }
+    }
+
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    pub async fn position(&self) -> io::Result<Position> {
+        match &self.growth {
+            Growth::Here(position) => Ok(*position.borrow()),
+            Growth::There { ended, .. } => {
+                // Asked first: what a dead writer left is all there will be.
+                let ended = ended.is_cancelled();
+                let mut position = self.blocking(Reader::position).await?;
+                position.complete |= ended;
+                Ok(position)
+            }
+        }
+    }
+
+    /// Up to `max` bytes from `offset` on, and none at the end.
+    pub async fn read(&self, offset: u64, max: usize) -> io::Result<Bytes> {
+        Ok(self.blocking(move |reader| reader.read(offset, max)).await?.into())
+    }
+
+    /// Waits until there are bytes after `offset`, the stream is complete, or `patience` is over.
+    pub async fn wait(&self, offset: u64, patience: Duration) -> io::Result<Position> {
+        let mut waiter = self.waiter();
+        let deadline = Instant::now() + patience;
+        loop {
+            let position = self.position().await?;
+            if position.complete || position.end > offset || Instant::now() >= deadline {
+                return Ok(position);
+            }
+            waiter.wait(deadline).await;
+        }
+    }
+
+    /// Waits for the end of the stream and says where it is. A reader that fails counts as the end.
+    pub async fn completed(&self) -> u64 {
+        let mut waiter = self.waiter();
+        loop {
+            match self.position().await {
+                Ok(Position { complete: false, .. }) => waiter.wait(Instant::now() + LOOK).await,
+                Ok(Position { end, .. }) => return end,
+                Err(_) => return 0,
+            }
+        }
+    }
+
+    pub fn follow(&self, offset: u64) -> Follow {
+        Follow { waiter: self.waiter(), source: self.clone(), offset, gather: None }
+    }
+
+    /// Runs something of the reader where it may wait for the disk.
+    pub(super) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Reader) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(io::Error::other)?;
+        let reader = self.reader.clone();
+        let run = move || {
+            let _permit = permit;
+            work(&reader)
+        };
+        tokio::task::spawn_blocking(run).await.map_err(io::Error::other)?
+    }
+
+    fn waiter(&self) -> Waiter {
+        match &self.growth {
+            Growth::Here(position) => {
+                let mut position = position.clone();
+                position.mark_unchanged();
+                Waiter::Here(position)
+            }
+            Growth::There { watcher, ended } => {
+                Waiter::There { dir: watcher.dir(self.reader.dir()), ended: ended.clone() }
+            }
+        }
+    }
+}
+
+/// Made before the first look, so that no growth falls between a look and the wait.
+#[derive(Debug)]
+enum Waiter {
+    Here(watch::Receiver<Position>),
+    There { dir: Option<DirWatch>, ended: CancellationToken },
+}
+
+impl Waiter {
+    /// Returns when it is worth looking again, at the latest at the deadline.
+    async fn wait(&mut self, deadline: Instant) {
+        match self {
+            Waiter::Here(position) => {
+                // A writer that is gone wakes nobody: then the deadline does.
+                if let Ok(Err(_)) = timeout_at(deadline, position.changed()).await {
+                    sleep_until(deadline.min(Instant::now() + LOOK)).await;
+                }
+            }
+            Waiter::There { dir, ended } => {
+                let look = if dir.is_some() { LOOK } else { LOOK_UNWATCHED };
+                let look = deadline.min(Instant::now() + look);
+                let changed = async {
+                    match dir {
+                        Some(dir) => {
+                            let _ = dir.wake.changed().await;
+                        }
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = changed => {}
+                    // Once it has ended there is nothing to wait for, and nobody does.
+                    () = ended.cancelled() => {}
+                    () = sleep_until(look) => {}
+                }
+            }
+        }
+    }
+}
+
+/// Gives a stream's bytes from an offset on until it is complete.
+#[derive(Debug)]
+pub struct Follow {
+    source: Source,
+    waiter: Waiter,
+    offset: u64,
+    gather: Option<Instant>,
+}
+
+impl Follow {
+    /// Where the next chunk begins.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The next bytes, or nothing after the last. May be dropped half way and called again.
+    pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        loop {
+            if let Some(until) = self.gather {
+                sleep_until(until).await;
+                self.gather = None;
+            }
+            let position = self.source.position().await?;
+            if position.end > self.offset {
+                let bytes = self.source.read(self.offset, CHUNK).await?;
+                if !bytes.is_empty() {
+                    self.offset += bytes.len() as u64;
+                    let little = bytes.len() < CHUNK && !position.complete;
+                    self.gather = little.then(|| Instant::now() + GATHER);
+                    return Ok(Some(bytes));
+                }
+            }
+            if position.complete {
+                return Ok(None);
+            }
+            self.waiter.wait(Instant::now() + LOOK).await;
+        }
+    }
+}

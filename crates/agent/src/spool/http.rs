@@ -1,0 +1,162 @@
+//! The spool over HTTP: reads by offset for anybody, pulls by time and WebSockets for the runner.
+
+use std::{io, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Query, State, ws::WebSocketUpgrade},
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use futures_util::stream;
+use serde::Deserialize;
+
+use windlass_api::agent::{LOG_COMPLETE, LOG_END, runner::JobState};
+
+use super::{CHUNK, Source, Spool, Stream, pull, tail};
+
+/// What is read when nobody says how much.
+const LIMIT: u64 = 1024 * 1024;
+const LIMIT_MAX: u64 = 64 * 1024 * 1024;
+const WAIT_MS_MAX: u64 = 60_000;
+/// What a WebSocket may say to us: nothing but control frames.
+const HEARD_MAX: usize = 4096;
+
+/// `?stream=job&offset=N&limit=M&wait_ms=W`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct Read {
+    #[serde(default)]
+    pub stream: Stream,
+    #[serde(default)]
+    pub offset: u64,
+    #[serde(default)]
+    pub limit: Option<u64>,
+    #[serde(default)]
+    pub wait_ms: u64,
+}
+
+/// The runner's own calls: `/api/logs`, `/api/logs/read` and `/logs_ws`.
+pub fn routes(spool: Arc<Spool>) -> Router {
+    Router::new()
+        .route("/api/logs", get(logs))
+        .route("/api/logs/read", post(logs_read))
+        .route("/logs_ws", get(logs_ws))
+        .with_state(spool)
+}
+
+/// Raw bytes of a stream from an offset on. Waits for some, if asked to. The body is read as it is sent.
+pub async fn read(source: &Source, query: &Read) -> Response {
+    let wait = Duration::from_millis(query.wait_ms.min(WAIT_MS_MAX));
+    let position = match source.wait(query.offset, wait).await {
+        Ok(position) => position,
+        Err(error) => return failed(&error),
+    };
+    let limit = query.limit.unwrap_or(LIMIT).min(LIMIT_MAX);
+    let size = position.end.saturating_sub(query.offset).min(limit);
+    let mut response = Body::from_stream(range(source.clone(), query.offset, size)).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(size));
+    headers.insert(LOG_END, HeaderValue::from(position.end));
+    headers.insert(LOG_COMPLETE, HeaderValue::from_static(if position.complete { "true" } else { "false" }));
+    response
+}
+
+/// Everything of output and states after a millisecond, as a dstack server pulls it.
+///
+/// `states` is called once, at the right moment: a state must be in its list before its
+/// [`Issued`](super::Issued) stamp is dropped.
+pub async fn pull(
+    spool: &Arc<Spool>,
+    after: i64,
+    no_connections_secs: i64,
+    states: impl FnOnce() -> Vec<JobState>,
+) -> Response {
+    let answer = match pull::plan(spool, after, states).await {
+        Ok(plan) => pull::body(spool, plan, no_connections_secs),
+        Err(error) => Err(error),
+    };
+    match answer {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(error) => failed(&error),
+    }
+}
+
+async fn logs(State(spool): State<Arc<Spool>>, Query(query): Query<Read>) -> Response {
+    read(spool.source(query.stream), &query).await
+}
+
+async fn logs_read(State(spool): State<Arc<Spool>>, Query(query): Query<Read>) -> StatusCode {
+    match query.stream {
+        Stream::Job => spool.readers().read_to(query.offset),
+        // Nobody waits for these to be read.
+        Stream::Runner => {}
+    }
+    StatusCode::OK
+}
+
+/// `?start_time=RFC3339` or `?offset=N`; neither is from the start.
+#[derive(Debug, Deserialize)]
+struct Tail {
+    start_time: Option<String>,
+    offset: Option<u64>,
+}
+
+async fn logs_ws(
+    State(spool): State<Arc<Spool>>,
+    Query(query): Query<Tail>,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    let source = spool.source(Stream::Job);
+    let offset = match start(source, &query).await {
+        Ok(offset) => offset,
+        Err(refused) => return refused,
+    };
+    let Some(place) = spool.readers().tailer() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many tailers").into_response();
+    };
+    let follow = source.follow(offset);
+    upgrade
+        .max_message_size(HEARD_MAX)
+        .write_buffer_size(0)
+        .on_upgrade(move |socket| tail::tail(socket, follow, place))
+}
+
+async fn start(source: &Source, query: &Tail) -> Result<u64, Response> {
+    let since = match (query.offset, query.start_time.as_deref()) {
+        (Some(offset), _) => return Ok(offset),
+        (None, None | Some("")) => return Ok(0),
+        (None, Some(since)) => since,
+    };
+    let since: jiff::Timestamp = since
+        .parse()
+        .map_err(|error| (StatusCode::BAD_REQUEST, format!("start_time: {error}")).into_response())?;
+    let since = since.as_millisecond();
+    source.blocking(move |reader| reader.offset_at(since)).await.map_err(|error| failed(&error))
+}
+
+/// Exactly `size` bytes from `offset` on. A file that shrank meanwhile breaks the answer off.
+fn range(
+    source: Source,
+    offset: u64,
+    size: u64,
+) -> impl futures_util::Stream<Item = io::Result<axum::body::Bytes>> {
+    stream::try_unfold((source, offset, size), |(source, offset, left)| async move {
+        if left == 0 {
+            return Ok(None);
+        }
+        let bytes = source.read(offset, usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)).await?;
+        if bytes.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let size = bytes.len() as u64;
+        Ok(Some((bytes, (source, offset + size, left - size))))
+    })
+}
+
+fn failed(error: &io::Error) -> Response {
+    tracing::warn!(%error, "read the spool");
+    (StatusCode::INTERNAL_SERVER_ERROR, "the spool cannot be read").into_response()
+}

@@ -1,0 +1,92 @@
+//! The records of an index file: when the bytes from an offset on came.
+//!
+//! A record is written before the bytes it speaks of. So a byte in the log always has its record, and a record
+//! whose bytes never came is an empty event.
+
+/// Bytes of one record.
+pub(super) const SIZE: usize = 28;
+/// Records read at once.
+pub(super) const CHUNK_RECORDS: u64 = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Bytes from `offset` up to the next record's came at `time`.
+    Event,
+    /// The stream ended at `offset`.
+    Complete,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) offset: u64,
+    /// Milliseconds since 1970.
+    pub(super) time: i64,
+    /// CRC-32 of the bytes of the event before, where the writer knows it.
+    pub(super) before: Option<u32>,
+    pub(super) kind: Kind,
+}
+
+impl Record {
+    pub(super) fn encode(&self) -> [u8; SIZE] {
+        let mut out = [0; SIZE];
+        out[0..8].copy_from_slice(&self.offset.to_le_bytes());
+        out[8..16].copy_from_slice(&self.time.to_le_bytes());
+        out[16..20].copy_from_slice(&self.before.unwrap_or_default().to_le_bytes());
+        out[20] = match self.kind {
+            Kind::Event => 1,
+            Kind::Complete => 2,
+        };
+        out[21] = u8::from(self.before.is_some());
+        let crc = crc32fast::hash(&out[..24]);
+        out[24..28].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// Nothing when it is torn, flipped or was never a record.
+    pub(super) fn decode(bytes: &[u8; SIZE]) -> Option<Self> {
+        let (body, crc) = bytes.split_at(24);
+        if crc != crc32fast::hash(body).to_le_bytes() {
+            return None;
+        }
+        let kind = match bytes[20] {
+            1 => Kind::Event,
+            2 => Kind::Complete,
+            _ => return None,
+        };
+        let before = u32::from_le_bytes(bytes[16..20].try_into().ok()?);
+        Some(Self {
+            offset: u64::from_le_bytes(bytes[0..8].try_into().ok()?),
+            time: i64::from_le_bytes(bytes[8..16].try_into().ok()?),
+            before: (bytes[21] != 0).then_some(before),
+            kind,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_record_comes_back_as_it_went(offset: u64, time: i64, before: Option<u32>, complete: bool) {
+            let kind = if complete { Kind::Complete } else { Kind::Event };
+            let record = Record { offset, time, before, kind };
+            prop_assert_eq!(Record::decode(&record.encode()), Some(record));
+        }
+
+        #[test]
+        fn f35_a_flipped_bit_is_noticed(offset: u64, time: i64, bit in 0..SIZE * 8) {
+            let mut bytes = Record { offset, time, before: Some(7), kind: Kind::Event }.encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(Record::decode(&bytes), None);
+        }
+    }
+
+    #[test]
+    fn zeros_are_no_record() {
+        assert_eq!(Record::decode(&[0; SIZE]), None);
+    }
+}

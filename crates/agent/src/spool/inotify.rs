@@ -1,0 +1,158 @@
+//! Wakes readers in another process than the writer's.
+//!
+//! One inotify handle for the whole process, because a user has few. A hostile job can make any number of
+//! events; they are taken in batches, and a batch is one wake. Where the kernel refuses a watch, readers still
+//! look by themselves ([`super::follow`]).
+
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::watch,
+    task::JoinHandle,
+};
+
+use crate::confine::Beneath;
+use rustix::fd::AsFd;
+
+/// Between two batches of events.
+const BATCH: Duration = Duration::from_millis(5);
+
+/// Watches directories. Made once and cloned.
+#[derive(Clone, Debug, Default)]
+pub struct Watcher {
+    hub: Arc<Mutex<Option<Arc<Hub>>>>,
+}
+
+#[derive(Debug)]
+struct Hub {
+    fd: Arc<AsyncFd<OwnedFd>>,
+    dirs: Arc<Dirs>,
+    task: JoinHandle<()>,
+}
+
+type Dirs = Mutex<HashMap<i32, Dir>>;
+
+#[derive(Debug)]
+struct Dir {
+    wake: watch::Sender<u64>,
+    watchers: usize,
+}
+
+/// Wakes while it is kept.
+#[derive(Debug)]
+pub(super) struct DirWatch {
+    pub(super) wake: watch::Receiver<u64>,
+    hub: Arc<Hub>,
+    id: i32,
+}
+
+impl Watcher {
+    /// Nothing where the kernel has no more watches to give.
+    pub(super) fn dir(&self, dir: &Beneath) -> Option<DirWatch> {
+        let hub = self.hub().inspect_err(|error| tracing::debug!(%error, "no inotify: polling")).ok()?;
+        let path = format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
+        let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+        // The same directory gets the same id; under the lock, so that nobody lets go of it meanwhile.
+        let mut dirs = hub.dirs.lock();
+        let id = inotify::add_watch(hub.fd.get_ref(), path, flags)
+            .inspect_err(|error| tracing::debug!(%error, "no watch: polling"))
+            .ok()?;
+        let known = dirs.entry(id).or_insert_with(|| Dir { wake: watch::Sender::new(0), watchers: 0 });
+        known.watchers += 1;
+        let wake = known.wake.subscribe();
+        drop(dirs);
+        Some(DirWatch { wake, hub, id })
+    }
+
+    fn hub(&self) -> io::Result<Arc<Hub>> {
+        let mut hub = self.hub.lock();
+        if let Some(hub) = &*hub {
+            return Ok(Arc::clone(hub));
+        }
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let fd = Arc::new(readable(fd)?);
+        let dirs = Arc::new(Dirs::default());
+        let task = tokio::spawn(pump(Arc::clone(&fd), Arc::clone(&dirs)));
+        let made = Arc::new(Hub { fd, dirs, task });
+        *hub = Some(Arc::clone(&made));
+        Ok(made)
+    }
+}
+
+impl Drop for DirWatch {
+    fn drop(&mut self) {
+        let mut dirs = self.hub.dirs.lock();
+        let Some(known) = dirs.get_mut(&self.id) else { return };
+        known.watchers -= 1;
+        if known.watchers == 0 {
+            dirs.remove(&self.id);
+            // It fails when the directory is gone, and then so is the watch.
+            let _ = inotify::remove_watch(self.hub.fd.get_ref(), self.id);
+        }
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[expect(unsafe_code, reason = "the runtime watches a handle by its number")]
+fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` is open and stays the same file until it is dropped, and the `AsyncFd` owns it.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+}
+
+async fn pump(fd: Arc<AsyncFd<OwnedFd>>, dirs: Arc<Dirs>) {
+    loop {
+        let Ok(mut ready) = fd.readable().await else { return };
+        if drain(fd.get_ref(), &dirs) {
+            ready.clear_ready();
+        }
+        drop(ready);
+        tokio::time::sleep(BATCH).await;
+    }
+}
+
+/// Takes one buffer of events and wakes whom they concern; says whether that was all.
+fn drain(fd: &OwnedFd, dirs: &Dirs) -> bool {
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 8192];
+    let mut events = inotify::Reader::new(fd, &mut buffer);
+    let mut seen: Vec<i32> = Vec::new();
+    let (mut all, mut lost) = (false, false);
+    loop {
+        match events.next() {
+            Ok(event) => {
+                lost |= event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+                if seen.last() != Some(&event.wd()) {
+                    seen.push(event.wd());
+                }
+            }
+            Err(error) => {
+                all = error == rustix::io::Errno::AGAIN;
+                break;
+            }
+        }
+        if events.is_buffer_empty() && !seen.is_empty() {
+            break;
+        }
+    }
+    let dirs = dirs.lock();
+    let wake = |dir: &Dir| dir.wake.send_modify(|count| *count = count.wrapping_add(1));
+    if lost {
+        dirs.values().for_each(wake);
+    } else {
+        seen.iter().filter_map(|id| dirs.get(id)).for_each(wake);
+    }
+    all
+}

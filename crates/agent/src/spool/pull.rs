@@ -1,0 +1,237 @@
+//! What a dstack server pulls: everything after a millisecond, whole events only.
+//!
+//! The answer is decided first (which events, up to which time) and written out while it is sent, a chunk at a
+//! time, so that a large answer costs no memory.
+
+use std::{io, sync::Arc};
+
+use axum::body::{Body, Bytes};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use futures_util::stream;
+
+use windlass_api::agent::runner::JobState;
+
+use super::{
+    CHUNK, EVENT_MAX, Reader, Source, Spool, Stream,
+    read::{Event, Events, Wanted},
+    strip::{self, Stripper},
+};
+
+/// Bytes of output in one answer.
+const ANSWER_MAX: u64 = 8 * 1024 * 1024;
+/// Events in one answer.
+const EVENTS_MAX: usize = 16 * 1024;
+/// What is served of an event that no writer of ours would have made so large.
+const SPOILED_EVENT_MAX: u64 = 4 * EVENT_MAX;
+
+/// What one answer holds.
+#[derive(Debug, PartialEq)]
+pub(super) struct Plan {
+    pub(super) states: Vec<JobState>,
+    pub(super) job: Vec<Event>,
+    pub(super) runner: Vec<Event>,
+    pub(super) last_updated: i64,
+    pub(super) has_more: bool,
+}
+
+/// Seals what was written until now and decides what is told of it. `states` is asked after the horizon is
+/// known: one that is published later has a later time.
+pub(super) async fn plan(
+    spool: &Spool,
+    after: i64,
+    states: impl FnOnce() -> Vec<JobState>,
+) -> io::Result<Plan> {
+    let complete = spool.writer(Stream::Job).position().complete;
+    seal(spool).await?;
+    let upto = spool.stamps().horizon();
+    let mut states = states();
+    let ended = states.iter().any(|state| matches!(state.state.as_str(), "done" | "failed" | "terminated"));
+    let later = states.iter().any(|state| state.timestamp > upto);
+    states.retain(|state| state.timestamp > after && state.timestamp <= upto);
+    let wanted = Wanted { after, upto, bytes_max: ANSWER_MAX / 2, events_max: EVENTS_MAX / 2 };
+    let job = spool.source(Stream::Job).blocking(move |reader| reader.events(wanted)).await?;
+    let runner = spool.source(Stream::Runner).blocking(move |reader| reader.events(wanted)).await?;
+    let later = later || job.later;
+    let mut plan = merge(after, states, job, runner);
+    plan.has_more |= later || !(complete && ended);
+    Ok(plan)
+}
+
+/// Sealing waits for a write that is under way, and that may wait for the disk.
+async fn seal(spool: &Spool) -> io::Result<()> {
+    let writers = [spool.writer(Stream::Job).clone(), spool.writer(Stream::Runner).clone()];
+    tokio::task::spawn_blocking(move || writers.iter().for_each(super::Writer::seal))
+        .await
+        .map_err(io::Error::other)
+}
+
+/// Where one list was cut, nothing later may be told: the cursor would skip what is missing.
+fn merge(after: i64, mut states: Vec<JobState>, mut job: Events, mut runner: Events) -> Plan {
+    let cut = |list: &Events| list.events.last().filter(|_| list.more).map(|last| last.time);
+    let cut = [cut(&job), cut(&runner)].into_iter().flatten().min();
+    if let Some(cut) = cut {
+        states.retain(|state| state.timestamp <= cut);
+        job.events.retain(|event| event.time <= cut);
+        runner.events.retain(|event| event.time <= cut);
+    }
+    let last = [
+        states.iter().map(|state| state.timestamp).max(),
+        job.events.last().map(|event| event.time),
+        runner.events.last().map(|event| event.time),
+    ];
+    let last_updated = last.into_iter().flatten().max().unwrap_or(after);
+    Plan { states, job: job.events, runner: runner.events, last_updated, has_more: cut.is_some() }
+}
+
+/// The plan as JSON. The end is told to `spool`'s readers when the last answer has gone.
+pub(super) fn body(spool: &Arc<Spool>, plan: Plan, no_connections_secs: i64) -> io::Result<Body> {
+    let states = serde_json::to_string(&plan.states)?;
+    let head = format!("{{\"job_states\":{states},\"job_logs\":[");
+    let tail = format!(
+        "],\"last_updated\":{},\"no_connections_secs\":{no_connections_secs},\"has_more\":{}}}",
+        plan.last_updated, plan.has_more
+    );
+    let last = (!plan.has_more).then(|| Arc::clone(spool));
+    let parts = vec![
+        Part::Last(tail, last),
+        Part::Events(Writing::new(spool.source(Stream::Runner), plan.runner, false)),
+        Part::Text("],\"runner_logs\":[".to_owned()),
+        Part::Events(Writing::new(spool.source(Stream::Job), plan.job, true)),
+        Part::Text(head),
+    ];
+    Ok(Body::from_stream(stream::try_unfold(parts, write_next)))
+}
+
+/// A piece of the answer, the last one first.
+enum Part {
+    Text(String),
+    Events(Writing),
+    Last(String, Option<Arc<Spool>>),
+}
+
+async fn write_next(mut parts: Vec<Part>) -> io::Result<Option<(Bytes, Vec<Part>)>> {
+    loop {
+        match parts.pop() {
+            None => return Ok(None),
+            Some(Part::Text(text)) => return Ok(Some((text.into(), parts))),
+            Some(Part::Last(text, spool)) => {
+                if let Some(spool) = spool {
+                    spool.readers().pulled_all();
+                }
+                return Ok(Some((text.into(), parts)));
+            }
+            Some(Part::Events(writing)) if writing.is_done() => {}
+            Some(Part::Events(writing)) => {
+                let source = writing.source.clone();
+                let step = move |reader: &Reader| {
+                    let mut writing = writing;
+                    let bytes = writing.chunk(reader)?;
+                    Ok((bytes, writing))
+                };
+                let (bytes, writing) = source.blocking(step).await?;
+                parts.push(Part::Events(writing));
+                if !bytes.is_empty() {
+                    return Ok(Some((bytes.into(), parts)));
+                }
+            }
+        }
+    }
+}
+
+/// Events that become elements of a JSON list.
+struct Writing {
+    source: Source,
+    events: std::vec::IntoIter<Event>,
+    strip: Option<Stripper>,
+    /// Where the stripper stands.
+    at: Option<u64>,
+    first: bool,
+}
+
+impl Writing {
+    fn new(source: &Source, events: Vec<Event>, strip: bool) -> Self {
+        let strip = strip.then(Stripper::default);
+        Self { source: source.clone(), events: events.into_iter(), strip, at: None, first: true }
+    }
+
+    fn is_done(&self) -> bool {
+        self.events.as_slice().is_empty()
+    }
+
+    /// The next events, until there is a chunk's worth.
+    fn chunk(&mut self, reader: &Reader) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        while out.len() < CHUNK
+            && let Some(event) = self.events.next()
+        {
+            let message = self.message(reader, event)?;
+            if message.is_empty() {
+                continue;
+            }
+            let comma = if std::mem::take(&mut self.first) { "" } else { "," };
+            let text = STANDARD.encode(message);
+            out.extend_from_slice(
+                format!("{comma}{{\"timestamp\":{},\"message\":\"{text}\"}}", event.time).as_bytes(),
+            );
+        }
+        Ok(out)
+    }
+
+    fn message(&mut self, reader: &Reader, event: Event) -> io::Result<Vec<u8>> {
+        let size = usize::try_from(event.size().min(SPOILED_EVENT_MAX)).unwrap_or(0);
+        let mut bytes = reader.read(event.start, size)?;
+        if let Some(strip) = &mut self.strip {
+            if self.at != Some(event.start) {
+                let from = event.start.saturating_sub(strip::CODE_MAX as u64);
+                let before = usize::try_from(event.start - from).unwrap_or(0);
+                *strip = Stripper::after(&reader.read(from, before)?);
+            }
+            self.at = Some(event.start + bytes.len() as u64);
+            strip.strip(&mut bytes);
+        }
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(time: i64, start: u64, end: u64) -> Event {
+        Event { time, start, end }
+    }
+
+    fn state(timestamp: i64) -> JobState {
+        JobState {
+            state: "running".to_owned(),
+            timestamp,
+            termination_reason: String::new(),
+            termination_message: String::new(),
+            detail: None,
+            exit_status: None,
+        }
+    }
+
+    fn times(plan: &Plan) -> (Vec<i64>, Vec<i64>, Vec<i64>) {
+        (
+            plan.states.iter().map(|state| state.timestamp).collect(),
+            plan.job.iter().map(|event| event.time).collect(),
+            plan.runner.iter().map(|event| event.time).collect(),
+        )
+    }
+
+    #[test]
+    fn o1_nothing_later_than_a_cut_is_told() {
+        let job = Events { events: vec![event(5, 0, 9), event(8, 9, 20)], more: true, later: false };
+        let runner = Events { events: vec![event(6, 0, 1), event(11, 1, 2)], more: false, later: false };
+        let plan = merge(4, vec![state(7), state(12)], job, runner);
+        assert_eq!(times(&plan), (vec![7], vec![5, 8], vec![6]));
+        assert_eq!((plan.last_updated, plan.has_more), (8, true));
+    }
+
+    #[test]
+    fn without_news_the_cursor_stays() {
+        let plan = merge(40, Vec::new(), Events::default(), Events::default());
+        assert_eq!((plan.last_updated, plan.has_more), (40, false));
+    }
+}

@@ -1,0 +1,329 @@
+//! Reading a stream, from any process.
+//!
+//! The directory may belong to a hostile job. So files are opened through [`Beneath`], every number read is
+//! doubted, and no call takes more memory or time than its arguments and the file's real length allow. A file
+//! that is not there yet is an empty stream.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    sync::{Arc, OnceLock},
+};
+
+use super::{
+    CHUNK, EVENT_MAX, Position, Stream,
+    index::{self, Kind, Record},
+};
+use crate::confine::Beneath;
+
+/// Most bytes one `read` gives.
+pub const READ_MAX: usize = 1024 * 1024;
+/// How far a search looks past spoiled records before it gives that place up.
+const SPOILED_MAX: u64 = 64;
+
+/// One stream of a task. Clones share the handles.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dir: Arc<Beneath>,
+    stream: Stream,
+    log: OnceLock<File>,
+    index: OnceLock<File>,
+}
+
+/// Bytes that came together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Milliseconds since 1970.
+    pub time: i64,
+    pub start: u64,
+    pub end: u64,
+}
+
+impl Event {
+    pub fn size(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// Some events in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    pub events: Vec<Event>,
+    /// A bound was reached: there are more that were asked for.
+    pub more: bool,
+    /// There are some after `upto`.
+    pub later: bool,
+}
+
+/// What `events` is to give: those with `after < time ≤ upto`, up to both bounds, but always one.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    pub after: i64,
+    pub upto: i64,
+    pub bytes_max: u64,
+    pub events_max: usize,
+}
+
+/// Bytes that are not what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damage {
+    pub start: u64,
+    pub end: u64,
+}
+
+impl Reader {
+    pub fn new(dir: Arc<Beneath>, stream: Stream) -> Self {
+        Self { shared: Arc::new(Shared { dir, stream, log: OnceLock::new(), index: OnceLock::new() }) }
+    }
+
+    pub fn stream(&self) -> Stream {
+        self.shared.stream
+    }
+
+    /// The directory it reads in.
+    pub fn dir(&self) -> &Arc<Beneath> {
+        &self.shared.dir
+    }
+
+    /// Bytes from `offset` on, at most `max` and [`READ_MAX`]; none at or after the end.
+    pub fn read(&self, offset: u64, max: usize) -> io::Result<Vec<u8>> {
+        let Some(log) = self.log()? else { return Ok(Vec::new()) };
+        let left = log.metadata()?.len().saturating_sub(offset);
+        let size = usize::try_from(left).unwrap_or(usize::MAX).min(max).min(READ_MAX);
+        read_at(log, offset, size)
+    }
+
+    /// The offset after the last byte.
+    pub fn end(&self) -> io::Result<u64> {
+        self.log()?.map_or(Ok(0), |log| Ok(log.metadata()?.len()))
+    }
+
+    /// The writer said that nothing will be added.
+    pub fn is_complete(&self) -> io::Result<bool> {
+        let index = self.index()?;
+        let last = index.records.checked_sub(1).map_or(Ok(None), |last| index.record(last))?;
+        Ok(last.is_some_and(|record| record.kind == Kind::Complete))
+    }
+
+    /// How far the stream has come. Once it is complete, its end is final.
+    pub fn position(&self) -> io::Result<Position> {
+        // In this order: bytes that come after the first question would be missed in the other.
+        let complete = self.is_complete()?;
+        Ok(Position { end: self.end()?, complete })
+    }
+
+    /// Where the output that came at `time_ms` or later begins.
+    pub fn offset_at(&self, time_ms: i64) -> io::Result<u64> {
+        let end = self.end()?;
+        let index = self.index()?;
+        let found = index.first_at(time_ms)?;
+        if found == 0 {
+            return Ok(0);
+        }
+        for at in found..index.records.min(found.saturating_add(SPOILED_MAX)) {
+            if let Some(record) = index.record(at)? {
+                return Ok(record.offset.min(end));
+            }
+        }
+        Ok(end)
+    }
+
+    /// Events in order of their time.
+    pub fn events(&self, wanted: Wanted) -> io::Result<Events> {
+        // The end first: every byte before it has its record by the time the index is read.
+        let end = self.end()?;
+        let index = self.index()?;
+        let mut found = Events::default();
+        let (mut bytes, mut open) = (0, None::<Event>);
+        let mut at = match wanted.after.checked_add(1) {
+            Some(from) => index.first_at(from)?,
+            None => return Ok(found),
+        };
+        let from_start = at == 0;
+        while at < index.records {
+            for record in index.chunk(at)?.into_iter().flatten() {
+                let offset = record.offset.min(end);
+                if let Some(event) = open.take() {
+                    let event = Event { end: offset.max(event.start), ..event };
+                    if !found.take(event, &mut bytes, wanted) {
+                        return Ok(found);
+                    }
+                }
+                if record.time > wanted.upto || record.kind == Kind::Complete {
+                    found.later = record.kind == Kind::Event;
+                    return Ok(found);
+                }
+                // Bytes before the first record have no other place to go.
+                let start = if from_start && found.events.is_empty() && bytes == 0 { 0 } else { offset };
+                open = Some(Event { time: record.time, start, end: start });
+            }
+            at += index::CHUNK_RECORDS;
+        }
+        if let Some(event) = open {
+            found.take(Event { end, ..event }, &mut bytes, wanted);
+        }
+        Ok(found)
+    }
+
+    /// Compares the bytes with what the index remembers of them. Reads everything once.
+    pub fn damage(&self) -> io::Result<Vec<Damage>> {
+        let end = self.end()?;
+        let index = self.index()?;
+        let mut damaged = Vec::new();
+        let mut start = None;
+        for at in 0..index.records {
+            let record = index.record(at)?;
+            if let (Some(start), Some(record)) = (start, record)
+                && let Some(crc) = record.before
+                && record.offset >= start
+                && (record.offset > end || self.crc(start, record.offset)? != crc)
+            {
+                damaged.push(Damage { start, end: record.offset });
+            }
+            start = record.map(|record| record.offset);
+        }
+        Ok(damaged)
+    }
+
+    fn crc(&self, start: u64, end: u64) -> io::Result<u32> {
+        let (mut crc, mut offset) = (crc32fast::Hasher::new(), start);
+        while offset < end {
+            let size = usize::try_from(end - offset).unwrap_or(CHUNK).min(CHUNK);
+            let bytes = self.read(offset, size)?;
+            if bytes.is_empty() {
+                break;
+            }
+            crc.update(&bytes);
+            offset += bytes.len() as u64;
+        }
+        Ok(crc.finalize())
+    }
+
+    fn log(&self) -> io::Result<Option<&File>> {
+        self.file(&self.shared.log, self.shared.stream.log_name())
+    }
+
+    fn index(&self) -> io::Result<Index<'_>> {
+        let file = match self.file(&self.shared.index, self.shared.stream.index_name()) {
+            Ok(file) => file,
+            // Times may be lost; bytes are still there.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => None,
+            Err(error) => return Err(error),
+        };
+        let records =
+            file.map_or(Ok(0), |file| io::Result::Ok(file.metadata()?.len() / index::SIZE as u64))?;
+        if records > 0 {
+            return Ok(Index { file, records });
+        }
+        Ok(Index { file: None, records: self.end()?.div_ceil(EVENT_MAX) })
+    }
+
+    fn file<'a>(&self, cell: &'a OnceLock<File>, name: &str) -> io::Result<Option<&'a File>> {
+        if cell.get().is_none() {
+            match self.shared.dir.file(name) {
+                Ok(file) => {
+                    // Another thread may have been faster; its handle is as good.
+                    let _ = cell.set(file);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(cell.get())
+    }
+}
+
+impl Events {
+    /// Adds an event, unless a bound is reached: then says no.
+    fn take(&mut self, event: Event, bytes: &mut u64, wanted: Wanted) -> bool {
+        if event.size() == 0 || event.time <= wanted.after {
+            return true;
+        }
+        let full = *bytes + event.size() > wanted.bytes_max || self.events.len() >= wanted.events_max;
+        if full && !self.events.is_empty() {
+            self.more = true;
+            return false;
+        }
+        *bytes += event.size();
+        self.events.push(event);
+        true
+    }
+}
+
+/// Reads up to `size` bytes; fewer when the file shrinks meanwhile.
+fn read_at(file: &File, offset: u64, size: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; size];
+    let mut got = 0;
+    while got < size {
+        match file.read_at(&mut bytes[got..], offset + got as u64) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bytes.truncate(got);
+    Ok(bytes)
+}
+
+/// The records there are now. Without a file they are made up: one for every piece of the log, at the
+/// beginning of time, so that a reader by time still gets every byte.
+struct Index<'a> {
+    file: Option<&'a File>,
+    records: u64,
+}
+
+impl Index<'_> {
+    fn record(&self, at: u64) -> io::Result<Option<Record>> {
+        let Some(file) = self.file else { return Ok(Some(made_up(at))) };
+        let bytes = read_at(file, at * index::SIZE as u64, index::SIZE)?;
+        Ok(bytes.first_chunk().and_then(Record::decode))
+    }
+
+    /// Up to [`index::CHUNK_RECORDS`] records.
+    fn chunk(&self, at: u64) -> io::Result<Vec<Option<Record>>> {
+        let count = (self.records - at).min(index::CHUNK_RECORDS);
+        let Some(file) = self.file else { return Ok((at..at + count).map(|at| Some(made_up(at))).collect()) };
+        let size = usize::try_from(count).unwrap_or(0) * index::SIZE;
+        let bytes = read_at(file, at * index::SIZE as u64, size)?;
+        Ok(bytes.as_chunks().0.iter().map(Record::decode).collect())
+    }
+
+    /// The first record at `time` or later. In an index that is not in order it is some record.
+    fn first_at(&self, time: i64) -> io::Result<u64> {
+        let (mut low, mut high) = (0, self.records);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let earlier = match self.sound(middle, high)? {
+                Some(record) => record.time < time,
+                None => false,
+            };
+            if earlier {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        Ok(low)
+    }
+
+    fn sound(&self, from: u64, to: u64) -> io::Result<Option<Record>> {
+        for at in from..to.min(from.saturating_add(SPOILED_MAX)) {
+            if let Some(record) = self.record(at)? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn made_up(at: u64) -> Record {
+    let time = i64::try_from(at).unwrap_or(i64::MAX - 1) + 1;
+    Record { offset: at.saturating_mul(EVENT_MAX), time, before: None, kind: Kind::Event }
+}

@@ -1,0 +1,105 @@
+//! Who still has to read: the runner stays until the server has the output and the tailers have left.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// Tailers of one task at once.
+pub const TAILERS_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub struct Readers {
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct State {
+    /// Everything of the job's output before this is kept elsewhere.
+    read: u64,
+    /// A dstack server took the last answer there is.
+    pulled: bool,
+    tailers: usize,
+}
+
+impl Readers {
+    /// The server keeps everything before `offset` now. It never takes that back.
+    pub fn read_to(&self, offset: u64) {
+        self.state.send_if_modified(|state| {
+            let further = offset > state.read;
+            state.read = state.read.max(offset);
+            further
+        });
+    }
+
+    /// The last answer of a pull was sent.
+    pub fn pulled_all(&self) {
+        self.state.send_modify(|state| state.pulled = true);
+    }
+
+    pub fn tailers(&self) -> usize {
+        self.state.borrow().tailers
+    }
+
+    /// Counts a tailer in until the guard is dropped; nothing when there are too many.
+    pub fn tailer(self: &Arc<Self>) -> Option<Tailer> {
+        let counted = self.state.send_if_modified(|state| {
+            let room = state.tailers < TAILERS_MAX;
+            state.tailers += usize::from(room);
+            room
+        });
+        counted.then(|| Tailer(Arc::clone(self)))
+    }
+
+    /// Waits until the server has everything before `end` and no tailer is left.
+    pub async fn all_read(&self, end: u64) {
+        let done = |state: &State| (state.read >= end || state.pulled) && state.tailers == 0;
+        // It cannot fail: the sender is our own.
+        let _ = self.state.subscribe().wait_for(done).await;
+    }
+}
+
+#[derive(Debug)]
+pub struct Tailer(Arc<Readers>);
+
+impl Drop for Tailer {
+    fn drop(&mut self) {
+        self.0.state.send_modify(|state| state.tailers -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn o7_all_is_read_once_the_server_has_it_and_the_tailers_left() {
+        let readers = Arc::new(Readers::default());
+        let done = || readers.all_read(10).now_or_never().is_some();
+        assert!(!done());
+        let tailer = readers.tailer().unwrap();
+        readers.read_to(10);
+        readers.read_to(4);
+        assert!(!done(), "a tailer is still there");
+        drop(tailer);
+        assert!(done());
+    }
+
+    #[test]
+    fn o7_the_last_pull_counts_as_read() {
+        let readers = Readers::default();
+        readers.pulled_all();
+        assert!(readers.all_read(u64::MAX).now_or_never().is_some());
+    }
+
+    #[test]
+    fn tailers_are_bounded() {
+        let readers = Arc::new(Readers::default());
+        let held: Vec<Tailer> = (0..TAILERS_MAX).map(|_| readers.tailer().unwrap()).collect();
+        assert!(readers.tailer().is_none());
+        drop(held);
+        assert_eq!(readers.tailers(), 0);
+        assert!(readers.tailer().is_some());
+    }
+}

@@ -1,0 +1,157 @@
+//! Times that grow strictly, shared by a job's output and its states.
+//!
+//! A dstack server asks for what came after a millisecond. So no two events share one, none is published with
+//! a time that was passed already, and a reader goes no further than the [`Stamps::horizon`]: the last time
+//! before which everything is published.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Instant,
+};
+
+use parking_lot::Mutex;
+
+use crate::clock;
+
+#[derive(Debug)]
+pub struct Stamps {
+    clock: Clock,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    last: i64,
+    /// Issued, not yet published: one per stream and one per writer of states, so a handful.
+    pending: Vec<i64>,
+}
+
+#[derive(Debug)]
+enum Clock {
+    /// The wall clock at the start and what has passed since: it never steps back.
+    Steady {
+        base_ms: i64,
+        since: Instant,
+    },
+    Manual(AtomicI64),
+}
+
+impl Stamps {
+    pub fn new() -> Arc<Self> {
+        Self::with(Clock::Steady { base_ms: clock::now_ms(), since: Instant::now() })
+    }
+
+    /// Times that move by hand, for tests.
+    pub fn manual(now_ms: i64) -> Arc<Self> {
+        Self::with(Clock::Manual(AtomicI64::new(now_ms)))
+    }
+
+    fn with(clock: Clock) -> Arc<Self> {
+        Arc::new(Self { clock, inner: Mutex::default() })
+    }
+
+    pub fn now_ms(&self) -> i64 {
+        match &self.clock {
+            Clock::Steady { base_ms, since } => {
+                base_ms.saturating_add(i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX))
+            }
+            Clock::Manual(now) => now.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Moves a manual clock; a steady one moves by itself.
+    pub fn advance(&self, ms: i64) {
+        if let Clock::Manual(now) = &self.clock {
+            now.fetch_add(ms, Ordering::Relaxed);
+        }
+    }
+
+    /// No stamp at or before `floor` is issued any more: it is on disk already.
+    pub fn raise(&self, floor: i64) {
+        let mut inner = self.inner.lock();
+        inner.last = inner.last.max(floor);
+    }
+
+    /// The next time. What it is given to counts as published when the [`Issued`] is dropped.
+    pub fn issue(self: &Arc<Self>) -> Issued {
+        let now = self.now_ms();
+        let mut inner = self.inner.lock();
+        let at = now.max(inner.last.saturating_add(1));
+        inner.last = at;
+        inner.pending.push(at);
+        Issued { at, stamps: Arc::clone(self) }
+    }
+
+    /// The latest time issued.
+    pub fn last(&self) -> i64 {
+        self.inner.lock().last
+    }
+
+    /// Everything with this time or an earlier one is published, and nothing more will be.
+    pub fn horizon(&self) -> i64 {
+        let inner = self.inner.lock();
+        inner.pending.iter().min().map_or(inner.last, |first| first.saturating_sub(1))
+    }
+}
+
+/// A time that was given out. Drop it once what carries it can be found by readers.
+#[derive(Debug)]
+pub struct Issued {
+    at: i64,
+    stamps: Arc<Stamps>,
+}
+
+impl Issued {
+    /// Milliseconds since 1970.
+    pub fn at(&self) -> i64 {
+        self.at
+    }
+}
+
+impl Drop for Issued {
+    fn drop(&mut self) {
+        let mut inner = self.stamps.inner.lock();
+        if let Some(found) = inner.pending.iter().position(|at| *at == self.at) {
+            inner.pending.swap_remove(found);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_grow_within_one_millisecond_and_never_repeat() {
+        let stamps = Stamps::manual(100);
+        let given: Vec<i64> = (0..3).map(|_| stamps.issue().at()).collect();
+        assert_eq!(given, [100, 101, 102]);
+        stamps.advance(50);
+        assert_eq!(stamps.issue().at(), 150);
+        stamps.raise(900);
+        assert_eq!(stamps.issue().at(), 901);
+    }
+
+    #[test]
+    fn the_horizon_stays_before_what_is_not_published() {
+        let stamps = Stamps::manual(100);
+        let first = stamps.issue();
+        let second = stamps.issue();
+        assert_eq!(stamps.horizon(), 99);
+        drop(second);
+        assert_eq!(stamps.horizon(), 99);
+        drop(first);
+        assert_eq!(stamps.horizon(), 101);
+    }
+
+    #[test]
+    fn a_steady_clock_moves_by_itself() {
+        let stamps = Stamps::new();
+        let before = stamps.now_ms();
+        stamps.advance(1_000_000);
+        assert!(stamps.now_ms() >= before && stamps.now_ms() < before + 900_000);
+    }
+}

@@ -1,0 +1,154 @@
+//! Takes terminal codes out of output, piece by piece.
+//!
+//! Only what a dstack server pulls is stripped; everybody else gets the bytes as they are. The state at any
+//! offset follows from the bytes just before it: ESC always begins anew and no code is longer than
+//! [`CODE_MAX`]. So a reader can start anywhere and repeat itself without remembering anything.
+
+/// The longest code that is taken out; what is longer shows.
+pub const CODE_MAX: usize = 64 * 1024;
+
+const ESC: u8 = 0x1b;
+const BEL: u8 = 0x07;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stripper {
+    state: State,
+    /// Bytes since ESC, with it.
+    length: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Text,
+    /// After ESC.
+    Escape,
+    /// After ESC and bytes that announce a final one, as in `ESC ( B`.
+    Intermediate,
+    /// `ESC [ … final`.
+    Control,
+    /// A string up to BEL or ST: `ESC ] …`, and `ESC P`, `ESC X`, `ESC ^`, `ESC _` with their payloads.
+    String,
+}
+
+impl Stripper {
+    /// The state after `before`: the bytes before a place, at least [`CODE_MAX`] of them or all.
+    pub fn after(before: &[u8]) -> Self {
+        let recent = &before[before.len().saturating_sub(CODE_MAX)..];
+        let mut stripper = Self::default();
+        if let Some(escape) = recent.iter().rposition(|byte| *byte == ESC) {
+            recent[escape..].iter().for_each(|byte| _ = stripper.shows(*byte));
+        }
+        stripper
+    }
+
+    /// Leaves what shows of `bytes`.
+    pub fn strip(&mut self, bytes: &mut Vec<u8>) {
+        bytes.retain(|byte| self.shows(*byte));
+    }
+
+    fn shows(&mut self, byte: u8) -> bool {
+        if byte == ESC {
+            *self = Self { state: State::Escape, length: 1 };
+            return false;
+        }
+        if self.state == State::Text {
+            return true;
+        }
+        self.length += 1;
+        if self.length > CODE_MAX {
+            self.state = State::Text;
+            return true;
+        }
+        let (next, shows) = step(self.state, byte);
+        self.state = next;
+        shows
+    }
+}
+
+/// What follows a byte inside a code. A byte that cannot be part of it ends it and shows.
+fn step(state: State, byte: u8) -> (State, bool) {
+    match (state, byte) {
+        (State::Text, _) => (State::Text, true),
+        (State::Escape, b'[') => (State::Control, false),
+        (State::Escape, b']' | b'P' | b'X' | b'^' | b'_') => (State::String, false),
+        (State::Escape | State::Intermediate, 0x20..=0x2f) => (State::Intermediate, false),
+        (State::Escape | State::Intermediate, 0x30..=0x7e) => (State::Text, false),
+        (State::Escape | State::Intermediate, _) => (State::Text, true),
+        (State::Control, 0x20..=0x3f) => (State::Control, false),
+        (State::Control, 0x40..=0x7e) => (State::Text, false),
+        (State::Control, _) => (State::Text, true),
+        (State::String, BEL) => (State::Text, false),
+        // A string nobody ended costs its line, not the rest of the output.
+        (State::String, b'\n') => (State::Text, true),
+        (State::String, _) => (State::String, false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stripped(bytes: &[u8]) -> Vec<u8> {
+        let mut out = bytes.to_vec();
+        Stripper::default().strip(&mut out);
+        out
+    }
+
+    #[track_caller]
+    fn check(raw: &str, shows: &str) {
+        assert_eq!(String::from_utf8(stripped(raw.as_bytes())).unwrap(), shows, "{raw:?}");
+    }
+
+    #[test]
+    fn codes_go_and_text_stays() {
+        check("plain\r\n\ttext\n", "plain\r\n\ttext\n");
+        check("\x1b[31mred\x1b[0m", "red");
+        check("\x1b[38;5;196mdeep\x1b[m red", "deep red");
+        check("a\x1b[2Kb\x1b[1Ac\x1b[?25l\x1b[?25h", "abc");
+        check("\x1b]0;a title\x07after", "after");
+        check("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link");
+        check("\x1bPq#0;2;0;0;0\x1b\\image", "image");
+        check("\x1b(Bascii\x1b)0\x1b7\x1b8\x1bc\x1b=\x1b>", "ascii");
+        check("grüße 10% ✓ \x1b[1mfett\x1b[22m", "grüße 10% ✓ fett");
+        check("\x1b\x1b[31mtwice", "twice");
+        check("\x1b[31", "");
+    }
+
+    #[test]
+    fn a_broken_code_costs_no_more_than_itself() {
+        check("\x1b[31\nnext", "\nnext");
+        check("\x1b[3\u{fc}x", "\u{fc}x");
+        check("\x1b]never ended\nnext line\n", "\nnext line\n");
+        check("\x1b\nx", "\nx");
+    }
+
+    #[test]
+    fn a_code_without_end_is_given_up() {
+        let mut raw = b"\x1b]".to_vec();
+        raw.resize(CODE_MAX + 3, b'x');
+        assert_eq!(stripped(&raw), b"xxx");
+    }
+
+    proptest! {
+        /// However the bytes are cut, and even when each piece is begun from nothing but what lies before it.
+        #[test]
+        fn pieces_strip_as_the_whole(
+            raw in proptest::collection::vec(prop::sample::select(b"\x1b\x1b[]P()0;mAB\x07\\\n\xc3\xbcx ".to_vec()), 0..200),
+            cuts in proptest::collection::vec(0usize..200, 0..8),
+        ) {
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(raw.len())).collect();
+            cuts.extend([0, raw.len()]);
+            cuts.sort_unstable();
+            let mut out = Vec::new();
+            for piece in cuts.windows(2) {
+                let mut bytes = raw[piece[0]..piece[1]].to_vec();
+                Stripper::after(&raw[..piece[0]]).strip(&mut bytes);
+                out.extend(bytes);
+            }
+            prop_assert_eq!(out, stripped(&raw));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! One WebSocket that follows the job's output.
+//!
+//! A tailer that does not read is stopped by its socket: this task waits with one chunk in hand, and nobody
+//! else notices. While it waits it still hears the other side close.
+
+use std::{io, time::Duration};
+
+use axum::{
+    body::Bytes,
+    extract::ws::{CloseFrame, Message, WebSocket, close_code},
+};
+use futures_util::{
+    SinkExt, StreamExt,
+    stream::{SplitSink, SplitStream},
+};
+use tokio::time::{Instant, interval_at, timeout};
+
+use super::{Follow, readers::Tailer};
+
+/// Between two pings to a tailer that nothing is sent to.
+const PING: Duration = Duration::from_secs(15);
+/// How long the other side may take nothing at all.
+const STALLED: Duration = Duration::from_secs(600);
+/// How long the other side may take to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+enum End {
+    /// Every byte was sent.
+    Complete,
+    /// The other side left.
+    Left,
+    Failed(io::Error),
+}
+
+/// Sends everything from the follower's offset on, says goodbye and lets go of the tailer's place.
+pub(super) async fn tail(socket: WebSocket, mut follow: Follow, _place: Tailer) {
+    let (mut sink, mut heard) = socket.split();
+    let (code, reason) = match send_all(&mut sink, &mut heard, &mut follow).await {
+        End::Left => return,
+        End::Complete => (close_code::NORMAL, ""),
+        End::Failed(error) => {
+            tracing::warn!(%error, "read output for a tailer");
+            (close_code::ERROR, "output cannot be read")
+        }
+    };
+    let close = Message::Close(Some(CloseFrame { code, reason: reason.into() }));
+    let goodbye = async {
+        if sink.send(close).await.is_ok() {
+            while let Some(Ok(_)) = heard.next().await {}
+        }
+    };
+    // The socket is closed either way.
+    let _ = timeout(GOODBYE, goodbye).await;
+}
+
+async fn send_all(
+    sink: &mut SplitSink<WebSocket, Message>,
+    heard: &mut SplitStream<WebSocket>,
+    follow: &mut Follow,
+) -> End {
+    let mut ping = interval_at(Instant::now() + PING, PING);
+    loop {
+        let message = tokio::select! {
+            chunk = follow.next() => match chunk {
+                Ok(Some(bytes)) => Message::Binary(bytes),
+                Ok(None) => return End::Complete,
+                Err(error) => return End::Failed(error),
+            },
+            _ = ping.tick() => Message::Ping(Bytes::new()),
+            () = left(heard) => return End::Left,
+        };
+        let sent = tokio::select! {
+            sent = timeout(STALLED, sink.send(message)) => matches!(sent, Ok(Ok(()))),
+            () = left(heard) => false,
+        };
+        if !sent {
+            return End::Left;
+        }
+    }
+}
+
+/// Returns when the other side closes or is gone. What else it says does not matter.
+async fn left(heard: &mut SplitStream<WebSocket>) {
+    loop {
+        match heard.next().await {
+            Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+            Some(Ok(Message::Text(_) | Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => {}
+        }
+    }
+}
