@@ -5,6 +5,10 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use axum::{
+    body::{Body, Bytes},
+    http::{Request, Response},
+};
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
@@ -157,4 +161,13 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Everything here with our mark, in whatever state.
     fn found(&self) -> Done<'_, Vec<Found>>;
+
+    /// Answers a call to the task's runner where the runtime plays the runner itself; `None`: there is a real
+    /// one, forward the call. The path is the runner's own (`/api/run`, `/api/logs`), or [`JOB_RECORD`].
+    fn play(&self, _task: SubmissionId, _call: Request<Bytes>) -> Option<BoxFuture<'_, Response<Body>>> {
+        None
+    }
 }
+
+/// What `GET /api/tasks/ID/job` is for a runtime that plays the runner: answered with a `JobRecord`.
+pub const JOB_RECORD: &str = "/job";

@@ -1,1 +1,234 @@
-//! To be written.
+//! Tasks that only seem to run: for a set time, with a set result, at next to no cost.
+//!
+//! A load test needs hosts by the thousand, and what it measures is the server. So there is no process and no file
+//! here: states and output of a job are functions of when it began, what was asked of it and what time it is.
+//! The runner is played as well. What a task does is set by flags, and by each job in its environment:
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `HOLLOW_RUN_MS` | how long the job runs |
+//! | `HOLLOW_EXIT` | its exit status |
+//! | `HOLLOW_LOG_LINES` | lines of output, spread over that time |
+//!
+//! How long the image takes to come is known before the job is: the tag `pull-MS` of the image says so.
+
+mod job;
+mod play;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    http::{Request, Response},
+};
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use windlass_api::agent::{
+    events::What,
+    shim::{Port, PullProgress},
+};
+use windlass_model::id::SubmissionId;
+
+use super::{
+    events::Events,
+    runtime::{
+        Done, Exit, Found, FoundState, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError,
+    },
+};
+use crate::{clock, taskdir::TaskDir};
+use job::{Job, Life};
+
+/// What every task does that is not told otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub pull: Duration,
+    pub run: Duration,
+    pub exit: i32,
+    pub log_lines: u32,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self { pull: Duration::ZERO, run: Duration::from_secs(1), exit: 0, log_lines: 2 }
+    }
+}
+
+/// After the job's end its output may be read for so long, as with a real runner.
+const LINGER: Duration = Duration::from_secs(300);
+/// Bytes a hollow image seems to have.
+const IMAGE_BYTES: u64 = 1 << 20;
+
+/// The runtime of one hollow host.
+#[derive(Debug)]
+pub struct Hollow {
+    plan: Plan,
+    /// States of jobs are told here at once; there is no file to watch.
+    events: Events,
+    tasks: Mutex<HashMap<SubmissionId, Arc<Task>>>,
+}
+
+#[derive(Debug)]
+struct Task {
+    job: Mutex<Job>,
+    /// Changes whenever `job` does.
+    changed: watch::Sender<()>,
+}
+
+impl Hollow {
+    pub fn new(plan: Plan, events: Events) -> Self {
+        Self { plan, events, tasks: Mutex::new(HashMap::new()) }
+    }
+
+    fn task(&self, id: SubmissionId) -> Option<Arc<Task>> {
+        self.tasks.lock().get(&id).cloned()
+    }
+
+    /// Changes a job and tells of the states that came by it.
+    fn change<T>(&self, id: SubmissionId, task: &Task, change: impl FnOnce(&mut Job, i64) -> T) -> T {
+        let now = clock::now_ms();
+        let (result, told) = {
+            let mut job = task.job.lock();
+            let result = change(&mut job, now);
+            (result, job.untold(now))
+        };
+        task.changed.send_replace(());
+        for state in told {
+            self.events.publish(What::Job { id, state });
+        }
+        result
+    }
+
+    /// Returns when the task has ended, telling of the job's end when its time has come.
+    async fn ended(&self, id: SubmissionId, task: &Task) -> Exit {
+        let mut changed = task.changed.subscribe();
+        loop {
+            let life = self.look(id, task);
+            let sleep = match life {
+                Life::Over { code } => {
+                    return Exit { code: Some(code), oom_killed: false, tail: Vec::new(), lost: None };
+                }
+                Life::Next { in_ms } => Duration::from_millis(in_ms),
+                Life::Waiting => {
+                    let _ = changed.changed().await;
+                    continue;
+                }
+            };
+            let _ = tokio::time::timeout(sleep, changed.changed()).await;
+        }
+    }
+
+    fn look(&self, id: SubmissionId, task: &Task) -> Life {
+        let now = clock::now_ms();
+        let (life, told, grown) = {
+            let mut job = task.job.lock();
+            let told = job.untold(now);
+            (job.life(now, LINGER), told, job.untold_output(now))
+        };
+        if let Some(end) = grown {
+            self.events.publish(What::Log { id, stream: "job".to_owned(), end });
+        }
+        for state in told {
+            self.events.publish(What::Job { id, state });
+        }
+        life
+    }
+}
+
+fn handle(id: SubmissionId) -> Handle {
+    Handle { name: format!("hollow-{id}"), id: id.to_string() }
+}
+
+/// What the tag `pull-MS` says.
+fn pull_time(image: &str) -> Option<Duration> {
+    let (_, tag) = image.rsplit_once(':')?;
+    tag.strip_prefix("pull-")?.parse().ok().map(Duration::from_millis)
+}
+
+impl Runtime for Hollow {
+    fn name(&self) -> &'static str {
+        "hollow"
+    }
+
+    fn pull<'a>(
+        &'a self,
+        task: &'a Prepared,
+        _auth: Option<&'a RegistryAuth>,
+        progress: OnProgress,
+    ) -> Done<'a, ()> {
+        Box::pin(async move {
+            tokio::time::sleep(pull_time(&task.spec.image_name).unwrap_or(self.plan.pull)).await;
+            progress(PullProgress {
+                downloaded_bytes: IMAGE_BYTES,
+                extracted_bytes: IMAGE_BYTES,
+                total_bytes: IMAGE_BYTES,
+                is_total_bytes_final: true,
+            });
+            Ok(())
+        })
+    }
+
+    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+        let id = task.spec.id;
+        let fresh =
+            || Arc::new(Task { job: Mutex::new(Job::new(self.plan)), changed: watch::Sender::new(()) });
+        self.tasks.lock().entry(id).or_insert_with(fresh);
+        Box::pin(async move { Ok(handle(id)) })
+    }
+
+    fn start<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Vec<Port>> {
+        Box::pin(async move {
+            let id = task.spec.id;
+            let known = self.task(id).ok_or_else(|| gone("start", id))?;
+            known.job.lock().start();
+            Ok(Vec::new())
+        })
+    }
+
+    fn wait<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Exit> {
+        Box::pin(async move {
+            let id = task.spec.id;
+            let known = self.task(id).ok_or_else(|| gone("wait for", id))?;
+            Ok(self.ended(id, &known).await)
+        })
+    }
+
+    fn stop<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle, _grace: Duration) -> Done<'a, ()> {
+        if let Some(known) = self.task(task.id) {
+            self.change(task.id, &known, Job::kill);
+        }
+        Box::pin(async { Ok(()) })
+    }
+
+    fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> Done<'a, ()> {
+        let removed = self.tasks.lock().remove(&task.id);
+        if let Some(known) = removed {
+            self.change(task.id, &known, Job::kill);
+        }
+        Box::pin(async { Ok(()) })
+    }
+
+    fn found(&self) -> Done<'_, Vec<Found>> {
+        let tasks = self.tasks.lock();
+        let found = tasks.iter().map(|(&task, known)| {
+            let job = known.job.lock();
+            let state = match job.life(clock::now_ms(), LINGER) {
+                Life::Over { .. } => FoundState::Ended,
+                Life::Next { .. } | Life::Waiting if job.started() => FoundState::Running,
+                Life::Next { .. } | Life::Waiting => FoundState::Created,
+            };
+            Found { task, handle: handle(task), state }
+        });
+        let found = found.collect();
+        Box::pin(async { Ok(found) })
+    }
+
+    fn play(&self, task: SubmissionId, call: Request<Bytes>) -> Option<BoxFuture<'_, Response<Body>>> {
+        Some(Box::pin(self.answer(task, call)))
+    }
+}
+
+fn gone(what: &str, id: SubmissionId) -> RuntimeError {
+    RuntimeError::Refused { what: format!("{what} {id}"), why: "there is no such hollow task".to_owned() }
+}
