@@ -1,1 +1,449 @@
-//! To be written.
+//! Keys of users in the host's own `authorized_keys`, for as long as their task lives: people reach a task's SSH
+//! server through the host's.
+//!
+//! A key lets its holder pass through to the task's port and do nothing else. Lines carry the task's id, and
+//! only lines with our mark are ever touched; the rest of the file stays as it is, byte for byte. The files
+//! belong to other users, so they are opened by handle, through no link.
+
+use std::{
+    fmt::Write as _,
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use parking_lot::Mutex;
+use rustix::{
+    fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid},
+    io::Errno,
+};
+use windlass_api::agent::runner::User;
+use windlass_model::id::SubmissionId;
+
+use crate::runner::user::{Account, UserError, Users};
+
+/// Ends each of our lines, followed by the task's id.
+const MARK: &str = " windlass-task=";
+const FILE: &str = "authorized_keys";
+const FRESH: &str = ".authorized_keys.windlass";
+/// Longer files are left alone.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Most keys of one task.
+pub const KEYS_MAX: usize = 64;
+const KEY_BYTES_MAX: usize = 16 * 1024;
+const KINDS: [&str; 7] = [
+    "ssh-ed25519",
+    "ssh-rsa",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "sk-ssh-ed25519@openssh.com",
+    "sk-ecdsa-sha2-nistp256@openssh.com",
+];
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    #[error(transparent)]
+    User(#[from] UserError),
+    #[error("take key {number}: {why}")]
+    Key { number: usize, why: &'static str },
+    #[error("take keys: {count} are more than {KEYS_MAX}")]
+    TooMany { count: usize },
+    #[error("write {file}: {why}")]
+    Odd { file: PathBuf, why: &'static str },
+    #[error("write {file}")]
+    Write {
+        file: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The accounts of this host. One writer at a time.
+#[derive(Debug)]
+pub struct Keys {
+    /// Where `/etc/passwd` and the homes are: `/` but in tests.
+    root: PathBuf,
+    writing: Mutex<()>,
+}
+
+/// Lets the holders of `keys` pass through `user`'s account while `task` lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant<'a> {
+    pub task: SubmissionId,
+    pub user: &'a str,
+    pub keys: &'a [String],
+    /// Ports of the host's loopback that may be reached; none named means any.
+    pub ports: &'a [u16],
+}
+
+impl Keys {
+    pub fn new(root: &Path) -> Self {
+        Self { root: root.to_owned(), writing: Mutex::new(()) }
+    }
+
+    /// Adds the task's lines, or replaces them. May be repeated.
+    pub fn grant(&self, grant: &Grant<'_>) -> Result<(), KeysError> {
+        let ours = lines(grant)?;
+        self.rewrite(grant.user, Missing::Make, |old| replace(old, &|id| id == grant.task.to_string(), &ours))
+    }
+
+    /// Takes the task's lines away. Fine when there are none, or no such user any more.
+    pub fn revoke(&self, task: SubmissionId, user: &str) -> Result<(), KeysError> {
+        self.drop_lines(user, &|id| id == task.to_string())
+    }
+
+    /// Takes away every line of a task that is not among `alive`: what a crash left behind.
+    pub fn keep_only(&self, user: &str, alive: &[SubmissionId]) -> Result<(), KeysError> {
+        let alive: Vec<String> = alive.iter().map(ToString::to_string).collect();
+        self.drop_lines(user, &|id| !alive.iter().any(|alive| alive == id))
+    }
+
+    fn drop_lines(&self, user: &str, goes: &dyn Fn(&str) -> bool) -> Result<(), KeysError> {
+        match self.rewrite(user, Missing::Leave, |old| replace(old, goes, "")) {
+            Err(KeysError::User(UserError::NoUser(_))) => Ok(()),
+            done => done,
+        }
+    }
+
+    fn rewrite(
+        &self,
+        user: &str,
+        missing: Missing,
+        change: impl FnOnce(&[u8]) -> Vec<u8>,
+    ) -> Result<(), KeysError> {
+        let _one_at_a_time = self.writing.lock();
+        let asked = User { username: Some(user.to_owned()), ..User::default() };
+        let account = Users::read(&self.root)?.account(Some(&asked), 0)?;
+        let home = self.root.join(account.home.strip_prefix("/").unwrap_or(&account.home));
+        let file = home.join(".ssh").join(FILE);
+        let failed = |source: Errno| KeysError::Write { file: file.clone(), source: source.into() };
+        let odd = |why| KeysError::Odd { file: file.clone(), why };
+
+        let dir = match ssh_dir(&home, &account, missing) {
+            Err(Errno::NOENT) if missing == Missing::Leave => return Ok(()),
+            found => found.map_err(failed)?,
+        };
+        let Some(dir) = dir else {
+            return Err(odd("the home or .ssh is not a directory of the user"));
+        };
+        let old = match existing(&dir).map_err(failed)? {
+            Existing::None => Old { bytes: Vec::new(), mode: 0o600, uid: account.uid, gid: account.gid },
+            Existing::File(old) => old,
+            Existing::Odd(why) => return Err(odd(why)),
+        };
+        let new = change(&old.bytes);
+        if new == old.bytes {
+            return Ok(());
+        }
+        let written = write(&dir, &old, &new);
+        if written.is_err() {
+            let _ = rustix::fs::unlinkat(&dir, FRESH, AtFlags::empty());
+        }
+        written.map_err(|source| KeysError::Write { file: file.clone(), source })
+    }
+}
+
+/// What to do about a `.ssh` that is not there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Make,
+    Leave,
+}
+
+/// The user's `.ssh`. `None` when something else is in its place.
+fn ssh_dir(home: &Path, account: &Account, missing: Missing) -> Result<Option<OwnedFd>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let home = rustix::fs::open(home, flags, Mode::empty())?;
+    if missing == Missing::Make {
+        match rustix::fs::mkdirat(&home, ".ssh", Mode::from_raw_mode(0o700)) {
+            Ok(()) => {
+                let made = rustix::fs::openat(&home, ".ssh", flags | OFlags::NOFOLLOW, Mode::empty())?;
+                let (uid, gid) = (Uid::from_raw(account.uid), Gid::from_raw(account.gid));
+                rustix::fs::fchown(&made, Some(uid), Some(gid))?;
+                return Ok(Some(made));
+            }
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let dir = match rustix::fs::openat(&home, ".ssh", flags | OFlags::NOFOLLOW, Mode::empty()) {
+        Err(Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+        opened => opened?,
+    };
+    let owner = rustix::fs::fstat(&dir)?.st_uid;
+    Ok((owner == account.uid || owner == 0).then_some(dir))
+}
+
+struct Old {
+    bytes: Vec<u8>,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+enum Existing {
+    None,
+    File(Old),
+    Odd(&'static str),
+}
+
+fn existing(dir: &OwnedFd) -> Result<Existing, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(dir, FILE, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(Existing::None),
+        Err(Errno::LOOP) => return Ok(Existing::Odd("it is a link")),
+        opened => opened?,
+    };
+    let stat = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Ok(Existing::Odd("it is not a plain file"));
+    }
+    let mut bytes = Vec::new();
+    let read = File::from(file).take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
+    read.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Ok(Existing::Odd("it is too long"));
+    }
+    Ok(Existing::File(Old { bytes, mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid }))
+}
+
+/// A whole new file in the old one's place, with its owner and mode.
+fn write(dir: &OwnedFd, old: &Old, bytes: &[u8]) -> io::Result<()> {
+    match rustix::fs::unlinkat(dir, FRESH, AtFlags::empty()) {
+        Err(Errno::NOENT) => {}
+        gone => gone?,
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::openat(dir, FRESH, flags, Mode::from_raw_mode(0o600))?);
+    file.write_all(bytes)?;
+    rustix::fs::fchown(&file, Some(Uid::from_raw(old.uid)), Some(Gid::from_raw(old.gid)))?;
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(old.mode))?;
+    file.sync_all()?;
+    rustix::fs::renameat(dir, FRESH, dir, FILE)?;
+    Ok(rustix::fs::fsync(dir)?)
+}
+
+/// The lines of a grant, each ended.
+fn lines(grant: &Grant<'_>) -> Result<String, KeysError> {
+    if grant.keys.len() > KEYS_MAX {
+        return Err(KeysError::TooMany { count: grant.keys.len() });
+    }
+    let mut options = String::from("restrict,port-forwarding");
+    for port in grant.ports {
+        // Matched by name as the client wrote it.
+        let _ = write!(options, ",permitopen=\"localhost:{port}\",permitopen=\"127.0.0.1:{port}\"");
+    }
+    let mut text = String::new();
+    for (number, key) in grant.keys.iter().enumerate() {
+        let (kind, body) = parse_key(key).map_err(|why| KeysError::Key { number: number + 1, why })?;
+        let line = format!("{options} {kind} {body}{MARK}{}\n", grant.task);
+        if !text.contains(&line) {
+            text.push_str(&line);
+        }
+    }
+    Ok(text)
+}
+
+/// Kind and body of a public key. Its comment is dropped; options and a second line would be taken for orders.
+fn parse_key(text: &str) -> Result<(&'static str, &str), &'static str> {
+    let text = text.trim();
+    if text.len() > KEY_BYTES_MAX {
+        return Err("too long");
+    }
+    if text.contains(|c: char| c.is_control()) {
+        return Err("more than one line");
+    }
+    let mut words = text.split(' ').filter(|word| !word.is_empty());
+    let (first, body) = (words.next().ok_or("empty")?, words.next().ok_or("not a public key")?);
+    let kind = *KINDS.iter().find(|kind| **kind == first).ok_or("not of a known kind")?;
+    let blob = BASE64_STANDARD.decode(body).map_err(|_| "not base64")?;
+    // The blob names its kind again: a length and the word.
+    let named = blob
+        .split_first_chunk::<4>()
+        .and_then(|(length, rest)| rest.get(..usize::try_from(u32::from_be_bytes(*length)).ok()?));
+    if named != Some(kind.as_bytes()) { Err("names one kind and holds another") } else { Ok((kind, body)) }
+}
+
+/// The file without the lines of tasks that go, and with `ours` at its end.
+fn replace(old: &[u8], goes: &dyn Fn(&str) -> bool, ours: &str) -> Vec<u8> {
+    let mut new: Vec<u8> = Vec::with_capacity(old.len() + ours.len());
+    for line in old.split_inclusive(|byte| *byte == b'\n') {
+        if !marked(line).is_some_and(goes) {
+            new.extend_from_slice(line);
+        }
+    }
+    if !ours.is_empty() && new.last().is_some_and(|last| *last != b'\n') {
+        new.push(b'\n');
+    }
+    new.extend_from_slice(ours.as_bytes());
+    new
+}
+
+/// The task a line of ours is for.
+fn marked(line: &[u8]) -> Option<&str> {
+    let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
+    let (rest, id) = line.rsplit_once(MARK)?;
+    (rest.starts_with("restrict,") && id.parse::<SubmissionId>().is_ok()).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{PermissionsExt, symlink},
+    };
+
+    use super::*;
+
+    const KEY: &str =
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFpe1VEr4vk/w2OaNzvZbmmpbRnHzT3XVpqzGkOmFSJN ann@laptop";
+    const RSA: &str = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAQQ==";
+    const FOREIGN: &[u8] =
+        b"# mine\nssh-rsa AAAA me\n\xff\xfe no text\ncommand=\"x\" ssh-rsa B windlass-task=no\nlast";
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new() -> Self {
+            let mut random = [0u8; 8];
+            getrandom::fill(&mut random).unwrap();
+            let root = std::env::temp_dir().join(format!("windlass-keys-{}", u64::from_ne_bytes(random)));
+            fs::create_dir_all(root.join("etc")).unwrap();
+            fs::create_dir_all(root.join("home/ann")).unwrap();
+            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            let passwd = format!("ann:x:{uid}:{gid}::/home/ann:/bin/sh\n");
+            fs::write(root.join("etc/passwd"), passwd).unwrap();
+            Self(root)
+        }
+
+        fn file(&self) -> PathBuf {
+            self.0.join("home/ann/.ssh/authorized_keys")
+        }
+
+        fn with_file(bytes: &[u8]) -> Self {
+            let scratch = Self::new();
+            fs::create_dir(scratch.0.join("home/ann/.ssh")).unwrap();
+            fs::write(scratch.file(), bytes).unwrap();
+            scratch
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn task(n: u128) -> SubmissionId {
+        SubmissionId(uuid::Uuid::from_u128(n))
+    }
+
+    fn grant(keys: &Keys, n: u128, lines: &[&str], ports: &[u16]) -> Result<(), KeysError> {
+        let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+        keys.grant(&Grant { task: task(n), user: "ann", keys: &lines, ports })
+    }
+
+    #[test]
+    fn lines_of_others_stay_byte_for_byte() {
+        let scratch = Scratch::with_file(FOREIGN);
+        fs::set_permissions(scratch.file(), fs::Permissions::from_mode(0o640)).unwrap();
+        let keys = Keys::new(&scratch.0);
+        grant(&keys, 1, &[KEY], &[]).unwrap();
+        let with = fs::read(scratch.file()).unwrap();
+        assert!(with.starts_with(FOREIGN) && with.len() > FOREIGN.len());
+        assert_eq!(fs::metadata(scratch.file()).unwrap().permissions().mode() & 0o777, 0o640);
+        keys.revoke(task(1), "ann").unwrap();
+        // The line break that the file lacked stays: to take it away would be to guess.
+        assert_eq!(fs::read(scratch.file()).unwrap(), [FOREIGN, b"\n"].concat());
+    }
+
+    #[test]
+    fn a_key_lets_pass_and_nothing_else() {
+        let scratch = Scratch::new();
+        let keys = Keys::new(&scratch.0);
+        grant(&keys, 1, &[KEY], &[32768]).unwrap();
+        let body = KEY.split(' ').nth(1).unwrap();
+        let expected = format!(
+            "restrict,port-forwarding,permitopen=\"localhost:32768\",permitopen=\"127.0.0.1:32768\" \
+             ssh-ed25519 {body} windlass-task={}\n",
+            task(1)
+        );
+        assert_eq!(fs::read_to_string(scratch.file()).unwrap(), expected);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&scratch.file()), mode(scratch.file().parent().unwrap())), (0o600, 0o700));
+    }
+
+    #[test]
+    fn a_repeat_changes_nothing_and_tasks_with_the_same_key_do_not_meet() {
+        let scratch = Scratch::with_file(b"ssh-rsa AAAA me\n");
+        let keys = Keys::new(&scratch.0);
+        grant(&keys, 1, &[KEY, KEY, RSA], &[1]).unwrap();
+        let once = fs::read(scratch.file()).unwrap();
+        grant(&keys, 1, &[KEY, KEY, RSA], &[1]).unwrap();
+        assert_eq!(fs::read(scratch.file()).unwrap(), once);
+        assert_eq!(once.iter().filter(|byte| **byte == b'\n').count(), 3);
+        grant(&keys, 2, &[KEY], &[2]).unwrap();
+        keys.revoke(task(1), "ann").unwrap();
+        let left = fs::read_to_string(scratch.file()).unwrap();
+        assert!(left.contains(&task(2).to_string()) && !left.contains(&task(1).to_string()));
+        keys.revoke(task(2), "ann").unwrap();
+        keys.revoke(task(2), "ann").unwrap();
+        assert_eq!(fs::read(scratch.file()).unwrap(), b"ssh-rsa AAAA me\n");
+    }
+
+    #[test]
+    fn g6_what_a_crash_left_is_taken_away() {
+        let scratch = Scratch::new();
+        let keys = Keys::new(&scratch.0);
+        grant(&keys, 1, &[KEY], &[]).unwrap();
+        grant(&keys, 2, &[KEY], &[]).unwrap();
+        keys.keep_only("ann", &[task(2)]).unwrap();
+        let left = fs::read_to_string(scratch.file()).unwrap();
+        assert!(left.contains(&task(2).to_string()) && !left.contains(&task(1).to_string()));
+    }
+
+    #[test]
+    fn what_is_no_plain_public_key_is_refused() {
+        let scratch = Scratch::with_file(b"");
+        let keys = Keys::new(&scratch.0);
+        let second_line = format!("{KEY}\nssh-rsa AAAA evil");
+        let with_options = format!("command=\"sh\" {KEY}");
+        let mismatched = KEY.replace("ssh-ed25519", "ssh-rsa");
+        for bad in ["", "ssh-rsa", "ssh-rsa !!", "ssh-dss AAAA", &second_line, &with_options, &mismatched] {
+            assert!(
+                matches!(grant(&keys, 1, &[KEY, bad], &[]), Err(KeysError::Key { number: 2, .. })),
+                "{bad}"
+            );
+        }
+        assert_eq!(fs::read(scratch.file()).unwrap(), b"");
+    }
+
+    #[test]
+    fn links_are_not_followed() {
+        let scratch = Scratch::with_file(b"x");
+        let elsewhere = scratch.0.join("elsewhere");
+        fs::rename(scratch.file(), &elsewhere).unwrap();
+        symlink(&elsewhere, scratch.file()).unwrap();
+        let keys = Keys::new(&scratch.0);
+        assert!(matches!(grant(&keys, 1, &[KEY], &[]), Err(KeysError::Odd { .. })));
+        fs::remove_dir_all(scratch.0.join("home/ann/.ssh")).unwrap();
+        symlink(scratch.0.join("etc"), scratch.0.join("home/ann/.ssh")).unwrap();
+        assert!(matches!(grant(&keys, 1, &[KEY], &[]), Err(KeysError::Odd { .. })));
+        assert_eq!(fs::read(&elsewhere).unwrap(), b"x");
+        assert!(!scratch.0.join("etc/authorized_keys").exists());
+    }
+
+    #[test]
+    fn a_user_that_is_not_there_is_an_error_only_for_a_grant() {
+        let scratch = Scratch::new();
+        let keys = Keys::new(&scratch.0);
+        let grant = Grant { task: task(1), user: "bob", keys: &[KEY.to_owned()], ports: &[] };
+        assert!(matches!(keys.grant(&grant), Err(KeysError::User(_))));
+        keys.revoke(task(1), "bob").unwrap();
+        keys.revoke(task(1), "ann").unwrap();
+        assert!(!scratch.0.join("home/ann/.ssh").exists());
+    }
+}

@@ -1,1 +1,278 @@
-//! To be written.
+//! From the mounts of a specification to paths of the host, with every link followed before anybody decides.
+//!
+//! [`look`] only looks; [`resolve`] decides by the policy, makes what is missing and gives what to bind. Both are
+//! called: the first when a task is submitted, so that a refusal is the answer; the second right before the
+//! container is made, because a link may have changed since.
+
+use std::{
+    fs, io,
+    os::fd::OwnedFd,
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use windlass_api::agent::shim::TaskSpec;
+
+use super::{
+    policy::{Policy, Problem},
+    runtime::Bind,
+};
+
+/// What is mounted from a host path today.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Without links; what is `missing` is its end.
+    pub real: PathBuf,
+    /// Names below the deepest directory that exists.
+    pub missing: Vec<String>,
+}
+
+/// What the paths of a specification lead to; an `Err` says why to nowhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// In the order of `instance_mounts`.
+    pub mounts: Vec<Result<Source, String>>,
+    /// As asked for, and what it is.
+    pub devices: Vec<(String, Result<PathBuf, String>)>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    #[error("{text}")]
+    Forbidden { problems: Vec<Problem>, text: String },
+    #[error("make {path}")]
+    Make {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("mount volume {name}: the task names no such volume")]
+    NoVolume { name: String },
+}
+
+/// Follows every link. Changes nothing.
+pub fn look(spec: &TaskSpec) -> Seen {
+    Seen {
+        mounts: spec.instance_mounts.iter().map(|mount| follow(&mount.instance_path)).collect(),
+        devices: spec
+            .gpu_devices
+            .iter()
+            .map(|device| {
+                let found = follow(&device.path_on_host).and_then(|source| {
+                    if source.missing.is_empty() { Ok(source.real) } else { Err("does not exist".to_owned()) }
+                });
+                (device.path_on_host.clone(), found)
+            })
+            .collect(),
+    }
+}
+
+/// Says whether the policy allows the task as things stand now, without changing anything.
+pub fn check(spec: &TaskSpec, policy: &Policy) -> Result<(), MountError> {
+    let verdict = policy.decide(spec, &look(spec));
+    if verdict.problems.is_empty() { Ok(()) } else { Err(forbidden(policy, verdict.problems)) }
+}
+
+/// What to bind into the task: instance mounts as the policy allows them, and volumes from where `volume`
+/// says they are mounted. Missing directories are made. May be repeated.
+pub fn resolve(
+    spec: &TaskSpec,
+    policy: &Policy,
+    volume: impl Fn(&str) -> Option<PathBuf>,
+) -> Result<Vec<Bind>, MountError> {
+    let seen = look(spec);
+    let verdict = policy.decide(spec, &seen);
+    if !verdict.problems.is_empty() {
+        return Err(forbidden(policy, verdict.problems));
+    }
+    let mut binds = Vec::new();
+    for (index, (asked, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
+        let Ok(source) = found else { continue };
+        if verdict.left_out.contains(&index) {
+            continue;
+        }
+        let made = make(source);
+        if made.is_err() && asked.optional {
+            continue;
+        }
+        made.map_err(|error| MountError::Make { path: source.real.clone(), source: error })?;
+        binds.push(Bind { source: source.real.clone(), target: asked.path.clone(), read_only: false });
+    }
+    for mount in &spec.volume_mounts {
+        let source = volume(&mount.name).ok_or_else(|| MountError::NoVolume { name: mount.name.clone() })?;
+        binds.push(Bind { source, target: mount.path.clone(), read_only: false });
+    }
+    Ok(binds)
+}
+
+fn forbidden(policy: &Policy, problems: Vec<Problem>) -> MountError {
+    let text = policy.render(&problems);
+    MountError::Forbidden { problems, text }
+}
+
+/// The path without links, as far as it exists, and the rest.
+fn follow(asked: &str) -> Result<Source, String> {
+    let path = Path::new(asked);
+    if !path.is_absolute() || asked.contains('\0') {
+        return Err("not an absolute path".to_owned());
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err("leads upwards".to_owned());
+    }
+    // Engines take a bind as `source:target`.
+    if asked.contains(':') {
+        return Err("contains a colon".to_owned());
+    }
+    let mut missing = Vec::new();
+    let mut existing: PathBuf = path.components().collect();
+    loop {
+        match fs::canonicalize(&existing) {
+            Ok(real) => {
+                missing.reverse();
+                let real = missing.iter().fold(real, |path, name: &String| path.join(name));
+                return Ok(Source { real, missing });
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if fs::symlink_metadata(&existing).is_ok() {
+                    return Err(format!("{} is a link that leads nowhere", existing.display()));
+                }
+                let (Some(parent), Some(name)) = (existing.parent(), existing.file_name()) else {
+                    return Err("does not exist".to_owned());
+                };
+                let name = name.to_str().ok_or("not UTF-8")?.to_owned();
+                missing.push(name);
+                existing = parent.to_owned();
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+/// Makes the missing directories, each below a handle on the one above: a link put in between is not followed.
+fn make(source: &Source) -> io::Result<()> {
+    let depth = source.missing.len();
+    let existing = source.real.ancestors().nth(depth).unwrap_or(Path::new("/"));
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let mut at: OwnedFd =
+        rustix::fs::openat2(rustix::fs::CWD, existing, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+    for name in &source.missing {
+        match rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)) {
+            Err(rustix::io::Errno::EXIST) => {}
+            made => made?,
+        }
+        at = rustix::fs::openat(&at, name, flags | OFlags::DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::{super::policy::Rules, *};
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new() -> Self {
+            let mut random = [0u8; 8];
+            getrandom::fill(&mut random).unwrap();
+            let path = std::env::temp_dir().join(format!("windlass-mounts-{}", u64::from_ne_bytes(random)));
+            fs::create_dir_all(path.join("data")).unwrap();
+            Self(fs::canonicalize(path).unwrap())
+        }
+
+        fn policy(&self) -> Policy {
+            let rules = Rules { mounts: vec![self.0.join("data")], ..Rules::default() };
+            Policy::new(Path::new("/policy.yml"), rules)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn spec(mounts: &[(&Path, bool)]) -> TaskSpec {
+        let mounts: Vec<_> = mounts
+            .iter()
+            .enumerate()
+            .map(|(n, (path, optional))| {
+                serde_json::json!({"instance_path": path, "path": format!("/in/{n}"), "optional": optional})
+            })
+            .collect();
+        serde_json::from_value(serde_json::json!({
+            "id": "00000000-0000-0000-0000-000000000001", "name": "t", "image_name": "i",
+            "instance_mounts": mounts, "volumes": null,
+        }))
+        .unwrap()
+    }
+
+    fn sources(spec: &TaskSpec, policy: &Policy) -> Result<Vec<PathBuf>, MountError> {
+        Ok(resolve(spec, policy, |_| None)?.into_iter().map(|bind| bind.source).collect())
+    }
+
+    #[test]
+    fn missing_directories_are_made_below_an_allowed_path_only() {
+        let scratch = Scratch::new();
+        let inside = scratch.0.join("data/new/deep");
+        assert!(check(&spec(&[(&inside, false)]), &scratch.policy()).is_ok());
+        assert!(!inside.exists(), "a look makes nothing");
+        assert_eq!(sources(&spec(&[(&inside, false)]), &scratch.policy()).unwrap(), [inside.as_path()]);
+        assert!(inside.is_dir());
+        let outside = scratch.0.join("other/new");
+        assert!(sources(&spec(&[(&outside, false)]), &scratch.policy()).is_err());
+        assert!(!scratch.0.join("other").exists());
+        assert_eq!(
+            sources(&spec(&[(&outside, true)]), &scratch.policy()).unwrap(),
+            [""; 0].map(PathBuf::from)
+        );
+    }
+
+    #[test]
+    fn x9_links_are_followed_before_the_policy_is_asked() {
+        let scratch = Scratch::new();
+        let (link, dangling) = (scratch.0.join("data/link"), scratch.0.join("data/dangling"));
+        symlink("/etc", &link).unwrap();
+        symlink("/nonexistent-windlass", &dangling).unwrap();
+        for path in [link.clone(), link.join("ssl"), link.join("new"), dangling.clone(), dangling.join("x")] {
+            assert!(sources(&spec(&[(&path, false)]), &scratch.policy()).is_err(), "{}", path.display());
+        }
+        assert!(!Path::new("/etc/new").exists());
+        // A link to an allowed place is fine, and what is bound is the place itself.
+        let good = scratch.0.join("good");
+        symlink(scratch.0.join("data"), &good).unwrap();
+        assert_eq!(
+            sources(&spec(&[(&good.join("a"), false)]), &scratch.policy()).unwrap(),
+            [scratch.0.join("data/a")]
+        );
+    }
+
+    #[test]
+    fn x9_a_path_that_leads_upwards_is_refused() {
+        let scratch = Scratch::new();
+        for path in [scratch.0.join("data/../data/x"), scratch.0.join("data/x/../../../etc"), "data".into()] {
+            assert!(sources(&spec(&[(&path, false)]), &scratch.policy()).is_err(), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn a_link_put_in_the_way_after_the_look_is_not_followed() {
+        let scratch = Scratch::new();
+        let inside = scratch.0.join("data/a/b");
+        let source = follow(inside.to_str().unwrap()).unwrap();
+        symlink("/etc", scratch.0.join("data/a")).unwrap();
+        assert!(make(&source).is_err());
+    }
+
+    #[test]
+    fn a_volume_mount_needs_its_volume() {
+        let scratch = Scratch::new();
+        let mut spec = spec(&[]);
+        spec.volume_mounts = serde_json::from_str(r#"[{"name":"v","path":"/v"}]"#).unwrap();
+        assert!(matches!(sources(&spec, &scratch.policy()), Err(MountError::NoVolume { .. })));
+        let binds = resolve(&spec, &scratch.policy(), |_| Some("/somewhere".into())).unwrap();
+        assert_eq!(binds[0].source, Path::new("/somewhere"));
+    }
+}

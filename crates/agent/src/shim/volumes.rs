@@ -1,1 +1,347 @@
-//! To be written.
+//! Volumes of tasks: disks that were attached to this host, or directories of it.
+//!
+//! A disk is mounted once however many tasks want it, and unmounted when the last of them is gone. Who wants it
+//! is kept in memory: after a restart each living task says so again, and finds the disk mounted.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use parking_lot::Mutex;
+use rustix::mount::{MountFlags, UnmountFlags};
+use windlass_api::agent::shim::Volume;
+use windlass_model::id::SubmissionId;
+
+use crate::http::sha256_hex;
+
+/// A backend whose volumes are directories of the host.
+pub const LOCAL: &str = "local";
+const BY_ID: &str = "/dev/disk/by-id";
+const FILE_SYSTEM: &str = "ext4";
+/// What `blkid` exits with when a disk bears no mark at all.
+const BLKID_NOTHING: i32 = 2;
+
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error("mount volume {name}: a name is letters, digits, `.`, `_` and `-`")]
+    Name { name: String },
+    #[error("mount volume {name}: no disk of this host is {volume_id}")]
+    NoDevice { name: String, volume_id: String },
+    #[error("mount volume {name}: {device} is not a disk")]
+    NotADisk { name: String, device: PathBuf },
+    #[error("mount volume {name}: {device} is in use at {at}")]
+    InUse { name: String, device: PathBuf, at: PathBuf },
+    #[error("mount volume {name}: {device} has no file system that can be mounted")]
+    NoFileSystem { name: String, device: PathBuf },
+    #[error("{what}")]
+    Io {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("run {program}: {said}")]
+    Program { program: &'static str, said: String },
+}
+
+/// Which tasks want which volume.
+#[derive(Debug)]
+pub struct Volumes {
+    root: PathBuf,
+    wanted: Mutex<BTreeMap<PathBuf, BTreeSet<SubmissionId>>>,
+}
+
+impl Volumes {
+    pub fn new(home: &Path) -> Self {
+        Self { root: home.join("volumes"), wanted: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Where a volume is, once it is attached.
+    pub fn place(&self, volume: &Volume) -> Result<PathBuf, VolumeError> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let name = &volume.name;
+        if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.chars().all(is_plain) {
+            return Err(VolumeError::Name { name: name.clone() });
+        }
+        // Two projects may give the same name to two volumes.
+        let tag = sha256_hex(format!("{}\0{}", volume.backend, volume.volume_id).as_bytes());
+        Ok(self.root.join(format!("{name}-{}", &tag[..8])))
+    }
+
+    /// Mounts the volume for a task, unless it is. May be repeated. Blocks: disks are slow.
+    pub fn attach(&self, task: SubmissionId, volume: &Volume) -> Result<PathBuf, VolumeError> {
+        let place = self.place(volume)?;
+        let mut wanted = self.wanted.lock();
+        fs::create_dir_all(&place).map_err(failed(format!("make {}", place.display())))?;
+        if volume.backend != LOCAL {
+            mount(volume, &place)?;
+        }
+        wanted.entry(place.clone()).or_default().insert(task);
+        Ok(place)
+    }
+
+    /// The task wants none of its volumes any more. A volume that nobody wants is unmounted; one that is a
+    /// directory stays, with what is in it.
+    pub fn detach(&self, task: SubmissionId) -> Result<(), VolumeError> {
+        let mut wanted = self.wanted.lock();
+        let mut first = Ok(());
+        wanted.retain(|place, tasks| {
+            tasks.remove(&task);
+            if !tasks.is_empty() {
+                return true;
+            }
+            match unmount(place) {
+                Ok(()) => false,
+                Err(error) => {
+                    first = Err(error);
+                    // Kept without a task: the next one to leave tries again.
+                    true
+                }
+            }
+        });
+        first
+    }
+
+    /// After a restart, when every living task has said what it wants: unmounts the rest.
+    pub fn sweep(&self) -> Result<(), VolumeError> {
+        let wanted = self.wanted.lock();
+        let mounted = mounts().map_err(failed("read the mounts".to_owned()))?;
+        let root = fs::canonicalize(&self.root).unwrap_or_else(|_| self.root.clone());
+        for mount in mounted.iter().filter(|mount| mount.at.starts_with(&root)) {
+            let kept = wanted.keys().any(|place| fs::canonicalize(place).is_ok_and(|real| real == mount.at));
+            if !kept {
+                unmount(&mount.at)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn failed(what: String) -> impl FnOnce(io::Error) -> VolumeError {
+    move |source| VolumeError::Io { what, source }
+}
+
+fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
+    let name = || volume.name.clone();
+    let mounted = mounts().map_err(failed("read the mounts".to_owned()))?;
+    let real = fs::canonicalize(place).map_err(failed(format!("find {}", place.display())))?;
+    let device = find_device(volume)?;
+    let meta = fs::metadata(&device).map_err(failed(format!("look at {}", device.display())))?;
+    if !meta.file_type().is_block_device() {
+        return Err(VolumeError::NotADisk { name: name(), device });
+    }
+    let number = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+    if mounted.iter().any(|mount| mount.at == real && mount.device == number) {
+        return Ok(());
+    }
+    if let Some(other) = mounted.iter().find(|mount| mount.device == number || mount.at == real) {
+        return Err(VolumeError::InUse { name: name(), device, at: other.at.clone() });
+    }
+    let kind = match file_system(&device)? {
+        Content::FileSystem(kind) => kind,
+        Content::Nothing if volume.init_fs => {
+            run("mkfs.ext4", Command::new("mkfs.ext4").arg("-q").arg("--").arg(&device))?;
+            FILE_SYSTEM.to_owned()
+        }
+        Content::Nothing | Content::Unknown => {
+            return Err(VolumeError::NoFileSystem { name: name(), device });
+        }
+    };
+    let flags = MountFlags::NODEV | MountFlags::NOSUID;
+    rustix::mount::mount(&device, &real, kind.as_str(), flags, None::<&std::ffi::CStr>)
+        .map_err(|error| failed(format!("mount {}", device.display()))(error.into()))
+}
+
+/// Unmounts unless nothing is mounted there; then the directory goes as well, if it is empty and was a mount.
+fn unmount(place: &Path) -> Result<(), VolumeError> {
+    let mounted = mounts().map_err(failed("read the mounts".to_owned()))?;
+    let Ok(real) = fs::canonicalize(place) else { return Ok(()) };
+    if !mounted.iter().any(|mount| mount.at == real) {
+        return Ok(());
+    }
+    rustix::mount::unmount(&real, UnmountFlags::NOFOLLOW)
+        .map_err(|error| failed(format!("unmount {}", real.display()))(error.into()))?;
+    // Only an empty directory can be removed this way.
+    let _ = fs::remove_dir(&real);
+    Ok(())
+}
+
+/// The disk by the name it was given, else by the id it carries.
+fn find_device(volume: &Volume) -> Result<PathBuf, VolumeError> {
+    let none = || VolumeError::NoDevice { name: volume.name.clone(), volume_id: volume.volume_id.clone() };
+    let names = fs::read_dir(BY_ID)
+        .map(|entries| {
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
+        })
+        .unwrap_or_default();
+    // The id first: names of disks change when they are attached by another driver.
+    if let Some(name) = by_id(&names, &volume.volume_id, volume.device_name.as_deref()) {
+        return fs::canonicalize(Path::new(BY_ID).join(name)).map_err(failed(format!("follow {name}")));
+    }
+    let given = volume.device_name.as_deref().filter(|name| !name.is_empty()).ok_or_else(none)?;
+    let path = Path::new("/dev").join(given);
+    match fs::canonicalize(&path) {
+        Ok(real) if real.starts_with("/dev") => Ok(real),
+        Ok(_) | Err(_) => Err(none()),
+    }
+}
+
+/// The link under `/dev/disk/by-id` that names the volume: clouds write the id there without its dashes, or
+/// the name under which the disk was attached.
+fn by_id<'a>(names: &'a [String], volume_id: &str, device_name: Option<&str>) -> Option<&'a str> {
+    let squeezed: String = volume_id.chars().filter(char::is_ascii_alphanumeric).collect();
+    let is_whole = |name: &&String| !name.contains("-part");
+    let ends_with = |name: &&String, id: &str| {
+        !id.is_empty() && name.strip_suffix(id).is_some_and(|rest| rest.ends_with(['-', '_']))
+    };
+    let found = names.iter().filter(is_whole).find(|name| {
+        ends_with(name, volume_id)
+            || ends_with(name, &squeezed)
+            || device_name.is_some_and(|device| ends_with(name, device))
+    });
+    found.map(String::as_str)
+}
+
+enum Content {
+    FileSystem(String),
+    /// Nothing at all: safe to write to.
+    Nothing,
+    /// Something, but no file system: a partition table, a part of an array.
+    Unknown,
+}
+
+fn file_system(device: &Path) -> Result<Content, VolumeError> {
+    let mut command = Command::new("blkid");
+    command.args(["-p", "-o", "export"]).arg("--").arg(device);
+    let output = command.output().map_err(failed("run blkid".to_owned()))?;
+    if output.status.code() == Some(BLKID_NOTHING) {
+        return Ok(Content::Nothing);
+    }
+    let output = succeeded("blkid", output)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    Ok(match (value("USAGE"), value("TYPE")) {
+        (Some("filesystem") | None, Some(kind)) => Content::FileSystem(kind.to_owned()),
+        (_, _) => Content::Unknown,
+    })
+}
+
+fn run(program: &'static str, command: &mut Command) -> Result<Output, VolumeError> {
+    let output = command.output().map_err(failed(format!("run {program}")))?;
+    succeeded(program, output)
+}
+
+fn succeeded(program: &'static str, output: Output) -> Result<Output, VolumeError> {
+    if output.status.success() {
+        return Ok(output);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.lines().last().unwrap_or_default().to_owned();
+    Err(VolumeError::Program { program, said: format!("{}: {said}", output.status) })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Mounted {
+    device: (u32, u32),
+    at: PathBuf,
+}
+
+fn mounts() -> io::Result<Vec<Mounted>> {
+    Ok(parse_mounts(&fs::read_to_string("/proc/self/mountinfo")?))
+}
+
+/// Lines of `mountinfo`: `36 35 98:0 /root /where options…`, with odd characters in octal.
+fn parse_mounts(text: &str) -> Vec<Mounted> {
+    let parse = |line: &str| {
+        let mut words = line.split(' ').skip(2);
+        let (major, minor) = words.next()?.split_once(':')?;
+        let at = unescape(words.nth(1)?);
+        Some(Mounted { device: (major.parse().ok()?, minor.parse().ok()?), at })
+    };
+    text.lines().filter_map(parse).collect()
+}
+
+fn unescape(text: &str) -> PathBuf {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('\\') {
+        out.push_str(before);
+        match after.get(..3).and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
+            Some(byte) => {
+                out.push(char::from(byte));
+                rest = &after[3..];
+            }
+            None => {
+                out.push('\\');
+                rest = after;
+            }
+        }
+    }
+    out.push_str(rest);
+    PathBuf::from(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(backend: &str, name: &str, id: &str) -> Volume {
+        let (name, volume_id) = (name.to_owned(), id.to_owned());
+        Volume { backend: backend.to_owned(), name, volume_id, init_fs: false, device_name: None }
+    }
+
+    #[test]
+    fn a_disk_is_found_by_the_id_it_carries() {
+        let names = [
+            "ata-DISK_1",
+            "google-data-1",
+            "google-data-1-part1",
+            "nvme-Amazon_Elastic_Block_Store_vol0abc",
+            "nvme-Amazon_Elastic_Block_Store_vol0abc-part1",
+            "scsi-0DO_Volume_set",
+        ]
+        .map(str::to_owned);
+        let found = |id, device| by_id(&names, id, device);
+        assert_eq!(found("vol-0abc", None), Some("nvme-Amazon_Elastic_Block_Store_vol0abc"));
+        assert_eq!(found("12345", Some("data-1")), Some("google-data-1"));
+        assert_eq!(found("set", None), Some("scsi-0DO_Volume_set"));
+        assert_eq!(found("abc", None), None);
+        assert_eq!(found("", Some("")), None);
+        assert_eq!(found("other", Some("/dev/sdf")), None);
+    }
+
+    #[test]
+    fn mount_points_are_read_with_their_odd_characters() {
+        let text = "36 35 98:0 / /mnt/a\\040b rw,noatime master:1 - ext3 /dev/root rw\nbroken\n";
+        assert_eq!(parse_mounts(text), [Mounted { device: (98, 0), at: "/mnt/a b".into() }]);
+    }
+
+    #[test]
+    fn a_local_volume_is_a_directory_that_outlives_its_tasks() {
+        let mut random = [0u8; 8];
+        getrandom::fill(&mut random).unwrap();
+        let home = std::env::temp_dir().join(format!("windlass-volumes-{}", u64::from_ne_bytes(random)));
+        let volumes = Volumes::new(&home);
+        let (one, two) = (SubmissionId(uuid::Uuid::from_u128(1)), SubmissionId(uuid::Uuid::from_u128(2)));
+        let place = volumes.attach(one, &volume(LOCAL, "data", "v1")).unwrap();
+        fs::write(place.join("kept"), "x").unwrap();
+        assert_eq!(volumes.attach(two, &volume(LOCAL, "data", "v1")).unwrap(), place);
+        assert_ne!(volumes.attach(two, &volume(LOCAL, "data", "v2")).unwrap(), place);
+        volumes.detach(one).unwrap();
+        volumes.detach(two).unwrap();
+        volumes.detach(two).unwrap();
+        volumes.sweep().unwrap();
+        assert_eq!(fs::read_to_string(place.join("kept")).unwrap(), "x");
+        for name in ["", "..", ".hidden", "a/b", "a\0", "ü"] {
+            assert!(matches!(volumes.attach(one, &volume(LOCAL, name, "v")), Err(VolumeError::Name { .. })));
+        }
+        assert!(matches!(
+            volumes.attach(one, &volume("aws", "data", "vol-none")),
+            Err(VolumeError::NoDevice { .. })
+        ));
+        fs::remove_dir_all(&home).unwrap();
+    }
+}

@@ -253,7 +253,7 @@ pub(crate) fn word<T>(
 }
 
 /// Refuses keys that nobody knows. Lenient readers let them pass.
-pub(crate) fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
+pub fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
     let Value::Map(entries) = &node.value else { return };
     if !cx.is_strict() {
         return;
@@ -276,7 +276,7 @@ pub(crate) fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
 }
 
 /// The mapping that a set of fields is read from.
-pub(crate) fn expect_map(node: &Node, cx: &mut Ctx) -> Option<()> {
+pub fn expect_map(node: &Node, cx: &mut Ctx) -> Option<()> {
     match &node.value {
         Value::Map(_) => Some(()),
         Value::Null | Value::Scalar(_) | Value::Seq(_) => cx.wrong_type(node, "a mapping"),
@@ -284,7 +284,7 @@ pub(crate) fn expect_map(node: &Node, cx: &mut Ctx) -> Option<()> {
 }
 
 /// A field that may be absent.
-pub(crate) fn optional_field<T: Decode>(
+pub fn optional_field<T: Decode>(
     node: &Node,
     key: &'static str,
     cx: &mut Ctx,
