@@ -1,1 +1,314 @@
-//! To be written.
+//! Tasks as containers of an engine that speaks Docker's API: Docker itself, or Podman's service.
+//!
+//! Everything a container needs to be found again is on it as labels, so this module keeps nothing in memory
+//! that a restart would lose. Calls are bounded: an engine that does not answer is `Away`, and asking again has
+//! one effect. The decisions are in `container`, `ending`, `failure`, `progress` and `reference`, which do no I/O.
+
+mod binary;
+mod container;
+mod ending;
+mod failure;
+mod host;
+mod life;
+mod network;
+mod progress;
+mod proofs;
+mod pull;
+mod reference;
+
+use std::{
+    future::Future,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bollard::{
+    API_DEFAULT_VERSION, BollardRequest, Docker as Engine,
+    errors::Error,
+    models::{ContainerCreateBody, ImageInspect},
+    query_parameters::CreateContainerOptionsBuilder,
+};
+use futures_util::FutureExt;
+use hyper::header::HeaderValue;
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use windlass_api::agent::shim::{NetworkMode, Port};
+
+use self::{
+    binary::Binary,
+    container::{Lookup, Surroundings},
+    life::Inspect,
+    proofs::Proofs,
+    pull::Pull,
+    reference::Reference,
+};
+use super::runtime::{Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError};
+use crate::taskdir::{self, ImageConfig, TaskDir};
+
+/// For an engine to say that it is there.
+const PING: Duration = Duration::from_secs(5);
+/// For calls that read or write a record. Longer ones have their own.
+const CALL: Duration = Duration::from_secs(15);
+/// The client's own bound: above every one of ours, so that ours decide.
+const CLIENT_SECS: u64 = 24 * 60 * 60;
+const STALL: Duration = Duration::from_secs(120);
+/// From this version of the API on, read-only mounts are so all the way down.
+const RECURSIVE_READ_ONLY: (usize, usize) = (1, 44);
+
+/// How to reach an engine and what to put into its containers.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub socket: PathBuf,
+    pub home: PathBuf,
+    /// The agent's binary; a copy of it is mounted into every container.
+    pub agent: PathBuf,
+    /// What a container runs first.
+    pub entrypoint: Vec<String>,
+    /// How long a pull may go without a byte.
+    pub stall: Duration,
+}
+
+impl Settings {
+    /// The settings of a shim at `home`: this very binary as the runner of its tasks.
+    pub fn new(socket: PathBuf, home: PathBuf) -> io::Result<Self> {
+        let runner = [taskdir::AGENT_INSIDE, "runner", "--dir", taskdir::INSIDE];
+        let entrypoint = runner.map(str::to_owned).to_vec();
+        Ok(Self { socket, home, agent: std::env::current_exe()?, entrypoint, stall: STALL })
+    }
+}
+
+/// The runtime over a container engine.
+#[derive(Clone)]
+pub struct Docker {
+    engine: Engine,
+    socket: Arc<Path>,
+    is_podman: bool,
+    binary: Arc<Binary>,
+    proofs: Arc<Proofs>,
+    around: Arc<Surroundings>,
+    stall: Duration,
+}
+
+impl Docker {
+    /// Finds the engine and agrees on a version. `Away` when it does not answer.
+    pub async fn connect(settings: Settings) -> Result<Self, RuntimeError> {
+        let what = format!("reach the container engine at {}", settings.socket.display());
+        let away = |error: Error| RuntimeError::Away { what: what.clone(), source: Box::new(error) };
+        let path = settings.socket.to_string_lossy();
+        let engine = Engine::connect_with_unix(&path, CLIENT_SECS, API_DEFAULT_VERSION).map_err(away)?;
+        let engine = engine.with_request_modifier(url_safe_credentials);
+        let greeting = async {
+            let engine = engine.negotiate_version().await?;
+            let version = engine.version().await?;
+            Ok((engine, version))
+        };
+        let greeted = tokio::time::timeout(PING, greeting).await;
+        let (engine, version) = greeted.map_err(|_| failure::overdue(what.clone()))?.map_err(away)?;
+        let parts = version.components.unwrap_or_default();
+        let is_podman = parts.iter().any(|part| part.name.contains("Podman"));
+
+        let (home, agent) = (settings.home.clone(), settings.agent.clone());
+        let installed = tokio::task::spawn_blocking(move || {
+            let home = std::fs::canonicalize(&home)?;
+            Binary::install(&home, &agent).map(|binary| (home, binary))
+        });
+        let failed = |source| failure::of_file("copy the agent for its tasks", source);
+        let (home, binary) =
+            installed.await.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)?;
+        let around = surroundings(&engine, is_podman, &home, settings.entrypoint);
+        Ok(Self {
+            engine,
+            socket: settings.socket.into(),
+            is_podman,
+            binary: Arc::new(binary),
+            proofs: Arc::new(Proofs::new(home.join("images"))),
+            around: Arc::new(around),
+            stall: settings.stall,
+        })
+    }
+
+    async fn make(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
+        let name = container::name(&task.spec.name, task.spec.id);
+        let what = || format!("create container {name}");
+        if task.spec.network_mode == NetworkMode::Bridge {
+            network::ensure(&self.engine).await?;
+        }
+        let body = self.body(task);
+        let image = Reference::parse(&task.spec.image_name).full();
+        // The image is asked about itself while the engine makes the container: neither waits for the other.
+        let described = call(what(), self.engine.inspect_image(&image)).boxed();
+        let (made, described) = tokio::join!(self.create_or_find(task, &name, body), described);
+        let handle = made?;
+        let described = described?.map_err(|error| failure::of_call(what(), error))?;
+        write_image_config(&task.dir, described).map_err(|source| failure::of_file(what(), source))?;
+        Ok(handle)
+    }
+
+    fn body(&self, task: &Prepared) -> ContainerCreateBody {
+        let mounts = host::Mounts::read();
+        let lookup = Lookup { is_shared: &|path| mounts.is_shared(path), group: &host::group };
+        container::body(task, self.binary.path(), &self.around, &lookup)
+    }
+
+    async fn create_or_find(
+        &self,
+        task: &Prepared,
+        name: &str,
+        body: ContainerCreateBody,
+    ) -> Result<Handle, RuntimeError> {
+        let what = || format!("create container {name}");
+        let options = CreateContainerOptionsBuilder::default().name(name).build();
+        let made = call(what(), self.engine.create_container(Some(options), body)).boxed().await?;
+        match made {
+            Ok(made) => Ok(Handle { name: name.to_owned(), id: made.id }),
+            Err(error) if is_taken(&error) => self.find_made(task, name).await,
+            Err(error) if is_no_image(&error) => {
+                Err(RuntimeError::NoImage { what: task.spec.image_name.clone() })
+            }
+            Err(error) => Err(failure::of_call(what(), error)),
+        }
+    }
+
+    /// The name is taken: by an earlier try of ours, or by something we must not touch.
+    async fn find_made(&self, task: &Prepared, name: &str) -> Result<Handle, RuntimeError> {
+        let refused = |why: &str| RuntimeError::Refused {
+            what: format!("create container {name}"),
+            why: why.to_owned(),
+        };
+        let seen = match life::inspect(&self.engine, name).await {
+            Ok(seen) => seen,
+            Err(Inspect::Gone) => return Err(refused("its name was taken and is free again")),
+            Err(Inspect::Failed(error)) => return Err(error),
+        };
+        let labels = seen.config.and_then(|config| config.labels).unwrap_or_default();
+        let is = |label: &str, value: &str| labels.get(label).is_some_and(|found| found == value);
+        if !is(container::TASK_ID, &task.spec.id.to_string()) || !is(container::HOME, &self.around.home) {
+            return Err(refused("its name belongs to another container"));
+        }
+        let id = seen.id.ok_or_else(|| refused("the engine names no id"))?;
+        Ok(Handle { name: name.to_owned(), id })
+    }
+}
+
+fn surroundings(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<String>) -> Surroundings {
+    let version = engine.client_version();
+    let mut ulimits = Vec::new();
+    if is_podman {
+        // Podman raises these limits by default and fails where it may not. Ours are what it can give.
+        let hard =
+            |which| rustix::process::getrlimit(which).maximum.and_then(|limit| i64::try_from(limit).ok());
+        ulimits.push(("nofile", hard(rustix::process::Resource::Nofile).unwrap_or(-1)));
+        ulimits.push(("nproc", hard(rustix::process::Resource::Nproc).unwrap_or(-1)));
+    }
+    Surroundings {
+        home: binary::sha256(home.as_os_str().as_encoded_bytes()).chars().take(16).collect(),
+        entrypoint,
+        recursive_read_only: (version.major_version, version.minor_version) >= RECURSIVE_READ_ONLY,
+        ulimits,
+        has_infiniband: Path::new("/dev/infiniband").is_dir(),
+        has_nvidia: Path::new("/proc/driver/nvidia").exists() || Path::new("/dev/nvidiactl").exists(),
+    }
+}
+
+/// A bounded call. The outer error is an engine that did not answer in time.
+async fn call<T>(
+    what: impl Into<String>,
+    asked: impl Future<Output = Result<T, Error>>,
+) -> Result<Result<T, Error>, RuntimeError> {
+    tokio::time::timeout(CALL, asked).await.map_err(|_| failure::overdue(what))
+}
+
+/// The client writes credentials in plain base64, engines read the URL-safe kind and take anything else for no
+/// credentials at all: a password with `?` or `~` in an unlucky place would be refused.
+fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
+    if let Some(value) = request.headers_mut().get_mut("x-registry-auth")
+        && let Ok(text) = value.to_str()
+        && let Ok(mut safe) = HeaderValue::from_str(&text.replace('+', "-").replace('/', "_"))
+    {
+        safe.set_sensitive(true);
+        *value = safe;
+    }
+    request
+}
+
+/// Podman has no status of its own for a name that is taken.
+fn is_taken(error: &Error) -> bool {
+    match failure::status(error) {
+        Some(409) => true,
+        Some(500) => failure::said(error).contains("already in use"),
+        Some(_) | None => false,
+    }
+}
+
+fn is_no_image(error: &Error) -> bool {
+    let said = failure::said(error).to_lowercase();
+    failure::status(error) == Some(404)
+        && (said.contains("no such image") || said.contains("image not known"))
+}
+
+/// Tells the runner what the image would have run. The job may own the directory by now, so the file is made
+/// anew under a handle and then put in place: no link of the job's is followed.
+fn write_image_config(task: &TaskDir, image: ImageInspect) -> io::Result<()> {
+    let config = image.config.unwrap_or_default();
+    let config = ImageConfig {
+        entrypoint: config.entrypoint.unwrap_or_default(),
+        cmd: config.cmd.unwrap_or_default(),
+        workdir: config.working_dir.unwrap_or_default(),
+        user: config.user.unwrap_or_default(),
+    };
+    let half = ".image.json";
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(task.run(), flags | OFlags::RDONLY, Mode::empty())?;
+    match rustix::fs::unlinkat(&dir, half, AtFlags::empty()) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&dir, half, flags, Mode::from(0o644))?;
+    io::Write::write_all(&mut std::fs::File::from(file), &serde_json::to_vec(&config)?)?;
+    Ok(rustix::fs::renameat(&dir, half, &dir, taskdir::IMAGE_CONFIG)?)
+}
+
+impl Runtime for Docker {
+    fn name(&self) -> &'static str {
+        "docker"
+    }
+
+    fn pull<'a>(
+        &'a self,
+        task: &'a Prepared,
+        auth: Option<&'a RegistryAuth>,
+        progress: OnProgress,
+    ) -> Done<'a, ()> {
+        let image = Reference::parse(&task.spec.image_name);
+        Pull { engine: &self.engine, proofs: &self.proofs, stall: self.stall, image, auth, progress }
+            .run()
+            .boxed()
+    }
+
+    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+        self.make(task).boxed()
+    }
+
+    fn start<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Vec<Port>> {
+        self.start_once(handle, container::published(task)).boxed()
+    }
+
+    fn wait<'a>(&'a self, _task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit> {
+        self.wait_for_end(handle).boxed()
+    }
+
+    fn stop<'a>(&'a self, _task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
+        self.stop_within(handle, grace).boxed()
+    }
+
+    fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()> {
+        self.remove_all(task, handle).boxed()
+    }
+
+    fn found(&self) -> Done<'_, Vec<Found>> {
+        self.find_all().boxed()
+    }
+}

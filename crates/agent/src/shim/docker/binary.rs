@@ -1,0 +1,168 @@
+//! The agent's binary as tasks see it: a copy under its own digest.
+//!
+//! A copy, so that an upgrade of the agent does not change what runs in tasks. Containers have it read-only;
+//! its digest is checked again before every start, since a privileged task could have got around that.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use parking_lot::Mutex;
+use ring::digest::{Context, SHA256};
+
+#[derive(Debug)]
+pub(super) struct Binary {
+    path: PathBuf,
+    sha256: String,
+    /// How the file was when its content was last found right.
+    trusted: Mutex<Option<Stamp>>,
+}
+
+/// Changes with every write to the file, also with one that sets the modification time back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    changed: (i64, i64),
+}
+
+const CHUNK: usize = 256 * 1024;
+
+impl Binary {
+    /// Copies `exe` below `home`, unless it is there.
+    pub(super) fn install(home: &Path, exe: &Path) -> io::Result<Self> {
+        let mut source = File::open(exe)?;
+        let sha256 = digest(&mut source)?;
+        let dir = home.join("bin");
+        fs::create_dir_all(&dir)?;
+        let binary = Self { path: dir.join(&sha256), sha256, trusted: Mutex::new(None) };
+        if binary.verify().is_err() {
+            binary.copy(exe)?;
+            binary.verify()?;
+        }
+        Ok(binary)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Fails unless the copy is what it was. The content is read only if the file was touched since.
+    pub(super) fn verify(&self) -> io::Result<()> {
+        let mut file = File::open(&self.path)?;
+        let stamp = Stamp::of(&file)?;
+        if *self.trusted.lock() == Some(stamp) {
+            return Ok(());
+        }
+        if digest(&mut file)? != self.sha256 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was changed"));
+        }
+        *self.trusted.lock() = Some(stamp);
+        Ok(())
+    }
+
+    fn copy(&self, exe: &Path) -> io::Result<()> {
+        let mut random = [0u8; 8];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let half = self.path.with_extension(hex(&random));
+        let mut target = File::options().write(true).create_new(true).mode(0o500).open(&half)?;
+        let copied = io::copy(&mut File::open(exe)?, &mut target)
+            .and_then(|_| target.set_permissions(fs::Permissions::from_mode(0o555)))
+            .and_then(|()| target.sync_all());
+        drop(target);
+        match copied.and_then(|()| fs::rename(&half, &self.path)) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let _ = fs::remove_file(&half);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Stamp {
+    fn of(file: &File) -> io::Result<Self> {
+        let meta = file.metadata()?;
+        let changed = (meta.ctime(), meta.ctime_nsec());
+        Ok(Self { device: meta.dev(), inode: meta.ino(), size: meta.size(), changed })
+    }
+}
+
+fn digest(from: &mut impl Read) -> io::Result<String> {
+    let mut context = Context::new(&SHA256);
+    let mut chunk = vec![0u8; CHUNK];
+    loop {
+        let read = from.read(&mut chunk)?;
+        let Some(piece) = chunk.get(..read).filter(|piece| !piece.is_empty()) else { break };
+        context.update(piece);
+    }
+    Ok(hex(context.finish().as_ref()))
+}
+
+/// SHA-256, as hex.
+pub(super) fn sha256(bytes: &[u8]) -> String {
+    hex(ring::digest::digest(&SHA256, bytes).as_ref())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Home(PathBuf);
+
+    impl Home {
+        fn new() -> Self {
+            let mut random = [0u8; 6];
+            getrandom::fill(&mut random).unwrap();
+            let path = std::env::temp_dir().join(format!("windlass-binary-{}", hex(&random)));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Home {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_copy_stays_when_the_agent_is_replaced() {
+        let home = Home::new();
+        let exe = home.0.join("agent");
+        fs::write(&exe, "one").unwrap();
+        let one = Binary::install(&home.0, &exe).unwrap();
+        fs::write(&exe, "two").unwrap();
+        let two = Binary::install(&home.0, &exe).unwrap();
+        assert_ne!(one.path(), two.path());
+        assert_eq!(fs::read(one.path()).unwrap(), b"one");
+        assert!(one.verify().is_ok());
+        assert_eq!(fs::read_dir(home.0.join("bin")).unwrap().count(), 2, "no half copies");
+    }
+
+    #[test]
+    fn a_changed_copy_is_noticed_and_made_again() {
+        let home = Home::new();
+        let exe = home.0.join("agent");
+        fs::write(&exe, "good").unwrap();
+        let binary = Binary::install(&home.0, &exe).unwrap();
+        fs::remove_file(binary.path()).unwrap();
+        fs::write(binary.path(), "evil").unwrap();
+        assert!(binary.verify().is_err());
+        assert!(Binary::install(&home.0, &exe).is_ok());
+        assert_eq!(fs::read(binary.path()).unwrap(), b"good");
+        assert!(binary.verify().is_ok());
+    }
+}

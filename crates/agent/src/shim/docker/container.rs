@@ -1,0 +1,413 @@
+//! What a task becomes as a container: names, labels, limits, mounts, devices. Pure.
+
+use std::{collections::HashMap, path::Path};
+
+use bollard::models::{
+    ContainerCreateBody, DeviceMapping, DeviceRequest, HealthConfig, HostConfig, HostConfigLogConfig, Mount,
+    MountBindOptions, MountBindOptionsPropagationEnum as Propagation, MountType, PortBinding, PortMap,
+    ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
+};
+
+use windlass_api::agent::shim::NetworkMode;
+use windlass_model::id::SubmissionId;
+
+use super::{binary::sha256, network::NETWORK};
+use crate::{
+    host::gpu::Vendor,
+    shim::runtime::{Bind, Prepared},
+    taskdir,
+};
+
+pub(super) const IS_TASK: &str = "ai.dstack.shim.is-task";
+pub(super) const TASK_ID: &str = "ai.dstack.shim.task-id";
+/// Whose task it is: several shims may share an engine.
+pub(super) const HOME: &str = "windlass.shim.home";
+
+/// Characters of a job's name that a container's name keeps.
+const NAME_MAX: usize = 200;
+/// The container's own output is what the runner says when it cannot even write its log.
+const OWN_LOG_SIZE: &str = "256k";
+const GPU_CAPABILITIES: [&str; 7] = ["gpu", "utility", "compute", "graphics", "video", "display", "compat32"];
+const INFINIBAND: &str = "/dev/infiniband";
+
+/// What the host and its engine are like.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Surroundings {
+    /// The value of the label `HOME`.
+    pub(super) home: String,
+    pub(super) entrypoint: Vec<String>,
+    /// Read-only binds are read-only all the way down, mounts below them included (engine API 1.44).
+    pub(super) recursive_read_only: bool,
+    /// Limits to name because the engine's own defaults may be above what it can give: `(name, value)`.
+    pub(super) ulimits: Vec<(&'static str, i64)>,
+    pub(super) has_infiniband: bool,
+    /// There is an NVIDIA driver, so the engine may hand out every GPU to an image that asks.
+    pub(super) has_nvidia: bool,
+}
+
+/// What must be looked up on the host for a task.
+pub(super) struct Lookup<'a> {
+    /// Whether a path is on a mount whose later mounts may travel inside.
+    pub(super) is_shared: &'a dyn Fn(&Path) -> bool,
+    /// The group a device file belongs to.
+    pub(super) group: &'a dyn Fn(&Path) -> Option<u32>,
+}
+
+/// The name of a task's container: that of the job and eight digits that tell its submissions apart.
+pub(super) fn name(job: &str, id: SubmissionId) -> String {
+    let keep = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' };
+    let job: String = job.chars().take(NAME_MAX).map(keep).collect();
+    let job = job.trim_start_matches(['_', '.', '-']);
+    let digits = sha256(id.to_string().as_bytes());
+    format!("{}-{}", if job.is_empty() { "task" } else { job }, digits.get(..8).unwrap_or_default())
+}
+
+pub(super) fn body(
+    task: &Prepared,
+    agent: &Path,
+    around: &Surroundings,
+    host: &Lookup<'_>,
+) -> ContainerCreateBody {
+    let spec = &task.spec;
+    let labels = [(IS_TASK, "true".to_owned()), (TASK_ID, spec.id.to_string()), (HOME, around.home.clone())];
+    let publish = published(task);
+    ContainerCreateBody {
+        image: Some(spec.image_name.clone()),
+        // Numbers need no `/etc/passwd` in the image.
+        user: Some(match spec.container_user.as_str() {
+            "" | "root" => "0".to_owned(),
+            other => other.to_owned(),
+        }),
+        entrypoint: Some(around.entrypoint.clone()),
+        env: Some(environment(task, around)),
+        labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
+        // The image's own ideas about signals and health checks are about the program we do not start.
+        stop_signal: Some("SIGTERM".to_owned()),
+        healthcheck: Some(HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }),
+        exposed_ports: (!publish.is_empty())
+            .then(|| publish.iter().map(|port| format!("{port}/tcp")).collect()),
+        host_config: Some(host_config(task, agent, around, host)),
+        ..ContainerCreateBody::default()
+    }
+}
+
+/// On the host's own network there is nothing to map.
+pub(super) fn published(task: &Prepared) -> &[u16] {
+    match task.spec.network_mode {
+        NetworkMode::Host => &[],
+        NetworkMode::Bridge => &task.publish,
+    }
+}
+
+fn environment(task: &Prepared, around: &Surroundings) -> Vec<String> {
+    let mut env: Vec<String> = task.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    env.push(format!("WINDLASS_TASK_ID={}", task.spec.id));
+    let has_nvidia_gpu = task.gpus.iter().any(|gpu| gpu.vendor == Vendor::Nvidia);
+    if around.has_nvidia && !has_nvidia_gpu {
+        env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
+    }
+    env
+}
+
+fn host_config(task: &Prepared, agent: &Path, around: &Surroundings, host: &Lookup<'_>) -> HostConfig {
+    let spec = &task.spec;
+    let privileged = spec.privileged;
+    let mut config = HostConfig {
+        privileged: Some(privileged),
+        auto_remove: Some(false),
+        restart_policy: Some(RestartPolicy {
+            name: Some(RestartPolicyNameEnum::NO),
+            maximum_retry_count: None,
+        }),
+        log_config: Some(log_config()),
+        ipc_mode: Some("private".to_owned()),
+        pids_limit: (task.limits.pids > 0).then_some(task.limits.pids),
+        mounts: Some(mounts(task, agent, around, host)),
+        network_mode: Some(match spec.network_mode {
+            NetworkMode::Host => "host".to_owned(),
+            NetworkMode::Bridge => NETWORK.to_owned(),
+        }),
+        port_bindings: Some(ports(published(task))),
+        ulimits: Some(ulimits(around)),
+        devices: Some(devices(task, around)),
+        ..HostConfig::default()
+    };
+    if spec.cpu > 0.0 {
+        #[expect(clippy::cast_possible_truncation, reason = "cores of one host, and a cast saturates")]
+        let nano = (spec.cpu * 1e9).round() as i64;
+        config.nano_cpus = Some(nano);
+    }
+    if spec.memory > 0 {
+        config.memory = Some(spec.memory);
+        // The sum of both: no swap beside the memory.
+        config.memory_swap = Some(spec.memory);
+    }
+    if spec.shm_size > 0 {
+        // The engine's own is mounted `noexec`, which breaks what compiles code into shared memory.
+        let options = format!("rw,exec,nosuid,nodev,mode=1777,size={}", spec.shm_size);
+        config.tmpfs = Some(HashMap::from([("/dev/shm".to_owned(), options)]));
+    }
+    if !privileged {
+        config.cap_drop = Some(vec!["ALL".to_owned()]);
+        config.cap_add = Some(task.limits.capabilities.clone());
+        if !task.limits.new_privileges {
+            config.security_opt = Some(vec!["no-new-privileges".to_owned()]);
+        }
+    }
+    gpus(task, host, &mut config);
+    config
+}
+
+/// `json-file` because it can be read back everywhere: `none` cannot, and `local` is unknown to Podman.
+fn log_config() -> HostConfigLogConfig {
+    let config = HashMap::from([
+        ("max-size".to_owned(), OWN_LOG_SIZE.to_owned()),
+        ("max-file".to_owned(), "1".to_owned()),
+    ]);
+    HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(config) }
+}
+
+fn mounts(task: &Prepared, agent: &Path, around: &Surroundings, host: &Lookup<'_>) -> Vec<Mount> {
+    let own = [
+        (Bind { source: agent.into(), target: taskdir::AGENT_INSIDE.into(), read_only: true }, false),
+        (Bind { source: task.dir.run(), target: taskdir::INSIDE.into(), read_only: false }, false),
+    ];
+    let given = task.binds.iter().map(|bind| (bind.clone(), (host.is_shared)(&bind.source)));
+    own.into_iter().chain(given).map(|(bind, slave)| mount(&bind, slave, around)).collect()
+}
+
+fn mount(bind: &Bind, slave: bool, around: &Surroundings) -> Mount {
+    // What the host mounts later below a shared mount appears inside; nothing ever travels the other way.
+    let propagation = if slave { Propagation::RSLAVE } else { Propagation::RPRIVATE };
+    // An older engine makes only the top read-only. Hiding what is mounted below is better than leaving it open.
+    let cut = (bind.read_only && !around.recursive_read_only).then_some(true);
+    Mount {
+        typ: Some(MountType::BIND),
+        source: Some(bind.source.to_string_lossy().into_owned()),
+        target: Some(bind.target.clone()),
+        read_only: Some(bind.read_only),
+        bind_options: Some(MountBindOptions {
+            propagation: Some(propagation),
+            non_recursive: cut,
+            ..MountBindOptions::default()
+        }),
+        ..Mount::default()
+    }
+}
+
+fn ports(publish: &[u16]) -> PortMap {
+    let any = PortBinding { host_ip: Some("127.0.0.1".to_owned()), host_port: Some("0".to_owned()) };
+    publish.iter().map(|port| (format!("{port}/tcp"), Some(vec![any.clone()]))).collect()
+}
+
+fn ulimits(around: &Surroundings) -> Vec<ResourcesUlimits> {
+    let limit = |name: &str, value| ResourcesUlimits {
+        name: Some(name.to_owned()),
+        soft: Some(value),
+        hard: Some(value),
+    };
+    let mut limits: Vec<_> = around.ulimits.iter().map(|(name, value)| limit(name, *value)).collect();
+    if around.has_infiniband {
+        // Adapters reach into memory that must not move.
+        limits.push(limit("memlock", -1));
+    }
+    limits
+}
+
+fn device(host: &str, inside: &str) -> DeviceMapping {
+    DeviceMapping {
+        path_on_host: Some(host.to_owned()),
+        path_in_container: Some(inside.to_owned()),
+        cgroup_permissions: Some("rwm".to_owned()),
+    }
+}
+
+fn devices(task: &Prepared, around: &Surroundings) -> Vec<DeviceMapping> {
+    let given = task.spec.gpu_devices.iter();
+    let mut devices: Vec<_> = given.map(|one| device(&one.path_on_host, &one.path_in_container)).collect();
+    if around.has_infiniband {
+        devices.push(device(INFINIBAND, INFINIBAND));
+    }
+    // NVIDIA's device files come with the device request.
+    for gpu in task.gpus.iter().filter(|gpu| gpu.vendor != Vendor::Nvidia) {
+        let same = gpu.devices.iter().map(|path| path.to_string_lossy());
+        devices.extend(same.map(|path| device(&path, &path)));
+    }
+    if task.gpus.iter().any(|gpu| gpu.vendor == Vendor::Amd) {
+        devices.push(device("/dev/kfd", "/dev/kfd"));
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    devices.retain(|one| seen.insert(one.path_in_container.clone()));
+    devices
+}
+
+fn gpus(task: &Prepared, host: &Lookup<'_>, config: &mut HostConfig) {
+    let of = |vendor| task.gpus.iter().filter(move |gpu| gpu.vendor == vendor);
+    let nvidia: Vec<String> = of(Vendor::Nvidia).map(|gpu| gpu.id.clone()).collect();
+    if !nvidia.is_empty() {
+        config.device_requests = Some(vec![DeviceRequest {
+            driver: Some("nvidia".to_owned()),
+            device_ids: Some(nvidia),
+            capabilities: Some(vec![GPU_CAPABILITIES.map(str::to_owned).to_vec()]),
+            ..DeviceRequest::default()
+        }]);
+    }
+    // The host's `video` and `render`, by number: an image need not know these names, and where it does they
+    // may have other numbers.
+    let groups = of(Vendor::Amd).flat_map(|gpu| &gpu.devices).filter_map(|path| (host.group)(path));
+    let groups: std::collections::BTreeSet<u32> = groups.filter(|group| *group != 0).collect();
+    if !groups.is_empty() {
+        config.group_add = Some(groups.iter().map(u32::to_string).collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use windlass_api::agent::shim::{GpuDevice, TaskSpec};
+
+    use super::*;
+    use crate::{host::gpu::Gpu, shim::runtime::Limits, taskdir::TaskDir};
+
+    fn task(change: impl FnOnce(&mut Prepared)) -> Prepared {
+        let id: SubmissionId = "9c1f0000-0000-4000-8000-000000000001".parse().unwrap();
+        let spec: TaskSpec =
+            serde_json::from_value(serde_json::json!({"id": id, "name": "train-1-0-0", "image_name": "a:1"}))
+                .unwrap();
+        let mut task = Prepared {
+            spec,
+            dir: TaskDir::new(Path::new("/home"), id),
+            gpus: Vec::new(),
+            binds: Vec::new(),
+            publish: vec![10999],
+            limits: Limits { pids: 100, new_privileges: false, capabilities: vec!["CHOWN".into()] },
+            env: vec![("A".into(), "b".into())],
+        };
+        change(&mut task);
+        task
+    }
+
+    fn made(task: &Prepared, around: &Surroundings) -> (ContainerCreateBody, HostConfig) {
+        let is_shared = |path: &Path| path == Path::new("/shared");
+        let group = |path: &Path| Some(if path == Path::new("/dev/kfd") { 109 } else { 44 });
+        let lookup = Lookup { is_shared: &is_shared, group: &group };
+        let body = body(task, Path::new("/home/bin/00"), around, &lookup);
+        let host = body.host_config.clone().unwrap();
+        (body, host)
+    }
+
+    fn gpu(vendor: Vendor, id: &str, devices: &[&str]) -> Gpu {
+        let devices = devices.iter().map(PathBuf::from).collect();
+        Gpu { vendor, id: id.into(), index: 0, name: "G".into(), memory_mib: 1, devices }
+    }
+
+    #[test]
+    fn names_are_those_of_the_job_made_fit() {
+        let id = task(|_| {}).spec.id;
+        assert_eq!(name("train-1-0-0", id), "train-1-0-0-fd1686be");
+        assert!(name("../../x y", id).starts_with("x-y-"));
+        assert!(name("", id).starts_with("task-"));
+        assert!(name(&"a".repeat(1000), id).len() < 255);
+    }
+
+    #[test]
+    fn nothing_is_granted_that_was_not_asked_for() {
+        let (body, host) = made(&task(|_| {}), &Surroundings::default());
+        assert_eq!(body.user.as_deref(), Some("0"));
+        assert_eq!(body.env.unwrap(), ["A=b", "WINDLASS_TASK_ID=9c1f0000-0000-4000-8000-000000000001"]);
+        assert_eq!(host.privileged, Some(false));
+        assert_eq!(host.cap_drop.unwrap(), ["ALL"]);
+        assert_eq!(host.cap_add.unwrap(), ["CHOWN"]);
+        assert_eq!(host.security_opt.unwrap(), ["no-new-privileges"]);
+        assert_eq!((host.nano_cpus, host.memory, host.memory_swap, host.tmpfs), (None, None, None, None));
+        assert_eq!(host.pids_limit, Some(100));
+        assert_eq!(host.network_mode.as_deref(), Some("host"));
+        assert!(host.port_bindings.unwrap().is_empty(), "the host's own network has nothing to map");
+        assert_eq!((host.device_requests, host.devices.unwrap().len()), (None, 0));
+    }
+
+    #[test]
+    fn limits_are_passed_on() {
+        let task = task(|task| {
+            task.spec.cpu = 1.5;
+            task.spec.memory = 1 << 30;
+            task.spec.shm_size = 64 << 20;
+        });
+        let (_, host) = made(&task, &Surroundings::default());
+        assert_eq!(host.nano_cpus, Some(1_500_000_000));
+        assert_eq!((host.memory, host.memory_swap), (Some(1 << 30), Some(1 << 30)));
+        assert!(host.tmpfs.unwrap()["/dev/shm"].contains("exec,nosuid,nodev,mode=1777,size=67108864"));
+    }
+
+    #[test]
+    fn a_privileged_task_has_no_list_of_capabilities() {
+        let (_, host) = made(&task(|task| task.spec.privileged = true), &Surroundings::default());
+        assert_eq!((host.privileged, host.cap_drop, host.cap_add), (Some(true), None, None));
+    }
+
+    #[test]
+    fn a_bridged_task_is_published_on_the_loopback_alone() {
+        let (body, host) =
+            made(&task(|task| task.spec.network_mode = NetworkMode::Bridge), &Surroundings::default());
+        assert_eq!(body.exposed_ports.unwrap(), ["10999/tcp"]);
+        let bindings = host.port_bindings.unwrap();
+        let binding = bindings["10999/tcp"].as_ref().unwrap();
+        assert_eq!(binding[0].host_ip.as_deref(), Some("127.0.0.1"));
+        assert_eq!(host.network_mode.as_deref(), Some(NETWORK));
+    }
+
+    #[test]
+    fn mounts_lead_in_and_never_out() {
+        let task = task(|task| {
+            let bind =
+                |source: &str, read_only| Bind { source: source.into(), target: "/t".into(), read_only };
+            task.binds = vec![bind("/shared", false), bind("/plain", true)];
+        });
+        let seen = |around: &Surroundings| -> Vec<_> {
+            let (_, host) = made(&task, around);
+            let describe = |mount: Mount| {
+                let options = mount.bind_options.unwrap();
+                (
+                    mount.source.unwrap(),
+                    mount.read_only.unwrap(),
+                    options.propagation.unwrap(),
+                    options.non_recursive,
+                )
+            };
+            host.mounts.unwrap().into_iter().map(describe).collect()
+        };
+        let old = seen(&Surroundings::default());
+        assert_eq!(old[0], ("/home/bin/00".into(), true, Propagation::RPRIVATE, Some(true)));
+        assert_eq!(old[1].2, Propagation::RPRIVATE);
+        assert!(!old[1].1);
+        assert_eq!(old[2], ("/shared".into(), false, Propagation::RSLAVE, None));
+        assert_eq!(old[3], ("/plain".into(), true, Propagation::RPRIVATE, Some(true)));
+        let new = seen(&Surroundings { recursive_read_only: true, ..Surroundings::default() });
+        assert_eq!(new[3].3, None);
+    }
+
+    #[test]
+    fn each_vendors_gpus_come_in_their_own_way() {
+        let around = Surroundings { has_nvidia: true, has_infiniband: true, ..Surroundings::default() };
+        let nvidia = task(|task| task.gpus = vec![gpu(Vendor::Nvidia, "GPU-1", &["/dev/nvidia0"])]);
+        let (body, host) = made(&nvidia, &around);
+        let request = host.device_requests.unwrap().remove(0);
+        assert_eq!((request.driver.as_deref(), request.count), (Some("nvidia"), None));
+        assert_eq!(request.device_ids.unwrap(), ["GPU-1"]);
+        assert_eq!(host.devices.unwrap(), [device(INFINIBAND, INFINIBAND)]);
+        assert!(!body.env.unwrap().iter().any(|one| one.starts_with("NVIDIA")));
+
+        let amd = task(|task| {
+            task.gpus = vec![gpu(Vendor::Amd, "a", &["/dev/dri/renderD128", "/dev/kfd"])];
+            task.spec.gpu_devices =
+                vec![GpuDevice { path_on_host: "/dev/x".into(), path_in_container: "/dev/y".into() }];
+        });
+        let (body, host) = made(&amd, &around);
+        let inside: Vec<_> =
+            host.devices.unwrap().into_iter().filter_map(|one| one.path_in_container).collect();
+        assert_eq!(inside, ["/dev/y", INFINIBAND, "/dev/dri/renderD128", "/dev/kfd"]);
+        assert_eq!(host.group_add.unwrap(), ["44", "109"]);
+        assert!(body.env.unwrap().contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
+    }
+}

@@ -1,0 +1,110 @@
+//! Why a container ended: of itself, or with its engine or its host. Pure.
+//!
+//! The engine keeps no word about it. An engine without live-restore that is told to stop stops its containers
+//! first; one that was killed kills them when it starts again (exit 137). After a reboot it gives 255 to what
+//! ran before. So the times decide: an end that falls into the time the engine was away, or right beside the
+//! start of its process, is the engine's doing; one beside the start of the machine is the machine's.
+//! With live-restore containers outlive the engine and every end is their own. Exit status 0 is a job's own
+//! word in any case.
+
+use crate::shim::runtime::Lost;
+
+/// Seconds after its start in which an engine kills what it found running.
+const RESTORE: i64 = 120;
+/// Seconds between the last containers' end and the start of the next engine, when it is restarted in order.
+const DOWN: i64 = 60;
+/// The same for a machine, which takes longer to come back.
+const BOOT: i64 = 600;
+/// Killed by SIGKILL or SIGTERM.
+const KILLED: [i64; 2] = [137, 143];
+
+/// What is known about an end. Times are seconds since 1970 by the host's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    pub(super) code: i64,
+    pub(super) oom_killed: bool,
+    pub(super) started: i64,
+    pub(super) finished: i64,
+    /// When this process last knew the engine to answer before it went away, if it did while waiting.
+    pub(super) away: Option<i64>,
+    /// When the engine's process was started, where it can be found.
+    pub(super) engine: Option<i64>,
+    /// When the machine was started.
+    pub(super) boot: Option<i64>,
+}
+
+pub(super) fn cause(end: End) -> Option<Lost> {
+    if end.code == 0 || end.oom_killed {
+        return None;
+    }
+    let killed = KILLED.contains(&end.code);
+    if let Some(boot) = end.boot.filter(|boot| end.started < *boot) {
+        let with_it = end.finished >= boot || (killed && boot - end.finished <= BOOT);
+        return with_it.then_some(Lost::HostRebooted);
+    }
+    if end.away.is_some_and(|away| end.finished >= away) {
+        return Some(Lost::EngineRestarted);
+    }
+    let engine = end.engine.filter(|engine| killed && end.started < *engine)?;
+    let beside = (engine - DOWN..=engine + RESTORE).contains(&end.finished);
+    beside.then_some(Lost::EngineRestarted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: End = End {
+        code: 1,
+        oom_killed: false,
+        started: 1000,
+        finished: 2000,
+        away: None,
+        engine: Some(500),
+        boot: Some(100),
+    };
+
+    #[test]
+    fn an_end_is_the_containers_own_unless_the_times_say_otherwise() {
+        let table = [
+            ("failed of itself", OWN, None),
+            ("killed by somebody", End { code: 137, ..OWN }, None),
+            ("done while the engine was away", End { code: 0, away: Some(1990), ..OWN }, None),
+            ("ended before the engine went away", End { away: Some(2001), ..OWN }, None),
+            (
+                "stopped by an engine in order",
+                End { code: 143, away: Some(1999), ..OWN },
+                Some(Lost::EngineRestarted),
+            ),
+            (
+                "a job that catches the signal",
+                End { code: 3, away: Some(1999), ..OWN },
+                Some(Lost::EngineRestarted),
+            ),
+            (
+                "killed by a starting engine",
+                End { code: 137, engine: Some(1999), ..OWN },
+                Some(Lost::EngineRestarted),
+            ),
+            (
+                "stopped with an engine",
+                End { code: 137, engine: Some(2010), ..OWN },
+                Some(Lost::EngineRestarted),
+            ),
+            ("killed long before the engine's start", End { code: 137, engine: Some(2100), ..OWN }, None),
+            ("killed long after it", End { code: 137, engine: Some(1100), ..OWN }, None),
+            ("failed right after the engine's start", End { engine: Some(1999), ..OWN }, None),
+            ("out of memory", End { code: 137, oom_killed: true, engine: Some(1999), ..OWN }, None),
+            (
+                "found dead after a power cut",
+                End { code: 255, boot: Some(1900), ..OWN },
+                Some(Lost::HostRebooted),
+            ),
+            ("stopped by a reboot", End { code: 143, boot: Some(2100), ..OWN }, Some(Lost::HostRebooted)),
+            ("failed before a reboot", End { boot: Some(2100), ..OWN }, None),
+        ];
+        for (name, end, expected) in table {
+            assert_eq!(cause(end), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What is read of the host beside the engine: its mounts, its devices, and when things were started.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Kernel ticks per second as `/proc` shows them: a constant of the interface on every architecture we run on.
+const TICKS: i64 = 100;
+/// Processes looked at when searching for the engine's.
+const PROCESSES_MAX: usize = 100_000;
+
+/// Mount points whose later mounts may travel on (`shared:` or `master:` in mountinfo).
+#[derive(Debug, Default)]
+pub(super) struct Mounts {
+    points: Vec<(PathBuf, bool)>,
+}
+
+impl Mounts {
+    pub(super) fn read() -> Self {
+        Self::parse(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let point = |line: &str| {
+            let mut words = line.split(' ').skip(4);
+            let path = unescape(words.next()?);
+            let shared = words.skip(1).take_while(|word| *word != "-");
+            let shared =
+                shared.into_iter().any(|word| word.starts_with("shared:") || word.starts_with("master:"));
+            Some((path, shared))
+        };
+        Self { points: text.lines().filter_map(point).collect() }
+    }
+
+    /// Whether the mount that holds `path` passes mounts on.
+    pub(super) fn is_shared(&self, path: &Path) -> bool {
+        // Of several mounts on one point the last is on top.
+        let holder = self.points.iter().enumerate().filter(|(_, (point, _))| path.starts_with(point));
+        holder
+            .max_by_key(|(at, (point, _))| (point.components().count(), *at))
+            .is_some_and(|(_, (_, shared))| *shared)
+    }
+}
+
+/// Mountinfo writes blanks and the like as `\040`.
+fn unescape(word: &str) -> PathBuf {
+    let mut text = String::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((before, after)) = rest.split_once('\\') {
+        text.push_str(before);
+        let code = after.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) => {
+                text.push(char::from(code));
+                rest = after.get(3..).unwrap_or_default();
+            }
+            None => {
+                text.push('\\');
+                rest = after;
+            }
+        }
+    }
+    text.push_str(rest);
+    PathBuf::from(text)
+}
+
+/// The group of a device file.
+pub(super) fn group(path: &Path) -> Option<u32> {
+    fs::metadata(path).ok().map(|meta| meta.gid())
+}
+
+/// When the machine was started, seconds since 1970.
+pub(super) fn boot() -> Option<i64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().find_map(|line| line.strip_prefix("btime ")).and_then(|text| text.trim().parse().ok())
+}
+
+/// When the engine behind a socket was started, seconds since 1970.
+///
+/// The kernel knows who listens. Under systemd that is systemd, which hands the socket on: then the one process
+/// of the engine's name counts, if it is the only one.
+pub(super) fn engine(socket: &Path) -> Option<i64> {
+    const NAME: &str = "dockerd";
+    let listener = peer(socket).ok()?;
+    let is_engine =
+        |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == NAME);
+    if is_engine(listener) {
+        return started(listener);
+    }
+    let entries = fs::read_dir("/proc").ok()?.take(PROCESSES_MAX).filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mut engines = pids.filter(|pid| is_engine(*pid));
+    match (engines.next(), engines.next()) {
+        (Some(only), None) => started(only),
+        (_, Some(_)) | (None, None) => None,
+    }
+}
+
+fn peer(socket: &Path) -> io::Result<i32> {
+    let kind = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connection = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, kind, None)?;
+    rustix::net::connect(&connection, &SocketAddrUnix::new(socket)?)?;
+    Ok(rustix::net::sockopt::socket_peercred(&connection)?.pid.as_raw_nonzero().get())
+}
+
+fn started(pid: i32) -> Option<i64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold blanks and parentheses; the start time is the twentieth word after it.
+    let ticks: i64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
+    Some(boot()? + ticks / TICKS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_and_latest_mount_decides() {
+        let mounts = Mounts::parse(
+            "22 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n\
+             23 22 8:2 / /data rw,relatime - ext4 /dev/b rw\n\
+             24 23 8:3 / /data/a\\040b rw master:7 - nfs x rw\n\
+             25 23 8:4 / /over rw shared:4 - ext4 /dev/c rw\n\
+             26 25 8:5 / /over rw - tmpfs t rw\n",
+        );
+        let shared = |path: &str| mounts.is_shared(Path::new(path));
+        assert!(shared("/home"));
+        assert!(!shared("/data/x"));
+        assert!(shared("/data/a b/c"));
+        assert!(!shared("/over/x"));
+        assert!(shared("/database"), "a name that merely begins alike");
+    }
+
+    #[test]
+    fn the_machine_was_started_before_this_process() {
+        let (boot, own) = (boot().unwrap(), started(i32::try_from(std::process::id()).unwrap()).unwrap());
+        let now = crate::clock::now_ms() / 1000;
+        assert!(boot <= own && own <= now + 1, "{boot} {own} {now}");
+    }
+}

@@ -1,0 +1,359 @@
+//! A container from its start to its removal.
+
+use std::{collections::HashMap, time::Duration};
+
+use bollard::{
+    Docker as Engine,
+    container::LogOutput,
+    errors::Error,
+    models::{
+        ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as State, ContainerSummary,
+        ContainerSummaryStateEnum as Listed,
+    },
+    query_parameters::{
+        ListContainersOptionsBuilder, LogsOptionsBuilder, RemoveContainerOptionsBuilder,
+        StopContainerOptionsBuilder, WaitContainerOptionsBuilder,
+    },
+};
+use futures_util::StreamExt;
+use tokio::time::{Instant, sleep, timeout};
+
+use windlass_api::agent::shim::Port;
+
+use super::{
+    CALL, Docker, call, container,
+    ending::{self, End},
+    failure, host,
+};
+use crate::{
+    clock,
+    shim::runtime::{Exit, Found, FoundState, Handle, Lost, RuntimeError},
+    taskdir::TaskDir,
+};
+
+/// Starting is the engine's longest step: images with many layers, GPUs that wake up.
+const START: Duration = Duration::from_secs(120);
+/// What a stop may take beyond the time the task was given.
+const STOP_EXTRA: Duration = Duration::from_secs(20);
+/// For a removal that somebody else began to end.
+const REMOVAL: Duration = Duration::from_secs(30);
+const REMOVAL_POLL: Duration = Duration::from_millis(50);
+/// Between two questions to an engine that is away.
+const BACKOFF: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+const TAIL_LINES: usize = 5;
+const TAIL_LINE_MAX: usize = 2048;
+const TAIL_BYTES_MAX: usize = 64 * 1024;
+/// What engines write for a time that never was.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInspectResponse, Inspect> {
+    let what = format!("inspect container {name}");
+    match call(what.clone(), engine.inspect_container(name, None)).await {
+        Err(overdue) => Err(Inspect::Failed(overdue)),
+        Ok(Ok(seen)) => Ok(seen),
+        Ok(Err(error)) if failure::status(&error) == Some(404) => Err(Inspect::Gone),
+        Ok(Err(error)) => Err(Inspect::Failed(failure::of_call(what, error))),
+    }
+}
+
+pub(super) enum Inspect {
+    Gone,
+    Failed(RuntimeError),
+}
+
+impl Inspect {
+    fn into_error(self, what: String) -> RuntimeError {
+        match self {
+            Self::Gone => RuntimeError::Refused { what, why: "the container is gone".to_owned() },
+            Self::Failed(error) => error,
+        }
+    }
+}
+
+/// Whether it ever ran: an engine starts an ended container again when asked, and a task runs once.
+fn was_started(state: &ContainerState) -> bool {
+    state.started_at.as_deref().is_some_and(|at| !at.is_empty() && at != NEVER)
+}
+
+impl Docker {
+    pub(super) async fn start_once(
+        &self,
+        handle: &Handle,
+        publish: &[u16],
+    ) -> Result<Vec<Port>, RuntimeError> {
+        let what = || format!("start container {}", handle.name);
+        let seen = inspect(&self.engine, &handle.id).await.map_err(|error| error.into_error(what()))?;
+        if !seen.state.as_ref().is_some_and(was_started) {
+            self.binary.verify().map_err(|source| failure::of_file(what(), source))?;
+            self.start_new(handle, publish).await?;
+        }
+        if publish.is_empty() {
+            return Ok(Vec::new());
+        }
+        let seen = inspect(&self.engine, &handle.id).await.map_err(|error| error.into_error(what()))?;
+        ports(&seen, publish).ok_or_else(|| {
+            // A task that ended at once has no ports any more; its exit says more than this would.
+            let why = "the engine mapped no port".to_owned();
+            RuntimeError::Refused { what: what(), why }
+        })
+    }
+
+    async fn start_new(&self, handle: &Handle, publish: &[u16]) -> Result<(), RuntimeError> {
+        let what = || format!("start container {}", handle.name);
+        match self.try_start(handle).await? {
+            Ok(()) => Ok(()),
+            // The network was removed since, or two of its name were made at once.
+            Err(error) if !publish.is_empty() && failure::said(&error).contains("network") => {
+                super::network::ensure(&self.engine).await?;
+                self.try_start(handle).await?.map_err(|error| failure::of_call(what(), error))
+            }
+            Err(error) => Err(failure::of_call(what(), error)),
+        }
+    }
+
+    async fn try_start(&self, handle: &Handle) -> Result<Result<(), Error>, RuntimeError> {
+        let started = timeout(START, self.engine.start_container(&handle.id, None)).await;
+        started.map_err(|_| failure::overdue(format!("start container {}", handle.name)))
+    }
+
+    pub(super) async fn wait_for_end(&self, handle: &Handle) -> Result<Exit, RuntimeError> {
+        let mut pause = BACKOFF;
+        let mut answered = clock::now_ms() / 1000;
+        let mut away = None;
+        loop {
+            match inspect(&self.engine, &handle.id).await {
+                Ok(seen) => {
+                    let state = seen.state.unwrap_or_default();
+                    if !is_live(&state) {
+                        return self.exit(handle, &state, away).await;
+                    }
+                    // It outlived the engine's absence, so that one is no explanation for a later end.
+                    away = None;
+                    answered = clock::now_ms() / 1000;
+                }
+                Err(Inspect::Gone) => return Ok(vanished()),
+                Err(Inspect::Failed(RuntimeError::Away { .. })) => {
+                    away = away.or(Some(answered));
+                    sleep(pause).await;
+                    pause = (pause * 2).min(BACKOFF_MAX);
+                    continue;
+                }
+                Err(Inspect::Failed(error)) => return Err(error),
+            }
+            let asked = Instant::now();
+            if self.until_not_running(handle).await.is_err() {
+                // The engine went away in the middle: what ends from here on ends in its absence.
+                away = Some(clock::now_ms() / 1000);
+            }
+            // An engine that answers at once although the container runs must not be asked in a circle.
+            if asked.elapsed() < BACKOFF {
+                sleep(pause).await;
+                pause = (pause * 2).min(BACKOFF_MAX);
+            } else {
+                pause = BACKOFF;
+            }
+        }
+    }
+
+    /// `not-running`, never `next-exit`: the latter hangs for ever when the end came first.
+    async fn until_not_running(&self, handle: &Handle) -> Result<(), Error> {
+        let options = WaitContainerOptionsBuilder::default().condition("not-running").build();
+        let mut answers = std::pin::pin!(self.engine.wait_container(&handle.id, Some(options)));
+        match answers.next().await {
+            // The client calls every status but 0 an error.
+            Some(Ok(_) | Err(Error::DockerContainerWaitError { .. })) => Ok(()),
+            Some(Err(error)) if failure::is_away(&error) => Err(error),
+            Some(Err(_)) => Ok(()),
+            None => Err(Error::RequestTimeoutError),
+        }
+    }
+
+    async fn exit(
+        &self,
+        handle: &Handle,
+        state: &ContainerState,
+        away: Option<i64>,
+    ) -> Result<Exit, RuntimeError> {
+        if !was_started(state) {
+            let what = format!("wait for container {}", handle.name);
+            return Err(RuntimeError::Refused { what, why: "it was never started".to_owned() });
+        }
+        let code = state.exit_code.unwrap_or(-1);
+        let oom_killed = state.oom_killed.unwrap_or(false);
+        let end = End {
+            code,
+            oom_killed,
+            started: seconds(state.started_at.as_deref()),
+            finished: seconds(state.finished_at.as_deref()),
+            away,
+            engine: if self.is_podman { None } else { host::engine(&self.socket) },
+            boot: host::boot(),
+        };
+        let mut lost = ending::cause(end);
+        if lost == Some(Lost::EngineRestarted) && self.keeps_containers().await {
+            lost = None;
+        }
+        let tail = self.tail(handle).await;
+        Ok(Exit { code: i32::try_from(code).ok(), oom_killed, tail, lost })
+    }
+
+    /// Whether containers outlive this engine.
+    async fn keeps_containers(&self) -> bool {
+        if self.is_podman {
+            return true;
+        }
+        let info = call("ask the engine about itself", self.engine.info()).await;
+        matches!(info, Ok(Ok(info)) if info.live_restore_enabled == Some(true))
+    }
+
+    /// The last lines the container printed. None where they cannot be had: the exit is told without them.
+    async fn tail(&self, handle: &Handle) -> Vec<String> {
+        let options =
+            LogsOptionsBuilder::default().stdout(true).stderr(true).tail(&TAIL_LINES.to_string()).build();
+        let read = async {
+            let mut logs = std::pin::pin!(self.engine.logs(&handle.id, Some(options)));
+            let mut bytes = Vec::new();
+            while let Some(Ok(piece)) = logs.next().await {
+                bytes.extend_from_slice(&LogOutput::into_bytes(piece));
+                if bytes.len() > TAIL_BYTES_MAX {
+                    break;
+                }
+            }
+            bytes
+        };
+        let bytes = timeout(CALL, read).await.unwrap_or_default();
+        last_lines(&bytes)
+    }
+
+    pub(super) async fn stop_within(&self, handle: &Handle, grace: Duration) -> Result<(), RuntimeError> {
+        let what = format!("stop container {}", handle.name);
+        let seconds = i32::try_from(grace.as_secs()).unwrap_or(i32::MAX);
+        let options = StopContainerOptionsBuilder::default().t(seconds).build();
+        let stopped =
+            timeout(grace + STOP_EXTRA, self.engine.stop_container(&handle.id, Some(options))).await;
+        match stopped.map_err(|_| failure::overdue(what.clone()))? {
+            Ok(()) => Ok(()),
+            Err(error) if failure::status(&error) == Some(404) => Ok(()),
+            Err(error) => Err(failure::of_call(what, error)),
+        }
+    }
+
+    pub(super) async fn remove_all(
+        &self,
+        task: &TaskDir,
+        handle: Option<&Handle>,
+    ) -> Result<(), RuntimeError> {
+        let names = match handle {
+            Some(handle) => vec![handle.id.clone()],
+            None => {
+                let mark = format!("{}={}", container::TASK_ID, task.id);
+                let listed = self.list(vec![mark]).await?;
+                listed.into_iter().filter_map(|one| one.id).collect()
+            }
+        };
+        for name in names {
+            self.remove_one(&name).await?;
+        }
+        Ok(())
+    }
+
+    async fn remove_one(&self, name: &str) -> Result<(), RuntimeError> {
+        let what = || format!("remove container {name}");
+        let deadline = Instant::now() + REMOVAL;
+        loop {
+            let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+            let removed = timeout(REMOVAL, self.engine.remove_container(name, Some(options))).await;
+            match removed.map_err(|_| failure::overdue(what()))? {
+                Ok(()) => return Ok(()),
+                Err(error) if failure::status(&error) == Some(404) => return Ok(()),
+                // Somebody is at it already.
+                Err(error) if failure::status(&error) == Some(409) && Instant::now() < deadline => {
+                    sleep(REMOVAL_POLL).await;
+                }
+                Err(error) => return Err(failure::of_call(what(), error)),
+            }
+        }
+    }
+
+    /// All containers of this shim with the marks.
+    async fn list(&self, mut marks: Vec<String>) -> Result<Vec<ContainerSummary>, RuntimeError> {
+        marks.push(format!("{}={}", container::HOME, self.around.home));
+        let filters = HashMap::from([("label", marks)]);
+        let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+        let listed = call("list containers", self.engine.list_containers(Some(options))).await?;
+        listed.map_err(|error| failure::of_call("list containers", error))
+    }
+
+    pub(super) async fn find_all(&self) -> Result<Vec<Found>, RuntimeError> {
+        let listed = self.list(vec![format!("{}=true", container::IS_TASK)]).await?;
+        Ok(listed.into_iter().filter_map(found).collect())
+    }
+}
+
+fn found(one: ContainerSummary) -> Option<Found> {
+    let task = one.labels?.get(container::TASK_ID)?.parse().ok()?;
+    let name = one.names?.first()?.trim_start_matches('/').to_owned();
+    let state = match one.state? {
+        Listed::CREATED | Listed::EMPTY => FoundState::Created,
+        Listed::RUNNING | Listed::PAUSED | Listed::RESTARTING | Listed::STOPPING => FoundState::Running,
+        Listed::EXITED | Listed::REMOVING | Listed::DEAD => FoundState::Ended,
+    };
+    Some(Found { task, handle: Handle { name, id: one.id? }, state })
+}
+
+fn is_live(state: &ContainerState) -> bool {
+    match state.status {
+        Some(State::RUNNING | State::PAUSED | State::RESTARTING | State::STOPPING) => true,
+        Some(State::CREATED | State::REMOVING | State::EXITED | State::DEAD | State::EMPTY) | None => {
+            state.running.unwrap_or(false)
+        }
+    }
+}
+
+fn vanished() -> Exit {
+    Exit { code: None, oom_killed: false, tail: Vec::new(), lost: Some(Lost::Vanished) }
+}
+
+fn seconds(text: Option<&str>) -> i64 {
+    text.and_then(|text| text.parse::<jiff::Timestamp>().ok()).map_or(0, jiff::Timestamp::as_second)
+}
+
+/// What the engine really mapped, in the order asked for; `None` if one is missing.
+fn ports(seen: &ContainerInspectResponse, publish: &[u16]) -> Option<Vec<Port>> {
+    let mapped = seen.network_settings.as_ref()?.ports.as_ref()?;
+    let one = |container: &u16| {
+        let bindings = mapped.get(&format!("{container}/tcp"))?.as_ref()?;
+        let host = bindings.iter().find_map(|binding| binding.host_port.as_ref()?.parse().ok())?;
+        Some(Port { host, container: *container })
+    };
+    publish.iter().map(one).collect()
+}
+
+fn last_lines(bytes: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    let last = lines.iter().skip(lines.len().saturating_sub(TAIL_LINES));
+    last.map(|line| line.chars().take(TAIL_LINE_MAX).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_kept_and_cut() {
+        assert_eq!(last_lines(b"1\n2\n3\n4\n5\n6\n"), ["2", "3", "4", "5", "6"]);
+        assert_eq!(last_lines(b""), Vec::<String>::new());
+        assert_eq!(last_lines(&[b'x'; 5000])[0].len(), TAIL_LINE_MAX);
+        assert_eq!(last_lines(b"\xff\n"), ["\u{fffd}"]);
+    }
+
+    #[test]
+    fn a_container_that_was_made_or_broken_but_never_ran_was_not_started() {
+        let state = |at: &str| ContainerState { started_at: Some(at.into()), ..ContainerState::default() };
+        assert!(!was_started(&state(NEVER)));
+        assert!(!was_started(&state("")));
+        assert!(was_started(&state("2026-11-15T07:00:00.1Z")));
+    }
+}

@@ -1,0 +1,157 @@
+//! How far a pull is: the engine tells of layers one by one, people want one sum. Pure.
+
+use std::collections::BTreeMap;
+
+use windlass_api::agent::shim::PullProgress;
+
+/// More layers than any engine accepts; what is beyond is not counted.
+const LAYERS_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct Layers {
+    layers: BTreeMap<String, Layer>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Layer {
+    stage: Stage,
+    total: u64,
+    downloaded: u64,
+    extracted: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Named, its size not yet known.
+    #[default]
+    Named,
+    Downloading,
+    Downloaded,
+    Extracting,
+    Done,
+}
+
+/// One line of the engine about one layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line<'a> {
+    pub(super) layer: &'a str,
+    pub(super) status: &'a str,
+    pub(super) current: Option<u64>,
+    pub(super) total: Option<u64>,
+}
+
+impl Layers {
+    /// Takes a line in. True when something moved: only that counts as a sign of life, since an engine that
+    /// retries says so every second without a byte coming in.
+    pub(super) fn note(&mut self, line: Line<'_>) -> bool {
+        let Some(stage) = stage(line.status) else { return false };
+        if self.layers.len() >= LAYERS_MAX && !self.layers.contains_key(line.layer) {
+            return false;
+        }
+        let new = !self.layers.contains_key(line.layer);
+        let layer = self.layers.entry(line.layer.to_owned()).or_default();
+        let before = layer.clone();
+        // A broken download starts again, so the stage may fall back to downloading.
+        if stage > layer.stage || stage == Stage::Downloading {
+            layer.stage = stage;
+        }
+        if let Some(total) = line.total.filter(|total| *total > 0) {
+            layer.total = total;
+        }
+        match stage {
+            Stage::Named => {}
+            Stage::Downloading => layer.downloaded = line.current.unwrap_or(layer.downloaded),
+            Stage::Downloaded => layer.downloaded = layer.total,
+            Stage::Extracting => {
+                layer.downloaded = layer.total;
+                layer.extracted = line.current.unwrap_or(layer.extracted);
+            }
+            Stage::Done => {
+                layer.downloaded = layer.total;
+                layer.extracted = layer.total;
+            }
+        }
+        new || *layer != before
+    }
+
+    pub(super) fn sum(&self) -> PullProgress {
+        let add = |field: fn(&Layer) -> u64| self.layers.values().map(field).sum();
+        PullProgress {
+            downloaded_bytes: add(|layer| layer.downloaded),
+            extracted_bytes: add(|layer| layer.extracted),
+            total_bytes: add(|layer| layer.total),
+            is_total_bytes_final: !self.layers.is_empty()
+                && self.layers.values().all(|layer| layer.stage != Stage::Named),
+        }
+    }
+}
+
+/// `None` for lines that are not about a layer's way.
+fn stage(status: &str) -> Option<Stage> {
+    Some(match status {
+        "Pulling fs layer" | "Waiting" => Stage::Named,
+        "Downloading" => Stage::Downloading,
+        "Verifying Checksum" | "Download complete" => Stage::Downloaded,
+        "Extracting" => Stage::Extracting,
+        "Pull complete" | "Already exists" => Stage::Done,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line<'a>(layer: &'a str, status: &'a str, numbers: Option<(u64, u64)>) -> Line<'a> {
+        let (current, total) = numbers.unzip();
+        Line { layer, status, current, total }
+    }
+
+    fn sum(layers: &Layers) -> (u64, u64, u64, bool) {
+        let sum = layers.sum();
+        (sum.downloaded_bytes, sum.extracted_bytes, sum.total_bytes, sum.is_total_bytes_final)
+    }
+
+    #[test]
+    fn layers_add_up() {
+        let mut layers = Layers::default();
+        assert_eq!(sum(&layers), (0, 0, 0, false));
+        layers.note(line("a", "Pulling fs layer", None));
+        layers.note(line("b", "Pulling fs layer", None));
+        layers.note(line("c", "Already exists", None));
+        assert_eq!(sum(&layers), (0, 0, 0, false));
+        layers.note(line("a", "Downloading", Some((10, 100))));
+        assert_eq!(sum(&layers), (10, 0, 100, false), "the size of b is not known");
+        layers.note(line("b", "Downloading", Some((5, 50))));
+        layers.note(line("a", "Download complete", None));
+        assert_eq!(sum(&layers), (105, 0, 150, true));
+        layers.note(line("a", "Extracting", Some((60, 100))));
+        layers.note(line("b", "Pull complete", None));
+        assert_eq!(sum(&layers), (150, 110, 150, true));
+        layers.note(line("a", "Pull complete", None));
+        assert_eq!(sum(&layers), (150, 150, 150, true));
+    }
+
+    #[test]
+    fn only_what_moves_is_a_sign_of_life() {
+        let mut layers = Layers::default();
+        assert!(layers.note(line("a", "Downloading", Some((1, 9)))));
+        assert!(!layers.note(line("a", "Downloading", Some((1, 9)))));
+        assert!(!layers.note(line("a", "Retrying in 5 seconds", None)));
+        assert!(layers.note(line("a", "Downloading", Some((2, 9)))));
+        assert!(
+            layers.note(line("a", "Downloading", Some((0, 9)))),
+            "a download that starts again moves too"
+        );
+        assert!(layers.note(line("a", "Verifying Checksum", None)));
+        assert!(!layers.note(line("a", "Download complete", None)));
+    }
+
+    #[test]
+    fn a_layer_too_small_to_be_reported_is_no_obstacle() {
+        let mut layers = Layers::default();
+        layers.note(line("a", "Pulling fs layer", None));
+        layers.note(line("a", "Download complete", None));
+        assert_eq!(sum(&layers), (0, 0, 0, true));
+    }
+}

@@ -1,0 +1,154 @@
+//! Who may use an image that is here but came from behind a credential.
+//!
+//! An image on the disk would otherwise be open to everybody who knows its name. So a pull with credentials
+//! leaves a note for the image: it is private, and these credentials opened it at that time. Whoever comes
+//! with the same ones within the hour may use it; everybody else is asked to show the registry. Images that
+//! came without credentials have no note and are free.
+
+use std::{fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::binary::sha256;
+use crate::shim::runtime::RegistryAuth;
+
+/// How long an answer of the registry holds.
+const HOLDS_MS: i64 = 60 * 60 * 1000;
+/// Different credentials remembered for one image.
+const PROOFS_MAX: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Proofs {
+    dir: PathBuf,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Note {
+    proofs: Vec<Proof>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Proof {
+    /// Of credentials and repository, with a salt of its own.
+    digest: String,
+    salt: String,
+    at_ms: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// It came without credentials.
+    Free,
+    Proven,
+    /// The registry must be asked.
+    Unproven,
+}
+
+impl Proofs {
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    pub(super) fn access(
+        &self,
+        image: &str,
+        repository: &str,
+        auth: Option<&RegistryAuth>,
+        now_ms: i64,
+    ) -> io::Result<Access> {
+        let Some(note) = self.read(image)? else { return Ok(Access::Free) };
+        let Some(auth) = auth else { return Ok(Access::Unproven) };
+        let proven = note.proofs.iter().any(|proof| {
+            (0..HOLDS_MS).contains(&(now_ms - proof.at_ms))
+                && proof.digest == digest(&proof.salt, repository, auth)
+        });
+        Ok(if proven { Access::Proven } else { Access::Unproven })
+    }
+
+    /// Notes that the image is private and that these credentials open it.
+    pub(super) fn add(
+        &self,
+        image: &str,
+        repository: &str,
+        auth: &RegistryAuth,
+        now_ms: i64,
+    ) -> io::Result<()> {
+        let mut note = self.read(image)?.unwrap_or_default();
+        note.proofs.retain(|proof| (0..HOLDS_MS).contains(&(now_ms - proof.at_ms)));
+        let surplus = (note.proofs.len() + 1).saturating_sub(PROOFS_MAX);
+        note.proofs.drain(..surplus);
+        let mut random = [0u8; 16];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let salt = sha256(&random);
+        note.proofs.push(Proof { digest: digest(&salt, repository, auth), salt, at_ms: now_ms });
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+        let path = self.path(image);
+        let half = path.with_extension(sha256(&random));
+        fs::write(&half, serde_json::to_vec(&note)?)?;
+        fs::rename(&half, &path)
+    }
+
+    fn read(&self, image: &str) -> io::Result<Option<Note>> {
+        match fs::read(self.path(image)) {
+            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).unwrap_or_default())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn path(&self, image: &str) -> PathBuf {
+        self.dir.join(sha256(image.as_bytes()))
+    }
+}
+
+fn digest(salt: &str, repository: &str, auth: &RegistryAuth) -> String {
+    // Lengths in front keep two different pairs from running together to the same text.
+    let RegistryAuth { username, password } = auth;
+    let parts = [salt, repository, username, password].map(|part| format!("{}:{part}", part.len()));
+    sha256(parts.concat().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn auth(username: &str, password: &str) -> RegistryAuth {
+        RegistryAuth { username: username.into(), password: password.into() }
+    }
+
+    #[test]
+    fn a_private_image_is_open_to_those_who_proved_it_lately() {
+        let mut random = [0u8; 6];
+        getrandom::fill(&mut random).unwrap();
+        let dir = Dir(std::env::temp_dir().join(format!("windlass-proofs-{}", sha256(&random))));
+        let proofs = Proofs::new(dir.0.clone());
+        let ann = auth("ann", "secret");
+        let access = |image: &str, repository: &str, auth: Option<&RegistryAuth>, now| {
+            proofs.access(image, repository, auth, now).unwrap()
+        };
+        assert_eq!(access("sha256:1", "r/a", None, 0), Access::Free);
+        proofs.add("sha256:1", "r/a", &ann, 1000).unwrap();
+        assert_eq!(access("sha256:1", "r/a", Some(&ann), 2000), Access::Proven);
+        assert_eq!(access("sha256:1", "r/a", None, 2000), Access::Unproven);
+        assert_eq!(access("sha256:1", "r/a", Some(&auth("ann", "wrong")), 2000), Access::Unproven);
+        assert_eq!(access("sha256:1", "r/a", Some(&auth("an", "nsecret")), 2000), Access::Unproven);
+        assert_eq!(access("sha256:1", "r/b", Some(&ann), 2000), Access::Unproven);
+        assert_eq!(access("sha256:1", "r/a", Some(&ann), 1000 + HOLDS_MS), Access::Unproven);
+        assert_eq!(
+            access("sha256:1", "r/a", Some(&ann), 500),
+            Access::Unproven,
+            "a clock set back proves nothing"
+        );
+        assert_eq!(access("sha256:2", "r/a", None, 2000), Access::Free);
+        let kept = fs::read_to_string(fs::read_dir(&dir.0).unwrap().next().unwrap().unwrap().path()).unwrap();
+        assert!(!kept.contains("secret") && !kept.contains("ann"));
+    }
+}

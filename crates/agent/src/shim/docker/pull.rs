@@ -1,0 +1,188 @@
+//! Bringing an image, and deciding whether the one that is here may be used.
+//!
+//! An image that is here is used, unless its tag is `latest` (or absent, which means the same): that name moves,
+//! so the registry is asked each time. When the registry cannot be reached and an image of the name is here, it
+//! is used nevertheless: a host that could run the task a minute ago should not stop because of somebody
+//! else's outage. A registry that *answers* — no such image, not for you — is believed.
+//!
+//! Who may use an image that came from behind a credential: see `proofs`.
+
+use std::time::Duration;
+
+use bollard::{
+    Docker as Engine, auth::DockerCredentials, errors::Error, models::ImageInspect,
+    query_parameters::CreateImageOptionsBuilder,
+};
+use futures_util::StreamExt;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    call, failure,
+    failure::Registry,
+    progress::{Layers, Line},
+    proofs::{Access, Proofs},
+    reference::Reference,
+};
+use crate::{
+    clock,
+    shim::runtime::{OnProgress, RegistryAuth, RuntimeError},
+};
+
+/// For a registry to say whether credentials open an image.
+const ASK: Duration = Duration::from_secs(30);
+
+pub(super) struct Pull<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) proofs: &'a Proofs,
+    /// How long no byte may come.
+    pub(super) stall: Duration,
+    pub(super) image: Reference,
+    pub(super) auth: Option<&'a RegistryAuth>,
+    pub(super) progress: OnProgress,
+}
+
+impl Pull<'_> {
+    pub(super) async fn run(self) -> Result<(), RuntimeError> {
+        let here = self.here().await?;
+        match here.filter(|_| !self.image.moves()) {
+            Some(here) => self.allow(&here).await,
+            None => self.fetch().await,
+        }
+    }
+
+    async fn here(&self) -> Result<Option<ImageInspect>, RuntimeError> {
+        let name = self.image.full();
+        let what = format!("look for image {name}");
+        match call(what.clone(), self.engine.inspect_image(&name)).await? {
+            Ok(image) => Ok(Some(image)),
+            Err(error) if failure::status(&error) == Some(404) => Ok(None),
+            Err(error) => Err(failure::of_call(what, error)),
+        }
+    }
+
+    async fn fetch(&self) -> Result<(), RuntimeError> {
+        match self.transfer().await {
+            Ok(()) => self.remember().await,
+            Err(Broken::Stalled) => {
+                Err(RuntimeError::Stalled { what: self.image.full(), secs: self.stall.as_secs() })
+            }
+            Err(Broken::Engine(error)) => {
+                let unreachable = failure::registry(&failure::said(&error)) == Registry::Unreachable;
+                match self.here().await {
+                    Ok(Some(here)) if unreachable => {
+                        tracing::warn!(
+                            image = self.image.full(),
+                            "the registry is out of reach; using what is here"
+                        );
+                        self.allow(&here).await
+                    }
+                    Ok(_) | Err(_) => Err(self.meaning(error)),
+                }
+            }
+        }
+    }
+
+    /// The transfer itself. Dropping this future closes the connection, which ends the pull in the engine.
+    async fn transfer(&self) -> Result<(), Broken> {
+        let options = CreateImageOptionsBuilder::default()
+            .from_image(&self.image.repository)
+            .tag(self.image.version())
+            .build();
+        let mut lines = self.engine.create_image(Some(options), None, self.credentials());
+        let mut layers = Layers::default();
+        let mut deadline = Instant::now() + self.stall;
+        while let Some(line) = timeout_at(deadline, lines.next()).await.map_err(|_| Broken::Stalled)? {
+            let line = line.map_err(Broken::Engine)?;
+            let (Some(layer), Some(status)) = (&line.id, &line.status) else { continue };
+            let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok());
+            let detail = line.progress_detail.as_ref();
+            let line = Line {
+                layer,
+                status,
+                current: detail.and_then(|detail| number(detail.current)),
+                total: detail.and_then(|detail| number(detail.total)),
+            };
+            if layers.note(line) {
+                deadline = Instant::now() + self.stall;
+                (self.progress)(layers.sum());
+            }
+        }
+        Ok(())
+    }
+
+    /// After a pull with credentials: the image is private, and these open it.
+    async fn remember(&self) -> Result<(), RuntimeError> {
+        let Some(auth) = self.auth else { return Ok(()) };
+        // An engine that says "done" without the image is asked again when the container is made.
+        let Some(id) = self.here().await?.and_then(|here| here.id) else { return Ok(()) };
+        self.note(&id, auth)
+    }
+
+    /// Lets a local image be used by those who may.
+    async fn allow(&self, here: &ImageInspect) -> Result<(), RuntimeError> {
+        let id = here.id.as_deref().unwrap_or_default();
+        let access = self.proofs.access(id, &self.image.repository, self.auth, clock::now_ms());
+        match access.map_err(|source| self.notes_failed(source))? {
+            Access::Free | Access::Proven => Ok(()),
+            Access::Unproven => {
+                self.ask().await?;
+                self.auth.map_or(Ok(()), |auth| self.note(id, auth))
+            }
+        }
+    }
+
+    /// Asks the registry for the manifest, with what the task came with.
+    async fn ask(&self) -> Result<(), RuntimeError> {
+        let name = self.image.full();
+        let asked = self.engine.inspect_registry_image(&name, self.credentials());
+        match tokio::time::timeout(ASK, asked).await {
+            Ok(Ok(_)) => Ok(()),
+            // Podman cannot ask without pulling; a pull of what is here moves no layers.
+            Ok(Err(error)) if cannot_ask(&error) => match self.transfer().await {
+                Ok(()) => Ok(()),
+                Err(Broken::Stalled) => Err(RuntimeError::Stalled { what: name, secs: self.stall.as_secs() }),
+                Err(Broken::Engine(error)) => Err(self.meaning(error)),
+            },
+            Ok(Err(error)) => Err(self.meaning(error)),
+            Err(_) => Err(RuntimeError::Stalled { what: name, secs: ASK.as_secs() }),
+        }
+    }
+
+    fn note(&self, id: &str, auth: &RegistryAuth) -> Result<(), RuntimeError> {
+        let noted = self.proofs.add(id, &self.image.repository, auth, clock::now_ms());
+        noted.map_err(|source| self.notes_failed(source))
+    }
+
+    fn notes_failed(&self, source: std::io::Error) -> RuntimeError {
+        failure::of_file(format!("keep who may use image {}", self.image.full()), source)
+    }
+
+    fn meaning(&self, error: Error) -> RuntimeError {
+        failure::of_registry(&self.image.full(), self.auth.is_some(), error)
+    }
+
+    fn credentials(&self) -> Option<DockerCredentials> {
+        self.auth.map(|auth| DockerCredentials {
+            username: Some(auth.username.clone()),
+            password: Some(auth.password.clone()),
+            serveraddress: Some(self.image.registry().to_owned()),
+            ..DockerCredentials::default()
+        })
+    }
+}
+
+enum Broken {
+    Stalled,
+    Engine(Error),
+}
+
+/// Whether the engine has no way to ask a registry about an image, as opposed to having asked.
+fn cannot_ask(error: &Error) -> bool {
+    let said = failure::said(error).to_lowercase();
+    matches!(failure::status(error), Some(404 | 405 | 501))
+        && (said.is_empty()
+            || said.contains("page not found")
+            || said.contains("not implemented")
+            || said.contains("not found\n")
+            || said == "not found")
+}

@@ -1,0 +1,96 @@
+//! Names of images: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`. Pure.
+
+/// A name, taken apart as far as pulling needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reference {
+    /// With the registry's host, without tag and digest; as written.
+    pub(super) repository: String,
+    pub(super) version: Version,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    Tag(String),
+    /// `sha256:…`; a tag beside it says nothing more.
+    Digest(String),
+}
+
+/// The registry meant by a name without a host.
+const HUB: &str = "docker.io";
+
+impl Reference {
+    pub(super) fn parse(name: &str) -> Self {
+        let (name, digest) = match name.split_once('@') {
+            Some((name, digest)) => (name, Some(digest)),
+            None => (name, None),
+        };
+        // A colon after the last slash starts the tag; before it, it is the registry's port.
+        let path = name.rfind('/').map_or(0, |slash| slash + 1);
+        let (repository, tag) = match name.get(path..).and_then(|last| last.find(':')) {
+            Some(colon) => {
+                let (repository, tag) = name.split_at(path + colon);
+                (repository, tag.strip_prefix(':'))
+            }
+            None => (name, None),
+        };
+        let version = match (digest, tag) {
+            (Some(digest), _) => Version::Digest(digest.to_owned()),
+            (None, Some(tag)) => Version::Tag(tag.to_owned()),
+            (None, None) => Version::Tag("latest".to_owned()),
+        };
+        Self { repository: repository.to_owned(), version }
+    }
+
+    /// What the engine's pull takes beside the repository. Never empty: that would pull every tag there is.
+    pub(super) fn version(&self) -> &str {
+        match &self.version {
+            Version::Tag(text) | Version::Digest(text) => text,
+        }
+    }
+
+    /// Whether the same name may mean another image tomorrow, by everybody's habit.
+    pub(super) fn moves(&self) -> bool {
+        self.version == Version::Tag("latest".to_owned())
+    }
+
+    /// The registry's host, with its port.
+    pub(super) fn registry(&self) -> &str {
+        match self.repository.split_once('/') {
+            Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => host,
+            Some(_) | None => HUB,
+        }
+    }
+
+    /// The name with its version spelled out.
+    pub(super) fn full(&self) -> String {
+        match &self.version {
+            Version::Tag(tag) => format!("{}:{tag}", self.repository),
+            Version::Digest(digest) => format!("{}@{digest}", self.repository),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(name: &str, registry: &str, repository: &str, version: &str, moves: bool) {
+        let parsed = Reference::parse(name);
+        let found = (parsed.registry(), parsed.repository.as_str(), parsed.version(), parsed.moves());
+        assert_eq!(found, (registry, repository, version, moves), "{name}");
+    }
+
+    #[test]
+    fn names_of_images_are_taken_apart() {
+        check("debian", "docker.io", "debian", "latest", true);
+        check("debian:12", "docker.io", "debian", "12", false);
+        check("debian:latest", "docker.io", "debian", "latest", true);
+        check("a/b:1", "docker.io", "a/b", "1", false);
+        check("ghcr.io/a/b", "ghcr.io", "ghcr.io/a/b", "latest", true);
+        check("127.0.0.1:5000/a", "127.0.0.1:5000", "127.0.0.1:5000/a", "latest", true);
+        check("localhost/a:2", "localhost", "localhost/a", "2", false);
+        check("a@sha256:00ff", "docker.io", "a", "sha256:00ff", false);
+        check("r.io:1/a:3@sha256:00ff", "r.io:1", "r.io:1/a", "sha256:00ff", false);
+    }
+}
