@@ -27,5 +27,6 @@ pub mod retry;
 pub mod run;
 pub mod scale;
 pub mod schedule;
+pub mod task;
 pub mod time;
 pub mod volume;

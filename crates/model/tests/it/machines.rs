@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use windlass_model::{
     container, fleet, gateway, instance, job,
     machine::{Machine, Status as _, Step, Word, render},
-    managed_job, run, volume,
+    managed_job, run, task, volume,
 };
 
 /// Runs a generic check for every machine there is.
@@ -21,6 +21,7 @@ macro_rules! every_machine {
         $check::<managed_job::Task>();
         $check::<managed_job::Scheduling>();
         $check::<container::Container>();
+        $check::<task::Task>();
     };
 }
 
@@ -194,6 +195,27 @@ fn c2_a_container_has_the_listed_edges_and_no_others() {
         Running -> Complete, Cancelled
         ",
     );
+}
+
+#[test]
+fn a_task_of_a_shim_has_the_listed_edges_and_no_others() {
+    check::<task::Task>(
+        "
+        pending -> preparing
+        preparing -> pulling
+        pulling -> creating
+        creating -> running
+        pending, preparing, pulling, creating, running -> terminated
+        ",
+    );
+}
+
+#[test]
+fn g8_a_task_is_removed_only_after_its_end() {
+    for &status in task::Status::ALL {
+        let answer = task::step(status, task::Event::RemoveAsked);
+        assert_eq!(answer == Step::Refuse, status.is_active(), "{status}");
+    }
 }
 
 #[test]
