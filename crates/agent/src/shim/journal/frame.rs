@@ -1,0 +1,97 @@
+//! How a record lies in the file: length, checksum, JSON. What cannot be read is named, never guessed.
+
+use super::Record;
+
+/// Length and checksum, four bytes each, little endian.
+const HEAD: usize = 8;
+/// More than any record needs; a longer one is damage.
+const RECORD_BYTES_MAX: usize = 64 * 1024;
+/// Every record begins so, which makes looking for the next whole one cheap.
+const FIRST_BYTES: &[u8] = b"{\"seq\":";
+
+/// What a file held.
+#[derive(Debug, Default, PartialEq)]
+pub struct Reading {
+    pub records: Vec<Record>,
+    /// Stretches of bytes that are no records although whole records follow, or a whole frame that lies.
+    pub damage: Vec<Damage>,
+    /// Bytes at the end that never became a record: the writer was killed half way.
+    pub torn_bytes: u64,
+    /// There was no file.
+    pub missing: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damage {
+    pub offset: u64,
+    pub len: u64,
+    /// Records with a higher number than this were written after what was lost.
+    pub after_seq: u64,
+}
+
+/// Appends one record to `out`.
+pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
+    let at = out.len();
+    out.extend_from_slice(&[0; HEAD]);
+    serde_json::to_writer(&mut *out, record)?;
+    let len = u32::try_from(out.len() - at - HEAD).unwrap_or(u32::MAX);
+    let sum = checksum(len, &out[at + HEAD..]);
+    out[at..at + 4].copy_from_slice(&len.to_le_bytes());
+    out[at + 4..at + HEAD].copy_from_slice(&sum.to_le_bytes());
+    Ok(())
+}
+
+/// The length is summed too: a flipped bit in it must not look like a shorter record.
+fn checksum(len: u32, json: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&len.to_le_bytes());
+    hasher.update(json);
+    hasher.finalize()
+}
+
+/// The record at the front of `bytes` and how long it is there.
+fn decode(bytes: &[u8]) -> Option<(Record, usize)> {
+    let len = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?);
+    let sum = u32::from_le_bytes(bytes.get(4..HEAD)?.try_into().ok()?);
+    let end = HEAD + usize::try_from(len).ok().filter(|len| *len <= RECORD_BYTES_MAX)?;
+    let json = bytes.get(HEAD..end)?;
+    if !json.starts_with(FIRST_BYTES) || checksum(len, json) != sum {
+        return None;
+    }
+    Some((serde_json::from_slice(json).ok()?, end))
+}
+
+/// Whether the bytes could be the beginning of a record that was never finished.
+fn is_torn(bytes: &[u8]) -> bool {
+    let Some(len) = bytes.get(..4).and_then(|len| len.try_into().ok()).map(u32::from_le_bytes) else {
+        return true;
+    };
+    // A file system may leave zeros where data never arrived.
+    HEAD.saturating_add(len as usize) > bytes.len() || bytes.iter().all(|byte| *byte == 0)
+}
+
+/// Every whole record, in order, and what lay between them.
+pub fn scan(bytes: &[u8]) -> Reading {
+    let mut reading = Reading::default();
+    let mut at = 0;
+    while at < bytes.len() {
+        if let Some((record, len)) = decode(&bytes[at..]) {
+            reading.records.push(record);
+            at += len;
+            continue;
+        }
+        let lost_at = at;
+        let next = (at + 1..bytes.len()).find(|&from| {
+            bytes[from..].get(HEAD..).is_some_and(|json| json.starts_with(FIRST_BYTES))
+                && decode(&bytes[from..]).is_some()
+        });
+        at = next.unwrap_or(bytes.len());
+        if next.is_none() && is_torn(&bytes[lost_at..]) {
+            reading.torn_bytes = (at - lost_at) as u64;
+        } else {
+            let after_seq = reading.records.last().map_or(0, |record| record.seq);
+            reading.damage.push(Damage { offset: lost_at as u64, len: (at - lost_at) as u64, after_seq });
+        }
+    }
+    reading
+}

@@ -1,0 +1,370 @@
+//! The shim's journal: what it did to its host, in order, on disk before anybody is told.
+//!
+//! Append-only. `append` gives a record its place in the order and never waits; `settle` returns once the disk
+//! has it, and whoever settles at the same time shares one sync. Tests and checkers read it with [`read`].
+//!
+//! Why not a database? The journal is read at the start, never queried, and must survive a cut at any byte.
+
+mod frame;
+#[cfg(test)]
+mod torture;
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use windlass_api::agent::shim::Port;
+use windlass_model::{id::SubmissionId, task::Status};
+
+use super::{runtime::Handle, tasks::End};
+use crate::clock;
+
+pub use frame::{Damage, Reading, scan};
+
+/// Space kept aside so that a full disk does not keep the shim from ending and removing tasks.
+pub const RESERVE_BYTES: u64 = 64 * 1024 * 1024;
+/// A file longer than this, and twice as long as after the last time, is rewritten without what is over.
+const COMPACT_BYTES_MIN: u64 = 4 * 1024 * 1024;
+/// Records kept in memory where there is no file before removed tasks are dropped.
+const MEMORY_RECORDS_MAX: usize = 4096;
+/// Refusals that wait for the disk; more are not written down.
+const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Strictly growing over the life of the journal.
+    pub seq: u64,
+    /// Microseconds since 1970; for people.
+    pub at: i64,
+    pub submission: SubmissionId,
+    /// The highest epoch seen for the submission; for a refusal the one refused.
+    pub epoch: i64,
+    #[serde(flatten)]
+    pub kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Kind {
+    Submitted,
+    /// The submission could not be written down and was refused: as if it had never come.
+    Withdrawn,
+    /// A call with a higher epoch came.
+    Admitted,
+    Moved {
+        to: Status,
+    },
+    GpuAcquired {
+        gpus: Vec<String>,
+    },
+    GpuReleased {
+        gpus: Vec<String>,
+    },
+    /// Keys of people are about to be added to a user of the host.
+    KeyAdded,
+    KeyRemoved,
+    /// Volumes and mounts are about to be made.
+    Mounted,
+    Unmounted,
+    ContainerCreated {
+        handle: Handle,
+    },
+    /// It is about to be started. Without `container_started` after it nobody knows whether it was.
+    ContainerStarting {
+        boot: String,
+    },
+    ContainerStarted {
+        ports: Vec<Port>,
+    },
+    ContainerExited {
+        code: Option<i32>,
+    },
+    TerminateAsked {
+        reason: String,
+        message: String,
+        /// Seconds.
+        timeout: u64,
+    },
+    Terminated {
+        end: End,
+    },
+    Removed,
+    RefusedEpoch {
+        seen: i64,
+    },
+    RefusedSpec {
+        why: String,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("open journal `{path}`")]
+    Open {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("write journal `{path}`")]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: Arc<io::Error>,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct Journal {
+    queue: Arc<Mutex<Queue>>,
+    disk: Option<Arc<tokio::sync::Mutex<Disk>>>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    next_seq: u64,
+    /// Encoded, not yet on disk.
+    bytes: Vec<u8>,
+    /// Everything, where there is no disk.
+    memory: Vec<Record>,
+}
+
+#[derive(Debug)]
+struct Disk {
+    path: PathBuf,
+    file: File,
+    /// Up to here the file holds whole records.
+    len: u64,
+    compacted_len: u64,
+    /// The last record known to be on disk.
+    synced: u64,
+}
+
+impl Journal {
+    /// For hosts that are not real: kept in memory, gone with the process.
+    pub fn in_memory() -> Self {
+        Self { queue: Arc::new(Mutex::new(Queue::from(1))), disk: None }
+    }
+
+    /// Opens or makes the file, cuts a torn tail and says what it holds.
+    pub fn open(path: &Path) -> Result<(Self, Reading), Error> {
+        let failed = |source| Error::Open { path: path.to_owned(), source };
+        let reading = read(path).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(failed)?;
+        let len = file.metadata().map_err(failed)?.len() - reading.torn_bytes;
+        file.set_len(len).map_err(failed)?;
+        file.seek(SeekFrom::Start(len)).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        sync_parent(path).map_err(failed)?;
+        let last = reading.records.iter().map(|record| record.seq).max().unwrap_or(0);
+        let disk = Disk { path: path.to_owned(), file, len, compacted_len: len, synced: last };
+        disk.fill_reserve();
+        let queue = Arc::new(Mutex::new(Queue::from(last + 1)));
+        Ok((Self { queue, disk: Some(Arc::new(tokio::sync::Mutex::new(disk))) }, reading))
+    }
+
+    /// Puts a record in its place in the order. It is not on disk yet: see `settle`.
+    pub fn append(&self, submission: SubmissionId, epoch: i64, kind: Kind) -> u64 {
+        let mut queue = self.queue.lock();
+        let seq = queue.next_seq;
+        let refusal = matches!(kind, Kind::RefusedEpoch { .. } | Kind::RefusedSpec { .. });
+        if refusal && queue.bytes.len() > QUEUE_BYTES_MAX {
+            return seq.saturating_sub(1);
+        }
+        queue.next_seq += 1;
+        let record = Record { seq, at: clock::now_us(), submission, epoch, kind };
+        if self.disk.is_none() {
+            queue.remember(record);
+        } else if let Err(error) = frame::encode(&record, &mut queue.bytes) {
+            // Strings and numbers always encode; a defect here must not end the shim.
+            tracing::error!(%error, ?record, "encode a journal record");
+        }
+        seq
+    }
+
+    /// The record appended last.
+    pub fn last(&self) -> u64 {
+        self.queue.lock().next_seq - 1
+    }
+
+    /// Returns once the disk holds the record and all before it.
+    pub async fn settle(&self, seq: u64) -> Result<(), Error> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        let mut disk = Arc::clone(disk).lock_owned().await;
+        if disk.synced >= seq {
+            return Ok(());
+        }
+        let queue = Arc::clone(&self.queue);
+        // The guard goes along: a caller that is dropped meanwhile does not let another write between.
+        let written = tokio::task::spawn_blocking(move || disk.drain(&queue)).await;
+        written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    }
+
+    /// Whether so much of the file is about what is over that it is worth rewriting.
+    pub async fn is_long(&self) -> bool {
+        let Some(disk) = &self.disk else { return false };
+        let disk = disk.lock().await;
+        disk.len > COMPACT_BYTES_MIN && disk.len > disk.compacted_len.saturating_mul(2)
+    }
+
+    /// Rewrites the file with the records that `keep` wants; the old one is replaced in one step.
+    pub async fn compact(
+        &self,
+        keep: impl FnOnce(Vec<Record>) -> Vec<Record> + Send + 'static,
+    ) -> Result<(), Error> {
+        let Some(disk) = &self.disk else { return Ok(()) };
+        let mut disk = Arc::clone(disk).lock_owned().await;
+        let queue = Arc::clone(&self.queue);
+        let rewritten = tokio::task::spawn_blocking(move || {
+            disk.drain(&queue)?;
+            disk.rewrite(keep).map_err(|source| disk.failed(source))
+        });
+        rewritten.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    }
+
+    /// What a journal without a file holds.
+    pub fn in_memory_records(&self) -> Vec<Record> {
+        self.queue.lock().memory.clone()
+    }
+}
+
+impl Queue {
+    fn from(next_seq: u64) -> Self {
+        Self { next_seq, bytes: Vec::new(), memory: Vec::new() }
+    }
+
+    fn remember(&mut self, record: Record) {
+        self.memory.push(record);
+        if self.memory.len() > MEMORY_RECORDS_MAX {
+            let removed: std::collections::HashSet<_> = self
+                .memory
+                .iter()
+                .filter(|record| record.kind == Kind::Removed)
+                .map(|record| record.submission)
+                .collect();
+            self.memory.retain(|record| !removed.contains(&record.submission));
+            // Everything that lives is kept unless it alone is too much.
+            let over = self.memory.len().saturating_sub(MEMORY_RECORDS_MAX);
+            self.memory.drain(..over);
+        }
+    }
+}
+
+impl Disk {
+    fn failed(&self, source: io::Error) -> Error {
+        Error::Write { path: self.path.clone(), source: Arc::new(source) }
+    }
+
+    /// Writes what waits and syncs it. What could not be written waits on, in its place.
+    fn drain(&mut self, queue: &Mutex<Queue>) -> Result<(), Error> {
+        let (bytes, last) = {
+            let mut queue = queue.lock();
+            (std::mem::take(&mut queue.bytes), queue.next_seq - 1)
+        };
+        let written = self.write(&bytes).or_else(|error| {
+            if error.raw_os_error() != Some(rustix::io::Errno::NOSPC.raw_os_error()) || !self.open_reserve() {
+                return Err(error);
+            }
+            tracing::warn!(path = %self.path.display(), "the disk is full; the journal uses its reserve");
+            self.write(&bytes)
+        });
+        if let Err(source) = written {
+            let mut queue = queue.lock();
+            let newer = std::mem::replace(&mut queue.bytes, bytes);
+            queue.bytes.extend_from_slice(&newer);
+            return Err(self.failed(source));
+        }
+        self.synced = last;
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let written = self.file.write_all(bytes).and_then(|()| self.file.sync_data());
+        if written.is_err() {
+            // No half record may stand before the next one.
+            self.file.set_len(self.len)?;
+            self.file.seek(SeekFrom::Start(self.len))?;
+        } else {
+            self.len += bytes.len() as u64;
+        }
+        written
+    }
+
+    fn rewrite(&mut self, keep: impl FnOnce(Vec<Record>) -> Vec<Record>) -> io::Result<()> {
+        let kept = keep(read(&self.path)?.records);
+        let mut bytes = Vec::new();
+        for record in &kept {
+            frame::encode(record, &mut bytes)?;
+        }
+        let beside = self.path.with_extension("new");
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, &self.path)?;
+        sync_parent(&self.path)?;
+        self.file = file;
+        self.len = bytes.len() as u64;
+        self.compacted_len = self.len;
+        self.fill_reserve();
+        Ok(())
+    }
+
+    fn reserve(&self) -> PathBuf {
+        self.path.with_extension("reserve")
+    }
+
+    /// Without it the shim works too, until the disk is full.
+    fn fill_reserve(&self) {
+        let filled =
+            OpenOptions::new().write(true).create(true).truncate(false).open(self.reserve()).and_then(
+                |file| {
+                    use rustix::fs::{FallocateFlags, fallocate};
+                    Ok(fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES)?)
+                },
+            );
+        if let Err(error) = filled {
+            let _ = std::fs::remove_file(self.reserve());
+            tracing::info!(%error, "there is no room for the journal's reserve");
+        }
+    }
+
+    fn open_reserve(&self) -> bool {
+        std::fs::remove_file(self.reserve()).is_ok()
+    }
+}
+
+/// Reads a journal without changing it.
+pub fn read(path: &Path) -> io::Result<Reading> {
+    let mut bytes = Vec::new();
+    match File::open(path) {
+        Ok(mut file) => file.read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Reading { missing: true, ..Reading::default() });
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(scan(&bytes))
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,352 @@
+//! How a shim comes up: it reads its journal, finds what lives, and goes on.
+//!
+//! The table is there at once; the runtime may be away for a while, and is waited for beside it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    path::PathBuf,
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::time::{Duration, Instant, sleep};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use windlass_api::agent::shim::{NetworkMode, TaskSpec};
+use windlass_model::{id::SubmissionId, ledger::Ledger};
+
+use super::{
+    Host, Keep, Observer, Settings, Table, Tasks, ending, files,
+    graves::Graves,
+    life::{self, Begin},
+    replay::{self, Story, Verdict},
+    task::{Acceptance, Ask, Task},
+};
+use crate::{
+    clock,
+    shim::{
+        journal::{self, Journal, Kind, Reading},
+        runtime::{Found, Runtime},
+    },
+    taskdir::TaskDir,
+};
+
+/// Between two tries to ask a runtime what is there.
+const FOUND_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("make the shim's home `{path}`")]
+    Home {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("read the tasks of this host")]
+    Journal(#[from] journal::Error),
+}
+
+/// What is known of tasks before the runtime was asked.
+struct Remembered {
+    journal: Journal,
+    tasks: BTreeMap<SubmissionId, Arc<Task>>,
+    doubtful: Vec<SubmissionId>,
+    graves: Graves,
+    /// Directories no record speaks of.
+    unknown: Vec<TaskDir>,
+    /// The journal lost records, so there may be tasks it does not know.
+    lossy: bool,
+}
+
+pub(super) async fn open(
+    settings: Settings,
+    runtime: Arc<dyn Runtime>,
+    host: Arc<dyn Host>,
+    observer: Arc<dyn Observer>,
+) -> Result<Arc<Tasks>, OpenError> {
+    let remembered = match settings.keep {
+        Keep::InMemory => Remembered::nothing(Journal::in_memory()),
+        Keep::OnDisk => remember(&settings)?,
+    };
+    let ledger = ledger(&settings, remembered.tasks.values());
+    let tasks: HashMap<_, _> = remembered.tasks.into_iter().collect();
+    let tasks = Arc::new(Tasks {
+        journal: remembered.journal,
+        table: Mutex::new(Table { tasks, graves: remembered.graves }),
+        ledger: Mutex::new(ledger),
+        runtime,
+        host,
+        observer,
+        settings,
+        lives: TaskTracker::new(),
+        closed: CancellationToken::new(),
+    });
+    if tasks.settings.keep == Keep::OnDisk {
+        tasks.compact().await?;
+        let unknown = Unknown { dirs: remembered.unknown, lossy: remembered.lossy };
+        tasks.spawn(adopt(Arc::clone(&tasks), remembered.doubtful, unknown));
+    }
+    Ok(tasks)
+}
+
+impl Remembered {
+    fn nothing(journal: Journal) -> Self {
+        Self {
+            journal,
+            tasks: BTreeMap::new(),
+            doubtful: Vec::new(),
+            graves: Graves::default(),
+            unknown: Vec::new(),
+            lossy: false,
+        }
+    }
+}
+
+fn remember(settings: &Settings) -> Result<Remembered, OpenError> {
+    let home = &settings.home;
+    let failed = |source| OpenError::Home { path: home.clone(), source };
+    std::fs::create_dir_all(home.join("tasks")).map_err(failed)?;
+    let path = home.join("journal");
+    let (journal, reading) = Journal::open(&path)?;
+    report(&path, &reading);
+    let replayed = replay::replay(&reading.records);
+    let mut remembered = Remembered::nothing(journal);
+    for (id, (epoch, at)) in replayed.graves {
+        remembered.graves.dig(id, epoch, at);
+    }
+    let mut dirs: BTreeMap<_, _> =
+        files::dirs(home).map_err(failed)?.into_iter().map(|dir| (dir.id, dir)).collect();
+    for (id, story) in replayed.stories {
+        let there = dirs.remove(&id).is_some();
+        let doubtful = story.is_doubtful(&reading.damage);
+        if doubtful && !there {
+            // Its removal may be what was lost; an id is never used twice.
+            remembered.graves.dig(id, story.state.epoch, clock::now_us());
+            remembered.journal.append(id, story.state.epoch, Kind::Removed);
+            continue;
+        }
+        if doubtful {
+            remembered.doubtful.push(id);
+        }
+        remembered.tasks.insert(id, Arc::new(recall(home, id, story)));
+    }
+    remembered.unknown = dirs.into_values().collect();
+    remembered.lossy = reading.missing || !reading.damage.is_empty();
+    Ok(remembered)
+}
+
+/// Damage is said loudly and the damaged file kept once, for people.
+fn report(path: &std::path::Path, reading: &Reading) {
+    if reading.torn_bytes > 0 {
+        tracing::info!(bytes = reading.torn_bytes, "cut a record off the journal that was never finished");
+    }
+    if reading.damage.is_empty() {
+        return;
+    }
+    for damage in &reading.damage {
+        tracing::error!(?damage, path = %path.display(), "the journal is damaged; these records are lost");
+    }
+    if let Err(error) = std::fs::copy(path, path.with_extension("damaged")) {
+        tracing::warn!(%error, "keep the damaged journal");
+    }
+}
+
+/// A task of the journal with its files.
+fn recall(home: &std::path::Path, id: SubmissionId, story: Story) -> Task {
+    let dir = TaskDir::new(home, id);
+    let stored = files::read_task(&dir);
+    let token = files::read_token(&dir).unwrap_or_else(|_| files::new_token());
+    let auth = files::read_auth(&dir);
+    let spec = stored.map(|stored| stored.spec).unwrap_or_else(|error| {
+        if story.state.status.is_active() {
+            tracing::error!(%error, %id, "read task.json; the task cannot go on");
+        }
+        nameless(id)
+    });
+    let task = Task::new(spec, auth, dir, token, story.state);
+    task.acceptance.send_replace(Acceptance::Accepted);
+    task.ask.send_replace(story.ask.map(|ask| Ask::new(&ask, Instant::now())));
+    task
+}
+
+/// Stands for a specification that is lost: enough to end and to remove the task.
+fn nameless(id: SubmissionId) -> TaskSpec {
+    TaskSpec {
+        id,
+        name: String::new(),
+        registry_username: String::new(),
+        registry_password: String::new(),
+        image_name: String::new(),
+        container_user: String::new(),
+        privileged: false,
+        gpu: 0,
+        cpu: 0.0,
+        memory: 0,
+        shm_size: 0,
+        network_mode: NetworkMode::Host,
+        volumes: Vec::new(),
+        volume_mounts: Vec::new(),
+        instance_mounts: Vec::new(),
+        gpu_devices: Vec::new(),
+        host_ssh_user: String::new(),
+        host_ssh_keys: Vec::new(),
+        container_ssh_keys: Vec::new(),
+        pids: 0,
+        claims: None,
+    }
+}
+
+/// What is held is what tasks hold that are not over. A device that is gone, or that two claim, is said.
+fn ledger<'a>(
+    settings: &Settings,
+    tasks: impl Iterator<Item = &'a Arc<Task>>,
+) -> Ledger<String, SubmissionId> {
+    let devices = || settings.gpus.iter().map(|gpu| gpu.id.clone());
+    let mut live: Vec<(SubmissionId, Vec<String>)> = Vec::new();
+    let mut taken = HashMap::new();
+    for task in tasks {
+        let mut state = task.state.lock();
+        if state.status.is_final() {
+            continue;
+        }
+        state.held.gpus.retain(|gpu| {
+            let exists = devices().any(|device| device == *gpu);
+            let free = exists && *taken.entry(gpu.clone()).or_insert(task.id) == task.id;
+            if !free {
+                tracing::error!(id = %task.id, gpu, exists, "a task holds a GPU that is not its own");
+            }
+            free
+        });
+        live.push((task.id, state.held.gpus.clone()));
+    }
+    Ledger::rebuilt(devices(), live).unwrap_or_else(|error| {
+        tracing::error!(%error, "rebuild the ledger of GPUs");
+        Ledger::new(devices())
+    })
+}
+
+struct Unknown {
+    dirs: Vec<TaskDir>,
+    lossy: bool,
+}
+
+/// Asks the runtime what is there and goes on with every task.
+async fn adopt(tasks: Arc<Tasks>, mut doubtful: Vec<SubmissionId>, unknown: Unknown) {
+    let mut found: HashMap<_, _> = found(&tasks).await.into_iter().map(|found| (found.task, found)).collect();
+    for dir in unknown.dirs {
+        let may_be_ours = unknown.lossy || found.contains_key(&dir.id);
+        match may_be_ours.then(|| files::read_task(&dir)) {
+            Some(Ok(stored)) => {
+                tasks.enter_found(&dir, stored);
+                doubtful.push(dir.id);
+            }
+            // Never accepted, or already removed: whatever runs under its mark goes below.
+            Some(Err(_)) | None => {
+                if let Err(error) = files::remove(&dir) {
+                    tracing::warn!(%error, id = %dir.id, "delete the files of a task nobody knows");
+                }
+            }
+        }
+    }
+    let known: Vec<_> = tasks.table.lock().tasks.values().cloned().collect();
+    let living: Vec<_> =
+        known.iter().filter(|task| task.state.lock().status.is_active()).map(|task| task.id).collect();
+    if let Err(error) = tasks.host.sweep(&living).await {
+        tracing::warn!(error = ending::chain(&error), "sweep up keys and mounts");
+    }
+    for task in known {
+        let found = found.remove(&task.id);
+        tasks.go_on(&task, found, doubtful.contains(&task.id));
+    }
+    for stranger in found.into_values() {
+        // A submission of this very moment is no stranger.
+        if tasks.here(stranger.task).is_none() {
+            tasks.spawn(drive_out(Arc::clone(&tasks), stranger));
+        }
+    }
+}
+
+async fn found(tasks: &Tasks) -> Vec<Found> {
+    loop {
+        match tasks.runtime.found().await {
+            Ok(found) => return found,
+            Err(error) => {
+                tracing::warn!(error = ending::chain(&error), "find what runs on this host");
+            }
+        }
+        sleep(FOUND_EVERY).await;
+    }
+}
+
+/// Something with our mark that no task knows: it must not run.
+async fn drive_out(tasks: Arc<Tasks>, stranger: Found) {
+    let dir = TaskDir::new(&tasks.settings.home, stranger.task);
+    tracing::warn!(id = %stranger.task, name = stranger.handle.name, "remove a container nobody knows");
+    while let Err(error) = tasks.runtime.remove(&dir, Some(&stranger.handle)).await {
+        tracing::warn!(error = ending::chain(&error), id = %stranger.task, "remove a container nobody knows");
+        sleep(FOUND_EVERY).await;
+    }
+}
+
+impl Tasks {
+    /// A task the journal lost, told by its own file and by what runs.
+    fn enter_found(&self, dir: &TaskDir, stored: files::Stored) {
+        let id = dir.id;
+        let mut table = self.table.lock();
+        if table.graves.epoch(id).is_some() || table.tasks.contains_key(&id) {
+            return;
+        }
+        tracing::warn!(%id, "adopt a task the journal does not know");
+        let mut state = stored.state();
+        state.held.keys = !stored.spec.host_ssh_keys.is_empty();
+        state.held.mounts = !stored.spec.volume_mounts.is_empty() || !stored.spec.instance_mounts.is_empty();
+        self.journal.append(id, state.epoch, Kind::Submitted);
+        if let Some(handle) = &state.container.handle {
+            self.journal.append(id, state.epoch, Kind::ContainerCreated { handle: handle.clone() });
+        }
+        self.journal.append(id, state.epoch, Kind::Moved { to: state.status });
+        let token = files::read_token(dir).unwrap_or_else(|_| files::new_token());
+        let task = Task::new(stored.spec, files::read_auth(dir), dir.clone(), token, state);
+        task.acceptance.send_replace(Acceptance::Accepted);
+        table.tasks.insert(id, Arc::new(task));
+    }
+
+    fn go_on(self: &Arc<Self>, task: &Arc<Task>, found: Option<Found>, doubtful: bool) {
+        let verdict = {
+            let mut state = task.state.lock();
+            let same_boot = state.container.starting.as_ref().is_none_or(|boot| *boot == self.settings.boot);
+            if let Some(found) = &found {
+                state.container.handle = Some(found.handle.clone());
+            }
+            let doubtful = doubtful || task.spec.image_name.is_empty();
+            replay::verdict(&state, found.as_ref().map(|found| found.state), same_boot, doubtful)
+        };
+        tracing::info!(id = %task.id, ?verdict, "adopt a task");
+        let (tasks, task) = (Arc::clone(self), Arc::clone(task));
+        match verdict {
+            Verdict::Keep => {}
+            Verdict::EndAgain => {
+                if let Some(found) = found {
+                    self.spawn(drive_out(tasks, found));
+                }
+            }
+            Verdict::Resume => self.spawn(life::live_on(tasks, task, Begin::WhereItWas)),
+            Verdict::Watch(state) => self.spawn(life::live_on(tasks, task, Begin::Found(state))),
+            Verdict::Lost(end) => self.spawn(life::end_lost(tasks, task, end)),
+        }
+    }
+
+    async fn compact(&self) -> Result<(), journal::Error> {
+        let now = clock::now_us();
+        self.journal.compact(move |records| replay::worth_keeping(records, now)).await
+    }
+
+    pub(super) async fn compact_if_long(&self) {
+        if self.journal.is_long().await
+            && let Err(error) = self.compact().await
+        {
+            tracing::warn!(error = ending::chain(&error), "rewrite the journal");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What an end comes to: the word, the message and the detail. Pure.
+
+use windlass_api::agent::runner::JobState;
+use windlass_model::job::{Detail, Ending, TerminationReason};
+
+use super::{
+    host::HostError,
+    task::{Ask, End},
+};
+use crate::{
+    shim::runtime::{Exit, Lost, RuntimeError},
+    taskdir::LastWord,
+};
+
+/// What the container printed last, at most this many lines of it.
+const TAIL_LINES_MAX: usize = 5;
+const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// What the task left in its `run` directory. The job may have written it, so it may refine the end, never deny it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Left {
+    pub(super) last_word: Option<LastWord>,
+    pub(super) job: Option<JobState>,
+}
+
+/// A container ended of itself.
+pub(super) fn exited(exit: &Exit, left: &Left) -> End {
+    match exit.lost {
+        Some(Lost::EngineRestarted) => return Ending::host_runtime_restart().into(),
+        Some(Lost::HostRebooted) => return Ending::host_reboot().into(),
+        Some(Lost::Vanished) => return vanished(),
+        None => {}
+    }
+    let Some(code) = exit.code else { return vanished() };
+    let oom = exit.oom_killed || left.last_word.as_ref().is_some_and(|word| word.oom_killed);
+    let detail =
+        left.job.as_ref().and_then(|job| job.detail.as_deref()).and_then(|word| word.parse::<Detail>().ok());
+    let mut ending = Ending::exited(code);
+    if code != 0 {
+        match (oom, detail) {
+            (true, _) | (_, Some(Detail::OomKilled)) => ending = ending.with(Detail::OomKilled),
+            (_, Some(Detail::NoDisk)) => ending = ending.with(Detail::NoDisk),
+            // The others are not the job's to say.
+            (false, Some(Detail::HostReboot | Detail::HostRuntimeRestart | Detail::NoFleets) | None) => {}
+        }
+        let from = exit.tail.len().saturating_sub(TAIL_LINES_MAX);
+        ending = ending.saying(bounded(exit.tail[from..].join("\n")));
+    }
+    ending.into()
+}
+
+/// It ran, and is gone without a trace although the host and its engine stayed.
+pub(super) fn vanished() -> End {
+    Ending::new(TerminationReason::ExecutorError).saying("the container vanished").into()
+}
+
+/// It was made to end. What it exited with is kept where it is known.
+pub(super) fn stopped(ask: &Ask, exit: Option<&Exit>) -> End {
+    let exit_status = exit.filter(|exit| exit.lost.is_none()).and_then(|exit| exit.code);
+    End { reason: ask.reason.clone(), message: ask.message.clone(), exit_status, detail: None }
+}
+
+/// GPUs, keys, volumes or mounts could not be had.
+pub(super) fn unprepared(error: &(dyn std::error::Error + 'static)) -> End {
+    let no_disk = error.downcast_ref::<HostError>().is_some_and(HostError::is_no_disk);
+    let ending = if no_disk { Ending::no_disk() } else { Ending::new(TerminationReason::ExecutorError) };
+    ending.saying(bounded(chain(error))).into()
+}
+
+/// The image could not be brought, or the container not be made.
+pub(super) fn uncreated(error: &RuntimeError) -> End {
+    let ending = Ending::new(TerminationReason::CreatingContainerError).saying(bounded(chain(error)));
+    match error {
+        RuntimeError::NoDisk { .. } => ending.with(Detail::NoDisk),
+        RuntimeError::NoImage { .. }
+        | RuntimeError::Unauthorized { .. }
+        | RuntimeError::Stalled { .. }
+        | RuntimeError::Away { .. }
+        | RuntimeError::Failed { .. }
+        | RuntimeError::Refused { .. } => ending,
+    }
+    .into()
+}
+
+pub(super) fn pull_took_too_long(secs: u64) -> End {
+    let said = format!("the image was not here after {secs} s");
+    Ending::new(TerminationReason::CreatingContainerError).saying(said).into()
+}
+
+/// The journal lost records and nothing else tells what became of the task: it is never started on a guess.
+pub(super) fn forgotten() -> End {
+    let said = "the host's journal was damaged and nothing runs for this task";
+    Ending::new(TerminationReason::ExecutorError).saying(said).into()
+}
+
+/// An error and what caused it, in one line.
+pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut said = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_said = cause.to_string();
+        if !said.ends_with(&cause_said) {
+            said = format!("{said}: {cause_said}");
+        }
+        source = cause.source();
+    }
+    said
+}
+
+fn bounded(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES_MAX {
+        let end = message.floor_char_boundary(MESSAGE_BYTES_MAX);
+        message.truncate(end);
+    }
+    message
+}

@@ -1,0 +1,241 @@
+//! The shim's files of a task (see `taskdir`): written whole, replaced in one step, read with distrust where the
+//! job may write.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, BufRead as _, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use windlass_api::agent::{
+    RUNNER_PORT, SSH_PORT,
+    runner::JobState,
+    shim::{NetworkMode, Port, TaskSpec},
+};
+use windlass_model::{id::SubmissionId, task::Status};
+
+use super::{
+    Settings,
+    ending::Left,
+    task::{End, State, Task},
+};
+use crate::{
+    confine::Beneath,
+    shim::runtime::{Handle, RegistryAuth},
+    taskdir::{LAST_WORD, LastWord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
+};
+
+/// What the job could make longer than is sensible.
+const LEFT_BYTES_MAX: u64 = 1024 * 1024;
+
+/// `task.json`: the specification without credentials, and what became of it. The journal is what counts; this
+/// is what remains when the journal is lost.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Stored {
+    pub(super) spec: TaskSpec,
+    pub(super) epoch: i64,
+    pub(super) status: Status,
+    pub(super) handle: Option<Handle>,
+    pub(super) ports: Option<Vec<Port>>,
+    pub(super) gpus: Vec<String>,
+    pub(super) boot: Option<String>,
+    pub(super) end: Option<End>,
+}
+
+impl Stored {
+    pub(super) fn of(task: &Task) -> Self {
+        let state = task.state.lock();
+        Self {
+            spec: task.spec.clone(),
+            epoch: state.epoch,
+            status: state.status,
+            handle: state.container.handle.clone(),
+            ports: state.ports.clone(),
+            gpus: state.gpus.clone(),
+            boot: state.container.starting.clone(),
+            end: state.end.clone(),
+        }
+    }
+
+    /// The state as far as this file knows it.
+    pub(super) fn state(&self) -> State {
+        let mut state = State::new(self.epoch);
+        state.status = self.status;
+        state.container.handle.clone_from(&self.handle);
+        state.container.starting.clone_from(&self.boot);
+        state.container.started = self.status == Status::Running;
+        state.ports.clone_from(&self.ports);
+        state.gpus.clone_from(&self.gpus);
+        if self.status.is_active() {
+            state.held.gpus.clone_from(&self.gpus);
+        }
+        state.end.clone_from(&self.end);
+        state
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredAuth {
+    username: String,
+    password: String,
+}
+
+/// 256 random bits.
+pub(super) fn new_token() -> String {
+    let mut random = [0u8; 32];
+    // Without randomness nothing here can be kept apart from a guess.
+    getrandom::fill(&mut random).expect("the kernel gives random bytes");
+    hex(&random)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Everything of a new task that must be there after a kill.
+pub(super) fn write_submission(
+    dir: &TaskDir,
+    stored: &Stored,
+    token: &str,
+    auth: Option<&RegistryAuth>,
+) -> io::Result<()> {
+    let mut private = DirBuilder::new();
+    private.mode(0o700).recursive(true);
+    private.create(dir.root())?;
+    private.create(dir.run())?;
+    private.create(dir.scratch())?;
+    replace(&dir.token(), token.as_bytes())?;
+    if let Some(auth) = auth {
+        let stored = StoredAuth { username: auth.username.clone(), password: auth.password.clone() };
+        replace(&dir.registry(), &serde_json::to_vec(&stored)?)?;
+    }
+    replace(&dir.task(), &serde_json::to_vec(stored)?)?;
+    match dir.root().parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn write_task(dir: &TaskDir, stored: &Stored) -> io::Result<()> {
+    replace(&dir.task(), &serde_json::to_vec(stored)?)
+}
+
+pub(super) fn read_task(dir: &TaskDir) -> io::Result<Stored> {
+    let stored: Stored = serde_json::from_slice(&fs::read(dir.task())?)?;
+    if stored.spec.id != dir.id {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is about another task"));
+    }
+    Ok(stored)
+}
+
+pub(super) fn read_token(dir: &TaskDir) -> io::Result<String> {
+    fs::read_to_string(dir.token())
+}
+
+pub(super) fn read_auth(dir: &TaskDir) -> Option<RegistryAuth> {
+    let stored: StoredAuth = serde_json::from_slice(&fs::read(dir.registry()).ok()?).ok()?;
+    Some(RegistryAuth { username: stored.username, password: stored.password })
+}
+
+/// The credential is of no use once the image is here.
+pub(super) fn forget_auth(dir: &TaskDir) -> io::Result<()> {
+    absent_is_fine(fs::remove_file(dir.registry()))
+}
+
+/// Everything of a task. What the job made below is deleted by handles, links are not followed.
+pub(super) fn remove(dir: &TaskDir) -> io::Result<()> {
+    absent_is_fine(fs::remove_dir_all(dir.root()))
+}
+
+fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+/// The directories below `HOME/tasks` that are named like a task.
+pub(super) fn dirs(home: &Path) -> io::Result<Vec<TaskDir>> {
+    let entries = match fs::read_dir(home.join("tasks")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut dirs = Vec::new();
+    for entry in entries {
+        let name = entry?.file_name();
+        if let Some(id) = name.to_str().and_then(|name| name.parse::<SubmissionId>().ok()) {
+            dirs.push(TaskDir::new(home, id));
+        }
+    }
+    Ok(dirs)
+}
+
+/// `runner.json`: how the runner is to listen and whom to let in.
+pub(super) fn write_runner_config(
+    settings: &Settings,
+    task: &Task,
+    runtime: &str,
+    gpus: &[String],
+) -> io::Result<()> {
+    let inside_bridge = runtime == "docker" && task.spec.network_mode == NetworkMode::Bridge;
+    let (address, ssh_port) = match (inside_bridge, runtime) {
+        (true, _) => ("0.0.0.0", SSH_PORT),
+        // Plain processes share the host's ports with everybody: any free one.
+        (false, "process") => ("127.0.0.1", 0),
+        (false, _) => ("127.0.0.1", SSH_PORT),
+    };
+    let config = RunnerConfig {
+        task: task.id,
+        token_sha256: hex(&Sha256::digest(task.token.as_bytes())),
+        compat_http: settings.compat_tcp.then(|| format!("{address}:{RUNNER_PORT}")),
+        ssh_listen: Some(format!("{address}:{ssh_port}")),
+        ssh_authorized_keys: task.spec.container_ssh_keys.clone(),
+        gpus: gpus.to_vec(),
+        wait_secs: settings.runner_wait_secs,
+    };
+    replace(&task.dir.run().join(RUNNER_CONFIG), &serde_json::to_vec(&config)?)
+}
+
+/// Container ports that a bridge maps to the host's loopback.
+pub(super) fn publish(settings: &Settings, spec: &TaskSpec) -> Vec<u16> {
+    match (spec.network_mode, settings.compat_tcp) {
+        (NetworkMode::Host, _) => Vec::new(),
+        (NetworkMode::Bridge, true) => vec![RUNNER_PORT, SSH_PORT],
+        (NetworkMode::Bridge, false) => vec![SSH_PORT],
+    }
+}
+
+/// What runner and job left. Anything unreadable is as if it were not there.
+pub(super) fn left(dir: &TaskDir) -> Left {
+    let Ok(run) = Beneath::open(&dir.run()) else { return Left::default() };
+    let mut left = Left::default();
+    if let Ok(file) = run.file(LAST_WORD) {
+        left.last_word = serde_json::from_reader::<_, LastWord>(file.take(LEFT_BYTES_MAX)).ok();
+    }
+    if let Ok(file) = run.file(STATES) {
+        let lines = io::BufReader::new(file.take(LEFT_BYTES_MAX)).lines().map_while(Result::ok);
+        left.job = lines.filter_map(|line| serde_json::from_str::<JobState>(&line).ok()).last();
+    }
+    left
+}
+
+/// Writes beside and renames: a reader, or a kill, sees the old file or the new one.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}

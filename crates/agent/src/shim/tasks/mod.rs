@@ -1,0 +1,456 @@
+//! The tasks of one host: from their acceptance to their removal.
+//!
+//! Owns     the table of tasks, the ledger of GPUs, the journal, and the shim's files of each task.
+//! Drives   a [`Runtime`] and a [`Host`], which know how and never decide.
+//! Tells    an [`Observer`] of every change, after the journal has it.
+//!
+//! Each task lives in a tokio task of its own (`life`), so a slow engine or a slow end of one delays no other.
+//! Calls never do the work themselves: they write down what is wanted, wake the life and wait a little for it.
+//! A caller that goes away therefore changes nothing.
+
+mod adopt;
+mod ending;
+mod files;
+mod graves;
+mod host;
+mod life;
+mod replay;
+mod task;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use windlass_api::agent::shim::{TaskInfo, TaskItem, TaskSpec, Terminate};
+use windlass_model::{
+    id::SubmissionId,
+    ledger::Ledger,
+    machine::Step,
+    task::{self as machine, Status},
+};
+
+use self::{
+    graves::Graves,
+    task::{Acceptance, Ask, Removal, State, Task},
+};
+use super::{
+    journal::{self, Journal, Kind},
+    runtime::{RegistryAuth, Runtime},
+};
+use crate::{host::gpu::Gpu, taskdir::TaskDir};
+
+pub use adopt::OpenError;
+pub use host::{Done, Grant, Host, HostError, Observer, Unobserved};
+pub use task::End;
+
+/// How long a call waits for the life of a task before it answers with what is so far. Clients give up after 9 s.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// More tasks than this on one host are refused; removed ones do not count.
+const TASKS_MAX: usize = 10_000;
+
+/// How the tasks of a host are kept.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Directory of journal and tasks.
+    pub home: PathBuf,
+    pub keep: Keep,
+    pub gpus: Vec<Gpu>,
+    /// The runner of each task listens on TCP too, as a dstack server expects.
+    pub compat_tcp: bool,
+    /// How long a runner waits for its job, and for the last reader of its logs.
+    pub runner_wait_secs: u64,
+    /// An image must be here by then.
+    pub pull_secs_max: u64,
+    /// Which boot of the host this is.
+    pub boot: String,
+    /// For tests: where every life stops until the shim is killed.
+    pub pause_at: Option<PauseAt>,
+}
+
+/// Where journal and task files are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    OnDisk,
+    /// For hosts that are not real: no files, and nothing survives the process.
+    InMemory,
+}
+
+/// A point in the life of a task where tests stop it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PauseAt {
+    Status(Status),
+    Terminating,
+}
+
+impl Settings {
+    /// As a real host wants them.
+    pub fn on_disk(home: PathBuf, gpus: Vec<Gpu>) -> Self {
+        Self {
+            home,
+            keep: Keep::OnDisk,
+            gpus,
+            compat_tcp: false,
+            runner_wait_secs: 300,
+            pull_secs_max: 20 * 60,
+            boot: boot_id(),
+            pause_at: pause_at(),
+        }
+    }
+
+    /// As a host wants them that is not real.
+    pub fn in_memory(home: PathBuf, gpus: Vec<Gpu>) -> Self {
+        Self { keep: Keep::InMemory, ..Self::on_disk(home, gpus) }
+    }
+}
+
+/// Empty where the kernel does not say: then every boot looks the same.
+pub fn boot_id() -> String {
+    let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    read.map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+/// Release builds know no such variable.
+fn pause_at() -> Option<PauseAt> {
+    if !cfg!(debug_assertions) {
+        return None;
+    }
+    let word = std::env::var("WINDLASS_AGENT_PAUSE_AT").ok()?;
+    if word == "terminating" {
+        return Some(PauseAt::Terminating);
+    }
+    word.parse().ok().map(PauseAt::Status)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    #[error("find task {id}: not here")]
+    NotFound { id: SubmissionId },
+    #[error("task {id} was here and was removed")]
+    Gone { id: SubmissionId },
+    #[error("task {id}: the call's epoch is older than {seen}")]
+    Fenced { id: SubmissionId, seen: i64 },
+    #[error("remove task {id}: it was not terminated")]
+    Alive { id: SubmissionId },
+    /// It goes on; asking again tells.
+    #[error("remove task {id}: not done yet")]
+    Unfinished { id: SubmissionId },
+    #[error("accept task {id}: {max} tasks are here")]
+    Full { id: SubmissionId, max: usize },
+    #[error("accept task {id}: {why}")]
+    NotAccepted { id: SubmissionId, why: String },
+    #[error("write down what was asked of task {id}")]
+    Journal {
+        id: SubmissionId,
+        #[source]
+        source: journal::Error,
+    },
+}
+
+pub struct Tasks {
+    settings: Settings,
+    runtime: Arc<dyn Runtime>,
+    host: Arc<dyn Host>,
+    observer: Arc<dyn Observer>,
+    journal: Journal,
+    table: Mutex<Table>,
+    ledger: Mutex<Ledger<String, SubmissionId>>,
+    lives: TaskTracker,
+    closed: CancellationToken,
+}
+
+#[derive(Default)]
+struct Table {
+    tasks: HashMap<SubmissionId, Arc<Task>>,
+    graves: Graves,
+}
+
+enum Known {
+    Here(Arc<Task>),
+    /// Removed, with the epoch of the removal.
+    Grave(i64),
+    Never,
+}
+
+impl Tasks {
+    /// Reads the journal, finds what lives and goes on with it. Answers before the runtime does.
+    pub async fn open(
+        settings: Settings,
+        runtime: Arc<dyn Runtime>,
+        host: Arc<dyn Host>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<Self>, OpenError> {
+        adopt::open(settings, runtime, host, observer).await
+    }
+
+    /// Lets go of all lives where they are, as a kill would: what runs goes on running.
+    pub async fn close(&self) {
+        self.closed.cancel();
+        self.lives.close();
+        self.lives.wait().await;
+    }
+
+    /// Accepts a task that policy allows, and starts it. A repeat is accepted and has no second effect.
+    pub async fn submit(self: &Arc<Self>, spec: TaskSpec, epoch: Option<i64>) -> Result<(), TaskError> {
+        let id = spec.id;
+        let (task, fresh) = self.enter(spec, epoch)?;
+        if fresh {
+            self.spawn(life::accept_and_live(Arc::clone(self), Arc::clone(&task)));
+        } else {
+            self.raise(&task, epoch).await?;
+        }
+        accepted(id, &task).await
+    }
+
+    fn enter(&self, mut spec: TaskSpec, epoch: Option<i64>) -> Result<(Arc<Task>, bool), TaskError> {
+        let id = spec.id;
+        let mut table = self.table.lock();
+        if table.graves.epoch(id).is_some() {
+            return Err(TaskError::Gone { id });
+        }
+        if let Some(task) = table.tasks.get(&id) {
+            return Ok((Arc::clone(task), false));
+        }
+        if table.tasks.len() >= TASKS_MAX {
+            return Err(TaskError::Full { id, max: TASKS_MAX });
+        }
+        let username = std::mem::take(&mut spec.registry_username);
+        let password = std::mem::take(&mut spec.registry_password);
+        let auth =
+            (!username.is_empty() || !password.is_empty()).then_some(RegistryAuth { username, password });
+        let dir = TaskDir::new(&self.settings.home, id);
+        let task = Arc::new(Task::new(spec, auth, dir, files::new_token(), State::new(epoch.unwrap_or(0))));
+        table.tasks.insert(id, Arc::clone(&task));
+        Ok((task, true))
+    }
+
+    /// Ends a task. The first reason is kept; a repeat may only shorten the grace. Answers with the end when
+    /// it comes soon, else with the task as it is; the ending goes on.
+    pub async fn terminate(
+        self: &Arc<Self>,
+        id: SubmissionId,
+        terminate: Terminate,
+        epoch: Option<i64>,
+    ) -> Result<TaskInfo, TaskError> {
+        let Known::Here(task) = self.known(id) else { return Err(TaskError::NotFound { id }) };
+        accepted(id, &task).await?;
+        self.raise(&task, epoch).await?;
+        if let Some(seq) = self.ask(&task, &terminate) {
+            self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })?;
+        }
+        wait_for(&task, |state| state.status == Status::Terminated).await;
+        Ok(task.info())
+    }
+
+    /// Notes what is asked; the record of the first ask is to be settled before anybody is answered.
+    fn ask(&self, task: &Task, terminate: &Terminate) -> Option<u64> {
+        let state = task.state.lock();
+        if state.status.is_final() {
+            return None;
+        }
+        let ask = Ask::new(terminate, Instant::now());
+        let mut seq = None;
+        task.ask.send_if_modified(|asked| match asked {
+            None => {
+                let kind = Kind::TerminateAsked {
+                    reason: ask.reason.clone(),
+                    message: ask.message.clone(),
+                    timeout: terminate.timeout,
+                };
+                seq = Some(self.journal.append(task.id, state.epoch, kind));
+                *asked = Some(ask);
+                true
+            }
+            Some(first) if ask.until < first.until => {
+                first.until = ask.until;
+                true
+            }
+            Some(_) => false,
+        });
+        seq
+    }
+
+    /// Forgets a terminated task and deletes all that is left of it. Its id can never be used again.
+    pub async fn remove(self: &Arc<Self>, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
+        match self.known(id) {
+            Known::Here(task) => {
+                accepted(id, &task).await?;
+                self.raise(&task, epoch).await?;
+                self.begin_removal(&task)?;
+                if wait_for(&task, |state| state.removal == Removal::Done).await {
+                    Ok(())
+                } else {
+                    Err(TaskError::Unfinished { id })
+                }
+            }
+            Known::Grave(seen) => match epoch {
+                Some(epoch) if epoch < seen => Err(self.refuse(id, epoch, seen).await),
+                Some(_) | None => Ok(()),
+            },
+            Known::Never => self.remove_unknown(id, epoch).await,
+        }
+    }
+
+    fn begin_removal(self: &Arc<Self>, task: &Arc<Task>) -> Result<(), TaskError> {
+        let mut state = task.state.lock();
+        match machine::step(state.status, machine::Event::RemoveAsked) {
+            Step::Refuse => return Err(TaskError::Alive { id: task.id }),
+            Step::Stay | Step::To(_) => {}
+        }
+        if state.removal == Removal::No {
+            state.removal = Removal::Going;
+            self.spawn(life::bury(Arc::clone(self), Arc::clone(task)));
+        }
+        Ok(())
+    }
+
+    /// A server that fears a late submission buries the id before it came.
+    async fn remove_unknown(&self, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
+        let Some(epoch) = epoch else { return Err(TaskError::NotFound { id }) };
+        let seq = {
+            let mut table = self.table.lock();
+            if table.tasks.contains_key(&id) {
+                // It came in this very moment; the caller asks again.
+                return Err(TaskError::Alive { id });
+            }
+            table.graves.dig(id, epoch, crate::clock::now_us());
+            self.journal.append(id, epoch, Kind::Removed)
+        };
+        self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })
+    }
+
+    /// Checks the epoch of any other call for a task, and remembers a higher one.
+    pub async fn admit(&self, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
+        match self.known(id) {
+            Known::Here(task) => {
+                accepted(id, &task).await?;
+                self.raise(&task, epoch).await
+            }
+            Known::Grave(_) | Known::Never => Err(TaskError::NotFound { id }),
+        }
+    }
+
+    /// Writes down that a specification was refused: signature, claims or policy.
+    pub async fn refused_spec(&self, id: SubmissionId, epoch: Option<i64>, why: &str) {
+        let why = why.chars().take(1000).collect();
+        let seq = self.journal.append(id, epoch.unwrap_or(0), Kind::RefusedSpec { why });
+        if let Err(error) = self.journal.settle(seq).await {
+            tracing::error!(%error, %id, "write down a refusal");
+        }
+    }
+
+    /// By id, so that two lists can be compared.
+    pub fn list(&self) -> Vec<TaskItem> {
+        let mut items: Vec<_> = self.table.lock().tasks.values().map(|task| task.item()).collect();
+        items.sort_by_key(|item| item.id);
+        items
+    }
+
+    pub fn infos(&self) -> Vec<TaskInfo> {
+        let tasks: Vec<_> = self.table.lock().tasks.values().cloned().collect();
+        tasks.iter().map(|task| task.info()).collect()
+    }
+
+    pub fn info(&self, id: SubmissionId) -> Option<TaskInfo> {
+        self.here(id).map(|task| task.info())
+    }
+
+    pub fn dir(&self, id: SubmissionId) -> Option<TaskDir> {
+        self.here(id).map(|task| task.dir.clone())
+    }
+
+    /// What the shim says to the runner of this task.
+    pub fn runner_token(&self, id: SubmissionId) -> Option<String> {
+        self.here(id).map(|task| task.token.clone())
+    }
+
+    /// Devices that no task holds.
+    pub fn gpus_free(&self) -> usize {
+        self.ledger.lock().free()
+    }
+
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    fn here(&self, id: SubmissionId) -> Option<Arc<Task>> {
+        self.table.lock().tasks.get(&id).cloned()
+    }
+
+    fn known(&self, id: SubmissionId) -> Known {
+        let table = self.table.lock();
+        if let Some(task) = table.tasks.get(&id) {
+            return Known::Here(Arc::clone(task));
+        }
+        table.graves.epoch(id).map_or(Known::Never, Known::Grave)
+    }
+
+    /// Refuses an older epoch; a newer one is on disk before this returns.
+    async fn raise(&self, task: &Task, epoch: Option<i64>) -> Result<(), TaskError> {
+        let Some(epoch) = epoch else { return Ok(()) };
+        let (seq, seen) = {
+            let mut state = task.state.lock();
+            if epoch < state.epoch {
+                (None, state.epoch)
+            } else {
+                if epoch > state.epoch {
+                    state.epoch = epoch;
+                    state.epoch_seq = self.journal.append(task.id, epoch, Kind::Admitted);
+                }
+                (Some(state.epoch_seq), epoch)
+            }
+        };
+        match seq {
+            None => Err(self.refuse(task.id, epoch, seen).await),
+            Some(seq) => {
+                let settled = self.journal.settle(seq).await;
+                settled.map_err(|source| TaskError::Journal { id: task.id, source })
+            }
+        }
+    }
+
+    async fn refuse(&self, id: SubmissionId, epoch: i64, seen: i64) -> TaskError {
+        let seq = self.journal.append(id, epoch, Kind::RefusedEpoch { seen });
+        match self.journal.settle(seq).await {
+            Ok(()) => TaskError::Fenced { id, seen },
+            Err(source) => TaskError::Journal { id, source },
+        }
+    }
+
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let closed = self.closed.clone();
+        self.lives.spawn(async move {
+            closed.run_until_cancelled(work).await;
+        });
+    }
+}
+
+/// Waits until the submission is on disk, or could not be brought there.
+async fn accepted(id: SubmissionId, task: &Task) -> Result<(), TaskError> {
+    let mut acceptance = task.acceptance.subscribe();
+    let answer = match acceptance.wait_for(|state| *state != Acceptance::Waits).await {
+        Ok(answer) => answer.clone(),
+        Err(_) => Acceptance::Failed("the shim is closing".to_owned()),
+    };
+    match answer {
+        Acceptance::Failed(why) => Err(TaskError::NotAccepted { id, why }),
+        Acceptance::Accepted | Acceptance::Waits => Ok(()),
+    }
+}
+
+/// Whether the state came to be so within the time a call may take.
+async fn wait_for(task: &Task, is_so: impl Fn(&State) -> bool) -> bool {
+    let mut changes = task.changes.subscribe();
+    let reached = async {
+        while !is_so(&task.state.lock()) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(ANSWER_WITHIN, reached).await;
+    is_so(&task.state.lock())
+}

@@ -1,0 +1,203 @@
+//! One task in the table: what was asked for, what is known of it, and how its life is told to end.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::{sync::watch, time::Instant};
+
+use windlass_api::agent::shim::{Port, PullProgress, TaskInfo, TaskItem, TaskSpec, TaskStatus, Terminate};
+use windlass_model::{id::SubmissionId, job::Detail, job::Ending, task::Status};
+
+use crate::{
+    shim::runtime::{Handle, RegistryAuth},
+    taskdir::TaskDir,
+};
+
+/// How a task ended. The reason is a word of the job termination reasons, or whatever the server said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    pub reason: String,
+    #[serde(default)]
+    pub message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_status: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<Detail>,
+}
+
+impl From<Ending> for End {
+    fn from(ending: Ending) -> Self {
+        Self {
+            reason: ending.reason().as_str().to_owned(),
+            message: ending.said().unwrap_or_default().to_owned(),
+            exit_status: ending.exit_status(),
+            detail: ending.detail(),
+        }
+    }
+}
+
+/// That the server wants the task to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ask {
+    pub(super) reason: String,
+    pub(super) message: String,
+    /// When politeness ends. Later asks may only bring it forward.
+    pub(super) until: Instant,
+}
+
+impl Ask {
+    pub(super) fn new(terminate: &Terminate, now: Instant) -> Self {
+        let grace = Duration::from_secs(terminate.timeout.min(GRACE_SECS_MAX));
+        Self {
+            reason: terminate.termination_reason.clone(),
+            message: terminate.termination_message.clone(),
+            until: now + grace,
+        }
+    }
+}
+
+/// Nobody means more than a day; a larger number must not overflow the clock.
+const GRACE_SECS_MAX: u64 = 24 * 3600;
+
+/// What the task holds on the host. Each is set before it is taken and cleared after it was given back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) gpus: Vec<String>,
+    pub(super) keys: bool,
+    pub(super) mounts: bool,
+}
+
+/// How far the container came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Container {
+    pub(super) handle: Option<Handle>,
+    /// The boot of the host in which the start was decided.
+    pub(super) starting: Option<String>,
+    pub(super) started: bool,
+    pub(super) exited: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) status: Status,
+    /// The highest seen.
+    pub(super) epoch: i64,
+    /// The record that raised it.
+    pub(super) epoch_seq: u64,
+    pub(super) held: Held,
+    pub(super) container: Container,
+    pub(super) ports: Option<Vec<Port>>,
+    pub(super) progress: Option<PullProgress>,
+    /// The GPUs it has or had.
+    pub(super) gpus: Vec<String>,
+    pub(super) end: Option<End>,
+    pub(super) removal: Removal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Removal {
+    No,
+    Going,
+    Done,
+}
+
+impl State {
+    pub(super) fn new(epoch: i64) -> Self {
+        Self {
+            status: Status::Pending,
+            epoch,
+            epoch_seq: 0,
+            held: Held::default(),
+            container: Container::default(),
+            ports: None,
+            progress: None,
+            gpus: Vec::new(),
+            end: None,
+            removal: Removal::No,
+        }
+    }
+}
+
+/// Whether the submission is on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Acceptance {
+    Waits,
+    Accepted,
+    Failed(String),
+}
+
+pub(super) struct Task {
+    pub(super) id: SubmissionId,
+    /// Without the registry's credential.
+    pub(super) spec: TaskSpec,
+    pub(super) dir: TaskDir,
+    pub(super) token: String,
+    pub(super) auth: Mutex<Option<RegistryAuth>>,
+    pub(super) state: Mutex<State>,
+    pub(super) acceptance: watch::Sender<Acceptance>,
+    pub(super) ask: watch::Sender<Option<Ask>>,
+    /// Counts changes of the state, for those who wait for one.
+    pub(super) changes: watch::Sender<u64>,
+}
+
+impl Task {
+    pub(super) fn new(
+        spec: TaskSpec,
+        auth: Option<RegistryAuth>,
+        dir: TaskDir,
+        token: String,
+        state: State,
+    ) -> Self {
+        Self {
+            id: spec.id,
+            spec,
+            dir,
+            token,
+            auth: Mutex::new(auth),
+            state: Mutex::new(state),
+            acceptance: watch::Sender::new(Acceptance::Waits),
+            ask: watch::Sender::new(None),
+            changes: watch::Sender::new(0),
+        }
+    }
+
+    pub(super) fn info(&self) -> TaskInfo {
+        self.info_of(&self.state.lock())
+    }
+
+    pub(super) fn info_of(&self, state: &State) -> TaskInfo {
+        let end = state.end.as_ref();
+        let handle = state.container.handle.as_ref();
+        TaskInfo {
+            id: self.id,
+            status: wire(state.status),
+            termination_reason: end.map(|end| end.reason.clone()).unwrap_or_default(),
+            termination_message: end.map(|end| end.message.clone()).unwrap_or_default(),
+            ports: state.ports.clone(),
+            image_pull_progress: state.progress.clone(),
+            container_name: handle.map(|handle| handle.name.clone()).unwrap_or_default(),
+            container_id: handle.map(|handle| handle.id.clone()).unwrap_or_default(),
+            gpus_ids: state.gpus.clone(),
+            exit_status: end.and_then(|end| end.exit_status),
+            detail: end.and_then(|end| end.detail).map(|detail| detail.as_str().to_owned()),
+            epoch: state.epoch,
+        }
+    }
+
+    pub(super) fn item(&self) -> TaskItem {
+        TaskItem { id: self.id, status: wire(self.state.lock().status) }
+    }
+}
+
+/// The machine's word on the wire.
+pub(super) const fn wire(status: Status) -> TaskStatus {
+    match status {
+        Status::Pending => TaskStatus::Pending,
+        Status::Preparing => TaskStatus::Preparing,
+        Status::Pulling => TaskStatus::Pulling,
+        Status::Creating => TaskStatus::Creating,
+        Status::Running => TaskStatus::Running,
+        Status::Terminated => TaskStatus::Terminated,
+    }
+}
