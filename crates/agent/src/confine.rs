@@ -3,13 +3,18 @@
 //! The code of a job is root in its container and owns what is below the task's `run` directory. The shim is
 //! root on the host and reads there. So no name is followed through a link, and only plain files are read.
 
-use std::{fs::File, io, os::fd::BorrowedFd, path::Path};
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd},
+    path::Path,
+};
 
 use landlock::{
     ABI, Access as _, AccessFs, CompatLevel, Compatible as _, PathBeneath, Ruleset, RulesetAttr as _,
     RulesetCreatedAttr as _, RulesetError, RulesetStatus,
 };
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2};
 use serde::{Deserialize, Serialize};
 
 /// A directory handle under which names are looked up without leaving it.
@@ -25,10 +30,13 @@ impl Beneath {
     }
 
     /// A plain file below, for reading.
+    ///
+    /// Looked at before it is opened: to open a device that somebody put there may already do something.
     pub fn file(&self, name: &str) -> io::Result<File> {
-        let fd = self.lookup(name, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let fd = self.lookup(name, OFlags::PATH)?;
         expect_type(&fd, FileType::RegularFile, "not a plain file")?;
-        Ok(File::from(fd))
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        Ok(File::from(open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?))
     }
 
     /// A handle on a socket below: connect to its `/proc/self/fd` path.
@@ -39,6 +47,10 @@ impl Beneath {
     }
 
     fn lookup(&self, name: &str, flags: OFlags) -> io::Result<rustix::fd::OwnedFd> {
+        // A name of one component cannot lead out, and the filters of older container engines know no `openat2`.
+        if !matches!(name, "." | "..") && !name.contains('/') {
+            return Ok(openat(&self.dir, name, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?);
+        }
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         Ok(openat2(&self.dir, name, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), resolve)?)
     }

@@ -74,7 +74,7 @@ pub async fn pull(
     no_connections_secs: i64,
     states: impl FnOnce() -> Vec<JobState>,
 ) -> Response {
-    let answer = match pull::plan(spool, after, states).await {
+    let answer = match pull::plan(spool, after, pull::BOUNDS, states).await {
         Ok(plan) => pull::body(spool, plan, no_connections_secs),
         Err(error) => Err(error),
     };

@@ -19,6 +19,8 @@ pub mod readers;
 pub mod stamp;
 pub mod strip;
 mod tail;
+#[cfg(test)]
+mod tests;
 pub mod write;
 
 pub use follow::{Follow, Source};

@@ -17,10 +17,15 @@ use super::{
     strip::{self, Stripper},
 };
 
-/// Bytes of output in one answer.
-const ANSWER_MAX: u64 = 8 * 1024 * 1024;
-/// Events in one answer.
-const EVENTS_MAX: usize = 16 * 1024;
+/// How much one answer holds of each stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) bytes: u64,
+    pub(super) events: usize,
+}
+
+pub(super) const BOUNDS: Bounds = Bounds { bytes: 8 * 1024 * 1024, events: 8 * 1024 };
+
 /// What is served of an event that no writer of ours would have made so large.
 const SPOILED_EVENT_MAX: u64 = 4 * EVENT_MAX;
 
@@ -39,6 +44,7 @@ pub(super) struct Plan {
 pub(super) async fn plan(
     spool: &Spool,
     after: i64,
+    bounds: Bounds,
     states: impl FnOnce() -> Vec<JobState>,
 ) -> io::Result<Plan> {
     let complete = spool.writer(Stream::Job).position().complete;
@@ -48,7 +54,7 @@ pub(super) async fn plan(
     let ended = states.iter().any(|state| matches!(state.state.as_str(), "done" | "failed" | "terminated"));
     let later = states.iter().any(|state| state.timestamp > upto);
     states.retain(|state| state.timestamp > after && state.timestamp <= upto);
-    let wanted = Wanted { after, upto, bytes_max: ANSWER_MAX / 2, events_max: EVENTS_MAX / 2 };
+    let wanted = Wanted { after, upto, bytes_max: bounds.bytes, events_max: bounds.events };
     let job = spool.source(Stream::Job).blocking(move |reader| reader.events(wanted)).await?;
     let runner = spool.source(Stream::Runner).blocking(move |reader| reader.events(wanted)).await?;
     let later = later || job.later;

@@ -146,7 +146,8 @@ impl Reader {
             None => return Ok(found),
         };
         let from_start = at == 0;
-        while at < index.records {
+        let last = index.records.min(at.saturating_add(index::SCAN_MAX));
+        while at < last {
             for record in index.chunk(at)?.into_iter().flatten() {
                 let offset = record.offset.min(end);
                 if let Some(event) = open.take() {
@@ -171,13 +172,13 @@ impl Reader {
         Ok(found)
     }
 
-    /// Compares the bytes with what the index remembers of them. Reads everything once.
+    /// Compares the bytes with what the index remembers of them. Reads everything once, so it may take a while.
     pub fn damage(&self) -> io::Result<Vec<Damage>> {
         let end = self.end()?;
         let index = self.index()?;
         let mut damaged = Vec::new();
         let mut start = None;
-        for at in 0..index.records {
+        for at in 0..index.records.min(index::SCAN_MAX) {
             let record = index.record(at)?;
             if let (Some(start), Some(record)) = (start, record)
                 && let Some(crc) = record.before

@@ -273,8 +273,9 @@ fn plain_file(dir: &Beneath, name: &str) -> io::Result<File> {
 fn recover(log: File, index: File, stamps: &Arc<Stamps>) -> io::Result<State> {
     let end = log.metadata()?.len();
     let mut records = index.metadata()?.len() / index::SIZE as u64;
+    let sound = records.saturating_sub(index::SCAN_MAX);
     let mut last = None;
-    while records > 0 {
+    while records > sound {
         let mut bytes = [0; index::SIZE];
         index.read_exact_at(&mut bytes, (records - 1) * index::SIZE as u64)?;
         last = Record::decode(&bytes).filter(|record| record.offset <= end);
@@ -282,6 +283,9 @@ fn recover(log: File, index: File, stamps: &Arc<Stamps>) -> io::Result<State> {
             break;
         }
         records -= 1;
+    }
+    if last.is_none() {
+        records = 0;
     }
     index.set_len(records * index::SIZE as u64)?;
     if let Some(last) = last {

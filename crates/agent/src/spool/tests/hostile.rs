@@ -1,0 +1,138 @@
+//! A job that owns its spool's files can lie about its own output and do nothing else.
+
+use std::{fs, os::unix::fs::symlink, time::Duration};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::spool::{
+    index::{Kind, Record},
+    read::{READ_MAX, Wanted},
+};
+
+fn look_at_everything(reader: &Reader, offset: u64, time: i64) -> Result<(), TestCaseError> {
+    let end = reader.end().unwrap();
+    let bytes = reader.read(offset, usize::MAX).unwrap();
+    prop_assert!(bytes.len() as u64 <= end.saturating_sub(offset) && bytes.len() <= READ_MAX);
+    prop_assert!(reader.offset_at(time).unwrap() <= end);
+    let _ = (reader.is_complete().unwrap(), reader.damage().unwrap());
+    for wanted in [ALL, Wanted { after: time, upto: time.saturating_add(9), bytes_max: 10, events_max: 3 }] {
+        let found = reader.events(wanted).unwrap();
+        prop_assert!(found.events.len() <= wanted.events_max);
+        for event in &found.events {
+            prop_assert!(event.start < event.end && event.end <= end);
+            prop_assert!(event.time > wanted.after && event.time <= wanted.upto);
+        }
+    }
+    Ok(())
+}
+
+fn record() -> impl Strategy<Value = Vec<u8>> {
+    let near = prop_oneof![0u64..5000, any::<u64>()];
+    let time = prop_oneof![-5i64..50, any::<i64>()];
+    prop_oneof![
+        4 => (near, time, any::<Option<u32>>(), any::<bool>()).prop_map(|(offset, time, before, complete)| {
+            let kind = if complete { Kind::Complete } else { Kind::Event };
+            Record { offset, time, before, kind }.encode().to_vec()
+        }),
+        1 => proptest::collection::vec(any::<u8>(), 1..70),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn any_index_over_any_log_is_read_without_harm(
+        records in proptest::collection::vec(record(), 0..40),
+        log in proptest::collection::vec(any::<u8>(), 0..5000),
+        offset in prop_oneof![0u64..6000, any::<u64>()],
+        time in prop_oneof![-5i64..50, any::<i64>()],
+    ) {
+        let run = Run::new();
+        fs::write(run.file("job.idx"), records.concat()).unwrap();
+        fs::write(run.file("job.log"), &log).unwrap();
+        let reader = run.reader();
+        look_at_everything(&reader, offset, time)?;
+        prop_assert_eq!(&everything(&reader, 777), &log);
+        // It shrinks under the reader's hands.
+        fs::OpenOptions::new().write(true).open(run.file("job.log")).unwrap().set_len(log.len() as u64 / 2).unwrap();
+        look_at_everything(&reader, offset, time)?;
+        // And a writer that comes upon it still starts.
+        let writer = run.writer(&Stamps::manual(1));
+        prop_assert!(writer.position().complete || writer.append(b"x").is_ok());
+    }
+}
+
+#[test]
+fn links_pipes_and_devices_are_not_followed_nor_waited_for() {
+    let run = Run::new();
+    let secret = run.file("secret");
+    fs::write(&secret, "of the host").unwrap();
+    let log = run.file("job.log");
+    let refused = |what: &str| {
+        let kind = run.reader().read(0, 100).unwrap_err().kind();
+        assert_eq!(kind, std::io::ErrorKind::InvalidInput, "{what}");
+        assert!(
+            Writer::open(&Beneath::open(run.path()).unwrap(), Stream::Job, Stamps::manual(1)).is_err(),
+            "{what}"
+        );
+        if fs::remove_file(&log).is_err() {
+            fs::remove_dir(&log).unwrap();
+        }
+    };
+    symlink(&secret, &log).unwrap();
+    refused("a link");
+    symlink("/nowhere", &log).unwrap();
+    refused("a link to nothing");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &log, rustix::fs::Mode::RUSR).unwrap();
+    refused("a pipe");
+    fs::create_dir(&log).unwrap();
+    refused("a directory");
+    let device = rustix::fs::makedev(1, 5);
+    let kind = rustix::fs::FileType::CharacterDevice;
+    rustix::fs::mknodat(rustix::fs::CWD, &log, kind, rustix::fs::Mode::RUSR, device).unwrap();
+    refused("a device");
+    assert_eq!(fs::read(&secret).unwrap(), b"of the host");
+}
+
+#[test]
+fn a_pipe_in_place_of_the_index_hides_times_not_bytes() {
+    let run = Run::new();
+    fs::write(run.file("job.log"), "output").unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, run.file("job.idx"), rustix::fs::Mode::RUSR).unwrap();
+    assert_eq!(everything(&run.reader(), 100), b"output");
+    assert_eq!(run.reader().events(ALL).unwrap().events.len(), 1);
+}
+
+#[test]
+fn a_huge_file_of_nothing_costs_nothing() {
+    let run = Run::new();
+    for name in ["job.log", "job.idx"] {
+        fs::File::create(run.file(name)).unwrap().set_len(1 << 40).unwrap();
+    }
+    let reader = run.reader();
+    assert_eq!(reader.read((1 << 40) - 3, usize::MAX).unwrap(), [0; 3]);
+    assert!(reader.read(u64::MAX, 5).unwrap().is_empty());
+    assert!(!reader.is_complete().unwrap());
+    assert!(reader.offset_at(5).unwrap() <= 1 << 40);
+    let some = Wanted { after: 5, upto: 9, bytes_max: 100, events_max: 10 };
+    assert_eq!(reader.events(some).unwrap().events, []);
+    fs::OpenOptions::new().write(true).open(run.file("job.log")).unwrap().set_len(1 << 20).unwrap();
+    assert_eq!(run.writer(&Stamps::manual(1)).position().end, 1 << 20);
+    assert_eq!(run.reader().events(ALL).unwrap().events.len(), 4);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_there_yet_is_waited_for() {
+    let run = Run::new();
+    let ended = tokio_util::sync::CancellationToken::new();
+    let source = Source::there(run.reader(), Watcher::default(), ended.clone());
+    assert_eq!(source.wait(0, Duration::from_millis(1)).await.unwrap(), Position::default());
+    let (waited, ()) = tokio::join!(source.wait(0, Duration::from_secs(60)), async {
+        run.writer(&Stamps::new()).append(b"now").unwrap();
+    });
+    assert_eq!(waited.unwrap().end, 3);
+    ended.cancel();
+    assert_eq!(source.completed().await, 3);
+}
