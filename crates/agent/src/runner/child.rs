@@ -17,7 +17,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::user::Account;
+use super::{site::Site, user::Account};
 
 /// The subcommands of the agent's own binary that are started as children.
 #[derive(Debug, clap::Args)]
@@ -30,11 +30,17 @@ pub struct Args {
 enum Part {
     /// Unpack the archive on standard input into the current directory
     Unpack(super::unpack::child::Args),
+    /// Answer git's question for a credential
+    GitCredential(super::repo::credential::Args),
+    /// Run a command on a host, as git asks an SSH client to
+    GitSsh(super::repo::ssh::Args),
 }
 
 pub fn main(args: &Args) -> std::process::ExitCode {
     match &args.part {
         Part::Unpack(args) => super::unpack::child::main(args),
+        Part::GitCredential(args) => super::repo::credential::main(args),
+        Part::GitSsh(args) => super::repo::ssh::main(args),
     }
 }
 
@@ -65,8 +71,8 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -
 }
 
 /// The agent's own binary, as a child.
-pub(super) fn own(part: &str, account: &Account) -> Command {
-    let mut command = command("/proc/self/exe", account);
+pub(super) fn own(part: &str, site: &Site) -> Command {
+    let mut command = command(&site.agent, &site.account);
     command.arg0("windlass-agent").args(["child", part]);
     command
 }

@@ -50,7 +50,7 @@ pub async fn place(site: &Site, archive: &Path, path: &str) -> Result<Unpacked, 
     let failed = |what| move |source| FilesError::Place { path: path.to_owned(), what, source };
     site.make_dirs(parent).map_err(failed("make the directories above"))?;
     let stage = Stage::new(site, parent).map_err(failed("make a directory beside it"))?;
-    let unpacked = child::run(stage.path(), archive, Top::Rename, &site.account)
+    let unpacked = child::run(stage.path(), archive, Top::Rename, site)
         .await
         .map_err(|source| FilesError::Unpack { path: path.to_owned(), source })?;
     replace(&stage, &target).map_err(failed("move them into place"))?;

@@ -20,9 +20,16 @@ pub struct Site {
     pub account: Account,
     /// Absolute.
     pub working_dir: PathBuf,
+    /// The agent's binary, which is started again as a child.
+    pub agent: PathBuf,
 }
 
 impl Site {
+    pub fn new(account: Account, working_dir: PathBuf) -> Self {
+        let agent = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
+        Self { account, working_dir, agent }
+    }
+
     /// `~` is the user's home, a relative path starts at the working directory. `.` and `..` are taken out by
     /// name alone.
     pub fn resolve(&self, path: &str) -> PathBuf {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{Limits, Summary, Top, UnpackError, unpack};
 use crate::{
     confine::{self, Landlock},
-    runner::{child, user::Account},
+    runner::{child, site::Site},
 };
 
 /// An archive that takes longer is stuck, most likely on a file system that does not answer.
@@ -72,15 +72,15 @@ pub struct Unpacked {
     pub landlock: Landlock,
 }
 
-/// Unpacks `archive` into the directory `into` as `account`. On an error, whatever was made is still there.
-pub async fn run(into: &Path, archive: &Path, top: Top, account: &Account) -> Result<Unpacked, ChildError> {
+/// Unpacks `archive` into the directory `into` as the job's user. On an error, whatever was made is still there.
+pub async fn run(into: &Path, archive: &Path, top: Top, site: &Site) -> Result<Unpacked, ChildError> {
     let start = |what| move |source| ChildError::Start { what, source };
     let archive = File::open(archive).map_err(start("open it"))?;
     let top = match top {
         Top::Keep => "keep",
         Top::Rename => "rename",
     };
-    let mut command = child::own("unpack", account);
+    let mut command = child::own("unpack", site);
     command.args(["--top", top]).current_dir(into);
     command.stdin(archive).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut group = child::Group::spawn(&mut command).map_err(start("start a child process"))?;

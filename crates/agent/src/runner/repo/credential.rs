@@ -1,0 +1,133 @@
+//! How git gets a credential that nobody else can see.
+//!
+//! It is written to a nameless file in memory whose handle git inherits; no variable, argument or file on disk
+//! holds it. When git needs it, git starts the agent's binary, which reads the handle and answers. It answers
+//! for the one host the credential is for, so a submodule elsewhere, or a redirect, gets nothing. When the last
+//! of these processes ends, the credential is gone.
+
+use std::{
+    fs::File,
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::{FromRawFd as _, OwnedFd, RawFd},
+        unix::fs::FileExt as _,
+    },
+    process::ExitCode,
+};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use serde::{Deserialize, Serialize};
+
+/// Names the handle for the child: a number.
+pub(super) const VARIABLE: &str = "WINDLASS_CREDENTIAL_FD";
+const MAX_BYTES: u64 = 1 << 20;
+/// Bytes of a question of git's.
+const MAX_QUESTION: u64 = 64 << 10;
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Credential {
+    /// As it stands in the URL.
+    pub(super) host: String,
+    pub(super) secret: Secret,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Secret {
+    Login { scheme: String, username: String, password: String },
+    PrivateKey(String),
+}
+
+impl Credential {
+    /// Puts it where only processes that inherit the handle can read it.
+    pub(super) fn hide(&self) -> io::Result<OwnedFd> {
+        let fd = memfd_create("credential", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = File::from(fd);
+        file.write_all_at(&serde_json::to_vec(self)?, 0)?;
+        fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+        Ok(file.into())
+    }
+
+    /// The child's side: reads the handle it inherited.
+    pub(super) fn inherited() -> io::Result<Self> {
+        let number: RawFd = std::env::var(VARIABLE)
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .filter(|number| *number > 2)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no credential was passed on"))?;
+        #[expect(unsafe_code, reason = "a handle that was inherited is known by its number only")]
+        // SAFETY: the number was passed on by the runner for this use; nothing else in this process owns it, and a
+        // number that is not open makes the reads below fail.
+        let file = unsafe { File::from_raw_fd(number) };
+        let mut text = Vec::new();
+        let mut at = 0;
+        let mut buffer = [0; 4096];
+        // Not `read`: other processes share the position.
+        while let count @ 1.. = file.read_at(&mut buffer, at)? {
+            text.extend_from_slice(&buffer[..count]);
+            at += count as u64;
+            if at > MAX_BYTES {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+        }
+        Ok(serde_json::from_slice(&text)?)
+    }
+}
+
+/// Lets the next program keep the handle. For use between fork and exec.
+pub(super) fn pass_on(fd: RawFd) -> io::Result<()> {
+    #[expect(unsafe_code, reason = "the handle is borrowed across fork by its number")]
+    // SAFETY: the runner keeps the handle open until the child was started.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).map_err(Into::into)
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// `get`, `store` or `erase`
+    operation: String,
+}
+
+/// Answers git's question on standard input, or says nothing.
+pub fn main(args: &Args) -> ExitCode {
+    if args.operation != "get" {
+        return ExitCode::SUCCESS;
+    }
+    let mut question = String::new();
+    let asked = io::stdin().lock().take(MAX_QUESTION).read_to_string(&mut question);
+    let answered = asked.and_then(|_| Credential::inherited()).and_then(|credential| {
+        let said = answer(&credential, &question).unwrap_or_default();
+        io::stdout().lock().write_all(said.as_bytes())
+    });
+    if answered.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn answer(credential: &Credential, question: &str) -> Option<String> {
+    let asked = |key: &str| question.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let Secret::Login { scheme, username, password } = &credential.secret else { return None };
+    let fits = asked("protocol") == Some(scheme) && asked("host") == Some(&credential.host);
+    fits.then(|| format!("username={username}\npassword={password}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_host_it_is_for_gets_the_credential() {
+        let login = |name: &str| name.to_owned();
+        let secret =
+            Secret::Login { scheme: login("https"), username: login("oauth2"), password: login("t0ken") };
+        let credential = Credential { host: login("h:8443"), secret };
+        let ask = |protocol: &str, host: &str| {
+            answer(&credential, &format!("capability[]=authtype\nprotocol={protocol}\nhost={host}\n\n"))
+        };
+        assert_eq!(ask("https", "h:8443").unwrap(), "username=oauth2\npassword=t0ken\n");
+        assert_eq!(ask("https", "h"), None);
+        assert_eq!(ask("https", "evil.example"), None);
+        assert_eq!(ask("http", "h:8443"), None);
+        assert_eq!(answer(&credential, ""), None);
+        let key = Credential { host: login("h"), secret: Secret::PrivateKey(login("k")) };
+        assert_eq!(answer(&key, "protocol=ssh\nhost=h\n"), None);
+    }
+}

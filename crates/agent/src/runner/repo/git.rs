@@ -1,0 +1,236 @@
+//! The git program: which one, with which environment and settings, and what it says.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::PermissionsExt as _,
+    },
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    time::Instant,
+};
+
+use super::{RepoError, Say, credential};
+use crate::runner::{child, site::Site};
+
+/// All of git's work for one job. A stalled transfer ends much earlier.
+const DEADLINE: Duration = Duration::from_secs(2 * 3600);
+/// Slower than this for so long is a transfer that stands still.
+const STALL: [&str; 2] = ["http.lowSpeedLimit=1000", "http.lowSpeedTime=120"];
+/// Progress is told this often.
+const PROGRESS: Duration = Duration::from_secs(5);
+/// Lines of git's kept for an error, and passed on to the log.
+const KEPT_LINES: usize = 12;
+const SAID_LINES: usize = 200;
+const MAX_LINE: usize = 500;
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Variables of the image that decide whether a network is reached and how certificates are checked.
+const INHERITED: &[&str] = &[
+    "PATH",
+    "LANG",
+    "TMPDIR",
+    "http_proxy",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "all_proxy",
+    "ALL_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "GIT_SSL_CAPATH",
+];
+
+/// Git, ready to be told what to do.
+pub(super) struct Git<'a> {
+    program: PathBuf,
+    site: &'a Site,
+    say: Say<'a>,
+    /// The handle of the credential.
+    secret: Option<OwnedFd>,
+    /// Our own client speaks SSH, with the key of the credential.
+    own_ssh: bool,
+    any_url: bool,
+    until: Instant,
+}
+
+impl<'a> Git<'a> {
+    pub(super) fn find(
+        site: &'a Site,
+        say: Say<'a>,
+        secret: Option<OwnedFd>,
+        own_ssh: bool,
+        any_url: bool,
+    ) -> Result<Self, RepoError> {
+        let program = in_path("git").ok_or(RepoError::NoGit)?;
+        Ok(Self { program, site, say, secret, own_ssh, any_url, until: Instant::now() + DEADLINE })
+    }
+
+    /// Runs git in `dir` to its end. `step` names it in an error; `input` is its standard input.
+    pub(super) async fn run(
+        &self,
+        step: &'static str,
+        dir: &Path,
+        arguments: &[&str],
+        input: Option<std::fs::File>,
+    ) -> Result<(), RepoError> {
+        let mut command = child::command(&self.program, &self.site.account);
+        command.args(self.settings()).args(arguments).current_dir(dir);
+        command.envs(self.environment()).stdout(Stdio::null()).stderr(Stdio::piped());
+        if let Some(input) = input {
+            command.stdin(input);
+        }
+        if let Some(secret) = &self.secret {
+            let number = secret.as_raw_fd();
+            command.env(credential::VARIABLE, number.to_string());
+            #[expect(unsafe_code, reason = "git is to inherit the handle of the credential")]
+            // SAFETY: one system call; no allocation, no lock.
+            unsafe {
+                command.pre_exec(move || credential::pass_on(number));
+            }
+        }
+        let mut group =
+            child::Group::spawn(&mut command).map_err(|source| RepoError::Start { step, source })?;
+        let stderr = group.child().stderr.take();
+        let left = self.until.saturating_duration_since(Instant::now());
+        let (ended, kept) = tokio::join!(group.wait(left), relay(stderr, self.say));
+        match ended.map_err(|source| RepoError::Start { step, source })? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(RepoError::Git { step, status: status.to_string(), said: kept.join("\n") }),
+            None => Err(RepoError::Deadline { step, secs: DEADLINE.as_secs() }),
+        }
+    }
+
+    /// No hooks, no transports that run programs, no credential store but ours, no question at a terminal.
+    fn settings(&self) -> Vec<OsString> {
+        let mut settings = vec![
+            "core.hooksPath=/dev/null",
+            "core.askPass=",
+            "protocol.allow=never",
+            "protocol.https.allow=always",
+            "protocol.ssh.allow=always",
+            "protocol.git.allow=always",
+            "protocol.ext.allow=never",
+            "credential.helper=",
+            "advice.detachedHead=false",
+        ];
+        settings.extend(STALL);
+        if self.any_url {
+            settings.extend(["protocol.http.allow=always", "protocol.file.allow=always"]);
+        }
+        let mut arguments: Vec<OsString> =
+            settings.iter().flat_map(|setting| ["-c".into(), setting.into()]).collect();
+        if self.secret.is_some() && !self.own_ssh {
+            let mut helper = OsString::from("credential.helper=!");
+            helper.push(self.own_command("git-credential"));
+            arguments.extend(["-c".into(), helper]);
+        }
+        arguments
+    }
+
+    fn environment(&self) -> Vec<(OsString, OsString)> {
+        let mut env: Vec<(OsString, OsString)> = INHERITED
+            .iter()
+            .filter_map(|name| std::env::var_os(name).map(|value| (OsString::from(name), value)))
+            .collect();
+        let account = &self.site.account;
+        env.push(("HOME".into(), account.home.clone().into()));
+        env.push(("USER".into(), account.name.clone().into()));
+        env.push(("LC_ALL".into(), "C".into()));
+        env.push(("GIT_TERMINAL_PROMPT".into(), "0".into()));
+        let ssh = if self.own_ssh {
+            self.own_command("git-ssh")
+        } else {
+            "ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30".into()
+        };
+        env.push(("GIT_SSH_COMMAND".into(), ssh));
+        env.push(("GIT_SSH_VARIANT".into(), "ssh".into()));
+        env
+    }
+
+    /// The agent's binary as git's shell is to start it. The path is ours; quotes keep odd ones whole.
+    fn own_command(&self, part: &str) -> OsString {
+        let path = self.site.agent.to_string_lossy().replace('\'', r"'\''");
+        format!("'{path}' child {part}").into()
+    }
+}
+
+/// The first executable of that name, as a shell would find it.
+pub(super) fn in_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    std::env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(name)).find(|file| {
+        file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    })
+}
+
+/// Passes on what git says, progress now and then, and keeps the last lines.
+async fn relay(from: Option<impl AsyncRead + Unpin>, say: Say<'_>) -> Vec<String> {
+    let mut lines = Lines { say, kept: Vec::new(), said: 0, progress_at: None };
+    let Some(mut from) = from else { return lines.kept };
+    let mut buffer = vec![0; 4096];
+    let mut line = Vec::new();
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        for byte in &buffer[..count] {
+            match byte {
+                b'\n' => lines.whole(&std::mem::take(&mut line)),
+                b'\r' => lines.progress(&std::mem::take(&mut line)),
+                byte if line.len() < MAX_LINE => line.push(*byte),
+                _ => {}
+            }
+        }
+    }
+    lines.whole(&line);
+    lines.kept
+}
+
+struct Lines<'a> {
+    say: Say<'a>,
+    kept: Vec<String>,
+    said: usize,
+    progress_at: Option<Instant>,
+}
+
+impl Lines<'_> {
+    fn whole(&mut self, line: &[u8]) {
+        let text = readable(line);
+        if text.is_empty() {
+            return;
+        }
+        if self.said < SAID_LINES {
+            (self.say)(&format!("git: {text}"));
+        }
+        self.said += 1;
+        if self.kept.len() == KEPT_LINES {
+            self.kept.remove(0);
+        }
+        self.kept.push(text);
+    }
+
+    fn progress(&mut self, line: &[u8]) {
+        let now = Instant::now();
+        if self.progress_at.is_none_or(|last| now - last >= PROGRESS) {
+            self.progress_at = Some(now);
+            (self.say)(&format!("git: {}", readable(line)));
+        }
+    }
+}
+
+/// Without control characters: a remote may send any.
+fn readable(line: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(line).chars().filter(|c| !c.is_control()).collect();
+    text.trim().to_owned()
+}
+
+/// Opens what was uploaded; the runner may read it, the job's user need not.
+pub(super) fn open(path: &Path) -> io::Result<std::fs::File> {
+    std::fs::File::open(path)
+}

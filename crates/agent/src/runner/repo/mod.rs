@@ -1,0 +1,397 @@
+//! The repository a job starts from: cloned, unpacked or none.
+//!
+//! Whatever is brought is made in a directory of its own inside the target and then moved up, entry by entry.
+//! So a runner that is stopped or killed half way leaves no half of a repository. The target may be a mount
+//! point, which could not be renamed.
+//!
+//! Git is the image's own. It runs as the job's user, gets its credential through a handle it inherits
+//! ([`credential`]) and speaks SSH through our own client when the job brings a key ([`ssh`]), so images need no
+//! SSH client for that.
+
+pub mod credential;
+mod git;
+pub mod ssh;
+mod url;
+
+use std::{fs, io, path::Path};
+
+use windlass_api::agent::runner::{RepoCredentials, RepoData};
+
+use self::{
+    credential::{Credential, Secret},
+    git::Git,
+    url::{Remote, Scheme},
+};
+use super::{
+    site::{self, Site, Stage},
+    unpack::{
+        CONTENT, Top,
+        child::{self, ChildError},
+    },
+};
+
+/// What a file system makes of itself.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// What the job asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    pub data: Option<&'a RepoData>,
+    pub credentials: Option<&'a RepoCredentials>,
+    /// Where it goes, as [`Site::resolve`] reads it.
+    pub dir: &'a str,
+    /// `error` or `skip` when there is something already; absent is `skip`.
+    pub exists_action: Option<&'a str>,
+    pub single_branch: bool,
+    /// What was uploaded as code: a diff for a remote repository, a tar for the others. Absent or empty is nothing.
+    pub code: Option<&'a Path>,
+    /// Also take `http:` and `file:` URLs and local paths.
+    pub any_url: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RepoError {
+    #[error("set up the repository: unknown action `{action}` for a directory that is not empty")]
+    UnknownAction { action: String },
+    #[error("set up the repository: `{dir}` is not empty")]
+    Exists { dir: String },
+    #[error("set up the repository: the job names no URL to clone")]
+    NoUrl,
+    #[error("set up the repository: {0}")]
+    Url(#[from] url::UrlError),
+    #[error("set up the repository: `{name}` cannot be a {what}")]
+    BadName { what: &'static str, name: String },
+    #[error("set up the repository: the image has no git")]
+    NoGit,
+    #[error("set up the repository: the image has no ssh, and the job brings no private key")]
+    NoSsh,
+    #[error("{step}: git ended with {status}: {said}")]
+    Git { step: &'static str, status: String, said: String },
+    #[error("{step}: not done after {secs} s")]
+    Deadline { step: &'static str, secs: u64 },
+    #[error("{step}: start git")]
+    Start {
+        step: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("set up the repository")]
+    Unpack(#[source] ChildError),
+    #[error("set up the repository: {what}")]
+    Place {
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl RepoError {
+    /// What the user can do.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NoGit => Some("hint: install git in the image, or use an image that has it"),
+            Self::NoSsh => {
+                Some("hint: install an SSH client in the image, or give the repository's private key")
+            }
+            Self::Url(_) => Some("hint: use an `https:`, `ssh:` or `git:` URL"),
+            Self::Exists { .. } => Some("hint: choose another directory, or `if_exists: skip`"),
+            Self::Git { said, .. } => hint_from(said),
+            Self::UnknownAction { .. }
+            | Self::NoUrl
+            | Self::BadName { .. }
+            | Self::Deadline { .. }
+            | Self::Start { .. }
+            | Self::Unpack(_)
+            | Self::Place { .. } => None,
+        }
+    }
+
+    /// Whether a full disk is why.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            Self::Git { said, .. } => said.contains("No space left on device"),
+            Self::Unpack(source) => matches!(source, ChildError::NoSpace(_)),
+            Self::Start { source, .. } | Self::Place { source, .. } => {
+                source.kind() == io::ErrorKind::StorageFull
+            }
+            Self::UnknownAction { .. }
+            | Self::Exists { .. }
+            | Self::NoUrl
+            | Self::Url(_)
+            | Self::BadName { .. }
+            | Self::NoGit
+            | Self::NoSsh
+            | Self::Deadline { .. } => false,
+        }
+    }
+}
+
+fn hint_from(said: &str) -> Option<&'static str> {
+    const REFUSED: [&str; 4] = [
+        "Authentication failed",
+        "could not read Username",
+        "Permission denied",
+        "HTTP Basic: Access denied",
+    ];
+    if REFUSED.iter().any(|sign| said.contains(sign)) {
+        return Some("hint: the repository's credentials are missing, wrong or expired");
+    }
+    if said.contains("patch does not apply") || said.contains("patch failed") {
+        return Some("hint: push the commit your changes are based on");
+    }
+    None
+}
+
+/// Lines for the runner's log.
+pub type Say<'a> = &'a (dyn Fn(&str) + Send + Sync);
+
+/// Brings the repository. Dropping the future stops git and leaves nothing half.
+pub async fn prepare(site: &Site, wanted: &Wanted<'_>, say: Say<'_>) -> Result<(), RepoError> {
+    let Some(data) = wanted.data else { return Ok(()) };
+    let code = wanted.code.filter(|path| fs::metadata(path).is_ok_and(|meta| meta.len() > 0));
+    let remote = match data {
+        RepoData::Virtual {} | RepoData::Local {} if code.is_none() => return Ok(()),
+        RepoData::Virtual {} | RepoData::Local {} => None,
+        RepoData::Remote { .. } => {
+            let credentials = wanted.credentials.ok_or(RepoError::NoUrl)?;
+            Some(url::parse(&credentials.clone_url, wanted.any_url)?)
+        }
+    };
+    let dir = site.resolve(wanted.dir);
+    let place = |what| move |source| RepoError::Place { what, source };
+    if !is_empty(&dir).map_err(place("look into the directory"))? {
+        return found(wanted, &dir, say);
+    }
+    let target = Target { made: site.make_dirs(&dir).map_err(place("make the directory"))?, dir: &dir };
+    let stage = Stage::new(site, &dir).map_err(place("make a directory"))?;
+    match (remote, code) {
+        (Some(remote), code) => clone(site, wanted, data, &remote, &stage, code, say).await?,
+        (None, Some(code)) => {
+            let unpacked =
+                child::run(stage.path(), code, Top::Keep, site).await.map_err(RepoError::Unpack)?;
+            say(&format!(
+                "unpacked {} entries of code, fenced in: {:?}",
+                unpacked.summary.entries, unpacked.landlock
+            ));
+        }
+        (None, None) => {}
+    }
+    match move_up(&stage, &dir) {
+        Ok(()) => {}
+        // Somebody who shares the directory was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return found(wanted, &dir, say),
+        Err(source) => return Err(RepoError::Place { what: "move it into place", source }),
+    }
+    drop(stage);
+    target.keep();
+    Ok(())
+}
+
+/// The target directory; one made for a repository that does not come is removed again.
+struct Target<'a> {
+    dir: &'a Path,
+    made: bool,
+}
+
+impl Target<'_> {
+    fn keep(mut self) {
+        self.made = false;
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        if self.made {
+            let _ = fs::remove_dir(self.dir);
+        }
+    }
+}
+
+fn found(wanted: &Wanted<'_>, dir: &Path, say: Say<'_>) -> Result<(), RepoError> {
+    match wanted.exists_action {
+        None | Some("" | "skip") => {
+            say(&format!("`{}` is not empty: left as it is", dir.display()));
+            Ok(())
+        }
+        Some("error") => Err(RepoError::Exists { dir: dir.display().to_string() }),
+        Some(other) => Err(RepoError::UnknownAction { action: other.to_owned() }),
+    }
+}
+
+/// Nothing there, or nothing that counts.
+fn is_empty(dir: &Path) -> io::Result<bool> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name() != LOST_AND_FOUND && !site::is_stage(&entry) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What git keeps for itself comes last: a directory with it is complete.
+fn move_up(stage: &Stage, dir: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    let content = stage.path().join(CONTENT);
+    let mut names: Vec<_> = fs::read_dir(&content)?
+        .map(|entry| entry.map(|entry| entry.file_name()))
+        .collect::<Result<_, _>>()?;
+    names.sort_by_key(|name| name == ".git");
+    for name in names {
+        let (from, to) = (content.join(&name), dir.join(&name));
+        match renameat_with(CWD, &from, CWD, &to, RenameFlags::NOREPLACE) {
+            Ok(()) => {}
+            // Some file systems cannot promise it.
+            Err(rustix::io::Errno::INVAL) if fs::symlink_metadata(&to).is_err() => fs::rename(&from, &to)?,
+            Err(rustix::io::Errno::INVAL) => return Err(io::ErrorKind::AlreadyExists.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+async fn clone(
+    site: &Site,
+    wanted: &Wanted<'_>,
+    data: &RepoData,
+    remote: &Remote,
+    stage: &Stage,
+    diff: Option<&Path>,
+    say: Say<'_>,
+) -> Result<(), RepoError> {
+    let RepoData::Remote { repo_branch, repo_hash, repo_config_name, repo_config_email, .. } = data else {
+        return Ok(());
+    };
+    let branch = given(repo_branch.as_deref(), "branch", is_ref)?;
+    let hash = given(repo_hash.as_deref(), "commit hash", is_hash)?;
+    let credential = wanted.credentials.and_then(|credentials| credential_for(remote, credentials));
+    let own_ssh = credential.as_ref().is_some_and(|it| matches!(it.secret, Secret::PrivateKey(_)));
+    if remote.scheme == Scheme::Ssh && !own_ssh && git::in_path("ssh").is_none() {
+        return Err(RepoError::NoSsh);
+    }
+    let hidden = credential.map(|credential| credential.hide()).transpose();
+    let hidden = hidden.map_err(|source| RepoError::Place { what: "hide the credential", source })?;
+    let git = Git::find(site, say, hidden, own_ssh, wanted.any_url)?;
+
+    say(&format!("cloning {}", remote.url));
+    let mut arguments = vec!["clone", "--progress", "--no-checkout"];
+    if wanted.single_branch {
+        arguments.push("--single-branch");
+    }
+    if let Some(branch) = branch {
+        arguments.extend(["--branch", branch]);
+    }
+    arguments.extend(["--", &remote.url, CONTENT]);
+    git.run("clone the repository", stage.path(), &arguments, None).await?;
+
+    let dir = stage.path().join(CONTENT);
+    check_out(&git, &dir, branch, hash).await?;
+    let submodules = ["submodule", "update", "--init", "--recursive"];
+    git.run("bring the submodules", &dir, &submodules, None).await?;
+    if let Some(diff) = diff {
+        let input =
+            git::open(diff).map_err(|source| RepoError::Place { what: "open the changes", source })?;
+        git.run("apply the changes", &dir, &["apply", "--whitespace=nowarn", "-"], Some(input)).await?;
+    }
+    for (key, value) in [("user.name", repo_config_name), ("user.email", repo_config_email)] {
+        if let Some(value) = value.as_deref().filter(|value| !value.is_empty()) {
+            let arguments = ["config", "--local", "--replace-all", key, value];
+            git.run("set the user's name", &dir, &arguments, None).await?;
+        }
+    }
+    Ok(())
+}
+
+/// On the branch, at the commit. A commit the clone did not bring is asked for by its hash.
+async fn check_out(
+    git: &Git<'_>,
+    dir: &Path,
+    branch: Option<&str>,
+    hash: Option<&str>,
+) -> Result<(), RepoError> {
+    const STEP: &str = "check out the commit";
+    let Some(hash) = hash else {
+        return git.run(STEP, dir, &["reset", "--hard", "--quiet"], None).await;
+    };
+    let commit = format!("{hash}^{{commit}}");
+    let known = git.run("look for the commit", dir, &["cat-file", "-e", &commit], None).await;
+    if matches!(known, Err(RepoError::Git { .. })) {
+        git.run("fetch the commit", dir, &["fetch", "--progress", "--", "origin", hash], None).await?;
+    } else {
+        known?;
+    }
+    match branch {
+        Some(branch) => {
+            git.run(STEP, dir, &["checkout", "--quiet", "--force", "-B", branch, hash, "--"], None).await
+        }
+        None => git.run(STEP, dir, &["checkout", "--quiet", "--force", "--detach", hash, "--"], None).await,
+    }
+}
+
+fn given<'a>(
+    name: Option<&'a str>,
+    what: &'static str,
+    fits: fn(&str) -> bool,
+) -> Result<Option<&'a str>, RepoError> {
+    match name {
+        None | Some("") => Ok(None),
+        Some(name) if fits(name) => Ok(Some(name)),
+        Some(name) => Err(RepoError::BadName { what, name: name.chars().take(100).collect() }),
+    }
+}
+
+fn is_ref(name: &str) -> bool {
+    !name.starts_with('-')
+        && name.len() <= 255
+        && !name.contains(|c: char| c.is_control() || " ~^:?*[\\".contains(c))
+}
+
+fn is_hash(name: &str) -> bool {
+    (7..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The token or key for this URL, where there is one.
+fn credential_for(remote: &Remote, given: &RepoCredentials) -> Option<Credential> {
+    let some = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let secret = match remote.scheme {
+        Scheme::Ssh => Secret::PrivateKey(some(&given.private_key)?),
+        Scheme::Https | Scheme::Http => {
+            let scheme = if remote.scheme == Scheme::Https { "https" } else { "http" }.to_owned();
+            let (username, password) = match (some(&given.oauth_token), &remote.login) {
+                (Some(token), _) => (token_user(&remote.host).to_owned(), token),
+                (None, Some((user, password))) => (user.clone(), password.clone()),
+                (None, None) => return None,
+            };
+            Secret::Login { scheme, username, password }
+        }
+        Scheme::Git | Scheme::Local => return None,
+    };
+    Some(Credential { host: remote.host.clone(), secret })
+}
+
+/// The name that goes with a token. Most hosts take any; one insists on its own.
+fn token_user(host: &str) -> &'static str {
+    if host == "bitbucket.org" { "x-token-auth" } else { "oauth2" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_could_be_an_option_is_no_branch() {
+        for (name, fits) in
+            [("main", true), ("feature/x", true), ("--upload-pack=x", false), ("a b", false), ("a\nb", false)]
+        {
+            assert_eq!(is_ref(name), fits, "{name}");
+        }
+        for (name, fits) in [("0123abc", true), ("0123ab", false), ("HEAD", false), ("-123abcdef", false)] {
+            assert_eq!(is_hash(name), fits, "{name}");
+        }
+    }
+}

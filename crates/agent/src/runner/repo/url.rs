@@ -1,0 +1,159 @@
+//! Which URLs may be cloned, and what of them git is told. Pure.
+
+/// A URL that is fit for git's command line and its configuration: it holds no secret and is no option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Remote {
+    pub(super) url: String,
+    pub(super) scheme: Scheme,
+    /// With the port, where one is given.
+    pub(super) host: String,
+    /// What stood before the host of an `https:` URL.
+    pub(super) login: Option<(String, String)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scheme {
+    Https,
+    Ssh,
+    Git,
+    /// Not encrypted: the token would be for everybody.
+    Http,
+    /// A path, or a `file:` URL.
+    Local,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    #[error("the URL is empty, begins with `-` or contains blanks or control characters")]
+    Malformed,
+    #[error("`{scheme}` URLs are not taken")]
+    Scheme { scheme: String },
+    #[error("the URL names no host")]
+    NoHost,
+}
+
+/// `any` also takes what only tests should: `http:`, `file:` and paths.
+pub(super) fn parse(url: &str, any: bool) -> Result<Remote, UrlError> {
+    let odd = |c: char| c.is_control() || c.is_whitespace();
+    if url.is_empty() || url.starts_with('-') || url.contains(odd) {
+        return Err(UrlError::Malformed);
+    }
+    if let Some((scheme, rest)) = url.split_once("://") {
+        return with_scheme(&scheme.to_ascii_lowercase(), rest, any);
+    }
+    if let Some((helper, _)) = url.split_once("::") {
+        return Err(UrlError::Scheme { scheme: helper.to_owned() });
+    }
+    match url.split_once(':') {
+        Some((login, _)) if !login.contains('/') => {
+            let host = login.rsplit_once('@').map_or(login, |(_, host)| host);
+            Ok(Remote { url: url.to_owned(), scheme: Scheme::Ssh, host: named(host)?, login: None })
+        }
+        _ => local(url, any),
+    }
+}
+
+fn with_scheme(scheme: &str, rest: &str, any: bool) -> Result<Remote, UrlError> {
+    let kind = match scheme {
+        "https" => Scheme::Https,
+        "ssh" => Scheme::Ssh,
+        "git" => Scheme::Git,
+        "http" if any => Scheme::Http,
+        "file" => return local(&format!("file://{rest}"), any),
+        other => return Err(UrlError::Scheme { scheme: other.to_owned() }),
+    };
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (login, host) = match authority.rsplit_once('@') {
+        Some((login, host)) => (Some(login), named(host)?),
+        None => (None, named(authority)?),
+    };
+    let (user, password) = match login {
+        Some(login) => login.split_once(':').unwrap_or((login, "")),
+        None => ("", ""),
+    };
+    let keep_user = kind == Scheme::Ssh && !user.is_empty();
+    let before = if keep_user { format!("{user}@") } else { String::new() };
+    let login = (matches!(kind, Scheme::Https | Scheme::Http) && !(user.is_empty() && password.is_empty()))
+        .then(|| (decoded(user), decoded(password)));
+    Ok(Remote { url: format!("{scheme}://{before}{host}/{path}"), scheme: kind, host, login })
+}
+
+fn local(url: &str, any: bool) -> Result<Remote, UrlError> {
+    if !any {
+        return Err(UrlError::Scheme { scheme: "file".to_owned() });
+    }
+    Ok(Remote { url: url.to_owned(), scheme: Scheme::Local, host: String::new(), login: None })
+}
+
+fn named(host: &str) -> Result<String, UrlError> {
+    if host.is_empty() || host.starts_with([':', '-']) { Err(UrlError::NoHost) } else { Ok(host.to_owned()) }
+}
+
+/// Undoes `%XX`.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let hex = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        match (first, hex.and_then(|hex| u8::from_str_radix(hex, 16).ok())) {
+            (b'%', Some(byte)) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(url: &str, expected: &str) {
+        let said = match parse(url, false) {
+            Ok(remote) => {
+                let login =
+                    remote.login.map(|(user, password)| format!(" {user}|{password}")).unwrap_or_default();
+                format!("{:?} {} at {}{login}", remote.scheme, remote.url, remote.host)
+            }
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(said, expected, "{url}");
+    }
+
+    #[test]
+    fn urls_are_taken_apart_and_secrets_taken_out() {
+        check("https://github.com/o/r.git", "Https https://github.com/o/r.git at github.com");
+        check("HTTPS://h:8443/r", "Https https://h:8443/r at h:8443");
+        check("https://me:s%40cret@h/r", "Https https://h/r at h me|s@cret");
+        check("https://tok@h/r", "Https https://h/r at h tok|");
+        check("ssh://git@h:22/o/r", "Ssh ssh://git@h:22/o/r at h:22");
+        check("ssh://git:pw@h/o/r", "Ssh ssh://git@h/o/r at h");
+        check("git@github.com:o/r.git", "Ssh git@github.com:o/r.git at github.com");
+        check("git://h/r", "Git git://h/r at h");
+    }
+
+    #[test]
+    fn what_would_run_a_program_or_read_the_image_is_refused() {
+        const MALFORMED: &str = "the URL is empty, begins with `-` or contains blanks or control characters";
+        check("", MALFORMED);
+        check("--upload-pack=touch /tmp/x", MALFORMED);
+        check("https://h/r\nx", MALFORMED);
+        check("ext::sh -c x", MALFORMED);
+        check("ext::sh", "`ext` URLs are not taken");
+        check("fd::17", "`fd` URLs are not taken");
+        check("file:///etc", "`file` URLs are not taken");
+        check("/etc", "`file` URLs are not taken");
+        check("./x:y", "`file` URLs are not taken");
+        check("http://h/r", "`http` URLs are not taken");
+        check("ftp://h/r", "`ftp` URLs are not taken");
+        check("ssh://-oProxyCommand=x/r", "the URL names no host");
+        check("git@-oProxyCommand=x:r", "the URL names no host");
+        check("https:///r", "the URL names no host");
+    }
+}
