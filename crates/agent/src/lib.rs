@@ -10,6 +10,7 @@ pub mod confine;
 pub mod host;
 pub mod http;
 pub mod proc;
+pub mod resolve;
 pub mod runner;
 pub mod shim;
 pub mod spool;

@@ -3,18 +3,38 @@
 use std::{path::PathBuf, process::ExitCode};
 
 #[derive(Debug, clap::Args)]
+#[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    part: Option<Part>,
     /// The task's `run` directory
-    #[arg(long, value_name = "DIR")]
-    dir: PathBuf,
+    #[arg(long, value_name = "DIR", required = true)]
+    dir: Option<PathBuf>,
     /// Be the runner itself; without this, be the small parent that starts it and reaps what it leaves
     #[arg(long, hide = true)]
     inner: bool,
 }
 
+/// Parts that the runner starts of itself.
+#[derive(Debug, clap::Subcommand)]
+enum Part {
+    /// Let people in without a job
+    #[command(hide = true)]
+    Ssh(super::ssh::cli::Args),
+    /// Serve files on standard input and output
+    #[command(hide = true)]
+    Sftp,
+}
+
 pub fn main(args: &Args) -> ExitCode {
-    if args.inner {
-        return super::inner(&args.dir);
+    match &args.part {
+        Some(Part::Ssh(args)) => return super::ssh::cli::main(args),
+        Some(Part::Sftp) => return super::ssh::cli::sftp(),
+        None => {}
     }
-    super::init::main(&args.dir)
+    let Some(dir) = &args.dir else { return ExitCode::from(2) };
+    if args.inner {
+        return super::inner(dir);
+    }
+    super::init::main(dir)
 }

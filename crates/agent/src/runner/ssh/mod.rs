@@ -6,17 +6,60 @@
 //!          reader is slow is given window by the byte, so it can neither fill memory nor stop its neighbours.
 //! Why not  the image's own sshd? Most images have none, and installing one at start costs seconds and a network.
 
+mod channel;
+pub mod cli;
+mod command;
+mod connection;
 mod connections;
+mod forward;
+mod inflow;
 mod keys;
+mod program;
+mod rights;
+mod sftp;
+mod terminal;
+mod wire;
 
-use tokio::net::TcpListener;
+use std::{
+    borrow::Cow,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use russh::{MethodKind, MethodSet, Preferred, SshId, cipher, compression, server};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
+use self::{connection::Connection, wire::Wire};
 pub use self::{
     connections::Connections,
     keys::{AuthorizedKeys, HostKey, KeyError},
 };
 use super::session::Sessions;
+
+/// Connections at a time; more are closed at once.
+const CONNECTIONS_MAX: usize = 256;
+/// Of these, such that have not proven a key.
+const STRANGERS_MAX: usize = 64;
+/// A stranger has this long to prove a key.
+const LOGIN_GRACE: Duration = Duration::from_secs(30);
+/// Keys a client may try: those who carry many in an agent need more than a few.
+const ATTEMPTS_MAX: usize = 20;
+/// A client that has not been heard of for so long is asked whether it is there,
+const ASK_AFTER: Duration = Duration::from_secs(30);
+/// and after so many times without an answer it is not.
+const ASK_MAX: usize = 3;
+/// At the end connections have this long to say good-bye.
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// What the server needs to know.
 #[derive(Clone)]
@@ -31,6 +74,114 @@ pub struct Config {
 
 /// Serves until `stop`; then every connection is closed and what ran in it is hung up.
 pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToken) {
-    let _ = (listener, config);
-    stop.cancelled().await;
+    let protocol = Arc::new(protocol(&config.host_key));
+    let config = Arc::new(config);
+    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+            () = stop.cancelled() => break,
+        };
+        let (socket, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, or a client that left at once: neither is the end of the server.
+                tracing::warn!(%error, "accept an ssh connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(stranger) = Arc::clone(&strangers).try_acquire_owned() else { continue };
+        if connections.len() >= CONNECTIONS_MAX {
+            continue;
+        }
+        let (config, protocol, stop) = (Arc::clone(&config), Arc::clone(&protocol), stop.clone());
+        connections.spawn(async move {
+            attend(socket, peer, config, protocol, stranger, stop).await;
+        });
+    }
+    let _ = timeout(GOODBYE * 2, async { while connections.join_next().await.is_some() {} }).await;
+}
+
+async fn attend(
+    socket: TcpStream,
+    peer: SocketAddr,
+    config: Arc<Config>,
+    protocol: Arc<server::Config>,
+    stranger: tokio::sync::OwnedSemaphorePermit,
+    stop: CancellationToken,
+) {
+    let Ok(local) = socket.local_addr() else { return };
+    let _ = socket.set_nodelay(true);
+    let cut = CancellationToken::new();
+    // Whichever way this function ends, the library's task ends with it.
+    let _cut = cut.clone().drop_guard();
+    let over = CancellationToken::new();
+    let _over = over.clone().drop_guard();
+    let admitted = Arc::new(AtomicBool::new(false));
+    let handler = Connection::new(config, (peer, local), Arc::clone(&admitted), over);
+    let begun = server::run_stream(protocol, Wire::new(socket, cut.clone()), handler);
+    let mut session = match timeout(LOGIN_GRACE, begun).await {
+        Ok(Ok(session)) => session,
+        Ok(Err(_)) | Err(_) => return,
+    };
+    let ended = tokio::select! {
+        ended = timeout(LOGIN_GRACE, &mut session) => ended,
+        () = stop.cancelled() => return goodbye(session).await,
+    };
+    if ended.is_ok() || !admitted.load(Ordering::Acquire) {
+        return;
+    }
+    drop(stranger);
+    tokio::select! {
+        ended = &mut session => {
+            if let Err(error) = ended {
+                tracing::debug!(%peer, error = &error as &dyn std::error::Error, "end of an ssh connection");
+            }
+        }
+        () = stop.cancelled() => goodbye(session).await,
+    }
+}
+
+async fn goodbye(session: server::RunningSession<Connection>) {
+    let handle = session.handle();
+    let _ = timeout(GOODBYE, async {
+        let _ = handle
+            .disconnect(russh::Disconnect::ByApplication, "the job has ended".to_owned(), String::new())
+            .await;
+        session.await
+    })
+    .await;
+}
+
+fn protocol(host_key: &HostKey) -> server::Config {
+    server::Config {
+        server_id: SshId::Standard(Cow::Borrowed(concat!("SSH-2.0-windlass_", env!("CARGO_PKG_VERSION")))),
+        methods: MethodSet::from([MethodKind::PublicKey].as_slice()),
+        auth_rejection_time: Duration::from_millis(20),
+        auth_rejection_time_initial: Some(Duration::ZERO),
+        keys: vec![host_key.0.clone()],
+        window_size: inflow::WINDOW,
+        max_auth_attempts: ATTEMPTS_MAX,
+        // A tunnel may be idle for days.
+        inactivity_timeout: None,
+        keepalive_interval: Some(ASK_AFTER),
+        keepalive_max: ASK_MAX,
+        nodelay: true,
+        preferred: Preferred {
+            // Half the processor time of chacha20 where the processor knows AES.
+            cipher: Cow::Borrowed(&[
+                cipher::AES_256_GCM,
+                cipher::AES_128_GCM,
+                cipher::CHACHA20_POLY1305,
+                cipher::AES_256_CTR,
+                cipher::AES_128_CTR,
+            ]),
+            compression: Cow::Borrowed(&[compression::NONE]),
+            ..Preferred::DEFAULT
+        },
+        ..server::Config::default()
+    }
 }

@@ -1,0 +1,135 @@
+//! One channel seen from the side that reads and writes it, and the book of all of a connection.
+
+use std::{collections::HashMap, future::poll_fn, io, pin::Pin, sync::Arc};
+
+use parking_lot::Mutex;
+use russh::{ChannelId, ChannelWriteHalf, server};
+use tokio::{
+    io::{AsyncRead, ReadBuf},
+    sync::mpsc,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    inflow::{Inflow, Overflow, Total},
+    program::Control,
+};
+
+/// A connection has at most so many channels at a time.
+const CHANNELS_MAX: usize = 512;
+const PIECE: usize = 32 * 1024;
+
+/// What comes in on a channel.
+#[derive(Clone)]
+pub(super) struct Inlet {
+    pub(super) inflow: Arc<Inflow>,
+    /// The channel or its connection is no more.
+    pub(super) closed: CancellationToken,
+}
+
+/// All channels of a connection.
+pub(super) struct Channels {
+    open: Mutex<HashMap<ChannelId, Entry>>,
+    total: Arc<Total>,
+    over: CancellationToken,
+}
+
+struct Entry {
+    inlet: Inlet,
+    session: Option<Asked>,
+    control: Option<mpsc::Sender<Control>>,
+}
+
+/// What was asked for a session before its program is started.
+pub(super) struct Asked {
+    pub(super) write: ChannelWriteHalf<server::Msg>,
+    pub(super) env: Vec<(String, String)>,
+    pub(super) terminal: Option<AskedTerminal>,
+    pub(super) agent: bool,
+}
+
+pub(super) struct AskedTerminal {
+    pub(super) kind: String,
+    pub(super) opened: io::Result<(super::terminal::Terminal, std::os::fd::OwnedFd)>,
+}
+
+impl Channels {
+    pub(super) fn new(over: CancellationToken) -> Self {
+        Self { open: Mutex::default(), total: Arc::default(), over }
+    }
+
+    pub(super) fn full(&self) -> bool {
+        self.open.lock().len() >= CHANNELS_MAX
+    }
+
+    /// The inlet of a channel. Whoever asks first makes it: the one who opens the channel or the loop that hears of it.
+    pub(super) fn enter(&self, id: ChannelId) -> Inlet {
+        self.open.lock().entry(id).or_insert_with(|| self.entry()).inlet.clone()
+    }
+
+    fn entry(&self) -> Entry {
+        let inlet =
+            Inlet { inflow: Arc::new(Inflow::new(Arc::clone(&self.total))), closed: self.over.child_token() };
+        Entry { inlet, session: None, control: None }
+    }
+
+    pub(super) fn enter_session(&self, id: ChannelId, asked: Asked) {
+        let mut entry = self.entry();
+        entry.session = Some(asked);
+        self.open.lock().insert(id, entry);
+    }
+
+    /// Changes what is asked for a session; false when its program was started, or there is none.
+    pub(super) fn ask(&self, id: ChannelId, change: impl FnOnce(&mut Asked)) -> bool {
+        self.open.lock().get_mut(&id).and_then(|entry| entry.session.as_mut()).map(change).is_some()
+    }
+
+    /// What was asked, once; from now on the session is steered through `control`.
+    pub(super) fn start(&self, id: ChannelId, control: mpsc::Sender<Control>) -> Option<(Asked, Inlet)> {
+        let mut open = self.open.lock();
+        let entry = open.get_mut(&id)?;
+        let asked = entry.session.take()?;
+        entry.control = Some(control);
+        Some((asked, entry.inlet.clone()))
+    }
+
+    /// False when the program cannot be told now.
+    pub(super) fn steer(&self, id: ChannelId, control: Control) -> bool {
+        let open = self.open.lock();
+        open.get(&id).and_then(|entry| entry.control.as_ref()).is_some_and(|to| to.try_send(control).is_ok())
+    }
+
+    pub(super) fn put(&self, id: ChannelId, data: &[u8]) -> Result<(), Overflow> {
+        let inflow = self.open.lock().get(&id).map(|entry| Arc::clone(&entry.inlet.inflow));
+        inflow.map_or(Ok(()), |inflow| inflow.put(data))
+    }
+
+    pub(super) fn end(&self, id: ChannelId) {
+        if let Some(entry) = self.open.lock().get(&id) {
+            entry.inlet.inflow.end();
+        }
+    }
+
+    /// Forgets a channel and tells whoever serves it.
+    pub(super) fn leave(&self, id: ChannelId) {
+        if let Some(entry) = self.open.lock().remove(&id) {
+            entry.inlet.closed.cancel();
+        }
+    }
+
+    pub(super) fn next_window(&self, just_given: u32, id: ChannelId) -> u32 {
+        let inflow = self.open.lock().get(&id).map(|entry| Arc::clone(&entry.inlet.inflow));
+        self.total.next_window(just_given, inflow.as_deref())
+    }
+}
+
+/// Some bytes; none at the end. Holds no buffer while there is nothing to read: most channels are idle most of
+/// the time.
+pub(super) async fn read_piece(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    poll_fn(|context| {
+        let mut space = [0u8; PIECE];
+        let mut buffer = ReadBuf::new(&mut space);
+        Pin::new(&mut *from).poll_read(context, &mut buffer).map_ok(|()| buffer.filled().to_vec())
+    })
+    .await
+}

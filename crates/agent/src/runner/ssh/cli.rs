@@ -1,0 +1,108 @@
+//! Hidden commands: the file server that a session starts, and the SSH server alone.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use tokio_util::sync::CancellationToken;
+use windlass_api::agent::runner::User;
+
+use super::{AuthorizedKeys, Config, Connections, HostKey};
+use crate::runner::{
+    session::Session,
+    user::{Account, Users},
+};
+
+/// The SSH server without a job around it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: String,
+    /// Who may come in
+    #[arg(long, value_name = "FILE")]
+    authorized_keys: PathBuf,
+    /// The host key, made where there is none
+    #[arg(long, value_name = "FILE")]
+    host_key: PathBuf,
+    /// Where the address that was given is written
+    #[arg(long, value_name = "FILE")]
+    address_file: PathBuf,
+    /// As whom sessions work
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// The shell of sessions, in place of the user's own
+    #[arg(long, value_name = "FILE")]
+    shell: Option<PathBuf>,
+    /// The home directory of sessions, in place of the user's own
+    #[arg(long, value_name = "DIR")]
+    home: Option<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("{0}")]
+    Key(#[from] super::KeyError),
+    #[error("{0}")]
+    User(#[from] crate::runner::user::UserError),
+}
+
+/// Serves files on standard input and output.
+pub fn sftp() -> ExitCode {
+    super::sftp::serve()
+}
+
+pub fn main(args: &Args) -> ExitCode {
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "serve ssh");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(args: &Args) -> Result<(), Error> {
+    let session = Session {
+        account: account(args)?,
+        env: std::env::vars_os().collect(),
+        dir: args.home.clone().unwrap_or_else(|| "/".into()),
+    };
+    let keys = AuthorizedKeys::new();
+    keys.add(&std::fs::read_to_string(&args.authorized_keys)?);
+    let config = Config {
+        keys,
+        host_key: HostKey::keep(&args.host_key)?,
+        sessions: std::sync::Arc::new(move || session.clone()),
+        connections: Connections::new(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind(&args.listen).await?;
+        let beside = args.address_file.with_extension("new");
+        std::fs::write(&beside, listener.local_addr()?.to_string())?;
+        std::fs::rename(&beside, &args.address_file)?;
+        let stop = CancellationToken::new();
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            terminate.recv().await;
+            stopped.cancel();
+        });
+        super::serve(listener, config, stop).await;
+        Ok(())
+    })
+}
+
+fn account(args: &Args) -> Result<Account, Error> {
+    let asked = args.user.as_ref().map(|name| User { username: Some(name.clone()), ..User::default() });
+    let own = rustix::process::geteuid().as_raw();
+    let mut account = Users::read("/".as_ref())?.account(asked.as_ref(), own)?;
+    if let Some(shell) = &args.shell {
+        account.shell.clone_from(shell);
+    }
+    if let Some(home) = &args.home {
+        account.home.clone_from(home);
+    }
+    Ok(account)
+}

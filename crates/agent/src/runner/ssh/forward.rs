@@ -1,0 +1,288 @@
+//! Forwarded connections: to ports and sockets seen from here, and from listeners opened here.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use russh::{Channel, ChannelOpenFailure, ChannelWriteHalf, server};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    channel::{Channels, Inlet, read_piece},
+    rights,
+};
+use crate::{resolve, runner::user::Account};
+
+/// After both ends have said their last word the client closes; one that does not is closed after this.
+const CLOSE_GRACE: Duration = Duration::from_secs(10);
+/// Connections that a listener opened here waits for at a time.
+const OPENING_MAX: usize = 32;
+
+/// A request to reach something from here.
+pub(super) struct Opening {
+    pub(super) channel: Channel<server::Msg>,
+    pub(super) reply: server::ChannelOpenHandle,
+    pub(super) inlet: Inlet,
+    pub(super) channels: Arc<Channels>,
+}
+
+pub(super) async fn to_port(opening: Opening, host: String, port: u32) {
+    let Ok(port) = u16::try_from(port) else {
+        return refuse(opening, ChannelOpenFailure::ConnectFailed).await;
+    };
+    match resolve::connect(&host, port).await {
+        Ok(stream) => {
+            let _ = stream.set_nodelay(true);
+            accepted(opening, stream).await;
+        }
+        Err(error) => {
+            tracing::debug!(error = &error as &dyn std::error::Error, "forward");
+            refuse(opening, ChannelOpenFailure::ConnectFailed).await;
+        }
+    }
+}
+
+pub(super) async fn to_socket(opening: Opening, path: String, account: Account) {
+    let connected = rights::with_rights_of(&account, move || {
+        let stream = std::os::unix::net::UnixStream::connect(path)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    });
+    match connected.await.and_then(UnixStream::from_std) {
+        Ok(stream) => accepted(opening, stream).await,
+        Err(_) => refuse(opening, ChannelOpenFailure::ConnectFailed).await,
+    }
+}
+
+async fn refuse(opening: Opening, why: ChannelOpenFailure) {
+    opening.channels.leave(opening.channel.id());
+    opening.reply.reject(why).await;
+}
+
+async fn accepted(opening: Opening, stream: impl AsyncRead + AsyncWrite + Unpin) {
+    opening.reply.accept().await;
+    let id = opening.channel.id();
+    let (_, write) = opening.channel.split();
+    pump(stream, &write, &opening.inlet).await;
+    opening.channels.leave(id);
+}
+
+/// Copies both ways until both have ended, each end passed on when it comes.
+async fn pump(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    write: &ChannelWriteHalf<server::Msg>,
+    inlet: &Inlet,
+) {
+    let (mut from, mut to) = tokio::io::split(stream);
+    let inward = async {
+        while let Some(piece) = inlet.inflow.take().await {
+            if to.write_all(&piece).await.is_err() {
+                inlet.inflow.refuse();
+                return false;
+            }
+        }
+        to.shutdown().await.is_ok()
+    };
+    let outward = async {
+        while let Ok(piece) = read_piece(&mut from).await {
+            if piece.is_empty() || write.data_bytes(piece).await.is_err() {
+                break;
+            }
+        }
+        let _ = write.eof().await;
+    };
+    let both = async { tokio::join!(inward, outward).0 };
+    let whole = tokio::select! {
+        whole = both => whole,
+        () = inlet.closed.cancelled() => return,
+    };
+    // A client that closes first is forgotten by the library too; a channel closed from here is kept in its books
+    // until the connection ends.
+    if whole && timeout(CLOSE_GRACE, inlet.closed.cancelled()).await.is_ok() {
+        return;
+    }
+    let _ = write.close().await;
+}
+
+/// What a listener needs to hand a connection to the client.
+#[derive(Clone)]
+pub(super) struct Backward {
+    pub(super) handle: server::Handle,
+    pub(super) channels: Arc<Channels>,
+    /// The listener's end.
+    pub(super) until: CancellationToken,
+}
+
+impl Backward {
+    async fn carry(
+        self,
+        channel: Result<Channel<server::Msg>, russh::Error>,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+    ) {
+        let Ok(channel) = channel else { return };
+        let id = channel.id();
+        let inlet = self.channels.enter(id);
+        let (_, write) = channel.split();
+        pump(stream, &write, &inlet).await;
+        self.channels.leave(id);
+    }
+}
+
+/// Listens on this machine alone, as sshd does unless told otherwise; answers the port.
+pub(super) async fn listen(port: u16, account: &Account) -> io::Result<(Vec<TcpListener>, u16)> {
+    let first = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), account).await?;
+    let port = first.local_addr()?.port();
+    let mut all = vec![first];
+    // Not every machine speaks IPv6.
+    all.extend(bind(SocketAddr::from((Ipv6Addr::LOCALHOST, port)), account).await.ok());
+    Ok((all, port))
+}
+
+/// With the user's rights: a port below 1024 is not for everybody.
+async fn bind(address: SocketAddr, account: &Account) -> io::Result<TcpListener> {
+    let bound = rights::with_rights_of(account, move || {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    TcpListener::from_std(bound.await?)
+}
+
+/// Hands what connects to the client. `address` and `port` are what the client knows the listener by.
+pub(super) async fn from_port(listener: TcpListener, address: String, port: u32, backward: Backward) {
+    let places = Arc::new(tokio::sync::Semaphore::new(OPENING_MAX));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let accepted: io::Result<(TcpStream, SocketAddr)> = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = backward.until.cancelled() => return,
+        };
+        let Ok((stream, peer)) = accepted else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        if backward.channels.full() {
+            continue;
+        }
+        let (backward, address) = (backward.clone(), address.clone());
+        tokio::spawn(async move {
+            let _ = stream.set_nodelay(true);
+            let opened = backward.handle.channel_open_forwarded_tcpip(
+                address,
+                port,
+                peer.ip().to_string(),
+                u32::from(peer.port()),
+            );
+            let channel = opened.await;
+            drop(place);
+            backward.carry(channel, stream).await;
+        });
+    }
+}
+
+/// A listening socket with a name, made with the user's rights; the name is removed with it.
+pub(super) struct Named {
+    listener: UnixListener,
+    remove: Vec<PathBuf>,
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        for path in &self.remove {
+            let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
+        }
+    }
+}
+
+pub(super) async fn listen_socket(path: PathBuf, account: &Account) -> io::Result<Named> {
+    let remove = vec![path.clone()];
+    let bound = rights::with_rights_of(account, move || bind_socket(&path)).await?;
+    Ok(Named { listener: UnixListener::from_std(bound)?, remove })
+}
+
+fn bind_socket(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+    let listener = std::os::unix::net::UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// A socket for `SSH_AUTH_SOCK` in a directory of its own that only the user may enter.
+pub(super) async fn listen_agent(account: &Account) -> io::Result<(Named, PathBuf)> {
+    let mut random = [0u8; 8];
+    getrandom::fill(&mut random).map_err(|_| io::Error::other("no randomness"))?;
+    let name: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    // An image may have no /tmp.
+    let bases =
+        [PathBuf::from("/tmp"), PathBuf::from("/dev/shm"), PathBuf::from("/run"), account.home.clone()];
+    let made = rights::with_rights_of(account, move || {
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for base in bases {
+            let dir = base.join(format!("ssh-{name}"));
+            match std::fs::create_dir(&dir) {
+                Ok(()) => {}
+                Err(error) => {
+                    last = error;
+                    continue;
+                }
+            }
+            std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
+            let path = dir.join("agent");
+            match bind_socket(&path) {
+                Ok(listener) => return Ok((listener, dir, path)),
+                Err(error) => {
+                    let _ = std::fs::remove_dir(&dir);
+                    last = error;
+                }
+            }
+        }
+        Err(last)
+    });
+    let (listener, dir, path) = made.await?;
+    let named = Named { listener: UnixListener::from_std(listener)?, remove: vec![path.clone(), dir] };
+    Ok((named, path))
+}
+
+/// What is at the client's end of a named socket.
+pub(super) enum Far {
+    Agent,
+    Socket(String),
+}
+
+pub(super) async fn from_socket(named: Named, far: Far, backward: Backward) {
+    let far = Arc::new(far);
+    let places = Arc::new(tokio::sync::Semaphore::new(OPENING_MAX));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = named.listener.accept() => accepted,
+            () = backward.until.cancelled() => return,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        if backward.channels.full() {
+            continue;
+        }
+        let (backward, far) = (backward.clone(), Arc::clone(&far));
+        tokio::spawn(async move {
+            let channel = match far.as_ref() {
+                Far::Agent => backward.handle.channel_open_agent().await,
+                Far::Socket(path) => backward.handle.channel_open_forwarded_streamlocal(path.clone()).await,
+            };
+            drop(place);
+            backward.carry(channel, stream).await;
+        });
+    }
+}

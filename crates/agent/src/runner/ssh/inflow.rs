@@ -1,0 +1,287 @@
+//! What a client has sent on one channel and nobody has taken yet.
+//!
+//! The library gives a client new window as soon as its bytes arrive, not when somebody has read them, and it
+//! would wait for a slow reader inside the loop that serves all channels. So nothing is read through it: bytes are
+//! put here at once, and the one thing it lets us say, how large the next window shall be, is used as a valve.
+//! A channel with a backlog is told "two bytes": its client sends them, asks again, and is held at that pace
+//! until its reader has caught up. Neighbours are not touched, and memory is bounded:
+//!
+//! * one channel alone holds at most [`BACKLOG_HIGH`] and a window;
+//! * the size of the next window is one number per connection, so while another channel uploads in earnest a
+//!   held one may now and then get a whole window. Over [`BACKLOG_MAX`] it is closed.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// What a client may send before its bytes were seen here: enough for 20 MB/s at 100 ms.
+pub(super) const WINDOW: u32 = 2 * 1024 * 1024;
+/// The smallest window that the library still renews (it renews below the half).
+const DRIP: u32 = 2;
+/// From here on a channel is held.
+const BACKLOG_HIGH: usize = 256 * 1024;
+/// Over this a channel is closed.
+const BACKLOG_MAX: usize = 16 * 1024 * 1024;
+/// The same over all channels of a connection.
+const CONNECTION_BACKLOG_MAX: usize = 64 * 1024 * 1024;
+/// Small pieces are joined up to this size, so that bytes that drip cost what they weigh.
+const PIECE: usize = 32 * 1024;
+
+/// The size of the window to give next, to whichever channel of the connection sends next.
+fn next_window(just_given: u32, this_held: bool, any_held: bool) -> u32 {
+    let by_the_drop = just_given == DRIP;
+    match (by_the_drop, this_held, any_held) {
+        // It got two bytes and deserves better: its next packet comes first in all likelihood.
+        (true, false, _) => WINDOW,
+        // It got a whole window. The next to come may be one that is held.
+        (true, true, _) | (false, _, true) => DRIP,
+        (false, _, false) => WINDOW,
+    }
+}
+
+/// All channels of one connection together.
+#[derive(Debug, Default)]
+pub(super) struct Total {
+    bytes: AtomicUsize,
+    held: AtomicUsize,
+}
+
+impl Total {
+    pub(super) fn next_window(&self, just_given: u32, channel: Option<&Inflow>) -> u32 {
+        let this_held = channel.is_some_and(|inflow| inflow.queue.lock().held);
+        next_window(just_given, this_held, self.held.load(Ordering::Relaxed) > 0)
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Overflow;
+
+#[derive(Debug)]
+pub(super) struct Inflow {
+    queue: Mutex<Queue>,
+    changed: Notify,
+    total: Arc<Total>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    pieces: VecDeque<Vec<u8>>,
+    bytes: usize,
+    held: bool,
+    ended: bool,
+    unwanted: bool,
+}
+
+impl Inflow {
+    pub(super) fn new(total: Arc<Total>) -> Self {
+        Self { queue: Mutex::new(Queue::default()), changed: Notify::new(), total }
+    }
+
+    pub(super) fn put(&self, data: &[u8]) -> Result<(), Overflow> {
+        let mut queue = self.queue.lock();
+        if queue.unwanted || queue.ended {
+            return Ok(());
+        }
+        queue.bytes += data.len();
+        let all = self.total.bytes.fetch_add(data.len(), Ordering::Relaxed) + data.len();
+        match queue.pieces.back_mut() {
+            Some(last) if last.len() + data.len() <= PIECE => last.extend_from_slice(data),
+            Some(_) | None => queue.pieces.push_back(data.to_vec()),
+        }
+        self.weigh(&mut queue);
+        let over = queue.bytes > BACKLOG_MAX || all > CONNECTION_BACKLOG_MAX;
+        drop(queue);
+        self.changed.notify_one();
+        if over { Err(Overflow) } else { Ok(()) }
+    }
+
+    /// The client sends no more.
+    pub(super) fn end(&self) {
+        self.queue.lock().ended = true;
+        self.changed.notify_one();
+    }
+
+    /// Nobody will read any more: what is here and what comes is thrown away.
+    pub(super) fn refuse(&self) {
+        let mut queue = self.queue.lock();
+        queue.unwanted = true;
+        self.empty(&mut queue);
+        drop(queue);
+        self.changed.notify_one();
+    }
+
+    /// The next bytes; `None` when there will be none. For one reader.
+    pub(super) async fn take(&self) -> Option<Vec<u8>> {
+        loop {
+            {
+                let mut queue = self.queue.lock();
+                if let Some(piece) = queue.pieces.pop_front() {
+                    queue.bytes -= piece.len();
+                    self.total.bytes.fetch_sub(piece.len(), Ordering::Relaxed);
+                    self.weigh(&mut queue);
+                    return Some(piece);
+                }
+                if queue.ended || queue.unwanted {
+                    return None;
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    fn weigh(&self, queue: &mut Queue) {
+        let held = queue.bytes >= BACKLOG_HIGH;
+        if held && !queue.held {
+            self.total.held.fetch_add(1, Ordering::Relaxed);
+        } else if !held && queue.held {
+            self.total.held.fetch_sub(1, Ordering::Relaxed);
+        }
+        queue.held = held;
+    }
+
+    fn empty(&self, queue: &mut Queue) {
+        self.total.bytes.fetch_sub(queue.bytes, Ordering::Relaxed);
+        queue.pieces = VecDeque::new();
+        queue.bytes = 0;
+        self.weigh(queue);
+    }
+}
+
+impl Drop for Inflow {
+    fn drop(&mut self) {
+        let mut queue = std::mem::take(&mut *self.queue.lock());
+        self.empty(&mut queue);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The library's arithmetic on one connection, with clients that send all they may.
+    struct Wire {
+        total: Arc<Total>,
+        target: u32,
+        windows: Vec<u32>,
+        inflows: Vec<Arc<Inflow>>,
+    }
+
+    impl Wire {
+        fn new(channels: usize) -> Self {
+            let total = Arc::new(Total::default());
+            let inflows = (0..channels).map(|_| Arc::new(Inflow::new(Arc::clone(&total)))).collect();
+            Self { total, target: WINDOW, windows: vec![WINDOW; channels], inflows }
+        }
+
+        /// The client of `channel` sends one packet, as large as it may.
+        fn send(&mut self, channel: usize) -> Result<usize, Overflow> {
+            let size = self.windows[channel].min(32 * 1024);
+            self.windows[channel] -= size;
+            if self.windows[channel] < self.target / 2 {
+                self.windows[channel] = self.target;
+                self.target = self.total.next_window(self.target, Some(&self.inflows[channel]));
+            }
+            self.inflows[channel].put(&vec![7; size as usize])?;
+            Ok(size as usize)
+        }
+
+        fn backlog(&self, channel: usize) -> usize {
+            self.inflows[channel].queue.lock().bytes
+        }
+    }
+
+    fn drain(inflow: &Inflow) -> usize {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut bytes = 0;
+            while inflow.queue.lock().bytes > 0 {
+                bytes += inflow.take().await.unwrap().len();
+            }
+            bytes
+        })
+    }
+
+    #[test]
+    fn a_reader_that_keeps_up_is_never_held() {
+        let mut wire = Wire::new(1);
+        for _ in 0..10_000 {
+            assert_eq!(wire.send(0), Ok(32 * 1024));
+            drain(&wire.inflows[0]);
+        }
+    }
+
+    #[test]
+    fn a_reader_that_stands_still_holds_a_window_and_not_more() {
+        let mut wire = Wire::new(1);
+        for _ in 0..100_000 {
+            wire.send(0).unwrap();
+        }
+        assert!(wire.backlog(0) < 4 * 1024 * 1024, "{} bytes", wire.backlog(0));
+    }
+
+    #[test]
+    fn a_held_channel_goes_on_when_its_reader_does() {
+        let mut wire = Wire::new(1);
+        for _ in 0..1000 {
+            wire.send(0).unwrap();
+        }
+        drain(&wire.inflows[0]);
+        let sent: usize = (0..100).map(|_| wire.send(0).unwrap()).sum();
+        assert!(sent > 90 * 32 * 1024 / 2, "{sent} bytes in 100 packets");
+    }
+
+    #[test]
+    fn a_neighbour_of_a_held_channel_sends_on() {
+        let mut wire = Wire::new(2);
+        for _ in 0..1000 {
+            wire.send(0).unwrap();
+        }
+        let mut sent = 0;
+        for _ in 0..400 {
+            sent += wire.send(1).unwrap();
+            drain(&wire.inflows[1]);
+        }
+        assert!(sent > 10 * 1024 * 1024, "{sent} bytes in 400 packets");
+    }
+
+    #[test]
+    fn a_channel_that_grows_over_its_bound_is_given_up() {
+        let inflow = Inflow::new(Arc::default());
+        let piece = vec![0; 1024 * 1024];
+        let taken = (0..100).take_while(|_| inflow.put(&piece).is_ok()).count();
+        assert_eq!(taken, 16);
+        inflow.refuse();
+        assert_eq!(inflow.total.bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(inflow.total.held.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn all_channels_together_have_a_bound_too() {
+        let total = Arc::new(Total::default());
+        let inflows: Vec<_> = (0..10).map(|_| Inflow::new(Arc::clone(&total))).collect();
+        let piece = vec![0; 15 * 1024 * 1024];
+        assert_eq!(inflows.iter().take_while(|inflow| inflow.put(&piece).is_ok()).count(), 4);
+        drop(inflows);
+        assert_eq!(total.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_came_before_the_end_is_still_read() {
+        let inflow = Inflow::new(Arc::default());
+        inflow.put(b"one").unwrap();
+        inflow.put(b"two").unwrap();
+        inflow.end();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            assert_eq!(inflow.take().await.as_deref(), Some(b"onetwo".as_slice()));
+            assert_eq!(inflow.take().await, None);
+        });
+    }
+}

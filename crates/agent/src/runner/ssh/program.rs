@@ -1,0 +1,371 @@
+//! Programs of sessions: started, fed, listened to, and waited for.
+
+use std::{
+    ffi::{CString, OsStr},
+    io,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::{
+            ffi::{OsStrExt as _, OsStringExt as _},
+            process::ExitStatusExt as _,
+        },
+    },
+    path::Path,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, killpg, signal, sigprocmask};
+use russh::{ChannelId, ChannelWriteHalf, Sig, server};
+use tokio::{
+    io::{AsyncRead, AsyncWriteExt as _},
+    process::{Child, Command},
+    sync::mpsc,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    channel::{Inlet, read_piece},
+    command, rights,
+    terminal::{Size, Terminal},
+};
+use crate::runner::session::Session;
+
+/// What a shell says of a command that cannot be run.
+const EXIT_NOT_FOUND: u32 = 127;
+/// After a program on a terminal has ended, whoever still holds the terminal is heard until silent for so long.
+const QUIET: Duration = Duration::from_millis(50);
+/// Bytes of standard error are of this kind on the wire.
+const STDERR: u32 = 1;
+
+#[derive(Debug)]
+pub(super) enum What {
+    Shell,
+    Command(Vec<u8>),
+    Sftp,
+}
+
+pub(super) enum Control {
+    Signal(Signal),
+    Resize(Size),
+}
+
+/// Everything a program is started with.
+pub(super) struct Start {
+    pub(super) what: What,
+    pub(super) session: Session,
+    pub(super) env: Vec<(std::ffi::OsString, std::ffi::OsString)>,
+    pub(super) terminal: Option<(Terminal, OwnedFd)>,
+    /// Said before anything else, on standard error.
+    pub(super) notice: Option<String>,
+}
+
+/// The program's side of its channel.
+pub(super) struct Link {
+    pub(super) id: ChannelId,
+    pub(super) inlet: Inlet,
+    pub(super) write: ChannelWriteHalf<server::Msg>,
+    pub(super) handle: server::Handle,
+    pub(super) control: mpsc::Receiver<Control>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("this image has no shell ({0} cannot be run); name a program instead: ssh HOST /path/to/program")]
+    NoShell(String),
+    #[error("this image has no shell ({0} cannot be run), and this command needs one")]
+    NeedsShell(String),
+    #[error("run {0}: {1}")]
+    Run(String, #[source] io::Error),
+}
+
+/// From the start to the last word on the channel.
+pub(super) async fn run(start: Start, mut link: Link) {
+    let closed = link.inlet.closed.clone();
+    tokio::select! {
+        () = say(&link.write, start.notice.as_deref()) => {}
+        () = closed.cancelled() => return,
+    }
+    match begin(&start) {
+        Ok(child) => {
+            let terminal = start.terminal.map(|(terminal, _program_end)| terminal);
+            if let Some(status) = attend(child, terminal, &mut link).await {
+                finish(&link, status).await;
+            }
+        }
+        Err(error) => {
+            link.inlet.inflow.refuse();
+            let message = error.to_string();
+            tokio::select! {
+                () = say(&link.write, Some(&message)) => {}
+                () = closed.cancelled() => return,
+            }
+            let _ = link.write.eof().await;
+            let _ = link.write.exit_status(EXIT_NOT_FOUND).await;
+            let _ = link.write.close().await;
+        }
+    }
+}
+
+async fn say(write: &ChannelWriteHalf<server::Msg>, message: Option<&str>) {
+    if let Some(message) = message {
+        let _ = write.extended_data_bytes(STDERR, format!("windlass: {message}\r\n").into_bytes()).await;
+    }
+}
+
+/// The end as a shell would tell it; the channel is closed with it.
+async fn finish(link: &Link, status: ExitStatus) {
+    let _ = link.write.eof().await;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => {
+            let _ = link.write.exit_status(u32::try_from(code).unwrap_or(EXIT_NOT_FOUND)).await;
+        }
+        (None, number) => {
+            let named = number.and_then(|number| Signal::try_from(number).ok());
+            let name = named.map_or("KILL", |named| named.as_str().trim_start_matches("SIG"));
+            let signal = Sig::Custom(name.to_owned());
+            let _ = link
+                .handle
+                .exit_signal_request(link.id, signal, status.core_dumped(), String::new(), String::new())
+                .await;
+        }
+    }
+    let _ = link.write.close().await;
+}
+
+/// Looks after a running program. `None`: its channel was closed first.
+async fn attend(mut child: Child, terminal: Option<Terminal>, link: &mut Link) -> Option<ExitStatus> {
+    let closed = link.inlet.closed.clone();
+    let input = child.stdin.take();
+    let output = child.stdout.take();
+    let errors = child.stderr.take();
+    let inflow = std::sync::Arc::clone(&link.inlet.inflow);
+    let write = &link.write;
+    let control = &mut link.control;
+    let terminal = &terminal;
+    let ended = CancellationToken::new();
+
+    let feed = async {
+        match (terminal, input) {
+            (Some(terminal), _) => {
+                while let Some(piece) = inflow.take().await {
+                    if terminal.write(&piece).await.is_err() {
+                        break;
+                    }
+                }
+            }
+            (None, Some(mut input)) => {
+                while let Some(piece) = inflow.take().await {
+                    if input.write_all(&piece).await.is_err() {
+                        break;
+                    }
+                }
+                // Dropped here: the program sees the end of its input.
+            }
+            (None, None) => {}
+        }
+        // Nobody reads on; what still comes must not stop the client.
+        inflow.refuse();
+    };
+    let listen = async {
+        match terminal {
+            Some(terminal) => hear_terminal(terminal, write, &ended).await,
+            None => {
+                tokio::join!(hear(output, write, None), hear(errors, write, Some(STDERR)));
+            }
+        }
+    };
+    tokio::pin!(feed, listen);
+    let (mut fed, mut heard, mut status) = (false, false, None);
+    loop {
+        tokio::select! {
+            biased;
+            () = closed.cancelled() => {
+                hang_up(child, status.is_some());
+                return None;
+            }
+            () = &mut feed, if !fed => fed = true,
+            () = &mut listen, if !heard => heard = true,
+            exit = child.wait(), if status.is_none() => {
+                status = Some(exit.unwrap_or_else(|_| ExitStatus::from_raw(9)));
+                inflow.refuse();
+                ended.cancel();
+            }
+            Some(control) = control.recv() => match control {
+                Control::Signal(signal) => signal_group(&child, signal),
+                Control::Resize(size) => {
+                    let _ = terminal.as_ref().map(|terminal| terminal.resize(size));
+                }
+            },
+        }
+        // Whoever inherited a pipe may still write to it: as with sshd, the session lasts until they let go.
+        if let (true, Some(status)) = (heard, status) {
+            return Some(status);
+        }
+    }
+}
+
+/// After the program's end others may hold the terminal for ever: then it is heard until it falls silent.
+async fn hear_terminal(
+    terminal: &Terminal,
+    write: &ChannelWriteHalf<server::Msg>,
+    ended: &CancellationToken,
+) {
+    loop {
+        let read = tokio::select! {
+            biased;
+            read = terminal.read() => read,
+            () = ended.cancelled() => match timeout(QUIET, terminal.read()).await {
+                Ok(read) => read,
+                Err(_silence) => return,
+            },
+        };
+        let Ok(piece) = read else { return };
+        if piece.is_empty() || write.data_bytes(piece).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn hear(
+    from: Option<impl AsyncRead + Unpin>,
+    write: &ChannelWriteHalf<server::Msg>,
+    kind: Option<u32>,
+) {
+    let Some(mut from) = from else { return };
+    while let Ok(piece) = read_piece(&mut from).await {
+        if piece.is_empty() {
+            return;
+        }
+        let sent = match kind {
+            None => write.data_bytes(piece).await,
+            Some(kind) => write.extended_data_bytes(kind, piece).await,
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+fn signal_group(child: &Child, signal: Signal) {
+    // The id is there only while the child was not reaped, so it cannot be somebody else's.
+    if let Some(id) = child.id().and_then(|id| i32::try_from(id).ok()) {
+        let _ = killpg(nix::unistd::Pid::from_raw(id), signal);
+    }
+}
+
+/// The client is gone: so is the program's terminal or pipe, and it is told. Who asked not to be (`nohup`) stays.
+fn hang_up(mut child: Child, ended: bool) {
+    if ended {
+        return;
+    }
+    signal_group(&child, Signal::SIGHUP);
+    signal_group(&child, Signal::SIGCONT);
+    tokio::spawn(async move {
+        let _ = child.wait().await;
+    });
+}
+
+fn begin(start: &Start) -> Result<Child, StartError> {
+    let shell = start.session.account.shell.as_path();
+    let shown = || shell.display().to_string();
+    match &start.what {
+        What::Shell => {
+            let mut login = std::ffi::OsString::from("-");
+            login.push(shell.file_name().unwrap_or_else(|| OsStr::new("sh")));
+            let mut command = Command::new(shell);
+            command.arg0(login);
+            spawn(command, start).map_err(|error| {
+                if missing(&error) { StartError::NoShell(shown()) } else { StartError::Run(shown(), error) }
+            })
+        }
+        What::Command(line) => {
+            let mut command = Command::new(shell);
+            command.arg("-c").arg(OsStr::from_bytes(line));
+            match spawn(command, start) {
+                Err(error) if missing(&error) => without_shell(line, start),
+                other => other.map_err(|error| StartError::Run(shown(), error)),
+            }
+        }
+        What::Sftp => {
+            let mut command = Command::new("/proc/self/exe");
+            command.arg0("windlass-agent").args(["runner", "sftp"]);
+            spawn(command, start).map_err(|error| StartError::Run("the file server".to_owned(), error))
+        }
+    }
+}
+
+fn without_shell(line: &[u8], start: &Start) -> Result<Child, StartError> {
+    let shell = || start.session.account.shell.display().to_string();
+    let words = command::split(line).ok_or_else(|| StartError::NeedsShell(shell()))?;
+    let mut words = words.into_iter().map(std::ffi::OsString::from_vec);
+    let program = words.next().ok_or_else(|| StartError::NoShell(shell()))?;
+    let mut command = Command::new(&program);
+    command.args(words);
+    spawn(command, start).map_err(|error| StartError::Run(program.to_string_lossy().into_owned(), error))
+}
+
+fn missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+}
+
+/// Starts the program as the session's user, in a session of its own, with signals as programs expect them.
+fn spawn(mut command: Command, start: &Start) -> io::Result<Child> {
+    command.env_clear().envs(start.env.iter().map(|(name, value)| (name, value)));
+    match &start.terminal {
+        Some((_, program_end)) => {
+            command
+                .stdin(program_end.try_clone()?)
+                .stdout(program_end.try_clone()?)
+                .stderr(program_end.try_clone()?);
+        }
+        None => {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+    }
+    let account = rights::must_change(&start.session.account).then(|| start.session.account.clone());
+    let places: Vec<CString> =
+        [start.session.dir.as_path(), start.session.account.home.as_path(), Path::new("/")]
+            .into_iter()
+            .filter_map(|place| CString::new(place.as_os_str().as_bytes()).ok())
+            .collect();
+    let has_terminal = start.terminal.is_some();
+    let prepare = move || {
+        rustix::process::setsid()?;
+        if has_terminal {
+            #[expect(unsafe_code, reason = "standard input by its number")]
+            // SAFETY: standard input was just put in place and nobody closes it before the program runs.
+            let input = unsafe { BorrowedFd::borrow_raw(0) };
+            rustix::process::ioctl_tiocsctty(input)?;
+        }
+        // A parent that ignores INT, QUIT or HUP (started by nohup) would make Ctrl-C deaf in every session.
+        plain_signals()?;
+        if let Some(account) = &account {
+            rights::become_account(account)?;
+        }
+        // The first place that exists for this user.
+        let _ = places.iter().any(|place| rustix::process::chdir(place).is_ok());
+        Ok(())
+    };
+    #[expect(unsafe_code, reason = "the child is prepared between fork and exec")]
+    // SAFETY: `prepare` makes only system calls that are safe in a signal handler; it neither allocates nor locks.
+    unsafe {
+        command.pre_exec(prepare);
+    }
+    command.spawn()
+}
+
+fn plain_signals() -> io::Result<()> {
+    for each in Signal::iterator() {
+        if !matches!(each, Signal::SIGKILL | Signal::SIGSTOP) {
+            #[expect(unsafe_code, reason = "nix marks every change of a handler")]
+            // SAFETY: the default handler runs no code of ours.
+            unsafe {
+                signal(each, SigHandler::SigDfl)?;
+            }
+        }
+    }
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+    Ok(())
+}

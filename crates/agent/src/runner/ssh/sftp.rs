@@ -1,0 +1,3 @@
+pub(super) fn serve() -> std::process::ExitCode {
+    std::process::ExitCode::FAILURE
+}
