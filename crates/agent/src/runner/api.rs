@@ -1,1 +1,108 @@
-//! To be written.
+//! The runner's calls. Thin: what they do is in `job`, `uploads` and the spool.
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    extract::{DefaultBodyLimit, Query, Request, State},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::Deserialize;
+use windlass_api::agent::{
+    Health,
+    runner::{SERVICE, Submit},
+};
+
+use super::{
+    env,
+    job::{Halt, Job, Run},
+    metrics::Meter,
+    steps, supervise, uploads,
+};
+use crate::{
+    http::{self, Refusal},
+    spool,
+};
+
+/// What a dstack server is told: it takes a word that is no version for the newest one.
+const COMPAT_VERSION: &str = "latest";
+
+/// For our own socket: every call carries the token.
+pub fn with_token(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
+    let checked = middleware::from_fn_with_state(Arc::clone(job), check_token);
+    routes(job, meter, env!("CARGO_PKG_VERSION")).layer(checked)
+}
+
+/// For a dstack server, which knows no token.
+pub fn compatible(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
+    routes(job, meter, COMPAT_VERSION)
+}
+
+fn routes(job: &Arc<Job>, meter: &Arc<Meter>, version: &'static str) -> Router {
+    let uploads = Router::new()
+        .route("/api/upload_archive", post(uploads::archive))
+        .route("/api/upload_code", post(uploads::code))
+        // They have a bound of their own.
+        .layer(DefaultBodyLimit::disable());
+    let health =
+        move || async move { Json(Health { service: SERVICE.to_owned(), version: version.to_owned() }) };
+    Router::new()
+        .route("/api/healthcheck", get(health))
+        .route("/api/submit", post(submit))
+        .route("/api/run", post(run))
+        .route("/api/stop", post(stop))
+        .route("/api/pull", get(pull))
+        .merge(uploads)
+        .with_state(Arc::clone(job))
+        .merge(Router::new().route("/api/metrics", get(metrics)).with_state(Arc::clone(meter)))
+        .merge(spool::http::routes(Arc::clone(&job.spool)))
+        .fallback(http::no_such_call)
+}
+
+async fn check_token(State(job): State<Arc<Job>>, request: Request, next: Next) -> Response {
+    let hash = job.around.config.token_sha256.as_str();
+    match http::bearer(request.headers()) {
+        Some(token) if http::matches_hash(token, [hash]) => next.run(request).await,
+        Some(_) | None => Refusal::unauthorized("the runner's token is missing or wrong").into_response(),
+    }
+}
+
+async fn submit(State(job): State<Arc<Job>>, http::Json(submit): http::Json<Submit>) -> Result<(), Refusal> {
+    env::check(submit.secrets.iter().chain(&submit.job_spec.env))
+        .map_err(|error| Refusal::bad_request(error.to_string()))?;
+    job.submit(submit).map_err(|at| Refusal::conflict(steps::refusal(at)))
+}
+
+async fn run(State(job): State<Arc<Job>>) -> Result<Response, Refusal> {
+    let run = job.run().map_err(|at| Refusal::conflict(steps::refusal(at)))?;
+    let started = match run {
+        Run::Answer(started) => started,
+        Run::Start(started, plan) => {
+            tokio::spawn(supervise::supervise(Arc::clone(&job), plan));
+            started
+        }
+    };
+    Ok(started.map_or_else(|| ().into_response(), |started| Json(started).into_response()))
+}
+
+async fn stop(State(job): State<Arc<Job>>) {
+    job.stop(Halt::Stop);
+}
+
+#[derive(Debug, Deserialize)]
+struct Since {
+    #[serde(default)]
+    timestamp: i64,
+}
+
+async fn pull(State(job): State<Arc<Job>>, Query(since): Query<Since>) -> Response {
+    let idle = job.connections.idle_secs();
+    spool::http::pull(&job.spool, since.timestamp, idle, || job.tell_states()).await
+}
+
+async fn metrics(State(meter): State<Arc<Meter>>) -> Result<Response, Refusal> {
+    let usage = meter.read().await.ok_or_else(|| Refusal::not_found("nothing can be measured here"))?;
+    Ok(Json(usage).into_response())
+}

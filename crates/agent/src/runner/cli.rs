@@ -34,7 +34,7 @@ pub fn main(args: &Args) -> ExitCode {
     }
     let Some(dir) = &args.dir else { return ExitCode::from(2) };
     if args.inner {
-        return super::inner(dir);
+        return super::serve::main(dir);
     }
     super::init::main(dir)
 }

@@ -1,1 +1,211 @@
-//! To be written.
+//! What the nodes of one replica need to reach each other: a list of hosts for MPI, and a key with a
+//! configuration for `ssh`.
+
+use std::{
+    fmt::Write as _,
+    io,
+    path::{Path, PathBuf},
+};
+
+use windlass_api::agent::{
+    SSH_PORT,
+    runner::{ClusterInfo, SshKey},
+};
+use windlass_model::id::SubmissionId;
+
+use super::{
+    env::gpus_of_nodes,
+    exec::write_as,
+    user::{Account, acting_as, make_dir},
+};
+
+/// Nobody's configuration is longer.
+const CONFIG_MAX: u64 = 1 << 20;
+const KEY_IN_CONTAINER: &str = "dstack_job";
+
+/// Where the files go and whose they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pub account: &'a Account,
+    pub task: SubmissionId,
+    pub in_container: bool,
+}
+
+/// One line a node: `IP slots=GPUS`, without slots where there are no GPUs. Empty when an address is not known,
+/// for a list that lacks a node is worse than none.
+pub fn hostfile(cluster: &ClusterInfo) -> String {
+    if cluster.job_ips.iter().any(|ip| !is_address(ip)) {
+        return String::new();
+    }
+    let mut lines = String::new();
+    for (ip, gpus) in cluster.job_ips.iter().zip(gpus_of_nodes(cluster)) {
+        let written = if gpus > 0 { writeln!(lines, "{ip} slots={gpus}") } else { writeln!(lines, "{ip}") };
+        // Writing to a string cannot fail.
+        let _ = written;
+    }
+    lines
+}
+
+/// Addresses and plain host names: nothing that would mean something else in a file of ssh's or MPI's.
+fn is_address(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b':' | b'-' | b'_');
+    !text.is_empty() && !text.starts_with('-') && text.len() <= 253 && text.bytes().all(is_plain)
+}
+
+/// The part of `~/.ssh/config` that is ours. `Host *` at its end gives what follows the meaning it had alone.
+fn config_part(place: Place<'_>, cluster: &ClusterInfo, key: &Path) -> String {
+    let (begin, end) = marks(place.task);
+    let mut part = format!("{begin}\n");
+    for ip in cluster.job_ips.iter().filter(|ip| is_address(ip)) {
+        let _ = write!(
+            part,
+            "Host {ip}\n    Port {SSH_PORT}\n    User {}\n    IdentityFile \"{}\"\n    IdentitiesOnly yes\n    \
+             StrictHostKeyChecking no\n    UserKnownHostsFile /dev/null\n    LogLevel ERROR\n",
+            place.account.name,
+            key.display(),
+        );
+    }
+    part.push_str("Host *\n");
+    part.push_str(&end);
+    part.push('\n');
+    part
+}
+
+fn marks(task: SubmissionId) -> (String, String) {
+    (format!("# windlass {task}: begin"), format!("# windlass {task}: end"))
+}
+
+/// The configuration without our part.
+fn without_part(config: &str, task: SubmissionId) -> String {
+    let (begin, end) = marks(task);
+    let mut inside = false;
+    let mut rest = String::with_capacity(config.len());
+    for line in config.split_inclusive('\n') {
+        let bare = line.trim_end_matches(['\n', '\r']);
+        if bare == begin {
+            inside = true;
+        }
+        if !inside {
+            rest.push_str(line);
+        }
+        if bare == end {
+            inside = false;
+        }
+    }
+    rest
+}
+
+/// The key and configuration in a user's `~/.ssh`; taken away by [`Access::remove`].
+#[derive(Debug)]
+pub struct Access {
+    account: Account,
+    task: SubmissionId,
+    dir: PathBuf,
+    key: PathBuf,
+}
+
+impl Access {
+    /// Lets the job reach the other nodes.
+    pub fn give(place: Place<'_>, cluster: &ClusterInfo, key: &SshKey) -> io::Result<Self> {
+        let dir = place.account.home.join(".ssh");
+        make_dir(&dir, place.account, place.in_container)?;
+        // Two tasks on a bare host may share a home.
+        let name = if place.in_container {
+            KEY_IN_CONTAINER.to_owned()
+        } else {
+            format!("windlass_job_{}", place.task)
+        };
+        let file = dir.join(name);
+        let part = config_part(place, cluster, &file);
+        let access =
+            Self { account: place.account.clone(), task: place.task, dir: dir.clone(), key: file.clone() };
+        acting_as(place.account, || {
+            let private = key.private.trim_end();
+            write_as(&file, format!("{private}\n").as_bytes(), 0o600)?;
+            write_as(&file.with_extension("pub"), format!("{}\n", key.public.trim_end()).as_bytes(), 0o644)?;
+            let config = dir.join("config");
+            let old = without_part(&read(&config)?, place.task);
+            write_as(&config, format!("{part}{old}").as_bytes(), 0o600)
+        })?;
+        Ok(access)
+    }
+
+    /// Takes it back; what is gone already is no matter.
+    pub fn remove(&self) -> io::Result<()> {
+        acting_as(&self.account, || {
+            for file in [self.key.clone(), self.key.with_extension("pub")] {
+                gone(std::fs::remove_file(file))?;
+            }
+            let config = self.dir.join("config");
+            let rest = without_part(&read(&config)?, self.task);
+            if rest.trim().is_empty() {
+                gone(std::fs::remove_file(config))
+            } else {
+                write_as(&config, rest.as_bytes(), 0o600)
+            }
+        })
+    }
+}
+
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn read(file: &Path) -> io::Result<String> {
+    use std::io::Read as _;
+    let opened = match std::fs::File::open(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        opened => opened?,
+    };
+    let mut text = String::new();
+    opened.take(CONFIG_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(ips: &[&str], gpus: Option<Vec<i64>>) -> ClusterInfo {
+        ClusterInfo {
+            job_ips: ips.iter().map(|&ip| ip.to_owned()).collect(),
+            master_job_ip: ips.first().map(|&ip| ip.to_owned()).unwrap_or_default(),
+            gpus_per_job: 2,
+            gpus_per_node: gpus,
+        }
+    }
+
+    #[test]
+    fn the_list_of_hosts_has_a_line_for_each_node() {
+        let check =
+            |cluster: ClusterInfo, expected: &str| assert_eq!(hostfile(&cluster), expected, "{cluster:?}");
+        check(cluster(&["10.0.0.1", "fd00::2"], None), "10.0.0.1 slots=2\nfd00::2 slots=2\n");
+        check(cluster(&["10.0.0.1", "10.0.0.2"], Some(vec![8, 0])), "10.0.0.1 slots=8\n10.0.0.2\n");
+        check(cluster(&["10.0.0.1", "10.0.0.2"], Some(vec![8])), "10.0.0.1 slots=2\n10.0.0.2 slots=2\n");
+        check(cluster(&["10.0.0.1", ""], None), "");
+        check(cluster(&["10.0.0.1", "x\nHost *"], None), "");
+        check(cluster(&[], None), "");
+    }
+
+    #[test]
+    fn our_part_of_the_configuration_comes_first_and_goes_without_a_trace() {
+        let account = Account::root();
+        let task = "3f2b1c80-0000-4000-8000-000000000001".parse().unwrap();
+        let place = Place { account: &account, task, in_container: true };
+        let part = config_part(
+            place,
+            &cluster(&["10.0.0.1", "-oProxyCommand=x", "a b"], None),
+            Path::new("/root/.ssh/k"),
+        );
+        assert!(part.contains("Host 10.0.0.1\n    Port 10022\n    User root\n"), "{part}");
+        assert!(!part.contains("ProxyCommand") && !part.contains("a b"), "{part}");
+        for old in ["", "ServerAliveInterval 5\nHost x\n  Port 1\n", "Host y"] {
+            assert_eq!(without_part(&format!("{part}{old}"), task), old);
+        }
+        let another = "3f2b1c80-0000-4000-8000-000000000002".parse().unwrap();
+        assert_eq!(without_part(&part, another), part);
+    }
+}

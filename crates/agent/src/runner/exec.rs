@@ -1,1 +1,285 @@
-//! To be written.
+//! Starting the job's main process: its user, session, terminal, signals and files.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
+use rustix::{
+    process::{Gid, Uid, ioctl_tiocsctty, setsid, umask},
+    pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt},
+    termios::{
+        InputModes, LocalModes, OptionalActions, OutputModes, Winsize, tcgetattr, tcsetattr, tcsetwinsize,
+    },
+    thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
+};
+
+use super::{env::Env, user::Account};
+
+/// What a program sees that asks for the size of its terminal.
+const WINDOW: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+const UMASK: u32 = 0o022;
+const SHELLS: [&str; 7] = ["sh", "bash", "dash", "ash", "zsh", "ksh", "fish"];
+
+/// Where the output of the commands goes, and what they take for their input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terminal {
+    /// A pipe; nothing to read.
+    None,
+    /// A terminal, or nothing at all.
+    Required,
+    /// A terminal where the machine gives one, else a pipe.
+    Wished,
+}
+
+/// What the job says comes first. Else an interactive shell gets a terminal, for it complains without one.
+pub fn terminal(tty: Option<bool>, argv: &[String]) -> Terminal {
+    match tty {
+        Some(true) => Terminal::Required,
+        Some(false) => Terminal::None,
+        None if is_interactive(argv) => Terminal::Wished,
+        None => Terminal::None,
+    }
+}
+
+/// A shell with `-i` among the options that come before its script.
+fn is_interactive(argv: &[String]) -> bool {
+    let Some((program, rest)) = argv.split_first() else { return false };
+    let name = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let options = rest.iter().take_while(|word| word.starts_with('-') && word.len() > 1 && *word != "--");
+    let mut short = options.filter(|word| !word.starts_with("--"));
+    SHELLS.contains(&name) && short.any(|word| word.contains('i'))
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    pub argv: &'a [String],
+    pub env: &'a Env,
+    pub dir: &'a Path,
+    pub account: &'a Account,
+    pub terminal: Terminal,
+}
+
+#[derive(Debug)]
+pub struct Started {
+    pub child: tokio::process::Child,
+    /// The leader of the job's session.
+    pub pid: i32,
+    /// Everything the job prints.
+    pub output: File,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    #[error("start the commands: there are none, and the image names none")]
+    NoCommands,
+    #[error("start the commands: an argument holds a NUL byte")]
+    NulInArgument,
+    #[error("open a terminal")]
+    Terminal(#[source] io::Error),
+    #[error("open a pipe")]
+    Pipe(#[source] io::Error),
+    #[error("start `{program}` in {}", .dir.display())]
+    Start {
+        program: String,
+        dir: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The descriptors of the child, and the one we read from.
+struct Ends {
+    input: Stdio,
+    output: Stdio,
+    error: Stdio,
+    ours: File,
+    is_terminal: bool,
+}
+
+/// Starts the commands. They are the leader of a new session and inherit nothing of the runner.
+pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
+    let (program, arguments) = launch.argv.split_first().ok_or(ExecError::NoCommands)?;
+    if launch.argv.iter().any(|word| word.contains('\0')) {
+        return Err(ExecError::NulInArgument);
+    }
+    let ends = match launch.terminal {
+        Terminal::None => pipe()?,
+        Terminal::Required => pseudo_terminal(launch.account).map_err(ExecError::Terminal)?,
+        Terminal::Wished => match pseudo_terminal(launch.account) {
+            Ok(ends) => ends,
+            Err(_) => pipe()?,
+        },
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(launch.dir);
+    command.env_clear().envs(launch.env);
+    if ends.is_terminal && !launch.env.contains_key(std::ffi::OsStr::new("TERM")) {
+        command.env("TERM", "xterm-256color");
+    }
+    command.stdin(ends.input).stdout(ends.output).stderr(ends.error);
+    become_account(&mut command, launch.account, ends.is_terminal);
+    let mut command = tokio::process::Command::from(command);
+    let child = command.spawn().map_err(|source| ExecError::Start {
+        program: program.clone(),
+        dir: launch.dir.to_owned(),
+        source,
+    })?;
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+    Ok(Started { child, pid, output: ends.ours })
+}
+
+fn pipe() -> Result<Ends, ExecError> {
+    let make = || {
+        let (ours, theirs) = io::pipe()?;
+        let again = theirs.try_clone()?;
+        Ok(Ends {
+            input: Stdio::null(),
+            output: theirs.into(),
+            error: again.into(),
+            ours: File::from(OwnedFd::from(ours)),
+            is_terminal: false,
+        })
+    };
+    make().map_err(ExecError::Pipe)
+}
+
+/// A terminal that changes nothing of what is printed: line ends stay as they are, nothing is echoed.
+fn pseudo_terminal(account: &Account) -> io::Result<Ends> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    let theirs = ioctl_tiocgptpeer(&ours, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    let mut modes = tcgetattr(&theirs)?;
+    modes.output_modes.remove(OutputModes::OPOST | OutputModes::ONLCR);
+    modes.local_modes.remove(LocalModes::ECHO);
+    modes.input_modes.insert(InputModes::IUTF8);
+    tcsetattr(&theirs, OptionalActions::Now, &modes)?;
+    tcsetwinsize(&theirs, WINDOW)?;
+    // Programs that open their terminal anew need to own it. A runner that is not root owns it already.
+    let _ = rustix::fs::fchown(&theirs, Some(Uid::from_raw(account.uid)), Some(Gid::from_raw(account.gid)));
+    let (input, output) = (theirs.try_clone()?, theirs.try_clone()?);
+    Ok(Ends {
+        input: input.into(),
+        output: output.into(),
+        error: theirs.into(),
+        ours: File::from(ours),
+        is_terminal: true,
+    })
+}
+
+/// Makes the command leave the runner's session and rights behind. For everything that is started as the job's
+/// user: the job itself, and what people start beside it.
+#[expect(unsafe_code, reason = "sessions, signals and users are set between fork and exec")]
+pub fn become_account(command: &mut Command, account: &Account, with_terminal: bool) {
+    let is_root = rustix::process::geteuid().is_root();
+    let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
+    let (uid, gid) = (Uid::from_raw(account.uid), Gid::from_raw(account.gid));
+    let prepare = move || {
+        setsid()?;
+        if with_terminal {
+            // SAFETY: the standard input was put in place before this runs, and nothing closes it.
+            ioctl_tiocsctty(unsafe { BorrowedFd::borrow_raw(0) })?;
+        }
+        default_signals()?;
+        umask(rustix::fs::Mode::from_raw_mode(UMASK));
+        // Without root's rights there is nobody else to become.
+        if is_root {
+            set_thread_groups(&groups)?;
+            set_thread_res_gid(gid, gid, gid)?;
+            set_thread_res_uid(uid, uid, uid)?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec only system calls are made: nothing is allocated, locked or freed. The
+    // thread calls change the only thread the child has.
+    unsafe {
+        command.pre_exec(prepare);
+    }
+}
+
+/// A runner that was started in the background may have been told to ignore some, and children inherit that.
+fn default_signals() -> io::Result<()> {
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    for signal in Signal::iterator() {
+        if matches!(signal, Signal::SIGKILL | Signal::SIGSTOP) {
+            continue;
+        }
+        set_action(signal, &default)?;
+    }
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+    Ok(())
+}
+
+#[expect(unsafe_code, reason = "signal actions are process-wide state")]
+fn set_action(signal: Signal, action: &SigAction) -> io::Result<()> {
+    // SAFETY: the action is the default one, so no handler of ours can ever run.
+    unsafe { sigaction(signal, action) }?;
+    Ok(())
+}
+
+/// Files the runner itself was started with must not reach what it starts. All others are opened so that they
+/// do not.
+pub fn keep_inherited_files() -> io::Result<()> {
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        if number > 2 {
+            mark(number);
+        }
+    }
+    Ok(())
+}
+
+#[expect(unsafe_code, reason = "a descriptor is named by its number")]
+fn mark(number: i32) {
+    // SAFETY: the number was listed a moment ago by this thread, before any other thread was started. Were it
+    // closed since, the call would fail and nothing would change.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    let _ = rustix::io::fcntl_setfd(fd.as_fd(), rustix::io::FdFlags::CLOEXEC);
+}
+
+/// Writes a file and gives it to the account; nobody else may read it unless `mode` says so.
+pub fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
+    // The file may have been there with other rights.
+    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    file.write_all(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_is_given_when_asked_for_or_to_interactive_shells() {
+        let argv = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        let table: [(Option<bool>, &[&str], Terminal); 12] = [
+            (Some(true), &["python", "x.py"], Terminal::Required),
+            (Some(false), &["/bin/sh", "-i", "-c", "ls"], Terminal::None),
+            (None, &["/bin/sh", "-i", "-c", "ls"], Terminal::Wished),
+            (None, &["/bin/bash", "-ic", "ls"], Terminal::Wished),
+            (None, &["bash", "-l", "-i", "-c", "ls"], Terminal::Wished),
+            (None, &["/bin/sh", "-c", "ls -i"], Terminal::None),
+            (None, &["/bin/sh", "-c", "-i"], Terminal::Wished),
+            (None, &["/bin/sh", "script", "-i"], Terminal::None),
+            (None, &["bash", "--init-file", "x"], Terminal::None),
+            (None, &["grep", "-i", "x"], Terminal::None),
+            (None, &["sh", "--", "-i"], Terminal::None),
+            (None, &[], Terminal::None),
+        ];
+        for (tty, words, expected) in table {
+            assert_eq!(terminal(tty, &argv(words)), expected, "{tty:?} {words:?}");
+        }
+    }
+}

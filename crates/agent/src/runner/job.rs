@@ -1,1 +1,354 @@
-//! To be written.
+//! The one job of a runner: what was submitted, which step it is at, and what is decided when it starts.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use windlass_api::agent::runner::{JobStarted, JobState, Submit};
+
+use super::{
+    cluster,
+    ending::{Cause, ending},
+    env::{self, Env},
+    session::Session,
+    site::Site,
+    ssh::{AuthorizedKeys, Connections},
+    states::States,
+    steps::{self, Call, Happening, Step, Verdict},
+    user::{Account, Users},
+};
+use crate::{
+    spool::{Spool, Stream},
+    taskdir::{IMAGE_CONFIG, INSIDE, ImageConfig, RunnerConfig},
+};
+
+/// Where the MPI list of hosts is inside a container; elsewhere it is in the `run` directory.
+const HOSTFILE_INSIDE: &str = "/windlass/mpi/hostfile";
+const HOSTFILE: &str = "hostfile";
+const UPLOADS: &str = "uploads";
+/// What was uploaded as code.
+const CODE: &str = "code";
+
+/// What the runner knows of its surroundings.
+#[derive(Debug)]
+pub struct Surroundings {
+    pub run: PathBuf,
+    pub config: RunnerConfig,
+    pub in_container: bool,
+    /// What everything started here begins with.
+    pub base: Env,
+    /// Where a job starts that names no directory.
+    pub home_dir: PathBuf,
+    pub uid: u32,
+}
+
+impl Surroundings {
+    pub fn look(run: &Path, config: RunnerConfig) -> io::Result<Self> {
+        let in_container = run == Path::new(INSIDE);
+        let scratch = run.parent().map(|task| task.join("scratch")).filter(|dir| dir.is_dir());
+        let home_dir = match scratch {
+            Some(scratch) if !in_container => scratch,
+            Some(_) | None => std::env::current_dir()?,
+        };
+        Ok(Self {
+            run: run.to_owned(),
+            config,
+            in_container,
+            base: env::base(std::env::vars_os(), in_container),
+            home_dir,
+            uid: rustix::process::geteuid().as_raw(),
+        })
+    }
+}
+
+/// Why the job must end before it wants to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Halt {
+    /// Somebody called `stop`.
+    Stop,
+    /// The runner was told to end by a signal.
+    End,
+}
+
+/// Everything about the start that is decided when `run` is called.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub submit: Submit,
+    pub site: Site,
+    pub env: Env,
+    pub argv: Vec<String>,
+    pub hostfile: Option<PathBuf>,
+}
+
+/// What becomes of a `run`.
+pub enum Run {
+    /// It was called before, or the job cannot start: nothing is to be done.
+    Answer(Option<JobStarted>),
+    Start(Option<JobStarted>, Box<Plan>),
+}
+
+#[derive(Debug)]
+pub struct Job {
+    pub around: Surroundings,
+    pub spool: Arc<Spool>,
+    pub states: States,
+    pub keys: AuthorizedKeys,
+    pub connections: Connections,
+    inner: Mutex<Inner>,
+    step: watch::Sender<Step>,
+    halt: watch::Sender<Option<Halt>>,
+    end_told: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    submit: Option<Submit>,
+    started: Option<JobStarted>,
+    session: Option<Session>,
+}
+
+impl Job {
+    pub fn new(around: Surroundings, spool: Arc<Spool>, states: States) -> Self {
+        let keys = AuthorizedKeys::new();
+        for line in &around.config.ssh_authorized_keys {
+            keys.add(line);
+        }
+        Self {
+            around,
+            spool,
+            states,
+            keys,
+            connections: Connections::new(),
+            inner: Mutex::default(),
+            step: watch::Sender::new(Step::WaitSubmit),
+            halt: watch::Sender::new(None),
+            end_told: watch::Sender::new(false),
+        }
+    }
+
+    pub fn step(&self) -> Step {
+        *self.step.borrow()
+    }
+
+    /// Waits until the runner is at this step or a later one.
+    pub async fn reached(&self, step: Step) {
+        // It cannot fail: the sender is our own.
+        let _ = self.step.subscribe().wait_for(|at| *at >= step).await;
+    }
+
+    /// Waits until the job must end.
+    pub async fn halted(&self) -> Halt {
+        match self.halt.subscribe().wait_for(Option::is_some).await.map(|halt| *halt) {
+            Ok(Some(halt)) => halt,
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Whether the runner itself was told to end.
+    pub fn is_ending(&self) -> bool {
+        *self.halt.borrow() == Some(Halt::End)
+    }
+
+    /// Waits until the runner itself is told to end.
+    pub async fn told_to_end(&self) {
+        let _ = self.halt.subscribe().wait_for(|halt| *halt == Some(Halt::End)).await;
+    }
+
+    /// All states, for somebody who asks for them and will know the end from them.
+    pub fn tell_states(&self) -> Vec<JobState> {
+        if self.states.end().is_some() {
+            self.end_told.send_replace(true);
+        }
+        self.states.all()
+    }
+
+    /// Waits until somebody was told the end.
+    pub async fn end_told(&self) {
+        let _ = self.end_told.subscribe().wait_for(|told| *told).await;
+    }
+
+    /// What a call would come to now.
+    pub fn verdict(&self, call: Call) -> Verdict {
+        steps::call(self.step(), call)
+    }
+
+    pub fn submit(&self, submit: Submit) -> Result<(), Step> {
+        let mut inner = self.inner.lock();
+        self.take(Call::Submit)?;
+        inner.submit = Some(submit);
+        Ok(())
+    }
+
+    /// Puts an upload in its place, if its time has not passed while it came.
+    pub fn keep_upload(&self, call: Call, part: &Path, name: &str) -> Result<io::Result<()>, Step> {
+        let _inner = self.inner.lock();
+        self.take(call)?;
+        Ok(std::fs::rename(part, self.uploads().join(name)))
+    }
+
+    pub fn uploads(&self) -> PathBuf {
+        self.around.run.join(UPLOADS)
+    }
+
+    pub fn code_name() -> &'static str {
+        CODE
+    }
+
+    /// What was uploaded under a name, if anything.
+    pub fn uploaded(&self, name: &str) -> Option<PathBuf> {
+        Some(self.uploads().join(name)).filter(|file| file.is_file())
+    }
+
+    /// Decides on the start. What cannot be decided ends the job here.
+    pub fn run(&self) -> Result<Run, Step> {
+        let mut inner = self.inner.lock();
+        if !self.take(Call::Run)? {
+            return Ok(Run::Answer(inner.started.clone()));
+        }
+        let Some(submit) = inner.submit.take() else { return Err(Step::WaitSubmit) };
+        match self.plan(submit) {
+            Ok(plan) => {
+                let started = JobStarted {
+                    working_dir: plan.site.working_dir.display().to_string(),
+                    username: plan.site.account.name.clone(),
+                };
+                inner.started = Some(started.clone());
+                inner.session = Some(session(&plan.site, &plan.env));
+                Ok(Run::Start(Some(started), Box::new(plan)))
+            }
+            Err(cause) => {
+                drop(inner);
+                self.end(cause, None, false);
+                Ok(Run::Answer(None))
+            }
+        }
+    }
+
+    /// Ends the job, now or as soon as it can be.
+    pub fn stop(&self, halt: Halt) {
+        let inner = self.inner.lock();
+        let at = self.step();
+        let _ = self.take(Call::Stop);
+        // Being told to end outweighs a stop: nobody is waited for then.
+        self.halt.send_if_modified(|now| match (*now, halt) {
+            (None, _) | (Some(Halt::Stop), Halt::End) => {
+                *now = Some(halt);
+                true
+            }
+            (Some(_), _) => false,
+        });
+        drop(inner);
+        if matches!(at, Step::WaitSubmit | Step::WaitRun) {
+            let cause = match halt {
+                Halt::Stop => Cause::Stopped,
+                Halt::End => Cause::Ended,
+            };
+            self.say_end(cause, None, false);
+        }
+    }
+
+    /// Says the job's last word. Its output is complete before, so whoever learns of the end finds all of it.
+    pub fn end(&self, cause: Cause, exit: Option<std::process::ExitStatus>, oom: bool) {
+        self.say_end(cause, exit, oom);
+        self.happen(Happening::JobEnded);
+    }
+
+    fn say_end(&self, cause: Cause, exit: Option<std::process::ExitStatus>, oom: bool) {
+        if let Err(error) = self.spool.writer(Stream::Job).finish() {
+            tracing::error!(%error, "complete the job's output");
+        }
+        self.states.say(ending(cause, exit, oom));
+    }
+
+    pub fn happen(&self, what: Happening) {
+        self.step.send_if_modified(|at| {
+            let to = steps::happen(*at, what);
+            std::mem::replace(at, to) != to
+        });
+    }
+
+    /// As whom somebody who comes in works now.
+    pub fn session(&self) -> Session {
+        let known = self.inner.lock().session.clone();
+        known.unwrap_or_else(|| {
+            let users = Users::read(Path::new("/")).unwrap_or_default();
+            let account = users.account(None, self.around.uid).unwrap_or_else(|_| Account::root());
+            let mut env = self.around.base.clone();
+            env::add_account(&mut env, &account);
+            session(&Site::new(account, self.around.home_dir.clone()), &env)
+        })
+    }
+
+    /// Takes the step a call leads to. `false`: the call was taken before and nothing is to be done.
+    fn take(&self, call: Call) -> Result<bool, Step> {
+        match self.verdict(call) {
+            Verdict::Take(to) => {
+                self.step.send_if_modified(|at| std::mem::replace(at, to) != to);
+                Ok(true)
+            }
+            Verdict::Repeat => Ok(false),
+            Verdict::Refuse => Err(self.step()),
+        }
+    }
+
+    fn plan(&self, submit: Submit) -> Result<Plan, Cause> {
+        let failed =
+            |error: &dyn std::error::Error| Cause::NotStarted { reason: "executor_error", why: told(error) };
+        let users = Users::read(Path::new("/")).map_err(|error| failed(&error))?;
+        let account =
+            users.account(submit.job_spec.user.as_ref(), self.around.uid).map_err(|error| failed(&error))?;
+        let default = Site::new(account, self.around.home_dir.clone());
+        let working_dir = match submit.job_spec.working_dir.as_deref() {
+            None | Some("") => default.working_dir.clone(),
+            Some(dir) => default.resolve(dir),
+        };
+        let site = Site { working_dir, ..default };
+        let hostfile = submit.cluster_info.as_ref().filter(|cluster| !cluster.job_ips.is_empty());
+        let hostfile = hostfile.map(|_| match self.around.in_container {
+            true => PathBuf::from(HOSTFILE_INSIDE),
+            false => self.around.run.join(HOSTFILE),
+        });
+        let env = env::of_job(&self.around.base, &submit, &site, hostfile.as_deref());
+        let argv = self.argv(&submit);
+        Ok(Plan { submit, site, env, argv, hostfile })
+    }
+
+    /// The job's commands, else what the image itself would have run.
+    fn argv(&self, submit: &Submit) -> Vec<String> {
+        if !submit.job_spec.commands.is_empty() {
+            return submit.job_spec.commands.clone();
+        }
+        let text = std::fs::read(self.around.run.join(IMAGE_CONFIG)).unwrap_or_default();
+        let image: ImageConfig = serde_json::from_slice(&text).unwrap_or_default();
+        image.entrypoint.into_iter().chain(image.cmd).collect()
+    }
+
+    /// Where the job's files for reaching its other nodes go.
+    pub fn cluster_place<'a>(&self, account: &'a Account) -> cluster::Place<'a> {
+        cluster::Place { account, task: self.around.config.task, in_container: self.around.in_container }
+    }
+}
+
+fn session(site: &Site, env: &Env) -> Session {
+    Session {
+        account: site.account.clone(),
+        env: env.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        dir: site.working_dir.clone(),
+    }
+}
+
+/// An error and what caused it, in one line.
+pub fn told(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}

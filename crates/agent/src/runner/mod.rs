@@ -4,21 +4,23 @@ pub mod api;
 pub mod child;
 pub mod cli;
 pub mod cluster;
+pub mod ending;
+pub mod env;
 pub mod exec;
 pub mod files;
 pub mod init;
 pub mod job;
 pub mod metrics;
+pub mod pump;
 pub mod repo;
+pub mod serve;
 pub mod session;
 pub mod site;
 pub mod ssh;
+pub mod states;
+pub mod steps;
+pub mod supervise;
+pub mod tree;
 pub mod unpack;
+pub mod uploads;
 pub mod user;
-
-use std::{path::Path, process::ExitCode};
-
-/// The runner proper: takes one job through its steps and exits with the job's exit status.
-fn inner(_dir: &Path) -> ExitCode {
-    ExitCode::from(2)
-}

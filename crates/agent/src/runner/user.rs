@@ -177,6 +177,49 @@ impl Users {
     }
 }
 
+/// Does file work with the rights of the account, on a thread of its own: a link that the user laid somewhere
+/// leads nowhere the user could not go alone. A runner that is not root has no other rights anyway.
+pub fn acting_as<T: Send>(account: &Account, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    use rustix::{
+        process::{Gid, Uid, geteuid},
+        thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
+    };
+    if !geteuid().is_root() || account.uid == 0 {
+        return work();
+    }
+    let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
+    let (uid, gid) = (Uid::from_raw(account.uid), Gid::from_raw(account.gid));
+    let changed = || {
+        set_thread_groups(&groups)?;
+        set_thread_res_gid(gid, gid, gid)?;
+        set_thread_res_uid(uid, uid, uid)?;
+        work()
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("as-user".to_owned()).spawn_scoped(scope, changed)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the work panicked")))
+    })
+}
+
+/// Makes the directory and those above it that are missing; what is new belongs to the account.
+///
+/// In a container root makes them, so that a job may ask for a place like `/workflow`. On a bare host nobody gets
+/// more than the account may do.
+pub fn make_dir(path: &Path, account: &Account, in_container: bool) -> io::Result<()> {
+    if !in_container {
+        return acting_as(account, || std::fs::create_dir_all(path));
+    }
+    let missing: Vec<&Path> = path.ancestors().take_while(|dir| !dir.exists()).collect();
+    for dir in missing.into_iter().rev() {
+        match std::fs::create_dir(dir) {
+            Ok(()) => std::os::unix::fs::lchown(dir, Some(account.uid), Some(account.gid))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if path.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) }
+}
+
 fn read(file: &Path) -> Result<String, UserError> {
     use std::io::Read as _;
     let failed = |source| UserError::Read { file: file.to_owned(), source };

@@ -1,0 +1,204 @@
+//! How a job's end is told: state, reason, message and exit status. Decisions only.
+
+use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
+
+/// What the state is called on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Running,
+    Done,
+    Failed,
+    Terminated,
+}
+
+impl State {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Terminated => "terminated",
+        }
+    }
+}
+
+/// Why the job came to its end; the first one counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Its commands ended of themselves.
+    Exited,
+    /// Somebody called `stop`.
+    Stopped,
+    /// The runner itself was told to end.
+    Ended,
+    MaxDuration {
+        secs: u64,
+    },
+    LogQuota {
+        bytes: u64,
+    },
+    /// The output could not be kept.
+    NotKept {
+        why: String,
+        no_disk: bool,
+    },
+    /// It could not be started; `reason` is a word of the termination reasons.
+    NotStarted {
+        reason: &'static str,
+        why: String,
+    },
+}
+
+/// A job's last word, without its time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    pub state: State,
+    pub reason: &'static str,
+    pub message: String,
+    pub detail: Option<&'static str>,
+    pub exit_status: Option<i32>,
+}
+
+const KILLED: i32 = 128 + 9;
+
+/// `exit` is `None` where nothing ran. `oom` says that the kernel killed something of the task for want of memory.
+pub fn ending(cause: Cause, exit: Option<ExitStatus>, oom: bool) -> Ending {
+    let exit_status = exit.and_then(status);
+    let told = |state, reason, message: String| Ending { state, reason, message, detail: None, exit_status };
+    match cause {
+        Cause::Exited if exit_status == Some(0) => told(State::Done, "", String::new()),
+        Cause::Exited => {
+            let is_oom = oom && exit_status == Some(KILLED);
+            let mut message = exit.map(described).unwrap_or_default();
+            if is_oom {
+                message.push_str(": out of memory");
+            }
+            let detail = is_oom.then_some("oom_killed");
+            Ending { detail, ..told(State::Failed, "container_exited_with_error", message) }
+        }
+        Cause::Stopped => told(State::Terminated, "terminated_by_server", String::new()),
+        // Whoever ended the task knows why; here it could be anything, the machine's shutdown included.
+        Cause::Ended => told(State::Terminated, "", "the task was told to end".to_owned()),
+        Cause::MaxDuration { secs } => {
+            let message = format!("the commands ran longer than {secs} s");
+            told(State::Terminated, "max_duration_exceeded", message)
+        }
+        Cause::LogQuota { bytes } => {
+            let message =
+                format!("the output passed {bytes} bytes an hour; what came after that was not kept");
+            told(State::Failed, "log_quota_exceeded", message)
+        }
+        Cause::NotKept { why, no_disk } => {
+            let message = format!("the output could not be kept: {why}");
+            Ending { detail: no_disk.then_some("no_disk"), ..told(State::Failed, "executor_error", message) }
+        }
+        Cause::NotStarted { reason, why } => told(State::Failed, reason, why),
+    }
+}
+
+/// As shells count: 128 + signal for one that was killed.
+fn status(exit: ExitStatus) -> Option<i32> {
+    exit.code().or_else(|| exit.signal().map(|signal| 128 + signal))
+}
+
+fn described(exit: ExitStatus) -> String {
+    match (exit.code(), exit.signal()) {
+        (Some(code), _) => format!("the commands exited with status {code}"),
+        (None, Some(signal)) => format!("the commands were killed by signal {signal}"),
+        (None, None) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exited(code: i32) -> Option<ExitStatus> {
+        Some(ExitStatus::from_raw(code << 8))
+    }
+    fn killed(signal: i32) -> Option<ExitStatus> {
+        Some(ExitStatus::from_raw(signal))
+    }
+
+    #[test]
+    fn every_end_has_its_state_reason_and_exit_status() {
+        let table = [
+            (Cause::Exited, exited(0), false, State::Done, "", Some(0), None),
+            (Cause::Exited, exited(0), true, State::Done, "", Some(0), None),
+            (Cause::Exited, exited(3), false, State::Failed, "container_exited_with_error", Some(3), None),
+            (Cause::Exited, exited(3), true, State::Failed, "container_exited_with_error", Some(3), None),
+            (Cause::Exited, killed(9), false, State::Failed, "container_exited_with_error", Some(137), None),
+            (
+                Cause::Exited,
+                killed(9),
+                true,
+                State::Failed,
+                "container_exited_with_error",
+                Some(137),
+                Some("oom_killed"),
+            ),
+            (
+                Cause::Exited,
+                exited(137),
+                true,
+                State::Failed,
+                "container_exited_with_error",
+                Some(137),
+                Some("oom_killed"),
+            ),
+            (Cause::Exited, killed(11), false, State::Failed, "container_exited_with_error", Some(139), None),
+            (Cause::Stopped, exited(0), false, State::Terminated, "terminated_by_server", Some(0), None),
+            (Cause::Stopped, killed(9), true, State::Terminated, "terminated_by_server", Some(137), None),
+            (Cause::Stopped, None, false, State::Terminated, "terminated_by_server", None, None),
+            (Cause::Ended, killed(15), false, State::Terminated, "", Some(143), None),
+            (
+                Cause::MaxDuration { secs: 5 },
+                killed(2),
+                false,
+                State::Terminated,
+                "max_duration_exceeded",
+                Some(130),
+                None,
+            ),
+            (
+                Cause::LogQuota { bytes: 9 },
+                killed(2),
+                false,
+                State::Failed,
+                "log_quota_exceeded",
+                Some(130),
+                None,
+            ),
+            (
+                Cause::NotKept { why: "full".into(), no_disk: true },
+                killed(9),
+                false,
+                State::Failed,
+                "executor_error",
+                Some(137),
+                Some("no_disk"),
+            ),
+            (
+                Cause::NotStarted { reason: "executor_error", why: "no".into() },
+                None,
+                false,
+                State::Failed,
+                "executor_error",
+                None,
+                None,
+            ),
+        ];
+        for (cause, exit, oom, state, reason, exit_status, detail) in table {
+            let told = ending(cause.clone(), exit, oom);
+            let got = (told.state, told.reason, told.exit_status, told.detail);
+            assert_eq!(got, (state, reason, exit_status, detail), "{cause:?} {exit:?}");
+        }
+    }
+
+    #[test]
+    fn a_failure_says_what_happened() {
+        assert_eq!(ending(Cause::Exited, exited(7), false).message, "the commands exited with status 7");
+        let oom = ending(Cause::Exited, killed(9), true).message;
+        assert_eq!(oom, "the commands were killed by signal 9: out of memory");
+    }
+}

@@ -1,0 +1,275 @@
+//! The variables of the job. Decisions only: what is given to whom, in which order one wins over another.
+//!
+//! The image's own variables come first, then who the user is, what windlass tells of the run, secrets, and last
+//! the job's own. The agent's variables are taken out.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+};
+
+use windlass_api::agent::runner::{ClusterInfo, Submit};
+
+use super::{site::Site, user::Account};
+
+pub type Env = BTreeMap<OsString, OsString>;
+
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// The mark of the task, by which everything of it is found. The job keeps it.
+const TASK_MARK: &str = "WINDLASS_TASK_ID";
+/// What agents are set up with; none of it is the job's business.
+const AGENT_PREFIXES: [&str; 6] =
+    ["WINDLASS_", "DSTACK_SHIM_", "DSTACK_RUNNER_", "DSTACK_DOCKER_", "DSTACK_SERVICE_MODE", "RUST_"];
+/// Each variable of the run is given under both names.
+const TWINS: [&str; 2] = ["WINDLASS_", "DSTACK_"];
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvError {
+    #[error("set variable `{}`: this cannot be the name of a variable", .0.escape_debug())]
+    BadName(String),
+    #[error("set variable `{0}`: its value holds a NUL byte")]
+    BadValue(String),
+}
+
+/// Refuses what the kernel cannot pass to a program. Everything else is passed byte for byte.
+pub fn check<'a>(variables: impl IntoIterator<Item = (&'a String, &'a String)>) -> Result<(), EnvError> {
+    for (name, value) in variables {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(EnvError::BadName(name.clone()));
+        }
+        if value.contains('\0') {
+            return Err(EnvError::BadValue(name.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// What is left of the runner's own environment for others.
+///
+/// In a container it is the image's, and all of it counts: images set `LD_LIBRARY_PATH` for their libraries. A
+/// plain process would inherit the host's, so what steers the loader goes.
+pub fn base(own: impl IntoIterator<Item = (OsString, OsString)>, in_container: bool) -> Env {
+    let is_kept = |name: &OsStr| {
+        let name = name.as_bytes();
+        if name == TASK_MARK.as_bytes() {
+            return true;
+        }
+        let is_agents = AGENT_PREFIXES.iter().any(|prefix| name.starts_with(prefix.as_bytes()));
+        let is_loaders = name.starts_with(b"LD_") || name == b"GLIBC_TUNABLES" || name == b"GCONV_PATH";
+        !is_agents && (in_container || !is_loaders)
+    };
+    let mut env: Env = own.into_iter().filter(|(name, _)| is_kept(name)).collect();
+    env.entry("PATH".into()).or_insert_with(|| DEFAULT_PATH.into());
+    env
+}
+
+/// Adds who the user is.
+pub fn add_account(env: &mut Env, account: &Account) {
+    env.insert("HOME".into(), account.home.clone().into());
+    env.insert("USER".into(), account.name.clone().into());
+    env.insert("LOGNAME".into(), account.name.clone().into());
+    env.insert("SHELL".into(), account.shell.clone().into());
+}
+
+/// The whole environment of the job.
+pub fn of_job(base: &Env, submit: &Submit, site: &Site, hostfile: Option<&Path>) -> Env {
+    let mut env = base.clone();
+    add_account(&mut env, &site.account);
+    for (name, value) in of_run(submit, site, hostfile) {
+        for prefix in TWINS {
+            env.insert(format!("{prefix}{name}").into(), value.clone());
+        }
+    }
+    for (name, value) in submit.secrets.iter().chain(&submit.job_spec.env) {
+        env.insert(name.into(), value.into());
+    }
+    env
+}
+
+/// What windlass tells of the run, without the prefix.
+fn of_run(submit: &Submit, site: &Site, hostfile: Option<&Path>) -> Vec<(&'static str, OsString)> {
+    let job = &submit.job_spec;
+    let spec = submit.run_spec.as_ref().or(submit.run.run_spec.as_ref());
+    let text = |value: Option<&String>| OsString::from(value.map(String::as_str).unwrap_or_default());
+    let mut told: Vec<(&'static str, OsString)> = vec![
+        ("RUN_ID", submit.run.id.clone().into()),
+        ("JOB_ID", submit.job_submission.id.clone().into()),
+        ("RUN_NAME", text(spec.and_then(|spec| spec.run_name.as_ref()))),
+        ("REPO_ID", text(spec.and_then(|spec| spec.repo_id.as_ref()))),
+        ("WORKING_DIR", site.working_dir.clone().into()),
+        ("REPLICA_NUM", job.replica_num.to_string().into()),
+        ("JOB_NUM", job.job_num.to_string().into()),
+        ("NODE_RANK", job.job_num.to_string().into()),
+    ];
+    if let Some(dir) = &job.repo_dir {
+        told.push(("REPO_DIR", site.resolve(dir).into()));
+    }
+    let none = ClusterInfo::default();
+    let cluster = submit.cluster_info.as_ref().unwrap_or(&none);
+    let ips = cluster.job_ips.len();
+    let nodes = if ips == 0 { job.jobs_per_replica.max(1).to_string() } else { ips.to_string() };
+    let gpus = gpus_of_nodes(cluster);
+    let rank = usize::try_from(job.job_num).unwrap_or(usize::MAX);
+    told.push(("NODES_NUM", nodes.into()));
+    told.push(("NODES_IPS", cluster.job_ips.join("\n").into()));
+    told.push(("MASTER_NODE_IP", cluster.master_job_ip.clone().into()));
+    told.push(("GPUS_PER_NODE", gpus.get(rank).unwrap_or(&cluster.gpus_per_job).to_string().into()));
+    told.push(("GPUS_NUM", gpus.iter().sum::<i64>().to_string().into()));
+    if let Some(path) = hostfile {
+        told.push(("MPI_HOSTFILE", path.into()));
+    }
+    told
+}
+
+/// GPUs of each node, in the order of their addresses.
+pub fn gpus_of_nodes(cluster: &ClusterInfo) -> Vec<i64> {
+    match &cluster.gpus_per_node {
+        Some(each) if each.len() == cluster.job_ips.len() => each.clone(),
+        Some(_) | None => vec![cluster.gpus_per_job; cluster.job_ips.len()],
+    }
+}
+
+/// Lines for a login shell that give it the job's variables: those that differ from `base` and that a shell can
+/// name. A login shell sets its own user.
+pub fn exports(base: &Env, env: &Env) -> Vec<u8> {
+    let mut lines = Vec::new();
+    for (name, value) in env {
+        let own = ["HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_"];
+        if base.get(name) == Some(value) || own.iter().any(|own| name == own) || !is_identifier(name) {
+            continue;
+        }
+        lines.extend_from_slice(b"export ");
+        lines.extend_from_slice(name.as_bytes());
+        lines.extend_from_slice(b"='");
+        for byte in value.as_bytes() {
+            match byte {
+                b'\'' => lines.extend_from_slice(br"'\''"),
+                other => lines.push(*other),
+            }
+        }
+        lines.extend_from_slice(b"'\n");
+    }
+    lines
+}
+
+fn is_identifier(name: &OsStr) -> bool {
+    let bytes = name.as_bytes();
+    bytes.first().is_some_and(|byte| byte.is_ascii_alphabetic() || *byte == b'_')
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn env(pairs: &[(&str, &str)]) -> Env {
+        pairs.iter().map(|&(name, value)| (name.into(), value.into())).collect()
+    }
+
+    fn submit(text: &str) -> Submit {
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn site() -> Site {
+        Site::new(Account::root(), PathBuf::from("/srv/app"))
+    }
+
+    fn value<'a>(env: &'a Env, name: &str) -> Option<&'a str> {
+        env.get(OsStr::new(name)).and_then(|value| value.to_str())
+    }
+
+    #[test]
+    fn the_agents_own_variables_are_taken_out_and_the_mark_stays() {
+        let own = env(&[
+            ("PATH", "/opt/bin"),
+            ("LD_PRELOAD", "/x.so"),
+            ("LD_LIBRARY_PATH", "/cuda"),
+            ("WINDLASS_NOTICES", "n"),
+            ("WINDLASS_TASK_ID", "t"),
+            ("DSTACK_RUNNER_HTTP_PORT", "1"),
+            ("RUST_LOG", "debug"),
+            ("LANG", "C"),
+        ]);
+        let bare = base(own.clone(), false);
+        assert_eq!(bare, env(&[("LANG", "C"), ("PATH", "/opt/bin"), ("WINDLASS_TASK_ID", "t")]));
+        let image = base(own, true);
+        assert_eq!(value(&image, "LD_LIBRARY_PATH"), Some("/cuda"));
+        assert_eq!(value(&image, "RUST_LOG"), None);
+        assert_eq!(value(&base(env(&[]), true), "PATH"), Some(DEFAULT_PATH));
+    }
+
+    #[test]
+    fn the_run_is_told_under_both_names() {
+        let submit = submit(
+            r#"{"run":{"id":"r1","run_spec":{"run_name":"train","repo_id":"none"}},"job_submission":{"id":"j1"},
+            "job_spec":{"replica_num":2,"job_num":1,"jobs_per_replica":2,"repo_dir":"code","env":{}},
+            "cluster_info":{"job_ips":["10.0.0.1","10.0.0.2"],"master_job_ip":"10.0.0.1","gpus_per_job":8,
+            "gpus_per_node":[8,4]}}"#,
+        );
+        let env = of_job(&env(&[]), &submit, &site(), Some(Path::new("/mpi")));
+        let expected = [
+            ("RUN_ID", "r1"),
+            ("JOB_ID", "j1"),
+            ("RUN_NAME", "train"),
+            ("REPO_ID", "none"),
+            ("REPO_DIR", "/srv/app/code"),
+            ("WORKING_DIR", "/srv/app"),
+            ("REPLICA_NUM", "2"),
+            ("JOB_NUM", "1"),
+            ("NODE_RANK", "1"),
+            ("NODES_NUM", "2"),
+            ("NODES_IPS", "10.0.0.1\n10.0.0.2"),
+            ("MASTER_NODE_IP", "10.0.0.1"),
+            ("GPUS_PER_NODE", "4"),
+            ("GPUS_NUM", "12"),
+            ("MPI_HOSTFILE", "/mpi"),
+        ];
+        for (name, told) in expected {
+            assert_eq!(value(&env, &format!("DSTACK_{name}")), Some(told));
+            assert_eq!(value(&env, &format!("WINDLASS_{name}")), Some(told));
+        }
+        assert_eq!(env.len(), 2 * expected.len() + 4);
+    }
+
+    #[test]
+    fn the_job_wins_over_secrets_over_the_run_over_the_image() {
+        let submit = submit(
+            r#"{"run":{"id":"r"},"job_spec":{"env":{"A":"job","DSTACK_RUN_ID":"mine"}},
+            "secrets":{"A":"secret","B":"secret"}}"#,
+        );
+        let env = of_job(&env(&[("A", "image"), ("B", "image"), ("C", "image")]), &submit, &site(), None);
+        let got = ["A", "B", "C", "DSTACK_RUN_ID", "WINDLASS_RUN_ID", "DSTACK_NODES_NUM"]
+            .map(|name| value(&env, name));
+        assert_eq!(got, ["job", "secret", "image", "mine", "r", "1"].map(Some));
+    }
+
+    #[test]
+    fn what_the_kernel_cannot_pass_is_refused() {
+        let checked = |name: &str, text: &str| check([(&name.to_owned(), &text.to_owned())]);
+        assert_eq!(checked("A\nB", "x\ny"), Ok(()));
+        assert!(checked("", "x").is_err());
+        assert!(checked("A=B", "x").is_err());
+        assert!(checked("A\0", "x").is_err());
+        assert_eq!(
+            checked("A", "x\0y").unwrap_err().to_string(),
+            "set variable `A`: its value holds a NUL byte"
+        );
+    }
+
+    #[test]
+    fn exports_quote_every_value_and_pass_over_what_no_shell_can_name() {
+        let base = env(&[("SAME", "1")]);
+        let job = env(&[
+            ("SAME", "1"),
+            ("HOME", "/root"),
+            ("A", "it's $(x)\n`y`"),
+            ("B\nrm -rf", "x"),
+            ("1C", "x"),
+            ("A;b", ""),
+        ]);
+        assert_eq!(exports(&base, &job), b"export A='it'\\''s $(x)\n`y`'\n");
+    }
+}

@@ -1,0 +1,157 @@
+//! From the job's pipe or terminal into the spool, on a thread of its own.
+//!
+//! The thread reads and writes and does nothing else, so output is never held up by calls, and memory stays at one
+//! buffer however much comes. What cannot be kept is still read, for a full pipe would keep the job from ending.
+
+use std::{
+    fs::File,
+    io::{self, PipeReader, PipeWriter, Read},
+};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tokio::sync::oneshot;
+
+use crate::spool::{Writer, write::Error};
+
+const BUFFER: usize = 64 * 1024;
+/// Read at most this much after a cut: a process that nobody can kill may print for ever.
+const AFTER_CUT_MAX: usize = 16 << 20;
+
+/// Why output is not kept any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    Quota { per_hour: u64 },
+    NoSpace { why: String },
+    Io { why: String },
+}
+
+#[derive(Debug)]
+pub struct Pump {
+    cut: Option<PipeWriter>,
+    ended: oneshot::Receiver<()>,
+    trouble: oneshot::Receiver<Trouble>,
+}
+
+impl Pump {
+    pub fn start(output: File, writer: Writer) -> io::Result<Self> {
+        let (told, cut) = io::pipe()?;
+        let (end, ended) = oneshot::channel();
+        let (report, trouble) = oneshot::channel();
+        std::thread::Builder::new().name("output".to_owned()).spawn(move || {
+            let mut flow = Flow { output, writer, report: Some(report) };
+            flow.run(&told);
+            drop(flow);
+            // The receiver is gone when the job was given up; then nobody needs to know.
+            let _ = end.send(());
+        })?;
+        Ok(Self { cut: Some(cut), ended, trouble })
+    }
+
+    /// Waits until everything that was printed is in the spool and nobody can print any more.
+    pub async fn ended(&mut self) {
+        if !self.ended.is_terminated() {
+            let _ = (&mut self.ended).await;
+        }
+    }
+
+    /// The first thing that went wrong; never returns while nothing does.
+    pub async fn trouble(&mut self) -> Trouble {
+        if !self.trouble.is_terminated()
+            && let Ok(trouble) = (&mut self.trouble).await
+        {
+            return trouble;
+        }
+        std::future::pending().await
+    }
+
+    /// What went wrong and was not yet told.
+    pub fn last_trouble(&mut self) -> Option<Trouble> {
+        self.trouble.try_recv().ok()
+    }
+
+    /// Takes what is there now and ends, though somebody could still print.
+    pub fn cut(&mut self) {
+        self.cut = None;
+    }
+}
+
+struct Flow {
+    output: File,
+    writer: Writer,
+    report: Option<oneshot::Sender<Trouble>>,
+}
+
+impl Flow {
+    fn run(&mut self, told: &PipeReader) {
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let (readable, cut) = match self.wait(told) {
+                Ok(ready) => ready,
+                Err(error) => return self.say(Trouble::Io { why: error.to_string() }),
+            };
+            if readable && !self.pass(&mut buffer) {
+                return;
+            }
+            if cut {
+                return self.drain(&mut buffer);
+            }
+        }
+    }
+
+    fn wait(&self, told: &PipeReader) -> io::Result<(bool, bool)> {
+        let mut fds = [PollFd::new(&self.output, PollFlags::IN), PollFd::new(told, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => return Ok((false, false)),
+            ready => ready?,
+        };
+        Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty()))
+    }
+
+    /// One buffer from here to there; `false` at the end.
+    fn pass(&mut self, buffer: &mut [u8]) -> bool {
+        match self.output.read(buffer) {
+            Ok(0) => false,
+            Ok(count) => {
+                self.keep(&buffer[..count]);
+                true
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => true,
+            // A terminal says so when its other side is closed for good.
+            Err(_) => false,
+        }
+    }
+
+    fn drain(&mut self, buffer: &mut [u8]) {
+        let mut left = AFTER_CUT_MAX;
+        while left > 0 {
+            let mut fds = [PollFd::new(&self.output, PollFlags::IN)];
+            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            let is_ready =
+                matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::IN);
+            if !is_ready || !self.pass(buffer) {
+                return;
+            }
+            left = left.saturating_sub(buffer.len());
+        }
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        if self.report.is_none() {
+            return;
+        }
+        match self.writer.append(bytes) {
+            Ok(()) => {}
+            Err(Error::QuotaExceeded { per_hour, .. }) => self.say(Trouble::Quota { per_hour }),
+            Err(Error::NoSpace { source, .. }) => self.say(Trouble::NoSpace { why: source.to_string() }),
+            Err(error @ (Error::Open { .. } | Error::Complete | Error::Io { .. })) => {
+                self.say(Trouble::Io { why: error.to_string() });
+            }
+        }
+    }
+
+    fn say(&mut self, trouble: Trouble) {
+        if let Some(report) = self.report.take() {
+            let _ = report.send(trouble);
+        }
+    }
+}

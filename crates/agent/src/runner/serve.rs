@@ -1,0 +1,261 @@
+//! The runner proper: listens, takes the job through its steps, and exits with its exit status.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    api, exec,
+    init::NOTICES,
+    job::{Halt, Job, Surroundings, told},
+    metrics::Meter,
+    ssh,
+    states::States,
+    steps::{Happening, Step},
+    supervise,
+};
+use crate::{
+    http,
+    spool::{self, Spool, Stamps, Stream},
+    taskdir::{RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
+};
+
+/// Only the shim and root come in by the socket.
+const SOCKET_MODE: u32 = 0o600;
+const HOST_KEY: &str = "ssh.key";
+/// What a runner exits with whose job never ran.
+const NOTHING_RAN: u8 = 1;
+/// What a runner exits with that could not do its own work.
+const BROKEN: u8 = 125;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("read {}", .file.display())]
+    Config {
+        file: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("understand {}", .file.display())]
+    Understand {
+        file: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("start the event loop")]
+    Runtime(#[source] io::Error),
+    #[error("look around")]
+    Look(#[source] io::Error),
+    #[error("open the spool")]
+    Spool(#[from] spool::write::Error),
+    #[error("open the states")]
+    States(#[source] io::Error),
+    #[error("listen on {what}")]
+    Listen {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("heed signals")]
+    Signals(#[source] io::Error),
+}
+
+/// Runs until all is said; the exit code is the job's.
+pub fn main(dir: &Path) -> ExitCode {
+    match run(dir) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            use std::io::Write as _;
+            let _ = io::stderr().write_all(format!("runner: {}\n", told(&error)).as_bytes());
+            ExitCode::from(BROKEN)
+        }
+    }
+}
+
+fn run(dir: &Path) -> Result<u8, ServeError> {
+    exec::keep_inherited_files().map_err(ServeError::Look)?;
+    let config = config(dir)?;
+    let around = Surroundings::look(dir, config).map_err(ServeError::Look)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServeError::Runtime)?;
+    let code = runtime.block_on(serve(around))?;
+    // Threads that are still reading for somebody are not worth waiting for.
+    runtime.shutdown_background();
+    Ok(code)
+}
+
+fn config(dir: &Path) -> Result<RunnerConfig, ServeError> {
+    let file = dir.join(RUNNER_CONFIG);
+    let text = std::fs::read(&file).map_err(|source| ServeError::Config { file: file.clone(), source })?;
+    serde_json::from_slice(&text).map_err(|source| ServeError::Understand { file, source })
+}
+
+async fn serve(around: Surroundings) -> Result<u8, ServeError> {
+    let spool = Spool::open(&around.run, Stamps::new())?;
+    log_to(&spool);
+    say_notices();
+    let states = States::open(&around.run, Arc::clone(spool.stamps())).map_err(ServeError::States)?;
+    let job = Arc::new(Job::new(around, spool, states));
+    let stop = CancellationToken::new();
+    let mut servers = JoinSet::new();
+    heed_signals(&job)?;
+    listen(&job, &stop, &mut servers).await?;
+    let code = steps(&job).await;
+    tracing::info!(code, "the runner ends");
+    stop.cancel();
+    while servers.join_next().await.is_some() {}
+    if let Err(error) = job.spool.writer(Stream::Runner).finish() {
+        tracing::debug!(%error, "complete the runner's log");
+    }
+    Ok(code)
+}
+
+/// What the runner says of itself goes to its own stream of the spool.
+fn log_to(spool: &Arc<Spool>) {
+    let writer = spool.writer(Stream::Runner).clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .with_target(false)
+        .with_max_level(tracing::Level::INFO)
+        .finish();
+    // Only a test in this process could have set another before.
+    let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// Lines from whoever prepared the task.
+fn say_notices() {
+    if let Ok(lines) = std::env::var(NOTICES) {
+        for line in lines.lines() {
+            tracing::info!("{line}");
+        }
+    }
+}
+
+fn heed_signals(job: &Arc<Job>) -> Result<(), ServeError> {
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind).map_err(ServeError::Signals)?;
+        let job = Arc::clone(job);
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                job.stop(Halt::End);
+            }
+        });
+    }
+    Ok(())
+}
+
+async fn listen(
+    job: &Arc<Job>,
+    stop: &CancellationToken,
+    servers: &mut JoinSet<()>,
+) -> Result<(), ServeError> {
+    let config = &job.around.config;
+    let meter = Arc::new(Meter::new(config.gpus.clone()));
+    if let Some(address) = &config.compat_http {
+        let listener = bind(address).await?;
+        servers.spawn(http::serve(listener, api::compatible(job, &meter), stop.clone()));
+    }
+    if let Some(address) = &config.ssh_listen {
+        let listener = bind(address).await?;
+        servers.spawn(let_people_in(Arc::clone(job), listener, stop.clone()));
+    }
+    // Last: whoever finds the socket finds everything else as well.
+    let path = job.around.run.join(RUNNER_SOCKET);
+    let listen = |source| ServeError::Listen { what: path.display().to_string(), source };
+    let listener = http::bind_unix(&path, SOCKET_MODE).map_err(listen)?;
+    servers.spawn(http::serve(listener, api::with_token(job, &meter), stop.clone()));
+    Ok(())
+}
+
+async fn bind(address: &str) -> Result<TcpListener, ServeError> {
+    // Names would need a resolver; `localhost` is the one that dstack's servers ask for.
+    let numeric = address.replacen("localhost", "127.0.0.1", 1);
+    let listen = |source| ServeError::Listen { what: address.to_owned(), source };
+    let parsed: std::net::SocketAddr = numeric
+        .parse()
+        .map_err(|_| listen(io::Error::new(io::ErrorKind::InvalidInput, "not an address and port")))?;
+    TcpListener::bind(parsed).await.map_err(listen)
+}
+
+/// Serves SSH. The host key is made beside everything else: the job does not wait for it.
+async fn let_people_in(job: Arc<Job>, listener: TcpListener, stop: CancellationToken) {
+    let run = &job.around.run;
+    let port = match listener.local_addr() {
+        Ok(address) => address.port(),
+        Err(error) => return tracing::error!(%error, "learn the port of the SSH server"),
+    };
+    if let Err(error) = write_port(&run.join(SSH_PORT_FILE), port) {
+        tracing::error!(%error, "write down the port of the SSH server");
+    }
+    let host_key = match ssh::HostKey::keep(&run.join(HOST_KEY)) {
+        Ok(host_key) => host_key,
+        Err(error) => return tracing::error!(error = told(&error), "have a host key"),
+    };
+    let sessions = {
+        let job = Arc::clone(&job);
+        Arc::new(move || job.session())
+    };
+    let config =
+        ssh::Config { keys: job.keys.clone(), host_key, sessions, connections: job.connections.clone() };
+    ssh::serve(listener, config, stop).await;
+}
+
+/// Whole or not at all: the shim may read it at any moment.
+fn write_port(file: &Path, port: u16) -> io::Result<()> {
+    let beside = file.with_extension("port.new");
+    exec::write_as(&beside, format!("{port}\n").as_bytes(), 0o644)?;
+    std::fs::rename(beside, file)
+}
+
+/// From waiting for the job to the last reader of its output.
+async fn steps(job: &Job) -> u8 {
+    let patience = Duration::from_secs(job.around.config.wait_secs);
+    if !supervise::started_or_given_up(job, patience).await {
+        job.happen(Happening::WaitedInVain);
+        tracing::warn!(secs = patience.as_secs(), "nobody started the job in time");
+        return NOTHING_RAN;
+    }
+    job.reached(Step::ServeLogs).await;
+    // Who tells the runner to end reads from the disk.
+    if !job.is_ending() {
+        drain(job, patience).await;
+    }
+    let status = job.states.end().and_then(|end| end.exit_status);
+    status.map_or(NOTHING_RAN, |status| u8::try_from(status).unwrap_or(u8::MAX))
+}
+
+/// Waits for the server and the last tailer, for a while.
+async fn drain(job: &Job, patience: Duration) {
+    let read = async {
+        job.spool.all_read().await;
+        // A dstack server finds nothing on disk. A job that printed nothing has been read from the start, and
+        // still it must learn of the end.
+        if job.around.config.compat_http.is_some() {
+            job.end_told().await;
+        }
+        job.happen(Happening::ServerReadAll);
+        job.happen(Happening::NobodyReads);
+    };
+    tokio::select! {
+        read = timeout(patience, read) => {
+            if read.is_err() {
+                tracing::warn!(secs = patience.as_secs(), "nobody read the output to its end");
+                job.happen(Happening::ReadTimeout);
+            }
+        }
+        () = job.told_to_end() => {}
+    }
+}

@@ -1,0 +1,83 @@
+//! The job's states: kept on disk, one a line, each synced before anybody is told.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use windlass_api::agent::runner::JobState;
+
+use super::ending::{Ending, State};
+use crate::{spool::Stamps, taskdir::STATES};
+
+#[derive(Debug)]
+pub struct States {
+    inner: Mutex<Inner>,
+    stamps: Arc<Stamps>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    file: File,
+    /// Two at most: `running` and an end.
+    said: Vec<JobState>,
+}
+
+impl States {
+    pub fn open(run: &Path, stamps: Arc<Stamps>) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(run.join(STATES))?;
+        Ok(Self { inner: Mutex::new(Inner { file, said: Vec::new() }), stamps })
+    }
+
+    pub fn running(&self) {
+        let state = Ending {
+            state: State::Running,
+            reason: "",
+            message: String::new(),
+            detail: None,
+            exit_status: None,
+        };
+        self.say(state);
+    }
+
+    /// Writes a state down and tells it. A disk that refuses does not keep it from being told.
+    pub fn say(&self, what: Ending) {
+        let mut inner = self.inner.lock();
+        // Held until the state can be found, so that no reader steps past its time.
+        let issued = self.stamps.issue();
+        let state = JobState {
+            state: what.state.as_str().to_owned(),
+            timestamp: issued.at(),
+            termination_reason: what.reason.to_owned(),
+            termination_message: what.message,
+            detail: what.detail.map(str::to_owned),
+            exit_status: what.exit_status,
+        };
+        if let Err(error) = append(&mut inner.file, &state) {
+            tracing::error!(%error, state = state.state, "keep a state of the job");
+        }
+        inner.said.push(state);
+    }
+
+    /// All of them, in order.
+    pub fn all(&self) -> Vec<JobState> {
+        self.inner.lock().said.clone()
+    }
+
+    /// The last one, if it is an end.
+    pub fn end(&self) -> Option<JobState> {
+        let inner = self.inner.lock();
+        inner.said.last().filter(|state| state.state != State::Running.as_str()).cloned()
+    }
+}
+
+fn append(file: &mut File, state: &JobState) -> io::Result<()> {
+    let mut line = serde_json::to_vec(state)?;
+    line.push(b'\n');
+    file.write_all(&line)?;
+    file.sync_data()
+}

@@ -1,0 +1,177 @@
+//! The steps of a runner's life, and which calls belong to which. Decisions only.
+//!
+//! ```text
+//! wait_submit → wait_run → running → serve_logs → wait_logs_finished → exit
+//! ```
+//! A step is never taken back. A call that does not belong to the step is refused and changes nothing; one that
+//! was answered before gets the same answer.
+
+/// Where the runner stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// Nothing is known of the job.
+    WaitSubmit,
+    /// The job is known; code and archives may come.
+    WaitRun,
+    /// The job is being prepared or runs.
+    Running,
+    /// The job has ended and the server has not read its output to the end.
+    ServeLogs,
+    /// The server has; somebody else still reads.
+    WaitLogsFinished,
+    /// All is said.
+    Exit,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Submit,
+    UploadArchive,
+    UploadCode,
+    Run,
+    Stop,
+}
+
+/// What happened without a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happening {
+    /// Nobody started the job in time.
+    WaitedInVain,
+    JobEnded,
+    ServerReadAll,
+    NobodyReads,
+    /// The time for reading is over.
+    ReadTimeout,
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Does its work, and the runner is at this step from then on.
+    Take(Step),
+    /// Was done before: the answer is the same, nothing happens.
+    Repeat,
+    /// Out of order.
+    Refuse,
+}
+
+/// What a call does at a step.
+pub fn call(at: Step, call: Call) -> Verdict {
+    use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
+    match (call, at) {
+        // A later copy of the job replaces an earlier one until it is started.
+        (Call::Submit, WaitSubmit | WaitRun) => Verdict::Take(WaitRun),
+        (Call::UploadArchive | Call::UploadCode, WaitRun) => Verdict::Take(WaitRun),
+        (Call::Run, WaitRun) => Verdict::Take(Running),
+        (Call::Run, Running | ServeLogs | WaitLogsFinished) => Verdict::Repeat,
+        // A job that was never started can never start after its stop.
+        (Call::Stop, WaitSubmit | WaitRun) => Verdict::Take(ServeLogs),
+        (Call::Stop, Running) => Verdict::Take(Running),
+        (Call::Stop, ServeLogs | WaitLogsFinished | Exit) => Verdict::Repeat,
+        (Call::Submit, Running | ServeLogs | WaitLogsFinished | Exit)
+        | (
+            Call::UploadArchive | Call::UploadCode,
+            WaitSubmit | Running | ServeLogs | WaitLogsFinished | Exit,
+        )
+        | (Call::Run, WaitSubmit | Exit) => Verdict::Refuse,
+    }
+}
+
+/// Where a happening leads; the same step where it means nothing.
+pub fn happen(at: Step, what: Happening) -> Step {
+    use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
+    match (what, at) {
+        // Nothing was ever written that somebody could want to read.
+        (Happening::WaitedInVain, WaitSubmit | WaitRun) => Exit,
+        (Happening::JobEnded, Running) => ServeLogs,
+        (Happening::ServerReadAll, ServeLogs) => WaitLogsFinished,
+        (Happening::NobodyReads, WaitLogsFinished) => Exit,
+        (Happening::ReadTimeout, ServeLogs | WaitLogsFinished) => Exit,
+        (Happening::WaitedInVain, Running | ServeLogs | WaitLogsFinished | Exit)
+        | (Happening::JobEnded, WaitSubmit | WaitRun | ServeLogs | WaitLogsFinished | Exit)
+        | (Happening::ServerReadAll, WaitSubmit | WaitRun | Running | WaitLogsFinished | Exit)
+        | (Happening::NobodyReads, WaitSubmit | WaitRun | Running | ServeLogs | Exit)
+        | (Happening::ReadTimeout, WaitSubmit | WaitRun | Running | Exit) => at,
+    }
+}
+
+/// What the refusal says.
+pub fn refusal(at: Step) -> &'static str {
+    match at {
+        Step::WaitSubmit => "the job was not submitted",
+        Step::WaitRun => "the job was not started",
+        Step::Running => "the job was started",
+        Step::ServeLogs | Step::WaitLogsFinished | Step::Exit => "the job has ended",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
+    use Verdict::{Refuse, Repeat, Take};
+
+    const STEPS: [Step; 6] = [WaitSubmit, WaitRun, Running, ServeLogs, WaitLogsFinished, Exit];
+
+    #[test]
+    fn r26_every_call_at_every_step_has_its_verdict() {
+        let table = [
+            (Call::Submit, [Take(WaitRun), Take(WaitRun), Refuse, Refuse, Refuse, Refuse]),
+            (Call::UploadArchive, [Refuse, Take(WaitRun), Refuse, Refuse, Refuse, Refuse]),
+            (Call::UploadCode, [Refuse, Take(WaitRun), Refuse, Refuse, Refuse, Refuse]),
+            (Call::Run, [Refuse, Take(Running), Repeat, Repeat, Repeat, Refuse]),
+            (Call::Stop, [Take(ServeLogs), Take(ServeLogs), Take(Running), Repeat, Repeat, Repeat]),
+        ];
+        for (what, verdicts) in table {
+            for (at, verdict) in STEPS.into_iter().zip(verdicts) {
+                assert_eq!(call(at, what), verdict, "{what:?} at {at:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn r26_every_happening_at_every_step_leads_where_it_should() {
+        let table = [
+            (Happening::WaitedInVain, [Exit, Exit, Running, ServeLogs, WaitLogsFinished, Exit]),
+            (Happening::JobEnded, [WaitSubmit, WaitRun, ServeLogs, ServeLogs, WaitLogsFinished, Exit]),
+            (
+                Happening::ServerReadAll,
+                [WaitSubmit, WaitRun, Running, WaitLogsFinished, WaitLogsFinished, Exit],
+            ),
+            (Happening::NobodyReads, [WaitSubmit, WaitRun, Running, ServeLogs, Exit, Exit]),
+            (Happening::ReadTimeout, [WaitSubmit, WaitRun, Running, Exit, Exit, Exit]),
+        ];
+        for (what, steps) in table {
+            for (at, to) in STEPS.into_iter().zip(steps) {
+                assert_eq!(happen(at, what), to, "{what:?} at {at:?}");
+            }
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn r26_steps_are_never_taken_back(moves in proptest::collection::vec(0usize..10, 0..40)) {
+            let calls = [Call::Submit, Call::UploadArchive, Call::UploadCode, Call::Run, Call::Stop];
+            let happenings = [
+                Happening::WaitedInVain,
+                Happening::JobEnded,
+                Happening::ServerReadAll,
+                Happening::NobodyReads,
+                Happening::ReadTimeout,
+            ];
+            let mut at = WaitSubmit;
+            for one in moves {
+                let to = match (calls.get(one), happenings.get(one.wrapping_sub(calls.len()))) {
+                    (Some(what), _) => match call(at, *what) {
+                        Take(to) => to,
+                        Repeat | Refuse => at,
+                    },
+                    (None, Some(what)) => happen(at, *what),
+                    (None, None) => at,
+                };
+                proptest::prop_assert!(to >= at, "{at:?} → {to:?}");
+                at = to;
+            }
+        }
+    }
+}

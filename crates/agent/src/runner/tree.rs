@@ -1,0 +1,151 @@
+//! Which processes are the job's, and how all of them are reached.
+//!
+//! The commands lead a session of their own. A process may leave it, and one whose parent ended belongs to the
+//! init above the runner. So the job's are: its session, whatever was orphaned to our init, and all below these.
+//! Never ourselves, and never those who came in by SSH.
+
+use std::collections::BTreeSet;
+
+use rustix::process::{Pid, Signal, getppid, getsid};
+
+use crate::proc;
+
+/// Rounds of killing: each may meet processes that were forked meanwhile. What outlasts them ends with the init.
+const ROUNDS: usize = 32;
+
+/// What is known of a process here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    name: proc::Name,
+    parent: i32,
+    session: i32,
+}
+
+/// The processes of one job.
+#[derive(Clone, Copy, Debug)]
+pub struct Tree {
+    session: i32,
+    own: i32,
+    /// Our parent, where it is the init that adopts the orphans of this task.
+    init: Option<i32>,
+}
+
+impl Tree {
+    pub fn new(session: i32) -> Self {
+        let own = rustix::process::getpid().as_raw_pid();
+        Self { session, own, init: init() }
+    }
+
+    /// Sends a signal to the session, as a terminal would on Ctrl-C but to all of its groups. Returns how many
+    /// it reached.
+    pub fn signal_session(&self, signal: Signal) -> usize {
+        let members = seen().into_iter().filter(|one| one.session == self.session);
+        members.filter(|one| send(one.name, signal)).count()
+    }
+
+    /// Whether anybody of the session lives.
+    pub fn has_members(&self) -> bool {
+        seen().iter().any(|one| one.session == self.session)
+    }
+
+    /// Kills everything of the job and returns when nothing is left, or after some rounds.
+    pub fn kill(&self) {
+        for _ in 0..ROUNDS {
+            let killed = self.select(&seen()).into_iter().filter(|name| send(*name, Signal::KILL)).count();
+            if killed == 0 {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn select(&self, all: &[Seen]) -> Vec<proc::Name> {
+        let is_root = |one: &Seen| one.session == self.session || Some(one.parent) == self.init;
+        let mut chosen: BTreeSet<i32> =
+            all.iter().filter(|one| is_root(one)).map(|one| one.name.pid).collect();
+        // Below the runner are also those who came in by SSH: it is no root here, whatever its session.
+        chosen.remove(&self.own);
+        loop {
+            let more: Vec<i32> = all
+                .iter()
+                .filter(|one| chosen.contains(&one.parent) && one.name.pid != self.own)
+                .map(|one| one.name.pid)
+                .filter(|pid| !chosen.contains(pid))
+                .collect();
+            if more.is_empty() {
+                break;
+            }
+            chosen.extend(more);
+        }
+        all.iter().filter(|one| chosen.contains(&one.name.pid)).map(|one| one.name).collect()
+    }
+}
+
+/// Our parent, if it is this very program: then it is the init and all its other children are orphans of ours.
+fn init() -> Option<i32> {
+    use std::os::unix::fs::MetadataExt;
+    let parent = getppid()?.as_raw_pid();
+    let file =
+        |pid: &str| std::fs::metadata(format!("/proc/{pid}/exe")).ok().map(|meta| (meta.dev(), meta.ino()));
+    (file("self")? == file(&parent.to_string())?).then_some(parent)
+}
+
+fn seen() -> Vec<Seen> {
+    let all = proc::all().unwrap_or_default();
+    let alive = all.into_iter().filter(|stat| stat.state == proc::State::Alive);
+    alive
+        .filter_map(|stat| {
+            let session = getsid(Pid::from_raw(stat.name.pid)).ok()?.as_raw_pid();
+            Some(Seen { name: stat.name, parent: stat.parent, session })
+        })
+        .collect()
+}
+
+/// Whether it was reached.
+fn send(name: proc::Name, signal: Signal) -> bool {
+    match proc::Held::open(name) {
+        Ok(Some(held)) => held.signal(signal).unwrap_or(false),
+        Ok(None) | Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(pid: i32, parent: i32, session: i32) -> Seen {
+        Seen { name: proc::Name { pid, start: 1 }, parent, session }
+    }
+
+    #[test]
+    fn the_jobs_processes_are_its_session_the_orphans_and_all_below() {
+        let tree = Tree { session: 20, own: 11, init: Some(10) };
+        let all = [
+            seen(1, 0, 1),
+            seen(10, 1, 10),
+            seen(11, 10, 10),
+            // The job: a shell, a child in the session, one that left it, and what that started.
+            seen(20, 11, 20),
+            seen(21, 20, 20),
+            seen(22, 21, 22),
+            seen(23, 22, 23),
+            // Forked twice and adopted by the init.
+            seen(30, 10, 30),
+            seen(31, 30, 30),
+            // A visitor's shell, and strangers of the host.
+            seen(40, 11, 40),
+            seen(41, 40, 40),
+            seen(50, 1, 50),
+        ];
+        let chosen: Vec<i32> = tree.select(&all).into_iter().map(|name| name.pid).collect();
+        assert_eq!(chosen, [20, 21, 22, 23, 30, 31]);
+        let without_init = Tree { init: None, ..tree };
+        let chosen: Vec<i32> = without_init.select(&all).into_iter().map(|name| name.pid).collect();
+        assert_eq!(chosen, [20, 21, 22, 23]);
+    }
+
+    #[test]
+    fn a_parent_that_is_another_program_is_no_init() {
+        assert_eq!(init(), None, "the parent of a test is its runner");
+    }
+}

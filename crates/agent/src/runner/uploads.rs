@@ -1,0 +1,131 @@
+//! What is sent along with a job, from the wire to the disk with nothing in between but one chunk.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::{Multipart, State, multipart::MultipartError},
+    http::StatusCode,
+};
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use tokio::io::AsyncWriteExt;
+use uuid::Uuid;
+
+use super::{
+    job::Job,
+    steps::{self, Call, Verdict},
+};
+use crate::http::Refusal;
+
+/// Longest upload.
+const UPLOAD_BYTES_MAX: u64 = 16 << 30;
+/// Archives of one job.
+const ARCHIVES_MAX: usize = 1024;
+/// The one part an archive comes in.
+const PART: &str = "archive";
+
+/// A file that is being written; gone unless it was kept.
+struct Part(PathBuf);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// `POST /api/upload_code`: the body as it is.
+pub(super) async fn code(State(job): State<Arc<Job>>, body: Body) -> Result<(), Refusal> {
+    may(&job, Call::UploadCode)?;
+    let chunks = body.into_data_stream().map_err(|_| Refusal::bad_request("the body ended early"));
+    let part = receive(&job, chunks).await?;
+    keep(&job, Call::UploadCode, &part, Job::code_name())
+}
+
+/// `POST /api/upload_archive`: one part whose file name is the archive's id.
+pub(super) async fn archive(State(job): State<Arc<Job>>, mut form: Multipart) -> Result<(), Refusal> {
+    may(&job, Call::UploadArchive)?;
+    let Some(field) = form.next_field().await.map_err(|error| broken(&error))? else {
+        return Err(Refusal::bad_request("the form is empty"));
+    };
+    if field.name() != Some(PART) {
+        return Err(Refusal::bad_request("the form has another part than `archive`"));
+    }
+    // An id, and so never a path.
+    let id: Uuid = field
+        .file_name()
+        .and_then(|name| name.parse().ok())
+        .ok_or_else(|| Refusal::bad_request("the file name of the part is not an archive's id"))?;
+    let part = receive(&job, field.map_err(|error| broken(&error))).await?;
+    if form.next_field().await.map_err(|error| broken(&error))?.is_some() {
+        return Err(Refusal::bad_request("the form has more than one part"));
+    }
+    keep(&job, Call::UploadArchive, &part, &id.to_string())
+}
+
+fn may(job: &Job, call: Call) -> Result<(), Refusal> {
+    match job.verdict(call) {
+        Verdict::Take(_) | Verdict::Repeat => Ok(()),
+        Verdict::Refuse => Err(Refusal::conflict(steps::refusal(job.step()))),
+    }
+}
+
+fn keep(job: &Job, call: Call, part: &Part, name: &str) -> Result<(), Refusal> {
+    match job.keep_upload(call, &part.0, name) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(failed(&error)),
+        Err(at) => Err(Refusal::conflict(steps::refusal(at))),
+    }
+}
+
+async fn receive(job: &Job, chunks: impl Stream<Item = Result<Bytes, Refusal>>) -> Result<Part, Refusal> {
+    let dir = job.uploads();
+    room(&dir).map_err(|error| failed(&error))?;
+    let part = Part(dir.join(format!(".part-{}", Uuid::from_bytes(random()?))));
+    let mut file = tokio::fs::File::create_new(&part.0).await.map_err(|error| failed(&error))?;
+    let mut chunks = std::pin::pin!(chunks);
+    let mut size = 0;
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk?;
+        size += chunk.len() as u64;
+        if size > UPLOAD_BYTES_MAX {
+            let text = format!("the upload is longer than {UPLOAD_BYTES_MAX} bytes");
+            return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+        }
+        file.write_all(&chunk).await.map_err(|error| failed(&error))?;
+    }
+    file.flush().await.map_err(|error| failed(&error))?;
+    Ok(part)
+}
+
+/// Makes the directory, or says that it is full.
+fn room(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    if std::fs::read_dir(dir)?.count() > ARCHIVES_MAX {
+        return Err(std::io::ErrorKind::QuotaExceeded.into());
+    }
+    Ok(())
+}
+
+fn random() -> Result<[u8; 16], Refusal> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|_| Refusal::internal("no random bytes"))?;
+    Ok(bytes)
+}
+
+fn broken(error: &MultipartError) -> Refusal {
+    Refusal::new(error.status(), error.body_text())
+}
+
+fn failed(error: &std::io::Error) -> Refusal {
+    tracing::error!(%error, "keep an upload");
+    match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "no space left for the upload")
+        }
+        _ => Refusal::internal("the upload could not be kept"),
+    }
+}
