@@ -7,7 +7,14 @@ use std::sync::{
 
 use windlass_engine::Hints;
 
-use crate::{auth::AccessCache, config::Settings, db::Db, metrics::Metrics, secrets::Keyring};
+use crate::{
+    auth::AccessCache,
+    config::Settings,
+    db::Db,
+    logs::{Store, files::Files},
+    metrics::Metrics,
+    secrets::Keyring,
+};
 
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
@@ -19,6 +26,7 @@ struct Inner {
     metrics: Metrics,
     access: AccessCache,
     hints: Hints,
+    logs: Arc<dyn Store>,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
     /// joined.
     process: String,
@@ -29,6 +37,7 @@ impl App {
     pub fn new(db: Db, settings: Settings, keys: Keyring) -> Result<Self, getrandom::Error> {
         let mut process = [0_u8; 6];
         getrandom::fill(&mut process)?;
+        let logs = Arc::new(Files::new(settings.data_dir.join("logs")));
         Ok(Self(Arc::new(Inner {
             db,
             settings,
@@ -36,6 +45,7 @@ impl App {
             metrics: Metrics::new(),
             access: AccessCache::default(),
             hints: Hints::new(),
+            logs,
             process: crate::secrets::hex(&process),
             requests: AtomicU64::new(1),
         })))
@@ -59,6 +69,11 @@ impl App {
 
     pub fn access(&self) -> &AccessCache {
         &self.0.access
+    }
+
+    /// What jobs wrote.
+    pub fn logs(&self) -> &Arc<dyn Store> {
+        &self.0.logs
     }
 
     /// Where pipelines of this replica listen.

@@ -2,7 +2,7 @@
 
 use windlass_api::error::{Code, Violation};
 
-use crate::{db::DbError, secrets::KeyError};
+use crate::{db::DbError, logs::LogError, secrets::KeyError};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -37,6 +37,8 @@ pub enum Error {
     Document(#[from] serde_json::Error),
     #[error("draw random bytes")]
     Random(#[from] getrandom::Error),
+    #[error("use the logs")]
+    Logs(#[from] LogError),
     #[error("make an SSH key")]
     SshKey(#[from] ssh_key::Error),
 }

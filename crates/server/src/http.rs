@@ -419,9 +419,12 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::TooLarge { .. } => plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
         Error::Slow => plain(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
         Error::Db(cause) if cause.is_passing() => internal(StatusCode::SERVICE_UNAVAILABLE),
-        Error::Db(_) | Error::Key(_) | Error::Document(_) | Error::Random(_) | Error::SshKey(_) => {
-            internal(StatusCode::INTERNAL_SERVER_ERROR)
-        }
+        Error::Db(_)
+        | Error::Key(_)
+        | Error::Document(_)
+        | Error::Random(_)
+        | Error::SshKey(_)
+        | Error::Logs(_) => internal(StatusCode::INTERNAL_SERVER_ERROR),
     }
 }
 

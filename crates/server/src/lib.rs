@@ -11,6 +11,7 @@ pub mod http;
 mod inventory;
 pub mod job_facts;
 mod listen;
+pub mod logs;
 pub mod metrics;
 pub mod pass_error;
 pub mod pipelines;

@@ -1,5 +1,4 @@
-//! Logs, metrics and what is on offer. Pipelines fill these; until then the answers are empty, and
-//! still only for those who may ask.
+//! Logs, metrics and what is on offer. Only for those who may ask.
 
 use windlass_api::{gpus, logs, metrics};
 use windlass_model::id::{RunId, SubmissionId};
@@ -10,6 +9,7 @@ use crate::{
     auth::Scope,
     db::{jobs, runs},
     error::{Error, Result},
+    logs::{Log, Stream, page},
 };
 
 const LIMIT_MAX: i64 = 1000;
@@ -27,7 +27,10 @@ pub async fn poll_logs(app: &App, scope: &Scope, asked: &logs::PollRequest) -> R
     if run.is_none_or(|run| run.run.name != asked.run_name) {
         return Err(Error::absent("Job submission"));
     }
-    Ok(logs::Page { logs: Vec::new(), external_url: None, next_token: None })
+    let range = page::range(asked).map_err(|error| Error::field("next_token", error.to_string()))?;
+    let stream = if asked.diagnose { Stream::Runner } else { Stream::Job };
+    let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream };
+    Ok(page::read(app.logs().as_ref(), &log, range).await?)
 }
 
 pub async fn job_metrics(app: &App, scope: &Scope, asked: &metrics::Query) -> Result<metrics::JobMetrics> {

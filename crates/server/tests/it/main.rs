@@ -20,6 +20,7 @@ mod http_projects;
 mod http_runs;
 mod http_secrets;
 mod http_users;
+mod logs;
 mod openapi;
 mod pipelines;
 mod postgres;

@@ -1,0 +1,289 @@
+//! Logs as files below the data directory.
+//!
+//! `PROJECT/RUN/SUBMISSION/STREAM.log` holds the bytes, `STREAM.idx` a record of [`RECORD`] bytes for each piece:
+//! offset, time, length, and a check sum over these and the bytes. A piece at the tail counts if its check sum holds,
+//! so whatever a crash cut off or a power cut left blank was never there, and its writer brings it again.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, ErrorKind},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use windlass_model::id::{ProjectId, RunId, SubmissionId};
+
+use super::{Answer, Log, LogError, Piece, Range, Store};
+
+const RECORD: u64 = 24;
+/// What one read of the index holds.
+const RECORDS_AT_ONCE: usize = 1024;
+
+#[derive(Debug)]
+pub struct Files {
+    root: PathBuf,
+}
+
+impl Files {
+    pub fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    fn run(&self, project: ProjectId, run: RunId) -> PathBuf {
+        self.root.join(project.to_string()).join(run.to_string())
+    }
+
+    fn base(&self, log: &Log) -> PathBuf {
+        self.run(log.project, log.run).join(log.submission.to_string()).join(log.stream.name())
+    }
+}
+
+impl Store for Files {
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
+        let (base, bytes, submission) = (self.base(log), bytes.to_vec(), log.submission);
+        blocking("append to", submission, move || append(&base, offset, at, &bytes))
+    }
+
+    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64> {
+        let base = self.base(log);
+        blocking("measure", log.submission, move || {
+            Ok(Open::read(&base)?.map_or(Ok(0), |open| open.end().map(|end| end.0))?)
+        })
+    }
+
+    fn read<'a>(&'a self, log: &'a Log, range: Range) -> Answer<'a, Vec<Piece>> {
+        let base = self.base(log);
+        blocking("read", log.submission, move || match Open::read(&base)? {
+            Some(open) => Ok(open.pieces(range)?),
+            None => Ok(Vec::new()),
+        })
+    }
+
+    fn sync<'a>(&'a self, log: &'a Log) -> Answer<'a, ()> {
+        let base = self.base(log);
+        blocking("sync", log.submission, move || {
+            let Some(open) = Open::read(&base)? else { return Ok(()) };
+            open.bytes.sync_data()?;
+            open.index.sync_data()?;
+            let directory = base.parent().map(File::open).transpose()?;
+            Ok(directory.map_or(Ok(()), |directory| directory.sync_all())?)
+        })
+    }
+
+    fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()> {
+        let directory = self.run(project, run);
+        blocking("remove", SubmissionId(run.0), move || match std::fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+            Ok(()) | Err(_) => Ok(()),
+        })
+    }
+}
+
+/// Why a piece of file work did not succeed; the submission is added outside.
+enum Trouble {
+    Io(io::Error),
+    Gap { offset: u64, end: u64 },
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+fn blocking<T: Send + 'static>(
+    what: &'static str,
+    submission: SubmissionId,
+    work: impl FnOnce() -> Result<T, Trouble> + Send + 'static,
+) -> Answer<'static, T> {
+    let failed = move |source| LogError::Io { what, submission, source };
+    Box::pin(async move {
+        match tokio::task::spawn_blocking(work).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(Trouble::Io(source))) => Err(failed(source)),
+            Ok(Err(Trouble::Gap { offset, end })) => Err(LogError::Gap { offset, end }),
+            Err(gone) => Err(failed(io::Error::other(gone))),
+        }
+    })
+}
+
+fn append(base: &Path, offset: u64, at: i64, bytes: &[u8]) -> Result<u64, Trouble> {
+    let open = Open::write(base)?;
+    // Another replica may have lost its lock a moment ago and still be writing the same bytes.
+    open.index.lock()?;
+    let (end, records) = open.end()?;
+    if offset > end {
+        return Err(Trouble::Gap { offset, end });
+    }
+    let known = usize::try_from(end - offset).unwrap_or(usize::MAX);
+    let Some(fresh) = bytes.get(known..).filter(|fresh| !fresh.is_empty()) else { return Ok(end) };
+    open.bytes.write_all_at(fresh, end)?;
+    // A record is read back with a length of 32 bits.
+    let len = u32::try_from(fresh.len()).map_err(|_| io::Error::from(ErrorKind::InvalidInput))?;
+    // Clocks of hosts jump. Looking up by time needs times that never go back.
+    let at = match records.checked_sub(1) {
+        Some(last) => at.max(open.record(last)?.at),
+        None => at,
+    };
+    // Records behind the last good one would come to life again after the next.
+    open.index.set_len(records * RECORD)?;
+    let record = Record::new(end, at, len, fresh);
+    open.index.write_all_at(&record.encode(), records * RECORD)?;
+    Ok(end + u64::from(len))
+}
+
+struct Open {
+    bytes: File,
+    index: File,
+}
+
+impl Open {
+    fn write(base: &Path) -> io::Result<Self> {
+        let open = |extension: &str| {
+            let path = base.with_extension(extension);
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+        };
+        match open("log") {
+            Ok(bytes) => return Ok(Self { bytes, index: open("idx")? }),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(_) => {}
+        }
+        base.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        Ok(Self { bytes: open("log")?, index: open("idx")? })
+    }
+
+    /// `None`: nobody has written this log.
+    fn read(base: &Path) -> io::Result<Option<Self>> {
+        let open = |extension: &str| match File::open(base.with_extension(extension)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            other => other.map(Some),
+        };
+        Ok(open("log")?.zip(open("idx")?).map(|(bytes, index)| Self { bytes, index }))
+    }
+
+    /// Where the log ends, and how many records say so.
+    fn end(&self) -> io::Result<(u64, u64)> {
+        let (mut records, held) = (self.index.metadata()?.len() / RECORD, self.bytes.metadata()?.len());
+        // Records at the tail that are torn, or whose bytes never came, do not count.
+        while let Some(last) = records.checked_sub(1) {
+            let record = self.record(last)?;
+            if record.end() <= held && self.piece(&record).is_ok() {
+                return Ok((record.end(), records));
+            }
+            records = last;
+        }
+        Ok((0, 0))
+    }
+
+    fn records(&self, first: u64, count: usize) -> io::Result<Vec<Record>> {
+        let mut raw = vec![0; count * RECORD as usize];
+        self.index.read_exact_at(&mut raw, first * RECORD)?;
+        Ok(raw.chunks_exact(RECORD as usize).filter_map(Record::decode).collect())
+    }
+
+    fn record(&self, at: u64) -> io::Result<Record> {
+        self.records(at, 1)?.pop().ok_or_else(|| ErrorKind::UnexpectedEof.into())
+    }
+
+    /// The first of `count` records for which `before` no longer holds.
+    fn seek(&self, count: u64, before: impl Fn(&Record) -> bool) -> io::Result<u64> {
+        let (mut low, mut high) = (0, count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if before(&self.record(middle)?) { low = middle + 1 } else { high = middle }
+        }
+        Ok(low)
+    }
+
+    fn pieces(&self, range: Range) -> io::Result<Vec<Piece>> {
+        let (_, count) = self.end()?;
+        let mut low = match range.after {
+            Some(after) => self.seek(count, |record| record.at <= after)?,
+            None => 0,
+        };
+        let mut high = match range.until {
+            Some(until) => self.seek(count, |record| record.at <= until)?,
+            None => count,
+        };
+        match range.from {
+            Some(from) if range.descending => {
+                high = high.min(self.seek(count, |record| record.offset < from)?)
+            }
+            Some(from) => low = low.max(self.seek(count, |record| record.offset < from)?),
+            None => {}
+        }
+        let mut taken = Vec::new();
+        let mut bytes = 0;
+        while low < high && taken.len() < range.pieces_max {
+            let wanted =
+                (high - low).min(RECORDS_AT_ONCE as u64).min((range.pieces_max - taken.len()) as u64);
+            let first = if range.descending { high - wanted } else { low };
+            let mut batch = self.records(first, usize::try_from(wanted).unwrap_or(RECORDS_AT_ONCE))?;
+            if range.descending {
+                batch.reverse();
+                high = first;
+            } else {
+                low += wanted;
+            }
+            for record in batch {
+                let len = record.len as usize;
+                if !taken.is_empty() && bytes + len > range.bytes_max {
+                    return Ok(taken);
+                }
+                bytes += len;
+                taken.push(self.piece(&record)?);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn piece(&self, record: &Record) -> io::Result<Piece> {
+        let mut bytes = vec![0; record.len as usize];
+        self.bytes.read_exact_at(&mut bytes, record.offset)?;
+        if Record::new(record.offset, record.at, record.len, &bytes) != *record {
+            let what = format!("the piece at {} is damaged", record.offset);
+            return Err(io::Error::new(ErrorKind::InvalidData, what));
+        }
+        Ok(Piece { offset: record.offset, at: record.at, bytes })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    offset: u64,
+    at: i64,
+    len: u32,
+    sum: u32,
+}
+
+impl Record {
+    fn new(offset: u64, at: i64, len: u32, bytes: &[u8]) -> Self {
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&offset.to_be_bytes());
+        sum.update(&at.to_be_bytes());
+        sum.update(bytes);
+        Self { offset, at, len, sum: sum.finalize() }
+    }
+
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(u64::from(self.len))
+    }
+
+    fn encode(self) -> [u8; RECORD as usize] {
+        let mut raw = [0; RECORD as usize];
+        raw[..8].copy_from_slice(&self.offset.to_be_bytes());
+        raw[8..16].copy_from_slice(&self.at.to_be_bytes());
+        raw[16..20].copy_from_slice(&self.len.to_be_bytes());
+        raw[20..].copy_from_slice(&self.sum.to_be_bytes());
+        raw
+    }
+
+    fn decode(raw: &[u8]) -> Option<Self> {
+        Some(Self {
+            offset: u64::from_be_bytes(raw.get(..8)?.try_into().ok()?),
+            at: i64::from_be_bytes(raw.get(8..16)?.try_into().ok()?),
+            len: u32::from_be_bytes(raw.get(16..20)?.try_into().ok()?),
+            sum: u32::from_be_bytes(raw.get(20..24)?.try_into().ok()?),
+        })
+    }
+}

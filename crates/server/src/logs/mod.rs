@@ -1,0 +1,94 @@
+//! What jobs wrote, kept after their hosts forgot it.
+//!
+//! A log is bytes by offset. To append is idempotent: bytes that are already there are left out, a gap is refused,
+//! so whoever reads from an agent may start again from [`Store::end`] at any time and from any replica. Times stand
+//! beside the bytes, because dstack's clients ask by time.
+
+pub mod files;
+pub mod page;
+
+use futures_util::future::BoxFuture;
+use windlass_model::id::{ProjectId, RunId, SubmissionId};
+
+/// One log: a stream of one submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Log {
+    pub project: ProjectId,
+    pub run: RunId,
+    pub submission: SubmissionId,
+    pub stream: Stream,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// The job's own output.
+    Job,
+    /// What the runner said about it.
+    Runner,
+}
+
+impl Stream {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Job => "job",
+            Self::Runner => "runner",
+        }
+    }
+}
+
+/// Bytes that came together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub offset: u64,
+    /// Microseconds since 1970.
+    pub at: i64,
+    pub bytes: Vec<u8>,
+}
+
+/// Which pieces are wanted: in order, newest first if `descending`, and no more than the two bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    /// The first piece's offset; descending, the offset before which to begin. `None`: from the respective end.
+    pub from: Option<u64>,
+    /// Exclusive.
+    pub after: Option<i64>,
+    /// Inclusive.
+    pub until: Option<i64>,
+    pub descending: bool,
+    pub pieces_max: usize,
+    /// The first piece is given even when it is longer.
+    pub bytes_max: usize,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    #[error("{what} the log of submission {submission}")]
+    Io {
+        what: &'static str,
+        submission: SubmissionId,
+        #[source]
+        source: std::io::Error,
+    },
+    /// The writer must go back to `end`.
+    #[error("append at {offset}, but the log ends at {end}")]
+    Gap { offset: u64, end: u64 },
+}
+
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, LogError>>;
+
+/// Where logs are kept.
+pub trait Store: Send + Sync + 'static {
+    /// Adds bytes that came at `at`, and says where the log ends now.
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64>;
+
+    /// The offset after the last byte; 0 for a log nobody has written.
+    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64>;
+
+    fn read<'a>(&'a self, log: &'a Log, range: Range) -> Answer<'a, Vec<Piece>>;
+
+    /// Returns when everything appended so far survives a power cut.
+    fn sync<'a>(&'a self, log: &'a Log) -> Answer<'a, ()>;
+
+    /// Forgets all logs of a run.
+    fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()>;
+}
