@@ -103,12 +103,10 @@ mod tests {
 
     #[track_caller]
     fn check(command: &str, words: Option<&[&str]>) {
-        let said = split(command.as_bytes())
-            .map(|words| words.into_iter().map(|word| String::from_utf8(word).unwrap()).collect::<Vec<_>>());
-        assert_eq!(
-            said.as_deref(),
-            words.map(|words| words.iter().map(|w| (*w).to_owned()).collect()).as_deref()
-        );
+        let said = split(command.as_bytes()).map(|words| {
+            words.into_iter().map(|word| String::from_utf8(word).unwrap()).collect::<Vec<_>>().join("|")
+        });
+        assert_eq!(said, words.map(|words| words.join("|")), "{command}");
     }
 
     #[test]

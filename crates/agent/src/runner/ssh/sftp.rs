@@ -1,3 +1,0 @@
-pub(super) fn serve() -> std::process::ExitCode {
-    std::process::ExitCode::FAILURE
-}

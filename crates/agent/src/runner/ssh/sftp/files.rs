@@ -1,0 +1,446 @@
+//! What is asked, done on the file system.
+
+use std::{
+    collections::HashMap,
+    ffi::OsStr,
+    fs::{self, File, Metadata, ReadDir},
+    io::{self, ErrorKind},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _},
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, Gid, Mode, RenameFlags, StatVfs, Timespec, Timestamps, Uid},
+    io::Errno,
+};
+
+use super::wire::{Attrs, PACKET_MAX, READ_MAX, Reader, Short, Status, Writer, kind};
+use crate::clock;
+
+const VERSION: u32 = 3;
+/// Files and directories open at a time.
+const HANDLES_MAX: usize = 512;
+/// Names in one answer; with the longest names they fit a packet.
+const NAMES_MAX: usize = 100;
+/// From here on a listing shows the year and not the hour.
+const RECENT_SECS: i64 = 180 * 86_400;
+
+const EXTENSIONS: &[(&str, &str)] = &[
+    ("posix-rename@openssh.com", "1"),
+    ("statvfs@openssh.com", "2"),
+    ("fstatvfs@openssh.com", "2"),
+    ("hardlink@openssh.com", "1"),
+    ("fsync@openssh.com", "1"),
+    ("lsetstat@openssh.com", "1"),
+    ("limits@openssh.com", "1"),
+    ("expand-path@openssh.com", "1"),
+];
+
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("the request is cut short")]
+    Short,
+    #[error("no such handle")]
+    NoHandle,
+    #[error("too many open files")]
+    TooMany,
+    #[error("not known here")]
+    Unsupported,
+    #[error("no more")]
+    End,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<Short> for Refusal {
+    fn from(Short: Short) -> Self {
+        Self::Short
+    }
+}
+
+impl From<Errno> for Refusal {
+    fn from(error: Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+impl Refusal {
+    fn status(&self) -> Status {
+        match self {
+            Self::Short => Status::BadMessage,
+            Self::NoHandle | Self::TooMany => Status::Failure,
+            Self::Unsupported => Status::Unsupported,
+            Self::End => Status::Eof,
+            Self::Io(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Status::NoSuchFile,
+                Some(Errno::ACCESS | Errno::PERM) => Status::PermissionDenied,
+                Some(Errno::NOSYS | Errno::OPNOTSUPP) => Status::Unsupported,
+                Some(_) | None => Status::Failure,
+            },
+        }
+    }
+}
+
+enum Open {
+    File(File),
+    Dir { path: PathBuf, entries: ReadDir, dots: bool },
+}
+
+/// A client's open files.
+#[derive(Default)]
+pub(super) struct Files {
+    open: HashMap<u32, Open>,
+    next: u32,
+}
+
+type Answer = Result<Vec<u8>, Refusal>;
+
+impl Files {
+    /// The answer to one packet; every packet has one.
+    pub(super) fn answer(&mut self, packet: &[u8]) -> Vec<u8> {
+        let mut reader = Reader(packet);
+        let (Ok(kind), Ok(id)) = (reader.u8(), reader.u32()) else { return status(0, &Refusal::Short) };
+        if kind == kind::INIT {
+            // Here the number is the client's version.
+            let hello = Writer::new(kind::VERSION, VERSION);
+            return EXTENSIONS
+                .iter()
+                .fold(hello, |hello, (name, version)| {
+                    hello.string(name.as_bytes()).string(version.as_bytes())
+                })
+                .done();
+        }
+        self.request(kind, id, &mut reader).unwrap_or_else(|refusal| status(id, &refusal))
+    }
+
+    fn request(&mut self, kind: u8, id: u32, reader: &mut Reader<'_>) -> Answer {
+        match kind {
+            kind::OPEN => self.open(id, path(reader)?, reader.u32()?, reader.attrs()?),
+            kind::CLOSE => {
+                self.open.remove(&number(reader)?).ok_or(Refusal::NoHandle)?;
+                Ok(ok(id))
+            }
+            kind::READ => self.read(id, number(reader)?, reader.u64()?, reader.u32()?),
+            kind::WRITE => {
+                let (handle, offset, data) = (number(reader)?, reader.u64()?, reader.string()?);
+                self.file(handle)?.write_all_at(data, offset)?;
+                Ok(ok(id))
+            }
+            kind::LSTAT => Ok(attributes(id, &fs::symlink_metadata(path(reader)?)?)),
+            kind::STAT => Ok(attributes(id, &fs::metadata(path(reader)?)?)),
+            kind::FSTAT => Ok(attributes(id, &self.file(number(reader)?)?.metadata()?)),
+            kind::SETSTAT => done(id, set(path(reader)?, reader.attrs()?, AtFlags::empty())),
+            kind::FSETSTAT => {
+                let handle = number(reader)?;
+                done(id, set_open(self.file(handle)?, reader.attrs()?))
+            }
+            kind::OPENDIR => {
+                let path = path(reader)?.to_owned();
+                let entries = fs::read_dir(&path)?;
+                self.keep(id, Open::Dir { path, entries, dots: false })
+            }
+            kind::READDIR => self.list(id, number(reader)?),
+            kind::REMOVE => done(id, fs::remove_file(path(reader)?).map_err(Refusal::Io)),
+            kind::MKDIR => {
+                let (path, attrs) = (path(reader)?, reader.attrs()?);
+                let mode = attrs.mode.unwrap_or(0o777) & 0o777;
+                done(id, fs::DirBuilder::new().mode(mode).create(path).map_err(Refusal::Io))
+            }
+            kind::RMDIR => done(id, fs::remove_dir(path(reader)?).map_err(Refusal::Io)),
+            kind::REALPATH => Ok(one_name(id, &real_path(path(reader)?)?)),
+            kind::RENAME => done(id, rename_new(path(reader)?, path(reader)?)),
+            kind::READLINK => Ok(one_name(id, &fs::read_link(path(reader)?)?)),
+            kind::SYMLINK => {
+                // The target comes first: everybody follows OpenSSH here and not the draft.
+                let (target, link) = (path(reader)?, path(reader)?);
+                done(id, std::os::unix::fs::symlink(target, link).map_err(Refusal::Io))
+            }
+            kind::EXTENDED => self.extended(id, reader),
+            _ => Err(Refusal::Unsupported),
+        }
+    }
+
+    fn extended(&mut self, id: u32, reader: &mut Reader<'_>) -> Answer {
+        match reader.string()? {
+            b"posix-rename@openssh.com" => {
+                done(id, fs::rename(path(reader)?, path(reader)?).map_err(Refusal::Io))
+            }
+            b"hardlink@openssh.com" => {
+                done(id, fs::hard_link(path(reader)?, path(reader)?).map_err(Refusal::Io))
+            }
+            b"fsync@openssh.com" => done(id, self.file(number(reader)?)?.sync_all().map_err(Refusal::Io)),
+            b"lsetstat@openssh.com" => {
+                done(id, set(path(reader)?, reader.attrs()?, AtFlags::SYMLINK_NOFOLLOW))
+            }
+            b"statvfs@openssh.com" => Ok(space(id, &rustix::fs::statvfs(path(reader)?)?)),
+            b"fstatvfs@openssh.com" => Ok(space(id, &rustix::fs::fstatvfs(self.file(number(reader)?)?)?)),
+            b"expand-path@openssh.com" => Ok(one_name(id, &expand(path(reader)?)?)),
+            b"limits@openssh.com" => Ok(Writer::new(kind::EXTENDED_REPLY, id)
+                .u64(PACKET_MAX as u64)
+                .u64(READ_MAX as u64)
+                .u64(READ_MAX as u64)
+                .u64(HANDLES_MAX as u64)
+                .done()),
+            _ => Err(Refusal::Unsupported),
+        }
+    }
+
+    fn open(&mut self, id: u32, path: &Path, flags: u32, attrs: Attrs) -> Answer {
+        let has = |flag: u32| flags & flag != 0;
+        let (read, write, append, create, truncate, new) =
+            (has(1), has(2), has(4), has(8), has(0x10), has(0x20));
+        let mut options = fs::OpenOptions::new();
+        options.read(read).write(write).append(append && write).mode(attrs.mode.unwrap_or(0o666) & 0o7777);
+        if write {
+            options.truncate(truncate && !append).create(create).create_new(create && new);
+        }
+        let file = options.open(path)?;
+        self.keep(id, Open::File(file))
+    }
+
+    fn keep(&mut self, id: u32, open: Open) -> Answer {
+        if self.open.len() >= HANDLES_MAX {
+            return Err(Refusal::TooMany);
+        }
+        while self.open.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let handle = self.next;
+        self.open.insert(handle, open);
+        self.next = handle.wrapping_add(1);
+        Ok(Writer::new(kind::HANDLE, id).string(&handle.to_be_bytes()).done())
+    }
+
+    fn file(&self, handle: u32) -> Result<&File, Refusal> {
+        match self.open.get(&handle) {
+            Some(Open::File(file)) => Ok(file),
+            Some(Open::Dir { .. }) | None => Err(Refusal::NoHandle),
+        }
+    }
+
+    fn read(&self, id: u32, handle: u32, offset: u64, count: u32) -> Answer {
+        let file = self.file(handle)?;
+        let count = usize::try_from(count).unwrap_or(READ_MAX).min(READ_MAX);
+        let (answer, got) = Writer::new(kind::DATA, id).filled(count, |space| file.read_at(space, offset))?;
+        if got == 0 && count > 0 {
+            return Err(Refusal::End);
+        }
+        Ok(answer.done())
+    }
+
+    fn list(&mut self, id: u32, handle: u32) -> Answer {
+        let Some(Open::Dir { path, entries, dots }) = self.open.get_mut(&handle) else {
+            return Err(Refusal::NoHandle);
+        };
+        let mut names = Vec::new();
+        if !std::mem::replace(dots, true) {
+            names.extend([".", ".."].map(|name| (name.into(), fs::symlink_metadata(path.join(name)))));
+        }
+        for entry in entries.take(NAMES_MAX) {
+            let entry = entry?;
+            names.push((entry.file_name(), entry.metadata()));
+        }
+        if names.is_empty() {
+            return Err(Refusal::End);
+        }
+        // A file may be gone since it was listed; its name is told without attributes.
+        let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        let now = clock::now_ms() / 1000;
+        let answer = names.iter().fold(Writer::new(kind::NAME, id).u32(count), |answer, (name, meta)| {
+            let name = name.as_bytes();
+            match meta {
+                Ok(meta) => answer.string(name).string(&long_name(name, meta, now)).attrs(&attrs_of(meta)),
+                Err(_) => answer.string(name).string(name).attrs(&Attrs::default()),
+            }
+        });
+        Ok(answer.done())
+    }
+}
+
+fn path<'a>(reader: &mut Reader<'a>) -> Result<&'a Path, Refusal> {
+    let bytes = reader.string()?;
+    // An empty path is where the session stands.
+    Ok(Path::new(if bytes.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(bytes) }))
+}
+
+fn number(reader: &mut Reader<'_>) -> Result<u32, Refusal> {
+    let bytes = reader.string()?.try_into().map_err(|_| Refusal::NoHandle)?;
+    Ok(u32::from_be_bytes(bytes))
+}
+
+fn ok(id: u32) -> Vec<u8> {
+    Writer::new(kind::STATUS, id).u32(Status::Ok as u32).string(b"Success").string(b"").done()
+}
+
+fn done(id: u32, result: Result<(), Refusal>) -> Answer {
+    result.map(|()| ok(id))
+}
+
+fn status(id: u32, refusal: &Refusal) -> Vec<u8> {
+    let said = match refusal {
+        // Without the number that Rust adds: people read this.
+        Refusal::Io(error) => {
+            let text = error.to_string();
+            text.split(" (os error").next().unwrap_or_default().to_owned()
+        }
+        other => other.to_string(),
+    };
+    Writer::new(kind::STATUS, id).u32(refusal.status() as u32).string(said.as_bytes()).string(b"").done()
+}
+
+fn one_name(id: u32, path: &Path) -> Vec<u8> {
+    let name = path.as_os_str().as_bytes();
+    Writer::new(kind::NAME, id).u32(1).string(name).string(name).attrs(&Attrs::default()).done()
+}
+
+fn attrs_of(meta: &Metadata) -> Attrs {
+    let short = |time: i64| u32::try_from(time.max(0)).unwrap_or(u32::MAX);
+    Attrs {
+        size: Some(meta.size()),
+        owner: Some((meta.uid(), meta.gid())),
+        mode: Some(meta.mode()),
+        times: Some((short(meta.atime()), short(meta.mtime()))),
+    }
+}
+
+fn attributes(id: u32, meta: &Metadata) -> Vec<u8> {
+    Writer::new(kind::ATTRS, id).attrs(&attrs_of(meta)).done()
+}
+
+fn space(id: u32, vfs: &StatVfs) -> Vec<u8> {
+    [
+        vfs.f_bsize,
+        vfs.f_frsize,
+        vfs.f_blocks,
+        vfs.f_bfree,
+        vfs.f_bavail,
+        vfs.f_files,
+        vfs.f_ffree,
+        vfs.f_favail,
+        vfs.f_fsid,
+        // Read-only and no-setuid have the same bits on the wire.
+        vfs.f_flag.bits() & 3,
+        vfs.f_namemax,
+    ]
+    .into_iter()
+    .fold(Writer::new(kind::EXTENDED_REPLY, id), Writer::u64)
+    .done()
+}
+
+fn times(attrs: &Attrs) -> Option<Timestamps> {
+    let at = |seconds: u32| Timespec { tv_sec: i64::from(seconds), tv_nsec: 0 };
+    attrs.times.map(|(access, change)| Timestamps { last_access: at(access), last_modification: at(change) })
+}
+
+/// In this order: a change of owner takes setuid bits away, and every change but the last moves the times.
+fn set(path: &Path, attrs: Attrs, flags: AtFlags) -> Result<(), Refusal> {
+    let follow = !flags.contains(AtFlags::SYMLINK_NOFOLLOW);
+    if let (Some(size), true) = (attrs.size, follow) {
+        fs::OpenOptions::new().write(true).open(path)?.set_len(size)?;
+    }
+    if let Some((uid, gid)) = attrs.owner {
+        rustix::fs::chownat(CWD, path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), flags)?;
+    }
+    if let Some(mode) = attrs.mode {
+        rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode & 0o7777), flags)?;
+    }
+    if let Some(times) = times(&attrs) {
+        rustix::fs::utimensat(CWD, path, &times, flags)?;
+    }
+    Ok(())
+}
+
+fn set_open(file: &File, attrs: Attrs) -> Result<(), Refusal> {
+    if let Some(size) = attrs.size {
+        file.set_len(size)?;
+    }
+    if let Some((uid, gid)) = attrs.owner {
+        rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+    }
+    if let Some(mode) = attrs.mode {
+        rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))?;
+    }
+    if let Some(times) = times(&attrs) {
+        rustix::fs::futimens(file, &times)?;
+    }
+    Ok(())
+}
+
+/// Version 3 says a rename never replaces a file.
+fn rename_new(from: &Path, to: &Path) -> Result<(), Refusal> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS) => {}
+        other => return Ok(other?),
+    }
+    // A file system that cannot promise it: look first.
+    if fs::symlink_metadata(to).is_ok() {
+        return Err(Errno::EXIST.into());
+    }
+    Ok(fs::rename(from, to)?)
+}
+
+/// The last part need not exist: clients ask where a new file would be.
+fn real_path(path: &Path) -> io::Result<PathBuf> {
+    match (path.canonicalize(), path.file_name()) {
+        (Err(error), Some(name)) if error.kind() == ErrorKind::NotFound => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            Ok(parent.unwrap_or(Path::new(".")).canonicalize()?.join(name))
+        }
+        (result, _) => result,
+    }
+}
+
+fn expand(path: &Path) -> io::Result<PathBuf> {
+    let home = || std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from);
+    match path.strip_prefix("~") {
+        Ok(rest) => real_path(&home().join(rest)),
+        Err(_) => real_path(path),
+    }
+}
+
+/// The line that `ls -l` would print.
+fn long_name(name: &[u8], meta: &Metadata, now: i64) -> Vec<u8> {
+    let mode = meta.mode();
+    let mut letters = *b"?rwxrwxrwx";
+    letters[0] = match mode & 0o170_000 {
+        0o040_000 => b'd',
+        0o100_000 => b'-',
+        0o120_000 => b'l',
+        0o140_000 => b's',
+        0o060_000 => b'b',
+        0o020_000 => b'c',
+        0o010_000 => b'p',
+        _ => b'?',
+    };
+    for (place, letter) in letters[1..].iter_mut().enumerate() {
+        if mode & (0o400 >> place) == 0 {
+            *letter = b'-';
+        }
+    }
+    for (bit, place, letter) in [(0o4000, 3, b's'), (0o2000, 6, b's'), (0o1000, 9, b't')] {
+        if mode & bit != 0 {
+            letters[place] = if letters[place] == b'-' { letter.to_ascii_uppercase() } else { letter };
+        }
+    }
+    let form = if (now - meta.mtime()).abs() < RECENT_SECS { "%b %e %H:%M" } else { "%b %e  %Y" };
+    let date = jiff::Timestamp::from_second(meta.mtime())
+        .map(|time| time.strftime(form).to_string())
+        .unwrap_or_default();
+    let letters = String::from_utf8_lossy(&letters);
+    let mut line = format!(
+        "{letters} {:4} {:<8} {:<8} {:>8} {date:12} ",
+        meta.nlink(),
+        meta.uid(),
+        meta.gid(),
+        meta.size()
+    )
+    .into_bytes();
+    line.extend(name);
+    line
+}
+
+#[cfg(test)]
+mod tests;

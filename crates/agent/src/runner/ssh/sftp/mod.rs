@@ -1,0 +1,59 @@
+//! Files over the channel: version 3 of the protocol that `sftp`, `scp`, `sshfs` and editors speak.
+//!
+//! Runs as a process of its own (`windlass-agent runner sftp`) with the session's user, so that the kernel decides
+//! what may be read, and a transfer's memory is not the runner's.
+//! Why not russh-sftp? It takes paths for UTF-8 and answers a name that is none under the wrong request number,
+//! and it turns without end when its stream fails otherwise than by closing.
+
+mod files;
+mod wire;
+
+use std::{
+    fs::File,
+    io::{self, BufReader, BufWriter, Read, Write},
+    os::fd::AsFd as _,
+    process::ExitCode,
+};
+
+use self::{files::Files, wire::PACKET_MAX};
+
+/// Serves standard input and output to their end.
+pub(super) fn serve() -> ExitCode {
+    let own = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
+    let streams = own(io::stdin().as_fd()).and_then(|input| Ok((input, own(io::stdout().as_fd())?)));
+    match streams.and_then(|(input, output)| talk(input, output)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn talk(input: impl Read, output: impl Write) -> io::Result<()> {
+    let mut input = BufReader::with_capacity(PACKET_MAX, input);
+    let mut output = BufWriter::with_capacity(PACKET_MAX, output);
+    let mut files = Files::default();
+    let mut packet = Vec::new();
+    while read_packet(&mut input, &mut packet)? {
+        output.write_all(&files.answer(&packet))?;
+        // Clients ask many things at once; they are answered together when nothing more is at hand.
+        if input.buffer().is_empty() {
+            output.flush()?;
+        }
+    }
+    output.flush()
+}
+
+/// False at the end of the input.
+fn read_packet(input: &mut impl Read, packet: &mut Vec<u8>) -> io::Result<bool> {
+    let mut count = [0u8; 4];
+    match input.read_exact(&mut count) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+        other => other?,
+    }
+    let count = u32::from_be_bytes(count) as usize;
+    if count == 0 || count > PACKET_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    packet.resize(count, 0);
+    input.read_exact(packet)?;
+    Ok(true)
+}
