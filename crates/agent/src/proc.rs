@@ -137,12 +137,25 @@ fn below(root: i32, all: &[Stat]) -> Vec<Stat> {
 
 /// Whether a process was started with these variables, each `NAME=VALUE`. One we may not look at was not.
 pub fn was_started_with(pid: i32, variables: &[&str]) -> bool {
-    let Ok(file) = fs::File::open(format!("/proc/{pid}/environ")) else { return false };
-    let mut environment = Vec::new();
-    if file.take(ENVIRONMENT_MAX).read_to_end(&mut environment).is_err() {
-        return false;
-    }
+    let environment = environment(pid);
     variables.iter().all(|wanted| environment.split(|&byte| byte == 0).any(|one| one == wanted.as_bytes()))
+}
+
+/// The value a variable had when the process was started.
+pub fn variable(pid: i32, name: &str) -> Option<String> {
+    let environment = environment(pid);
+    let mut all = environment.split(|&byte| byte == 0);
+    all.find_map(|one| {
+        std::str::from_utf8(one).ok()?.strip_prefix(name)?.strip_prefix('=').map(str::to_owned)
+    })
+}
+
+fn environment(pid: i32) -> Vec<u8> {
+    let mut environment = Vec::new();
+    if let Ok(file) = fs::File::open(format!("/proc/{pid}/environ")) {
+        let _ = file.take(ENVIRONMENT_MAX).read_to_end(&mut environment);
+    }
+    environment
 }
 
 /// Changes with every boot of the host.
@@ -194,9 +207,11 @@ impl Held {
         }
     }
 
-    /// Takes the exit status if this process is our own child and ended; nothing happens otherwise.
-    pub fn reap(&self) {
-        let _ = waitid(WaitId::PidFd(self.fd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    /// Takes the exit status, 128 + signal for a killed one, if this process is our own child and ended.
+    pub fn reap(&self) -> Option<i32> {
+        let id = WaitId::PidFd(self.fd.as_fd());
+        let status = waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok()??;
+        status.exit_status().or_else(|| Some(128 + status.terminating_signal()?))
     }
 }
 

@@ -1,1 +1,398 @@
 //! Groups of ours: made for a task, limited, killed and removed.
+//!
+//! All of one shim are below `windlass/HOME`, HOME being a hash of the shim's directory: two shims on one host, and
+//! whoever else makes groups, stay apart. They are made at the root of each hierarchy where we may, not below our
+//! own group, for a service that is restarted has its whole group killed by its keeper.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+
+use super::{Group, Hierarchies, Mount};
+use crate::proc::{self, Held};
+
+/// Version 1 hierarchies that do something for us: limits, use, and stopping everything at once.
+const USED: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "freezer"];
+/// Microseconds over which a processor limit is counted.
+const CPU_PERIOD_US: u64 = 100_000;
+/// The least the kernel takes for it.
+const CPU_QUOTA_US_MIN: u64 = 1000;
+/// A group the kernel still thinks busy is tried again.
+const REMOVE_TRIES: u32 = 100;
+const REMOVE_AGAIN: Duration = Duration::from_millis(10);
+/// Another task's end may take the common parent away just as we make our group in it.
+const MAKE_TRIES: u32 = 20;
+
+/// `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// Cores.
+    pub cpu: Option<f64>,
+    /// Bytes, swap included.
+    pub memory: Option<u64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+}
+
+/// A limit that was asked for and does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unenforced {
+    pub what: &'static str,
+    pub why: String,
+}
+
+impl std::fmt::Display for Unenforced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the {} limit is not enforced: {}", self.what, self.why)
+    }
+}
+
+/// The groups of one shim.
+#[derive(Clone, Debug)]
+pub struct Groups {
+    hierarchies: Hierarchies,
+    own: Group,
+    /// `windlass/HOME`.
+    parent: PathBuf,
+}
+
+impl Groups {
+    /// `home` is a short name for the shim's directory.
+    pub fn new(home: &str, hierarchies: Hierarchies) -> Self {
+        Self { hierarchies, own: Group::own().unwrap_or_default(), parent: Path::new("windlass").join(home) }
+    }
+
+    /// Makes the group of a task, or finds it again, and limits it. What could not be limited is told.
+    pub fn make(&self, name: &str, limits: &Limits) -> (TaskGroup, Vec<Unenforced>) {
+        let mut group = Group::default();
+        if let Some(mount) = &self.hierarchies.v2 {
+            group.v2 = self.make_in(mount, self.own.v2.as_deref(), name, true);
+        }
+        for controller in USED {
+            let Some(mount) = self.hierarchies.v1_of(controller) else { continue };
+            if let Some(path) = self.make_in(mount, self.own.v1_of(controller), name, false) {
+                group.v1.push((controller.to_owned(), path));
+            }
+        }
+        let unenforced = limit(&group, limits);
+        (self.task(name, group), unenforced)
+    }
+
+    fn make_in(&self, mount: &Mount, own: Option<&Path>, name: &str, v2: bool) -> Option<PathBuf> {
+        for base in [Some(mount.at.as_path()), own].into_iter().flatten() {
+            let path = base.join(&self.parent).join(name);
+            for _ in 0..MAKE_TRIES {
+                match fs::create_dir_all(&path) {
+                    Ok(()) => {
+                        if v2 {
+                            self.pass_controllers_down(base);
+                        }
+                        return Some(path);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(_) => break,
+                }
+            }
+        }
+        None
+    }
+
+    /// On version 2 a controller limits a group only when each group above passes it on.
+    fn pass_controllers_down(&self, base: &Path) {
+        let mut above = base.to_owned();
+        for part in std::iter::once(Path::new("")).chain(self.parent.iter().map(Path::new)) {
+            above.push(part);
+            for controller in ["+cpu", "+memory", "+pids"] {
+                let _ = fs::write(above.join("cgroup.subtree_control"), controller);
+            }
+        }
+    }
+
+    /// The group of a task, as far as it was made and not removed.
+    pub fn find(&self, name: &str) -> TaskGroup {
+        let there = |mount: &Mount, own: Option<&Path>| {
+            let bases = [Some(mount.at.as_path()), own].into_iter().flatten();
+            bases.map(|base| base.join(&self.parent).join(name)).find(|path| path.is_dir())
+        };
+        let v2 = self.hierarchies.v2.as_ref().and_then(|mount| there(mount, self.own.v2.as_deref()));
+        let v1 = USED.iter().filter_map(|&controller| {
+            let path = there(self.hierarchies.v1_of(controller)?, self.own.v1_of(controller))?;
+            Some((controller.to_owned(), path))
+        });
+        self.task(name, Group { v2, v1: v1.collect() })
+    }
+
+    /// The names of all groups there are.
+    pub fn names(&self) -> BTreeSet<String> {
+        let v1 = USED.iter().filter_map(|c| Some((&self.hierarchies.v1_of(c)?.at, self.own.v1_of(c))));
+        let v2 = self.hierarchies.v2.as_ref().map(|mount| (&mount.at, self.own.v2.as_deref()));
+        let bases = v1.chain(v2).flat_map(|(at, own)| [Some(at.as_path()), own]).flatten();
+        let mut names = BTreeSet::new();
+        for base in bases {
+            let Ok(entries) = fs::read_dir(base.join(&self.parent)) else { continue };
+            let directories =
+                entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            names.extend(directories.filter_map(|entry| entry.file_name().into_string().ok()));
+        }
+        names
+    }
+
+    fn task(&self, name: &str, group: Group) -> TaskGroup {
+        TaskGroup { group, below: Path::new("/").join(&self.parent).join(name) }
+    }
+}
+
+/// The group of one task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskGroup {
+    pub group: Group,
+    /// How every path of the group ends in `/proc/PID/cgroup`.
+    below: PathBuf,
+}
+
+impl TaskGroup {
+    /// Each directory once: several controllers may share a hierarchy.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        let all = self.group.v2.iter().chain(self.group.v1.iter().map(|(_, path)| path));
+        all.collect::<BTreeSet<_>>().into_iter().cloned().collect()
+    }
+
+    /// A version 2 group inside for all but the first process. It is killed at one blow, and the first lives on.
+    pub fn make_job(&self) -> Option<PathBuf> {
+        let path = self.group.v2.as_ref()?.join("job");
+        fs::create_dir_all(&path).ok()?;
+        path.join("cgroup.kill").exists().then_some(path)
+    }
+
+    /// Whoever lives in the group, in any hierarchy.
+    pub fn members(&self) -> BTreeSet<i32> {
+        let mut pids = BTreeSet::new();
+        for directory in self.directories() {
+            collect(&directory, &mut pids);
+        }
+        pids
+    }
+
+    /// Kills all that are in the group now. What forks meanwhile may be missed: look, and repeat.
+    pub fn kill(&self) {
+        let at_one_blow =
+            self.group.v2.as_ref().is_some_and(|v2| fs::write(v2.join("cgroup.kill"), "1").is_ok());
+        if !at_one_blow {
+            self.freeze(true);
+        }
+        for pid in self.members() {
+            self.kill_one(pid);
+        }
+        if !at_one_blow {
+            self.freeze(false);
+        }
+    }
+
+    /// The handle is taken first and the membership read then: a pid that was given to somebody else in between
+    /// is either not held, or seen not to be a member.
+    fn kill_one(&self, pid: i32) {
+        let Ok(Some(stat)) = proc::stat(pid) else { return };
+        let Ok(Some(held)) = Held::open(stat.name) else { return };
+        if self.holds(pid) {
+            let _ = held.signal(Signal::KILL);
+        }
+    }
+
+    fn holds(&self, pid: i32) -> bool {
+        let Ok(lines) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };
+        let paths = lines.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+        paths.into_iter().any(|path| is_below(path, &self.below))
+    }
+
+    fn freeze(&self, frozen: bool) {
+        if let Some(v1) = self.group.v1_of("freezer") {
+            let _ = fs::write(v1.join("freezer.state"), if frozen { "FROZEN" } else { "THAWED" });
+        }
+        if let Some(v2) = &self.group.v2 {
+            let _ = fs::write(v2.join("cgroup.freeze"), if frozen { "1" } else { "0" });
+        }
+    }
+
+    /// Removes the empty group, and the parents nobody else uses. Blocks for a moment where the kernel lags.
+    pub fn remove(&self) -> io::Result<()> {
+        for directory in self.directories() {
+            let mut tries = 0;
+            while let Err(error) = remove_below(&directory) {
+                tries += 1;
+                if tries >= REMOVE_TRIES {
+                    return Err(error);
+                }
+                std::thread::sleep(REMOVE_AGAIN);
+            }
+            for parent in directory.ancestors().skip(1).take(2) {
+                let _ = fs::remove_dir(parent);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether `path` is the group `below`, or inside it, wherever that was made.
+fn is_below(path: &str, below: &Path) -> bool {
+    let below = below.to_string_lossy();
+    path.match_indices(below.as_ref()).any(|(at, found)| {
+        let rest = &path[at + found.len()..];
+        rest.is_empty() || rest.starts_with('/')
+    })
+}
+
+fn collect(directory: &Path, pids: &mut BTreeSet<i32>) {
+    if let Ok(text) = fs::read_to_string(directory.join("cgroup.procs")) {
+        pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 0));
+    }
+    for inside in subdirectories(directory) {
+        collect(&inside, pids);
+    }
+}
+
+fn subdirectories(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
+}
+
+fn remove_below(directory: &Path) -> io::Result<()> {
+    for inside in subdirectories(directory) {
+        remove_below(&inside)?;
+    }
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn limit(group: &Group, limits: &Limits) -> Vec<Unenforced> {
+    let mut unenforced = Vec::new();
+    let mut tried = |what, result: Result<(), String>| {
+        if let Err(why) = result {
+            unenforced.push(Unenforced { what, why });
+        }
+    };
+    if let Some(cores) = limits.cpu {
+        tried("cpu", limit_cpu(group, cores));
+    }
+    if let Some(bytes) = limits.memory {
+        tried("memory", limit_memory(group, bytes));
+    }
+    if let Some(pids) = limits.pids {
+        tried("pids", set(group, "pids", "pids.max", "pids.max", &pids.to_string()));
+    }
+    unenforced
+}
+
+fn limit_cpu(group: &Group, cores: f64) -> Result<(), String> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped to what a host can have"
+    )]
+    let quota = (cores.clamp(0.0, 1e6) * 1e5) as u64;
+    let quota = quota.max(CPU_QUOTA_US_MIN);
+    if let Some(v1) = group.v1_of("cpu") {
+        write(&v1.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
+        return write(&v1.join("cpu.cfs_quota_us"), &quota.to_string());
+    }
+    set(group, "cpu", "cpu.max", "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))
+}
+
+fn limit_memory(group: &Group, bytes: u64) -> Result<(), String> {
+    let text = bytes.to_string();
+    set(group, "memory", "memory.limit_in_bytes", "memory.max", &text)?;
+    // Swap must not be a way around. Where it is not counted there may be none, or it is at least not sought.
+    if let Some(v1) = group.v1_of("memory") {
+        if write(&v1.join("memory.memsw.limit_in_bytes"), &text).is_err() {
+            let _ = write(&v1.join("memory.swappiness"), "0");
+        }
+    } else if let Some(v2) = &group.v2 {
+        let _ = write(&v2.join("memory.swap.max"), "0");
+    }
+    Ok(())
+}
+
+/// Writes to the controller wherever it is.
+fn set(group: &Group, controller: &str, v1_file: &str, v2_file: &str, value: &str) -> Result<(), String> {
+    if let Some(v1) = group.v1_of(controller) {
+        return write(&v1.join(v1_file), value);
+    }
+    match &group.v2 {
+        Some(v2) if v2.join(v2_file).exists() => write(&v2.join(v2_file), value),
+        Some(_) => Err(format!("this host has no {controller} controller for us")),
+        None => Err("no control group could be made".to_owned()),
+    }
+}
+
+fn write(path: &Path, value: &str) -> Result<(), String> {
+    // Not created where it is missing: in a control group that fails oddly.
+    let file = fs::OpenOptions::new().write(true).open(path);
+    file.and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
+        .map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_very_group_or_what_is_inside_counts_as_a_member() {
+        let below = Path::new("/windlass/h/7");
+        assert!(is_below("/windlass/h/7", below));
+        assert!(is_below("/user.slice/windlass/h/7/job", below));
+        assert!(!is_below("/windlass/h/77", below));
+        assert!(!is_below("/windlass/h", below));
+        assert!(!is_below("/", below));
+    }
+
+    #[test]
+    fn a_limit_without_a_controller_is_told_and_not_passed_over() {
+        let limits = Limits { cpu: Some(0.5), memory: Some(1 << 20), pids: Some(9) };
+        let said = limit(&Group::default(), &limits);
+        assert_eq!(said.iter().map(|one| one.what).collect::<Vec<_>>(), ["cpu", "memory", "pids"]);
+        assert_eq!(said[0].to_string(), "the cpu limit is not enforced: no control group could be made");
+        assert!(limit(&Group::default(), &Limits::default()).is_empty());
+    }
+
+    #[test]
+    fn limits_are_written_as_either_version_has_them() {
+        let dir = std::env::temp_dir().join(format!("windlass-limits-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for name in [
+            "cpu.max",
+            "cpu.cfs_period_us",
+            "cpu.cfs_quota_us",
+            "memory.max",
+            "memory.swap.max",
+            "memory.limit_in_bytes",
+            "memory.memsw.limit_in_bytes",
+            "pids.max",
+        ] {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        let limits = Limits { cpu: Some(1.5), memory: Some(1 << 20), pids: Some(9) };
+        let v2 = limit(&Group { v2: Some(dir.clone()), v1: Vec::new() }, &limits);
+        let v1 = ["cpu", "memory", "pids"].map(|c| (c.to_owned(), dir.clone()));
+        let v1 = limit(&Group { v2: None, v1: v1.to_vec() }, &limits);
+        let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+        let written = [
+            ("cpu.max", "150000 100000"),
+            ("memory.max", "1048576"),
+            ("memory.swap.max", "0"),
+            ("cpu.cfs_quota_us", "150000"),
+            ("memory.limit_in_bytes", "1048576"),
+            ("memory.memsw.limit_in_bytes", "1048576"),
+            ("pids.max", "9"),
+        ]
+        .map(|(name, value)| (read(name).contains(value), name));
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!((v2, v1), (Vec::new(), Vec::new()));
+        assert!(written.iter().all(|(is, _)| *is), "{written:?}");
+    }
+}

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod hollow;
+mod process;
 mod support;
 
 #[test]

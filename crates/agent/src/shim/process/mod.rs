@@ -1,20 +1,324 @@
-//! Tasks as plain processes, for hosts without a container engine. To be written.
+//! Tasks as plain processes, for hosts without a container engine.
+//!
+//! A task is an init (`runner::init`) in its own session and control groups, and everything below it. It is no
+//! part of the shim's life: it survives the shim and is found again by its record (pid and start time), by its
+//! groups, and last by marks in its environment. Nobody is signalled whose pid merely looks right.
+//!
+//! An init does nothing before it was written down: it waits at a gate for its orders, and ends without them.
+//!
+//! Image, network mode, `/dev/shm` size and privileges are a container's and mean nothing here. Mounts are made in
+//! a mount namespace of the task's own, which takes root.
 
-use std::path::PathBuf;
+mod ending;
+mod environment;
+mod record;
+mod starting;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use rustix::process::Signal;
+use tokio::io::{Interest, unix::AsyncFd};
+
+use windlass_api::agent::{
+    SSH_PORT,
+    shim::{Port, PullProgress},
+};
+use windlass_model::id::SubmissionId;
+
+use super::runtime::{
+    Done, Exit, Found, FoundState, Handle, Lost, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError,
+};
+use crate::{
+    cgroup::{Hierarchies, task::Groups},
+    confine::Beneath,
+    http::sha256_hex,
+    proc::{self, Held},
+    taskdir::{LAST_WORD, LastWord, RUNNER_CONFIG, RunnerConfig, SSH_PORT_FILE, TaskDir},
+};
+use record::Record;
+
+/// What the task's first process itself printed: not the job's output.
+const OUTPUT: &str = "output.log";
+/// How much of it is told at the end.
+const TAIL_LINES: usize = 20;
+const TAIL_BYTES: u64 = 16 * 1024;
+/// Files of a runner that are read whole are not longer than this.
+const SMALL_FILE_MAX: u64 = 64 * 1024;
+/// How long a runner may take to say where its SSH server listens.
+const PORT_PATIENCE: Duration = Duration::from_secs(15);
+const PORT_AGAIN: Duration = Duration::from_millis(5);
+/// Hexadecimal digits of the hash that stands for a shim's home.
+const HOME_ID_LEN: usize = 12;
 
 /// The runtime of one shim.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Process {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
     home: PathBuf,
+    /// Stands for `home` in names of groups and in marks.
+    home_id: String,
+    agent: PathBuf,
+    groups: Groups,
+    /// Starts are made one after another: whether one was made before is seen from the record.
+    starting: Mutex<()>,
 }
 
 impl Process {
     /// `home` is the shim's own directory. Tasks of shims with other homes are not touched.
     pub fn new(home: PathBuf) -> Self {
-        Self { home }
+        // This very binary, also after its file was replaced by a newer one.
+        let agent = PathBuf::from("/proc/self/exe");
+        let hierarchies = Hierarchies::mounted().unwrap_or_default();
+        Self::with(home, agent, hierarchies)
     }
 
-    pub fn home(&self) -> &std::path::Path {
-        &self.home
+    /// With another binary for the runner, and only these control groups.
+    pub fn with(home: PathBuf, agent: PathBuf, hierarchies: Hierarchies) -> Self {
+        let real = home.canonicalize().unwrap_or_else(|_| home.clone());
+        let mut home_id = sha256_hex(real.as_os_str().as_encoded_bytes());
+        home_id.truncate(HOME_ID_LEN);
+        let groups = Groups::new(&home_id, hierarchies);
+        Self { shared: Arc::new(Shared { home, home_id, agent, groups, starting: Mutex::new(()) }) }
+    }
+
+    /// Runs what may block beside the runtime's own threads.
+    async fn apart<T: Send + 'static>(
+        &self,
+        what: String,
+        work: impl FnOnce(&Shared) -> Result<T, RuntimeError> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        let shared = Arc::clone(&self.shared);
+        match tokio::task::spawn_blocking(move || work(&shared)).await {
+            Ok(result) => result,
+            Err(error) => Err(RuntimeError::Failed { what, source: Box::new(error) }),
+        }
+    }
+
+    /// The SSH server's port, once the runner says it. None where none was asked for, or the task ended first.
+    async fn ports(&self, dir: &TaskDir) -> Result<Vec<Port>, RuntimeError> {
+        if !wants_ssh(dir) {
+            return Ok(Vec::new());
+        }
+        let deadline = tokio::time::Instant::now() + PORT_PATIENCE;
+        loop {
+            if let Some(host) = small_file(dir, SSH_PORT_FILE).and_then(|text| text.trim().parse().ok()) {
+                return Ok(vec![Port { host, container: SSH_PORT }]);
+            }
+            let held = held(dir).map_err(|source| failed("find the task's process", source))?;
+            if held.is_none_or(|held| held.ended(Duration::ZERO).unwrap_or(false)) {
+                return Ok(Vec::new());
+            }
+            if tokio::time::Instant::now() >= deadline {
+                tracing::warn!(task = %dir.id, "the runner does not say where its SSH server listens");
+                return Ok(Vec::new());
+            }
+            tokio::time::sleep(PORT_AGAIN).await;
+        }
+    }
+
+    async fn ended(&self, dir: &TaskDir) -> Result<Exit, RuntimeError> {
+        let init = held(dir).map_err(|source| failed("find the task's process", source))?;
+        let reaped = match init {
+            // What it says of itself counts; if it was killed, it could say nothing of its task.
+            Some(init) => ended(init).await?.reap().filter(|&code| code < 128),
+            None => None,
+        };
+        // An init that was killed has left its task running.
+        let leftover = dir.clone();
+        self.apart("end the task".to_owned(), move |shared| shared.end(&leftover)).await?;
+        let group = self.shared.groups.find(&dir.id.to_string());
+        let word = last_word(dir);
+        let boot = Record::load(dir).ok().flatten().map(|record| record.boot);
+        let code = word.as_ref().and_then(|word| word.exit_status).or(reaped);
+        let lost = match (code, boot, proc::boot_id().ok()) {
+            (Some(_), _, _) => None,
+            (None, Some(then), Some(now)) if then != now => Some(Lost::HostRebooted),
+            (None, _, _) => Some(Lost::Vanished),
+        };
+        let oom_killed = word.is_some_and(|word| word.oom_killed) || group.group.oom_kills() > 0;
+        Ok(Exit { code, oom_killed, tail: tail(dir), lost })
+    }
+}
+
+/// Returns when the process has ended.
+#[expect(unsafe_code, reason = "the reactor keeps a file descriptor and must be sure that it stays open")]
+async fn ended(held: Held) -> Result<Held, RuntimeError> {
+    // SAFETY: `Held` owns its descriptor, never changes it and closes it only when dropped.
+    let watched = unsafe { AsyncFd::register_with_interest(held, Interest::READABLE) }
+        .map_err(|error| failed("watch the task's process", error.into()))?;
+    watched.readable().await.map_err(|error| failed("watch the task's process", error))?.retain_ready();
+    Ok(watched.into_inner())
+}
+
+/// The task's first process, if that is still the one that was started and it has not been reaped.
+fn held(dir: &TaskDir) -> io::Result<Option<Held>> {
+    let Some(record) = Record::load(dir)? else { return Ok(None) };
+    let Some(name) = record.process.filter(|_| proc::boot_id().is_ok_and(|boot| boot == record.boot)) else {
+        return Ok(None);
+    };
+    Held::open(name)
+}
+
+fn small_file(dir: &TaskDir, name: &str) -> Option<String> {
+    let mut text = String::new();
+    let file = Beneath::open(&dir.run()).ok()?.file(name).ok()?;
+    io::Read::read_to_string(&mut io::Read::take(file, SMALL_FILE_MAX), &mut text).ok()?;
+    Some(text)
+}
+
+fn wants_ssh(dir: &TaskDir) -> bool {
+    let config = small_file(dir, RUNNER_CONFIG).and_then(|text| serde_json::from_str(&text).ok());
+    config.is_some_and(|config: RunnerConfig| config.ssh_listen.is_some())
+}
+
+fn last_word(dir: &TaskDir) -> Option<LastWord> {
+    serde_json::from_str(&small_file(dir, LAST_WORD)?).ok()
+}
+
+fn tail(dir: &TaskDir) -> Vec<String> {
+    use std::io::{Read, Seek, SeekFrom};
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = std::fs::File::open(dir.root().join(OUTPUT))?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let text = read().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines.iter().skip(lines.len().saturating_sub(TAIL_LINES)).map(|&line| line.to_owned()).collect()
+}
+
+fn failed(what: &str, source: io::Error) -> RuntimeError {
+    let what = what.to_owned();
+    if source.kind() == io::ErrorKind::StorageFull {
+        return RuntimeError::NoDisk { what };
+    }
+    RuntimeError::Failed { what, source: Box::new(source) }
+}
+
+fn handle(task: SubmissionId) -> Handle {
+    Handle { name: format!("windlass-{task}"), id: task.to_string() }
+}
+
+impl Runtime for Process {
+    fn name(&self) -> &'static str {
+        "process"
+    }
+
+    fn pull<'a>(
+        &'a self,
+        _task: &'a Prepared,
+        _auth: Option<&'a RegistryAuth>,
+        progress: OnProgress,
+    ) -> Done<'a, ()> {
+        progress(PullProgress { is_total_bytes_final: true, ..PullProgress::default() });
+        Box::pin(async { Ok(()) })
+    }
+
+    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+        Box::pin(async move {
+            let task = task.clone();
+            self.apart("create the task".to_owned(), move |shared| shared.create(&task)).await
+        })
+    }
+
+    fn start<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Vec<Port>> {
+        Box::pin(async move {
+            let prepared = task.clone();
+            self.apart("start the task".to_owned(), move |shared| shared.start(&prepared)).await?;
+            self.ports(&task.dir).await
+        })
+    }
+
+    fn wait<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Exit> {
+        Box::pin(self.ended(&task.dir))
+    }
+
+    fn stop<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
+        Box::pin(async move {
+            let init = held(task).map_err(|source| failed("find the task's process", source))?;
+            let asked = init.as_ref().is_some_and(|init| init.signal(Signal::TERM).unwrap_or(false));
+            if let Some(init) = init.filter(|_| asked) {
+                let _ = tokio::time::timeout(grace, ended(init)).await;
+            }
+            let dir = task.clone();
+            self.apart("stop the task".to_owned(), move |shared| shared.kill(&dir)).await
+        })
+    }
+
+    fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> Done<'a, ()> {
+        Box::pin(async move {
+            let dir = task.clone();
+            self.apart("remove the task".to_owned(), move |shared| shared.remove(&dir)).await
+        })
+    }
+
+    fn found(&self) -> Done<'_, Vec<Found>> {
+        Box::pin(async move {
+            self.apart("look for tasks".to_owned(), |shared| {
+                shared.found().map_err(|source| failed("look for tasks", source))
+            })
+            .await
+        })
+    }
+}
+
+/// A path of the task's namespace must say exactly where it leads.
+fn is_plain(path: &Path) -> bool {
+    use std::path::Component;
+    path.is_absolute()
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+}
+
+impl Shared {
+    fn found(&self) -> io::Result<Vec<Found>> {
+        let mut ids = std::collections::BTreeSet::new();
+        match std::fs::read_dir(self.home.join("tasks")) {
+            Ok(entries) => {
+                let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+                let recorded = |id: &SubmissionId| {
+                    Record::load(&TaskDir::new(&self.home, *id)).is_ok_and(|record| record.is_some())
+                };
+                ids.extend(names.filter(recorded));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        ids.extend(self.groups.names().iter().filter_map(|name| name.parse::<SubmissionId>().ok()));
+        ids.extend(self.marked_tasks()?);
+        ids.into_iter()
+            .map(|task| {
+                let state = self.state(&TaskDir::new(&self.home, task))?;
+                Ok(Found { task, handle: handle(task), state })
+            })
+            .collect()
+    }
+
+    fn state(&self, dir: &TaskDir) -> io::Result<FoundState> {
+        let record = Record::load(dir)?;
+        let alive = match held(dir)? {
+            Some(held) => !held.ended(Duration::ZERO)?,
+            None => false,
+        };
+        if alive || !self.remaining(dir)?.is_empty() {
+            return Ok(FoundState::Running);
+        }
+        let never = match &record {
+            Some(record) => record.process.is_none() || starting::never_started(dir),
+            None => false,
+        };
+        Ok(if never { FoundState::Created } else { FoundState::Ended })
     }
 }

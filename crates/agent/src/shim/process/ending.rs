@@ -1,0 +1,147 @@
+//! The end of a task: asked politely, killed, and everything taken away.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+
+use windlass_model::id::SubmissionId;
+
+use super::{
+    OUTPUT, RuntimeError, Shared, TaskDir, environment, failed, held,
+    record::{Record, absent_is_fine},
+};
+use crate::proc::{self, Held, Name, State};
+
+/// After its job was killed an init has this long to reap it and leave its last word.
+const LAST_WORD_PATIENCE: Duration = Duration::from_secs(5);
+/// What was killed and is still there after this is stuck in the kernel.
+const KILL_PATIENCE: Duration = Duration::from_secs(20);
+const KILL_AGAIN: Duration = Duration::from_millis(10);
+
+#[derive(Debug, thiserror::Error)]
+#[error("{count} processes were killed and do not end, the first is {first}")]
+struct Stuck {
+    count: usize,
+    first: Name,
+}
+
+impl Shared {
+    /// Kills the job first, so that init can say what became of it, and then whatever there is.
+    pub(super) fn kill(&self, dir: &TaskDir) -> Result<(), RuntimeError> {
+        if let Some(init) = held(dir).map_err(|error| failed("find the task's process", error))?
+            && !init.ended(Duration::ZERO).unwrap_or(true)
+        {
+            self.kill_job(dir, &init);
+            ended_within(&init, LAST_WORD_PATIENCE);
+        }
+        self.end(dir)
+    }
+
+    fn kill_job(&self, dir: &TaskDir, init: &Held) {
+        let group = self.groups.find(&dir.id.to_string());
+        if let Some(job) = group.group.v2.as_ref().map(|v2| v2.join("job/cgroup.kill")) {
+            let _ = fs::write(job, "1");
+        }
+        for below in proc::descendants(init.name().pid).unwrap_or_default() {
+            if let Ok(Some(held)) = Held::open(below.name) {
+                let _ = held.signal(Signal::KILL);
+            }
+        }
+    }
+
+    /// Kills whatever there is of the task until there is nothing.
+    pub(super) fn end(&self, dir: &TaskDir) -> Result<(), RuntimeError> {
+        let begun = Instant::now();
+        loop {
+            let remaining =
+                self.remaining(dir).map_err(|error| failed("look for the task's processes", error))?;
+            let Some(&first) = remaining.first() else { return Ok(()) };
+            if begun.elapsed() > KILL_PATIENCE {
+                let source = Box::new(Stuck { count: remaining.len(), first });
+                return Err(RuntimeError::Failed { what: "kill the task".to_owned(), source });
+            }
+            self.groups.find(&dir.id.to_string()).kill();
+            for name in remaining {
+                if let Ok(Some(held)) = Held::open(name) {
+                    let _ = held.signal(Signal::KILL);
+                    held.reap();
+                }
+            }
+            std::thread::sleep(KILL_AGAIN);
+        }
+    }
+
+    /// Everything of the task that lives: init and all below it, members of its groups, and whoever has its marks.
+    pub(super) fn remaining(&self, dir: &TaskDir) -> io::Result<BTreeSet<Name>> {
+        let all = proc::all()?;
+        let mut found = BTreeSet::new();
+        if let Some(init) = held(dir)? {
+            init.reap();
+            if !init.ended(Duration::ZERO)? {
+                found.insert(init.name());
+                found.extend(proc::descendants(init.name().pid)?.iter().map(|stat| stat.name));
+            }
+        }
+        let members = self.groups.find(&dir.id.to_string()).members();
+        let marks = environment::marks(&self.home_id, dir.id).map(|(name, value)| format!("{name}={value}"));
+        let marks = marks.each_ref().map(String::as_str);
+        let alive = all.iter().filter(|stat| stat.state == State::Alive).map(|stat| stat.name);
+        found.extend(
+            alive.filter(|name| members.contains(&name.pid) || proc::was_started_with(name.pid, &marks)),
+        );
+        Ok(found)
+    }
+
+    /// Tasks of this shim that somebody has the marks of.
+    pub(super) fn marked_tasks(&self) -> io::Result<BTreeSet<SubmissionId>> {
+        let home = format!("WINDLASS_HOME_ID={}", self.home_id);
+        let alive = proc::all()?.into_iter().filter(|stat| stat.state == State::Alive);
+        Ok(alive
+            .filter(|stat| proc::was_started_with(stat.name.pid, &[&home]))
+            .filter_map(|stat| proc::variable(stat.name.pid, "WINDLASS_TASK_ID")?.parse().ok())
+            .collect())
+    }
+
+    pub(super) fn remove(&self, dir: &TaskDir) -> Result<(), RuntimeError> {
+        self.end(dir)?;
+        self.groups
+            .find(&dir.id.to_string())
+            .remove()
+            .map_err(|error| failed("remove the task's control groups", error))?;
+        let record = Record::load(dir).map_err(|error| failed("read the task's record", error))?;
+        for made in record.iter().flat_map(|record| record.made.iter().rev()) {
+            // Removing a directory detaches what another task has mounted there.
+            if !Record::others_use(&self.home, dir, made) {
+                let _ = fs::remove_dir(made).or_else(|_| remove_empty_file(made));
+            }
+        }
+        absent_is_fine(fs::remove_dir_all(dir.scratch()))
+            .and_then(|()| absent_is_fine(fs::remove_file(dir.root().join(OUTPUT))))
+            .and_then(|()| Record::delete(dir))
+            .map_err(|error| failed("remove the task's files", error))
+    }
+}
+
+fn remove_empty_file(path: &std::path::Path) -> io::Result<()> {
+    let metadata = path.symlink_metadata()?;
+    if metadata.is_file() && metadata.len() == 0 {
+        return fs::remove_file(path);
+    }
+    Ok(())
+}
+
+fn ended_within(held: &Held, patience: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
+        let left = patience.saturating_sub(begun.elapsed());
+        match held.ended(left) {
+            Ok(true) => return true,
+            Ok(false) if begun.elapsed() < patience => {}
+            Ok(false) | Err(_) => return false,
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! From nothing to a task that runs: directories, groups, the gated init, its orders.
+
+use std::{
+    fs,
+    io::{self, Read, Write},
+    net::Shutdown,
+    os::{
+        fd::OwnedFd,
+        unix::{fs::OpenOptionsExt, net::UnixStream, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use super::{
+    Handle, OUTPUT, Prepared, RuntimeError, Shared, TaskDir, environment, failed, handle, is_plain,
+    record::{Record, absent_is_fine},
+    small_file,
+};
+use crate::{
+    cgroup::task::Limits,
+    proc,
+    runner::init::{BindOrder, GATE, NEVER_STARTED, ORDERS_DONE, Orders},
+    taskdir::LAST_WORD,
+};
+
+/// Mounts and groups take milliseconds; a network file system that hangs may take for ever.
+const ORDERS_PATIENCE: Duration = Duration::from_secs(30);
+/// The answer to orders is one sentence.
+const ANSWER_MAX: u64 = 4096;
+
+/// An init was started, and its shim went away before it gave orders: nothing of the task ever ran.
+pub(super) fn never_started(dir: &TaskDir) -> bool {
+    small_file(dir, NEVER_STARTED).is_some() && small_file(dir, LAST_WORD).is_none()
+}
+
+fn refused(what: &str, why: impl Into<String>) -> RuntimeError {
+    RuntimeError::Refused { what: what.to_owned(), why: why.into() }
+}
+
+impl Shared {
+    pub(super) fn create(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
+        if !task.binds.is_empty() && !rustix::process::geteuid().is_root() {
+            return Err(refused("mount into the task", "without a container engine this takes root"));
+        }
+        if let Some(odd) = task.binds.iter().find(|bind| !is_plain(Path::new(&bind.target))) {
+            return Err(refused(
+                "mount into the task",
+                format!("`{}` is not a plain absolute path", odd.target),
+            ));
+        }
+        fs::create_dir_all(task.dir.scratch())
+            .map_err(|error| failed("make the scratch directory", error))?;
+        let record = Record::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
+        if record.is_none() {
+            let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
+            Record::new(boot).save(&task.dir).map_err(|error| failed("write the task's record", error))?;
+        }
+        self.groups.make(&task.spec.id.to_string(), &limits(task));
+        Ok(handle(task.spec.id))
+    }
+
+    /// Starts the task unless that was done before.
+    pub(super) fn start(&self, task: &Prepared) -> Result<(), RuntimeError> {
+        let _one_at_a_time = self.starting.lock();
+        let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
+        let record = Record::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
+        let mut record = record.unwrap_or_else(|| Record::new(boot.clone()));
+        if record.process.is_some() {
+            let alive = super::held(&task.dir).map_err(|error| failed("find the task's process", error))?;
+            if alive.is_some() || !never_started(&task.dir) {
+                return Ok(());
+            }
+            absent_is_fine(fs::remove_file(task.dir.run().join(NEVER_STARTED)))
+                .map_err(|error| failed("forget a start that failed", error))?;
+        }
+        record.boot = boot;
+        let orders = self.orders(task, &mut record)?;
+        self.launch(task, &mut record, &orders)
+    }
+
+    fn orders(&self, task: &Prepared, record: &mut Record) -> Result<Orders, RuntimeError> {
+        let (group, unenforced) = self.groups.make(&task.spec.id.to_string(), &limits(task));
+        for one in &unenforced {
+            tracing::warn!(task = %task.spec.id, "{one}");
+        }
+        let mut binds = Vec::new();
+        for bind in &task.binds {
+            let target = PathBuf::from(&bind.target);
+            record.targets.push(target.clone());
+            make_target(&bind.source, &target, &mut record.made)
+                .map_err(|error| failed(&format!("make the mount point {}", bind.target), error))?;
+            binds.push(BindOrder { source: bind.source.clone(), target, read_only: bind.read_only });
+        }
+        Ok(Orders {
+            job_group: group.make_job(),
+            // All hierarchies: those of version 1 limit, that of version 2 kills.
+            enter: group.directories(),
+            binds,
+            notices: unenforced.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    fn launch(&self, task: &Prepared, record: &mut Record, orders: &Orders) -> Result<(), RuntimeError> {
+        let cannot = |error| failed("start the task's first process", error);
+        let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
+        let mut child = self.command(task, theirs).and_then(|mut command| command.spawn()).map_err(cannot)?;
+        // The child is ours and not reaped, so its pid is its own.
+        let stat = i32::try_from(child.id()).map_err(io::Error::other).and_then(proc::stat);
+        record.process = stat.map_err(cannot)?.map(|stat| stat.name);
+        if let Err(error) = record.save(&task.dir) {
+            // Nothing was ordered: closing the gate ends it.
+            drop(ours);
+            let _ = child.wait();
+            return Err(failed("write the task's record", error));
+        }
+        let answer =
+            give(ours, orders).map_err(|error| failed("give the task's first process its orders", error))?;
+        if answer != ORDERS_DONE {
+            let _ = child.wait();
+            let why = if answer.is_empty() { "it ended without a word".to_owned() } else { answer };
+            return Err(refused("start the task's first process", why));
+        }
+        Ok(())
+    }
+
+    fn command(&self, task: &Prepared, gate: UnixStream) -> io::Result<Command> {
+        let output = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(task.dir.root().join(OUTPUT))?;
+        let home =
+            std::env::var_os("HOME").or_else(|| Some("/root".into())).filter(|home| Path::new(home).is_dir());
+        let marks = environment::marks(&self.home_id, task.spec.id);
+        let mut command = Command::new(&self.agent);
+        command
+            .arg0("windlass-agent")
+            .args(["runner", "--dir"])
+            .arg(task.dir.run())
+            .current_dir(task.dir.scratch())
+            .env_clear()
+            .envs(environment::variables(home, &task.env, &marks, &task.gpus))
+            .env(GATE, "1")
+            .stdin(Stdio::from(OwnedFd::from(gate)))
+            .stderr(Stdio::from(output.try_clone()?))
+            .stdout(Stdio::from(output));
+        Ok(command)
+    }
+}
+
+fn limits(task: &Prepared) -> Limits {
+    let positive = |number: i64| u64::try_from(number).ok().filter(|&number| number > 0);
+    let asked = positive(task.spec.pids);
+    let granted = positive(task.limits.pids);
+    Limits {
+        cpu: Some(task.spec.cpu).filter(|&cores| cores > 0.0),
+        memory: positive(task.spec.memory),
+        // What is asked for may be less than what is granted, never more.
+        pids: asked.map_or(granted, |asked| Some(granted.map_or(asked, |granted| asked.min(granted)))),
+    }
+}
+
+fn give(mut gate: UnixStream, orders: &Orders) -> io::Result<String> {
+    gate.set_read_timeout(Some(ORDERS_PATIENCE))?;
+    gate.write_all(&serde_json::to_vec(orders)?)?;
+    gate.shutdown(Shutdown::Write)?;
+    let mut answer = String::new();
+    gate.take(ANSWER_MAX).read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// A mount point of the source's kind, noting what had to be made for it.
+fn make_target(source: &Path, target: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
+    if target.symlink_metadata().is_ok() {
+        return Ok(());
+    }
+    let missing: Vec<&Path> =
+        target.ancestors().take_while(|above| above.symlink_metadata().is_err()).collect();
+    let source_is_directory = source.metadata()?.is_dir();
+    for path in missing.into_iter().rev() {
+        if path == target && !source_is_directory {
+            fs::OpenOptions::new().write(true).create_new(true).open(path)?;
+        } else {
+            absent_or_there(fs::create_dir(path))?;
+        }
+        made.push(path.to_owned());
+    }
+    Ok(())
+}
+
+/// Another task may make the same mount point at the same time.
+fn absent_or_there(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,1 @@
+//! Tasks that only seem to run, through the runtime's own calls.
