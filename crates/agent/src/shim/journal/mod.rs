@@ -5,6 +5,7 @@
 //!
 //! Why not a database? The journal is read at the start, never queried, and must survive a cut at any byte.
 
+pub mod check;
 mod frame;
 #[cfg(test)]
 mod torture;
@@ -112,6 +113,10 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("open journal `{path}`: another shim has it")]
+    Locked { path: PathBuf },
+    #[error("write journal `{path}`: it was closed")]
+    Closed { path: PathBuf },
     #[error("write journal `{path}`")]
     Write {
         path: PathBuf,
@@ -144,6 +149,8 @@ struct Disk {
     compacted_len: u64,
     /// The last record known to be on disk.
     synced: u64,
+    /// Held while this is the one shim of its home; without it nothing is written.
+    lock: Option<File>,
 }
 
 impl Journal {
@@ -155,6 +162,7 @@ impl Journal {
     /// Opens or makes the file, cuts a torn tail and says what it holds.
     pub fn open(path: &Path) -> Result<(Self, Reading), Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
+        let lock = lock(path)?;
         let reading = read(path).map_err(failed)?;
         let mut options = OpenOptions::new();
         let mut file = options
@@ -171,7 +179,8 @@ impl Journal {
         file.sync_all().map_err(failed)?;
         sync_parent(path).map_err(failed)?;
         let last = reading.records.iter().map(|record| record.seq).max().unwrap_or(0);
-        let disk = Disk { path: path.to_owned(), file, len, compacted_len: len, synced: last };
+        let disk =
+            Disk { path: path.to_owned(), file, len, compacted_len: len, synced: last, lock: Some(lock) };
         disk.fill_reserve();
         let queue = Arc::new(Mutex::new(Queue::from(last + 1)));
         Ok((Self { queue, disk: Some(Arc::new(tokio::sync::Mutex::new(disk))) }, reading))
@@ -236,6 +245,13 @@ impl Journal {
         rewritten.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
+    /// Waits for a write that goes on and lets none follow, so that another may open the file.
+    pub async fn close(&self) {
+        if let Some(disk) = &self.disk {
+            disk.lock().await.lock = None;
+        }
+    }
+
     /// What a journal without a file holds.
     pub fn in_memory_records(&self) -> Vec<Record> {
         self.queue.lock().memory.clone()
@@ -271,6 +287,9 @@ impl Disk {
 
     /// Writes what waits and syncs it. What could not be written waits on, in its place.
     fn drain(&mut self, queue: &Mutex<Queue>) -> Result<(), Error> {
+        if self.lock.is_none() {
+            return Err(Error::Closed { path: self.path.clone() });
+        }
         let (bytes, last) = {
             let mut queue = queue.lock();
             (std::mem::take(&mut queue.bytes), queue.next_seq - 1)
@@ -295,9 +314,11 @@ impl Disk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let written = self.file.write_all(bytes).and_then(|()| self.file.sync_data());
         if written.is_err() {
-            // No half record may stand before the next one.
-            self.file.set_len(self.len)?;
-            self.file.seek(SeekFrom::Start(self.len))?;
+            // No half record should stand before the next one; a reader would find its way past it all the same.
+            let cut = self.file.set_len(self.len).and_then(|()| self.file.seek(SeekFrom::Start(self.len)));
+            if let Err(error) = cut {
+                tracing::error!(%error, "cut a half record off the journal");
+            }
         } else {
             self.len += bytes.len() as u64;
         }
@@ -346,6 +367,23 @@ impl Disk {
 
     fn open_reserve(&self) -> bool {
         std::fs::remove_file(self.reserve()).is_ok()
+    }
+}
+
+/// Two shims on one home would start everything twice. The lock goes with the process, however it ends.
+fn lock(path: &Path) -> Result<File, Error> {
+    use rustix::{
+        fs::{FlockOperation, flock},
+        io::Errno,
+    };
+    let failed = |source| Error::Open { path: path.to_owned(), source };
+    let beside = path.with_extension("lock");
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(&beside).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(Error::Locked { path: path.to_owned() }),
+        Err(error) => Err(failed(error.into())),
     }
 }
 

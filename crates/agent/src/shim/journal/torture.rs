@@ -1,1 +1,179 @@
+//! Every cut and every flipped byte of a small journal.
 
+use super::{super::tasks::End, *};
+
+fn id(n: u128) -> SubmissionId {
+    SubmissionId(uuid::Uuid::from_u128(n))
+}
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let mut random = [0u8; 6];
+        getrandom::fill(&mut random).unwrap();
+        let path = std::env::temp_dir().join(format!("windlass-journal-{name}-{random:02x?}"));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.0.join("journal")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn history() -> Vec<Record> {
+    let handle = Handle { name: "train".to_owned(), id: "c0ffee".to_owned() };
+    let end = End {
+        reason: "done_by_runner".to_owned(),
+        message: String::new(),
+        exit_status: Some(0),
+        detail: None,
+    };
+    let kinds = [
+        (1, Kind::Submitted),
+        (1, Kind::GpuAcquired { gpus: vec!["GPU-1".to_owned()] }),
+        (2, Kind::Submitted),
+        (1, Kind::ContainerCreated { handle }),
+        (1, Kind::ContainerStarted { ports: Vec::new() }),
+        (2, Kind::Removed),
+        (1, Kind::Terminated { end }),
+    ];
+    let seqs = 1..;
+    seqs.zip(kinds)
+        .map(|(seq, (task, kind))| Record { seq, at: 1, submission: id(task), epoch: 3, kind })
+        .collect()
+}
+
+fn encoded(records: &[Record]) -> (Vec<u8>, Vec<usize>) {
+    let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+    for record in records {
+        frame::encode(record, &mut bytes).unwrap();
+        ends.push(bytes.len());
+    }
+    (bytes, ends)
+}
+
+#[test]
+fn f35_a_cut_at_any_byte_leaves_exactly_the_whole_records() {
+    let records = history();
+    let (bytes, ends) = encoded(&records);
+    for cut in 0..=bytes.len() {
+        let whole = ends.iter().filter(|end| **end <= cut).count();
+        let reading = scan(&bytes[..cut]);
+        assert_eq!(reading.records, records[..whole], "cut at {cut}");
+        assert_eq!(reading.damage, [], "cut at {cut}");
+        let kept = whole.checked_sub(1).map_or(0, |last| ends[last]);
+        assert_eq!(reading.torn_bytes, (cut - kept) as u64, "cut at {cut}");
+    }
+}
+
+#[test]
+fn f35_a_flipped_byte_loses_one_record_and_is_said() {
+    let records = history();
+    let (bytes, ends) = encoded(&records);
+    for at in 0..bytes.len() {
+        for flip in [0x01, 0x80, 0xff] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= flip;
+            let reading = scan(&damaged);
+            let lost = ends.iter().position(|end| at < *end).unwrap();
+            let mut expected = records.clone();
+            expected.remove(lost);
+            assert_eq!(reading.records, expected, "byte {at}");
+            let said = !reading.damage.is_empty() || reading.torn_bytes > 0;
+            assert!(said, "byte {at} was flipped and nobody said so");
+            if lost + 1 < records.len() {
+                assert_eq!(reading.damage.len(), 1, "byte {at}");
+                assert_eq!(reading.damage[0].after_seq, lost as u64, "byte {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn f35_garbage_between_records_and_zeros_at_the_end_are_no_records() {
+    let records = history();
+    let (first, _) = encoded(&records[..3]);
+    let (rest, _) = encoded(&records[3..]);
+    let garbage: Vec<u8> = (0..4000u32).flat_map(|n| (n.wrapping_mul(2_654_435_761)).to_le_bytes()).collect();
+    let reading = scan(&[&first[..], &garbage[..], &rest[..]].concat());
+    assert_eq!(reading.records, records);
+    assert_eq!(reading.damage.len(), 1);
+    let reading = scan(&[&first[..], &[0; 4096]].concat());
+    assert_eq!((reading.records.len(), reading.torn_bytes, reading.damage.len()), (3, 4096, 0));
+    assert_eq!(scan(&garbage).records, []);
+}
+
+#[tokio::test]
+async fn what_settled_is_in_the_file_and_a_torn_tail_is_cut() {
+    let scratch = Scratch::new("settled");
+    let path = scratch.journal();
+    let (journal, reading) = Journal::open(&path).unwrap();
+    assert!(reading.missing);
+    let seqs: Vec<_> = (0..20).map(|n| journal.append(id(n), 1, Kind::Submitted)).collect();
+    futures_util::future::join_all(seqs.iter().map(|seq| journal.settle(*seq))).await;
+    assert_eq!(read(&path).unwrap().records.len(), 20);
+    assert!(matches!(Journal::open(&path), Err(Error::Locked { .. })), "one home, one shim");
+    journal.close().await;
+    // A record that was never finished stands in nobody's way.
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes.truncate(bytes.len() - 3);
+    std::fs::write(&path, &bytes).unwrap();
+    let (journal, reading) = Journal::open(&path).unwrap();
+    assert_eq!(reading.records.len(), 19);
+    let seq = journal.append(id(99), 1, Kind::Submitted);
+    journal.settle(seq).await.unwrap();
+    let reading = read(&path).unwrap();
+    assert_eq!((reading.records.len(), reading.torn_bytes, reading.damage.len()), (20, 0, 0));
+    assert!(reading.records.windows(2).all(|pair| pair[0].seq < pair[1].seq));
+}
+
+#[tokio::test]
+async fn a_rewritten_journal_goes_on_counting() {
+    let scratch = Scratch::new("compact");
+    let path = scratch.journal();
+    let (journal, _) = Journal::open(&path).unwrap();
+    for n in 0..10 {
+        journal.append(id(n), 1, Kind::Submitted);
+    }
+    journal
+        .compact(|records| records.into_iter().filter(|record| record.seq % 2 == 0).collect())
+        .await
+        .unwrap();
+    let seq = journal.append(id(10), 1, Kind::Removed);
+    journal.settle(seq).await.unwrap();
+    let seqs: Vec<_> = read(&path).unwrap().records.iter().map(|record| record.seq).collect();
+    assert_eq!(seqs, [2, 4, 6, 8, 10, 11]);
+    journal.close().await;
+    let (journal, _) = Journal::open(&path).unwrap();
+    assert_eq!(journal.append(id(11), 1, Kind::Submitted), 12);
+}
+
+/// A disk of one megabyte would need a mount; a file-size limit of the process would hit other tests. So the
+/// full disk is `/dev/full`, which answers every write with the same error.
+#[tokio::test]
+async fn f11_a_full_disk_is_an_error_and_what_waited_is_written_later() {
+    let scratch = Scratch::new("full");
+    let path = scratch.journal();
+    let (journal, _) = Journal::open(&path).unwrap();
+    let disk = journal.disk.clone().unwrap();
+    let good = {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        std::mem::replace(&mut disk.lock().await.file, full)
+    };
+    let first = journal.append(id(1), 1, Kind::Submitted);
+    assert!(journal.settle(first).await.is_err());
+    assert!(!path.with_extension("reserve").exists(), "the reserve was given up first");
+    let second = journal.append(id(2), 1, Kind::Submitted);
+    disk.lock().await.file = good;
+    journal.settle(second).await.unwrap();
+    let records = read(&path).unwrap().records;
+    assert_eq!(records.iter().map(|record| record.seq).collect::<Vec<_>>(), [first, second]);
+}

@@ -70,10 +70,12 @@ pub(super) async fn open(
         Keep::OnDisk => remember(&settings)?,
     };
     let ledger = ledger(&settings, remembered.tasks.values());
-    let tasks: HashMap<_, _> = remembered.tasks.into_iter().collect();
     let tasks = Arc::new(Tasks {
         journal: remembered.journal,
-        table: Mutex::new(Table { tasks, graves: remembered.graves }),
+        table: Mutex::new(Table {
+            tasks: remembered.tasks.clone().into_iter().collect(),
+            graves: remembered.graves,
+        }),
         ledger: Mutex::new(ledger),
         runtime,
         host,
@@ -85,7 +87,10 @@ pub(super) async fn open(
     if tasks.settings.keep == Keep::OnDisk {
         tasks.compact().await?;
         let unknown = Unknown { dirs: remembered.unknown, lossy: remembered.lossy };
-        tasks.spawn(adopt(Arc::clone(&tasks), remembered.doubtful, unknown));
+        // Before the first call can come: nobody's new keys are taken for old ones.
+        tasks.sweep(remembered.tasks.values(), &unknown).await;
+        let known = remembered.tasks.into_values().collect();
+        tasks.spawn(adopt(Arc::clone(&tasks), known, remembered.doubtful, unknown));
     }
     Ok(tasks)
 }
@@ -232,13 +237,18 @@ struct Unknown {
 }
 
 /// Asks the runtime what is there and goes on with every task.
-async fn adopt(tasks: Arc<Tasks>, mut doubtful: Vec<SubmissionId>, unknown: Unknown) {
+async fn adopt(
+    tasks: Arc<Tasks>,
+    mut known: Vec<Arc<Task>>,
+    mut doubtful: Vec<SubmissionId>,
+    unknown: Unknown,
+) {
     let mut found: HashMap<_, _> = found(&tasks).await.into_iter().map(|found| (found.task, found)).collect();
     for dir in unknown.dirs {
         let may_be_ours = unknown.lossy || found.contains_key(&dir.id);
         match may_be_ours.then(|| files::read_task(&dir)) {
             Some(Ok(stored)) => {
-                tasks.enter_found(&dir, stored);
+                known.extend(tasks.enter_found(&dir, stored));
                 doubtful.push(dir.id);
             }
             // Never accepted, or already removed: whatever runs under its mark goes below.
@@ -248,12 +258,6 @@ async fn adopt(tasks: Arc<Tasks>, mut doubtful: Vec<SubmissionId>, unknown: Unkn
                 }
             }
         }
-    }
-    let known: Vec<_> = tasks.table.lock().tasks.values().cloned().collect();
-    let living: Vec<_> =
-        known.iter().filter(|task| task.state.lock().status.is_active()).map(|task| task.id).collect();
-    if let Err(error) = tasks.host.sweep(&living).await {
-        tracing::warn!(error = ending::chain(&error), "sweep up keys and mounts");
     }
     for task in known {
         let found = found.remove(&task.id);
@@ -291,11 +295,11 @@ async fn drive_out(tasks: Arc<Tasks>, stranger: Found) {
 
 impl Tasks {
     /// A task the journal lost, told by its own file and by what runs.
-    fn enter_found(&self, dir: &TaskDir, stored: files::Stored) {
+    fn enter_found(&self, dir: &TaskDir, stored: files::Stored) -> Option<Arc<Task>> {
         let id = dir.id;
         let mut table = self.table.lock();
         if table.graves.epoch(id).is_some() || table.tasks.contains_key(&id) {
-            return;
+            return None;
         }
         tracing::warn!(%id, "adopt a task the journal does not know");
         let mut state = stored.state();
@@ -309,15 +313,31 @@ impl Tasks {
         let token = files::read_token(dir).unwrap_or_else(|_| files::new_token());
         let task = Task::new(stored.spec, files::read_auth(dir), dir.clone(), token, state);
         task.acceptance.send_replace(Acceptance::Accepted);
-        table.tasks.insert(id, Arc::new(task));
+        let task = Arc::new(task);
+        table.tasks.insert(id, Arc::clone(&task));
+        Some(task)
+    }
+
+    /// Takes away keys and mounts of tasks that are over, or that nobody knows.
+    async fn sweep(&self, known: impl Iterator<Item = &Arc<Task>>, unknown: &Unknown) {
+        let living = known.filter(|task| task.state.lock().status.is_active()).map(|task| task.id);
+        let living: Vec<_> = living.chain(unknown.dirs.iter().map(|dir| dir.id)).collect();
+        if let Err(error) = self.host.sweep(&living).await {
+            tracing::warn!(error = ending::chain(&error), "sweep up keys and mounts");
+        }
     }
 
     fn go_on(self: &Arc<Self>, task: &Arc<Task>, found: Option<Found>, doubtful: bool) {
         let verdict = {
             let mut state = task.state.lock();
             let same_boot = state.container.starting.as_ref().is_none_or(|boot| *boot == self.settings.boot);
-            if let Some(found) = &found {
-                state.container.handle = Some(found.handle.clone());
+            if let Some(found) =
+                found.as_ref().filter(|found| state.container.handle.as_ref() != Some(&found.handle))
+            {
+                let handle = found.handle.clone();
+                self.journal.append(task.id, state.epoch, Kind::ContainerCreated { handle: handle.clone() });
+                state.container.handle = Some(handle);
+                self.observer.changed(&task.info_of(&state));
             }
             let doubtful = doubtful || task.spec.image_name.is_empty();
             replay::verdict(&state, found.as_ref().map(|found| found.state), same_boot, doubtful)

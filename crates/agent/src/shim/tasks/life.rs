@@ -659,7 +659,7 @@ impl Life {
             return Ok(());
         }
         let task = Arc::clone(&self.task);
-        let done = tokio::task::spawn_blocking(move || work(&task)).await;
+        let done = self.tasks.lives.spawn_blocking(move || work(&task)).await;
         done.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
     }
 }

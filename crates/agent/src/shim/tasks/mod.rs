@@ -47,7 +47,7 @@ pub use adopt::OpenError;
 pub use host::{Done, Grant, Host, HostError, Observer, Unobserved};
 pub use task::End;
 
-/// How long a call waits for the life of a task before it answers with what is so far. Clients give up after 9 s.
+/// Clients give up after 9 s.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// More tasks than this on one host are refused; removed ones do not count.
 const TASKS_MAX: usize = 10_000;
@@ -65,6 +65,8 @@ pub struct Settings {
     pub runner_wait_secs: u64,
     /// An image must be here by then.
     pub pull_secs_max: u64,
+    /// How long a call waits for the life of a task before it answers with what is so far.
+    pub answer_within: Duration,
     /// Which boot of the host this is.
     pub boot: String,
     /// For tests: where every life stops until the shim is killed.
@@ -96,6 +98,7 @@ impl Settings {
             compat_tcp: false,
             runner_wait_secs: 300,
             pull_secs_max: 20 * 60,
+            answer_within: ANSWER_WITHIN,
             boot: boot_id(),
             pause_at: pause_at(),
         }
@@ -191,6 +194,7 @@ impl Tasks {
         self.closed.cancel();
         self.lives.close();
         self.lives.wait().await;
+        self.journal.close().await;
     }
 
     /// Accepts a task that policy allows, and starts it. A repeat is accepted and has no second effect.
@@ -241,7 +245,7 @@ impl Tasks {
         if let Some(seq) = self.ask(&task, &terminate) {
             self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })?;
         }
-        wait_for(&task, |state| state.status == Status::Terminated).await;
+        self.wait_for(&task, |state| state.status == Status::Terminated).await;
         Ok(task.info())
     }
 
@@ -280,7 +284,7 @@ impl Tasks {
                 accepted(id, &task).await?;
                 self.raise(&task, epoch).await?;
                 self.begin_removal(&task)?;
-                if wait_for(&task, |state| state.removal == Removal::Done).await {
+                if self.wait_for(&task, |state| state.removal == Removal::Done).await {
                     Ok(())
                 } else {
                     Err(TaskError::Unfinished { id })
@@ -420,6 +424,20 @@ impl Tasks {
         }
     }
 
+    /// Whether the state came to be so within the time a call may take.
+    async fn wait_for(&self, task: &Task, is_so: impl Fn(&State) -> bool) -> bool {
+        let mut changes = task.changes.subscribe();
+        let reached = async {
+            while !is_so(&task.state.lock()) {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(self.settings.answer_within, reached).await;
+        is_so(&task.state.lock())
+    }
+
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closed = self.closed.clone();
         self.lives.spawn(async move {
@@ -439,18 +457,4 @@ async fn accepted(id: SubmissionId, task: &Task) -> Result<(), TaskError> {
         Acceptance::Failed(why) => Err(TaskError::NotAccepted { id, why }),
         Acceptance::Accepted | Acceptance::Waits => Ok(()),
     }
-}
-
-/// Whether the state came to be so within the time a call may take.
-async fn wait_for(task: &Task, is_so: impl Fn(&State) -> bool) -> bool {
-    let mut changes = task.changes.subscribe();
-    let reached = async {
-        while !is_so(&task.state.lock()) {
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    let _ = tokio::time::timeout(ANSWER_WITHIN, reached).await;
-    is_so(&task.state.lock())
 }

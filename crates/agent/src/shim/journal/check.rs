@@ -1,0 +1,151 @@
+//! Checkers: what must hold of every journal, whatever happened to its host.
+//!
+//! Each says what it found wrong; nothing found is an empty list. They read journals, never logs.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use windlass_model::id::SubmissionId;
+
+use super::{Kind, Record};
+
+/// Everything that is checked.
+pub fn violations(records: &[Record]) -> Vec<String> {
+    [started_once(records), epochs_grow(records), gpus_have_one_owner(records), ends_once(records)].concat()
+}
+
+/// R7: at most one container is ever started per submission.
+fn started_once(records: &[Record]) -> Vec<String> {
+    let mut started = HashSet::new();
+    let starts = records.iter().filter(|record| matches!(record.kind, Kind::ContainerStarted { .. }));
+    starts
+        .filter(|record| !started.insert(record.submission))
+        .map(|record| format!("R7: {} was started again at {}", record.submission, record.seq))
+        .collect()
+}
+
+/// L2: no effect of an older epoch after one of a newer.
+fn epochs_grow(records: &[Record]) -> Vec<String> {
+    let mut seen: HashMap<SubmissionId, i64> = HashMap::new();
+    let mut wrong = Vec::new();
+    for record in records {
+        if matches!(record.kind, Kind::RefusedEpoch { .. } | Kind::RefusedSpec { .. } | Kind::Withdrawn) {
+            continue;
+        }
+        let highest = seen.entry(record.submission).or_insert(record.epoch);
+        if record.epoch < *highest {
+            wrong.push(format!(
+                "L2: {} did {:?} with epoch {} after {highest}",
+                record.submission, record.kind, record.epoch
+            ));
+        }
+        *highest = record.epoch.max(*highest);
+    }
+    wrong
+}
+
+/// G1: a device is taken again only after its owner gave it back.
+fn gpus_have_one_owner(records: &[Record]) -> Vec<String> {
+    let mut owners: BTreeMap<&str, SubmissionId> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for record in records {
+        let id = record.submission;
+        match &record.kind {
+            Kind::GpuAcquired { gpus } => {
+                for gpu in gpus {
+                    if let Some(owner) = owners.insert(gpu, id).filter(|owner| *owner != id) {
+                        wrong.push(format!("G1: {id} took {gpu} from {owner} at {}", record.seq));
+                    }
+                }
+            }
+            Kind::GpuReleased { gpus } => {
+                for gpu in gpus {
+                    if owners.remove(gpu.as_str()) != Some(id) {
+                        wrong.push(format!(
+                            "G1: {id} gave back {gpu}, which was not its own, at {}",
+                            record.seq
+                        ));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    wrong
+}
+
+/// R3, G6: a task ends once, and holds nothing afterwards.
+fn ends_once(records: &[Record]) -> Vec<String> {
+    let mut held: HashMap<SubmissionId, BTreeMap<&str, bool>> = HashMap::new();
+    let mut ended = HashSet::new();
+    let mut wrong = Vec::new();
+    for record in records {
+        let id = record.submission;
+        let mut hold = |what, holds| held.entry(id).or_default().insert(what, holds);
+        match &record.kind {
+            Kind::GpuAcquired { .. } => hold("gpus", true),
+            Kind::GpuReleased { .. } => hold("gpus", false),
+            Kind::KeyAdded => hold("keys", true),
+            Kind::KeyRemoved => hold("keys", false),
+            Kind::Mounted => hold("mounts", true),
+            Kind::Unmounted => hold("mounts", false),
+            Kind::Terminated { .. } => {
+                if !ended.insert(id) {
+                    wrong.push(format!("R3: {id} ended again at {}", record.seq));
+                }
+                for (what, _) in held.remove(&id).unwrap_or_default().into_iter().filter(|(_, holds)| *holds)
+                {
+                    wrong.push(format!("G6: {id} ended and kept its {what}"));
+                }
+                None
+            }
+            _ => None,
+        };
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::super::tasks::End, *};
+
+    #[track_caller]
+    fn check(history: &[(u128, i64, Kind)], expected: &[&str]) {
+        let records: Vec<_> = (1..)
+            .zip(history)
+            .map(|(seq, (id, epoch, kind))| Record {
+                seq,
+                at: 0,
+                submission: SubmissionId(uuid::Uuid::from_u128(*id)),
+                epoch: *epoch,
+                kind: kind.clone(),
+            })
+            .collect();
+        let found = violations(&records);
+        let ids: Vec<_> = found.iter().map(|said| &said[..2]).collect();
+        assert_eq!(ids, expected, "{found:?}");
+    }
+
+    fn gpus() -> Vec<String> {
+        vec!["GPU-1".to_owned()]
+    }
+
+    fn terminated() -> Kind {
+        let end = End { reason: "x".to_owned(), message: String::new(), exit_status: None, detail: None };
+        Kind::Terminated { end }
+    }
+
+    #[test]
+    fn r7_l2_g1_the_checkers_find_what_they_look_for() {
+        let started = Kind::ContainerStarted { ports: Vec::new() };
+        check(&[(1, 1, started.clone()), (2, 1, started.clone())], &[]);
+        check(&[(1, 1, started.clone()), (1, 2, started)], &["R7"]);
+        check(&[(1, 2, Kind::Submitted), (1, 1, Kind::RefusedEpoch { seen: 2 })], &[]);
+        check(&[(1, 2, Kind::Submitted), (1, 1, Kind::Admitted)], &["L2"]);
+        let (take, give) = (Kind::GpuAcquired { gpus: gpus() }, Kind::GpuReleased { gpus: gpus() });
+        check(&[(1, 1, take.clone()), (1, 1, give.clone()), (2, 1, take.clone())], &[]);
+        check(&[(1, 1, take.clone()), (2, 1, take.clone())], &["G1"]);
+        check(&[(1, 1, take.clone()), (2, 1, give)], &["G1"]);
+        check(&[(1, 1, take), (1, 1, terminated())], &["G6"]);
+        check(&[(1, 1, terminated()), (1, 1, terminated())], &["R3"]);
+    }
+}

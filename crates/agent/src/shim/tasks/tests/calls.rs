@@ -1,0 +1,152 @@
+//! Calls that are doubled, concurrent, late, or of a server that lost its lock.
+
+use futures_util::future::join_all;
+
+use super::{fake::exit, *};
+
+const AT_ONCE: usize = 16;
+
+fn count(kinds: &[Kind], is: impl Fn(&Kind) -> bool) -> usize {
+    kinds.iter().filter(|kind| is(kind)).count()
+}
+
+#[tokio::test]
+async fn a2_sixteen_submissions_at_once_are_one() {
+    let stage = Stage::new("submit-16").await;
+    let calls = (0..AT_ONCE).map(|_| stage.tasks().submit(spec(1), Some(1)));
+    assert!(join_all(calls).await.iter().all(Result::is_ok));
+    stage.reaches(id(1), TaskStatus::Running).await;
+    // In whatever state it is.
+    stage.tasks().submit(spec(1), Some(1)).await.unwrap();
+    stage.fake.end(id(1), exit(0));
+    stage.reaches(id(1), TaskStatus::Terminated).await;
+    stage.tasks().submit(spec(1), Some(1)).await.unwrap();
+    assert_eq!(count(&stage.kinds(id(1)), |kind| *kind == Kind::Submitted), 1);
+    assert_eq!(stage.tasks().info(id(1)).unwrap().status, TaskStatus::Terminated);
+    stage.check_empty();
+}
+
+#[tokio::test]
+async fn a2_sixteen_terminates_and_removes_at_once_are_one() {
+    let stage = Stage::new("end-16").await;
+    let id = stage.submit(1).await;
+    stage.reaches(id, TaskStatus::Running).await;
+    let reasons: Vec<_> = (0..AT_ONCE).map(|n| ask(&format!("reason-{n}"), 0)).collect();
+    let calls = reasons.iter().map(|ask| stage.tasks().terminate(id, ask.clone(), Some(1)));
+    let answers: Vec<_> = join_all(calls).await.into_iter().map(Result::unwrap).collect();
+    assert!(answers.iter().all(|info| *info == answers[0]), "{answers:?}");
+    assert_eq!(answers[0].status, TaskStatus::Terminated);
+    let kinds = stage.kinds(id);
+    assert_eq!(count(&kinds, |kind| matches!(kind, Kind::TerminateAsked { .. })), 1);
+    assert_eq!(count(&kinds, |kind| matches!(kind, Kind::Terminated { .. })), 1);
+    let calls = (0..AT_ONCE).map(|_| stage.tasks().remove(id, Some(1)));
+    assert!(join_all(calls).await.iter().all(Result::is_ok));
+    assert_eq!(count(&stage.kinds(id), |kind| *kind == Kind::Removed), 1);
+    stage.tasks().remove(id, Some(1)).await.unwrap();
+    assert_eq!(count(&stage.kinds(id), |kind| *kind == Kind::Removed), 1);
+    stage.check_empty();
+}
+
+#[tokio::test]
+async fn a2_a_caller_that_goes_away_changes_nothing() {
+    let stage = Stage::new("dropped").await;
+    {
+        let submit = stage.tasks().submit(spec(1), Some(1));
+        tokio::pin!(submit);
+        // Polled once and dropped, as a cut connection does it.
+        let _ = futures_util::poll!(&mut submit);
+    }
+    stage.reaches(id(1), TaskStatus::Running).await;
+    {
+        let terminate = stage.tasks().terminate(id(1), ask("terminated_by_user", 0), Some(1));
+        tokio::pin!(terminate);
+        let _ = futures_util::poll!(&mut terminate);
+    }
+    // The first poll may end at the disk; the repeat has the same effect either way.
+    let info = stage.tasks().terminate(id(1), ask("terminated_by_user", 0), Some(1)).await.unwrap();
+    assert_eq!(info.status, TaskStatus::Terminated);
+    stage.check_empty();
+}
+
+#[tokio::test]
+async fn l2_an_older_epoch_is_refused_and_written_down() {
+    let stage = Stage::new("epochs").await;
+    stage.tasks().submit(spec(1), Some(5)).await.unwrap();
+    let fenced = |result: Result<(), TaskError>| match result {
+        Err(TaskError::Fenced { seen, .. }) => seen,
+        other => panic!("{other:?}"),
+    };
+    let tasks = stage.tasks();
+    assert_eq!(fenced(tasks.submit(spec(1), Some(4)).await), 5);
+    assert_eq!(fenced(tasks.terminate(id(1), ask("x", 0), Some(4)).await.map(|_| ())), 5);
+    assert_eq!(fenced(tasks.remove(id(1), Some(4)).await), 5);
+    tasks.admit(id(1), Some(7)).await.unwrap();
+    assert_eq!(fenced(tasks.admit(id(1), Some(6)).await), 7);
+    assert_eq!(tasks.info(id(1)).unwrap().epoch, 7);
+    // A server that knows no epochs is not asked for one.
+    tasks.admit(id(1), None).await.unwrap();
+    assert_eq!(count(&stage.kinds(id(1)), |kind| matches!(kind, Kind::RefusedEpoch { .. })), 4);
+    stage.reaches(id(1), TaskStatus::Running).await;
+    tasks.terminate(id(1), ask("x", 0), None).await.unwrap();
+    stage.check_empty();
+}
+
+#[tokio::test]
+async fn g8_a_living_task_is_not_removed() {
+    let stage = Stage::new("alive").await;
+    let id = stage.submit(1).await;
+    stage.reaches(id, TaskStatus::Running).await;
+    assert!(matches!(stage.tasks().remove(id, Some(1)).await, Err(TaskError::Alive { .. })));
+    assert!(stage.tasks().dir(id).unwrap().root().exists());
+}
+
+#[tokio::test]
+async fn r7_a_removed_id_is_gone_for_ever() {
+    let mut stage = Stage::new("graves").await;
+    // Before it came: the server fears a late submission.
+    stage.tasks().remove(id(1), Some(3)).await.unwrap();
+    assert!(matches!(stage.tasks().remove(id(2), None).await, Err(TaskError::NotFound { .. })));
+    let second = stage.submit(2).await;
+    stage.reaches(second, TaskStatus::Running).await;
+    stage.tasks().terminate(second, ask("x", 0), Some(1)).await.unwrap();
+    stage.tasks().remove(second, None).await.unwrap();
+    for n in 1..=2 {
+        assert!(matches!(stage.tasks().submit(spec(n), Some(9)).await, Err(TaskError::Gone { .. })));
+    }
+    stage.restart().await;
+    for n in 1..=2 {
+        assert!(matches!(stage.tasks().submit(spec(n), Some(9)).await, Err(TaskError::Gone { .. })));
+    }
+    assert!(matches!(stage.tasks().remove(id(1), Some(2)).await, Err(TaskError::Fenced { seen: 3, .. })));
+    assert!(matches!(
+        stage.tasks().terminate(id(1), ask("x", 0), Some(3)).await,
+        Err(TaskError::NotFound { .. })
+    ));
+    stage.check_empty();
+}
+
+#[tokio::test]
+async fn x8_a_refused_specification_is_in_the_journal() {
+    let stage = Stage::new("refused").await;
+    stage.tasks().refused_spec(id(1), Some(2), "bad signature").await;
+    assert_eq!(stage.kinds(id(1)), [Kind::RefusedSpec { why: "bad signature".to_owned() }]);
+    stage.tasks().submit(spec(1), Some(1)).await.unwrap();
+    stage.reaches(id(1), TaskStatus::Running).await;
+}
+
+#[tokio::test]
+async fn f11_a_submission_that_cannot_be_written_down_is_refused_and_may_come_again() {
+    let mut stage = Stage::new("no-disk").await;
+    let tasks = stage.home.join("tasks");
+    std::fs::remove_dir(&tasks).unwrap();
+    std::fs::write(&tasks, "in the way").unwrap();
+    assert!(matches!(stage.tasks().submit(spec(1), Some(1)).await, Err(TaskError::NotAccepted { .. })));
+    assert!(stage.tasks().list().is_empty());
+    std::fs::remove_file(&tasks).unwrap();
+    std::fs::create_dir(&tasks).unwrap();
+    let id = stage.submit(1).await;
+    stage.reaches(id, TaskStatus::Running).await;
+    stage.restart().await;
+    stage.reaches(id, TaskStatus::Running).await;
+    stage.check();
+}

@@ -1,0 +1,293 @@
+//! A runtime and a host that do what the test says, and outlive the shim as real ones do.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::FutureExt as _;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use windlass_api::agent::shim::{Port, PullProgress, TaskInfo, TaskSpec};
+use windlass_model::id::SubmissionId;
+
+use super::super::{Done as HostDone, Grant, Host, HostError, Observer};
+use crate::{
+    shim::runtime::{
+        Bind, Done, Exit, Found, FoundState, Handle, Limits, OnProgress, Prepared, RegistryAuth, Runtime,
+        RuntimeError,
+    },
+    taskdir::TaskDir,
+};
+
+/// The containers of a host.
+#[derive(Default)]
+pub(super) struct World {
+    pub(super) containers: BTreeMap<SubmissionId, Container>,
+    /// How often a program really began, per submission.
+    pub(super) starts: BTreeMap<SubmissionId, u32>,
+    pub(super) pulls: Vec<Option<String>>,
+    pub(super) keys: BTreeSet<SubmissionId>,
+    pub(super) mounts: BTreeSet<SubmissionId>,
+    pub(super) calls: Vec<String>,
+    pub(super) script: Script,
+}
+
+/// What goes wrong.
+#[derive(Clone, Default)]
+pub(super) struct Script {
+    pub(super) away: bool,
+    pub(super) pull_hangs: bool,
+    pub(super) pull_fails: bool,
+    pub(super) create_fails: bool,
+    pub(super) start_fails: bool,
+    pub(super) keys_fail: bool,
+    pub(super) mounts_fail: bool,
+    pub(super) unmount_fails_times: u32,
+    pub(super) refused: bool,
+    pub(super) ignores_term: bool,
+}
+
+pub(super) struct Container {
+    pub(super) state: FoundState,
+    pub(super) exit: watch::Sender<Option<Exit>>,
+    pub(super) gpus: Vec<String>,
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Fake(pub(super) Arc<Mutex<World>>);
+
+pub(super) fn exit(code: i32) -> Exit {
+    Exit { code: Some(code), oom_killed: false, tail: Vec::new(), lost: None }
+}
+
+fn handle(id: SubmissionId) -> Handle {
+    Handle { name: format!("task-{id}"), id: format!("container-{id}") }
+}
+
+impl Fake {
+    pub(super) fn script(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.0.lock().script);
+    }
+
+    /// The program ends of itself.
+    pub(super) fn end(&self, id: SubmissionId, exit: Exit) {
+        let mut world = self.0.lock();
+        let container = world.containers.get_mut(&id).unwrap();
+        container.state = FoundState::Ended;
+        container.exit.send_replace(Some(exit));
+    }
+
+    pub(super) fn vanish(&self, id: SubmissionId) {
+        self.0.lock().containers.remove(&id);
+    }
+
+    fn enter(&self, call: &str, id: SubmissionId) -> Result<(), RuntimeError> {
+        let mut world = self.0.lock();
+        world.calls.push(format!("{call} {id}"));
+        match world.script.away {
+            true => Err(RuntimeError::Away { what: call.to_owned(), source: "nobody answers".into() }),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn count(&self, call: &str) -> usize {
+        self.0.lock().calls.iter().filter(|said| said.starts_with(call)).count()
+    }
+}
+
+impl Runtime for Fake {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn pull<'a>(
+        &'a self,
+        task: &'a Prepared,
+        auth: Option<&'a RegistryAuth>,
+        progress: OnProgress,
+    ) -> Done<'a, ()> {
+        async move {
+            self.enter("pull", task.dir.id)?;
+            let script = {
+                let mut world = self.0.lock();
+                world.pulls.push(auth.map(|auth| auth.password.clone()));
+                world.script.clone()
+            };
+            progress(PullProgress { downloaded_bytes: 7, ..PullProgress::default() });
+            if script.pull_hangs {
+                std::future::pending::<()>().await;
+            }
+            match script.pull_fails {
+                true => Err(RuntimeError::NoImage { what: "pull".to_owned() }),
+                false => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+        async move {
+            let id = task.dir.id;
+            self.enter("create", id)?;
+            let mut world = self.0.lock();
+            if world.script.create_fails {
+                return Err(RuntimeError::Refused { what: "create".to_owned(), why: "no".to_owned() });
+            }
+            world.containers.entry(id).or_insert_with(|| Container {
+                state: FoundState::Created,
+                exit: watch::Sender::new(None),
+                gpus: task.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
+            });
+            Ok(handle(id))
+        }
+        .boxed()
+    }
+
+    fn start<'a>(&'a self, task: &'a Prepared, _: &'a Handle) -> Done<'a, Vec<Port>> {
+        async move {
+            let id = task.dir.id;
+            self.enter("start", id)?;
+            let mut world = self.0.lock();
+            if world.script.start_fails {
+                return Err(RuntimeError::NoDisk { what: "start".to_owned() });
+            }
+            let Some(container) = world.containers.get_mut(&id) else {
+                return Err(RuntimeError::Refused { what: "start".to_owned(), why: "not there".to_owned() });
+            };
+            if container.state == FoundState::Created {
+                container.state = FoundState::Running;
+                *world.starts.entry(id).or_default() += 1;
+            }
+            Ok(vec![Port { host: 32768, container: 10022 }])
+        }
+        .boxed()
+    }
+
+    fn wait<'a>(&'a self, task: &'a Prepared, _: &'a Handle) -> Done<'a, Exit> {
+        async move {
+            self.enter("wait", task.dir.id)?;
+            let exit = self.0.lock().containers.get(&task.dir.id).map(|container| container.exit.subscribe());
+            let Some(mut exit) = exit else {
+                return Err(RuntimeError::Refused { what: "wait".to_owned(), why: "not there".to_owned() });
+            };
+            let ended = exit.wait_for(Option::is_some).await.map(|exit| exit.clone());
+            match ended {
+                Ok(Some(exit)) => Ok(exit),
+                Ok(None) | Err(_) => std::future::pending().await,
+            }
+        }
+        .boxed()
+    }
+
+    fn stop<'a>(&'a self, task: &'a TaskDir, _: &'a Handle, grace: Duration) -> Done<'a, ()> {
+        async move {
+            self.enter("stop", task.id)?;
+            let (polite, runs) = {
+                let world = self.0.lock();
+                let runs = world.containers.get(&task.id).is_some_and(|c| c.state == FoundState::Running);
+                (!world.script.ignores_term && !grace.is_zero(), runs)
+            };
+            if !runs {
+                return Ok(());
+            }
+            if !polite {
+                tokio::time::sleep(grace).await;
+            }
+            self.end(task.id, exit(if polite { 143 } else { 137 }));
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn remove<'a>(&'a self, task: &'a TaskDir, _: Option<&'a Handle>) -> Done<'a, ()> {
+        async move {
+            self.enter("remove", task.id)?;
+            self.0.lock().containers.remove(&task.id);
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn found(&self) -> Done<'_, Vec<Found>> {
+        async move {
+            self.enter("found", SubmissionId(uuid::Uuid::nil()))?;
+            let world = self.0.lock();
+            let found = world.containers.iter();
+            Ok(found.map(|(id, c)| Found { task: *id, handle: handle(*id), state: c.state }).collect())
+        }
+        .boxed()
+    }
+}
+
+impl Host for Fake {
+    fn grant(&self, _: &TaskSpec) -> Result<Grant, HostError> {
+        if self.0.lock().script.refused {
+            return Err(HostError::Refused { what: "mount /etc".to_owned(), why: "policy".to_owned() });
+        }
+        let limits = Limits { pids: 100, new_privileges: false, capabilities: Vec::new() };
+        Ok(Grant { limits, env: Vec::new() })
+    }
+
+    fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, ()> {
+        let mut world = self.0.lock();
+        world.keys.insert(spec.id);
+        let failed = world.script.keys_fail.then(|| failed("add keys"));
+        async move { failed.map_or(Ok(()), Err) }.boxed()
+    }
+
+    fn remove_keys<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, ()> {
+        self.0.lock().keys.remove(&spec.id);
+        async { Ok(()) }.boxed()
+    }
+
+    fn mount<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, Vec<Bind>> {
+        let mut world = self.0.lock();
+        world.mounts.insert(spec.id);
+        let failed = world.script.mounts_fail.then(|| failed("mount"));
+        async move { failed.map_or(Ok(Vec::new()), Err) }.boxed()
+    }
+
+    fn unmount<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, ()> {
+        let mut world = self.0.lock();
+        if world.script.unmount_fails_times > 0 {
+            world.script.unmount_fails_times -= 1;
+            return async { Err(failed("unmount")) }.boxed();
+        }
+        world.mounts.remove(&spec.id);
+        async { Ok(()) }.boxed()
+    }
+
+    fn sweep<'a>(&'a self, living: &'a [SubmissionId]) -> HostDone<'a, ()> {
+        let mut world = self.0.lock();
+        world.keys.retain(|id| living.contains(id));
+        world.mounts.retain(|id| living.contains(id));
+        async { Ok(()) }.boxed()
+    }
+}
+
+fn failed(what: &str) -> HostError {
+    HostError::Io { what: what.to_owned(), source: std::io::ErrorKind::StorageFull.into() }
+}
+
+/// Writes down what it is told.
+#[derive(Clone, Default)]
+pub(super) struct Watcher(pub(super) Arc<Mutex<Vec<(SubmissionId, String)>>>);
+
+impl Observer for Watcher {
+    fn changed(&self, info: &TaskInfo) {
+        self.0.lock().push((info.id, format!("{:?}", info.status).to_lowercase()));
+    }
+
+    fn removed(&self, id: SubmissionId) {
+        self.0.lock().push((id, "gone".to_owned()));
+    }
+}
+
+impl Watcher {
+    pub(super) fn of(&self, id: SubmissionId) -> Vec<String> {
+        self.0.lock().iter().filter(|(of, _)| *of == id).map(|(_, what)| what.clone()).collect()
+    }
+}

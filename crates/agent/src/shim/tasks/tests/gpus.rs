@@ -1,0 +1,86 @@
+//! Many tasks, few GPUs, calls in any order, and a shim that is killed between them.
+
+use proptest::prelude::*;
+
+use super::{fake::exit, *};
+
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Submit(u128, i64),
+    Terminate(u128),
+    Exit(u128),
+    Remove(u128),
+    Kill,
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let one = prop_oneof![
+        4 => (1..8u128, 0..4i64).prop_map(|(n, gpus)| Move::Submit(n, gpus)),
+        2 => (1..8u128).prop_map(Move::Terminate),
+        2 => (1..8u128).prop_map(Move::Exit),
+        1 => (1..8u128).prop_map(Move::Remove),
+        1 => Just(Move::Kill),
+    ];
+    prop::collection::vec(one, 1..30)
+}
+
+async fn play(stage: &mut Stage, moves: &[Move]) {
+    let mut calls = tokio::task::JoinSet::new();
+    for step in moves {
+        let tasks = Arc::clone(stage.tasks());
+        match *step {
+            Move::Submit(n, gpus) => {
+                let mut spec = spec(n);
+                spec.gpu = gpus;
+                calls.spawn(async move { tasks.submit(spec, Some(1)).await.is_ok() });
+            }
+            Move::Terminate(n) => {
+                calls.spawn(async move { tasks.terminate(id(n), ask("x", 0), Some(1)).await.is_ok() });
+            }
+            Move::Remove(n) => {
+                calls.spawn(async move { tasks.remove(id(n), Some(1)).await.is_ok() });
+            }
+            Move::Exit(n) => {
+                let runs = stage
+                    .fake
+                    .0
+                    .lock()
+                    .containers
+                    .get(&id(n))
+                    .is_some_and(|c| c.state == crate::shim::runtime::FoundState::Running);
+                if runs {
+                    stage.fake.end(id(n), exit(0));
+                }
+            }
+            Move::Kill => stage.restart().await,
+        }
+        // Let some of it happen before the next.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+    // A kill cuts calls off; those that still wait answer with what is.
+    calls.abort_all();
+    while calls.join_next().await.is_some() {}
+    stage.restart().await;
+    for n in 1..8 {
+        if stage.tasks().info(id(n)).is_some() {
+            stage.tasks().terminate(id(n), ask("x", 0), Some(1)).await.unwrap();
+            stage.reaches(id(n), TaskStatus::Terminated).await;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn g1_a2_no_order_of_calls_and_kills_gives_a_gpu_to_two(moves in moves()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut stage = Stage::new("g1").await;
+            play(&mut stage, &moves).await;
+            stage.check_empty();
+        });
+    }
+}

@@ -1,0 +1,178 @@
+//! The lives of tasks against a runtime that does what a test says. The real runtimes are tested with the binary.
+
+mod calls;
+mod fake;
+mod gpus;
+mod lives;
+mod restarts;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use windlass_api::agent::shim::{InstanceMount, TaskInfo, TaskSpec, TaskStatus, Terminate};
+use windlass_model::id::SubmissionId;
+
+use self::fake::{Fake, Watcher};
+use super::*;
+use crate::{
+    host::gpu::{Gpu, Vendor},
+    shim::journal::{Record, check},
+};
+
+const SOON: Duration = Duration::from_secs(20);
+
+pub(super) fn id(n: u128) -> SubmissionId {
+    SubmissionId(uuid::Uuid::from_u128(n))
+}
+
+/// A host: its home, what runs on it, and the shim while it is up.
+pub(super) struct Stage {
+    home: PathBuf,
+    fake: Fake,
+    watcher: Watcher,
+    tasks: Option<Arc<Tasks>>,
+    settings: Settings,
+}
+
+impl Stage {
+    async fn new(name: &str) -> Self {
+        let mut stage = Self::dark(name);
+        stage.up().await;
+        stage
+    }
+
+    /// Nobody is up yet.
+    fn dark(name: &str) -> Self {
+        let mut random = [0u8; 6];
+        getrandom::fill(&mut random).unwrap();
+        let home = std::env::temp_dir()
+            .join(format!("windlass-tasks-{name}-{}", random.map(|b| b.to_string()).concat()));
+        std::fs::create_dir_all(&home).unwrap();
+        let gpus = (0..4).map(gpu).collect();
+        let mut settings = Settings::on_disk(home.clone(), gpus);
+        settings.boot = "boot-1".to_owned();
+        settings.answer_within = Duration::from_millis(500);
+        Self { home, fake: Fake::default(), watcher: Watcher::default(), tasks: None, settings }
+    }
+
+    async fn up(&mut self) {
+        let runtime = Arc::new(self.fake.clone());
+        let host = Arc::new(self.fake.clone());
+        let watcher = Arc::new(self.watcher.clone());
+        self.tasks = Some(Tasks::open(self.settings.clone(), runtime, host, watcher).await.unwrap());
+    }
+
+    /// As kill -9 does it: nothing is said to anybody.
+    async fn kill(&mut self) {
+        if let Some(tasks) = self.tasks.take() {
+            tasks.close().await;
+        }
+    }
+
+    async fn restart(&mut self) {
+        self.kill().await;
+        self.settings.pause_at = None;
+        self.up().await;
+    }
+
+    fn tasks(&self) -> &Arc<Tasks> {
+        self.tasks.as_ref().unwrap()
+    }
+
+    async fn submit(&self, n: u128) -> SubmissionId {
+        self.tasks().submit(spec(n), Some(1)).await.unwrap();
+        id(n)
+    }
+
+    #[track_caller]
+    fn reaches(&self, id: SubmissionId, status: TaskStatus) -> impl Future<Output = TaskInfo> + use<> {
+        let tasks = Arc::clone(self.tasks());
+        async move {
+            let reached = async {
+                loop {
+                    match tasks.info(id) {
+                        Some(info) if info.status == status => return info,
+                        Some(_) | None => tokio::time::sleep(Duration::from_millis(2)).await,
+                    }
+                }
+            };
+            let reached = tokio::time::timeout(SOON, reached).await;
+            reached.unwrap_or_else(|_| panic!("{id} is {:?} and not {status:?}", tasks.info(id)))
+        }
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn(&Fake) -> bool) {
+        let reached = async {
+            while !is_so(&self.fake) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(SOON, reached).await.unwrap_or_else(|_| panic!("never: {what}"));
+    }
+
+    fn records(&self) -> Vec<Record> {
+        journal::read(&self.home.join("journal")).unwrap().records
+    }
+
+    fn kinds(&self, id: SubmissionId) -> Vec<Kind> {
+        self.records()
+            .into_iter()
+            .filter(|record| record.submission == id)
+            .map(|record| record.kind)
+            .collect()
+    }
+
+    /// Everything that must hold of every journal, and nothing runs twice or holds what is not its own.
+    #[track_caller]
+    fn check(&self) {
+        assert_eq!(check::violations(&self.records()), Vec::<String>::new());
+        let world = self.fake.0.lock();
+        assert!(world.starts.values().all(|count| *count == 1), "{:?}", world.starts);
+    }
+
+    /// Nothing is held by anybody.
+    #[track_caller]
+    fn check_empty(&self) {
+        self.check();
+        assert_eq!(self.tasks().gpus_free(), 4);
+        let world = self.fake.0.lock();
+        assert!(world.keys.is_empty(), "{:?}", world.keys);
+        assert!(world.mounts.is_empty(), "{:?}", world.mounts);
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(tasks) = &self.tasks {
+            tasks.closed.cancel();
+        }
+        let _ = std::fs::remove_dir_all(&self.home);
+    }
+}
+
+fn gpu(index: u32) -> Gpu {
+    Gpu {
+        vendor: Vendor::Nvidia,
+        id: format!("GPU-{index}"),
+        index,
+        name: "H100".to_owned(),
+        memory_mib: 81920,
+        devices: Vec::new(),
+    }
+}
+
+/// A task that needs something of everything.
+pub(super) fn spec(n: u128) -> TaskSpec {
+    let mut spec: TaskSpec = serde_json::from_value(serde_json::json!({
+        "id": id(n).to_string(), "name": "train", "image_name": "debian:12", "gpu": 1,
+        "host_ssh_user": "ubuntu", "host_ssh_keys": ["ssh-ed25519 AAAA"],
+        "registry_username": "me", "registry_password": "canary-secret",
+    }))
+    .unwrap();
+    spec.instance_mounts =
+        vec![InstanceMount { instance_path: "/mnt".to_owned(), path: "/mnt".to_owned(), optional: false }];
+    spec
+}
+
+pub(super) fn ask(reason: &str, timeout: u64) -> Terminate {
+    Terminate { termination_reason: reason.to_owned(), termination_message: "because".to_owned(), timeout }
+}

@@ -1,0 +1,293 @@
+//! The shim is killed at every point of a life, and comes back.
+
+use super::{fake::exit, *};
+use crate::shim::runtime::FoundState;
+
+fn pauses() -> impl Iterator<Item = (u128, PauseAt)> {
+    let statuses = [Status::Pending, Status::Preparing, Status::Pulling, Status::Creating, Status::Running];
+    (1..).zip(statuses.map(PauseAt::Status).into_iter().chain([PauseAt::Terminating]))
+}
+
+#[tokio::test]
+async fn f14_killed_in_each_state_a_task_goes_on_and_ends() {
+    for (n, pause_at) in pauses() {
+        let mut stage = Stage::dark("f14");
+        stage.settings.pause_at = Some(pause_at);
+        stage.up().await;
+        let id = stage.submit(n).await;
+        match pause_at {
+            PauseAt::Status(status) => {
+                stage.reaches(id, task::wire(status)).await;
+                stage.restart().await;
+                let info = stage.reaches(id, TaskStatus::Running).await;
+                assert_eq!(info.ports.unwrap()[0].host, 32768, "{pause_at:?}");
+                assert_eq!(info.gpus_ids, ["GPU-0"], "{pause_at:?}");
+                assert_eq!(stage.tasks().gpus_free(), 3, "{pause_at:?}");
+                stage.fake.end(id, exit(5));
+            }
+            PauseAt::Terminating => {
+                stage.reaches(id, TaskStatus::Running).await;
+                let asked = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
+                assert_eq!(asked.status, TaskStatus::Running);
+                stage.restart().await;
+            }
+        }
+        let info = stage.reaches(id, TaskStatus::Terminated).await;
+        let reason = match pause_at {
+            PauseAt::Status(_) => ("container_exited_with_error", Some(5)),
+            PauseAt::Terminating => ("terminated_by_user", Some(137)),
+        };
+        assert_eq!((info.termination_reason.as_str(), info.exit_status), reason, "{pause_at:?}");
+        stage.check_empty();
+        stage.tasks().remove(id, Some(1)).await.unwrap();
+        stage.restart().await;
+        assert!(stage.tasks().list().is_empty(), "{pause_at:?}");
+    }
+}
+
+#[tokio::test]
+async fn f14_asked_to_end_before_the_kill_a_task_never_starts_after_it() {
+    for (n, pause_at) in pauses().take(4) {
+        let mut stage = Stage::dark("f14-asked");
+        stage.settings.pause_at = Some(pause_at);
+        stage.up().await;
+        let id = stage.submit(n).await;
+        let PauseAt::Status(status) = pause_at else { continue };
+        stage.reaches(id, task::wire(status)).await;
+        let info = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
+        assert_eq!(info.status, task::wire(status));
+        stage.restart().await;
+        let info = stage.reaches(id, TaskStatus::Terminated).await;
+        assert_eq!(info.termination_reason, "terminated_by_user");
+        assert!(stage.fake.0.lock().starts.is_empty(), "{pause_at:?}");
+        stage.check_empty();
+    }
+}
+
+#[tokio::test]
+async fn f14_an_end_that_came_while_the_shim_was_down_is_told() {
+    let mut stage = Stage::new("while-down").await;
+    let id = stage.submit(1).await;
+    stage.reaches(id, TaskStatus::Running).await;
+    stage.kill().await;
+    stage.fake.end(id, exit(9));
+    stage.up().await;
+    let info = stage.reaches(id, TaskStatus::Terminated).await;
+    assert_eq!(
+        (info.termination_reason.as_str(), info.exit_status),
+        ("container_exited_with_error", Some(9))
+    );
+    stage.check_empty();
+}
+
+#[tokio::test]
+async fn f15_after_a_reboot_a_task_fails_with_the_detail_and_never_starts_again() {
+    for (boot, reason, detail) in
+        [("boot-2", "instance_unreachable", Some("host_reboot")), ("boot-1", "executor_error", None)]
+    {
+        let mut stage = Stage::new("reboot").await;
+        let id = stage.submit(1).await;
+        stage.reaches(id, TaskStatus::Running).await;
+        stage.kill().await;
+        stage.fake.vanish(id);
+        stage.settings.boot = boot.to_owned();
+        stage.up().await;
+        let info = stage.reaches(id, TaskStatus::Terminated).await;
+        assert_eq!((info.termination_reason.as_str(), info.detail.as_deref()), (reason, detail));
+        stage.check_empty();
+    }
+}
+
+#[tokio::test]
+async fn f15_a_container_the_engine_remembers_over_a_reboot_did_not_end_of_itself() {
+    let mut stage = Stage::new("remembered").await;
+    let id = stage.submit(1).await;
+    stage.reaches(id, TaskStatus::Running).await;
+    stage.kill().await;
+    stage.fake.end(id, exit(255));
+    stage.settings.boot = "boot-2".to_owned();
+    stage.up().await;
+    let info = stage.reaches(id, TaskStatus::Terminated).await;
+    assert_eq!(info.detail.as_deref(), Some("host_reboot"));
+    stage.check_empty();
+}
+
+/// The decision to start was written down, the start itself was not, and there is nothing: it may have run.
+#[tokio::test]
+async fn r7_a_start_that_nobody_saw_is_not_repeated() {
+    let mut stage = Stage::new("unseen").await;
+    let id = stage.submit(1).await;
+    stage.reaches(id, TaskStatus::Running).await;
+    stage.kill().await;
+    let path = stage.home.join("journal");
+    let records = stage.records();
+    let (journal, _) = Journal::open(&path).unwrap();
+    let kept: Vec<_> = records
+        .into_iter()
+        .take_while(|record| !matches!(record.kind, Kind::ContainerStarted { .. }))
+        .collect();
+    journal.compact(move |_| kept).await.unwrap();
+    journal.close().await;
+    stage.fake.vanish(id);
+    stage.up().await;
+    let info = stage.reaches(id, TaskStatus::Terminated).await;
+    assert_eq!(info.termination_reason, "executor_error");
+    stage.check_empty();
+}
+
+#[tokio::test]
+async fn g2_after_a_restart_only_living_tasks_hold_gpus() {
+    let mut stage = Stage::new("g2").await;
+    for n in 1..=4 {
+        let id = stage.submit(n).await;
+        stage.reaches(id, TaskStatus::Running).await;
+    }
+    stage.kill().await;
+    stage.fake.end(id(1), exit(0));
+    stage.fake.vanish(id(2));
+    stage.up().await;
+    stage.reaches(id(1), TaskStatus::Terminated).await;
+    stage.reaches(id(2), TaskStatus::Terminated).await;
+    assert_eq!(stage.tasks().gpus_free(), 2);
+    for n in 3..=4 {
+        assert_eq!(stage.tasks().info(id(n)).unwrap().gpus_ids.len(), 1);
+        assert_eq!(stage.fake.0.lock().containers[&id(n)].gpus, stage.tasks().info(id(n)).unwrap().gpus_ids);
+    }
+    stage.check();
+}
+
+#[tokio::test]
+async fn g6_what_nobody_knows_is_driven_out() {
+    let mut stage = Stage::new("strangers").await;
+    let known = stage.submit(1).await;
+    let stranger = stage.submit(2).await;
+    stage.reaches(known, TaskStatus::Running).await;
+    stage.reaches(stranger, TaskStatus::Running).await;
+    stage.kill().await;
+    // Its records and its files are lost; its container, keys and mounts are not.
+    let (journal, _) = Journal::open(&stage.home.join("journal")).unwrap();
+    journal
+        .compact(move |records| records.into_iter().filter(|r| r.submission != stranger).collect())
+        .await
+        .unwrap();
+    journal.close().await;
+    std::fs::remove_dir_all(stage.home.join("tasks").join(stranger.to_string())).unwrap();
+    std::fs::create_dir(stage.home.join("tasks").join(id(3).to_string())).unwrap();
+    stage.up().await;
+    stage.until("the stranger is gone", |fake| !fake.0.lock().containers.contains_key(&stranger)).await;
+    stage.reaches(known, TaskStatus::Running).await;
+    assert_eq!(stage.fake.0.lock().keys, [known].into());
+    assert_eq!(stage.fake.0.lock().mounts, [known].into());
+    assert_eq!(std::fs::read_dir(stage.home.join("tasks")).unwrap().count(), 1);
+    stage.check();
+}
+
+#[tokio::test]
+async fn f35_without_its_journal_the_shim_finds_what_runs_and_starts_nothing() {
+    let mut stage = Stage::dark("no-journal");
+    stage.up().await;
+    let running = stage.submit(1).await;
+    stage.reaches(running, TaskStatus::Running).await;
+    stage.kill().await;
+    stage.settings.pause_at = Some(PauseAt::Status(Status::Pulling));
+    stage.up().await;
+    let waiting = stage.submit(2).await;
+    stage.reaches(waiting, TaskStatus::Pulling).await;
+    stage.kill().await;
+    std::fs::remove_file(stage.home.join("journal")).unwrap();
+    stage.settings.pause_at = None;
+    stage.up().await;
+    let info = stage.reaches(waiting, TaskStatus::Terminated).await;
+    assert!(info.termination_message.contains("journal was damaged"), "{info:?}");
+    let info = stage.reaches(running, TaskStatus::Running).await;
+    assert_eq!(info.gpus_ids, ["GPU-0"]);
+    assert_eq!(stage.tasks().gpus_free(), 3, "what it holds is still its own");
+    stage.fake.end(running, exit(4));
+    assert_eq!(stage.reaches(running, TaskStatus::Terminated).await.exit_status, Some(4));
+    stage.check_empty();
+}
+
+#[tokio::test]
+async fn f35_whatever_byte_is_flipped_nothing_starts_twice_and_nothing_is_left() {
+    let mut stage = Stage::new("flips").await;
+    let running = stage.submit(1).await;
+    stage.reaches(running, TaskStatus::Running).await;
+    let ended = stage.submit(2).await;
+    stage.reaches(ended, TaskStatus::Running).await;
+    stage.tasks().terminate(ended, ask("x", 0), Some(1)).await.unwrap();
+    stage.tasks().remove(ended, Some(1)).await.unwrap();
+    stage.kill().await;
+    let good = std::fs::read(stage.home.join("journal")).unwrap();
+    // Every byte is the torture's matter; here one of each stretch.
+    for at in (0..good.len()).step_by(97) {
+        let mut damaged = good.clone();
+        damaged[at] ^= 0x55;
+        std::fs::write(stage.home.join("journal"), &damaged).unwrap();
+        stage.up().await;
+        stage.reaches(running, TaskStatus::Running).await;
+        let tasks = Arc::clone(stage.tasks());
+        let known =
+            move |_: &Fake| tasks.info(running).unwrap().container_id == format!("container-{running}");
+        stage.until("its container is found", known).await;
+        assert!(stage.tasks().submit(spec(2), Some(2)).await.is_err(), "byte {at}");
+        assert_eq!(stage.fake.0.lock().starts[&running], 1, "byte {at}");
+        stage.kill().await;
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_away_at_the_start_is_waited_for() {
+    let mut stage = Stage::new("away-first").await;
+    let id = stage.submit(1).await;
+    stage.reaches(id, TaskStatus::Running).await;
+    stage.kill().await;
+    stage.fake.script(|script| script.away = true);
+    stage.up().await;
+    assert_eq!(stage.tasks().info(id).unwrap().status, TaskStatus::Running);
+    let asked = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(2)).await.unwrap();
+    assert_eq!(asked.status, TaskStatus::Running);
+    stage.fake.script(|script| script.away = false);
+    stage.reaches(id, TaskStatus::Terminated).await;
+    stage.check_empty();
+}
+
+#[test]
+fn g2_every_finding_has_its_verdict() {
+    use replay::{Verdict, verdict};
+    let state = |status, starting: bool, started: bool| {
+        let mut state = State::new(1);
+        state.status = status;
+        state.container.starting = starting.then(|| "boot".to_owned());
+        state.container.started = started;
+        state
+    };
+    let lost = |verdict: Verdict| match verdict {
+        Verdict::Lost(end) => {
+            format!("lost {} {}", end.reason, end.detail.map_or("", |detail| detail.as_str()))
+        }
+        other => format!("{other:?}").to_lowercase(),
+    };
+    let rows = [
+        // status, starting, started, found, same boot, doubtful
+        ((Status::Pulling, false, false, None, true, false), "resume"),
+        ((Status::Pulling, false, false, None, false, false), "resume"),
+        ((Status::Pulling, false, false, None, true, true), "lost executor_error "),
+        ((Status::Creating, false, false, Some(FoundState::Created), true, false), "resume"),
+        ((Status::Creating, true, false, Some(FoundState::Created), true, false), "resume"),
+        ((Status::Creating, true, false, None, true, false), "lost executor_error "),
+        ((Status::Creating, true, false, None, false, false), "lost instance_unreachable host_reboot"),
+        ((Status::Creating, true, false, Some(FoundState::Running), true, false), "watch(running)"),
+        ((Status::Creating, true, false, Some(FoundState::Ended), true, false), "watch(ended)"),
+        ((Status::Running, true, true, Some(FoundState::Running), true, true), "watch(running)"),
+        ((Status::Running, true, true, Some(FoundState::Ended), false, false), "watch(ended)"),
+        ((Status::Running, true, true, Some(FoundState::Created), true, false), "lost executor_error "),
+        ((Status::Running, true, true, None, false, false), "lost instance_unreachable host_reboot"),
+        ((Status::Terminated, true, true, Some(FoundState::Running), true, false), "endagain"),
+        ((Status::Terminated, true, true, Some(FoundState::Ended), true, false), "keep"),
+        ((Status::Terminated, true, true, None, false, true), "keep"),
+    ];
+    for ((status, starting, started, found, same_boot, doubtful), expected) in rows {
+        let said = lost(verdict(&state(status, starting, started), found, same_boot, doubtful));
+        assert_eq!(said, expected, "{status} {starting} {started} {found:?} {same_boot} {doubtful}");
+    }
+}
