@@ -50,7 +50,7 @@ impl Stage {
         let gpus = (0..4).map(gpu).collect();
         let mut settings = Settings::on_disk(home.clone(), gpus);
         settings.boot = "boot-1".to_owned();
-        settings.answer_within = Duration::from_millis(500);
+        settings.answer_within = Duration::from_secs(2);
         Self { home, fake: Fake::default(), watcher: Watcher::default(), tasks: None, settings }
     }
 
