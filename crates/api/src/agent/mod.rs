@@ -3,6 +3,7 @@
 //! The calls and their bodies are those of dstack's public agents, so that either server can drive either
 //! agent. What windlass adds travels in headers and in extra fields, which the others ignore.
 
+pub mod client;
 pub mod events;
 pub mod runner;
 pub mod shim;

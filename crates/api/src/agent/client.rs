@@ -1,0 +1,375 @@
+//! A host's shim as the server sees it: one HTTP/2 connection over whatever stream reaches it, many calls at once.
+//!
+//! Each call has its own flow control, so a slow reader of one log delays nobody. Dropping a call cancels it.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    client::conn::http2::{self, SendRequest},
+    header,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::io::{AsyncRead, AsyncWrite};
+use windlass_model::id::SubmissionId;
+
+use super::{
+    EPOCH, EPOCH_SEEN, Health, LOG_COMPLETE, LOG_END, SIGNATURE,
+    events::Event,
+    runner::{JobRecord, JobStarted, Metrics, Submit},
+    shim::{HostInfo, InstanceHealth, InstanceInfo, TaskInfo, TaskList, Terminate},
+};
+
+/// A silent connection is asked for a sign of life, and given up when none comes.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_WITHIN: Duration = Duration::from_secs(5);
+/// Unread bytes of one call, and of all calls together.
+const STREAM_WINDOW: u32 = 256 * 1024;
+const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+/// Longest answer that is read whole.
+const ANSWER_MAX: usize = 8 * 1024 * 1024;
+/// Longest explanation kept of a refusal.
+const WHY_MAX: usize = 4 * 1024;
+/// Longest line of the event stream.
+const EVENT_MAX: usize = 1024 * 1024;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ShimError {
+    /// No answer. What was asked may or may not have happened.
+    #[error("exchange with the shim")]
+    Exchange(#[source] hyper::Error),
+    #[error("the shim takes no such credential: {why}")]
+    Unauthorized { why: String },
+    /// Signature or policy: trying again will not help.
+    #[error("the shim refuses: {why}")]
+    Forbidden { why: String },
+    #[error("the shim has seen epoch {seen}")]
+    Fenced { seen: i64 },
+    #[error("the shim knows no such task")]
+    Absent,
+    /// The submission was here and was removed.
+    #[error("the task is gone for good")]
+    Gone,
+    /// Not in this state.
+    #[error("the shim cannot do that now: {why}")]
+    Conflict { why: String },
+    #[error("the shim answered {status}: {why}")]
+    Status { status: StatusCode, why: String },
+    #[error("encode the request")]
+    Encode(#[source] serde_json::Error),
+    #[error("decode the answer")]
+    Decode(#[source] serde_json::Error),
+    #[error("build the request")]
+    Build(#[source] hyper::http::Error),
+    #[error("the answer is longer than {ANSWER_MAX} bytes")]
+    TooLong,
+}
+
+/// A task specification as it was signed: these very bytes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SignedSpec {
+    pub body: Vec<u8>,
+    /// Base64.
+    pub signature: String,
+}
+
+/// A piece of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogPart {
+    pub bytes: Bytes,
+    /// The offset after the last byte there is.
+    pub end: u64,
+    /// Nothing will be added.
+    pub is_complete: bool,
+}
+
+/// A connection to a shim. Cheap to clone; the connection ends with the last clone.
+#[derive(Clone)]
+pub struct Shim {
+    send: SendRequest<BoxBody<Bytes, std::convert::Infallible>>,
+    authorization: header::HeaderValue,
+}
+
+impl std::fmt::Debug for Shim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shim").field("is_closed", &self.send.is_closed()).finish_non_exhaustive()
+    }
+}
+
+impl Shim {
+    /// Speaks HTTP/2 over a stream to the shim's socket. The connection is driven by a task of its own.
+    pub async fn connect(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        credential: &str,
+    ) -> Result<Self, ShimError> {
+        let (send, connection) = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_WITHIN)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(ShimError::Exchange)?;
+        tokio::spawn(async move {
+            // Whoever has a call under way learns of the end by it.
+            let _ = connection.await;
+        });
+        let mut authorization = header::HeaderValue::try_from(format!("Bearer {credential}"))
+            .map_err(|error| ShimError::Build(error.into()))?;
+        authorization.set_sensitive(true);
+        Ok(Self { send, authorization })
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.send.is_closed()
+    }
+
+    pub async fn health(&self) -> Result<Health, ShimError> {
+        self.read("/api/healthcheck").await
+    }
+
+    pub async fn tasks(&self) -> Result<TaskList, ShimError> {
+        self.read("/api/tasks").await
+    }
+
+    pub async fn task(&self, id: SubmissionId) -> Result<TaskInfo, ShimError> {
+        self.read(&format!("/api/tasks/{id}")).await
+    }
+
+    pub async fn submit(&self, spec: &SignedSpec, epoch: i64) -> Result<(), ShimError> {
+        let request = self.json("/api/tasks", Some(epoch)).header(SIGNATURE, &spec.signature);
+        self.exchange(request.body(full(spec.body.clone()))).await.map(drop)
+    }
+
+    pub async fn terminate(
+        &self,
+        id: SubmissionId,
+        how: &Terminate,
+        epoch: i64,
+    ) -> Result<TaskInfo, ShimError> {
+        self.post(&format!("/api/tasks/{id}/terminate"), how, epoch).await
+    }
+
+    pub async fn remove(&self, id: SubmissionId, epoch: i64) -> Result<(), ShimError> {
+        let request = self.json(&format!("/api/tasks/{id}/remove"), Some(epoch));
+        self.exchange(request.body(full(Vec::new()))).await.map(drop)
+    }
+
+    /// The job's states and how long its log is, also after its runner's end.
+    pub async fn job(&self, id: SubmissionId) -> Result<JobRecord, ShimError> {
+        self.read(&format!("/api/tasks/{id}/job")).await
+    }
+
+    /// Bytes of a log from an offset on. Waits up to `wait` for the first.
+    pub async fn log(
+        &self,
+        id: SubmissionId,
+        stream: &str,
+        offset: u64,
+        limit: usize,
+        wait: Duration,
+    ) -> Result<LogPart, ShimError> {
+        let wait = wait.as_millis();
+        let path =
+            format!("/api/tasks/{id}/logs?stream={stream}&offset={offset}&limit={limit}&wait_ms={wait}");
+        let answer = self.send(self.request(Method::GET, &path, None).body(full(Vec::new()))).await?;
+        let said =
+            |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let end = said(LOG_END).parse().unwrap_or(offset);
+        let is_complete = said(LOG_COMPLETE) == "true";
+        Ok(LogPart { bytes: whole(answer).await?, end, is_complete })
+    }
+
+    /// What happens on the host, from now on or from where a reader stopped.
+    pub async fn events(&self, after: Option<(&str, u64)>) -> Result<Events, ShimError> {
+        let path = match after {
+            Some((boot, seq)) => format!("/api/events?boot={boot}&after={seq}"),
+            None => "/api/events".to_owned(),
+        };
+        let answer = self.send(self.request(Method::GET, &path, None).body(full(Vec::new()))).await?;
+        Ok(Events { body: answer.into_body(), rest: Vec::new() })
+    }
+
+    pub async fn host(&self) -> Result<HostInfo, ShimError> {
+        self.read("/api/instance/host").await
+    }
+
+    pub async fn instance_info(&self) -> Result<InstanceInfo, ShimError> {
+        self.read("/api/instance/info").await
+    }
+
+    pub async fn instance_health(&self) -> Result<InstanceHealth, ShimError> {
+        self.read("/api/instance/health").await
+    }
+
+    /// Hands the job to the task's runner.
+    pub async fn submit_job(&self, id: SubmissionId, job: &Submit, epoch: i64) -> Result<(), ShimError> {
+        let body = serde_json::to_vec(job).map_err(ShimError::Encode)?;
+        let request = self.json(&runner(id, "submit"), Some(epoch));
+        self.exchange(request.body(full(body))).await.map(drop)
+    }
+
+    /// A git diff or a tar, as the job's repository says.
+    pub async fn upload_code(&self, id: SubmissionId, code: Vec<u8>, epoch: i64) -> Result<(), ShimError> {
+        let request = self.request(Method::POST, &runner(id, "upload_code"), Some(epoch));
+        let request = request.header(header::CONTENT_TYPE, "application/octet-stream");
+        self.exchange(request.body(full(code))).await.map(drop)
+    }
+
+    pub async fn upload_archive(
+        &self,
+        id: SubmissionId,
+        archive: &str,
+        tar: &[u8],
+        epoch: i64,
+    ) -> Result<(), ShimError> {
+        const BOUNDARY: &str = "windlass-archive-7b1d5f2c9e";
+        let head = format!(
+            "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"archive\"; filename=\"{archive}\"\r\n\
+             Content-Type: application/octet-stream\r\n\r\n"
+        );
+        let body = [head.as_bytes(), tar, format!("\r\n--{BOUNDARY}--\r\n").as_bytes()].concat();
+        let request = self.request(Method::POST, &runner(id, "upload_archive"), Some(epoch));
+        let request =
+            request.header(header::CONTENT_TYPE, format!("multipart/form-data; boundary={BOUNDARY}"));
+        self.exchange(request.body(full(body))).await.map(drop)
+    }
+
+    /// Starts the job's commands. `None`: the runner does not say as whom and where.
+    pub async fn run_job(&self, id: SubmissionId, epoch: i64) -> Result<Option<JobStarted>, ShimError> {
+        let request = self.json(&runner(id, "run"), Some(epoch));
+        let answer = self.exchange(request.body(full(Vec::new()))).await?;
+        if answer.is_empty() {
+            return Ok(None);
+        }
+        serde_json::from_slice(&answer).map(Some).map_err(ShimError::Decode)
+    }
+
+    pub async fn stop_job(&self, id: SubmissionId, epoch: i64) -> Result<(), ShimError> {
+        let request = self.json(&runner(id, "stop"), Some(epoch));
+        self.exchange(request.body(full(Vec::new()))).await.map(drop)
+    }
+
+    pub async fn job_metrics(&self, id: SubmissionId) -> Result<Metrics, ShimError> {
+        self.read(&runner(id, "metrics")).await
+    }
+
+    /// Tells the runner that all before `offset` is kept elsewhere.
+    pub async fn log_was_read(&self, id: SubmissionId, stream: &str, offset: u64) -> Result<(), ShimError> {
+        let path = runner(id, &format!("logs/read?stream={stream}&offset={offset}"));
+        self.exchange(self.json(&path, None).body(full(Vec::new()))).await.map(drop)
+    }
+
+    async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, ShimError> {
+        let answer = self.exchange(self.request(Method::GET, path, None).body(full(Vec::new()))).await?;
+        serde_json::from_slice(&answer).map_err(ShimError::Decode)
+    }
+
+    async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        epoch: i64,
+    ) -> Result<T, ShimError> {
+        let body = serde_json::to_vec(body).map_err(ShimError::Encode)?;
+        let answer = self.exchange(self.json(path, Some(epoch)).body(full(body))).await?;
+        serde_json::from_slice(&answer).map_err(ShimError::Decode)
+    }
+
+    fn request(&self, method: Method, path: &str, epoch: Option<i64>) -> hyper::http::request::Builder {
+        let request = Request::builder().method(method).uri(format!("http://shim{path}"));
+        let request = request.header(header::AUTHORIZATION, self.authorization.clone());
+        match epoch {
+            Some(epoch) => request.header(EPOCH, epoch),
+            None => request,
+        }
+    }
+
+    fn json(&self, path: &str, epoch: Option<i64>) -> hyper::http::request::Builder {
+        self.request(Method::POST, path, epoch).header(header::CONTENT_TYPE, "application/json")
+    }
+
+    async fn exchange(&self, request: Built) -> Result<Bytes, ShimError> {
+        whole(self.send(request).await?).await
+    }
+
+    async fn send(&self, request: Built) -> Result<Response<Incoming>, ShimError> {
+        let request = request.map_err(ShimError::Build)?;
+        let answer = self.send.clone().send_request(request).await.map_err(ShimError::Exchange)?;
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let seen = answer.headers().get(EPOCH_SEEN).and_then(|value| value.to_str().ok()?.parse().ok());
+        let why = whole(answer).await.unwrap_or_default();
+        let why = String::from_utf8_lossy(&why[..why.len().min(WHY_MAX)]).trim().to_owned();
+        Err(refusal(status, seen, why))
+    }
+}
+
+type Built = Result<Request<BoxBody<Bytes, std::convert::Infallible>>, hyper::http::Error>;
+
+fn runner(id: SubmissionId, call: &str) -> String {
+    format!("/api/tasks/{id}/runner/api/{call}")
+}
+
+fn refusal(status: StatusCode, seen: Option<i64>, why: String) -> ShimError {
+    match (status, seen) {
+        (StatusCode::PRECONDITION_FAILED, Some(seen)) => ShimError::Fenced { seen },
+        (StatusCode::UNAUTHORIZED, _) => ShimError::Unauthorized { why },
+        (StatusCode::FORBIDDEN, _) => ShimError::Forbidden { why },
+        (StatusCode::NOT_FOUND, _) => ShimError::Absent,
+        (StatusCode::GONE, _) => ShimError::Gone,
+        (StatusCode::CONFLICT, _) => ShimError::Conflict { why },
+        (status, _) => ShimError::Status { status, why },
+    }
+}
+
+fn full(body: Vec<u8>) -> BoxBody<Bytes, std::convert::Infallible> {
+    Full::new(Bytes::from(body)).boxed()
+}
+
+/// The body, unless it is too long to be meant.
+async fn whole(answer: Response<Incoming>) -> Result<Bytes, ShimError> {
+    let limited = http_body_util::Limited::new(answer.into_body(), ANSWER_MAX);
+    match limited.collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) => match error.downcast::<hyper::Error>() {
+            Ok(error) => Err(ShimError::Exchange(*error)),
+            Err(_) => Err(ShimError::TooLong),
+        },
+    }
+}
+
+/// The lines of an event stream.
+#[derive(Debug)]
+pub struct Events {
+    body: Incoming,
+    rest: Vec<u8>,
+}
+
+impl Events {
+    /// The next event; `None` when the shim ended the stream. Kinds this version does not know are passed over.
+    pub async fn next(&mut self) -> Result<Option<Event>, ShimError> {
+        loop {
+            while let Some(at) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=at).collect();
+                if let Ok(event) = serde_json::from_slice(&line) {
+                    return Ok(Some(event));
+                }
+            }
+            if self.rest.len() > EVENT_MAX {
+                return Err(ShimError::TooLong);
+            }
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            if let Some(data) = frame.map_err(ShimError::Exchange)?.data_ref() {
+                self.rest.extend_from_slice(data);
+            }
+        }
+    }
+}
