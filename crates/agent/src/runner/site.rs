@@ -1,16 +1,20 @@
 //! As whom and where the files of a job are made.
 
 use std::{
+    ffi::OsString,
     fs, io,
-    os::unix::fs::{DirBuilderExt as _, lchown},
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, lchown},
     path::{Component, Path, PathBuf},
     time::Duration,
 };
 
 use super::user::Account;
 
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// How the directories begin in which something is made before it is moved into place.
 const STAGE: &str = ".windlass-stage-";
+const REMOVE_ATTEMPTS: u32 = 50;
+const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 /// Nothing is staged this long: older directories are of runners that were killed.
 const STALE: Duration = Duration::from_secs(6 * 3600);
 
@@ -22,12 +26,15 @@ pub struct Site {
     pub working_dir: PathBuf,
     /// The agent's binary, which is started again as a child.
     pub agent: PathBuf,
+    /// Where programs are looked for, as in `PATH`.
+    pub path: OsString,
 }
 
 impl Site {
     pub fn new(account: Account, working_dir: PathBuf) -> Self {
         let agent = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
-        Self { account, working_dir, agent }
+        let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+        Self { account, working_dir, agent, path }
     }
 
     /// `~` is the user's home, a relative path starts at the working directory. `.` and `..` are taken out by
@@ -39,6 +46,17 @@ impl Site {
             Some(_) | None => self.working_dir.join(path),
         };
         normal(&joined)
+    }
+
+    /// The first executable of that name, as a shell would find it.
+    pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
+        let executable = |file: &PathBuf| {
+            file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+        };
+        std::env::split_paths(&self.path)
+            .filter(|dir| dir.is_absolute())
+            .map(|dir| dir.join(name))
+            .find(executable)
     }
 
     /// Makes the directory and those above it where they are missing, each the user's. Says whether the last one
@@ -91,8 +109,18 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        if let Err(error) = remove(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove a directory of ours");
+        // A process that was killed may still put something there in its last moment.
+        for _ in 0..REMOVE_ATTEMPTS {
+            match remove(&self.path) {
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                    std::thread::sleep(REMOVE_PAUSE)
+                }
+                Err(error) => {
+                    tracing::warn!(path = %self.path.display(), %error, "cannot remove a directory of ours");
+                    return;
+                }
+            }
         }
     }
 }
@@ -141,7 +169,6 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 
 /// Lets the owner write to all directories of a tree: a runner that is not root could not empty them otherwise.
 fn unlock(dir: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -165,4 +192,29 @@ fn normal(path: &Path) -> PathBuf {
         }
     }
     clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_start_at_the_home_or_the_working_directory() {
+        let account = Account { home: PathBuf::from("/home/jo"), ..Account::root() };
+        let site = Site::new(account, PathBuf::from("/srv/app"));
+        for (path, expected) in [
+            ("~", "/home/jo"),
+            ("~/x", "/home/jo/x"),
+            ("~//x/", "/home/jo/x"),
+            ("~other/x", "/srv/app/~other/x"),
+            ("x/y", "/srv/app/x/y"),
+            (".", "/srv/app"),
+            ("", "/srv/app"),
+            ("../x", "/srv/x"),
+            ("../../../x", "/x"),
+            ("/a/./b//c/..", "/a/b"),
+        ] {
+            assert_eq!(site.resolve(path), Path::new(expected), "{path}");
+        }
+    }
 }

@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod files;
 mod hollow;
 mod process;
+mod repo;
 mod support;
 
 #[test]

@@ -3,10 +3,7 @@
 use std::{
     ffi::OsString,
     io,
-    os::{
-        fd::{AsRawFd as _, OwnedFd},
-        unix::fs::PermissionsExt as _,
-    },
+    os::fd::{AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -30,10 +27,8 @@ const PROGRESS: Duration = Duration::from_secs(5);
 const KEPT_LINES: usize = 12;
 const SAID_LINES: usize = 200;
 const MAX_LINE: usize = 500;
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Variables of the image that decide whether a network is reached and how certificates are checked.
 const INHERITED: &[&str] = &[
-    "PATH",
     "LANG",
     "TMPDIR",
     "http_proxy",
@@ -71,7 +66,7 @@ impl<'a> Git<'a> {
         own_ssh: bool,
         any_url: bool,
     ) -> Result<Self, RepoError> {
-        let program = in_path("git").ok_or(RepoError::NoGit)?;
+        let program = site.program("git").ok_or(RepoError::NoGit)?;
         Ok(Self { program, site, say, secret, own_ssh, any_url, until: Instant::now() + DEADLINE })
     }
 
@@ -143,6 +138,7 @@ impl<'a> Git<'a> {
             .filter_map(|name| std::env::var_os(name).map(|value| (OsString::from(name), value)))
             .collect();
         let account = &self.site.account;
+        env.push(("PATH".into(), self.site.path.clone()));
         env.push(("HOME".into(), account.home.clone().into()));
         env.push(("USER".into(), account.name.clone().into()));
         env.push(("LC_ALL".into(), "C".into()));
@@ -162,14 +158,6 @@ impl<'a> Git<'a> {
         let path = self.site.agent.to_string_lossy().replace('\'', r"'\''");
         format!("'{path}' child {part}").into()
     }
-}
-
-/// The first executable of that name, as a shell would find it.
-pub(super) fn in_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
-    std::env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(name)).find(|file| {
-        file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-    })
 }
 
 /// Passes on what git says, progress now and then, and keeps the last lines.

@@ -271,7 +271,7 @@ async fn clone(
     let hash = given(repo_hash.as_deref(), "commit hash", is_hash)?;
     let credential = wanted.credentials.and_then(|credentials| credential_for(remote, credentials));
     let own_ssh = credential.as_ref().is_some_and(|it| matches!(it.secret, Secret::PrivateKey(_)));
-    if remote.scheme == Scheme::Ssh && !own_ssh && git::in_path("ssh").is_none() {
+    if remote.scheme == Scheme::Ssh && !own_ssh && site.program("ssh").is_none() {
         return Err(RepoError::NoSsh);
     }
     let hidden = credential.map(|credential| credential.hide()).transpose();
