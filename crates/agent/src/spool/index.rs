@@ -6,7 +6,7 @@
 /// Bytes of one record.
 pub(super) const SIZE: usize = 28;
 /// Records looked at in one go before an index counts as lost. A writer makes no more than 100 a second.
-pub(super) const SCAN_MAX: u64 = 1 << 20;
+pub(super) const SCAN_MAX: u64 = 1 << 18;
 /// Records read at once.
 pub(super) const CHUNK_RECORDS: u64 = 1024;
 

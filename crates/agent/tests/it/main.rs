@@ -4,6 +4,7 @@
 
 mod files;
 mod hollow;
+mod logs;
 mod process;
 mod repo;
 mod support;

@@ -227,6 +227,23 @@ async fn o1_pulls_race_with_writers_and_lose_nothing() {
 }
 
 #[tokio::test]
+async fn o1_a_state_published_late_is_not_passed_by_the_cursor() {
+    let (run, stamps) = (Run::new(), Stamps::manual(1000));
+    let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
+    let states = Mutex::new(Vec::new());
+    let mut server = Server::default();
+    spool.writer(Stream::Job).append(b"before ").unwrap();
+    let issued = stamps.issue();
+    spool.writer(Stream::Job).append(b"after").unwrap();
+    server.keep(ask(&spool, server.cursor, pull::BOUNDS, &states).await);
+    assert_eq!(server.job, b"before ", "what came after the state waits for it");
+    states.lock().push(state(issued.at(), "running"));
+    drop(issued);
+    server.keep(ask(&spool, server.cursor, pull::BOUNDS, &states).await);
+    assert_eq!((server.job.as_slice(), server.states.len()), (b"before after".as_slice(), 1));
+}
+
+#[tokio::test]
 async fn pulled_output_has_no_terminal_codes_and_offsets_do() {
     let (run, stamps) = (Run::new(), Stamps::manual(1000));
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
