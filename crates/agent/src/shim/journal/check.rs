@@ -2,7 +2,7 @@
 //!
 //! Each says what it found wrong; nothing found is an empty list. They read journals, never logs.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use windlass_model::id::SubmissionId;
 
@@ -49,57 +49,58 @@ fn gpus_have_one_owner(records: &[Record]) -> Vec<String> {
     let mut wrong = Vec::new();
     for record in records {
         let id = record.submission;
-        match &record.kind {
-            Kind::GpuAcquired { gpus } => {
-                for gpu in gpus {
-                    if let Some(owner) = owners.insert(gpu, id).filter(|owner| *owner != id) {
-                        wrong.push(format!("G1: {id} took {gpu} from {owner} at {}", record.seq));
-                    }
+        if let Kind::GpuAcquired { gpus } = &record.kind {
+            for gpu in gpus {
+                if let Some(owner) = owners.insert(gpu, id).filter(|owner| *owner != id) {
+                    wrong.push(format!("G1: {id} took {gpu} from {owner} at {}", record.seq));
                 }
             }
-            Kind::GpuReleased { gpus } => {
-                for gpu in gpus {
-                    if owners.remove(gpu.as_str()) != Some(id) {
-                        wrong.push(format!(
-                            "G1: {id} gave back {gpu}, which was not its own, at {}",
-                            record.seq
-                        ));
-                    }
+        }
+        if let Kind::GpuReleased { gpus } = &record.kind {
+            for gpu in gpus {
+                if owners.remove(gpu.as_str()) != Some(id) {
+                    wrong.push(format!("G1: {id} gave back {gpu}, which was not its own, at {}", record.seq));
                 }
             }
-            _ => {}
         }
     }
     wrong
 }
 
+type Is = fn(&Kind) -> bool;
+
+/// What a task can hold, when it begins to and when it ends.
+const HELD: [(&str, Is, Is); 3] = [
+    (
+        "gpus",
+        |kind| matches!(kind, Kind::GpuAcquired { .. }),
+        |kind| matches!(kind, Kind::GpuReleased { .. }),
+    ),
+    ("keys", |kind| *kind == Kind::KeyAdded, |kind| *kind == Kind::KeyRemoved),
+    ("mounts", |kind| *kind == Kind::Mounted, |kind| *kind == Kind::Unmounted),
+];
+
 /// R3, G6: a task ends once, and holds nothing afterwards.
 fn ends_once(records: &[Record]) -> Vec<String> {
-    let mut held: HashMap<SubmissionId, BTreeMap<&str, bool>> = HashMap::new();
+    let mut held: HashMap<SubmissionId, BTreeSet<&str>> = HashMap::new();
     let mut ended = HashSet::new();
     let mut wrong = Vec::new();
     for record in records {
         let id = record.submission;
-        let mut hold = |what, holds| held.entry(id).or_default().insert(what, holds);
-        match &record.kind {
-            Kind::GpuAcquired { .. } => hold("gpus", true),
-            Kind::GpuReleased { .. } => hold("gpus", false),
-            Kind::KeyAdded => hold("keys", true),
-            Kind::KeyRemoved => hold("keys", false),
-            Kind::Mounted => hold("mounts", true),
-            Kind::Unmounted => hold("mounts", false),
-            Kind::Terminated { .. } => {
-                if !ended.insert(id) {
-                    wrong.push(format!("R3: {id} ended again at {}", record.seq));
-                }
-                for (what, _) in held.remove(&id).unwrap_or_default().into_iter().filter(|(_, holds)| *holds)
-                {
-                    wrong.push(format!("G6: {id} ended and kept its {what}"));
-                }
-                None
+        let holds = held.entry(id).or_default();
+        for (what, begins, ends) in HELD {
+            if begins(&record.kind) {
+                holds.insert(what);
+            } else if ends(&record.kind) {
+                holds.remove(what);
             }
-            _ => None,
-        };
+        }
+        if matches!(record.kind, Kind::Terminated { .. }) {
+            if !ended.insert(id) {
+                wrong.push(format!("R3: {id} ended again at {}", record.seq));
+            }
+            wrong.extend(holds.iter().map(|what| format!("G6: {id} ended and kept its {what}")));
+        }
     }
     wrong
 }

@@ -42,30 +42,23 @@ pub(super) fn replay(records: &[Record]) -> Replayed {
 impl Replayed {
     fn take(&mut self, record: &Record) {
         let id = record.submission;
-        match &record.kind {
+        if record.kind.is_refusal() {
             // What was refused changed nothing.
-            Kind::RefusedEpoch { .. } | Kind::RefusedSpec { .. } => {}
-            Kind::Withdrawn => {
-                self.stories.remove(&id);
-            }
-            Kind::Removed => {
-                self.stories.remove(&id);
-                self.graves.insert(id, (record.epoch, record.at));
-            }
-            kind => {
-                // A record of a removed task can only be its last breath.
-                if self.graves.contains_key(&id) {
-                    return;
-                }
-                let story = self.stories.entry(id).or_insert_with(|| Story {
-                    first_seq: record.seq,
-                    submitted: false,
-                    state: State::new(record.epoch),
-                    ask: None,
-                });
-                story.state.epoch = story.state.epoch.max(record.epoch);
-                story.take(kind);
-            }
+        } else if record.kind == Kind::Withdrawn {
+            self.stories.remove(&id);
+        } else if record.kind == Kind::Removed {
+            self.stories.remove(&id);
+            self.graves.insert(id, (record.epoch, record.at));
+        } else if !self.graves.contains_key(&id) {
+            // A record after the removal can only be a last breath.
+            let story = self.stories.entry(id).or_insert_with(|| Story {
+                first_seq: record.seq,
+                submitted: false,
+                state: State::new(record.epoch),
+                ask: None,
+            });
+            story.state.epoch = story.state.epoch.max(record.epoch);
+            story.take(&record.kind);
         }
     }
 }
@@ -159,17 +152,17 @@ pub(super) fn worth_keeping(records: Vec<Record>, now_us: i64) -> Vec<Record> {
     let mut kept: Vec<_> = records
         .into_iter()
         .rev()
-        .filter(|record| match record.kind {
-            Kind::RefusedEpoch { .. } | Kind::RefusedSpec { .. } => {
+        .filter(|record| {
+            if record.kind.is_refusal() {
                 refusals += 1;
                 refusals <= REFUSALS_KEPT_MAX
-            }
-            Kind::Removed => {
+            } else if record.kind == Kind::Removed {
                 record.at >= now_us.saturating_sub(graves::AGE_US_MAX)
                     && graves.len() < graves::GRAVES_MAX
                     && graves.insert(record.submission)
+            } else {
+                replayed.stories.contains_key(&record.submission)
             }
-            _ => replayed.stories.contains_key(&record.submission),
         })
         .collect();
     kept.reverse();

@@ -57,7 +57,8 @@ fn check_end(stage: &Stage, info: &TaskInfo, reason: &str, message: &str, detail
 
 #[tokio::test]
 async fn each_failure_on_the_way_has_its_own_reason_and_gives_everything_back() {
-    let cases: [(fn(&mut fake::Script), &str, &str, Option<&str>); 6] = [
+    type Change = fn(&mut fake::Script);
+    let cases: [(Change, &str, &str, Option<&str>); 6] = [
         (|script| script.refused = true, "executor_error", "mount /etc: policy", None),
         (|script| script.keys_fail = true, "executor_error", "add keys", Some("no_disk")),
         (|script| script.mounts_fail = true, "executor_error", "mount", Some("no_disk")),

@@ -265,7 +265,10 @@ fn g2_every_finding_has_its_verdict() {
         Verdict::Lost(end) => {
             format!("lost {} {}", end.reason, end.detail.map_or("", |detail| detail.as_str()))
         }
-        other => format!("{other:?}").to_lowercase(),
+        Verdict::Watch(found) => format!("watch({found:?})").to_lowercase(),
+        Verdict::Keep => "keep".to_owned(),
+        Verdict::EndAgain => "endagain".to_owned(),
+        Verdict::Resume => "resume".to_owned(),
     };
     let rows = [
         // status, starting, started, found, same boot, doubtful
