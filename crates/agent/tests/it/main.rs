@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod docker;
 mod files;
 mod hollow;
 mod logs;

@@ -1,5 +1,9 @@
 //! What the tests share. Everything made here is taken away by a guard, also when a test fails.
 
+pub(crate) mod engine;
+pub(crate) mod images;
+pub(crate) mod registry;
+
 use std::path::{Path, PathBuf};
 
 /// A directory of its own, removed at the end.

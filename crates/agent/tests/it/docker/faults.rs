@@ -1,0 +1,115 @@
+//! Engines that are killed, stopped, restarted and frozen under a task. Each test has its own.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use windlass_agent::shim::{
+    docker::Docker,
+    runtime::{FoundState, Lost, Runtime},
+};
+
+use super::{Host, SOON, is_away, read, settings, written};
+use crate::support::engine::Private;
+
+const UNTIL_TOLD: &str =
+    "cd /windlass/run; touch up; while ! [ -e go ]; do sleep 0.05; done; echo done > out; exit 4";
+
+#[tokio::test]
+async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
+    let mut engine = Private::start(false).await;
+    let host = Host::at(&engine.socket(), |_| {}).await;
+    let task = host.task(UNTIL_TOLD).await;
+    let handle = host.start(&task).await;
+    written(&task, "up").await;
+    let mut waiting = host.docker.wait(&task, &handle);
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiting).await.is_err());
+    engine.kill_dockerd();
+    let (exit, ()) = tokio::join!(waiting, engine.start_dockerd());
+    let exit = exit.unwrap();
+    assert_eq!((exit.code, exit.lost), (Some(137), Some(Lost::EngineRestarted)));
+    // A shim that was away at the time finds it out from the times alone.
+    let late = Docker::connect(settings(&engine.socket(), host.scratch.path(), |_| {})).await.unwrap();
+    let told = late.wait(&task, &handle).await.unwrap();
+    assert_eq!(told.lost, Some(Lost::EngineRestarted));
+    // Its next task ends of itself, right after the start as it is.
+    let next = host.task("exit 137").await;
+    let exit = host.run(&next).await;
+    assert_eq!((exit.code, exit.lost), (Some(137), None));
+}
+
+#[tokio::test]
+async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
+    let mut engine = Private::start(false).await;
+    let host = Host::at(&engine.socket(), |_| {}).await;
+    let task = host.task("trap 'exit 9' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
+    let handle = host.start(&task).await;
+    written(&task, "up").await;
+    let waiting = host.docker.wait(&task, &handle);
+    let restart = async {
+        engine.stop_dockerd().await;
+        engine.start_dockerd().await;
+    };
+    let (exit, ()) = tokio::join!(waiting, restart);
+    let exit = exit.unwrap();
+    assert_eq!((exit.code, exit.lost), (Some(9), Some(Lost::EngineRestarted)));
+}
+
+#[tokio::test]
+async fn f12_docker_with_live_restore_leaves_the_task_alone() {
+    let mut engine = Private::start(true).await;
+    let host = Host::at(&engine.socket(), |_| {}).await;
+    let (task, second) = (host.task(UNTIL_TOLD).await, host.task(UNTIL_TOLD).await);
+    let (handle, other) = (host.start(&task).await, host.start(&second).await);
+    written(&task, "up").await;
+    written(&second, "up").await;
+    let waiting = async {
+        let exit = host.docker.wait(&task, &handle).await.unwrap();
+        (exit.code, exit.lost)
+    };
+    let restart = async {
+        engine.kill_dockerd();
+        // One ends while the engine is away.
+        fs::write(second.dir.run().join("go"), "").unwrap();
+        written(&second, "out").await;
+        engine.start_dockerd().await;
+        assert_eq!(
+            host.docker.found().await.unwrap().iter().filter(|one| one.state == FoundState::Running).count(),
+            1
+        );
+        fs::write(task.dir.run().join("go"), "").unwrap();
+    };
+    let (exit, ()) = tokio::time::timeout(SOON, async { tokio::join!(waiting, restart) }).await.unwrap();
+    assert_eq!(exit, (Some(4), None));
+    assert_eq!(read(&task, "out"), "done");
+    let exit = host.wait(&second, &other).await;
+    assert_eq!(
+        (exit.code, exit.lost),
+        (Some(4), None),
+        "what ended in the engine's absence keeps its own status"
+    );
+}
+
+#[tokio::test]
+async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
+    let engine = Private::start(false).await;
+    let host = Host::at(&engine.socket(), |_| {}).await;
+    let task = host.task(UNTIL_TOLD).await;
+    let handle = host.start(&task).await;
+    written(&task, "up").await;
+    engine.freeze();
+    let begun = Instant::now();
+    let stopped = host.docker.stop(&task.dir, &handle, Duration::ZERO).await;
+    assert!(is_away(&stopped.unwrap_err()));
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert!(is_away(&host.docker.found().await.unwrap_err()));
+    engine.thaw();
+    let begun = Instant::now();
+    host.docker.stop(&task.dir, &handle, Duration::ZERO).await.unwrap();
+    let exit = host.wait(&task, &handle).await;
+    assert_eq!((exit.code, exit.lost), (Some(137), None));
+    host.docker.remove(&task.dir, Some(&handle)).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(15));
+    assert_eq!(host.docker.found().await.unwrap(), []);
+}

@@ -1,0 +1,180 @@
+//! What a task can take and reach, as seen from inside.
+
+use std::{fs, time::Duration};
+
+use windlass_agent::shim::runtime::{Bind, Runtime};
+use windlass_api::agent::shim::NetworkMode;
+
+use super::{Host, read, written};
+use crate::support::{Scratch, engine, images::Image};
+
+const MIB: i64 = 1 << 20;
+
+#[tokio::test]
+async fn docker_limits_are_seen_from_inside() {
+    let host = Host::new().await;
+    let mut task = host
+        .task(
+            "cd /windlass/run
+            v1=/sys/fs/cgroup; {
+            cat $v1/memory/memory.limit_in_bytes 2>/dev/null || cat $v1/memory.max
+            echo $(( $(cat $v1/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 $v1/cpu.max) * 100 / 100000 ))
+            cat $v1/pids/pids.max 2>/dev/null || cat $v1/pids.max
+            df -m /dev/shm | tail -1 | awk '{print $2}'
+            } > out
+            cp /bin/busybox /dev/shm/busybox && /dev/shm/busybox true && echo exec >> out",
+        )
+        .await;
+    task.spec.cpu = 0.5;
+    task.spec.memory = 64 * MIB;
+    task.spec.shm_size = 16 * MIB;
+    task.limits.pids = 77;
+    let said = host.said(&task).await;
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["67108864", "50", "77", "16", "exec"]);
+}
+
+#[tokio::test]
+async fn docker_pids_limit_stops_a_fork_bomb() {
+    let host = Host::new().await;
+    let mut task =
+        host.task("for i in $(seq 100); do sleep 5 & done; jobs | wc -l > /windlass/run/out").await;
+    task.limits.pids = 20;
+    let exit = host.run(&task).await;
+    assert_ne!(exit.code, Some(0));
+    assert!(exit.tail.iter().any(|line| line.contains("fork")), "{exit:?}");
+}
+
+#[tokio::test]
+async fn docker_says_when_memory_ran_out() {
+    let host = Host::new().await;
+    let mut task = host
+        .task("exec awk 'BEGIN { for (;;) text = text \"0123456789012345678901234567890123456789\" text }'")
+        .await;
+    task.spec.memory = 16 * MIB;
+    let exit = host.run(&task).await;
+    assert_eq!((exit.code, exit.oom_killed, exit.lost), (Some(137), true, None));
+}
+
+#[tokio::test]
+async fn docker_tasks_have_no_more_rights_than_listed() {
+    let host = Host::new().await;
+    let said = host
+        .said(&host.task("cd /windlass/run; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status | cut -f2 > out").await)
+        .await;
+    // CHOWN 0, DAC_OVERRIDE 1, KILL 5, SETGID 6, SETUID 7.
+    let expected = ["00000000000000e3", "1", "2"];
+    assert_eq!(
+        said.lines().collect::<Vec<_>>(),
+        expected,
+        "capabilities, no new privileges, a system call filter"
+    );
+}
+
+#[tokio::test]
+async fn docker_tasks_cannot_write_the_agents_binary_nor_see_the_engine() {
+    let host = Host::new().await;
+    let script = "cd /windlass/run
+        (echo evil > /windlass/agent) 2>/dev/null && echo wrote
+        rm -f /windlass/agent 2>/dev/null && echo removed
+        mount -o remount,rw /windlass/agent 2>/dev/null && echo remounted
+        chmod 777 /windlass/agent 2>/dev/null && echo changed
+        find / -xdev -name '*.sock' -type s 2>/dev/null
+        grep -c docker.sock /proc/mounts
+        ls /windlass
+        echo end > out; ls /windlass/run >> out";
+    let task = host.task(&format!("({script}) > /windlass/run/seen 2>&1; exit 0")).await;
+    host.run(&task).await;
+    assert_eq!(read(&task, "seen").lines().collect::<Vec<_>>(), ["0", "agent", "run"]);
+    let copies: Vec<_> = fs::read_dir(host.scratch.path().join("bin")).unwrap().collect();
+    assert_eq!(copies.len(), 1);
+    let copy = fs::read(copies[0].as_ref().unwrap().path()).unwrap();
+    assert!(copy == fs::read(crate::support::agent()).unwrap());
+}
+
+#[tokio::test]
+async fn docker_refuses_to_start_with_a_changed_binary() {
+    let host = Host::new().await;
+    let task = host.task("").await;
+    let handle = host.docker.create(&task).await.unwrap();
+    let copy = fs::read_dir(host.scratch.path().join("bin")).unwrap().next().unwrap().unwrap().path();
+    fs::remove_file(&copy).unwrap();
+    fs::write(&copy, "evil").unwrap();
+    assert!(host.docker.start(&task, &handle).await.is_err());
+}
+
+#[tokio::test]
+async fn docker_binds_are_private_and_read_only_where_said() {
+    let host = Host::new().await;
+    let data = Scratch::new("data");
+    for name in ["open", "closed"] {
+        fs::create_dir(data.path().join(name)).unwrap();
+        fs::write(data.path().join(name).join("given"), name).unwrap();
+    }
+    let mut task = host
+        .task(
+            "cat /open/given /closed/given > /windlass/run/out
+            touch /open/new
+            touch /closed/new 2>/dev/null && echo wrote >> /windlass/run/out; exit 0",
+        )
+        .await;
+    task.binds = ["open", "closed"]
+        .map(|name| Bind {
+            source: data.path().join(name),
+            target: format!("/{name}"),
+            read_only: name == "closed",
+        })
+        .to_vec();
+    assert_eq!(host.said(&task).await, "openclosed");
+    assert!(data.path().join("open/new").exists());
+    assert!(!data.path().join("closed/new").exists());
+    task.binds[0].source = data.path().join("absent");
+    task.spec.id = uuid::Uuid::from_bytes(super::random()).into();
+    assert!(host.docker.create(&task).await.is_err(), "a missing source is not made");
+    assert!(!data.path().join("absent").exists());
+}
+
+#[tokio::test]
+async fn docker_puts_no_secret_into_what_inspection_shows() {
+    let host = Host::new().await;
+    let mut task = host.task("").await;
+    task.spec.registry_password = "hunter2-registry".into();
+    task.spec.registry_username = "hunter2-user".into();
+    let handle = host.docker.create(&task).await.unwrap();
+    let seen = host.engine.inspect_container(&handle.id, None).await.unwrap();
+    let seen = serde_json::to_string(&seen).unwrap();
+    assert!(!seen.contains("hunter2"));
+    let labels =
+        ["\"ai.dstack.shim.is-task\":\"true\"", &format!("\"ai.dstack.shim.task-id\":\"{}\"", task.spec.id)];
+    assert!(labels.iter().all(|label| seen.contains(label)), "{seen}");
+}
+
+#[tokio::test]
+async fn docker_tasks_share_a_host_by_their_parts_of_it() {
+    let host = Host::new().await;
+    let script = "cd /windlass/run; touch up; while ! [ -e go ]; do sleep 0.05; done
+        cat /sys/fs/cgroup/pids/pids.max 2>/dev/null > out || cat /sys/fs/cgroup/pids.max > out";
+    let (mut one, mut two) = (host.task(script).await, host.task(script).await);
+    one.limits.pids = 31;
+    two.limits.pids = 32;
+    let (first, second) = (host.start(&one).await, host.start(&two).await);
+    written(&one, "up").await;
+    written(&two, "up").await;
+    for task in [&one, &two] {
+        assert_eq!(task.spec.network_mode, NetworkMode::Host);
+        fs::write(task.dir.run().join("go"), "").unwrap();
+    }
+    host.wait(&one, &first).await;
+    host.wait(&two, &second).await;
+    assert_eq!((read(&one, "out").as_str(), read(&two, "out").as_str()), ("31", "32"));
+}
+
+#[tokio::test]
+async fn docker_runs_a_dynamic_userland_as_root_whatever_the_image_says() {
+    let host = Host::at(&engine::shared(), |settings| {
+        settings.entrypoint = vec!["/usr/bin/bash".into(), "/windlass/run/script".into()];
+    })
+    .await;
+    let image = Image::Bash.ensure(&host.engine).await;
+    let task = host.task_of(&image, "id -u > /windlass/run/out; stat -c %U /home >> /windlass/run/out");
+    assert_eq!(tokio::time::timeout(Duration::from_secs(60), host.said(&task)).await.unwrap(), "0\nroot");
+}

@@ -1,0 +1,161 @@
+//! The runtime over a real container engine. The first process of these containers is a script of the test's,
+//! in the place where the runner stands otherwise.
+
+mod faults;
+mod life;
+mod limits;
+mod networks;
+mod podman;
+mod pulls;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bollard::Docker as Engine;
+use windlass_agent::{
+    shim::{
+        docker::{Docker, Settings},
+        runtime::{Exit, Handle, Limits, OnProgress, Prepared, Runtime, RuntimeError},
+    },
+    taskdir::{self, TaskDir},
+};
+use windlass_api::agent::shim::{NetworkMode, TaskSpec};
+use windlass_model::id::SubmissionId;
+
+use crate::support::{self, Scratch, engine, images::Image};
+
+/// What a container may take that only prints or sleeps.
+const SOON: Duration = Duration::from_secs(60);
+const SCRIPT: &str = "script";
+
+/// A host with an engine: whatever it made is gone when it goes.
+struct Host {
+    docker: Docker,
+    engine: Engine,
+    socket: PathBuf,
+    scratch: Scratch,
+}
+
+impl Host {
+    async fn new() -> Self {
+        Self::at(&engine::shared(), |_| {}).await
+    }
+
+    async fn at(socket: &Path, change: impl FnOnce(&mut Settings)) -> Self {
+        let scratch = Scratch::new("docker");
+        let docker = Docker::connect(settings(socket, scratch.path(), change)).await.unwrap();
+        Self { docker, engine: engine::client(socket), socket: socket.to_owned(), scratch }
+    }
+
+    /// A task on the host's network whose container runs `script`.
+    async fn task(&self, script: &str) -> Prepared {
+        let image = Image::Busybox.ensure(&self.engine).await;
+        self.task_of(&image, script)
+    }
+
+    fn task_of(&self, image: &str, script: &str) -> Prepared {
+        let id = SubmissionId::from(uuid::Uuid::from_bytes(random()));
+        let spec: TaskSpec = serde_json::from_value(serde_json::json!({
+            "id": id, "name": "docker-test", "image_name": image, "container_user": "root", "network_mode": "host",
+        }))
+        .unwrap();
+        let dir = TaskDir::new(self.scratch.path(), id);
+        fs::create_dir_all(dir.run()).unwrap();
+        fs::write(dir.run().join(SCRIPT), script).unwrap();
+        let capabilities = ["CHOWN", "DAC_OVERRIDE", "SETUID", "SETGID", "KILL"].map(str::to_owned).to_vec();
+        Prepared {
+            spec,
+            dir,
+            gpus: Vec::new(),
+            binds: Vec::new(),
+            publish: Vec::new(),
+            limits: Limits { pids: 256, new_privileges: false, capabilities },
+            env: Vec::new(),
+        }
+    }
+
+    /// The same on the bridge, with a port.
+    async fn bridged(&self, script: &str) -> Prepared {
+        let mut task = self.task(script).await;
+        task.spec.network_mode = NetworkMode::Bridge;
+        task.publish = vec![8000];
+        task
+    }
+
+    async fn start(&self, task: &Prepared) -> Handle {
+        let handle = self.docker.create(task).await.unwrap();
+        self.docker.start(task, &handle).await.unwrap();
+        handle
+    }
+
+    async fn wait(&self, task: &Prepared, handle: &Handle) -> Exit {
+        tokio::time::timeout(SOON, self.docker.wait(task, handle)).await.unwrap().unwrap()
+    }
+
+    /// Runs a task to its end.
+    async fn run(&self, task: &Prepared) -> Exit {
+        let handle = self.start(task).await;
+        self.wait(task, &handle).await
+    }
+
+    /// Runs a script to its end and gives what it wrote to `out` in the run directory.
+    async fn said(&self, task: &Prepared) -> String {
+        let exit = self.run(task).await;
+        assert_eq!(exit.code, Some(0), "{exit:?}");
+        read(task, "out")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // A thread of its own, since the test's runtime may be the one that is ending.
+        let docker = self.docker.clone();
+        let home = self.scratch.path().to_owned();
+        let cleaned = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                for found in docker.found().await.unwrap_or_default() {
+                    let dir = TaskDir::new(&home, found.task);
+                    let _ = docker.remove(&dir, Some(&found.handle)).await;
+                }
+            });
+        });
+        let _ = cleaned.join();
+    }
+}
+
+fn settings(socket: &Path, home: &Path, change: impl FnOnce(&mut Settings)) -> Settings {
+    let mut settings = Settings::new(socket.to_owned(), home.to_owned()).unwrap();
+    settings.agent = support::agent().to_owned();
+    settings.entrypoint = vec!["/bin/sh".into(), format!("{}/{SCRIPT}", taskdir::INSIDE)];
+    change(&mut settings);
+    settings
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).unwrap();
+    bytes
+}
+
+fn read(task: &Prepared, name: &str) -> String {
+    fs::read_to_string(task.dir.run().join(name)).unwrap().trim().to_owned()
+}
+
+/// Waits until the task wrote `name`.
+async fn written(task: &Prepared, name: &str) {
+    let path = task.dir.run().join(name);
+    engine::until(&format!("the task writes {name}"), SOON, || path.exists()).await;
+}
+
+fn quiet() -> OnProgress {
+    Arc::new(|_| {})
+}
+
+fn is_away(error: &RuntimeError) -> bool {
+    matches!(error, RuntimeError::Away { .. })
+}

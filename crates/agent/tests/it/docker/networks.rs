@@ -1,0 +1,93 @@
+//! Tasks on the bridge: reachable where published, deaf to each other.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+use windlass_agent::shim::runtime::Runtime;
+
+use super::{Host, SOON, read, written};
+use crate::support::engine::until;
+
+/// Answers every connection to port 8000 with the name of the container.
+const SERVE: &str = "cd /windlass/run; mkdir /www; hostname > /www/name; hostname -i > address
+    httpd -p 8000 -h /www; touch up; sleep 600";
+
+fn fetch(port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    stream.write_all(b"GET /name HTTP/1.0\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    text.split("\r\n\r\n").nth(1).map(|body| body.trim().to_owned()).filter(|body| !body.is_empty())
+}
+
+#[tokio::test]
+async fn g9_docker_reports_the_ports_it_really_mapped_and_no_two_tasks_share_one() {
+    let host = Host::new().await;
+    let mut ports = BTreeSet::new();
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        let task = host.bridged(SERVE).await;
+        let handle = host.docker.create(&task).await.unwrap();
+        let mapped = host.docker.start(&task, &handle).await.unwrap();
+        assert_eq!(mapped.len(), 1);
+        assert_eq!(mapped[0].container, 8000);
+        assert!(ports.insert(mapped[0].host));
+        assert_eq!(host.docker.start(&task, &handle).await.unwrap(), mapped, "a repeat says the same");
+        running.push((task, handle, mapped[0].host));
+    }
+    for (task, handle, port) in &running {
+        written(task, "up").await;
+        let mut name = None;
+        until("the port answers", SOON, || {
+            name = fetch(*port);
+            name.is_some()
+        })
+        .await;
+        assert!(handle.id.starts_with(&name.unwrap()), "the port leads to the task that reported it");
+    }
+}
+
+#[tokio::test]
+async fn docker_tasks_on_the_bridge_do_not_hear_each_other() {
+    let host = Host::new().await;
+    let served = host.bridged(SERVE).await;
+    host.start(&served).await;
+    written(&served, "up").await;
+    let address = read(&served, "address");
+    // The loopback proves that the question itself works; the neighbour must not answer it.
+    let script = format!(
+        "cd /windlass/run; mkdir /www; echo me > /www/name; httpd -p 8000 -h /www
+        ask() {{ timeout 3 wget -q -O - http://$1:8000/name || echo none; }}
+        ask 127.0.0.1 > out; ask {address} >> out; exit 0"
+    );
+    let asks = host.bridged(&script).await;
+    // It ends at once, so its ports may be gone before they are read.
+    let handle = host.docker.create(&asks).await.unwrap();
+    let _ = host.docker.start(&asks, &handle).await;
+    host.wait(&asks, &handle).await;
+    assert_eq!(read(&asks, "out"), "me\nnone");
+}
+
+#[tokio::test]
+async fn docker_keeps_tasks_on_the_bridge_from_the_clouds_metadata() {
+    let host = Host::new().await;
+    let task = host.bridged("sleep 600").await;
+    host.start(&task).await;
+    let network = host.engine.inspect_network("windlass", None).await.unwrap();
+    let id = network.id.unwrap();
+    let rules = std::process::Command::new("iptables").args(["-S", "DOCKER-USER"]).output();
+    let rules = String::from_utf8(rules.unwrap().stdout).unwrap();
+    if !rules.contains("DOCKER-USER") {
+        // An engine without a firewall has nothing to hang a rule into.
+        println!("skipped: no firewall here");
+        return;
+    }
+    let rule = format!("-d 169.254.169.254/32 -i br-{} -j DROP", &id[..12]);
+    assert_eq!(rules.matches(&rule).count(), 1, "{rules}");
+    assert_eq!(network.options.unwrap()["com.docker.network.bridge.enable_icc"], "false");
+}

@@ -1,0 +1,195 @@
+//! Images from registries that work, refuse, stall and lie.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use windlass_agent::shim::runtime::{Prepared, RegistryAuth, Runtime, RuntimeError};
+use windlass_api::agent::shim::PullProgress;
+
+use super::{Host, quiet, random};
+use crate::support::{
+    engine::{self, until},
+    images::{Image, Tar},
+    registry::{Layers, Registry},
+};
+
+const STALL: Duration = Duration::from_secs(3);
+
+async fn host() -> Host {
+    Host::at(&engine::shared(), |settings| settings.stall = STALL).await
+}
+
+/// Content nobody has yet, so that it must really come over the wire.
+fn fresh(size: usize) -> Vec<u8> {
+    let mut tar = Tar::new();
+    let seed: [u8; 32] = random();
+    let noise: Vec<u8> = seed.iter().cycle().take(size).copied().collect();
+    tar.file("noise", &noise, 0o644);
+    tar.done()
+}
+
+fn auth(username: &str, password: &str) -> RegistryAuth {
+    RegistryAuth { username: username.into(), password: password.into() }
+}
+
+/// Takes an image away again at the end.
+struct Pulled<'a>(&'a Host, Vec<String>);
+
+impl Drop for Pulled<'_> {
+    fn drop(&mut self) {
+        let (socket, names) = (self.0.socket.clone(), std::mem::take(&mut self.1));
+        let cleaned = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let engine = engine::client(&socket);
+                for name in names {
+                    let force =
+                        bollard::query_parameters::RemoveImageOptionsBuilder::default().force(true).build();
+                    let _ = engine.remove_image(&name, Some(force), None).await;
+                }
+            });
+        });
+        let _ = cleaned.join();
+    }
+}
+
+async fn pull(host: &Host, task: &Prepared, auth: Option<&RegistryAuth>) -> Result<(), RuntimeError> {
+    host.docker.pull(task, auth, quiet()).await
+}
+
+#[tokio::test]
+async fn docker_pulls_by_tag_and_by_digest_and_tells_how_far_it_is() {
+    let (host, registry) = (host().await, Registry::start().await);
+    let (by_tag, _) = registry.put("tagged", "1", fresh(3 << 20));
+    let (_, by_digest) = registry.put("digested", "1", fresh(1000));
+    let _pulled = Pulled(&host, vec![by_tag.clone(), by_digest.clone()]);
+    let seen: Arc<Mutex<Vec<PullProgress>>> = Arc::default();
+    let keep = Arc::clone(&seen);
+    let task = host.task_of(&by_tag, "");
+    registry.set_layers(Layers::Slow(Duration::from_millis(5)));
+    host.docker.pull(&task, None, Arc::new(move |progress| keep.lock().push(progress))).await.unwrap();
+    let seen = seen.lock().clone();
+    let last = seen.last().unwrap();
+    assert!(last.is_total_bytes_final && last.total_bytes > 3 << 20, "{last:?}");
+    assert_eq!((last.downloaded_bytes, last.extracted_bytes), (last.total_bytes, last.total_bytes));
+    assert!(seen.iter().any(|one| one.downloaded_bytes > 0 && one.downloaded_bytes < one.total_bytes));
+    pull(&host, &host.task_of(&by_digest, ""), None).await.unwrap();
+    host.docker.create(&host.task_of(&by_digest, "")).await.unwrap();
+    drop(registry);
+    pull(&host, &task, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn docker_uses_a_latest_image_that_is_here_when_the_registry_is_out_of_reach() {
+    let (host, registry) = (host().await, Registry::start().await);
+    let (name, _) = registry.put("moving", "latest", fresh(1000));
+    let _pulled = Pulled(&host, vec![name.clone()]);
+    let task = host.task_of(name.trim_end_matches(":latest"), "");
+    pull(&host, &task, None).await.unwrap();
+    let first = host.engine.inspect_image(&name).await.unwrap().id;
+    registry.put("moving", "latest", fresh(1000));
+    pull(&host, &task, None).await.unwrap();
+    let second = host.engine.inspect_image(&name).await.unwrap().id;
+    assert_ne!(first, second, "the name moves, so the registry is asked each time");
+    drop(registry);
+    pull(&host, &task, None).await.unwrap();
+    assert_eq!(host.engine.inspect_image(&name).await.unwrap().id, second);
+}
+
+#[tokio::test]
+async fn f17_docker_pulls_that_fail_say_why() {
+    let (host, registry) = (host().await, Registry::start().await);
+    let missing = host.task_of(&registry.name("none:1"), "");
+    assert!(matches!(pull(&host, &missing, None).await, Err(RuntimeError::NoImage { .. })));
+    let bad = host.task_of(&registry.name("UPPER:1"), "");
+    assert!(matches!(pull(&host, &bad, None).await, Err(RuntimeError::Refused { .. })));
+
+    let (corrupt, _) = registry.put("corrupt", "1", fresh(100_000));
+    registry.set_layers(Layers::Corrupt);
+    let corrupt = pull(&host, &host.task_of(&corrupt, ""), None).await.unwrap_err();
+    assert!(matches!(corrupt, RuntimeError::Failed { .. }), "{corrupt:?}");
+
+    let (stalled, _) = registry.put("stalled", "1", fresh(1 << 20));
+    registry.set_layers(Layers::Stall);
+    let begun = Instant::now();
+    let stalled = pull(&host, &host.task_of(&stalled, ""), None).await;
+    assert!(matches!(stalled, Err(RuntimeError::Stalled { secs: 3, .. })), "{stalled:?}");
+    assert!(begun.elapsed() < STALL * 3);
+    until("the engine lets go", Duration::from_secs(5), || registry.open() == 0).await;
+
+    let gone = registry.name("gone:1");
+    drop(registry);
+    let gone = pull(&host, &host.task_of(&gone, ""), None).await;
+    assert!(matches!(gone, Err(RuntimeError::Failed { .. })), "{gone:?}");
+}
+
+#[tokio::test]
+async fn f17_docker_pull_is_cancelled_within_two_seconds() {
+    let (host, registry) = (host().await, Registry::start().await);
+    let (name, _) = registry.put("slow", "1", fresh(8 << 20));
+    registry.set_layers(Layers::Slow(Duration::from_millis(1600)));
+    let task = host.task_of(&name, "");
+    {
+        let mut pulling = host.docker.pull(&task, None, quiet());
+        let begun = async { until("a layer comes", Duration::from_secs(10), || registry.open() > 0).await };
+        tokio::select! {
+            ended = &mut pulling => panic!("{ended:?}"),
+            () = begun => {}
+        }
+    }
+    let begun = Instant::now();
+    until("nothing comes any more", Duration::from_secs(2), || registry.open() == 0).await;
+    assert!(begun.elapsed() <= Duration::from_secs(2));
+    assert!(host.engine.inspect_image(&name).await.is_err());
+}
+
+#[tokio::test]
+async fn docker_credentials_reach_the_registry_whatever_their_letters() {
+    let (host, registry) = (host().await, Registry::start().await);
+    let (name, _) = registry.put("private", "1", fresh(1000));
+    let _pulled = Pulled(&host, vec![name.clone()]);
+    // Each of the three places a letter can have in base64, with letters that come out as `+` and `/`.
+    let right = auth("ann", "a?b~c>??~~>>ü");
+    registry.set_password(&right.username, &right.password);
+    let task = host.task_of(&name, "");
+    for wrong in [None, Some(auth("ann", "wrong"))] {
+        let refused = pull(&host, &task, wrong.as_ref()).await;
+        assert!(matches!(refused, Err(RuntimeError::Unauthorized { .. })), "{refused:?}");
+    }
+    pull(&host, &task, Some(&right)).await.unwrap();
+}
+
+#[tokio::test]
+async fn docker_checks_credentials_again_for_a_private_image_that_is_here() {
+    let (host, registry) = (host().await, Registry::start().await);
+    let (name, _) = registry.put("kept", "1", fresh(1000));
+    let _pulled = Pulled(&host, vec![name.clone()]);
+    let (ann, bob) = (auth("ann", "secret"), auth("bob", "guess"));
+    registry.set_password(&ann.username, &ann.password);
+    let task = host.task_of(&name, "");
+    pull(&host, &task, Some(&ann)).await.unwrap();
+    for stranger in [None, Some(&bob)] {
+        let refused = pull(&host, &task, stranger).await;
+        assert!(matches!(refused, Err(RuntimeError::Unauthorized { .. })), "{refused:?}");
+    }
+    let asked = registry.manifests_asked();
+    pull(&host, &task, Some(&ann)).await.unwrap();
+    assert_eq!(registry.manifests_asked(), asked, "proven a moment ago");
+    registry.set_password("bob", "guess");
+    pull(&host, &task, Some(&bob)).await.unwrap();
+    assert!(registry.manifests_asked() > asked);
+    drop(registry);
+    pull(&host, &task, Some(&bob)).await.unwrap();
+    assert!(pull(&host, &task, None).await.is_err(), "no answer is no permission");
+}
+
+#[tokio::test]
+async fn docker_uses_a_local_image_without_asking_anybody() {
+    let host = host().await;
+    let task = host.task_of(&Image::Busybox.ensure(&host.engine).await, "");
+    pull(&host, &task, None).await.unwrap();
+    pull(&host, &task, Some(&auth("ann", "secret"))).await.unwrap();
+}

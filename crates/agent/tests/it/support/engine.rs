@@ -1,0 +1,197 @@
+//! Container engines for tests: the shared one, and private ones to be killed, frozen and restarted.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use bollard::{API_DEFAULT_VERSION, Docker};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::Scratch;
+
+const SHARED: &str = "WINDLASS_TEST_DOCKER";
+const COMES_UP: Duration = Duration::from_secs(60);
+const GOES_DOWN: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(20);
+
+/// The socket of the engine all tests share. It is never stopped, and only what a test made itself is touched.
+pub(crate) fn shared() -> PathBuf {
+    match std::env::var_os(SHARED) {
+        Some(path) => path.into(),
+        None => panic!("{SHARED} must name the socket of a container engine; `cargo xtask test` sets it"),
+    }
+}
+
+pub(crate) fn client(socket: &Path) -> Docker {
+    // The oldest version in use: what the tests ask for themselves exists in all of them.
+    let version = bollard::ClientVersion { major_version: 1, minor_version: 41 };
+    assert!(&version < API_DEFAULT_VERSION);
+    Docker::connect_with_unix(&socket.to_string_lossy(), 120, &version).unwrap()
+}
+
+/// An engine of its own: containerd and dockerd apart, so that dockerd can be killed and started again while
+/// containers live on. It has no bridge and leaves the firewall alone, so that several do not fight.
+pub(crate) struct Private {
+    containerd: Child,
+    dockerd: Option<Child>,
+    live_restore: bool,
+    scratch: Scratch,
+}
+
+impl Private {
+    pub(crate) async fn start(live_restore: bool) -> Self {
+        let scratch = Scratch::new("engine");
+        let dir = scratch.path();
+        let config = format!(
+            "version = 2\nroot = \"{0}/c\"\nstate = \"{0}/s\"\ndisabled_plugins = \
+             [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n  address = \"{0}/containerd.sock\"\n",
+            dir.display()
+        );
+        fs::write(dir.join("containerd.toml"), config).unwrap();
+        let mut command = Command::new("containerd");
+        command.arg("--config").arg(dir.join("containerd.toml"));
+        let containerd = spawn(command, &dir.join("containerd.log"));
+        let mut engine = Self { containerd, dockerd: None, live_restore, scratch };
+        let socket = engine.scratch.path().join("containerd.sock");
+        until("containerd listens", COMES_UP, || socket.exists()).await;
+        engine.start_dockerd().await;
+        engine
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.scratch.path().join("docker.sock")
+    }
+
+    /// Starts the engine, also after it was killed, and waits until it answers.
+    pub(crate) async fn start_dockerd(&mut self) {
+        let dir = self.scratch.path();
+        let mut command = Command::new("dockerd");
+        command.arg("--containerd").arg(dir.join("containerd.sock"));
+        command.arg("--data-root").arg(dir.join("data")).arg("--exec-root").arg(dir.join("exec"));
+        command.arg("--pidfile").arg(dir.join("docker.pid"));
+        command.arg("-H").arg(format!("unix://{}", self.socket().display()));
+        command.args(["--bridge=none", "--iptables=false", "--ip6tables=false", "--log-level=warn"]);
+        if self.live_restore {
+            command.arg("--live-restore");
+        }
+        let _ = fs::remove_file(dir.join("docker.pid"));
+        self.dockerd = Some(spawn(command, &dir.join("dockerd.log")));
+        let deadline = Instant::now() + COMES_UP;
+        let socket = self.socket();
+        loop {
+            if socket.exists() {
+                let engine = client(&socket);
+                if matches!(tokio::time::timeout(Duration::from_secs(2), engine.ping()).await, Ok(Ok(_))) {
+                    return;
+                }
+            }
+            assert!(Instant::now() < deadline, "dockerd came up; it said: {}", self.log());
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.scratch.path().join("dockerd.log")).unwrap_or_default()
+    }
+
+    fn dockerd(&self) -> Pid {
+        let child = self.dockerd.as_ref().unwrap();
+        Pid::from_raw(i32::try_from(child.id()).unwrap())
+    }
+
+    /// As a power cut would end it: containers live on.
+    pub(crate) fn kill_dockerd(&mut self) {
+        let mut child = self.dockerd.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// As `systemctl stop` would end it.
+    pub(crate) async fn stop_dockerd(&mut self) {
+        let mut child = self.dockerd.take().unwrap();
+        kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+        until("dockerd ends", GOES_DOWN, || child.try_wait().unwrap().is_some()).await;
+    }
+
+    pub(crate) fn freeze(&self) {
+        kill(self.dockerd(), Signal::SIGSTOP).unwrap();
+    }
+
+    pub(crate) fn thaw(&self) {
+        kill(self.dockerd(), Signal::SIGCONT).unwrap();
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        let dir = self.scratch.path().to_owned();
+        if let Some(mut child) = self.dockerd.take() {
+            if let Ok(pid) = i32::try_from(child.id()) {
+                // A frozen one would never hear the polite signal.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+            }
+            end(&mut child);
+        }
+        // Containers that outlived the engine hang on helpers that have our directory in their arguments.
+        for pid in processes_naming(&dir) {
+            if pid.as_raw().cast_unsigned() != self.containerd.id() {
+                let _ = kill(pid, Signal::SIGKILL);
+            }
+        }
+        end(&mut self.containerd);
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+        let mut ours: Vec<&Path> = points.filter(|point| point.starts_with(&dir)).collect();
+        ours.reverse();
+        for point in ours {
+            let _ = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// Politely, then not.
+pub(crate) fn end(child: &mut Child) {
+    let Ok(pid) = i32::try_from(child.id()) else { return };
+    let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+    let deadline = Instant::now() + GOES_DOWN;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Processes with the directory in their arguments. It is a scratch directory's name, so they are ours.
+fn processes_naming(dir: &Path) -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let own = i32::try_from(std::process::id()).unwrap();
+    let names = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&*dir.to_string_lossy())
+    };
+    pids.filter(|pid| *pid != own).filter(names).map(Pid::from_raw).collect()
+}
+
+pub(crate) fn spawn(mut command: Command, log: &Path) -> Child {
+    let log = File::options().create(true).append(true).open(log).unwrap();
+    command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+    let name = command.get_program().to_owned();
+    command.spawn().unwrap_or_else(|error| panic!("start {}: {error}", name.display()))
+}
+
+/// Waits for a state, with a deadline.
+pub(crate) async fn until(what: &str, within: Duration, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + within;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "in {within:?}: {what}");
+        tokio::time::sleep(POLL).await;
+    }
+}

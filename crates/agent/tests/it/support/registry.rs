@@ -1,0 +1,222 @@
+//! A small image registry in this process, with faults to order.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Request, State},
+    http::{HeaderMap, Method, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use futures_util::stream;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+
+const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+const CHUNK: usize = 16 * 1024;
+
+/// How the layers come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layers {
+    Fast,
+    /// One chunk each so often.
+    Slow(Duration),
+    /// Half of it, then nothing more.
+    Stall,
+    /// A byte is wrong.
+    Corrupt,
+}
+
+pub(crate) struct Registry {
+    shared: Arc<Shared>,
+    address: String,
+    server: tokio::task::JoinHandle<()>,
+}
+
+struct Shared {
+    /// By `REPOSITORY/manifests/TAG-OR-DIGEST` and `REPOSITORY/blobs/DIGEST`.
+    things: Mutex<HashMap<String, Thing>>,
+    layers: Mutex<Layers>,
+    /// `USERNAME:PASSWORD` that opens everything; without, everything is open.
+    password: Mutex<Option<String>>,
+    /// Answers that are being sent.
+    open: AtomicUsize,
+    manifests_asked: AtomicUsize,
+}
+
+#[derive(Clone)]
+struct Thing {
+    bytes: Bytes,
+    kind: &'static str,
+    digest: String,
+    is_layer: bool,
+}
+
+impl Registry {
+    pub(crate) async fn start() -> Self {
+        let shared = Arc::new(Shared {
+            things: Mutex::default(),
+            layers: Mutex::new(Layers::Fast),
+            password: Mutex::default(),
+            open: AtomicUsize::new(0),
+            manifests_asked: AtomicUsize::new(0),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
+        let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { shared, address, server }
+    }
+
+    pub(crate) fn set_layers(&self, layers: Layers) {
+        *self.shared.layers.lock() = layers;
+    }
+
+    pub(crate) fn set_password(&self, username: &str, password: &str) {
+        *self.shared.password.lock() = Some(format!("{username}:{password}"));
+    }
+
+    /// Layers that are being sent right now.
+    pub(crate) fn open(&self) -> usize {
+        self.shared.open.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn manifests_asked(&self) -> usize {
+        self.shared.manifests_asked.load(Ordering::SeqCst)
+    }
+
+    /// Puts an image of one layer in and says its name and its name by digest.
+    pub(crate) fn put(&self, repository: &str, tag: &str, layer: Vec<u8>) -> (String, String) {
+        let diff = digest(&layer);
+        let config = serde_json::json!({
+            "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
+            "os": "linux",
+            "config": {"Cmd": ["/bin/true"]},
+            "rootfs": {"type": "layers", "diff_ids": [diff]},
+            "history": [{"created": "2026-01-01T00:00:00Z", "created_by": "a test"}],
+        });
+        let config = serde_json::to_vec(&config).unwrap();
+        let manifest = serde_json::json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": config.len(), "digest": digest(&config)},
+            "layers": [{"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": layer.len(), "digest": diff}],
+        });
+        let manifest = serde_json::to_vec(&manifest).unwrap();
+        let manifest_digest = digest(&manifest);
+        let mut things = self.shared.things.lock();
+        let mut keep = |path: String, bytes: Vec<u8>, kind, is_layer| {
+            let thing = Thing { digest: digest(&bytes), bytes: Bytes::from(bytes), kind, is_layer };
+            things.insert(path, thing);
+        };
+        keep(format!("{repository}/blobs/{}", digest(&config)), config, "application/octet-stream", false);
+        keep(format!("{repository}/blobs/{diff}"), layer, "application/octet-stream", true);
+        keep(format!("{repository}/manifests/{tag}"), manifest.clone(), MANIFEST, false);
+        keep(format!("{repository}/manifests/{manifest_digest}"), manifest, MANIFEST, false);
+        let name = format!("{}/{repository}", self.address);
+        (format!("{name}:{tag}"), format!("{name}@{manifest_digest}"))
+    }
+
+    /// The name of an image that is not here.
+    pub(crate) fn name(&self, rest: &str) -> String {
+        format!("{}/{rest}", self.address)
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    if !admitted(&shared, request.headers()) {
+        let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"test\"")];
+        return (StatusCode::UNAUTHORIZED, challenge, problem("UNAUTHORIZED", "authentication required"))
+            .into_response();
+    }
+    let path = request.uri().path();
+    if path == "/v2/" {
+        return "{}".into_response();
+    }
+    if path.contains("/manifests/") {
+        shared.manifests_asked.fetch_add(1, Ordering::SeqCst);
+    }
+    let thing = path.strip_prefix("/v2/").and_then(|path| shared.things.lock().get(path).cloned());
+    let Some(thing) = thing else {
+        return (StatusCode::NOT_FOUND, problem("MANIFEST_UNKNOWN", "manifest unknown")).into_response();
+    };
+    let body = if request.method() == Method::HEAD { Body::empty() } else { sent(&shared, &thing) };
+    Response::builder()
+        .header(header::CONTENT_TYPE, thing.kind)
+        .header(header::CONTENT_LENGTH, thing.bytes.len())
+        .header("Docker-Content-Digest", thing.digest)
+        .body(body)
+        .unwrap()
+}
+
+fn problem(code: &str, message: &str) -> String {
+    serde_json::json!({"errors": [{"code": code, "message": message}]}).to_string()
+}
+
+fn admitted(shared: &Shared, headers: &HeaderMap) -> bool {
+    let Some(expected) = shared.password.lock().clone() else { return true };
+    let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    given == Some(&format!("Basic {}", STANDARD.encode(expected)))
+}
+
+/// Counts an answer for as long as it is being sent.
+struct Open(Arc<Shared>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn sent(shared: &Arc<Shared>, thing: &Thing) -> Body {
+    let layers = if thing.is_layer { *shared.layers.lock() } else { Layers::Fast };
+    let mut bytes = thing.bytes.to_vec();
+    let (pause, stop) = match layers {
+        Layers::Fast => (Duration::ZERO, bytes.len()),
+        Layers::Slow(pause) => (pause, bytes.len()),
+        Layers::Stall => (Duration::ZERO, bytes.len() / 2),
+        Layers::Corrupt => {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            (Duration::ZERO, bytes.len())
+        }
+    };
+    shared.open.fetch_add(1, Ordering::SeqCst);
+    let open = Open(Arc::clone(shared));
+    let bytes = Bytes::from(bytes);
+    Body::from_stream(stream::unfold((0, open), move |(at, open)| {
+        let bytes = bytes.clone();
+        async move {
+            if at >= bytes.len() {
+                return None;
+            }
+            if at >= stop {
+                std::future::pending::<()>().await;
+            }
+            tokio::time::sleep(pause).await;
+            let end = (at + CHUNK).min(bytes.len());
+            Some((Ok::<_, std::io::Error>(bytes.slice(at..end)), (end, open)))
+        }
+    }))
+}
