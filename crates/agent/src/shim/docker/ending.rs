@@ -9,16 +9,16 @@
 
 use crate::shim::runtime::Lost;
 
-/// Seconds after its start in which an engine kills what it found running.
-const RESTORE: i64 = 120;
-/// Seconds between the last containers' end and the start of the next engine, when it is restarted in order.
-const DOWN: i64 = 60;
+/// How long after its start an engine kills what it found running.
+const RESTORE: i64 = 120_000;
+/// Between the last containers' end and the start of the next engine, when it is restarted in order.
+const DOWN: i64 = 60_000;
 /// The same for a machine, which takes longer to come back.
-const BOOT: i64 = 600;
+const BOOT: i64 = 600_000;
 /// Killed by SIGKILL or SIGTERM.
 const KILLED: [i64; 2] = [137, 143];
 
-/// What is known about an end. Times are seconds since 1970 by the host's clock.
+/// What is known about an end. Times are milliseconds since 1970 by the host's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     pub(super) code: i64,
@@ -57,11 +57,11 @@ mod tests {
     const OWN: End = End {
         code: 1,
         oom_killed: false,
-        started: 1000,
-        finished: 2000,
+        started: 1_000_000,
+        finished: 2_000_000,
         away: None,
-        engine: Some(500),
-        boot: Some(100),
+        engine: Some(500_000),
+        boot: Some(100_000),
     };
 
     #[test]
@@ -69,39 +69,47 @@ mod tests {
         let table = [
             ("failed of itself", OWN, None),
             ("killed by somebody", End { code: 137, ..OWN }, None),
-            ("done while the engine was away", End { code: 0, away: Some(1990), ..OWN }, None),
-            ("ended before the engine went away", End { away: Some(2001), ..OWN }, None),
+            ("done while the engine was away", End { code: 0, away: Some(1_990_000), ..OWN }, None),
+            ("ended before the engine went away", End { away: Some(2_001_000), ..OWN }, None),
             (
                 "stopped by an engine in order",
-                End { code: 143, away: Some(1999), ..OWN },
+                End { code: 143, away: Some(1_999_000), ..OWN },
                 Some(Lost::EngineRestarted),
             ),
             (
                 "a job that catches the signal",
-                End { code: 3, away: Some(1999), ..OWN },
+                End { code: 3, away: Some(1_999_000), ..OWN },
                 Some(Lost::EngineRestarted),
             ),
             (
                 "killed by a starting engine",
-                End { code: 137, engine: Some(1999), ..OWN },
+                End { code: 137, engine: Some(1_999_000), ..OWN },
                 Some(Lost::EngineRestarted),
             ),
             (
                 "stopped with an engine",
-                End { code: 137, engine: Some(2010), ..OWN },
+                End { code: 137, engine: Some(2_010_000), ..OWN },
                 Some(Lost::EngineRestarted),
             ),
-            ("killed long before the engine's start", End { code: 137, engine: Some(2100), ..OWN }, None),
-            ("killed long after it", End { code: 137, engine: Some(1100), ..OWN }, None),
-            ("failed right after the engine's start", End { engine: Some(1999), ..OWN }, None),
-            ("out of memory", End { code: 137, oom_killed: true, engine: Some(1999), ..OWN }, None),
+            (
+                "killed long before the engine's start",
+                End { code: 137, engine: Some(2_100_000), ..OWN },
+                None,
+            ),
+            ("killed long after it", End { code: 137, engine: Some(1_100_000), ..OWN }, None),
+            ("failed right after the engine's start", End { engine: Some(1_999_000), ..OWN }, None),
+            ("out of memory", End { code: 137, oom_killed: true, engine: Some(1_999_000), ..OWN }, None),
             (
                 "found dead after a power cut",
-                End { code: 255, boot: Some(1900), ..OWN },
+                End { code: 255, boot: Some(1_900_000), ..OWN },
                 Some(Lost::HostRebooted),
             ),
-            ("stopped by a reboot", End { code: 143, boot: Some(2100), ..OWN }, Some(Lost::HostRebooted)),
-            ("failed before a reboot", End { boot: Some(2100), ..OWN }, None),
+            (
+                "stopped by a reboot",
+                End { code: 143, boot: Some(2_100_000), ..OWN },
+                Some(Lost::HostRebooted),
+            ),
+            ("failed before a reboot", End { boot: Some(2_100_000), ..OWN }, None),
         ];
         for (name, end, expected) in table {
             assert_eq!(cause(end), expected, "{name}");

@@ -8,6 +8,8 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::clock;
+
 /// Kernel ticks per second as `/proc` shows them: a constant of the interface on every architecture we run on.
 const TICKS: i64 = 100;
 /// Processes looked at when searching for the engine's.
@@ -73,13 +75,16 @@ pub(super) fn group(path: &Path) -> Option<u32> {
     fs::metadata(path).ok().map(|meta| meta.gid())
 }
 
-/// When the machine was started, seconds since 1970.
+/// When the machine was started, milliseconds since 1970. As the clock is set now: a time the engine wrote
+/// before the clock was set may be off by as much.
 pub(super) fn boot() -> Option<i64> {
-    let stat = fs::read_to_string("/proc/stat").ok()?;
-    stat.lines().find_map(|line| line.strip_prefix("btime ")).and_then(|text| text.trim().parse().ok())
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let (whole, parts) = uptime.split_whitespace().next()?.split_once('.')?;
+    let hundredths = whole.parse::<i64>().ok()? * TICKS + parts.parse::<i64>().ok()?;
+    Some(clock::now_ms() - hundredths * (1000 / TICKS))
 }
 
-/// When the engine behind a socket was started, seconds since 1970.
+/// When the engine behind a socket was started, milliseconds since 1970.
 ///
 /// The kernel knows who listens. Under systemd that is systemd, which hands the socket on: then the one process
 /// of the engine's name counts, if it is the only one.
@@ -111,7 +116,7 @@ fn started(pid: i32) -> Option<i64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold blanks and parentheses; the start time is the twentieth word after it.
     let ticks: i64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
-    Some(boot()? + ticks / TICKS)
+    Some(boot()? + ticks * (1000 / TICKS))
 }
 
 #[cfg(test)]
@@ -138,7 +143,7 @@ mod tests {
     #[test]
     fn the_machine_was_started_before_this_process() {
         let (boot, own) = (boot().unwrap(), started(i32::try_from(std::process::id()).unwrap()).unwrap());
-        let now = crate::clock::now_ms() / 1000;
-        assert!(boot <= own && own <= now + 1, "{boot} {own} {now}");
+        let now = clock::now_ms();
+        assert!(boot <= own && own <= now && now - own < 60_000, "{boot} {own} {now}");
     }
 }

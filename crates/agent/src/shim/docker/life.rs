@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 use windlass_api::agent::shim::Port;
 
 use super::{
-    CALL, Docker, call, container,
+    CALL, Docker, ask, call, container,
     ending::{self, End},
     failure, host,
 };
@@ -49,7 +49,7 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 
 pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInspectResponse, Inspect> {
     let what = format!("inspect container {name}");
-    match call(what.clone(), engine.inspect_container(name, None)).await {
+    match ask(what.clone(), || engine.inspect_container(name, None)).await {
         Err(overdue) => Err(Inspect::Failed(overdue)),
         Ok(Ok(seen)) => Ok(seen),
         Ok(Err(error)) if failure::status(&error) == Some(404) => Err(Inspect::Gone),
@@ -119,7 +119,7 @@ impl Docker {
 
     pub(super) async fn wait_for_end(&self, handle: &Handle) -> Result<Exit, RuntimeError> {
         let mut pause = BACKOFF;
-        let mut answered = clock::now_ms() / 1000;
+        let mut answered = clock::now_ms();
         let mut away = None;
         loop {
             match inspect(&self.engine, &handle.id).await {
@@ -130,7 +130,7 @@ impl Docker {
                     }
                     // It outlived the engine's absence, so that one is no explanation for a later end.
                     away = None;
-                    answered = clock::now_ms() / 1000;
+                    answered = clock::now_ms();
                 }
                 Err(Inspect::Gone) => return Ok(vanished()),
                 Err(Inspect::Failed(RuntimeError::Away { .. })) => {
@@ -144,7 +144,7 @@ impl Docker {
             let asked = Instant::now();
             if self.until_not_running(handle).await.is_err() {
                 // The engine went away in the middle: what ends from here on ends in its absence.
-                away = Some(clock::now_ms() / 1000);
+                away = Some(clock::now_ms());
             }
             // An engine that answers at once although the container runs must not be asked in a circle.
             if asked.elapsed() < BACKOFF {
@@ -184,8 +184,8 @@ impl Docker {
         let end = End {
             code,
             oom_killed,
-            started: seconds(state.started_at.as_deref()),
-            finished: seconds(state.finished_at.as_deref()),
+            started: millis(state.started_at.as_deref()),
+            finished: millis(state.finished_at.as_deref()),
             away,
             engine: if self.is_podman { None } else { host::engine(&self.socket) },
             boot: host::boot(),
@@ -281,7 +281,7 @@ impl Docker {
         marks.push(format!("{}={}", container::HOME, self.around.home));
         let filters = HashMap::from([("label", marks)]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
-        let listed = call("list containers", self.engine.list_containers(Some(options))).await?;
+        let listed = ask("list containers", || self.engine.list_containers(Some(options.clone()))).await?;
         listed.map_err(|error| failure::of_call("list containers", error))
     }
 
@@ -315,8 +315,8 @@ fn vanished() -> Exit {
     Exit { code: None, oom_killed: false, tail: Vec::new(), lost: Some(Lost::Vanished) }
 }
 
-fn seconds(text: Option<&str>) -> i64 {
-    text.and_then(|text| text.parse::<jiff::Timestamp>().ok()).map_or(0, jiff::Timestamp::as_second)
+fn millis(text: Option<&str>) -> i64 {
+    text.and_then(|text| text.parse::<jiff::Timestamp>().ok()).map_or(0, jiff::Timestamp::as_millisecond)
 }
 
 /// What the engine really mapped, in the order asked for; `None` if one is missing.

@@ -51,9 +51,14 @@ use crate::taskdir::{self, ImageConfig, TaskDir};
 const PING: Duration = Duration::from_secs(5);
 /// For calls that read or write a record. Longer ones have their own.
 const CALL: Duration = Duration::from_secs(15);
+/// Between two looks at a container that is passing through a state.
+const SETTLES: Duration = Duration::from_millis(20);
 /// The client's own bound: above every one of ours, so that ours decide.
 const CLIENT_SECS: u64 = 24 * 60 * 60;
 const STALL: Duration = Duration::from_secs(120);
+/// What Podman itself asks for, and what its service keeps for itself.
+const PODMAN_FILES: i64 = 1_048_576;
+const PODMAN_PROCESSES: i64 = 32_768;
 /// From this version of the API on, read-only mounts are so all the way down.
 const RECURSIVE_READ_ONLY: (usize, usize) = (1, 44);
 
@@ -196,11 +201,14 @@ fn surroundings(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<S
     let version = engine.client_version();
     let mut ulimits = Vec::new();
     if is_podman {
-        // Podman raises these limits by default and fails where it may not. Ours are what it can give.
-        let hard =
-            |which| rustix::process::getrlimit(which).maximum.and_then(|limit| i64::try_from(limit).ok());
-        ulimits.push(("nofile", hard(rustix::process::Resource::Nofile).unwrap_or(-1)));
-        ulimits.push(("nproc", hard(rustix::process::Resource::Nproc).unwrap_or(-1)));
+        // Podman raises these limits by default and fails where it may not. Ours are what it can give; its
+        // service lowers the second one for itself.
+        let own = |which, most: i64| {
+            let limit = rustix::process::getrlimit(which).maximum;
+            limit.and_then(|limit| i64::try_from(limit).ok()).map_or(most, |limit| limit.min(most))
+        };
+        ulimits.push(("nofile", own(rustix::process::Resource::Nofile, PODMAN_FILES)));
+        ulimits.push(("nproc", own(rustix::process::Resource::Nproc, PODMAN_PROCESSES)));
     }
     Surroundings {
         home: binary::sha256(home.as_os_str().as_encoded_bytes()).chars().take(16).collect(),
@@ -218,6 +226,25 @@ async fn call<T>(
     asked: impl Future<Output = Result<T, Error>>,
 ) -> Result<Result<T, Error>, RuntimeError> {
     tokio::time::timeout(CALL, asked).await.map_err(|_| failure::overdue(what))
+}
+
+/// A bounded question that is asked again while the answer names a state the client does not know: Podman has
+/// some of its own (`stopped`, `initialized`), which a container passes through in moments.
+async fn ask<T, F: Future<Output = Result<T, Error>>>(
+    what: impl Into<String>,
+    mut question: impl FnMut() -> F,
+) -> Result<Result<T, Error>, RuntimeError> {
+    let settled = async {
+        loop {
+            match question().await {
+                Err(Error::JsonDataError { message, .. }) if message.contains("unknown variant") => {
+                    tokio::time::sleep(SETTLES).await;
+                }
+                other => return other,
+            }
+        }
+    };
+    call(what, settled).await
 }
 
 /// The client writes credentials in plain base64, engines read the URL-safe kind and take anything else for no

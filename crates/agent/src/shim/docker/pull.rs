@@ -179,10 +179,6 @@ enum Broken {
 /// Whether the engine has no way to ask a registry about an image, as opposed to having asked.
 fn cannot_ask(error: &Error) -> bool {
     let said = failure::said(error).to_lowercase();
-    matches!(failure::status(error), Some(404 | 405 | 501))
-        && (said.is_empty()
-            || said.contains("page not found")
-            || said.contains("not implemented")
-            || said.contains("not found\n")
-            || said == "not found")
+    let unknown_call = ["", "not found", "page not found", "not implemented"].contains(&said.as_str());
+    unknown_call && matches!(failure::status(error), Some(404 | 405 | 501))
 }

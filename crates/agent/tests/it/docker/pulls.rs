@@ -118,7 +118,6 @@ async fn f17_docker_pulls_that_fail_say_why() {
     let stalled = pull(&host, &host.task_of(&stalled, ""), None).await;
     assert!(matches!(stalled, Err(RuntimeError::Stalled { secs: 3, .. })), "{stalled:?}");
     assert!(begun.elapsed() < STALL * 3);
-    until("the engine lets go", Duration::from_secs(5), || registry.open() == 0).await;
 
     let gone = registry.name("gone:1");
     drop(registry);

@@ -40,11 +40,8 @@ impl Image {
         let name = format!("{repository}:{tag}");
         if engine.inspect_image(&name).await.is_err() {
             let changes = changes.into_iter().map(str::to_owned).collect();
-            let options = CreateImageOptionsBuilder::default()
-                .from_src("-")
-                .repo(repository)
-                .tag(&tag)
-                .changes(changes);
+            // Podman knows no tag beside the name.
+            let options = CreateImageOptionsBuilder::default().from_src("-").repo(&name).changes(changes);
             let made = engine.create_image(Some(options.build()), Some(body_full(Bytes::from(tar))), None);
             made.try_collect::<Vec<_>>().await.unwrap();
         }
