@@ -320,7 +320,14 @@ impl Tasks {
 
     /// Takes away keys and mounts of tasks that are over, or that nobody knows.
     async fn sweep(&self, known: impl Iterator<Item = &Arc<Task>>, unknown: &Unknown) {
-        let living = known.filter(|task| task.state.lock().status.is_active()).map(|task| task.id);
+        let known: Vec<_> = known.filter(|task| task.state.lock().status.is_active()).collect();
+        for task in known.iter().filter(|task| task.state.lock().held.mounts) {
+            // So that the host knows who uses what before it takes away what nobody does.
+            if let Err(error) = self.host.mount(&task.spec).await {
+                tracing::warn!(error = ending::chain(&error), id = %task.id, "mount what a task uses");
+            }
+        }
+        let living = known.iter().map(|task| task.id);
         let living: Vec<_> = living.chain(unknown.dirs.iter().map(|dir| dir.id)).collect();
         if let Err(error) = self.host.sweep(&living).await {
             tracing::warn!(error = ending::chain(&error), "sweep up keys and mounts");

@@ -345,9 +345,19 @@ impl Life {
         };
         self.settle(seq, usize::MAX).await;
         let runtime = &self.tasks.runtime;
-        let ports = self.patiently("start the container", || runtime.start(prepared, handle)).await?;
+        let ports = match self.patiently("start the container", || runtime.start(prepared, handle)).await {
+            // What ended at once has no ports to tell; how it ended says more than that.
+            Err(Cut::Failed(_)) if self.has_ended().await => Vec::new(),
+            ports => ports?,
+        };
         self.started(ports).await;
         Ok(())
+    }
+
+    /// Whether the runtime has a container of this task that ran and ended.
+    async fn has_ended(&self) -> bool {
+        let found = self.tasks.runtime.found().await.unwrap_or_default();
+        found.iter().any(|found| found.task == self.task.id && found.state == FoundState::Ended)
     }
 
     async fn started(&self, ports: Vec<windlass_api::agent::shim::Port>) {

@@ -43,6 +43,7 @@ pub(super) struct Script {
     pub(super) pull_fails: bool,
     pub(super) create_fails: bool,
     pub(super) start_fails: bool,
+    pub(super) ends_at_once: bool,
     pub(super) keys_fail: bool,
     pub(super) mounts_fail: bool,
     pub(super) unmount_fails_times: u32,
@@ -154,12 +155,20 @@ impl Runtime for Fake {
             if world.script.start_fails {
                 return Err(RuntimeError::NoDisk { what: "start".to_owned() });
             }
+            let ends_at_once = world.script.ends_at_once;
             let Some(container) = world.containers.get_mut(&id) else {
                 return Err(RuntimeError::Refused { what: "start".to_owned(), why: "not there".to_owned() });
             };
             if container.state == FoundState::Created {
                 container.state = FoundState::Running;
+                if ends_at_once {
+                    container.state = FoundState::Ended;
+                    container.exit.send_replace(Some(exit(127)));
+                }
                 *world.starts.entry(id).or_default() += 1;
+            }
+            if ends_at_once {
+                return Err(RuntimeError::Refused { what: "start".to_owned(), why: "no port".to_owned() });
             }
             Ok(vec![Port { host: 32768, container: 10022 }])
         }

@@ -126,6 +126,17 @@ async fn an_exit_becomes_the_reason_the_server_knows() {
 }
 
 #[tokio::test]
+async fn what_ends_at_once_is_told_by_its_exit_and_not_by_its_missing_ports() {
+    let stage = Stage::new("at-once").await;
+    stage.fake.script(|script| script.ends_at_once = true);
+    let id = stage.submit(1).await;
+    let info = stage.reaches(id, TaskStatus::Terminated).await;
+    assert_eq!(info.exit_status, Some(127));
+    check_end(&stage, &info, "container_exited_with_error", "", None);
+    assert!(stage.watcher.of(id).contains(&"running".to_owned()));
+}
+
+#[tokio::test]
 async fn f16_the_last_word_of_the_runner_tells_of_want_of_memory() {
     let stage = Stage::new("last-word").await;
     let id = stage.submit(1).await;
