@@ -80,7 +80,7 @@ async fn run(State(job): State<Arc<Job>>) -> Result<Response, Refusal> {
     let started = match run {
         Run::Answer(started) => started,
         Run::Start(started, plan) => {
-            tokio::spawn(supervise::supervise(Arc::clone(&job), plan));
+            supervise::begin(&job, plan);
             started
         }
     };

@@ -58,8 +58,21 @@ impl Traces {
     }
 }
 
-/// Takes the job to its end and says its last word.
-pub async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
+/// Takes the job to its end and says its last word, whatever happens.
+pub fn begin(job: &Arc<Job>, plan: Box<Plan>) {
+    let supervised = tokio::spawn(supervise(Arc::clone(job), plan));
+    let job = Arc::clone(job);
+    tokio::spawn(async move {
+        if let Err(error) = supervised.await {
+            // A fault of our own must not leave a runner that waits for ever; what still runs ends with it.
+            tracing::error!(%error, "supervise the job");
+            let why = "the runner failed".to_owned();
+            job.end(Cause::NotStarted { reason: "executor_error", why }, None, false);
+        }
+    });
+}
+
+async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
     let kills_before = oom_kills();
     let mut traces = Traces::default();
     let outcome = match prepare(&job, &plan, &mut traces).await {

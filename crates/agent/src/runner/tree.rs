@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use rustix::process::{Pid, Signal, getppid, getsid};
+use rustix::process::{Signal, getppid};
 
 use crate::proc;
 
@@ -95,7 +95,9 @@ fn seen() -> Vec<Seen> {
     let alive = all.into_iter().filter(|stat| stat.state == proc::State::Alive);
     alive
         .filter_map(|stat| {
-            let session = getsid(Pid::from_raw(stat.name.pid)).ok()?.as_raw_pid();
+            // Not rustix's: it takes no session 0, which the kernel's own threads are in.
+            let pid = nix::unistd::Pid::from_raw(stat.name.pid);
+            let session = nix::unistd::getsid(Some(pid)).ok()?.as_raw();
             Some(Seen { name: stat.name, parent: stat.parent, session })
         })
         .collect()
