@@ -3,11 +3,12 @@
 //!
 //! A key lets its holder pass through to the task's port and do nothing else. Lines carry the task's id, and
 //! only lines with our mark are ever touched; the rest of the file stays as it is, byte for byte. The files
-//! belong to other users, so they are opened by handle, through no link.
+//! belong to other users, so they are opened by handle, through no link. Into whose account a task's keys went
+//! is noted in the shim's home before they go there, so that they can be taken away after a crash.
 
 use std::{
     fmt::Write as _,
-    fs::File,
+    fs::{self, File},
     io::{self, Read, Write},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
@@ -66,6 +67,8 @@ pub enum KeysError {
 pub struct Keys {
     /// Where `/etc/passwd` and the homes are: `/` but in tests.
     root: PathBuf,
+    /// One file per task, with the user's name.
+    notes: PathBuf,
     writing: Mutex<()>,
 }
 
@@ -80,32 +83,48 @@ pub struct Grant<'a> {
 }
 
 impl Keys {
-    pub fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), writing: Mutex::new(()) }
+    pub fn new(root: &Path, home: &Path) -> Self {
+        Self { root: root.to_owned(), notes: home.join("keys"), writing: Mutex::new(()) }
     }
 
     /// Adds the task's lines, or replaces them. May be repeated.
     pub fn grant(&self, grant: &Grant<'_>) -> Result<(), KeysError> {
         let ours = lines(grant)?;
+        let note = self.notes.join(grant.task.to_string());
+        let noted = fs::create_dir_all(&self.notes).and_then(|()| fs::write(&note, grant.user));
+        noted.map_err(|source| KeysError::Write { file: note, source })?;
         self.rewrite(grant.user, Missing::Make, |old| replace(old, &|id| id == grant.task.to_string(), &ours))
     }
 
     /// Takes the task's lines away. Fine when there are none, or no such user any more.
     pub fn revoke(&self, task: SubmissionId, user: &str) -> Result<(), KeysError> {
-        self.drop_lines(user, &|id| id == task.to_string())
-    }
-
-    /// Takes away every line of a task that is not among `alive`: what a crash left behind.
-    pub fn keep_only(&self, user: &str, alive: &[SubmissionId]) -> Result<(), KeysError> {
-        let alive: Vec<String> = alive.iter().map(ToString::to_string).collect();
-        self.drop_lines(user, &|id| !alive.iter().any(|alive| alive == id))
-    }
-
-    fn drop_lines(&self, user: &str, goes: &dyn Fn(&str) -> bool) -> Result<(), KeysError> {
-        match self.rewrite(user, Missing::Leave, |old| replace(old, goes, "")) {
-            Err(KeysError::User(UserError::NoUser(_))) => Ok(()),
-            done => done,
+        let goes = |id: &str| id == task.to_string();
+        match self.rewrite(user, Missing::Leave, |old| replace(old, &goes, "")) {
+            Err(KeysError::User(UserError::NoUser(_))) | Ok(()) => {}
+            Err(error) => return Err(error),
         }
+        let note = self.notes.join(task.to_string());
+        match fs::remove_file(&note) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(KeysError::Write { file: note, source })
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Takes away the lines of every task that is not among `living`: what a crash left behind.
+    pub fn sweep(&self, living: &[SubmissionId]) -> Result<(), KeysError> {
+        let Ok(notes) = fs::read_dir(&self.notes) else { return Ok(()) };
+        for note in notes.flatten() {
+            let Some(task) = note.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if living.contains(&task) {
+                continue;
+            }
+            let user = fs::read_to_string(note.path());
+            let user = user.map_err(|source| KeysError::Write { file: note.path(), source })?;
+            self.revoke(task, &user)?;
+        }
+        Ok(())
     }
 
     fn rewrite(
@@ -291,10 +310,7 @@ fn marked(line: &[u8]) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        os::unix::fs::{PermissionsExt, symlink},
-    };
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
@@ -321,6 +337,10 @@ mod tests {
 
         fn file(&self) -> PathBuf {
             self.0.join("home/ann/.ssh/authorized_keys")
+        }
+
+        fn keys(&self) -> Keys {
+            Keys::new(&self.0, &self.0.join("home-of-shim"))
         }
 
         fn with_file(bytes: &[u8]) -> Self {
@@ -350,7 +370,7 @@ mod tests {
     fn lines_of_others_stay_byte_for_byte() {
         let scratch = Scratch::with_file(FOREIGN);
         fs::set_permissions(scratch.file(), fs::Permissions::from_mode(0o640)).unwrap();
-        let keys = Keys::new(&scratch.0);
+        let keys = scratch.keys();
         grant(&keys, 1, &[KEY], &[]).unwrap();
         let with = fs::read(scratch.file()).unwrap();
         assert!(with.starts_with(FOREIGN) && with.len() > FOREIGN.len());
@@ -363,7 +383,7 @@ mod tests {
     #[test]
     fn a_key_lets_pass_and_nothing_else() {
         let scratch = Scratch::new();
-        let keys = Keys::new(&scratch.0);
+        let keys = scratch.keys();
         grant(&keys, 1, &[KEY], &[32768]).unwrap();
         let body = KEY.split(' ').nth(1).unwrap();
         let expected = format!(
@@ -379,7 +399,7 @@ mod tests {
     #[test]
     fn a_repeat_changes_nothing_and_tasks_with_the_same_key_do_not_meet() {
         let scratch = Scratch::with_file(b"ssh-rsa AAAA me\n");
-        let keys = Keys::new(&scratch.0);
+        let keys = scratch.keys();
         grant(&keys, 1, &[KEY, KEY, RSA], &[1]).unwrap();
         let once = fs::read(scratch.file()).unwrap();
         grant(&keys, 1, &[KEY, KEY, RSA], &[1]).unwrap();
@@ -395,20 +415,24 @@ mod tests {
     }
 
     #[test]
-    fn g6_what_a_crash_left_is_taken_away() {
+    fn g6_what_a_crash_left_is_taken_away_and_lines_of_another_shim_are_not() {
         let scratch = Scratch::new();
-        let keys = Keys::new(&scratch.0);
+        let other = Keys::new(&scratch.0, &scratch.0.join("other"));
+        grant(&other, 3, &[KEY], &[]).unwrap();
+        let keys = scratch.keys();
         grant(&keys, 1, &[KEY], &[]).unwrap();
         grant(&keys, 2, &[KEY], &[]).unwrap();
-        keys.keep_only("ann", &[task(2)]).unwrap();
+        scratch.keys().sweep(&[task(2)]).unwrap();
         let left = fs::read_to_string(scratch.file()).unwrap();
-        assert!(left.contains(&task(2).to_string()) && !left.contains(&task(1).to_string()));
+        let has = |n| left.contains(&task(n).to_string());
+        assert_eq!((has(1), has(2), has(3)), (false, true, true));
+        assert_eq!(fs::read_dir(scratch.0.join("home-of-shim/keys")).unwrap().count(), 1);
     }
 
     #[test]
     fn what_is_no_plain_public_key_is_refused() {
         let scratch = Scratch::with_file(b"");
-        let keys = Keys::new(&scratch.0);
+        let keys = scratch.keys();
         let second_line = format!("{KEY}\nssh-rsa AAAA evil");
         let with_options = format!("command=\"sh\" {KEY}");
         let mismatched = KEY.replace("ssh-ed25519", "ssh-rsa");
@@ -427,7 +451,7 @@ mod tests {
         let elsewhere = scratch.0.join("elsewhere");
         fs::rename(scratch.file(), &elsewhere).unwrap();
         symlink(&elsewhere, scratch.file()).unwrap();
-        let keys = Keys::new(&scratch.0);
+        let keys = scratch.keys();
         assert!(matches!(grant(&keys, 1, &[KEY], &[]), Err(KeysError::Odd { .. })));
         fs::remove_dir_all(scratch.0.join("home/ann/.ssh")).unwrap();
         symlink(scratch.0.join("etc"), scratch.0.join("home/ann/.ssh")).unwrap();
@@ -439,7 +463,7 @@ mod tests {
     #[test]
     fn a_user_that_is_not_there_is_an_error_only_for_a_grant() {
         let scratch = Scratch::new();
-        let keys = Keys::new(&scratch.0);
+        let keys = scratch.keys();
         let grant = Grant { task: task(1), user: "bob", keys: &[KEY.to_owned()], ports: &[] };
         assert!(matches!(keys.grant(&grant), Err(KeysError::User(_))));
         keys.revoke(task(1), "bob").unwrap();

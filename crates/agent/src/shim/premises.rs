@@ -1,0 +1,227 @@
+//! What this host lends to a task beside a place to run: rights by the policy, keys in its accounts, mounts and
+//! volumes. The tasks say when; here is how.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use parking_lot::Mutex;
+use windlass_api::agent::{
+    SSH_PORT,
+    shim::{TaskInfo, TaskSpec, TaskStatus},
+};
+use windlass_model::id::SubmissionId;
+
+use super::{
+    keys::{self, Keys, KeysError},
+    mounts::{self, MountError},
+    policy::Policy,
+    runtime::Bind,
+    tasks::{Done, Grant, Host, HostError},
+    volumes::{VolumeError, Volumes},
+};
+
+/// Variables of the shim that every task gets: without them, nothing behind a proxy is reached.
+const PASSED_ON: [&str; 8] = [
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "all_proxy",
+];
+
+/// A real host.
+#[derive(Clone, Debug)]
+pub struct Premises {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    policy: Policy,
+    keys: Keys,
+    volumes: Volumes,
+    env: Vec<(String, String)>,
+    /// Whose keys are in which account now.
+    lent: Mutex<BTreeMap<SubmissionId, Lent>>,
+}
+
+#[derive(Clone, Debug)]
+struct Lent {
+    user: String,
+    keys: Vec<String>,
+}
+
+impl Premises {
+    pub fn new(home: &Path, policy: Policy) -> Self {
+        let shared = Shared {
+            policy,
+            keys: Keys::new(Path::new("/"), home),
+            volumes: Volumes::new(home),
+            env: PASSED_ON
+                .iter()
+                .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
+                .collect(),
+            lent: Mutex::new(BTreeMap::new()),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub fn policy(&self) -> &Policy {
+        &self.shared.policy
+    }
+
+    /// What the policy has against a task, as things stand now.
+    pub async fn check(&self, spec: &TaskSpec) -> Result<(), MountError> {
+        let (shared, spec) = (Arc::clone(&self.shared), spec.clone());
+        // A path may lead to a file server that does not answer.
+        let looked = tokio::task::spawn_blocking(move || mounts::check(&spec, &shared.policy)).await;
+        looked.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    }
+
+    /// Narrows the keys of a task to the port its SSH server has, once that is known.
+    pub fn narrow_keys(&self, info: &TaskInfo) {
+        if info.status != TaskStatus::Running {
+            return;
+        }
+        let Some(lent) = self.shared.lent.lock().get(&info.id).cloned() else { return };
+        let mapped = info.ports.iter().flatten().find(|port| port.container == SSH_PORT);
+        let port = mapped.map_or(SSH_PORT, |port| port.host);
+        let (shared, task) = (Arc::clone(&self.shared), info.id);
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = shared.grant(task, &lent, &[port]) {
+                tracing::warn!(error = &error as &dyn std::error::Error, %task, "narrow the keys of a task");
+            }
+        });
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> Result<T, HostError> + Send + 'static,
+    ) -> Result<T, HostError> {
+        let shared = Arc::clone(&self.shared);
+        let done = tokio::task::spawn_blocking(move || work(&shared)).await;
+        done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    }
+}
+
+impl Shared {
+    fn grant(&self, task: SubmissionId, lent: &Lent, ports: &[u16]) -> Result<(), KeysError> {
+        // Held over the write: keys of a task that just ended must not come back.
+        let known = self.lent.lock();
+        if !known.contains_key(&task) {
+            return Ok(());
+        }
+        self.keys.grant(&keys::Grant { task, user: &lent.user, keys: &lent.keys, ports })
+    }
+}
+
+impl Host for Premises {
+    fn grant(&self, spec: &TaskSpec) -> Result<Grant, HostError> {
+        Ok(Grant { limits: self.shared.policy.limits(spec), env: self.shared.env.clone() })
+    }
+
+    fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
+        let task = spec.id;
+        let lent = Lent { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
+        Box::pin(async move {
+            if lent.user.is_empty() || lent.keys.is_empty() {
+                return Ok(());
+            }
+            self.shared.lent.lock().insert(task, lent.clone());
+            self.blocking(move |shared| shared.grant(task, &lent, &[SSH_PORT]).map_err(from_keys)).await
+        })
+    }
+
+    fn remove_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
+        let (task, user) = (spec.id, spec.host_ssh_user.clone());
+        Box::pin(async move {
+            if user.is_empty() || spec.host_ssh_keys.is_empty() {
+                return Ok(());
+            }
+            self.blocking(move |shared| {
+                shared.lent.lock().remove(&task);
+                shared.keys.revoke(task, &user).map_err(from_keys)
+            })
+            .await
+        })
+    }
+
+    fn mount<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, Vec<Bind>> {
+        let spec = spec.clone();
+        Box::pin(self.blocking(move |shared| {
+            let mut places = BTreeMap::new();
+            for volume in &spec.volumes {
+                let place = shared.volumes.attach(spec.id, volume).map_err(from_volume)?;
+                places.insert(volume.name.clone(), place);
+            }
+            mounts::resolve(&spec, &shared.policy, |name| places.get(name).cloned()).map_err(from_mount)
+        }))
+    }
+
+    fn unmount<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
+        let task = spec.id;
+        Box::pin(self.blocking(move |shared| shared.volumes.detach(task).map_err(from_volume)))
+    }
+
+    fn sweep<'a>(&'a self, living: &'a [SubmissionId]) -> Done<'a, ()> {
+        let living = living.to_vec();
+        Box::pin(self.blocking(move |shared| {
+            shared.keys.sweep(&living).map_err(from_keys)?;
+            shared.volumes.sweep().map_err(from_volume)
+        }))
+    }
+}
+
+fn from_keys(error: KeysError) -> HostError {
+    match error {
+        KeysError::Write { file, source } => HostError::Io { what: format!("write {}", file.display()), source },
+        refused @ (KeysError::User(_) | KeysError::Key { .. } | KeysError::TooMany { .. } | KeysError::Odd { .. }) => {
+            HostError::Refused { what: "add host_ssh_keys".to_owned(), why: refused.to_string() }
+        }
+    }
+}
+
+fn from_volume(error: VolumeError) -> HostError {
+    match error {
+        VolumeError::Io { what, source } => HostError::Io { what, source },
+        refused => HostError::Refused { what: "attach a volume".to_owned(), why: refused.to_string() },
+    }
+}
+
+fn from_mount(error: MountError) -> HostError {
+    match error {
+        MountError::Make { path, source } => HostError::Io { what: format!("make {}", path.display()), source },
+        refused @ (MountError::Forbidden { .. } | MountError::NoVolume { .. }) => {
+            HostError::Refused { what: "mount".to_owned(), why: refused.to_string() }
+        }
+    }
+}
+
+/// A host that is not real and lends nothing.
+#[derive(Clone, Debug)]
+pub struct Nowhere {
+    pub policy: Policy,
+}
+
+impl Host for Nowhere {
+    fn grant(&self, spec: &TaskSpec) -> Result<Grant, HostError> {
+        Ok(Grant { limits: self.policy.limits(spec), env: Vec::new() })
+    }
+    fn add_keys<'a>(&'a self, _: &'a TaskSpec) -> Done<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+    fn remove_keys<'a>(&'a self, _: &'a TaskSpec) -> Done<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+    fn mount<'a>(&'a self, _: &'a TaskSpec) -> Done<'a, Vec<Bind>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+    fn unmount<'a>(&'a self, _: &'a TaskSpec) -> Done<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+    fn sweep<'a>(&'a self, _: &'a [SubmissionId]) -> Done<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
