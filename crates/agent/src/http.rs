@@ -156,7 +156,8 @@ fn builder() -> auto::Builder<TokioExecutor> {
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_TIMEOUT);
+        .keep_alive_timeout(PING_TIMEOUT)
+        .enable_connect_protocol();
     builder
 }
 

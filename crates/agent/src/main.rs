@@ -24,6 +24,9 @@ enum Part {
 }
 
 fn main() -> ExitCode {
+    if shim::standin::is_asked_for(std::env::args_os()) {
+        return shim::standin::main();
+    }
     match Args::parse().part {
         Part::Shim(args) => shim::cli::main(&args),
         Part::Runner(args) => runner::cli::main(&args),

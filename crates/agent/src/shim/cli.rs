@@ -1,27 +1,201 @@
-//! `windlass-agent shim`: its flags, and the order in which a shim comes up.
+//! `windlass-agent shim`: its flags, and its subcommand that enrols the host.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{io::Write, net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use tracing_subscriber::filter::LevelFilter;
+use windlass_model::id::InstanceId;
+
+use super::{
+    boot::{self, Boot},
+    enrolment::{self, Enrolment},
+    policy,
+};
 
 #[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "The socket asks for the credential of the host's enrolment (`windlass-agent shim enrol`). \
+                  Tasks go on when the shim stops or is killed; the next start takes them up."
+)]
 pub struct Args {
-    /// Where tasks, journal and credentials are kept
-    #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HOME")]
-    home: PathBuf,
-    /// Unix socket to answer on [default: HOME/shim.sock]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-    /// What starts tasks [default: docker where an engine answers, else process]
-    #[arg(long)]
-    runtime: Option<RuntimeName>,
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    flags: Flags,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Say whose host this is: write HOME/enrolment.json. A running shim takes it up at once
+    Enrol(Enrol),
+}
+
+#[derive(Debug, clap::Args)]
+struct Flags {
+    /// Where tasks, journal and credentials are kept
+    #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HOME", required = true)]
+    home: Option<PathBuf>,
+    /// Unix socket to answer on [default: HOME/shim.sock]
+    #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_SOCKET")]
+    socket: Option<PathBuf>,
+    /// What starts tasks [default: docker where an engine answers, else process]
+    #[arg(long, value_name = "NAME", env = "WINDLASS_AGENT_RUNTIME")]
+    runtime: Option<RuntimeName>,
+    /// Socket of the container engine [default: DOCKER_HOST, else the usual places, Podman's too]
+    #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_DOCKER_SOCKET")]
+    docker_socket: Option<PathBuf>,
+    /// What tasks may have on this host; must belong to root
+    #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_POLICY", default_value = policy::DEFAULT_FILE)]
+    policy: PathBuf,
+    /// Also answer a dstack server on this loopback address, without a credential
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "WINDLASS_AGENT_COMPAT_TCP",
+        num_args = 0..=1,
+        default_missing_value = "127.0.0.1:10998",
+        value_parser = loopback
+    )]
+    compat_tcp: Option<SocketAddr>,
+    /// With the hollow runtime: so many hosts in one process, each with its socket HOME/host-NNNN/shim.sock
+    #[arg(long, value_name = "N", env = "WINDLASS_AGENT_HOSTS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    hosts: Option<u32>,
+    /// How much to say on standard error
+    #[arg(long, value_name = "LEVEL", env = "WINDLASS_AGENT_LOG", default_value = "info")]
+    log: LogLevel,
+}
+
+#[derive(Debug, clap::Args)]
+struct Enrol {
+    /// The shim's home
+    #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HOME")]
+    home: PathBuf,
+    /// The id the server knows this host by
+    #[arg(long, value_name = "ID")]
+    instance: InstanceId,
+    /// SHA-256 of the credential the server will show, in hex; twice while it is rotated
+    #[arg(long, value_name = "HEX", required = true)]
+    credential_sha256: Vec<String>,
+    /// A key the server signs task specifications with: Ed25519, base64; may be repeated
+    #[arg(long, value_name = "KEY", required = true)]
+    server_key: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum RuntimeName {
+    /// Containers, by Docker or Podman
     Docker,
+    /// Plain processes
     Process,
+    /// Nothing at all, for load tests
     Hollow,
 }
 
-pub fn main(_args: &Args) -> ExitCode {
-    ExitCode::from(2)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl LogLevel {
+    fn filter(self) -> LevelFilter {
+        match self {
+            Self::Error => LevelFilter::ERROR,
+            Self::Warn => LevelFilter::WARN,
+            Self::Info => LevelFilter::INFO,
+            Self::Debug => LevelFilter::DEBUG,
+            Self::Trace => LevelFilter::TRACE,
+        }
+    }
+}
+
+/// No credential is asked for there, so nobody else may reach it.
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text.parse().map_err(|_| "not ADDRESS:PORT".to_owned())?;
+    if address.ip().is_loopback() {
+        return Ok(address);
+    }
+    Err("whoever reaches this address is let in, so it must be a loopback address".to_owned())
+}
+
+pub fn main(args: &Args) -> ExitCode {
+    match &args.command {
+        Some(Command::Enrol(args)) => enrol(args),
+        None => start(&args.flags),
+    }
+}
+
+fn start(flags: &Flags) -> ExitCode {
+    let Some(home) = flags.home.clone() else { return failed("the shim needs --home") };
+    let boot = Boot {
+        socket: flags.socket.clone().unwrap_or_else(|| home.join("shim.sock")),
+        home,
+        runtime: flags.runtime,
+        docker_socket: flags.docker_socket.clone(),
+        policy: flags.policy.clone(),
+        compat_tcp: flags.compat_tcp,
+        hosts: flags.hosts,
+        write_host_info: false,
+    };
+    run(boot, flags.log)
+}
+
+/// Runs a shim to its end in a runtime of its own.
+pub(super) fn run(boot: Boot, log: LogLevel) -> ExitCode {
+    tracing_subscriber::fmt().with_max_level(log.filter()).with_writer(std::io::stderr).init();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&format!("start the runtime: {error}")),
+    };
+    let ended = runtime.block_on(boot::run(boot));
+    // Work that waits for a disk must not hold up the end.
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&told(&error)),
+    }
+}
+
+fn enrol(args: &Enrol) -> ExitCode {
+    let enrolment = Enrolment {
+        instance_id: args.instance,
+        credential_sha256: args.credential_sha256.clone(),
+        server_keys: args.server_key.clone(),
+    };
+    let written = boot::make_home(&args.home)
+        .map_err(|error| told(&error))
+        .and_then(|()| enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| told(&error)));
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+fn told(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+fn failed(text: &str) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "error: {text}");
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_open_door_is_on_the_loopback_only() {
+        for good in ["127.0.0.1:10998", "127.8.0.1:1", "[::1]:10998"] {
+            assert!(loopback(good).is_ok(), "{good}");
+        }
+        for bad in ["0.0.0.0:10998", "10.0.0.1:1", "[::]:1", "localhost:1", "10998"] {
+            assert!(loopback(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -176,8 +176,13 @@ impl Host for Premises {
 
 fn from_keys(error: KeysError) -> HostError {
     match error {
-        KeysError::Write { file, source } => HostError::Io { what: format!("write {}", file.display()), source },
-        refused @ (KeysError::User(_) | KeysError::Key { .. } | KeysError::TooMany { .. } | KeysError::Odd { .. }) => {
+        KeysError::Write { file, source } => {
+            HostError::Io { what: format!("write {}", file.display()), source }
+        }
+        refused @ (KeysError::User(_)
+        | KeysError::Key { .. }
+        | KeysError::TooMany { .. }
+        | KeysError::Odd { .. }) => {
             HostError::Refused { what: "add host_ssh_keys".to_owned(), why: refused.to_string() }
         }
     }
@@ -192,7 +197,9 @@ fn from_volume(error: VolumeError) -> HostError {
 
 fn from_mount(error: MountError) -> HostError {
     match error {
-        MountError::Make { path, source } => HostError::Io { what: format!("make {}", path.display()), source },
+        MountError::Make { path, source } => {
+            HostError::Io { what: format!("make {}", path.display()), source }
+        }
         refused @ (MountError::Forbidden { .. } | MountError::NoVolume { .. }) => {
             HostError::Refused { what: "mount".to_owned(), why: refused.to_string() }
         }

@@ -49,15 +49,15 @@ struct Dir {
 
 /// Wakes while it is kept.
 #[derive(Debug)]
-pub(super) struct DirWatch {
-    pub(super) wake: watch::Receiver<u64>,
+pub(crate) struct DirWatch {
+    pub(crate) wake: watch::Receiver<u64>,
     hub: Arc<Hub>,
     id: i32,
 }
 
 impl Watcher {
     /// Nothing where the kernel has no more watches to give.
-    pub(super) fn dir(&self, dir: &Beneath) -> Option<DirWatch> {
+    pub(crate) fn dir(&self, dir: &Beneath) -> Option<DirWatch> {
         let hub = self.hub().inspect_err(|error| tracing::debug!(%error, "no inotify: polling")).ok()?;
         let path = format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
         let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;

@@ -1,0 +1,91 @@
+//! Calls about the host and the shim itself.
+
+use axum::{Json as Answer, extract::State};
+use serde::Deserialize;
+use windlass_api::agent::{
+    Health,
+    shim::{self as wire, Component, Components, HostInfo, InstanceHealth, InstanceInfo},
+};
+
+use super::{COMPAT_VERSION, Door, Gate, told};
+use crate::{
+    host,
+    http::{Json, Refusal},
+};
+
+const RUNNER: &str = "dstack-runner";
+
+/// Our own version to our own server; to another's, one it never wants to replace.
+fn version(gate: &Gate) -> String {
+    match gate.door {
+        Door::Socket => env!("CARGO_PKG_VERSION").to_owned(),
+        Door::Compat => COMPAT_VERSION.to_owned(),
+    }
+}
+
+pub(super) async fn healthcheck(State(gate): State<Gate>) -> Answer<Health> {
+    Answer(Health { service: wire::SERVICE.to_owned(), version: version(&gate) })
+}
+
+pub(super) async fn health(State(gate): State<Gate>) -> Answer<InstanceHealth> {
+    let problems = gate.shim.problems.lock().clone();
+    Answer(InstanceHealth { dcgm: host::health::dcgm().await, problems })
+}
+
+pub(super) async fn info(State(gate): State<Gate>) -> Answer<InstanceInfo> {
+    let gpus = &gate.shim.gpus;
+    let Some(first) = gpus.gpus.first() else { return Answer(InstanceInfo::default()) };
+    let gpu_vendor =
+        serde_json::to_value(first.vendor).ok().and_then(|word| word.as_str().map(str::to_owned));
+    Answer(InstanceInfo { gpu_vendor, gpu_driver_version: gpus.driver_version.clone() })
+}
+
+pub(super) async fn host(State(gate): State<Gate>) -> Result<Answer<HostInfo>, Refusal> {
+    let shim = gate.shim;
+    let gathered = tokio::task::spawn_blocking(move || host::info::gather(&shim.data, &shim.gpus)).await;
+    match gathered {
+        Ok(Ok(info)) => Ok(Answer(info)),
+        Ok(Err(error)) => Err(Refusal::internal(format!("look at the host: {}", told(&error)))),
+        Err(error) => Err(Refusal::internal(format!("look at the host: {error}"))),
+    }
+}
+
+/// One binary is both, and is always here.
+pub(super) async fn components(State(gate): State<Gate>) -> Answer<Components> {
+    let components = [RUNNER, wire::SERVICE].map(|name| Component {
+        name: name.to_owned(),
+        version: version(&gate),
+        status: "installed".to_owned(),
+    });
+    Answer(Components { components: components.into() })
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Install {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    url: String,
+}
+
+/// A server that could name a binary for us to run would own the host.
+pub(super) async fn install(Json(install): Json<Install>) -> Refusal {
+    if install.url.is_empty() || ![RUNNER, wire::SERVICE].contains(&install.name.as_str()) {
+        return Refusal::bad_request("install needs the name of a component and a url");
+    }
+    Refusal::forbidden(
+        "this agent takes no binaries from a server; it is replaced by whoever administers the host",
+    )
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Shutdown {
+    #[serde(default)]
+    force: bool,
+}
+
+/// Ends this process; tasks go on, and the next shim takes them up.
+pub(super) async fn shutdown(State(gate): State<Gate>, Json(shutdown): Json<Shutdown>) {
+    tracing::info!(force = shutdown.force, "asked to stop; tasks go on");
+    gate.shim.stop.cancel();
+}

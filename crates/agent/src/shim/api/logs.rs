@@ -1,0 +1,70 @@
+//! What a task left on disk: its output and the states of its job, whether or not its runner lives.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Bytes,
+    extract::{Path, Query, Request, State},
+    http::Uri,
+    response::{IntoResponse, Response},
+};
+use windlass_api::agent::runner::JobRecord;
+use windlass_model::id::SubmissionId;
+
+use super::{Gate, Shim, no_task, task_id, told};
+use crate::{
+    confine::Beneath,
+    http::Refusal,
+    shim::{growth, runtime::JOB_RECORD},
+    spool::{Reader, Source, Stream, http as spool},
+};
+
+/// Longest wait for more output.
+const WAIT_MS_MAX: u64 = 30_000;
+
+pub(super) async fn read(
+    State(gate): State<Gate>,
+    Path(id): Path<String>,
+    Query(mut query): Query<spool::Read>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let id = task_id(&id)?;
+    let asked = request.uri().query().map_or_else(String::new, |query| format!("?{query}"));
+    if let Some(played) = played(&gate.shim, id, &format!("/api/logs{asked}")).await {
+        return Ok(played);
+    }
+    query.wait_ms = query.wait_ms.min(WAIT_MS_MAX);
+    Ok(spool::read(&source(&gate.shim, id, query.stream)?, &query).await)
+}
+
+pub(super) async fn job(State(gate): State<Gate>, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let id = task_id(&id)?;
+    if let Some(played) = played(&gate.shim, id, JOB_RECORD).await {
+        return Ok(played);
+    }
+    let source = source(&gate.shim, id, Stream::Job)?;
+    let failed = |error: std::io::Error| Refusal::internal(format!("read task {id}: {}", told(&error)));
+    let position = source.position().await.map_err(failed)?;
+    let states = match growth::states(source.reader().dir(), 0) {
+        Ok((states, _)) => states,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(failed(error)),
+    };
+    let record = JobRecord { states, log_end: position.end, log_complete: position.complete };
+    Ok(axum::Json(record).into_response())
+}
+
+fn source(shim: &Shim, id: SubmissionId, stream: Stream) -> Result<Source, Refusal> {
+    let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
+    let run = Beneath::open(&dir.run())
+        .map_err(|error| Refusal::not_found(format!("read task {id}: nothing there yet: {error}")))?;
+    let reader = Reader::new(Arc::new(run), stream);
+    Ok(Source::there(reader, shim.growth.watcher(), shim.growth.ended(id)))
+}
+
+/// The answer of a runtime that plays the runner.
+async fn played(shim: &Shim, id: SubmissionId, call: &str) -> Option<Response> {
+    let uri: Uri = call.parse().ok()?;
+    let request = Request::builder().uri(uri).body(Bytes::new()).ok()?;
+    Some(shim.runtime.play(id, request)?.await)
+}

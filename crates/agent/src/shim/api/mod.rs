@@ -1,0 +1,185 @@
+//! The shim's HTTP calls: who may make them, and who answers.
+//!
+//! There are two doors. The unix socket has every call; each carries the host's credential, and a task
+//! specification the server's signature. The loopback port of `--compat-tcp` has what a dstack server calls and asks
+//! for neither; the host's policy holds there as well.
+
+mod events;
+mod instance;
+mod logs;
+mod proxy;
+mod tasks;
+
+use std::{path::PathBuf, sync::Arc};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{any, get, post},
+};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use windlass_api::agent::{EPOCH, EPOCH_SEEN};
+use windlass_model::id::SubmissionId;
+
+use super::{
+    enrolment::Current,
+    events::Events,
+    growth::Growth,
+    premises::Premises,
+    runtime::Runtime,
+    tasks::{TaskError, Tasks},
+};
+use crate::{
+    host::gpu::Inventory,
+    http::{Refusal, bearer, no_such_call},
+};
+
+/// What dstack's server takes for the newest: it never tries to replace us.
+pub const COMPAT_VERSION: &str = "latest";
+
+/// Everything the calls need.
+pub struct Shim {
+    pub home: PathBuf,
+    pub tasks: Arc<Tasks>,
+    pub runtime: Arc<dyn Runtime>,
+    pub enrolment: Current,
+    /// `None` for a host that is not real: there is nothing to protect.
+    pub premises: Option<Premises>,
+    pub events: Events,
+    pub growth: Growth,
+    pub gpus: Inventory,
+    /// Where images are kept.
+    pub data: PathBuf,
+    /// What is wrong with the host, as last looked.
+    pub problems: Mutex<Vec<String>>,
+    /// Ends the process in good order.
+    pub stop: CancellationToken,
+}
+
+/// Which way a call came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Socket,
+    Compat,
+}
+
+#[derive(Clone)]
+struct Gate {
+    shim: Arc<Shim>,
+    door: Door,
+}
+
+/// All calls, behind the credential.
+pub fn socket(shim: Arc<Shim>) -> Router {
+    let gate = Gate { shim, door: Door::Socket };
+    shared_calls()
+        .route("/api/tasks/{id}/logs", get(logs::read))
+        .route("/api/tasks/{id}/job", get(logs::job))
+        .route("/api/tasks/{id}/runner/{*path}", any(proxy::forward))
+        .route("/api/events", get(events::stream))
+        .route("/api/instance/host", get(instance::host))
+        .layer(middleware::from_fn_with_state(gate.clone(), authenticate))
+        .fallback(no_such_call)
+        .with_state(gate)
+}
+
+/// What a dstack server calls, open to whoever reaches the port.
+pub fn compat(shim: Arc<Shim>) -> Router {
+    shared_calls().fallback(no_such_call).with_state(Gate { shim, door: Door::Compat })
+}
+
+fn shared_calls() -> Router<Gate> {
+    Router::new()
+        .route("/api/healthcheck", get(instance::healthcheck))
+        .route("/api/tasks", get(tasks::list).post(tasks::submit))
+        .route("/api/tasks/{id}", get(tasks::info))
+        .route("/api/tasks/{id}/terminate", post(tasks::terminate))
+        .route("/api/tasks/{id}/remove", post(tasks::remove))
+        .route("/api/instance/health", get(instance::health))
+        .route("/api/instance/info", get(instance::info))
+        .route("/api/components", get(instance::components))
+        .route("/api/components/install", post(instance::install))
+        .route("/api/shutdown", post(instance::shutdown))
+        .method_not_allowed_fallback(wrong_method)
+}
+
+async fn wrong_method() -> Refusal {
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this call")
+}
+
+/// Everything but the health check needs the host's credential.
+async fn authenticate(State(gate): State<Gate>, request: Request, next: Next) -> Response {
+    if request.uri().path() == "/api/healthcheck" {
+        return next.run(request).await;
+    }
+    let Some(enrolment) = gate.shim.enrolment.enrolment() else {
+        let file = gate.shim.enrolment.path().display();
+        let text = format!(
+            "this host is not enrolled: {file} is missing or unusable\n\
+             hint: write it with `windlass-agent shim enrol`"
+        );
+        return Refusal::unauthorized(text).into_response();
+    };
+    match bearer(request.headers()) {
+        Some(credential) if enrolment.knows(credential) => next.run(request).await,
+        Some(_) => Refusal::unauthorized("this is not the credential of this host").into_response(),
+        None => Refusal::unauthorized("the call carries no credential (`Authorization: Bearer …`)")
+            .into_response(),
+    }
+}
+
+impl Gate {
+    /// The epoch a call is made under. A dstack server knows none.
+    fn epoch(&self, headers: &HeaderMap) -> Result<Option<i64>, Refusal> {
+        if self.door == Door::Compat {
+            return Ok(None);
+        }
+        let Some(value) = headers.get(EPOCH) else { return Ok(None) };
+        let epoch = value.to_str().ok().and_then(|text| text.parse().ok());
+        epoch.map(Some).ok_or_else(|| Refusal::bad_request(format!("{EPOCH} is not a whole number")))
+    }
+}
+
+fn task_id(text: &str) -> Result<SubmissionId, Refusal> {
+    text.parse().map_err(|_| Refusal::not_found("find the task: that is no id of a task"))
+}
+
+fn no_task(id: SubmissionId) -> Refusal {
+    Refusal::not_found(format!("find task {id}: not here"))
+}
+
+impl From<TaskError> for Refusal {
+    fn from(error: TaskError) -> Self {
+        let status = match &error {
+            TaskError::NotFound { .. } => StatusCode::NOT_FOUND,
+            TaskError::Gone { .. } => StatusCode::GONE,
+            TaskError::Fenced { .. } => StatusCode::PRECONDITION_FAILED,
+            TaskError::Alive { .. } => StatusCode::CONFLICT,
+            TaskError::Unfinished { .. } | TaskError::Full { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            TaskError::NotAccepted { .. } | TaskError::Journal { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let refusal = Self::new(status, told(&error));
+        match error {
+            TaskError::Fenced { seen, .. } => {
+                refusal.header(axum::http::HeaderName::from_static(EPOCH_SEEN), seen)
+            }
+            TaskError::NotFound { .. }
+            | TaskError::Gone { .. }
+            | TaskError::Alive { .. }
+            | TaskError::Unfinished { .. }
+            | TaskError::Full { .. }
+            | TaskError::NotAccepted { .. }
+            | TaskError::Journal { .. } => refusal,
+        }
+    }
+}
+
+/// An error with all its causes, in one line.
+fn told(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -1,0 +1,238 @@
+//! `/api/tasks/ID/runner/…`: calls to the runner of a task, forwarded over its socket.
+//!
+//! Bodies stream both ways and are not looked at. What the runner is told of us is its token, and what it is
+//! asked; the host's credential stays here. A WebSocket is passed through, from HTTP/1.1 and from HTTP/2.
+
+use std::io;
+
+use axum::{
+    body::Body,
+    extract::{Path, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header},
+    response::Response,
+};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use http_body_util::{BodyExt, Limited};
+use hyper::{client::conn::http1, ext::Protocol, upgrade::OnUpgrade};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use windlass_api::agent::{EPOCH, SIGNATURE};
+use windlass_model::id::SubmissionId;
+
+use super::{Gate, Shim, no_task, task_id, told};
+use crate::{
+    confine::Beneath,
+    http::{self, Refusal},
+    taskdir,
+};
+
+/// Longest upload.
+const UPLOAD_BYTES_MAX: usize = 2 << 30;
+/// The same where the runtime plays the runner and wants it in one piece.
+const PLAYED_BYTES_MAX: usize = 16 << 20;
+/// Headers that are between us and our caller only.
+const OURS: [HeaderName; 9] = [
+    header::AUTHORIZATION,
+    header::CONNECTION,
+    header::HOST,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+];
+
+pub(super) async fn forward(
+    State(gate): State<Gate>,
+    Path((id, _)): Path<(String, String)>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let id = task_id(&id)?;
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD | Method::CONNECT);
+    if !is_read {
+        gate.shim.tasks.admit(id, gate.epoch(request.headers())?).await?;
+    }
+    let uri = runner_uri(request.uri()).ok_or_else(|| Refusal::bad_request("no such path"))?;
+    let token = gate.shim.tasks.runner_token(id).ok_or_else(|| no_task(id))?;
+    match played(&gate.shim, id, &uri, request).await? {
+        Played::Answered(response) => Ok(response),
+        Played::Real(request) => {
+            let runner = connect(&gate.shim, id).await?;
+            exchange(runner, uri, &token, request)
+                .await
+                .map_err(|error| unreachable(id, &told(error.as_ref())))
+        }
+    }
+}
+
+/// What follows `/runner` in the path, with the query, as it came: nothing is decoded on the way.
+fn runner_uri(uri: &Uri) -> Option<Uri> {
+    let whole = uri.path_and_query()?.as_str();
+    let (_, rest) = whole.strip_prefix("/api/tasks/")?.split_once("/runner/")?;
+    format!("/{rest}").parse().ok()
+}
+
+enum Played {
+    Answered(Response),
+    Real(Request),
+}
+
+async fn played(shim: &Shim, id: SubmissionId, uri: &Uri, request: Request) -> Result<Played, Refusal> {
+    // Only a runtime without processes plays; the others must not have to hold the body.
+    if shim.runtime.name() != "hollow" {
+        return Ok(Played::Real(request));
+    }
+    let (mut parts, body) = request.into_parts();
+    parts.uri = uri.clone();
+    let body = axum::body::to_bytes(body, PLAYED_BYTES_MAX)
+        .await
+        .map_err(|_| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long to be played with"))?;
+    match shim.runtime.play(id, Request::from_parts(parts, body)) {
+        Some(answer) => Ok(Played::Answered(answer.await)),
+        None => Err(no_task(id)),
+    }
+}
+
+async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, Refusal> {
+    let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
+    let connected = async {
+        let socket = Beneath::open(&dir.run())?.socket(taskdir::RUNNER_SOCKET)?;
+        http::connect_unix(&socket).await
+    };
+    connected.await.map_err(|error: io::Error| unreachable(id, &error.to_string()))
+}
+
+fn unreachable(id: SubmissionId, why: &str) -> Refusal {
+    Refusal::new(StatusCode::BAD_GATEWAY, format!("the runner of task {id} does not answer: {why}"))
+}
+
+async fn exchange(
+    runner: UnixStream,
+    uri: Uri,
+    token: &str,
+    mut request: Request,
+) -> Result<Response, Box<dyn std::error::Error + Send + Sync>> {
+    let wants = Wants::of(&mut request);
+    let (mut sender, connection) = http1::handshake(TokioIo::new(runner)).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, "speak with a runner");
+        }
+    });
+    let (parts, body) = request.into_parts();
+    let mut headers = parts.headers;
+    strip(&mut headers);
+    headers.insert(header::HOST, HeaderValue::from_static("runner"));
+    headers.insert(header::AUTHORIZATION, HeaderValue::try_from(format!("Bearer {token}"))?);
+    let (method, body) = match &wants {
+        Wants::Answer => (parts.method, Body::new(Limited::new(body, UPLOAD_BYTES_MAX))),
+        Wants::Upgrade { .. } => (Method::GET, Body::empty()),
+    };
+    wants.ask(&mut headers)?;
+    let mut forwarded = Request::new(body);
+    *forwarded.method_mut() = method;
+    *forwarded.uri_mut() = uri;
+    *forwarded.headers_mut() = headers;
+    let mut response = sender.send_request(forwarded).await?;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS
+        && let Wants::Upgrade { caller, is_h2, .. } = wants
+    {
+        let runner = hyper::upgrade::on(&mut response);
+        tokio::spawn(pump(caller, runner));
+        let (mut parts, _) = response.into_parts();
+        if is_h2 {
+            // There the stream itself is the connection; nothing is switched.
+            parts.status = StatusCode::OK;
+            strip(&mut parts.headers);
+            parts.headers.remove(header::SEC_WEBSOCKET_ACCEPT);
+        }
+        return Ok(Response::from_parts(parts, Body::empty()));
+    }
+    let (mut parts, body) = response.into_parts();
+    strip(&mut parts.headers);
+    Ok(Response::from_parts(parts, Body::new(body.map_err(axum::Error::new))))
+}
+
+fn strip(headers: &mut HeaderMap) {
+    for name in OURS.iter().map(HeaderName::as_str).chain([EPOCH, SIGNATURE]) {
+        headers.remove(name);
+    }
+}
+
+/// What the caller expects.
+enum Wants {
+    Answer,
+    Upgrade { caller: OnUpgrade, to: HeaderValue, is_h2: bool },
+}
+
+impl Wants {
+    fn of(request: &mut Request) -> Self {
+        if let Some(protocol) = request.extensions().get::<Protocol>() {
+            let to = HeaderValue::from_str(protocol.as_str());
+            let to = to.unwrap_or(HeaderValue::from_static("websocket"));
+            return Self::Upgrade { caller: hyper::upgrade::on(request), to, is_h2: true };
+        }
+        match request.headers().get(header::UPGRADE).cloned() {
+            Some(to) => Self::Upgrade { caller: hyper::upgrade::on(request), to, is_h2: false },
+            None => Self::Answer,
+        }
+    }
+
+    /// The headers that ask an HTTP/1.1 server for it.
+    fn ask(&self, headers: &mut HeaderMap) -> Result<(), getrandom::Error> {
+        let Self::Upgrade { to, .. } = self else { return Ok(()) };
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, to.clone());
+        if !headers.contains_key(header::SEC_WEBSOCKET_KEY) {
+            let mut key = [0u8; 16];
+            getrandom::fill(&mut key)?;
+            if let Ok(key) = HeaderValue::try_from(BASE64_STANDARD.encode(key)) {
+                headers.insert(header::SEC_WEBSOCKET_KEY, key);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Carries bytes both ways until one side ends.
+async fn pump(caller: OnUpgrade, runner: OnUpgrade) {
+    let pumped = async {
+        let (caller, runner) = tokio::try_join!(caller, runner)?;
+        let (mut caller, mut runner) = (TokioIo::new(caller), TokioIo::new(runner));
+        tokio::io::copy_bidirectional(&mut caller, &mut runner).await?;
+        Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    };
+    if let Err(error) = pumped.await {
+        tracing::debug!(%error, "pass a connection through");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runners_path_is_what_follows_as_it_came() {
+        let path = |uri: &str| runner_uri(&uri.parse().unwrap()).map(|uri| uri.to_string());
+        assert_eq!(path("/api/tasks/X/runner/api/run").as_deref(), Some("/api/run"));
+        assert_eq!(
+            path("/api/tasks/X/runner/api/logs?offset=1&q=/runner/"),
+            Some("/api/logs?offset=1&q=/runner/".into())
+        );
+        assert_eq!(path("/api/tasks/X/runner/a%2Fb/runner/c").as_deref(), Some("/a%2Fb/runner/c"));
+        assert_eq!(path("/api/tasks/X/runner"), None);
+    }
+
+    #[test]
+    fn the_hosts_credential_does_not_reach_the_runner() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in
+            [("authorization", "Bearer x"), (EPOCH, "1"), (SIGNATURE, "s"), ("accept", "*/*")]
+        {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        strip(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
+    }
+}

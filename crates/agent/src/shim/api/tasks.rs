@@ -1,0 +1,113 @@
+//! Calls about tasks: list, submit, look, terminate, remove.
+
+use axum::{
+    Json as Answer,
+    extract::{Path, State},
+    http::HeaderMap,
+};
+use windlass_api::agent::{
+    SIGNATURE,
+    shim::{TaskInfo, TaskList, TaskSpec, Terminate},
+};
+use windlass_model::id::SubmissionId;
+
+use super::{Door, Gate, no_task, task_id};
+use crate::{
+    clock,
+    http::{self, Json, Raw, Refusal},
+    shim::enrolment::{self, Presented},
+};
+
+/// Longest name of a task or an image.
+const NAME_BYTES_MAX: usize = 1024;
+
+pub(super) async fn list(State(gate): State<Gate>) -> Answer<TaskList> {
+    Answer(TaskList { tasks: gate.shim.tasks.list() })
+}
+
+pub(super) async fn info(
+    State(gate): State<Gate>,
+    Path(id): Path<String>,
+) -> Result<Answer<TaskInfo>, Refusal> {
+    let id = task_id(&id)?;
+    gate.shim.tasks.info(id).map(Answer).ok_or_else(|| no_task(id))
+}
+
+pub(super) async fn submit(
+    State(gate): State<Gate>,
+    headers: HeaderMap,
+    Raw(body): Raw,
+) -> Result<(), Refusal> {
+    let spec: TaskSpec = http::parse(&body)?;
+    let mut epoch = gate.epoch(&headers)?;
+    if gate.door == Door::Socket {
+        epoch = Some(sound(&gate, &spec, epoch, &headers, &body).await?);
+    }
+    check_names(&spec)?;
+    if let Some(premises) = &gate.shim.premises
+        && let Err(refused) = premises.check(&spec).await
+    {
+        return Err(refuse(&gate, spec.id, epoch, refused.to_string()).await);
+    }
+    Ok(gate.shim.tasks.submit(spec, epoch).await?)
+}
+
+/// Checks that our server made this specification for this host; says the epoch it made it under.
+async fn sound(
+    gate: &Gate,
+    spec: &TaskSpec,
+    epoch: Option<i64>,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<i64, Refusal> {
+    let signature = headers.get(SIGNATURE).and_then(|value| value.to_str().ok());
+    let Some(enrolment) = gate.shim.enrolment.enrolment() else {
+        return Err(Refusal::unauthorized("this host is not enrolled"));
+    };
+    let presented = Presented { body, signature, claims: spec.claims, epoch };
+    match enrolment::check(&enrolment, presented, clock::now_us() / 1_000_000) {
+        Ok(claims) => Ok(claims.epoch),
+        Err(unsound) => Err(refuse(gate, spec.id, epoch, unsound.to_string()).await),
+    }
+}
+
+/// 403, and a line in the journal.
+async fn refuse(gate: &Gate, id: SubmissionId, epoch: Option<i64>, why: String) -> Refusal {
+    tracing::warn!(%id, why, "refused a task specification");
+    gate.shim.tasks.refused_spec(id, epoch, &why).await;
+    Refusal::forbidden(why)
+}
+
+fn check_names(spec: &TaskSpec) -> Result<(), Refusal> {
+    for (field, value) in [("name", &spec.name), ("image_name", &spec.image_name)] {
+        if value.is_empty() {
+            return Err(Refusal::bad_request(format!("`{field}` is empty")));
+        }
+        if value.len() > NAME_BYTES_MAX || value.contains(|c: char| c.is_control()) {
+            return Err(Refusal::bad_request(format!("`{field}` is no name")));
+        }
+    }
+    if spec.gpu < -1 || spec.cpu < 0.0 || !spec.cpu.is_finite() || spec.memory < 0 || spec.shm_size < 0 {
+        return Err(Refusal::bad_request("`gpu`, `cpu`, `memory` and `shm_size` are amounts"));
+    }
+    Ok(())
+}
+
+pub(super) async fn terminate(
+    State(gate): State<Gate>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    Json(terminate): Json<Terminate>,
+) -> Result<Answer<TaskInfo>, Refusal> {
+    let (id, epoch) = (task_id(&id)?, gate.epoch(&headers)?);
+    Ok(Answer(gate.shim.tasks.terminate(id, terminate, epoch).await?))
+}
+
+pub(super) async fn remove(
+    State(gate): State<Gate>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<(), Refusal> {
+    let (id, epoch) = (task_id(&id)?, gate.epoch(&headers)?);
+    Ok(gate.shim.tasks.remove(id, epoch).await?)
+}

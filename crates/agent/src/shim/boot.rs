@@ -1,0 +1,372 @@
+//! The order in which a shim comes up and goes down.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, flock};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
+use tokio_util::sync::CancellationToken;
+use windlass_api::agent::events::What;
+
+use super::{
+    api::{self, Shim},
+    cli::RuntimeName,
+    docker::{self, Docker},
+    enrolment::Current,
+    events::Events,
+    growth::Growth,
+    hollow::{Hollow, Plan},
+    policy::{Policy, PolicyError},
+    premises::{Nowhere, Premises},
+    process::Process,
+    runtime::{Runtime, RuntimeError},
+    tasks::{OpenError, Settings, Tasks},
+};
+use crate::{
+    host::{
+        self,
+        gpu::{self, Inventory},
+        health::Watched,
+    },
+    http,
+};
+
+/// Held for the life of a shim: two on one home would both start its tasks.
+const LOCK: &str = "lock";
+/// The runtime that tasks of this home were started with.
+const RUNTIME: &str = "runtime";
+const SOCKET_MODE: u32 = 0o660;
+const HOME_MODE: u32 = 0o750;
+/// A service may come up before the engine does.
+const ENGINE_WAIT: Duration = Duration::from_secs(60);
+const ENGINE_RETRY: Duration = Duration::from_secs(1);
+const HEALTH_EVERY: Duration = Duration::from_secs(30);
+
+/// What a shim is started with.
+#[derive(Clone, Debug)]
+pub struct Boot {
+    pub home: PathBuf,
+    pub socket: PathBuf,
+    /// `None`: what suits the host.
+    pub runtime: Option<RuntimeName>,
+    pub docker_socket: Option<PathBuf>,
+    pub policy: PathBuf,
+    pub compat_tcp: Option<SocketAddr>,
+    /// `None`: one, with its socket at `socket`.
+    pub hosts: Option<u32>,
+    pub write_host_info: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    #[error("{what}")]
+    Io {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{home} is in use by another shim, process {pid}")]
+    Taken { home: PathBuf, pid: String },
+    #[error("load the policy")]
+    Policy(#[from] PolicyError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error("only the hollow runtime can be many hosts")]
+    ManyHosts,
+    #[error("take up the tasks of {home}")]
+    Tasks {
+        home: PathBuf,
+        #[source]
+        source: OpenError,
+    },
+}
+
+/// From the first check to the last answer.
+pub async fn run(boot: Boot) -> Result<(), BootError> {
+    let stop = stop_on_signals()?;
+    make_home(&boot.home)?;
+    let _lock = lock(&boot.home)?;
+    let policy = Policy::load(&boot.policy)?;
+    let chosen = choose(&boot)?;
+    let mut doors = JoinSet::new();
+    let mut hosts = Vec::new();
+    match chosen {
+        Chosen::Hollow => {
+            for (home, socket) in hollow_homes(&boot)? {
+                let shim = open_hollow(&home, policy.clone(), &stop).await?;
+                open_doors(&mut doors, &shim, &socket, boot.compat_tcp).await?;
+                hosts.push(shim);
+            }
+        }
+        Chosen::Process | Chosen::Docker(_) if boot.hosts.is_some() => return Err(BootError::ManyHosts),
+        Chosen::Process | Chosen::Docker(_) => {
+            let shim = open_real(&boot, &chosen, policy, &stop).await?;
+            if boot.write_host_info {
+                write_host_info(&shim).await?;
+            }
+            open_doors(&mut doors, &shim, &boot.socket, boot.compat_tcp).await?;
+            tokio::spawn(watch_health(Arc::clone(&shim)));
+            hosts.push(shim);
+        }
+    }
+    tracing::info!(home = %boot.home.display(), hosts = hosts.len(), "ready");
+    while doors.join_next().await.is_some() {}
+    for shim in hosts {
+        shim.tasks.close().await;
+    }
+    tracing::info!("stopped; tasks go on");
+    Ok(())
+}
+
+fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> BootError {
+    let what = what.into();
+    |source| BootError::Io { what, source }
+}
+
+/// Cancelled by TERM and INT.
+fn stop_on_signals() -> Result<CancellationToken, BootError> {
+    let stop = CancellationToken::new();
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind).map_err(failed("listen for signals"))?;
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            signals.recv().await;
+            stop.cancel();
+        });
+    }
+    Ok(stop)
+}
+
+/// The home, for its owner and group only.
+pub(super) fn make_home(home: &Path) -> Result<(), BootError> {
+    let what = || format!("make {}", home.display());
+    fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(home).map_err(failed(what()))?;
+    fs::set_permissions(home, fs::Permissions::from_mode(HOME_MODE)).map_err(failed(what()))
+}
+
+/// The kernel lets go of it when the process ends, however it ends.
+fn lock(home: &Path) -> Result<fs::File, BootError> {
+    let path = home.join(LOCK);
+    let what = format!("lock {}", path.display());
+    let opened = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let file = opened.map_err(failed(&what))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let pid = fs::read_to_string(&path).unwrap_or_default();
+            return Err(BootError::Taken { home: home.to_owned(), pid: pid.trim().to_owned() });
+        }
+        Err(error) => return Err(failed(what)(error.into())),
+    }
+    fs::write(&path, format!("{}\n", std::process::id())).map_err(failed(what))?;
+    Ok(file)
+}
+
+enum Chosen {
+    Hollow,
+    Process,
+    /// By its socket.
+    Docker(PathBuf),
+}
+
+/// What was asked for, else what this home's tasks were started with, else what suits the host.
+fn choose(boot: &Boot) -> Result<Chosen, BootError> {
+    let note = boot.home.join(RUNTIME);
+    let noted = fs::read_to_string(&note).unwrap_or_default();
+    let socket = || docker_socket(boot.docker_socket.as_deref());
+    let usual = || socket().unwrap_or_else(|| PathBuf::from("/run/docker.sock"));
+    let chosen = match boot.runtime {
+        Some(RuntimeName::Hollow) => Chosen::Hollow,
+        Some(RuntimeName::Process) => Chosen::Process,
+        Some(RuntimeName::Docker) => Chosen::Docker(usual()),
+        // An engine that is not up yet is still the one that has our containers.
+        None if noted == "docker" => Chosen::Docker(usual()),
+        None if noted == "process" => Chosen::Process,
+        None => socket().map_or(Chosen::Process, Chosen::Docker),
+    };
+    let name = match &chosen {
+        Chosen::Hollow => "hollow",
+        Chosen::Process => "process",
+        Chosen::Docker(_) => "docker",
+    };
+    fs::write(&note, name).map_err(failed(format!("write {}", note.display())))?;
+    Ok(chosen)
+}
+
+/// The socket that was named, else the first of the usual ones where somebody answers.
+fn docker_socket(named: Option<&Path>) -> Option<PathBuf> {
+    if let Some(named) = named {
+        return Some(named.to_owned());
+    }
+    if let Ok(host) = std::env::var("DOCKER_HOST") {
+        return host.strip_prefix("unix://").map(PathBuf::from);
+    }
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let own = own.iter().flat_map(|dir| [dir.join("docker.sock"), dir.join("podman/podman.sock")]);
+    let usual = ["/run/docker.sock", "/var/run/docker.sock", "/run/podman/podman.sock"].map(PathBuf::from);
+    { usual.into_iter().chain(own) }.find(|path| std::os::unix::net::UnixStream::connect(path).is_ok())
+}
+
+async fn open_real(
+    boot: &Boot,
+    chosen: &Chosen,
+    policy: Policy,
+    stop: &CancellationToken,
+) -> Result<Arc<Shim>, BootError> {
+    let (runtime, engine): (Arc<dyn Runtime>, _) = match chosen {
+        Chosen::Docker(socket) => (Arc::new(reach(socket, &boot.home).await?), Some(socket.clone())),
+        Chosen::Process | Chosen::Hollow => (Arc::new(Process::new(boot.home.clone())), None),
+    };
+    let policy = policy.guarding([boot.home.clone()].into_iter().chain(engine));
+    let gpus = gpu::discover().await;
+    let events = Events::new(boot_name());
+    let premises = Premises::new(&boot.home, policy);
+    let keys = premises.clone();
+    let growth = Growth::new(&boot.home, events.clone(), move |info| keys.narrow_keys(info));
+    let mut settings = Settings::on_disk(boot.home.clone(), gpus.gpus.clone());
+    settings.compat_tcp = boot.compat_tcp.is_some();
+    let host = Arc::new(premises.clone());
+    let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
+        .await
+        .map_err(|source| BootError::Tasks { home: boot.home.clone(), source })?;
+    growth.take_up(&tasks.infos());
+    Ok(Arc::new(Shim {
+        home: boot.home.clone(),
+        tasks,
+        runtime,
+        enrolment: Current::new(&boot.home),
+        premises: Some(premises),
+        events,
+        growth,
+        gpus,
+        data: boot.home.clone(),
+        problems: Mutex::new(Vec::new()),
+        stop: stop.clone(),
+    }))
+}
+
+/// An engine that does not answer yet is given a minute.
+async fn reach(socket: &Path, home: &Path) -> Result<Docker, BootError> {
+    let until = tokio::time::Instant::now() + ENGINE_WAIT;
+    let settings = docker::Settings::new(socket.to_owned(), home.to_owned())
+        .map_err(failed("find the agent's own binary"))?;
+    loop {
+        match Docker::connect(settings.clone()).await {
+            Err(RuntimeError::Away { what, .. }) if tokio::time::Instant::now() < until => {
+                tracing::warn!(what, "the container engine does not answer yet");
+                tokio::time::sleep(ENGINE_RETRY).await;
+            }
+            reached => return Ok(reached?),
+        }
+    }
+}
+
+/// One hollow host at the home itself, or as many as were asked for below it.
+fn hollow_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
+    let Some(count) = boot.hosts else { return Ok(vec![(boot.home.clone(), boot.socket.clone())]) };
+    let homes = (1..=count).map(|number| {
+        let home = boot.home.join(format!("host-{number:04}"));
+        make_home(&home)?;
+        let socket = home.join("shim.sock");
+        Ok((home, socket))
+    });
+    homes.collect()
+}
+
+async fn open_hollow(home: &Path, policy: Policy, stop: &CancellationToken) -> Result<Arc<Shim>, BootError> {
+    let events = Events::new(boot_name());
+    let runtime: Arc<dyn Runtime> = Arc::new(Hollow::new(Plan::default(), events.clone()));
+    let growth = Growth::new(home, events.clone(), |_| {});
+    let settings = Settings::in_memory(home.to_owned(), Vec::new());
+    let host = Arc::new(Nowhere { policy });
+    let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
+        .await
+        .map_err(|source| BootError::Tasks { home: home.to_owned(), source })?;
+    Ok(Arc::new(Shim {
+        home: home.to_owned(),
+        tasks,
+        runtime,
+        enrolment: Current::new(home),
+        premises: None,
+        events,
+        growth,
+        gpus: Inventory::default(),
+        data: home.to_owned(),
+        problems: Mutex::new(Vec::new()),
+        stop: stop.clone(),
+    }))
+}
+
+/// A name for this start that no other start has.
+fn boot_name() -> String {
+    let mut random = [0u8; 8];
+    if getrandom::fill(&mut random).is_err() {
+        // Early in a boot there may be no entropy; the clock is unique enough for a name.
+        random = crate::clock::now_us().to_ne_bytes();
+    }
+    random.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+async fn open_doors(
+    doors: &mut JoinSet<()>,
+    shim: &Arc<Shim>,
+    socket: &Path,
+    compat: Option<SocketAddr>,
+) -> Result<(), BootError> {
+    let what = format!("listen on {}", socket.display());
+    if let Some(parent) = socket.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.exists())
+    {
+        fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(parent).map_err(failed(&what))?;
+    }
+    let listener = http::bind_unix(socket, SOCKET_MODE).map_err(failed(what))?;
+    doors.spawn(http::serve(listener, api::socket(Arc::clone(shim)), shim.stop.clone()));
+    if let Some(address) = compat {
+        let listener = TcpListener::bind(address).await.map_err(failed(format!("listen on {address}")))?;
+        doors.spawn(http::serve(listener, api::compat(Arc::clone(shim)), shim.stop.clone()));
+    }
+    Ok(())
+}
+
+async fn write_host_info(shim: &Arc<Shim>) -> Result<(), BootError> {
+    let shim = Arc::clone(shim);
+    let written = tokio::task::spawn_blocking(move || {
+        let info = host::info::gather(&shim.data, &shim.gpus)?;
+        host::info::write_once(&shim.home, &info)
+    });
+    let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    written.map_err(failed("write host_info.json"))
+}
+
+/// Looks at the host now and then, and tells when something changed.
+async fn watch_health(shim: Arc<Shim>) {
+    loop {
+        let watched =
+            Watched { home: &shim.home, data: Some(&shim.data), engine: None, gpus: &shim.gpus.gpus };
+        let mut problems = host::health::problems(&watched).await;
+        problems.extend(shim.gpus.problems.iter().cloned());
+        let changed = {
+            let mut known = shim.problems.lock();
+            let changed = *known != problems;
+            known.clone_from(&problems);
+            changed
+        };
+        if changed {
+            shim.events.publish(What::Health { problems });
+        }
+        tokio::select! {
+            () = tokio::time::sleep(HEALTH_EVERY) => {}
+            () = shim.stop.cancelled() => return,
+        }
+    }
+}

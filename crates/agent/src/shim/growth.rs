@@ -1,0 +1,248 @@
+//! Watches what tasks write: their output grows, their jobs change state. Each becomes an event, many writes
+//! one.
+//!
+//! Also what tells the rest of the shim of changes of tasks: it is the observer of the table.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read, Seek, SeekFrom},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use windlass_api::agent::{
+    events::What,
+    runner::JobState,
+    shim::{TaskInfo, TaskStatus},
+};
+use windlass_model::id::SubmissionId;
+
+use super::{events::Events, tasks::Observer};
+use crate::{
+    confine::Beneath,
+    spool::{Stream, Watcher},
+    taskdir::{self, TaskDir},
+};
+
+/// Growth within this time is told once.
+const GATHER: Duration = Duration::from_millis(20);
+/// A wake may be lost, or the kernel may have no watch to give.
+const LOOK: Duration = Duration::from_secs(2);
+/// A job has a handful of states; a file longer than this is not the runner's work.
+pub const STATES_BYTES_MAX: u64 = 256 * 1024;
+
+/// Cheap to clone; all clones are one.
+#[derive(Clone)]
+pub struct Growth {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    home: std::path::PathBuf,
+    events: Events,
+    watcher: Watcher,
+    watched: Mutex<HashMap<SubmissionId, Watched>>,
+    on_change: Box<dyn Fn(&TaskInfo) + Send + Sync>,
+}
+
+struct Watched {
+    /// Cancelled when nothing will be written any more.
+    ended: CancellationToken,
+    cursor: Option<Arc<Mutex<Cursor>>>,
+}
+
+impl Growth {
+    /// `on_change` is told of every change of a task, beside the readers of events.
+    pub fn new(
+        home: &std::path::Path,
+        events: Events,
+        on_change: impl Fn(&TaskInfo) + Send + Sync + 'static,
+    ) -> Self {
+        let shared = Shared {
+            home: home.to_owned(),
+            events,
+            watcher: Watcher::default(),
+            watched: Mutex::new(HashMap::new()),
+            on_change: Box::new(on_change),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub fn watcher(&self) -> Watcher {
+        self.shared.watcher.clone()
+    }
+
+    /// Cancelled once the task has terminated: what is on disk then is all there will be.
+    pub fn ended(&self, id: SubmissionId) -> CancellationToken {
+        let watched = self.shared.watched.lock();
+        watched.get(&id).map_or_else(CancellationToken::new, |watched| watched.ended.clone())
+    }
+
+    /// Watches the tasks that were here before this start.
+    pub fn take_up(&self, tasks: &[TaskInfo]) {
+        for info in tasks {
+            self.follow(info);
+        }
+    }
+
+    fn follow(&self, info: &TaskInfo) {
+        match info.status {
+            TaskStatus::Running => self.watch(info.id),
+            TaskStatus::Terminated => self.end(info.id),
+            TaskStatus::Pending | TaskStatus::Preparing | TaskStatus::Pulling | TaskStatus::Creating => {}
+        }
+    }
+
+    /// Begins to watch a task whose directory is there.
+    fn watch(&self, id: SubmissionId) {
+        let mut watched = self.shared.watched.lock();
+        let entry =
+            watched.entry(id).or_insert_with(|| Watched { ended: CancellationToken::new(), cursor: None });
+        if entry.cursor.is_some() || entry.ended.is_cancelled() {
+            return;
+        }
+        // A host that is not real has no directories.
+        let Ok(run) = Beneath::open(&TaskDir::new(&self.shared.home, id).run()) else { return };
+        let cursor = Arc::new(Mutex::new(Cursor { id, run, job: 0, runner: 0, states: 0 }));
+        entry.cursor = Some(Arc::clone(&cursor));
+        let (events, watcher) = (self.shared.events.clone(), self.shared.watcher.clone());
+        let ended = entry.ended.clone();
+        tokio::spawn(async move {
+            let mut wake = watcher.dir(&cursor.lock().run);
+            loop {
+                cursor.lock().look(&events);
+                tokio::time::sleep(GATHER).await;
+                let woken = async {
+                    match &mut wake {
+                        Some(dir) => drop(dir.wake.changed().await),
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = woken => {}
+                    () = tokio::time::sleep(LOOK) => {}
+                    () = ended.cancelled() => return,
+                }
+            }
+        });
+    }
+
+    /// The last look, before anybody is told of the end.
+    fn end(&self, id: SubmissionId) {
+        let mut watched = self.shared.watched.lock();
+        let entry =
+            watched.entry(id).or_insert_with(|| Watched { ended: CancellationToken::new(), cursor: None });
+        if let Some(cursor) = entry.cursor.take() {
+            cursor.lock().look(&self.shared.events);
+        }
+        entry.ended.cancel();
+    }
+}
+
+impl Observer for Growth {
+    fn changed(&self, info: &TaskInfo) {
+        self.follow(info);
+        (self.shared.on_change)(info);
+        self.shared.events.publish(What::Task { info: info.clone() });
+    }
+
+    fn removed(&self, id: SubmissionId) {
+        if let Some(watched) = self.shared.watched.lock().remove(&id) {
+            watched.ended.cancel();
+        }
+        self.shared.events.publish(What::Gone { id });
+    }
+}
+
+/// How far a task's files have been told of.
+struct Cursor {
+    id: SubmissionId,
+    run: Beneath,
+    job: u64,
+    runner: u64,
+    states: u64,
+}
+
+impl Cursor {
+    fn look(&mut self, events: &Events) {
+        let id = self.id;
+        for (stream, told) in [(Stream::Job, &mut self.job), (Stream::Runner, &mut self.runner)] {
+            let end = length(&self.run, stream.log_name());
+            if end > *told {
+                *told = end;
+                events.publish(What::Log { id, stream: stream.as_str().to_owned(), end });
+            }
+        }
+        // A file that cannot be read, or not yet, tells nothing.
+        let Ok((states, next)) = states(&self.run, self.states) else { return };
+        self.states = next;
+        for state in states {
+            events.publish(What::Job { id, state });
+        }
+    }
+}
+
+fn length(run: &Beneath, name: &str) -> u64 {
+    run.file(name).and_then(|file| file.metadata()).map_or(0, |meta| meta.len())
+}
+
+/// The job's states from a place in the file on, and the place after the last whole line.
+pub fn states(run: &Beneath, from: u64) -> io::Result<(Vec<JobState>, u64)> {
+    let mut file = run.file(taskdir::STATES)?;
+    file.seek(SeekFrom::Start(from))?;
+    let mut text = Vec::new();
+    file.take(STATES_BYTES_MAX.saturating_sub(from)).read_to_end(&mut text)?;
+    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    // What is not a state is not ours to tell.
+    let lines = text[..whole].split(|byte| *byte == b'\n');
+    let states = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
+    Ok((states, from + whole as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shim::events::Next;
+
+    fn info(id: SubmissionId, status: &str) -> TaskInfo {
+        let json = serde_json::json!({
+            "id": id, "status": status, "termination_reason": "", "termination_message": "", "ports": null,
+            "image_pull_progress": null, "container_name": "", "container_id": "", "gpus_ids": [],
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[tokio::test]
+    async fn states_and_growth_are_told_before_the_end() {
+        let mut random = [0u8; 8];
+        getrandom::fill(&mut random).unwrap();
+        let home = std::env::temp_dir().join(format!("windlass-growth-{}", u64::from_ne_bytes(random)));
+        let id = SubmissionId(uuid::Uuid::from_u128(5));
+        let run = TaskDir::new(&home, id).run();
+        std::fs::create_dir_all(&run).unwrap();
+        let events = Events::new("b");
+        let growth = Growth::new(&home, events.clone(), |_| {});
+        growth.changed(&info(id, "running"));
+        assert!(!growth.ended(id).is_cancelled());
+        std::fs::write(run.join("job.log"), "hello").unwrap();
+        let state = r#"{"state":"running","timestamp":1}"#;
+        std::fs::write(run.join("states.jsonl"), format!("{state}\nnoise\n{state}\n{{\"state\":")).unwrap();
+        growth.changed(&info(id, "terminated"));
+        assert!(growth.ended(id).is_cancelled());
+        let mut reader = events.reader(Some(0), None);
+        let Next::Events(told) = reader.next().await else { panic!("events") };
+        let told: Vec<&str> = told
+            .iter()
+            .map(|event| match &event.what {
+                What::Task { .. } => "task",
+                What::Log { end: 5, .. } => "log",
+                What::Job { state, .. } => state.state.as_str(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(told, ["task", "log", "running", "running", "task"]);
+        std::fs::remove_dir_all(&home).unwrap();
+    }
+}

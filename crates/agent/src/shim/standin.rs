@@ -1,0 +1,76 @@
+//! In the place of dstack-shim: started without arguments, told everything by its variables.
+//!
+//! A dstack server puts a binary of that name on a host, writes its variables to a file and starts it as a service.
+//! It waits for `host_info.json` and for the health check on the loopback port.
+
+use std::{ffi::OsStr, io::Write, net::Ipv4Addr, path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use windlass_api::agent::SHIM_PORT;
+
+use super::{
+    api::COMPAT_VERSION,
+    boot::Boot,
+    cli::{self, LogLevel},
+    policy,
+};
+
+const NAME: &str = "dstack-shim";
+const HOME: &str = "DSTACK_SHIM_HOME";
+
+#[derive(Debug, Parser)]
+#[command(name = NAME, disable_version_flag = true, about = "windlass-agent in the place of dstack-shim")]
+struct Args {
+    /// Where tasks and the journal are kept
+    #[arg(long, value_name = "DIR", env = HOME)]
+    shim_home: PathBuf,
+    /// Loopback port to answer on
+    #[arg(long, value_name = "PORT", env = "DSTACK_SHIM_HTTP_PORT", default_value_t = SHIM_PORT)]
+    shim_http_port: u16,
+    /// From 0 (panic) to 6 (trace)
+    #[arg(long, value_name = "N", env = "DSTACK_SHIM_LOG_LEVEL", default_value_t = 4)]
+    shim_log_level: u8,
+    /// Write host_info.json
+    #[arg(long, env = "DSTACK_SERVICE_MODE", num_args = 0..=1, default_value = "0", default_missing_value = "1")]
+    service: String,
+}
+
+/// Whether this process is to be dstack-shim: it is called so, or it is called without arguments where one is
+/// expected.
+pub fn is_asked_for(mut argv: impl Iterator<Item = std::ffi::OsString>) -> bool {
+    let program = argv.next().map(PathBuf::from).unwrap_or_default();
+    program.file_name() == Some(OsStr::new(NAME))
+        || (argv.next().is_none() && std::env::var_os(HOME).is_some())
+}
+
+pub fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|arg| arg == "--version" || arg == "-v") {
+        // The third word is the version; dstack reads no further.
+        let own = env!("CARGO_PKG_VERSION");
+        let said = writeln!(std::io::stdout(), "{NAME} version {COMPAT_VERSION} (windlass-agent {own})");
+        return if said.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let args = Args::parse();
+    let boot = Boot {
+        socket: args.shim_home.join("shim.sock"),
+        home: args.shim_home,
+        runtime: None,
+        docker_socket: None,
+        policy: PathBuf::from(policy::DEFAULT_FILE),
+        compat_tcp: Some((Ipv4Addr::LOCALHOST, args.shim_http_port).into()),
+        hosts: None,
+        write_host_info: !matches!(args.service.as_str(), "" | "0" | "false"),
+    };
+    cli::run(boot, log_level(args.shim_log_level))
+}
+
+/// From the levels of the Go program.
+fn log_level(number: u8) -> LogLevel {
+    match number {
+        0..=2 => LogLevel::Error,
+        3 => LogLevel::Warn,
+        4 => LogLevel::Info,
+        5 => LogLevel::Debug,
+        6.. => LogLevel::Trace,
+    }
+}
