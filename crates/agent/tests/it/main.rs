@@ -4,6 +4,7 @@
 
 mod docker;
 mod files;
+mod gate;
 mod hollow;
 mod logs;
 mod process;

@@ -82,8 +82,8 @@ pub fn socket(shim: Arc<Shim>) -> Router {
         .route("/api/tasks/{id}/runner/{*path}", any(proxy::forward))
         .route("/api/events", get(events::stream))
         .route("/api/instance/host", get(instance::host))
-        .layer(middleware::from_fn_with_state(gate.clone(), authenticate))
         .fallback(no_such_call)
+        .layer(middleware::from_fn_with_state(gate.clone(), authenticate))
         .with_state(gate)
 }
 

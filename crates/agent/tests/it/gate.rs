@@ -1,0 +1,319 @@
+//! Who gets in: credentials, signatures, epochs, limits; and how a shim starts, stops and tells.
+
+use std::time::{Duration, Instant};
+
+use axum::{body::Body, http::Method};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use windlass_api::agent::{
+    EPOCH_SEEN, SIGNATURE,
+    events::{Event, What},
+    shim::{TaskList, TaskStatus},
+};
+use windlass_model::id::SubmissionId;
+
+use crate::support::{
+    agent,
+    client::{Client, Reply},
+    shim::{CREDENTIAL, DEADLINE, Setup, Shim, random_uuid, sign},
+};
+
+fn id_of(spec: &Value) -> SubmissionId {
+    serde_json::from_value(spec["id"].clone()).unwrap()
+}
+
+async fn submit_raw(client: &Client, body: &[u8]) -> Reply {
+    client.call(Method::POST, "/api/tasks", Body::from(body.to_vec())).await
+}
+
+/// Reads events line by line until one is wanted.
+struct Lines {
+    body: hyper::body::Incoming,
+    text: Vec<u8>,
+}
+
+impl Lines {
+    async fn open(client: &Client, query: &str) -> Self {
+        let response = client.open(Method::GET, &format!("/api/events{query}"), Body::empty()).await;
+        assert_eq!(response.status(), 200);
+        Self { body: response.into_body(), text: Vec::new() }
+    }
+
+    async fn next(&mut self) -> Event {
+        loop {
+            if let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.text.drain(..=end).collect();
+                return serde_json::from_slice(&line).unwrap();
+            }
+            let frame = tokio::time::timeout(DEADLINE, self.body.frame()).await.unwrap();
+            self.text.extend_from_slice(&frame.expect("the stream goes on").unwrap().into_data().unwrap());
+        }
+    }
+
+    /// The first that is wanted; those before it are passed over.
+    #[track_caller]
+    async fn until(&mut self, wanted: impl Fn(&What) -> bool) -> Event {
+        let begun = Instant::now();
+        let mut passed = Vec::new();
+        while begun.elapsed() < DEADLINE {
+            let event = self.next().await;
+            if wanted(&event.what) {
+                return event;
+            }
+            passed.push(event);
+        }
+        panic!("it does not come; there were {passed:#?}");
+    }
+}
+
+fn is_task(what: &What, wanted: SubmissionId, status: TaskStatus) -> bool {
+    matches!(what, What::Task { info } if info.id == wanted && info.status == status)
+}
+
+#[tokio::test]
+async fn every_call_but_the_health_check_needs_the_credential() {
+    let shim = Shim::start(Setup::hollow());
+    let (without, wrong) = (Client::unix(&shim.socket()), Client::unix(&shim.socket()).credential("wrong"));
+    let health: Value = without.get("/api/healthcheck").await.json();
+    assert_eq!(health, json!({"service": "dstack-shim", "version": env!("CARGO_PKG_VERSION")}));
+    let id = random_uuid();
+    for path in ["/api/tasks", "/api/events", "/api/components", "/api/instance/health", "/api/nothing"] {
+        assert_eq!(without.get(path).await.status, 401, "{path}");
+        assert_eq!(wrong.get(path).await.status, 401, "{path}");
+    }
+    for path in
+        [format!("/api/tasks/{id}/remove"), format!("/api/tasks/{id}/runner/api/run"), "/api/shutdown".into()]
+    {
+        assert_eq!(wrong.post(&path, &json!({})).await.status, 401, "{path}");
+    }
+    assert_eq!(submit_raw(&wrong, b"{}").await.status, 401);
+    shim.client().get("/api/tasks").await.expect(200);
+    shim.client().get("/api/nothing").await.expect(404);
+}
+
+#[tokio::test]
+async fn a_credential_is_rotated_without_a_restart() {
+    let shim = Shim::start(Setup::hollow());
+    let next = Client::unix(&shim.socket()).credential("next");
+    next.get("/api/tasks").await.expect(401);
+    shim.enrol(&shim.home(), &[CREDENTIAL, "next"]);
+    next.get("/api/tasks").await.expect(200);
+    shim.client().get("/api/tasks").await.expect(200);
+    shim.enrol(&shim.home(), &["next"]);
+    shim.client().get("/api/tasks").await.expect(401);
+    next.get("/api/tasks").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_host_that_is_not_enrolled_lets_nobody_in_and_says_how_to_enrol_it() {
+    let shim = Shim::start(Setup::hollow().not_enrolled());
+    let reply = shim.client().get("/api/tasks").await.expect(401);
+    assert!(reply.text().contains("windlass-agent shim enrol"), "{}", reply.text());
+}
+
+#[tokio::test]
+async fn x8_a_specification_must_be_signed_for_this_host_and_hour() {
+    let shim = Shim::start(Setup::hollow());
+    let mut spec = shim.spec("t");
+    let body = serde_json::to_vec(&spec).unwrap();
+    let refuse = async |client: &Client, body: &[u8], why: &str| {
+        let reply = submit_raw(client, body).await.expect(403);
+        assert!(reply.text().contains(why), "{why} is not in {}", reply.text());
+    };
+    let client = shim.client().epoch(1);
+    refuse(&client, &body, "not signed").await;
+    let other = client.clone().header(SIGNATURE, &sign(b"something else"));
+    refuse(&other, &body, "not by a server of this host").await;
+    let good = client.clone().header(SIGNATURE, &sign(&body));
+    let changed = [&body[..], b" "].concat();
+    refuse(&good, &changed, "not by a server of this host").await;
+    let later = shim.client().epoch(2).header(SIGNATURE, &sign(&body));
+    refuse(&later, &body, "for epoch 1, the call for epoch 2").await;
+    let sign_and_refuse = async |spec: &Value, why: &str| {
+        let body = serde_json::to_vec(spec).unwrap();
+        refuse(&client.clone().header(SIGNATURE, &sign(&body)), &body, why).await;
+    };
+    spec["claims"]["instance_id"] = json!(random_uuid());
+    sign_and_refuse(&spec, "another instance").await;
+    spec["claims"] = shim.spec("t")["claims"].clone();
+    spec["claims"]["expires_at"] = json!(1_000_000_000);
+    sign_and_refuse(&spec, "expired").await;
+    spec.as_object_mut().unwrap().remove("claims");
+    sign_and_refuse(&spec, "no claims").await;
+    let list: TaskList = shim.client().get("/api/tasks").await.json();
+    assert_eq!(list.tasks, []);
+    submit_raw(&good, &body).await.expect(200);
+}
+
+#[tokio::test]
+async fn l2_a_call_of_an_older_epoch_has_no_effect() {
+    let shim = Shim::start(Setup::hollow());
+    let spec = shim.spec("t");
+    let id = shim.submit(&spec, 5).await;
+    shim.submit(&spec, 5).await;
+    let older = shim.try_submit(&spec, 4).await.expect(412);
+    assert_eq!(older.headers[EPOCH_SEEN], "5");
+    for path in [format!("/api/tasks/{id}/terminate"), format!("/api/tasks/{id}/runner/api/run")] {
+        let reply = shim.client().epoch(4).post(&path, &json!({})).await.expect(412);
+        assert_eq!(reply.headers[EPOCH_SEEN], "5");
+    }
+    shim.client().epoch(4).post(&format!("/api/tasks/{id}/remove"), &json!({})).await.expect(412);
+    assert_ne!(shim.info(id).await.status, TaskStatus::Terminated);
+    assert_eq!(shim.terminate(id, 6, 0).await.epoch, 6);
+    shim.remove(id, 6).await;
+    shim.try_submit(&spec, 7).await.expect(410);
+}
+
+#[tokio::test]
+async fn a_repeat_is_answered_like_the_first() {
+    let shim = Shim::start(Setup::hollow());
+    let spec = shim.spec("t");
+    shim.submit(&spec, 1).await;
+    shim.submit(&spec, 1).await;
+    let list: TaskList = shim.client().get("/api/tasks").await.json();
+    assert_eq!(list.tasks.len(), 1);
+}
+
+#[tokio::test]
+async fn bodies_have_their_limits() {
+    let shim = Shim::start(Setup::hollow());
+    let long = vec![b' '; (1 << 20) + 1];
+    submit_raw(&shim.client(), &long).await.expect(413);
+    submit_raw(&shim.client(), b"{").await.expect(400);
+    let mut spec = shim.spec("t");
+    spec["name"] = json!("");
+    shim.try_submit(&spec, 1).await.expect(400);
+    let text = shim.client().header("content-type", "text/plain");
+    submit_raw(&text, b"{}").await.expect(415);
+    let charset = shim.client().header("content-type", "application/json; charset=utf-8");
+    charset.post("/api/components/install", &json!({"name": "x"})).await.expect(400);
+    shim.client().get("/api/tasks/not-an-id").await.expect(404);
+    shim.client().epoch(1).header("windlass-epoch", "x").get("/api/tasks").await.expect(200);
+    shim.client().call(Method::DELETE, "/api/tasks", Body::empty()).await.expect(405);
+}
+
+#[tokio::test]
+async fn f_a_second_shim_on_the_same_home_names_the_first() {
+    let shim = Shim::start(Setup::hollow());
+    let output = shim.command().output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains(&format!("process {}", shim.pid())), "{said}");
+    shim.client().get("/api/tasks").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_shim_that_is_asked_to_stop_exits_well_and_at_once_even_with_a_reader() {
+    let mut shim = Shim::start(Setup::hollow());
+    let mut lines = Lines::open(&shim.client(), "").await;
+    lines.until(|what| matches!(what, What::Health { .. })).await;
+    let begun = Instant::now();
+    assert_eq!(shim.stop(), Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    shim.start_again();
+    shim.client().post("/api/shutdown", &json!({"force": false})).await.expect(200);
+    assert_eq!(shim.wait_for_exit(), Some(0));
+}
+
+#[tokio::test]
+async fn the_event_stream_goes_on_where_a_reader_stopped() {
+    let mut shim = Shim::start(Setup::hollow());
+    let spec = shim.spec("t");
+    let id = id_of(&spec);
+    let mut lines = Lines::open(&shim.client(), "").await;
+    let What::Reset { boot } = lines.next().await.what else { panic!("a new reader is told everything") };
+    shim.submit(&spec, 1).await;
+    let running = lines.until(|what| is_task(what, id, TaskStatus::Running)).await;
+    drop(lines);
+    shim.terminate(id, 1, 0).await;
+    shim.remove(id, 1).await;
+    let mut lines = Lines::open(&shim.client(), &format!("?after={}&boot={boot}", running.seq)).await;
+    let first = lines.next().await;
+    assert_eq!(first.seq, running.seq + 1);
+    assert!(is_task(&first.what, id, TaskStatus::Terminated), "{first:?}");
+    lines.until(|what| *what == What::Gone { id }).await;
+    // Another start numbers anew: the same place means nothing to it.
+    shim.kill();
+    shim.start_again();
+    let mut lines = Lines::open(&shim.client(), &format!("?after={}&boot={boot}", running.seq)).await;
+    assert!(matches!(lines.next().await.what, What::Reset { boot: other } if other != boot));
+}
+
+#[tokio::test]
+async fn a_reader_that_starts_late_is_told_of_every_task() {
+    let shim = Shim::start(Setup::hollow());
+    let (one, two) = (shim.submit(&shim.spec("a"), 1).await, shim.submit(&shim.spec("b"), 1).await);
+    shim.wait_for(one, TaskStatus::Running).await;
+    let mut lines = Lines::open(&shim.client(), "").await;
+    assert!(matches!(lines.next().await.what, What::Reset { .. }));
+    let mut told = Vec::new();
+    while let What::Task { info } = lines.next().await.what {
+        told.push(info.id);
+    }
+    assert!(told.contains(&one) && told.contains(&two), "{told:?}");
+}
+
+#[tokio::test]
+async fn the_open_door_is_shut_unless_asked_for() {
+    let shim = Shim::start(Setup::process());
+    let listening = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let own = std::fs::read_dir(format!("/proc/{}/fd", shim.pid())).unwrap().flatten();
+    let sockets: Vec<String> = own
+        .filter_map(|fd| std::fs::read_link(fd.path()).ok()?.to_str().map(str::to_owned))
+        .filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    assert!(!sockets.is_empty());
+    let is_own = |line: &&str| {
+        line.split_whitespace().nth(9).is_some_and(|inode| sockets.iter().any(|own| own == inode))
+    };
+    assert_eq!(listening.lines().filter(is_own).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_dstack_server_needs_no_credential_and_gets_no_more_than_its_calls() {
+    let shim = Shim::start(Setup::hollow().compat().not_enrolled());
+    let compat = shim.compat();
+    let health: Value = compat.get("/api/healthcheck").await.json();
+    assert_eq!(health, json!({"service": "dstack-shim", "version": "latest"}));
+    let components: Value = compat.get("/api/components").await.json();
+    assert_eq!(
+        components["components"][1],
+        json!({"name": "dstack-shim", "version": "latest", "status": "installed"})
+    );
+    let mut spec = shim.spec("t");
+    spec.as_object_mut().unwrap().remove("claims");
+    compat.post("/api/tasks", &spec).await.expect(200);
+    compat.post("/api/tasks", &spec).await.expect(200);
+    let path = format!("/api/tasks/{}", id_of(&spec));
+    let info: Value = compat.get(&path).await.json();
+    assert_eq!(info["termination_reason"], "");
+    for path in ["/api/events".to_owned(), format!("{path}/logs"), format!("{path}/runner/api/healthcheck")] {
+        compat.get(&path).await.expect(404);
+    }
+    compat.post(&format!("{path}/remove"), &json!({})).await.expect(409);
+    compat.post(&format!("{path}/terminate"), &json!({"timeout": 0})).await.expect(200);
+    compat.post(&format!("{path}/remove"), &json!({})).await.expect(200);
+    compat.get(&path).await.expect(404);
+    let install = json!({"name": "dstack-shim", "url": "https://example.com/x"});
+    compat.post("/api/components/install", &install).await.expect(403);
+}
+
+#[test]
+fn the_open_door_is_never_on_another_address() {
+    let mut command = std::process::Command::new(agent());
+    command.args(["shim", "--home", "/nonexistent", "--compat-tcp", "0.0.0.0:10998"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("loopback"));
+}
+
+#[tokio::test]
+async fn one_process_is_many_hollow_hosts() {
+    let shim = Shim::start(Setup::hollow().arg("--hosts").arg("3").not_enrolled());
+    for number in 1..=3 {
+        let home = shim.home().join(format!("host-{number:04}"));
+        shim.enrol(&home, &[CREDENTIAL]);
+        let client = Client::unix(&home.join("shim.sock")).credential(CREDENTIAL);
+        client.get("/api/tasks").await.expect(200);
+    }
+}

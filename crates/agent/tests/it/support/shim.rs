@@ -1,0 +1,411 @@
+//! A real shim in a home of its own, enrolled, and taken away with all it started.
+//!
+//! ```text
+//! let shim = Shim::start(Setup::process());                 // or docker(), hollow()
+//! let mut spec = shim.spec("train");                        // a serde_json::Value: change what you like
+//! spec["memory"] = json!(64 << 20);
+//! let id = shim.submit(&spec, 1).await;                     // signed, under epoch 1
+//! let info = shim.wait_for(id, TaskStatus::Running).await;  // with a deadline
+//! shim.client().epoch(1).post(&format!("/api/tasks/{id}/terminate"), &json!({"timeout": 0})).await.expect(200);
+//! shim.kill(); shim.start_again();                          // what a crash does
+//! ```
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::SocketAddr,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use ring::signature::{Ed25519KeyPair, KeyPair};
+use serde_json::{Value, json};
+use windlass_agent::http::sha256_hex;
+use windlass_api::agent::{
+    SIGNATURE, SIGNED_PREFIX,
+    shim::{TaskInfo, TaskStatus},
+};
+use windlass_model::id::{InstanceId, SubmissionId};
+
+use super::{
+    Scratch, agent,
+    client::{Client, Reply},
+};
+
+pub(crate) const CREDENTIAL: &str = "credential-of-the-test";
+/// Nothing a test waits for takes longer, on a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// How a shim is started.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    runtime: &'static str,
+    policy: String,
+    compat: bool,
+    enrolled: bool,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+}
+
+impl Setup {
+    pub(crate) fn process() -> Self {
+        Self::new("process")
+    }
+
+    pub(crate) fn hollow() -> Self {
+        Self::new("hollow")
+    }
+
+    /// Needs the engine of `WINDLASS_TEST_DOCKER`.
+    pub(crate) fn docker() -> Self {
+        let socket = std::env::var("WINDLASS_TEST_DOCKER")
+            .expect("WINDLASS_TEST_DOCKER names the socket of a container engine for tests");
+        Self::new("docker").arg("--docker-socket").arg(&socket)
+    }
+
+    fn new(runtime: &'static str) -> Self {
+        let (args, env) = (Vec::new(), Vec::new());
+        Self { runtime, policy: String::new(), compat: false, enrolled: true, args, env }
+    }
+
+    /// The text of the policy file.
+    pub(crate) fn policy(mut self, yaml: &str) -> Self {
+        yaml.clone_into(&mut self.policy);
+        self
+    }
+
+    /// Opens the loopback port as well; [`Shim::compat`] speaks to it.
+    pub(crate) fn compat(mut self) -> Self {
+        self.compat = true;
+        self
+    }
+
+    pub(crate) fn not_enrolled(mut self) -> Self {
+        self.enrolled = false;
+        self
+    }
+
+    pub(crate) fn arg(mut self, arg: &str) -> Self {
+        self.args.push(arg.to_owned());
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+}
+
+/// A running shim. Dropping it ends its tasks, itself, and its home.
+pub(crate) struct Shim {
+    setup: Setup,
+    scratch: Scratch,
+    child: Option<Child>,
+    compat: Option<SocketAddr>,
+    pub(crate) instance: InstanceId,
+}
+
+impl Shim {
+    /// Starts one and waits until it answers.
+    #[track_caller]
+    pub(crate) fn start(setup: Setup) -> Self {
+        let scratch = Scratch::new("shim");
+        fs::write(scratch.path().join("policy.yml"), &setup.policy).unwrap();
+        let compat = setup.compat.then(free_port);
+        let instance = InstanceId(random_uuid());
+        let mut shim = Self { setup, scratch, child: None, compat, instance };
+        if shim.setup.enrolled {
+            shim.enrol(&shim.home(), &[CREDENTIAL]);
+        }
+        shim.start_again();
+        shim
+    }
+
+    /// Writes an enrolment as the server would, with the binary's own subcommand.
+    #[track_caller]
+    pub(crate) fn enrol(&self, home: &Path, credentials: &[&str]) {
+        let mut command = Command::new(agent());
+        command.args(["shim", "enrol", "--home"]).arg(home);
+        command.args(["--instance", &self.instance.to_string(), "--server-key", &server_key()]);
+        for credential in credentials {
+            command.args(["--credential-sha256", &sha256_hex(credential.as_bytes())]);
+        }
+        assert!(command.status().unwrap().success());
+    }
+
+    /// The command line, as [`Shim::start`] runs it.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(agent());
+        command.args(["shim", "--runtime", self.setup.runtime, "--log", "debug"]);
+        command.arg("--home").arg(self.home());
+        command.arg("--policy").arg(self.scratch.path().join("policy.yml"));
+        if let Some(address) = self.compat {
+            command.args(["--compat-tcp", &address.to_string()]);
+        }
+        command.args(&self.setup.args).envs(self.setup.env.iter().cloned());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    /// Starts the shim on the same home once more, after [`Shim::kill`] or [`Shim::stop`].
+    #[track_caller]
+    pub(crate) fn start_again(&mut self) {
+        assert!(self.child.is_none(), "it runs");
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
+        self.child = Some(self.command().stderr(log).spawn().unwrap());
+        let until = Instant::now() + DEADLINE;
+        while call(&self.socket(), "GET", "/api/healthcheck", "").is_none() {
+            let exited = self.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(
+                exited.is_none() && Instant::now() < until,
+                "the shim does not answer: {exited:?}\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// `kill -9`: nothing is said goodbye to.
+    pub(crate) fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Asks it to stop, and says what it exited with.
+    #[track_caller]
+    pub(crate) fn stop(&mut self) -> Option<i32> {
+        let child = self.child.as_ref().unwrap();
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.wait_for_exit()
+    }
+
+    /// Waits until the process has ended of itself.
+    #[track_caller]
+    pub(crate) fn wait_for_exit(&mut self) -> Option<i32> {
+        let mut child = self.child.take().unwrap();
+        let until = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status.code();
+            }
+            if Instant::now() > until {
+                child.kill().unwrap();
+                panic!("the shim does not stop");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// A directory of the test's own, beside the home.
+    pub(crate) fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    pub(crate) fn home(&self) -> PathBuf {
+        self.scratch.path().join("home")
+    }
+
+    /// Of the first host, where there are many.
+    pub(crate) fn socket(&self) -> PathBuf {
+        let many = self.setup.args.iter().any(|arg| arg == "--hosts");
+        self.home().join(if many { "host-0001/shim.sock" } else { "shim.sock" })
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.scratch.path().join("shim.log")
+    }
+
+    /// What the shim said on its standard error, over all its starts.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// With the credential; add an epoch where the call needs one.
+    pub(crate) fn client(&self) -> Client {
+        Client::unix(&self.socket()).credential(CREDENTIAL)
+    }
+
+    /// The loopback port, as a dstack server calls it.
+    pub(crate) fn compat(&self) -> Client {
+        Client::tcp(self.compat.expect("Setup::compat"))
+    }
+
+    /// The plainest specification, with an id of its own, valid for an hour.
+    pub(crate) fn spec(&self, name: &str) -> Value {
+        json!({
+            "id": random_uuid(),
+            "name": name,
+            "image_name": "busybox:test",
+            "claims": {
+                "instance_id": self.instance,
+                "epoch": 1,
+                "expires_at": windlass_agent::clock::now_ms() / 1000 + 3600,
+            },
+        })
+    }
+
+    /// Submits under an epoch, which is written into the claims.
+    pub(crate) async fn try_submit(&self, spec: &Value, epoch: i64) -> Reply {
+        let mut spec = spec.clone();
+        spec["claims"]["epoch"] = epoch.into();
+        let body = serde_json::to_vec(&spec).unwrap();
+        let client = self.client().epoch(epoch).header(SIGNATURE, &sign(&body));
+        client.call(axum::http::Method::POST, "/api/tasks", body.into()).await
+    }
+
+    pub(crate) async fn submit(&self, spec: &Value, epoch: i64) -> SubmissionId {
+        self.try_submit(spec, epoch).await.expect(200);
+        serde_json::from_value(spec["id"].clone()).unwrap()
+    }
+
+    pub(crate) async fn info(&self, id: SubmissionId) -> TaskInfo {
+        self.client().get(&format!("/api/tasks/{id}")).await.json()
+    }
+
+    /// Waits until the task has this status. A task that ends instead fails the test.
+    pub(crate) async fn wait_for(&self, id: SubmissionId, status: TaskStatus) -> TaskInfo {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            let info = self.info(id).await;
+            if info.status == status {
+                return info;
+            }
+            let over = info.status == TaskStatus::Terminated || Instant::now() > until;
+            assert!(!over, "{info:?} is not {status:?}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(crate) async fn terminate(&self, id: SubmissionId, epoch: i64, timeout: u64) -> TaskInfo {
+        let body = json!({"termination_reason": "terminated_by_user", "termination_message": "", "timeout": timeout});
+        self.client().epoch(epoch).post(&format!("/api/tasks/{id}/terminate"), &body).await.expect(200);
+        self.wait_for(id, TaskStatus::Terminated).await
+    }
+
+    pub(crate) async fn remove(&self, id: SubmissionId, epoch: i64) {
+        self.client().epoch(epoch).post(&format!("/api/tasks/{id}/remove"), &json!({})).await.expect(200);
+    }
+
+    /// Ends and removes every task, whatever state the shim is in.
+    fn clear(&mut self) -> Option<()> {
+        let tasks = fs::read_dir(self.home().join("tasks")).map_or(0, Iterator::count);
+        if tasks == 0 || !self.setup.enrolled && self.compat.is_none() {
+            return Some(());
+        }
+        if self.child.is_none() {
+            self.setup.env.retain(|(name, _)| name != "WINDLASS_AGENT_PAUSE_AT");
+            let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).ok()?;
+            self.child = Some(self.command().stderr(log).spawn().ok()?);
+        }
+        let until = Instant::now() + DEADLINE;
+        while Instant::now() < until {
+            let list = call(&self.socket(), "GET", "/api/tasks", "")
+                .and_then(|text| serde_json::from_str(&text).ok());
+            let Some(list): Option<Value> = list else {
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            };
+            let tasks = list["tasks"].as_array().cloned().unwrap_or_default();
+            if tasks.is_empty() {
+                return Some(());
+            }
+            for id in tasks.iter().filter_map(|task| task["id"].as_str()) {
+                call(&self.socket(), "POST", &format!("/api/tasks/{id}/terminate"), "{}");
+                call(&self.socket(), "POST", &format!("/api/tasks/{id}/remove"), "{}");
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Shim {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("── the shim said\n{}", self.log());
+        }
+        let cleared = self.clear();
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        kill_all_of(&self.home());
+        if cleared.is_none() && !std::thread::panicking() {
+            panic!("tasks could not be taken away\n{}", self.log());
+        }
+    }
+}
+
+/// Kills what still runs with a path below `home` in its command line or as its working directory.
+fn kill_all_of(home: &Path) {
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        let mut found = false;
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+                continue;
+            };
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let named = String::from_utf8_lossy(&line).contains(&*home.to_string_lossy());
+            let there = fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(home));
+            if (named || there) && pid != std::process::id().cast_signed() {
+                found = true;
+                if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+        }
+        if !found {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// One call without a runtime, for guards. `None` when nobody answers.
+fn call(socket: &Path, method: &str, path: &str, body: &str) -> Option<String> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: shim\r\nAuthorization: Bearer {CREDENTIAL}\r\nConnection: close\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+    .ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+}
+
+fn server() -> Ed25519KeyPair {
+    Ed25519KeyPair::from_seed_unchecked(&[42; 32]).unwrap()
+}
+
+pub(crate) fn server_key() -> String {
+    BASE64_STANDARD.encode(server().public_key().as_ref())
+}
+
+/// As the server signs a specification.
+pub(crate) fn sign(body: &[u8]) -> String {
+    BASE64_STANDARD.encode(server().sign(&[SIGNED_PREFIX, body].concat()).as_ref())
+}
+
+pub(crate) fn random_uuid() -> uuid::Uuid {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).unwrap();
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
+}
+
+/// Free a moment ago; nothing better can be had without the shim telling.
+fn free_port() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
