@@ -1,13 +1,10 @@
 //! What the tests share. Everything made here is taken away by a guard, also when a test fails.
 
-<<<<<<< HEAD
 pub(crate) mod engine;
 pub(crate) mod images;
 pub(crate) mod registry;
-=======
 pub(crate) mod client;
 pub(crate) mod shim;
->>>>>>> af9d85a (Give tests a real shim and a client; try who gets in)
 
 use std::path::{Path, PathBuf};
 
