@@ -9,6 +9,7 @@ mod hollow;
 mod logs;
 mod process;
 mod repo;
+mod ssh;
 mod support;
 
 #[test]

@@ -23,8 +23,10 @@ const PIECE: usize = 32 * 1024;
 #[derive(Clone)]
 pub(super) struct Inlet {
     pub(super) inflow: Arc<Inflow>,
-    /// The channel or its connection is no more.
+    /// The client closed the channel, or its connection is no more.
     pub(super) closed: CancellationToken,
+    /// The connection is no more.
+    pub(super) over: CancellationToken,
 }
 
 /// All channels of a connection.
@@ -68,8 +70,11 @@ impl Channels {
     }
 
     fn entry(&self) -> Entry {
-        let inlet =
-            Inlet { inflow: Arc::new(Inflow::new(Arc::clone(&self.total))), closed: self.over.child_token() };
+        let inlet = Inlet {
+            inflow: Arc::new(Inflow::new(Arc::clone(&self.total))),
+            closed: self.over.child_token(),
+            over: self.over.clone(),
+        };
         Entry { inlet, session: None, control: None }
     }
 
@@ -101,7 +106,8 @@ impl Channels {
 
     pub(super) fn put(&self, id: ChannelId, data: &[u8]) -> Result<(), Overflow> {
         let inflow = self.open.lock().get(&id).map(|entry| Arc::clone(&entry.inlet.inflow));
-        inflow.map_or(Ok(()), |inflow| inflow.put(data))
+        let Some(inflow) = inflow else { return Ok(()) };
+        inflow.put(data).inspect_err(|Overflow| inflow.refuse())
     }
 
     pub(super) fn end(&self, id: ChannelId) {
@@ -113,6 +119,7 @@ impl Channels {
     /// Forgets a channel and tells whoever serves it.
     pub(super) fn leave(&self, id: ChannelId) {
         if let Some(entry) = self.open.lock().remove(&id) {
+            entry.inlet.inflow.end();
             entry.inlet.closed.cancel();
         }
     }

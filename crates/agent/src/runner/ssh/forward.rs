@@ -101,14 +101,21 @@ async fn pump(
         }
         let _ = write.eof().await;
     };
-    let both = async { tokio::join!(inward, outward).0 };
-    let whole = tokio::select! {
-        whole = both => whole,
-        () = inlet.closed.cancelled() => return,
-    };
+    tokio::pin!(inward, outward);
+    let (mut delivered, mut sent, mut closed) = (None, false, false);
+    while delivered.is_none() || !sent {
+        tokio::select! {
+            whole = &mut inward, if delivered.is_none() => delivered = Some(whole),
+            () = &mut outward, if !sent => sent = true,
+            // What came before the client closed is still delivered.
+            () = inlet.closed.cancelled(), if !closed => (closed, sent) = (true, true),
+            () = inlet.over.cancelled() => return,
+        }
+    }
     // A client that closes first is forgotten by the library too; a channel closed from here is kept in its books
     // until the connection ends.
-    if whole && timeout(CLOSE_GRACE, inlet.closed.cancelled()).await.is_ok() {
+    let whole = delivered == Some(true);
+    if closed || whole && timeout(CLOSE_GRACE, inlet.closed.cancelled()).await.is_ok() {
         return;
     }
     let _ = write.close().await;

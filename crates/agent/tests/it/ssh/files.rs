@@ -1,0 +1,171 @@
+//! Files over the wire: `scp`, `sftp`, `rsync`, `git`, `tar`.
+
+use std::{os::unix::fs::PermissionsExt as _, path::Path, process::Command};
+
+use super::{Server, noise, run, text};
+
+#[track_caller]
+fn fine(command: &mut Command, input: &[u8]) -> String {
+    let output = run(command, input);
+    assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn remote(path: &Path) -> String {
+    format!("root@127.0.0.1:{}", path.display())
+}
+
+#[test]
+fn scp_carries_a_big_file_up_and_down() {
+    let server = Server::start();
+    let bytes = noise((40 << 20) + 13);
+    std::fs::write(server.at("up"), &bytes).unwrap();
+    fine(server.client("scp", "-P").arg(server.at("up")).arg(remote(&server.home().join("there"))), b"");
+    assert!(std::fs::read(server.home().join("there")).unwrap() == bytes);
+    fine(server.client("scp", "-P").arg(remote(&server.home().join("there"))).arg(server.at("down")), b"");
+    assert!(std::fs::read(server.at("down")).unwrap() == bytes);
+}
+
+#[test]
+fn scp_carries_a_tree_with_its_modes_and_times() {
+    let server = Server::start();
+    let tree = server.at("tree");
+    std::fs::create_dir_all(tree.join("deep/er")).unwrap();
+    for number in 0..150 {
+        std::fs::write(tree.join(format!("deep/file {number}")), number.to_string()).unwrap();
+    }
+    std::fs::write(tree.join("deep/er/run"), "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(tree.join("deep/er/run"), std::fs::Permissions::from_mode(0o750)).unwrap();
+    fine(server.client("scp", "-P").args(["-r", "-p"]).arg(&tree).arg(remote(&server.home())), b"");
+    fine(
+        server
+            .client("scp", "-P")
+            .args(["-r", "-p"])
+            .arg(remote(&server.home().join("tree")))
+            .arg(server.at("back")),
+        b"",
+    );
+    let same = Command::new("diff").arg("-r").arg(&tree).arg(server.at("back")).status().unwrap();
+    assert!(same.success());
+    let (there, here) = (server.at("back/deep/er/run"), tree.join("deep/er/run"));
+    let meta = |path: &Path| {
+        let meta = std::fs::metadata(path).unwrap();
+        (meta.permissions().mode(), std::os::unix::fs::MetadataExt::mtime(&meta))
+    };
+    assert_eq!(meta(&there), meta(&here));
+}
+
+#[test]
+fn old_scp_runs_the_image_s_own() {
+    let server = Server::start();
+    std::fs::write(server.at("up"), "old ways").unwrap();
+    fine(
+        server.client("scp", "-P").arg("-O").arg(server.at("up")).arg(remote(&server.home().join("there"))),
+        b"",
+    );
+    assert_eq!(std::fs::read_to_string(server.home().join("there")).unwrap(), "old ways");
+}
+
+#[test]
+fn sftp_does_all_its_client_knows() {
+    let server = Server::start();
+    std::fs::write(server.at("up"), "content").unwrap();
+    let up = server.at("up").display().to_string();
+    let batch = format!(
+        "pwd\nmkdir dir\ncd dir\nput {up} a\nput {up} b\nrename a c\nrename b c\nchmod 600 c\nln -s c link\nln c hard\n\
+         ls -la\ndf\nget c {up}.down\nrm hard\nrm link\n-rm none\n-rmdir .\nls\n"
+    );
+    let said = fine(server.client("sftp", "-P").args(["-b", "-", "root@127.0.0.1"]), batch.as_bytes());
+    assert!(said.contains(&server.home().display().to_string()), "{said}");
+    assert!(said.contains("lrwxrwxrwx"), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("-rw-------") && line.ends_with(" c")), "{said}");
+    assert!(said.ends_with("sftp> ls\nc            \n") || said.trim_end().ends_with('c'), "{said}");
+    assert_eq!(std::fs::read_to_string(server.at("up.down")).unwrap(), "content");
+    let refused =
+        run(server.client("sftp", "-P").args(["-b", "-", "root@127.0.0.1"]), b"get /no/such/file\n");
+    assert!(!refused.status.success());
+    assert!(text(&refused.stderr).contains("not found"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn files_are_touched_with_the_session_s_rights_alone() {
+    let server = Server::with(&["--user", "nobody", "--home", "/tmp", "--shell", "/bin/sh"], &[]);
+    let batch = b"get /etc/shadow /dev/null\n";
+    let mut sftp = server.client("sftp", "-P");
+    let refused = run(sftp.args(["-b", "-", "job@127.0.0.1"]), batch);
+    assert!(text(&refused.stderr).contains("ermission denied"), "{}", text(&refused.stderr));
+    let as_job = |command: &str| {
+        let mut ssh = server.client("ssh", "-p");
+        text(&run(ssh.arg("job@127.0.0.1").arg(command), b"").stdout)
+    };
+    assert_eq!(as_job("id -un; cat /etc/shadow 2>&1 | grep -c denied; id -G"), "nobody\n1\n65534\n");
+    // Sockets of others, too.
+    let socket = server.at("secret.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let mut ssh = server.client("ssh", "-p");
+    let forward = run(ssh.arg("-W").arg(&socket).arg("job@127.0.0.1"), b"x");
+    assert!(!forward.status.success());
+    // Root is root.
+    assert_eq!(server.says("id -un"), "root\n");
+}
+
+#[test]
+fn rsync_brings_a_tree_and_then_only_what_changed() {
+    let server = Server::start();
+    let tree = server.at("tree");
+    std::fs::create_dir_all(tree.join("sub")).unwrap();
+    std::fs::write(tree.join("big"), noise(20 << 20)).unwrap();
+    std::fs::write(tree.join("sub/small"), "one").unwrap();
+    let shell = format!("ssh {} -p {}", server.options().join(" "), server.address.port());
+    let sync = || {
+        let mut rsync = Command::new("rsync");
+        rsync.args(["-a", "--delete", "--stats", "-e", &shell]).arg(format!("{}/", tree.display()));
+        fine(rsync.arg(remote(&server.home().join("copy"))).env("HOME", server.at("")), b"")
+    };
+    sync();
+    std::fs::write(tree.join("sub/small"), "other").unwrap();
+    std::fs::remove_file(tree.join("big")).unwrap();
+    let second = sync();
+    assert!(second.contains("Number of regular files transferred: 1\n"), "{second}");
+    let same = Command::new("diff").arg("-r").arg(&tree).arg(server.home().join("copy")).status().unwrap();
+    assert!(same.success());
+}
+
+#[test]
+fn tar_goes_through_a_pipe() {
+    let server = Server::start();
+    let tree = server.at("tree");
+    std::fs::create_dir_all(&tree).unwrap();
+    std::fs::write(tree.join("file"), noise(5 << 20)).unwrap();
+    let packed = Command::new("tar").args(["-C", tree.to_str().unwrap(), "-c", "."]).output().unwrap().stdout;
+    fine(server.ssh(&[]).arg("tar x"), &packed);
+    assert!(std::fs::read(server.home().join("file")).unwrap() == noise(5 << 20));
+    let back = run(server.ssh(&[]).arg("tar c file"), b"");
+    assert!(back.stdout.len() > 5 << 20);
+}
+
+#[test]
+fn git_clones_and_pushes() {
+    let server = Server::start();
+    let git = |dir: &Path, args: &[&str]| {
+        let shell = format!("ssh {} -p {}", server.options().join(" "), server.address.port());
+        let mut git = Command::new("git");
+        git.current_dir(dir).args(args).env("GIT_SSH_COMMAND", shell).env("HOME", server.at(""));
+        git.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
+        for who in ["AUTHOR", "COMMITTER"] {
+            git.env(format!("GIT_{who}_NAME"), "Ada").env(format!("GIT_{who}_EMAIL"), "ada@example.org");
+        }
+        fine(&mut git, b"")
+    };
+    git(&server.home(), &["init", "-q", "--bare", "-b", "main", "repo.git"]);
+    let url = format!("root@127.0.0.1:{}", server.home().join("repo.git").display());
+    git(&server.at(""), &["clone", "-q", &url, "work"]);
+    std::fs::write(server.at("work/file"), noise(3 << 20)).unwrap();
+    git(&server.at("work"), &["add", "."]);
+    git(&server.at("work"), &["commit", "-q", "-m", "First"]);
+    git(&server.at("work"), &["push", "-q", "origin", "HEAD:main"]);
+    assert!(git(&server.at(""), &["ls-remote", &url]).contains("refs/heads/main"));
+    git(&server.at(""), &["clone", "-q", &url, "again"]);
+    assert!(std::fs::read(server.at("again/file")).unwrap() == noise(3 << 20));
+}

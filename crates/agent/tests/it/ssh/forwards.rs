@@ -1,0 +1,317 @@
+//! Ports, sockets and agents carried over the wire.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::net::{UnixListener, UnixStream},
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::{Killed, PATIENCE, Server, noise, run, sessions::resident_kib, spawn, text, until};
+
+/// A client that holds one connection for others.
+pub(super) struct Master {
+    _child: Killed,
+    socket: PathBuf,
+}
+
+impl Master {
+    /// `ssh` over the master's connection.
+    pub(super) fn ssh(&self, server: &Server) -> Command {
+        server.ssh(&["-S", self.socket.to_str().unwrap()])
+    }
+}
+
+/// A master with these options, once it answers.
+pub(super) fn master(server: &Server, options: &[&str]) -> Master {
+    let socket = server.at("control");
+    let mut ssh = server.ssh(
+        &[&["-M", "-N", "-o", "ExitOnForwardFailure=yes", "-S", socket.to_str().unwrap()], options].concat(),
+    );
+    let child = Killed(spawn(ssh.stdin(Stdio::null())));
+    let master = Master { _child: child, socket };
+    until("the master answers", || {
+        let mut check = server.ssh(&["-S", master.socket.to_str().unwrap(), "-O", "check"]);
+        run(&mut check, b"").status.success().then_some(())
+    });
+    master
+}
+
+/// A free port of this machine.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Answers every connection with what it sent, backwards, once the sender has ended.
+fn echo_backwards(mut stream: impl Read + Write) {
+    let mut all = Vec::new();
+    let _ = stream.read_to_end(&mut all);
+    all.reverse();
+    let _ = stream.write_all(&all);
+}
+
+fn tcp_service() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || echo_backwards(stream));
+        }
+    });
+    address
+}
+
+fn patient(stream: &TcpStream) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+}
+
+/// Sends, ends, and reads the answer: half-closes must pass both ways.
+#[track_caller]
+fn converse(mut stream: TcpStream, bytes: &[u8]) {
+    patient(&stream);
+    let mut to = stream.try_clone().unwrap();
+    let sent = bytes.to_vec();
+    let feed = std::thread::spawn(move || {
+        to.write_all(&sent).unwrap();
+        to.shutdown(std::net::Shutdown::Write).unwrap();
+    });
+    let mut back = Vec::new();
+    stream.read_to_end(&mut back).unwrap();
+    feed.join().unwrap();
+    back.reverse();
+    assert!(back == bytes, "{} of {} bytes came back right", back.len(), bytes.len());
+}
+
+#[test]
+fn local_ports_reach_ports_there() {
+    let server = Server::start();
+    let (port, service) = (free_port(), tcp_service());
+    let _master = master(&server, &["-L", &format!("{port}:localhost:{}", service.port())]);
+    converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), b"hello");
+    converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), &noise(10 << 20));
+    let several: Vec<_> = (0..40)
+        .map(|turn: usize| {
+            let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            std::thread::spawn(move || converse(stream, &noise(1000 * turn)))
+        })
+        .collect();
+    several.into_iter().for_each(|each| each.join().unwrap());
+}
+
+#[test]
+fn a_port_nobody_listens_on_is_refused_and_the_rest_lives() {
+    let server = Server::start();
+    let (port, closed) = (free_port(), free_port());
+    let master = master(&server, &["-L", &format!("{port}:127.0.0.1:{closed}")]);
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    patient(&stream);
+    assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
+    assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
+}
+
+#[test]
+fn sockets_are_reached_and_offered() {
+    let server = Server::start();
+    let (near, far) = (server.at("near.sock"), server.home().join("far.sock"));
+    let listener = UnixListener::bind(&far).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            echo_backwards(stream);
+        }
+    });
+    let (offered, behind) = (server.home().join("offered.sock"), tcp_service());
+    let _master = master(
+        &server,
+        &[
+            "-L",
+            &format!("{}:{}", near.display(), far.display()),
+            "-R",
+            &format!("{}:{behind}", offered.display()),
+        ],
+    );
+    for socket in [&near, &offered] {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"abc").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut back = String::new();
+        stream.read_to_string(&mut back).unwrap();
+        assert_eq!(back, "cba");
+    }
+    drop(_master);
+    until("the offered socket is gone with its client", || (!offered.exists()).then_some(()));
+}
+
+#[test]
+fn ports_there_reach_ports_here() {
+    let server = Server::start();
+    let (port, service) = (free_port(), tcp_service());
+    let master = master(&server, &["-R", &format!("{port}:{service}")]);
+    converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), &noise(3 << 20));
+    // Asked for by the master later, at a port of the system's choice, and given back.
+    let allot = |operation: &str, forward: &str| {
+        let mut ssh = server.ssh(&["-S", master.socket.to_str().unwrap(), "-O", operation, "-R", forward]);
+        text(&run(&mut ssh, b"").stdout)
+    };
+    let allotted: u16 = allot("forward", &format!("0:{service}")).trim().parse().unwrap();
+    converse(TcpStream::connect(("127.0.0.1", allotted)).unwrap(), b"more");
+    allot("cancel", &format!("{port}:{service}"));
+    until("the port is closed", || TcpStream::connect(("127.0.0.1", port)).is_err().then_some(()));
+    drop(master);
+    until("the other port is closed", || TcpStream::connect(("127.0.0.1", allotted)).is_err().then_some(()));
+}
+
+#[test]
+fn a_socks_proxy_reaches_names_as_the_server_knows_them() {
+    let server = Server::start();
+    let (port, service) = (free_port(), tcp_service());
+    let _master = master(&server, &["-D", &port.to_string()]);
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    patient(&stream);
+    stream.write_all(&[5, 1, 0]).unwrap();
+    let mut answer = [0u8; 2];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, [5, 0]);
+    let mut request = vec![5, 1, 0, 3, 9];
+    request.extend(b"localhost");
+    request.extend(service.port().to_be_bytes());
+    stream.write_all(&request).unwrap();
+    let mut answer = [0u8; 10];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..2], [5, 0]);
+    converse(stream, b"through the proxy");
+}
+
+#[test]
+fn one_server_is_a_jump_to_another() {
+    let (first, second) = (Server::start(), Server::start());
+    let proxy = format!(
+        "ProxyCommand=ssh {} -p {} -W %h:%p root@127.0.0.1",
+        first.options().join(" "),
+        first.address.port()
+    );
+    let output = run(second.ssh(&["-o", &proxy]).arg("cat; echo $SSH_CONNECTION >&2"), &noise(2 << 20));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.stdout == noise(2 << 20));
+    // And by the client's own word for it.
+    std::fs::create_dir_all(second.home().join(".ssh")).unwrap();
+    std::fs::copy(first.at("id.pub"), second.home().join(".ssh/authorized_keys")).unwrap();
+    let config = first.at("config");
+    let options = first.options();
+    let settings: String = options
+        .iter()
+        .filter(|option| option.contains('='))
+        .map(|option| option.replacen('=', " ", 1) + "\n")
+        .collect();
+    std::fs::write(&config, settings).unwrap();
+    let mut ssh = Command::new("ssh");
+    ssh.arg("-F").arg(&config).arg("-J").arg(format!("root@127.0.0.1:{}", first.address.port()));
+    ssh.args(["-p", &second.address.port().to_string(), "root@127.0.0.1", "echo jumped"]);
+    let output = run(ssh.env("HOME", first.at("")), b"");
+    assert_eq!(text(&output.stdout), "jumped\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_client_s_agent_signs_for_programs_there() {
+    let server = Server::start();
+    let socket = server.at("agent.sock");
+    let mut agent = Command::new("ssh-agent");
+    let _agent = Killed(spawn(agent.arg("-D").arg("-a").arg(&socket).stdout(Stdio::null())));
+    until("the agent listens", || socket.exists().then_some(()));
+    let added =
+        run(Command::new("ssh-add").arg("-q").arg(server.at("id")).env("SSH_AUTH_SOCK", &socket), b"");
+    assert!(added.status.success(), "{}", text(&added.stderr));
+    let output =
+        run(server.ssh(&["-A"]).arg("ssh-add -l; echo $SSH_AUTH_SOCK").env("SSH_AUTH_SOCK", &socket), b"");
+    let said = text(&output.stdout);
+    assert!(said.contains("(ED25519)"), "{said}{}", text(&output.stderr));
+    let there = PathBuf::from(said.lines().last().unwrap());
+    until("the socket is gone with the connection", || (!there.exists()).then_some(()));
+    let without = run(server.ssh(&[]).arg("echo -n \"$SSH_AUTH_SOCK\""), b"");
+    assert_eq!(text(&without.stdout), "");
+}
+
+#[test]
+fn a_window_system_is_refused_politely() {
+    let server = Server::start();
+    let output = run(server.ssh(&["-X"]).arg("echo -n \"$DISPLAY\"").env("DISPLAY", "localhost:7"), b"");
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), String::new()));
+}
+
+/// A service that accepts and then neither reads nor writes, until it is dropped.
+struct Stalled {
+    address: SocketAddr,
+    held: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+fn stalled() -> Stalled {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let held = Arc::new(Mutex::new(Vec::new()));
+    let hold = Arc::clone(&held);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            hold.lock().push(stream);
+        }
+    });
+    Stalled { address, held }
+}
+
+#[test]
+fn one_channel_that_nobody_reads_does_not_stop_another() {
+    let server = Server::start();
+    let (stuck_port, port) = (free_port(), free_port());
+    let (stuck, service) = (stalled(), tcp_service());
+    let master = master(
+        &server,
+        &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
+    );
+    // Upwards: a client that sends for ever to somebody who never reads.
+    let mut flood = TcpStream::connect(("127.0.0.1", stuck_port)).unwrap();
+    flood.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    let mut sent = 0;
+    let piece = noise(1 << 20);
+    while let Ok(count) = flood.write(&piece) {
+        sent += count;
+        assert!(sent < 200 << 20, "nothing holds the sender back");
+    }
+    // Downwards: an endless program whose output nobody takes.
+    let mut ssh = master.ssh(&server);
+    let _endless = Killed(spawn(ssh.arg("yes").stdin(Stdio::null()).stdout(Stdio::piped())));
+
+    for turn in 0..20 {
+        converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), &noise(10_000 * turn));
+    }
+    assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
+    assert!(resident_kib(server.pid()) < 64 * 1024, "{} KiB", resident_kib(server.pid()));
+    // The one that was held goes on when its reader does.
+    let mut reader = stuck.held.lock().pop().unwrap();
+    patient(&reader);
+    drop(flood);
+    let mut arrived = Vec::new();
+    reader.read_to_end(&mut arrived).unwrap();
+    assert_eq!(arrived.len(), sent);
+}
+
+#[test]
+fn a_neighbour_uploads_while_another_is_held() {
+    let server = Server::start();
+    let (stuck_port, port) = (free_port(), free_port());
+    let (stuck, service) = (stalled(), tcp_service());
+    let _master = master(
+        &server,
+        &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
+    );
+    let mut flood = TcpStream::connect(("127.0.0.1", stuck_port)).unwrap();
+    flood.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    let piece = noise(1 << 20);
+    while flood.write(&piece).is_ok() {}
+    converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), &noise(40 << 20));
+    assert!(resident_kib(server.pid()) < 96 * 1024, "{} KiB", resident_kib(server.pid()));
+}

@@ -1,0 +1,196 @@
+//! The SSH server of the runner, as real clients see it.
+
+mod doors;
+mod files;
+mod forwards;
+mod sessions;
+
+use std::{
+    io::{Read, Write as _},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::support::{Scratch, agent};
+
+/// Nothing here takes longer on a machine that works, however busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A server of ours with a key pair that may come in, and a home for its sessions.
+pub(crate) struct Server {
+    scratch: Scratch,
+    child: Killed,
+    pub(crate) address: SocketAddr,
+}
+
+/// Killed and waited for at the end of the test.
+pub(crate) struct Killed(pub(crate) Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        Self::with(&[], &[])
+    }
+
+    pub(crate) fn with(args: &[&str], env: &[(&str, &str)]) -> Self {
+        let scratch = Scratch::new("ssh");
+        let at = |name: &str| scratch.path().join(name);
+        make_key(&at("id"), "ed25519");
+        std::fs::create_dir(at("home")).unwrap();
+        // As under nohup: what the server ignores, its sessions must not.
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", "trap '' INT QUIT HUP; exec \"$0\" \"$@\""])
+            .arg(agent())
+            .args(["runner", "ssh", "--listen", "127.0.0.1:0", "--authorized-keys"])
+            .arg(at("id.pub"))
+            .arg("--host-key")
+            .arg(at("host_key"))
+            .arg("--address-file")
+            .arg(at("address"));
+        if !args.contains(&"--home") {
+            command.arg("--home").arg(at("home"));
+        }
+        let child = command.args(args).envs(env.iter().copied()).stdin(Stdio::null()).spawn().unwrap();
+        let mut child = Killed(child);
+        let address = until("the server listens", || {
+            assert_eq!(child.0.try_wait().unwrap(), None, "the server ended");
+            std::fs::read_to_string(at("address")).ok()?.parse().ok()
+        });
+        Self { scratch, child, address }
+    }
+
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    pub(crate) fn home(&self) -> PathBuf {
+        self.at("home")
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.0.id()
+    }
+
+    /// What every client is told: nothing of this machine's own configuration, and the server's key once learned.
+    pub(crate) fn options(&self) -> Vec<String> {
+        let mut options = vec!["-F".to_owned(), "/dev/null".to_owned()];
+        for option in [
+            format!("UserKnownHostsFile={}", self.at("known_hosts").display()),
+            "GlobalKnownHostsFile=/dev/null".to_owned(),
+            "StrictHostKeyChecking=accept-new".to_owned(),
+            "IdentitiesOnly=yes".to_owned(),
+            "LogLevel=ERROR".to_owned(),
+            "ConnectTimeout=20".to_owned(),
+            format!("IdentityFile={}", self.at("id").display()),
+        ] {
+            options.extend(["-o".to_owned(), option]);
+        }
+        options
+    }
+
+    pub(crate) fn client(&self, program: &str, port_flag: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(self.options()).args([port_flag, &self.address.port().to_string()]);
+        command.env("HOME", self.scratch.path()).env_remove("SSH_AUTH_SOCK");
+        command
+    }
+
+    /// `ssh OPTIONS root@SERVER`, ready for a command.
+    pub(crate) fn ssh(&self, options: &[&str]) -> Command {
+        let mut command = self.client("ssh", "-p");
+        command.args(options).arg("root@127.0.0.1");
+        command
+    }
+
+    /// Runs a command there and answers its standard output.
+    pub(crate) fn says(&self, command: &str) -> String {
+        let output = run(self.ssh(&[]).arg(command), b"");
+        assert!(output.status.success(), "{command}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+}
+
+pub(crate) fn make_key(path: &Path, kind: &str) {
+    let made = run(Command::new("ssh-keygen").args(["-q", "-t", kind, "-N", "", "-f"]).arg(path), b"");
+    assert!(made.status.success(), "{}", text(&made.stderr));
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Asks until there is an answer; a state that never comes fails the test by name.
+#[track_caller]
+pub(crate) fn until<T>(state: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "waited in vain until {state}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Starts a program; one that is not installed fails the test by the name of its package.
+#[track_caller]
+pub(crate) fn spawn(command: &mut Command) -> Child {
+    let program = command.get_program().to_string_lossy().into_owned();
+    command.spawn().unwrap_or_else(|error| {
+        let package = match program.as_str() {
+            "rsync" => "rsync",
+            "git" => "git",
+            _ => "openssh-client",
+        };
+        panic!("start {program}: {error} (Debian package: {package})")
+    })
+}
+
+/// Runs a program to its end with this input.
+#[track_caller]
+pub(crate) fn run(command: &mut Command, input: &[u8]) -> Output {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let shown = format!("{command:?}");
+    let mut child = Killed(spawn(command));
+    let mut stdin = child.0.stdin.take().unwrap();
+    let input = input.to_vec();
+    let feed = std::thread::spawn(move || {
+        let _ = stdin.write_all(&input);
+    });
+    let output = drain(child.0.stdout.take().unwrap());
+    let errors = drain(child.0.stderr.take().unwrap());
+    let status = until(&format!("{shown} ends"), || child.0.try_wait().unwrap());
+    feed.join().unwrap();
+    Output { status, stdout: output.join().unwrap(), stderr: errors.join().unwrap() }
+}
+
+fn drain(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+/// Bytes that do not repeat soon, so that a lost or doubled block is noticed.
+pub(crate) fn noise(count: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(count + 8);
+    while bytes.len() < count {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(count);
+    bytes
+}
