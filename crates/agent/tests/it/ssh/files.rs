@@ -1,8 +1,13 @@
 //! Files over the wire: `scp`, `sftp`, `rsync`, `git`, `tar`.
 
-use std::{os::unix::fs::PermissionsExt as _, path::Path, process::Command};
+use std::{
+    io::Read as _,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Command, Stdio},
+};
 
-use super::{Server, noise, run, text};
+use super::{Killed, Server, noise, run, spawn, text, until};
 
 #[track_caller]
 fn fine(command: &mut Command, input: &[u8]) -> String {
@@ -103,9 +108,14 @@ fn files_are_touched_with_the_session_s_rights_alone() {
     let socket = server.at("secret.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let near = server.at("near.sock");
     let mut ssh = server.client("ssh", "-p");
-    let forward = run(ssh.arg("-W").arg(&socket).arg("job@127.0.0.1"), b"x");
-    assert!(!forward.status.success());
+    ssh.args(["-N", "-L", &format!("{}:{}", near.display(), socket.display()), "job@127.0.0.1"]);
+    let _client = Killed(spawn(ssh.stdin(Stdio::null())));
+    until("the client listens", || near.exists().then_some(()));
+    let mut stream = std::os::unix::net::UnixStream::connect(&near).unwrap();
+    stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "a socket that only root may use is not reached");
     // Root is root.
     assert_eq!(server.says("id -un"), "root\n");
 }
