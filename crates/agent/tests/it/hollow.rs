@@ -1,1 +1,169 @@
 //! Tasks that only seem to run, through the runtime's own calls.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use axum::{
+    body::Bytes,
+    http::{Request, StatusCode},
+};
+use serde::de::DeserializeOwned;
+
+use windlass_agent::{
+    shim::{
+        events::{Events, Next},
+        hollow::{Hollow, Plan},
+        runtime::{Exit, FoundState, Handle, JOB_RECORD, Limits, Prepared, Runtime},
+    },
+    taskdir::TaskDir,
+};
+use windlass_api::agent::{
+    LOG_COMPLETE, LOG_END,
+    events::What,
+    runner::{JobRecord, JobStarted, Pull},
+};
+use windlass_model::id::SubmissionId;
+
+struct Host {
+    runtime: Arc<Hollow>,
+    events: Events,
+    task: Prepared,
+}
+
+impl Host {
+    fn new(plan: Plan, image: &str) -> Self {
+        let events = Events::new("boot");
+        let id = SubmissionId(uuid::Uuid::new_v4());
+        let spec = serde_json::json!({ "id": id, "name": "t", "image_name": image });
+        let task = Prepared {
+            spec: serde_json::from_value(spec).unwrap(),
+            dir: TaskDir::new(Path::new("/nowhere"), id),
+            gpus: Vec::new(),
+            binds: Vec::new(),
+            publish: Vec::new(),
+            limits: Limits { pids: 0, new_privileges: false, capabilities: Vec::new() },
+            env: Vec::new(),
+        };
+        Self { runtime: Arc::new(Hollow::new(plan, events.clone())), events, task }
+    }
+
+    async fn start(&self) -> Handle {
+        self.runtime.pull(&self.task, None, Arc::new(|_| {})).await.unwrap();
+        let handle = self.runtime.create(&self.task).await.unwrap();
+        self.runtime.start(&self.task, &handle).await.unwrap();
+        handle
+    }
+
+    fn waiting(&self, handle: &Handle) -> tokio::task::JoinHandle<Exit> {
+        let (runtime, task, handle) = (Arc::clone(&self.runtime), self.task.clone(), handle.clone());
+        tokio::spawn(async move { runtime.wait(&task, &handle).await.unwrap() })
+    }
+
+    async fn call(&self, method: &str, uri: &str, body: &str) -> (StatusCode, axum::http::HeaderMap, Bytes) {
+        let request = Request::builder().method(method).uri(uri).body(Bytes::from(body.to_owned())).unwrap();
+        let (parts, body) = self.runtime.play(self.task.spec.id, request).unwrap().await.into_parts();
+        (parts.status, parts.headers, axum::body::to_bytes(body, usize::MAX).await.unwrap())
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, method: &str, uri: &str) -> T {
+        let (status, _, body) = self.call(method, uri, "").await;
+        assert_eq!(status, StatusCode::OK);
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    async fn submit(&self, env: &serde_json::Value) -> StatusCode {
+        let body = serde_json::json!({ "run": {}, "job_spec": { "env": env } });
+        self.call("POST", "/api/submit", &body.to_string()).await.0
+    }
+
+    async fn job_states(&self, count: usize) -> Vec<String> {
+        let mut reader = self.events.reader(Some(0), None);
+        let mut states = Vec::new();
+        while states.len() < count {
+            if let Next::Events(events) = reader.next().await {
+                states.extend(events.into_iter().filter_map(|event| match event.what {
+                    What::Job { state, .. } => Some(state.state),
+                    What::Reset { .. }
+                    | What::Task { .. }
+                    | What::Gone { .. }
+                    | What::Log { .. }
+                    | What::Health { .. }
+                    | What::Alive => None,
+                }));
+            }
+        }
+        states
+    }
+}
+
+#[tokio::test]
+async fn a_hollow_job_does_what_its_environment_says() {
+    let host = Host::new(Plan::default(), "hollow");
+    let handle = host.start().await;
+    let waiting = host.waiting(&handle);
+    let env = serde_json::json!({ "HOLLOW_RUN_MS": "30", "HOLLOW_EXIT": "9", "HOLLOW_LOG_LINES": "4" });
+    assert_eq!(host.submit(&env).await, StatusCode::OK);
+    let started: JobStarted = host.ask("POST", "/api/run").await;
+    assert_eq!(started.username, "root");
+    assert_eq!(host.submit(&env).await, StatusCode::CONFLICT);
+    let _: JobStarted = host.ask("POST", "/api/run").await;
+
+    assert_eq!(host.job_states(2).await, ["running", "failed"]);
+    let record: JobRecord = host.ask("GET", JOB_RECORD).await;
+    assert_eq!(record.states.last().unwrap().exit_status, Some(9));
+    assert!(record.log_complete);
+    let (_, headers, output) = host.call("GET", "/api/logs?stream=job&offset=0", "").await;
+    assert_eq!(output.len() as u64, record.log_end);
+    assert_eq!(headers[LOG_END], record.log_end.to_string().as_str());
+    assert_eq!(headers[LOG_COMPLETE], "true");
+    assert_eq!(output.iter().filter(|&&byte| byte == b'\n').count(), 4);
+
+    assert!(!waiting.is_finished(), "the output may still be read");
+    let mut pulled: Pull = host.ask("GET", "/api/pull?timestamp=0").await;
+    assert_eq!(pulled.job_states.pop().unwrap().state, "failed");
+    assert!(!pulled.has_more);
+    assert_eq!(waiting.await.unwrap().code, Some(9));
+    let again: Pull = host.ask("GET", &format!("/api/pull?timestamp={}", pulled.last_updated)).await;
+    assert_eq!((again.job_states, again.job_logs), (Vec::new(), Vec::new()));
+}
+
+#[tokio::test]
+async fn a_hollow_task_ends_when_it_is_stopped_and_is_forgotten_when_removed() {
+    let plan = Plan { run: Duration::from_secs(3600), ..Plan::default() };
+    let host = Host::new(plan, "hollow");
+    let handle = host.start().await;
+    let waiting = host.waiting(&handle);
+    let _: JobStarted = host.ask("POST", "/api/run").await;
+    assert_eq!(host.runtime.found().await.unwrap()[0].state, FoundState::Running);
+    host.runtime.stop(&host.task.dir, &handle, Duration::ZERO).await.unwrap();
+    assert_eq!(waiting.await.unwrap().code, Some(143));
+    assert_eq!(host.job_states(2).await, ["running", "terminated"]);
+    assert_eq!(host.runtime.found().await.unwrap()[0].state, FoundState::Ended);
+    host.runtime.remove(&host.task.dir, None).await.unwrap();
+    assert_eq!(host.runtime.found().await.unwrap(), []);
+    assert_eq!(host.call("GET", "/api/pull", "").await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_images_tag_says_how_long_a_pull_takes() {
+    let begun = tokio::time::Instant::now();
+    Host::new(Plan::default(), "hollow:pull-7000").start().await;
+    assert_eq!(begun.elapsed().as_secs(), 7);
+    let slow = Plan { pull: Duration::from_secs(3), ..Plan::default() };
+    Host::new(slow, "registry:5000/hollow").start().await;
+    assert_eq!(begun.elapsed().as_secs(), 10);
+}
+
+#[tokio::test]
+async fn a_reader_of_hollow_output_waits_for_more() {
+    let plan = Plan { run: Duration::from_millis(300), log_lines: 1, ..Plan::default() };
+    let host = Host::new(plan, "hollow");
+    host.start().await;
+    let (_, headers, output) = host.call("GET", "/api/logs?offset=0&wait_ms=10", "").await;
+    assert_eq!((output.len(), &headers[LOG_COMPLETE]), (0, &"false".parse().unwrap()));
+    let _: JobStarted = host.ask("POST", "/api/run").await;
+    let (_, _, output) = host.call("GET", "/api/logs?offset=0&wait_ms=20000", "").await;
+    assert!(!output.is_empty());
+    let rest = format!("/api/logs?offset={}&wait_ms=20000", output.len());
+    let (_, headers, rest) = host.call("GET", &rest, "").await;
+    assert_eq!((rest.len(), &headers[LOG_COMPLETE]), (0, &"true".parse().unwrap()));
+}
