@@ -106,6 +106,8 @@ impl Group {
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
             if controllers.is_empty() {
+                // The group inside a task's is for killing only; its parent counts and limits.
+                let path = path.strip_suffix(task::JOB).filter(|above| task::is_ours(above)).unwrap_or(path);
                 group.v2 = hierarchies.v2.as_ref().map(|mount| mount.directory(path));
             }
             for controller in controllers.split(',').filter(|c| V1_CONTROLLERS.contains(c)) {
@@ -190,6 +192,10 @@ mod tests {
         let mountinfo = "32 30 0:28 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
         let group = Group::standing(&Hierarchies::read(mountinfo), "4:memory:/docker/abc/job\n");
         assert_eq!(group.v1_of("memory").unwrap(), Path::new("/sys/fs/cgroup/memory/job"));
+        let inside = "0::/windlass/0123456789ab/7/job\n";
+        let v2 = "32 30 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
+        let group = Group::standing(&Hierarchies::read(v2), inside);
+        assert_eq!(group.v2.unwrap(), Path::new("/sys/fs/cgroup/windlass/0123456789ab/7"));
         let namespaced = "32 30 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         let group = Group::standing(&Hierarchies::read(namespaced), "0::/\n");
         assert_eq!(group.v2.unwrap(), Path::new("/sys/fs/cgroup"));

@@ -16,6 +16,10 @@ use rustix::process::Signal;
 use super::{Group, Hierarchies, Mount};
 use crate::proc::{self, Held};
 
+/// What all our groups are below.
+const PARENT: &str = "windlass";
+/// The group inside a task's for all but its first process.
+pub(super) const JOB: &str = "/job";
 /// Version 1 hierarchies that do something for us: limits, use, and stopping everything at once.
 const USED: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "freezer"];
 /// Microseconds over which a processor limit is counted.
@@ -27,6 +31,11 @@ const REMOVE_TRIES: u32 = 100;
 const REMOVE_AGAIN: Duration = Duration::from_millis(10);
 /// Another task's end may take the common parent away just as we make our group in it.
 const MAKE_TRIES: u32 = 20;
+
+/// Whether a path is that of a task's group.
+pub(super) fn is_ours(path: &str) -> bool {
+    Path::new(path).ancestors().nth(2).is_some_and(|above| above.ends_with(PARENT))
+}
 
 /// `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -64,7 +73,7 @@ pub struct Groups {
 impl Groups {
     /// `home` is a short name for the shim's directory.
     pub fn new(home: &str, hierarchies: Hierarchies) -> Self {
-        Self { hierarchies, own: Group::own().unwrap_or_default(), parent: Path::new("windlass").join(home) }
+        Self { hierarchies, own: Group::own().unwrap_or_default(), parent: Path::new(PARENT).join(home) }
     }
 
     /// Makes the group of a task, or finds it again, and limits it. What could not be limited is told.

@@ -92,12 +92,6 @@ pub enum InitError {
     Charge(#[source] io::Error),
     #[error("read orders")]
     Orders(#[source] io::Error),
-    #[error("enter the control group {group}")]
-    Enter {
-        group: PathBuf,
-        #[source]
-        source: io::Error,
-    },
     #[error("mount {} at {}", bind.source.display(), bind.target.display())]
     Mount {
         bind: BindOrder,
@@ -196,11 +190,11 @@ fn orders(home: &OwnedFd) -> Result<Option<Orders>, InitError> {
     let mut text = Vec::new();
     (&socket).take(ORDERS_MAX).read_to_end(&mut text).map_err(InitError::Orders)?;
     // Orders that end early are as good as none: nothing was done, and the shim that wrote them is gone.
-    let Ok(orders) = serde_json::from_slice::<Orders>(&text) else {
+    let Ok(mut orders) = serde_json::from_slice::<Orders>(&text) else {
         put(home, NEVER_STARTED, b"").map_err(InitError::LastWord)?;
         return Ok(None);
     };
-    let result = obey(&orders);
+    let result = obey(&mut orders);
     let answer = result.as_ref().map_or_else(said, |()| ORDERS_DONE.to_owned());
     // The shim may have gone again by now; it gave its orders, and they stand.
     let _ = socket.write_all(answer.as_bytes());
@@ -208,10 +202,15 @@ fn orders(home: &OwnedFd) -> Result<Option<Orders>, InitError> {
     result.map(|()| Some(orders))
 }
 
-fn obey(orders: &Orders) -> Result<(), InitError> {
+fn obey(orders: &mut Orders) -> Result<(), InitError> {
     for group in &orders.enter {
-        fs::write(group.join("cgroup.procs"), "0")
-            .map_err(|source| InitError::Enter { group: group.clone(), source })?;
+        // A job without a limit is better than none, as long as somebody can read of it.
+        if let Err(error) = fs::write(group.join("cgroup.procs"), "0") {
+            let group = group.display();
+            orders
+                .notices
+                .push(format!("the limits of {group} are not enforced: it cannot be entered: {error}"));
+        }
     }
     let Some(first) = orders.binds.first() else { return Ok(()) };
     separate_mounts().map_err(|source| InitError::Mount { bind: first.clone(), source })?;
@@ -256,18 +255,16 @@ fn start(dir: &Path, orders: &Orders) -> io::Result<Pid> {
     if !orders.notices.is_empty() {
         command.env(NOTICES, orders.notices.join("\n"));
     }
-    let job = orders
-        .job_group
-        .as_ref()
-        .map(|group| fs::OpenOptions::new().write(true).open(group.join("cgroup.procs")));
-    let job = job.transpose()?;
+    let job = orders.job_group.as_ref().map(|group| group.join("cgroup.procs"));
+    let job = job.and_then(|procs| fs::OpenOptions::new().write(true).open(procs).ok());
     // We should be the last to go when memory runs out. Only some may say so, and the runner takes it back.
     let score = fs::read(OOM_SCORE).ok().filter(|_| fs::write(OOM_SCORE, "-900").is_ok());
     // SAFETY: everything in here is a plain system call on what was prepared above.
     unsafe {
         command.pre_exec(move || {
             if let Some(job) = &job {
-                rustix::io::write(job, b"0")?;
+                // Not everything hangs on this: its members are found one by one, too.
+                let _ = rustix::io::write(job, b"0");
             }
             if let Some(score) = &score {
                 let file = rustix::fs::open(OOM_SCORE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;

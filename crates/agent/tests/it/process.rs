@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command},
     time::{Duration, Instant},
 };
 
@@ -141,6 +141,30 @@ impl Drop for Host {
     }
 }
 
+/// A child that does not outlive its test.
+struct Guarded(Child);
+
+impl Guarded {
+    fn spawn(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+
+    fn code(&mut self) -> Option<i32> {
+        self.0.wait().unwrap().code()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn is_alive(name: Name) -> bool {
     proc::stat(name.pid).unwrap().is_some_and(|stat| stat.name == name && stat.state == proc::State::Alive)
 }
@@ -241,21 +265,21 @@ async fn f14_a_shim_killed_before_it_wrote_down_whom_it_started_leaves_nothing_r
     let host = Host::new("echo ran >> ran; exit 3");
     let handle = host.runtime.create(&host.task).await.unwrap();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut init = Command::new(agent())
-        .args(["runner", "--dir"])
-        .arg(host.task.dir.run())
-        .current_dir(host.task.dir.scratch())
-        .envs([("WINDLASS_INIT_GATE", "1"), ("WINDLASS_DEBUG_INNER", "echo ran >> ran")])
-        .stdin(std::os::fd::OwnedFd::from(theirs))
-        .spawn()
-        .unwrap();
-    let name = proc::stat(i32::try_from(init.id()).unwrap()).unwrap().unwrap().name;
+    let mut init = Guarded::spawn(
+        Command::new(agent())
+            .args(["runner", "--dir"])
+            .arg(host.task.dir.run())
+            .current_dir(host.task.dir.scratch())
+            .envs([("WINDLASS_INIT_GATE", "1"), ("WINDLASS_DEBUG_INNER", "echo ran >> ran")])
+            .stdin(std::os::fd::OwnedFd::from(theirs)),
+    );
+    let name = proc::stat(init.pid()).unwrap().unwrap().name;
     let record = serde_json::json!({
         "boot": proc::boot_id().unwrap(), "process": name, "targets": [], "made": [],
     });
     fs::write(host.task.dir.root().join("process.json"), record.to_string()).unwrap();
     drop(ours);
-    assert_eq!(init.wait().unwrap().code(), Some(127));
+    assert_eq!(init.code(), Some(127));
     assert_eq!(host.state().await, Some(FoundState::Created), "it never got as far as running anything");
     host.runtime.start(&host.task, &handle).await.unwrap();
     assert_eq!(host.wait().await.code, Some(3));
@@ -267,8 +291,8 @@ async fn c5_a_stranger_with_the_recorded_pid_is_never_signalled() {
     let host = Host::new("exit 0");
     let handle = host.start().await;
     host.wait().await;
-    let mut stranger = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
-    let name = proc::stat(i32::try_from(stranger.id()).unwrap()).unwrap().unwrap().name;
+    let stranger = Guarded::spawn(Command::new("/bin/sleep").arg("1000"));
+    let name = proc::stat(stranger.pid()).unwrap().unwrap().name;
     let boot = proc::boot_id().unwrap();
     let reused = Name { start: name.start - 1, ..name };
     for (boot, process) in [(boot.as_str(), reused), ("another boot", name)] {
@@ -277,10 +301,7 @@ async fn c5_a_stranger_with_the_recorded_pid_is_never_signalled() {
         host.runtime.stop(&host.task.dir, &handle, Duration::ZERO).await.unwrap();
         host.runtime.remove(&host.task.dir, None).await.unwrap();
     }
-    let lives = is_alive(name);
-    stranger.kill().unwrap();
-    stranger.wait().unwrap();
-    assert!(lives);
+    assert!(is_alive(name));
 }
 
 #[tokio::test]
@@ -406,20 +427,20 @@ async fn signals_are_as_meant_whatever_the_shim_inherited() {
     fs::create_dir_all(host.task.dir.scratch()).unwrap();
     let script = "trap '' INT QUIT HUP TERM CHLD PIPE; exec \"$@\"";
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut init = Command::new("/bin/sh")
-        .args(["-c", script, "sh"])
-        .arg(agent())
-        .args(["runner", "--dir"])
-        .arg(host.task.dir.run())
-        .current_dir(host.task.dir.scratch())
-        .envs([("WINDLASS_INIT_GATE", "1"), ("WINDLASS_DEBUG_INNER", host.task.env[0].1.as_str())])
-        .stdin(std::os::fd::OwnedFd::from(theirs))
-        .spawn()
-        .unwrap();
+    let mut init = Guarded::spawn(
+        Command::new("/bin/sh")
+            .args(["-c", script, "sh"])
+            .arg(agent())
+            .args(["runner", "--dir"])
+            .arg(host.task.dir.run())
+            .current_dir(host.task.dir.scratch())
+            .envs([("WINDLASS_INIT_GATE", "1"), ("WINDLASS_DEBUG_INNER", host.task.env[0].1.as_str())])
+            .stdin(std::os::fd::OwnedFd::from(theirs)),
+    );
     std::io::Write::write_all(&mut &ours, orders.as_bytes()).unwrap();
     ours.shutdown(std::net::Shutdown::Write).unwrap();
     let signals = host.line("signals").await;
-    assert!(init.wait().unwrap().success());
+    assert_eq!(init.code(), Some(0));
     for line in signals.lines() {
         let set = u64::from_str_radix(line.split_whitespace().last().unwrap(), 16).unwrap();
         // Signal 32 on are the C library's own and real-time ones, which no `nohup` touches.
@@ -487,4 +508,75 @@ async fn the_ssh_port_is_told_once_the_runner_says_it() {
     let handle = host.runtime.create(&host.task).await.unwrap();
     let ports = host.runtime.start(&host.task, &handle).await.unwrap();
     assert_eq!(ports.iter().map(|port| (port.host, port.container)).collect::<Vec<_>>(), [(4022, 10022)]);
+}
+
+#[tokio::test]
+async fn the_real_runner_comes_up_and_ends_when_it_is_asked() {
+    let mut host = Host::new("");
+    host.task.env.clear();
+    let config = serde_json::json!({
+        "task": host.task.spec.id, "token_sha256": "", "compat_http": null, "ssh_listen": "127.0.0.1:0",
+        "ssh_authorized_keys": [], "gpus": [], "wait_secs": 300,
+    });
+    fs::write(host.task.dir.run().join("runner.json"), config.to_string()).unwrap();
+    let handle = host.runtime.create(&host.task).await.unwrap();
+    let ports = host.runtime.start(&host.task, &handle).await.unwrap();
+    assert_eq!(ports.len(), 1, "{}", host.output());
+    assert!(std::net::TcpStream::connect(("127.0.0.1", ports[0].host)).is_ok());
+    assert!(host.task.dir.run().join("runner.sock").exists());
+    host.runtime.stop(&host.task.dir, &handle, PATIENCE).await.unwrap();
+    let exit = host.wait().await;
+    assert!(exit.code.is_some_and(|code| code < 128), "{exit:?}");
+    assert!(!host.task.dir.run().join("never.started").exists());
+}
+
+/// As in a container: the first process of its namespace, which the kernel spares most signals.
+#[tokio::test]
+async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
+    let host = Host::new("");
+    fs::create_dir_all(host.task.dir.scratch()).unwrap();
+    let script = "trap 'exit 9' TERM; (true & true &); echo up > up; while :; do sleep 0.01; done";
+    let mut unshare = Guarded::spawn(
+        Command::new("unshare")
+            .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
+            .arg(agent())
+            .args(["runner", "--dir"])
+            .arg(host.task.dir.run())
+            .current_dir(host.task.dir.scratch())
+            .env("WINDLASS_DEBUG_INNER", script),
+    );
+    let own = unshare.pid();
+    host.line("up").await;
+    let init = proc::descendants(own).unwrap().into_iter().find(|stat| stat.parent == own).unwrap().name;
+    let deadline = Instant::now() + PATIENCE;
+    let orphans = || {
+        let all = proc::all().unwrap();
+        all.iter().filter(|one| one.parent == init.pid && one.state == proc::State::Zombie).count()
+    };
+    while orphans() > 0 {
+        assert!(Instant::now() < deadline, "orphans are not reaped");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let held = proc::Held::open(init).unwrap().unwrap();
+    assert!(held.signal(rustix::process::Signal::TERM).unwrap());
+    assert_eq!(unshare.code(), Some(9));
+    let word = fs::read_to_string(host.task.dir.run().join("exit.json")).unwrap();
+    assert_eq!(word, "{\"exit_status\":9,\"oom_killed\":false}");
+}
+
+#[tokio::test]
+async fn the_first_process_stays_small() {
+    let host = Host::new("echo $PPID > init; sleep 1000");
+    host.start().await;
+    let init = host.pid("init").await;
+    let status = fs::read_to_string(format!("/proc/{}/status", init.pid)).unwrap();
+    let number = |name: &str| -> u64 {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    // Pages it has written, in KiB: most are the program's own tables, put right at the start. The pages it only
+    // reads are shared by all tasks and the shim.
+    assert!(number("RssAnon:") < 2560, "{status}");
+    assert!(number("VmData:") < 1024, "{status}");
+    assert_eq!(number("Threads:"), 1);
 }

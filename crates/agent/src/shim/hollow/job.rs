@@ -103,7 +103,8 @@ impl Job {
         let running =
             self.began.is_some() && self.cut.is_none() && self.ended_at().is_some_and(|end| now < end);
         if running {
-            self.cut = Some((now, code));
+            // The state that says so comes a millisecond after the last line.
+            self.cut = Some((now - 1, code));
         }
     }
 
@@ -235,7 +236,7 @@ impl Job {
         };
         let until = |at: i64| Life::Next { in_ms: u64::try_from(at - now).unwrap_or(1) };
         let last = end.saturating_add(i64::try_from(linger.as_millis()).unwrap_or(i64::MAX / 4));
-        if self.killed || (end <= now && (self.read || last <= now)) {
+        if end <= now && (self.killed || self.read || last <= now) {
             return Life::Over { code };
         }
         if now < end { until(end) } else { until(last) }
@@ -316,9 +317,18 @@ mod tests {
         job.stop(11_000);
         job.stop(12_000);
         job.kill(13_000);
-        assert_eq!(words(&job, 20_000).last().unwrap(), &("terminated".into(), 11_001, Some(130)));
+        assert_eq!(words(&job, 20_000).last().unwrap(), &("terminated".into(), 11_000, Some(130)));
         assert_eq!(job.output_end(90_000), 10 * LINE_BYTES);
         assert_eq!(job.life(13_000, LINGER), Life::Over { code: 130 });
+    }
+
+    #[test]
+    fn a_job_killed_as_it_begins_ends_a_moment_later() {
+        let mut job = job(60_000, 60, 0);
+        job.kill(1000);
+        assert_eq!(job.life(1000, LINGER), Life::Next { in_ms: 1 });
+        assert_eq!(job.life(1001, LINGER), Life::Over { code: 143 });
+        assert_eq!(words(&job, 1001).last().unwrap(), &("terminated".into(), 1001, Some(143)));
     }
 
     #[test]

@@ -55,6 +55,34 @@ impl Default for Plan {
     }
 }
 
+/// [`Plan`] on a command line.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Flags {
+    /// Hollow tasks: how long an image takes to come
+    #[arg(long, value_name = "MS", env = "HOLLOW_PULL_MS", default_value_t = 0)]
+    hollow_pull_ms: u64,
+    /// Hollow tasks: how long a job runs
+    #[arg(long, value_name = "MS", env = "HOLLOW_RUN_MS", default_value_t = 1000)]
+    hollow_run_ms: u64,
+    /// Hollow tasks: what a job exits with
+    #[arg(long, value_name = "CODE", env = "HOLLOW_EXIT", default_value_t = 0)]
+    hollow_exit: i32,
+    /// Hollow tasks: lines of output
+    #[arg(long, value_name = "N", env = "HOLLOW_LOG_LINES", default_value_t = 2)]
+    hollow_log_lines: u32,
+}
+
+impl From<Flags> for Plan {
+    fn from(flags: Flags) -> Self {
+        Self {
+            pull: Duration::from_millis(flags.hollow_pull_ms),
+            run: Duration::from_millis(flags.hollow_run_ms),
+            exit: flags.hollow_exit,
+            log_lines: flags.hollow_log_lines,
+        }
+    }
+}
+
 /// After the job's end its output may be read for so long, as with a real runner.
 const LINGER: Duration = Duration::from_secs(300);
 /// Bytes a hollow image seems to have.

@@ -6,7 +6,11 @@ use std::{
     net::Shutdown,
     os::{
         fd::OwnedFd,
-        unix::{fs::OpenOptionsExt, net::UnixStream, process::CommandExt},
+        unix::{
+            fs::{OpenOptionsExt, PermissionsExt},
+            net::UnixStream,
+            process::CommandExt,
+        },
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -50,8 +54,7 @@ impl Shared {
                 format!("`{}` is not a plain absolute path", odd.target),
             ));
         }
-        fs::create_dir_all(task.dir.scratch())
-            .map_err(|error| failed("make the scratch directory", error))?;
+        make_scratch(&task.dir.scratch()).map_err(|error| failed("make the scratch directory", error))?;
         let record = Record::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
         if record.is_none() {
             let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
@@ -148,6 +151,12 @@ impl Shared {
             .stdout(Stdio::from(output));
         Ok(command)
     }
+}
+
+/// Open to whichever user the job is to run as; nobody else reaches it, for the task's directory is closed.
+fn make_scratch(path: &Path) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o1777))
 }
 
 fn limits(task: &Prepared) -> Limits {
