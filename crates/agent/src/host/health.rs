@@ -1,13 +1,27 @@
 //! Whether all is well with the host, and what keeps a full disk from stopping the shim.
 
 use std::{
-    io,
+    fs, io,
+    io::Write as _,
     path::{Path, PathBuf},
 };
 
-use windlass_api::agent::shim::Dcgm;
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use serde_json::Value;
+use windlass_api::agent::shim::{Dcgm, DcgmIncident};
 
-use super::gpu::Gpu;
+use super::{
+    gpu::{self, Gpu},
+    info, tool,
+};
+
+/// Room kept back, so that a task can be ended and removed on a full disk.
+pub const RESERVE: u64 = 64 << 20;
+/// Below this a disk is told to be almost full: images and output come in such pieces.
+const LOW_DISK: u64 = 1 << 30;
+const LOW_INODES: u64 = 1000;
+/// Below this the kernel will soon kill somebody.
+const LOW_MEMORY: u64 = 128 << 20;
 
 /// What the checks look at.
 #[derive(Clone, Debug)]
@@ -24,13 +38,120 @@ pub struct Watched<'a> {
 
 /// What is wrong, in sentences; empty means well.
 pub async fn problems(watched: &Watched<'_>) -> Vec<String> {
-    let _ = watched;
-    Vec::new()
+    let disks =
+        [Some(watched.home), watched.data].into_iter().flatten().map(|path| (path, room(path))).collect();
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let now = if watched.gpus.is_empty() { gpu::Inventory::default() } else { gpu::discover().await };
+    judge(&Seen {
+        disks,
+        memory: info::field(&meminfo, "MemAvailable"),
+        engine: watched.engine,
+        gpus_before: watched.gpus,
+        gpus_now: &now.gpus,
+        gpu_problems: &now.problems,
+    })
 }
 
-/// What DCGM says, where it is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Room {
+    bytes: u64,
+    inodes: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Seen<'a> {
+    disks: Vec<(&'a Path, io::Result<Room>)>,
+    memory: Option<u64>,
+    engine: Option<&'a str>,
+    gpus_before: &'a [Gpu],
+    gpus_now: &'a [Gpu],
+    gpu_problems: &'a [String],
+}
+
+fn judge(seen: &Seen<'_>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (path, room) in &seen.disks {
+        let path = path.display();
+        match room {
+            Err(error) => problems.push(format!("the disk of {path} cannot be read: {error}")),
+            Ok(room) if room.bytes < LOW_DISK => {
+                problems.push(format!("the disk of {path} has {} MiB left", room.bytes >> 20));
+            }
+            Ok(Room { inodes: Some(inodes), .. }) if *inodes < LOW_INODES => {
+                problems.push(format!("the disk of {path} has room for {inodes} files only"));
+            }
+            Ok(_) => {}
+        }
+    }
+    // One disk is told once, also when two directories are on it.
+    problems.dedup_by_key(|problem| problem.rsplit(" has ").next().unwrap_or_default().to_owned());
+    if let Some(memory) = seen.memory.filter(|memory| *memory < LOW_MEMORY) {
+        problems.push(format!("{} MiB of memory are available", memory >> 20));
+    }
+    if let Some(why) = seen.engine {
+        problems.push(format!("the container engine does not answer: {why}"));
+    }
+    problems.extend_from_slice(seen.gpu_problems);
+    for gone in seen.gpus_before.iter().filter(|gpu| !seen.gpus_now.iter().any(|now| now.id == gpu.id)) {
+        problems.push(format!("GPU {} ({}, {}) is gone", gone.index, gone.name, gone.id));
+    }
+    problems
+}
+
+fn room(path: &Path) -> io::Result<Room> {
+    let disk = statvfs(path)?;
+    // Some file systems make inodes as they go and count none.
+    let inodes = (disk.f_files > 0).then_some(disk.f_favail);
+    Ok(Room { bytes: disk.f_bavail.saturating_mul(disk.f_frsize), inodes })
+}
+
+/// What DCGM says, where it is installed and runs.
 pub async fn dcgm() -> Option<Dcgm> {
-    None
+    let text = tool::output("dcgmi", &["health", "--check", "--json"]).await.ok()?;
+    parse_dcgm(&text)
+}
+
+/// The report is a tree of `value` and `children`.
+fn parse_dcgm(text: &str) -> Option<Dcgm> {
+    let (pass, warn, fail) = (0, 10, 20);
+    let report: Value = serde_json::from_str(text).ok()?;
+    let overall = report.pointer("/body/Overall Health")?;
+    let overall_health = match overall.get("value")?.as_str()? {
+        "Healthy" => pass,
+        "Warning" => warn,
+        _ => fail,
+    };
+    let mut incidents = Vec::new();
+    if overall_health != pass {
+        let mut said = Vec::new();
+        words(overall.get("children").unwrap_or(&Value::Null), &mut said);
+        let error_message = said.join(" ");
+        incidents.push(DcgmIncident {
+            system: 0,
+            health: overall_health,
+            error_message,
+            error_code: 0,
+            entity_group_id: 0,
+            entity_id: 0,
+        });
+    }
+    Some(Dcgm { overall_health, incidents })
+}
+
+fn words(value: &Value, said: &mut Vec<String>) {
+    match value {
+        Value::String(text) => said.push(text.clone()),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if !matches!(name.as_str(), "value" | "children") {
+                    said.push(format!("{name}:"));
+                }
+                words(value, said);
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| words(value, said)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 /// A file that only takes up room. On a full disk it is given up, so that a task can still be ended and removed.
@@ -44,16 +165,137 @@ impl Reserve {
         Self { file: home.join("reserve") }
     }
 
-    /// Takes the room, where there is enough; to be called now and then.
+    /// Takes the room again, where there is enough beside it; to be called now and then.
     pub fn keep(&self) -> io::Result<()> {
-        Ok(())
+        if fs::metadata(&self.file).is_ok_and(|meta| meta.len() >= RESERVE) {
+            return Ok(());
+        }
+        let home = self.file.parent().unwrap_or(Path::new("/"));
+        if room(home)?.bytes < 2 * RESERVE {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let file = fs::File::create(&self.file)?;
+        let taken = match fallocate(&file, FallocateFlags::empty(), 0, RESERVE) {
+            Err(rustix::io::Errno::OPNOTSUPP) => fill(&file),
+            other => other.map_err(Into::into),
+        };
+        if taken.is_err() {
+            let _ = fs::remove_file(&self.file);
+        }
+        taken
     }
 
     /// Gives the room back: call this when a write failed for want of space, then write again.
     pub fn release(&self) -> io::Result<()> {
-        match std::fs::remove_file(&self.file) {
+        match fs::remove_file(&self.file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
+    }
+}
+
+/// For file systems that cannot set room aside. Not zeros: some would not store them.
+fn fill(mut file: &fs::File) -> io::Result<()> {
+    let mut block = vec![0; 1 << 20];
+    getrandom::fill(&mut block).map_err(io::Error::other)?;
+    for _ in 0..RESERVE >> 20 {
+        file.write_all(&block)?;
+    }
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{fixture::Fixture, gpu::Vendor},
+        *,
+    };
+
+    fn well<'a>() -> Seen<'a> {
+        let room = Room { bytes: 5 << 30, inodes: Some(1 << 20) };
+        Seen {
+            disks: vec![(Path::new("/home"), Ok(room))],
+            memory: Some(4 << 30),
+            engine: None,
+            gpus_before: &[],
+            gpus_now: &[],
+            gpu_problems: &[],
+        }
+    }
+
+    fn disk(bytes: u64, inodes: u64) -> io::Result<Room> {
+        Ok(Room { bytes, inodes: Some(inodes) })
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_and_nothing_else() {
+        assert_eq!(judge(&well()), Vec::<String>::new());
+        let (home, data) = (Path::new("/home"), Path::new("/data"));
+        let gpu = |id: &str| Gpu {
+            vendor: Vendor::Nvidia,
+            id: id.into(),
+            index: 1,
+            name: "T4".into(),
+            memory_mib: 1,
+            devices: vec![],
+        };
+        let both = [gpu("GPU-a"), gpu("GPU-b")];
+        let said = ["nvidia-smi: Unknown Error".to_owned()];
+        for (seen, expected) in [
+            (
+                Seen { disks: vec![(home, disk(100 << 20, 9999))], ..well() },
+                vec!["the disk of /home has 100 MiB left"],
+            ),
+            (
+                Seen { disks: vec![(home, disk(3 << 20, 9999)), (data, disk(3 << 20, 9999))], ..well() },
+                vec!["the disk of /home has 3 MiB left"],
+            ),
+            (
+                Seen { disks: vec![(home, disk(5 << 30, 3))], ..well() },
+                vec!["the disk of /home has room for 3 files only"],
+            ),
+            (Seen { memory: Some(9 << 20), ..well() }, vec!["9 MiB of memory are available"]),
+            (Seen { memory: None, ..well() }, vec![]),
+            (
+                Seen { engine: Some("refused"), ..well() },
+                vec!["the container engine does not answer: refused"],
+            ),
+            (
+                Seen { gpus_before: &both, gpus_now: &both[..1], gpu_problems: &said, ..well() },
+                vec!["nvidia-smi: Unknown Error", "GPU 1 (T4, GPU-b) is gone"],
+            ),
+        ] {
+            assert_eq!(judge(&seen), expected);
+        }
+    }
+
+    #[test]
+    fn f11_the_reserve_takes_room_and_gives_it_back() {
+        let fixture = Fixture::new();
+        let reserve = Reserve::new(fixture.path());
+        reserve.release().unwrap();
+        reserve.keep().unwrap();
+        reserve.keep().unwrap();
+        let meta = fs::metadata(fixture.path().join("reserve")).unwrap();
+        assert_eq!(meta.len(), RESERVE);
+        assert!(std::os::unix::fs::MetadataExt::blocks(&meta) * 512 >= RESERVE, "the room is really taken");
+        reserve.release().unwrap();
+        assert!(!fixture.path().join("reserve").exists());
+    }
+
+    #[test]
+    fn dcgms_report_is_read() {
+        let report = |health: &str, rest: &str| {
+            format!(
+                r#"{{"body":{{"Overall Health":{{"children":{rest},"value":"{health}"}}}},"header":["Health Monitor Report"]}}"#
+            )
+        };
+        let healthy = parse_dcgm(&report("Healthy", "{}")).unwrap();
+        assert_eq!((healthy.overall_health, healthy.incidents.len()), (0, 0));
+        let rest = r#"{"GPU":{"children":{"0":{"children":{"PCIe system":{"value":"Warning"},"error":{"value":"replays"}}}}}}"#;
+        let warned = parse_dcgm(&report("Warning", rest)).unwrap();
+        assert_eq!((warned.overall_health, warned.incidents[0].health), (10, 10));
+        assert!(warned.incidents[0].error_message.contains("PCIe system: Warning"), "{warned:?}");
+        assert_eq!(parse_dcgm("Error: unable to connect"), None);
     }
 }

@@ -1,22 +1,153 @@
 //! What the host has, as the server is told.
 
-use std::{io, path::Path};
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::Path,
+};
 
-use windlass_api::agent::shim::HostInfo;
+use windlass_api::agent::shim::{HostInfo, InstanceInfo};
 
-use super::gpu::Inventory;
+use super::{
+    addresses,
+    gpu::{Gpu, Inventory},
+};
+use crate::cgroup::Group;
 
 /// The file dstack's server waits for.
 pub const FILE: &str = "host_info.json";
 
 /// Reads processors, memory, addresses and the disk that `data` (where images and scratch directories are) is on.
 pub fn gather(data: &Path, gpus: &Inventory) -> io::Result<HostInfo> {
-    let _ = (data, gpus);
-    Err(io::ErrorKind::Unsupported.into())
+    let disk = rustix::fs::statvfs(data)?;
+    let of_meminfo = field(&fs::read_to_string("/proc/meminfo")?, "MemTotal").unwrap_or(0);
+    let offered = uniform(&gpus.gpus);
+    Ok(HostInfo {
+        gpu_vendor: offered.first().map_or("none", |gpu| gpu.vendor.word()).to_owned(),
+        gpu_name: offered.first().map(|gpu| gpu.name.clone()).unwrap_or_default(),
+        gpu_memory: offered.iter().map(|gpu| gpu.memory_mib).min().unwrap_or(0),
+        gpu_count: u32::try_from(offered.len()).unwrap_or(u32::MAX),
+        addresses: addresses::all()?
+            .into_iter()
+            .map(|(address, prefix)| format!("{address}/{prefix}"))
+            .collect(),
+        disk_size: disk.f_blocks.saturating_mul(disk.f_frsize),
+        // Honours the affinity and the control groups' quotas.
+        cpus: std::thread::available_parallelism()
+            .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
+        memory: memory_limit().map_or(of_meminfo, |limit| limit.min(of_meminfo)),
+    })
 }
 
-/// Writes `host_info.json` into `home` unless it is there.
+/// What a server asks of hosts that have GPUs.
+pub fn instance(gpus: &Inventory) -> InstanceInfo {
+    InstanceInfo {
+        gpu_vendor: gpus.gpus.first().map(|gpu| gpu.vendor.word().to_owned()),
+        gpu_driver_version: gpus.driver_version.clone().filter(|_| !gpus.gpus.is_empty()),
+    }
+}
+
+/// A host is told to have GPUs of one kind. Where there are several, those of the kind there is most of; the first
+/// of equals.
+pub fn uniform(gpus: &[Gpu]) -> Vec<&Gpu> {
+    let like = |one: &Gpu| -> Vec<&Gpu> { gpus.iter().filter(|gpu| gpu.name == one.name).collect() };
+    gpus.iter().map(like).fold(Vec::new(), |best, kind| if kind.len() > best.len() { kind } else { best })
+}
+
+/// What the control group of this process, or one above it, allows.
+fn memory_limit() -> Option<u64> {
+    let group = Group::own().ok()?;
+    let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let v1 = group.v1_of("memory").and_then(|dir| {
+        let stat = fs::read_to_string(dir.join("memory.stat")).ok()?;
+        stat.lines().find_map(|line| line.strip_prefix("hierarchical_memory_limit ")?.parse().ok())
+    });
+    let v2 = group
+        .v2
+        .iter()
+        .flat_map(|dir| dir.ancestors())
+        .filter_map(|dir| number(&dir.join("memory.max")))
+        .min();
+    v1.into_iter().chain(v2).min()
+}
+
+/// A line of `/proc/meminfo`, in bytes.
+pub(super) fn field(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+/// Writes `host_info.json` into `home` unless it is there. It appears whole.
 pub fn write_once(home: &Path, info: &HostInfo) -> io::Result<()> {
-    let _ = (home, info);
-    Ok(())
+    let file = home.join(FILE);
+    if fs::symlink_metadata(&file).is_ok() {
+        return Ok(());
+    }
+    let part = home.join(format!(".{FILE}.{}", std::process::id()));
+    let written = (|| {
+        let mut whole = fs::File::create(&part)?;
+        whole.write_all(&serde_json::to_vec(info)?)?;
+        whole.sync_all()?;
+        match fs::hard_link(&part, &file) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        }
+    })();
+    let removed = fs::remove_file(&part);
+    written.and(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{fixture::Fixture, gpu::Vendor},
+        *,
+    };
+
+    fn gpu(name: &str, id: &str, memory_mib: u64) -> Gpu {
+        Gpu {
+            vendor: Vendor::Nvidia,
+            id: id.into(),
+            index: 0,
+            name: name.into(),
+            memory_mib,
+            devices: vec![],
+        }
+    }
+
+    #[test]
+    fn a_host_tells_what_it_has() {
+        let gpus = vec![gpu("A", "1", 10), gpu("B", "2", 20), gpu("B", "3", 19)];
+        let inventory = Inventory { gpus, driver_version: Some("570".into()), problems: vec![] };
+        let info = gather(Path::new("/"), &inventory).unwrap();
+        assert!(info.cpus > 0 && info.memory > 1 << 20 && info.disk_size > 1 << 20, "{info:?}");
+        assert!(info.addresses.iter().all(|address| address.contains('/')), "{info:?}");
+        assert_eq!((info.gpu_vendor.as_str(), info.gpu_name.as_str()), ("nvidia", "B"));
+        assert_eq!(
+            (info.gpu_count, info.gpu_memory),
+            (2, 19),
+            "the kind there is most of, as small as its smallest"
+        );
+        assert_eq!(instance(&inventory).gpu_driver_version.as_deref(), Some("570"));
+
+        let none = gather(Path::new("/"), &Inventory::default()).unwrap();
+        assert_eq!((none.gpu_vendor.as_str(), none.gpu_count), ("none", 0));
+        assert_eq!(instance(&Inventory::default()), InstanceInfo::default());
+        assert!(gather(Path::new("/nonexistent"), &Inventory::default()).is_err());
+    }
+
+    #[test]
+    fn the_file_is_written_whole_and_once() {
+        let fixture = Fixture::new();
+        let mut info = gather(Path::new("/"), &Inventory::default()).unwrap();
+        write_once(fixture.path(), &info).unwrap();
+        let read =
+            || -> HostInfo { serde_json::from_slice(&fs::read(fixture.path().join(FILE)).unwrap()).unwrap() };
+        assert_eq!(read(), info);
+        let before = info.clone();
+        info.cpus += 1;
+        write_once(fixture.path(), &info).unwrap();
+        assert_eq!(read(), before);
+        assert_eq!(fs::read_dir(fixture.path()).unwrap().count(), 1);
+    }
 }

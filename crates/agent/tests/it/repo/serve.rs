@@ -3,10 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    os::{
-        fd::OwnedFd,
-        unix::{fs::MetadataExt as _, process::CommandExt as _},
-    },
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{

@@ -1,0 +1,157 @@
+//! The GPUs of this machine.
+//!
+//! The vendors' own tools are asked. NVIDIA's library would have to be loaded at run time, which a static binary
+//! cannot do safely. Where AMD's tool is missing the kernel's files tell enough.
+
+mod amd;
+mod nvidia;
+mod other;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::tool::ToolError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Vendor {
+    Nvidia,
+    Amd,
+    Intel,
+    Tenstorrent,
+}
+
+impl Vendor {
+    /// As the servers call it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Nvidia => "nvidia",
+            Self::Amd => "amd",
+            Self::Intel => "intel",
+            Self::Tenstorrent => "tenstorrent",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    pub vendor: Vendor,
+    /// The vendor's own stable id (`GPU-…` for NVIDIA): what allocations are kept by.
+    pub id: String,
+    /// Position as the driver counts.
+    pub index: u32,
+    pub name: String,
+    pub memory_mib: u64,
+    /// Device files a container needs for this GPU alone.
+    pub devices: Vec<PathBuf>,
+}
+
+/// What was found on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inventory {
+    pub gpus: Vec<Gpu>,
+    pub driver_version: Option<String>,
+    /// What could not be used and why, for people.
+    pub problems: Vec<String>,
+}
+
+/// How much of a GPU is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Use {
+    pub id: String,
+    pub memory_mib: u64,
+    pub percent: u64,
+}
+
+/// Looks for GPUs of every vendor. Never fails: what goes wrong is in `problems`.
+pub async fn discover() -> Inventory {
+    discover_below(Path::new("/")).await
+}
+
+/// The same with the kernel's files below `root`.
+pub async fn discover_below(root: &Path) -> Inventory {
+    let found = [
+        nvidia::discover(root).await,
+        amd::discover(root).await,
+        other::gaudi(root).await,
+        other::tenstorrent(root),
+    ];
+    one_vendor(found)
+}
+
+/// A host is told to have GPUs of one vendor. Of several the first counts, and the others are named.
+fn one_vendor(found: impl IntoIterator<Item = Inventory>) -> Inventory {
+    let mut chosen = Inventory::default();
+    for mut inventory in found {
+        chosen.problems.append(&mut inventory.problems);
+        match (chosen.gpus.first(), inventory.gpus.first()) {
+            (Some(first), Some(other)) => {
+                let (count, vendor, first) = (inventory.gpus.len(), other.vendor.word(), first.vendor.word());
+                chosen
+                    .problems
+                    .push(format!("{count} GPUs of {vendor} are not used beside those of {first}"));
+            }
+            (None, Some(_)) => {
+                chosen.gpus = inventory.gpus;
+                chosen.driver_version = inventory.driver_version;
+            }
+            (_, None) => {}
+        }
+    }
+    chosen
+}
+
+/// How much of the GPUs is in use, of those a tool here can tell of.
+pub async fn in_use(root: &Path) -> Vec<Use> {
+    let nvidia = nvidia::in_use().await;
+    if nvidia.is_empty() { amd::in_use(root) } else { nvidia }
+}
+
+/// A missing tool is no problem: most machines have no GPU of that vendor.
+fn told(error: &ToolError) -> Vec<String> {
+    match error {
+        ToolError::Absent { .. } => Vec::new(),
+        ToolError::Deadline { .. }
+        | ToolError::Failed { .. }
+        | ToolError::Start { .. }
+        | ToolError::Unreadable { .. } => {
+            vec![error.to_string()]
+        }
+    }
+}
+
+/// A small file of the kernel's, without the line's end.
+fn read(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_of_a_second_vendor_are_named_and_not_mixed_in() {
+        let gpu = |vendor, id: &str| Gpu {
+            vendor,
+            id: id.into(),
+            index: 0,
+            name: "x".into(),
+            memory_mib: 1,
+            devices: vec![],
+        };
+        let one = |vendor, id| Inventory {
+            gpus: vec![gpu(vendor, id)],
+            driver_version: Some("9".into()),
+            problems: vec![],
+        };
+        let empty = Inventory { problems: vec!["nvidia-smi is broken".into()], ..Inventory::default() };
+        let both = one_vendor([empty, one(Vendor::Amd, "a"), one(Vendor::Intel, "b")]);
+        assert_eq!(both.gpus, [gpu(Vendor::Amd, "a")]);
+        assert_eq!(
+            both.problems,
+            ["nvidia-smi is broken", "1 GPUs of intel are not used beside those of amd"]
+        );
+    }
+}

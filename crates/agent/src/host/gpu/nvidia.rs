@@ -1,0 +1,294 @@
+//! NVIDIA's GPUs, as `nvidia-smi` tells of them.
+
+use std::path::{Path, PathBuf};
+
+use super::{Gpu, Inventory, Use, Vendor, read, told};
+use crate::host::tool::{self, ToolError};
+
+const TOOL: &str = "nvidia-smi";
+const FORMAT: &str = "--format=csv,noheader,nounits";
+const QUERY: &str = "--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id,mig.mode.current";
+/// For drivers before 450, which know nothing of MIG.
+const OLD_QUERY: &str = "--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id";
+const USE_QUERY: &str = "--query-gpu=uuid,memory.used,utilization.gpu";
+
+pub(super) async fn discover(root: &Path) -> Inventory {
+    let listed = match tool::output(TOOL, &[QUERY, FORMAT]).await {
+        Err(ToolError::Failed { said, .. }) if said.contains("not a valid field") => {
+            tool::output(TOOL, &[OLD_QUERY, FORMAT]).await.map(|text| with_column(&text, "[N/A]"))
+        }
+        other => other,
+    };
+    let listed = match listed {
+        Ok(listed) => listed,
+        // The tool is there, but neither driver nor GPU: an image made for such machines, somewhere else.
+        Err(ToolError::Failed { said, .. }) if said.contains("No devices were found") => {
+            return Inventory::default();
+        }
+        Err(error) => return Inventory { problems: told(&error), ..Inventory::default() },
+    };
+    let mut parsed = parse(&listed, system_memory_mib(root));
+    let split: Vec<String> = parsed.rows.iter().filter(|row| row.mig).map(|row| row.uuid.clone()).collect();
+    let instances = if split.is_empty() {
+        Vec::new()
+    } else {
+        match tool::output(TOOL, &["-L"]).await {
+            Ok(text) => parse_mig(&text),
+            Err(error) => {
+                parsed.problems.extend(told(&error));
+                Vec::new()
+            }
+        }
+    };
+    inventory(parsed, &instances, |bus| device(root, bus))
+}
+
+pub(super) async fn in_use() -> Vec<Use> {
+    match tool::output(TOOL, &[USE_QUERY, FORMAT]).await {
+        Ok(text) => parse_use(&text),
+        Err(_) => Vec::new(),
+    }
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Parsed {
+    rows: Vec<Row>,
+    driver_version: Option<String>,
+    problems: Vec<String>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Row {
+    index: u32,
+    uuid: String,
+    name: String,
+    memory_mib: u64,
+    bus: String,
+    mig: bool,
+}
+
+fn with_column(text: &str, value: &str) -> String {
+    text.lines().map(|line| format!("{line}, {value}\n")).collect()
+}
+
+/// One GPU a line. A name may contain commas, so the columns are counted from both ends. What is no such line
+/// (a GPU that has fallen off the bus is told in prose) is a problem.
+fn parse(text: &str, system_mib: u64) -> Parsed {
+    let mut parsed = Parsed::default();
+    for line in
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "No devices were found")
+    {
+        let columns: Vec<&str> = line.split(',').map(str::trim).collect();
+        let row =
+            (columns.len() >= 7).then(|| columns.split_at(columns.len() - 4)).and_then(|(first, last)| {
+                let [memory, driver, bus, mig] = last.try_into().ok()?;
+                let (index, uuid) = (first[0].parse().ok()?, Some(first[1]).filter(|uuid| is_told(uuid))?);
+                // A GPU that shares the processor's memory has none of its own.
+                let memory_mib = if is_told(memory) { memory.parse().ok()? } else { system_mib };
+                parsed.driver_version = Some(driver).filter(|text| is_told(text)).map(str::to_owned);
+                let (uuid, name) = (uuid.to_owned(), first[2..].join(", "));
+                Some(Row { index, uuid, name, memory_mib, bus: bus.to_owned(), mig: mig == "Enabled" })
+            });
+        match row {
+            Some(row) if is_told(&row.name) => parsed.rows.push(row),
+            _ => parsed.problems.push(format!("nvidia-smi: {}", line.chars().take(200).collect::<String>())),
+        }
+    }
+    parsed
+}
+
+/// `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]` and the like.
+fn is_told(value: &str) -> bool {
+    !value.is_empty() && !value.starts_with('[') && value != "N/A"
+}
+
+/// A part of a GPU, as its owner divided it.
+#[derive(Debug, PartialEq, Eq)]
+struct Instance {
+    /// Of the whole GPU.
+    parent: String,
+    uuid: String,
+    /// `3g.20gb`
+    profile: String,
+}
+
+/// The lines of `nvidia-smi -L`: GPUs, and indented below them their MIG devices.
+fn parse_mig(text: &str) -> Vec<Instance> {
+    let uuid = |line: &str| Some(line.split_once("(UUID: ")?.1.trim_end().trim_end_matches(')').to_owned());
+    let mut parent = None;
+    let mut instances = Vec::new();
+    for line in text.lines() {
+        let Some(uuid) = uuid(line) else { continue };
+        if line.starts_with("GPU ") {
+            parent = Some(uuid);
+        } else if let (Some(rest), Some(parent)) = (line.trim_start().strip_prefix("MIG "), &parent) {
+            let profile = rest.split_whitespace().next().unwrap_or_default().to_owned();
+            instances.push(Instance { parent: parent.clone(), uuid, profile });
+        }
+    }
+    instances
+}
+
+/// The memory in a profile's name.
+fn profile_mib(profile: &str) -> Option<u64> {
+    let size = profile.split('.').find_map(|part| part.split('+').next()?.strip_suffix("gb"))?;
+    Some(size.parse::<u64>().ok()? * 1024)
+}
+
+/// A GPU that is divided is offered in its parts; one that is meant to be and is not cannot be used.
+fn inventory(parsed: Parsed, instances: &[Instance], device: impl Fn(&str) -> Option<PathBuf>) -> Inventory {
+    let Parsed { rows, driver_version, mut problems } = parsed;
+    let mut gpus = Vec::new();
+    for row in rows {
+        let devices: Vec<PathBuf> = device(&row.bus).into_iter().collect();
+        let gpu = |id: &str, name: String, memory_mib| Gpu {
+            vendor: Vendor::Nvidia,
+            id: id.to_owned(),
+            index: row.index,
+            name,
+            memory_mib,
+            devices: devices.clone(),
+        };
+        if !row.mig {
+            gpus.push(gpu(&row.uuid, row.name.clone(), row.memory_mib));
+            continue;
+        }
+        let before = gpus.len();
+        for part in instances.iter().filter(|part| part.parent == row.uuid) {
+            match profile_mib(&part.profile) {
+                Some(memory) => {
+                    gpus.push(gpu(&part.uuid, format!("{} MIG {}", row.name, part.profile), memory))
+                }
+                None => problems.push(format!("{}: MIG profile `{}` is not known", part.uuid, part.profile)),
+            }
+        }
+        if gpus.len() == before {
+            problems.push(format!("GPU {} ({}) is in MIG mode but has no instances", row.index, row.uuid));
+        }
+    }
+    Inventory { gpus, driver_version, problems }
+}
+
+/// The driver's own number of the GPU, which need not be its index.
+fn device(root: &Path, bus: &str) -> Option<PathBuf> {
+    let bus = bus.to_ascii_lowercase();
+    let short = bus.get(bus.len().checked_sub(12)?..)?;
+    let information = read(&root.join("proc/driver/nvidia/gpus").join(short).join("information"))?;
+    let minor = information.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
+    let minor: u32 = minor.trim().parse().ok()?;
+    Some(PathBuf::from(format!("/dev/nvidia{minor}")))
+}
+
+fn system_memory_mib(root: &Path) -> u64 {
+    let text = read(&root.join("proc/meminfo")).unwrap_or_default();
+    let total = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    total.unwrap_or(0) / 1024
+}
+
+fn parse_use(text: &str) -> Vec<Use> {
+    let row = |line: &str| {
+        let mut columns = line.split(',').map(str::trim);
+        let id = columns.next().filter(|id| is_told(id))?.to_owned();
+        // In MIG mode the utilisation of the whole is not told.
+        let mut number = || columns.next().and_then(|text| text.parse().ok()).unwrap_or(0);
+        Some(Use { id, memory_mib: number(), percent: number() })
+    };
+    text.lines().filter(|line| line.contains(',')).filter_map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, instances: &str, expected: &[&str], problems: &[&str]) {
+        let found = inventory(parse(text, 122_570), &parse_mig(instances), |_| None);
+        let gpus: Vec<String> = found
+            .gpus
+            .iter()
+            .map(|gpu| format!("{} {} {} {}", gpu.index, gpu.id, gpu.name, gpu.memory_mib))
+            .collect();
+        assert_eq!(gpus, expected);
+        assert_eq!(found.problems, problems);
+    }
+
+    #[test]
+    fn outputs_of_several_drivers_are_read() {
+        check(
+            "0, GPU-6f1d, NVIDIA H200, 143771, 570.172.08, 00000000:19:00.0, Disabled\n\
+             1, GPU-77aa, NVIDIA H200, 143771, 570.172.08, 00000000:3B:00.0, Disabled\n",
+            "",
+            &["0 GPU-6f1d NVIDIA H200 143771", "1 GPU-77aa NVIDIA H200 143771"],
+            &[],
+        );
+        check(
+            "0, GPU-1, Tesla T4, 15360, 535.183.01, 00000000:00:04.0, [N/A]\n",
+            "",
+            &["0 GPU-1 Tesla T4 15360"],
+            &[],
+        );
+        check(
+            "0, GPU-2, NVIDIA GB10, [N/A], 580.95.05, 0000000F:01:00.0, [N/A]\n",
+            "",
+            &["0 GPU-2 NVIDIA GB10 122570"],
+            &[],
+        );
+        check(
+            "0, GPU-3, Some Card, Limited, Edition, 8192, 418.40, 00000000:01:00.0, [N/A]\n",
+            "",
+            &["0 GPU-3 Some Card, Limited, Edition 8192"],
+            &[],
+        );
+        check("No devices were found\n", "", &[], &[]);
+        check("", "", &[], &[]);
+    }
+
+    #[test]
+    fn a_gpu_that_fell_off_is_a_problem_and_the_others_are_kept() {
+        check(
+            "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n\
+             1, GPU-1, NVIDIA A10, 23028, 550.90, 00000000:5E:00.0, [N/A]\n\
+             2, [GPU is lost], [GPU is lost], [GPU is lost], 550.90, 00000000:60:00.0, [N/A]\n",
+            "",
+            &["1 GPU-1 NVIDIA A10 23028"],
+            &[
+                "nvidia-smi: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error",
+                "nvidia-smi: 2, [GPU is lost], [GPU is lost], [GPU is lost], 550.90, 00000000:60:00.0, [N/A]",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_divided_gpu_is_offered_in_its_parts() {
+        let listed = "0, GPU-a, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:07:00.0, Enabled\n\
+                      1, GPU-b, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:0F:00.0, Disabled\n\
+                      2, GPU-c, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:47:00.0, Enabled\n";
+        let instances = "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)\n  \
+                         MIG 3g.20gb     Device  0: (UUID: MIG-1111)\n  \
+                         MIG 1g.5gb+me   Device  1: (UUID: MIG-2222)\n\
+                         GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-b)\n\
+                         GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-c)\n";
+        check(
+            listed,
+            instances,
+            &[
+                "0 MIG-1111 NVIDIA A100-SXM4-40GB MIG 3g.20gb 20480",
+                "0 MIG-2222 NVIDIA A100-SXM4-40GB MIG 1g.5gb+me 5120",
+                "1 GPU-b NVIDIA A100-SXM4-40GB 40960",
+            ],
+            &["GPU 2 (GPU-c) is in MIG mode but has no instances"],
+        );
+        // Before driver 470 the parts were named after the whole.
+        let old = "GPU 0: A100-SXM4-40GB (UUID: GPU-a)\n  MIG 2g.10gb Device 0: (UUID: MIG-GPU-a/3/0)\n";
+        assert_eq!(parse_mig(old)[0].uuid, "MIG-GPU-a/3/0");
+    }
+
+    #[test]
+    fn use_is_read_and_what_is_not_told_is_nothing() {
+        let used = parse_use("GPU-1, 1024, 97\nGPU-2, [N/A], [N/A]\nNo devices were found\n");
+        let expected = |id: &str, memory_mib, percent| Use { id: id.into(), memory_mib, percent };
+        assert_eq!(used, [expected("GPU-1", 1024, 97), expected("GPU-2", 0, 0)]);
+    }
+}
