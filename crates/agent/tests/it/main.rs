@@ -11,6 +11,7 @@ mod process;
 mod repo;
 mod ssh;
 mod support;
+mod torture;
 
 #[test]
 fn the_binary_says_its_version() {
