@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sha2::{Digest, Sha256};
 use tokio::{net::UnixStream, time::timeout};
 use tokio_tungstenite::{
@@ -179,7 +179,8 @@ impl Drop for Runner {
             while matches!(self.init.try_wait(), Ok(None)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            let _ = self.init.kill();
+            // Its group holds the runner too, should it be stuck.
+            let _ = kill_process_group(pid, Signal::KILL);
             let _ = self.init.wait();
         }
     }

@@ -1,9 +1,9 @@
 //! What the tests share. Everything made here is taken away by a guard, also when a test fails.
 
+pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod images;
 pub(crate) mod registry;
-pub(crate) mod client;
 pub(crate) mod shim;
 
 use std::path::{Path, PathBuf};
