@@ -1,0 +1,288 @@
+//! The shim is killed in each state of a task, with a real runtime, and comes back; the runner is killed too.
+//! Afterwards nothing may be left on the machine.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use windlass_agent::shim::journal::Kind;
+use windlass_api::agent::shim::{TaskInfo, TaskStatus};
+use windlass_model::id::SubmissionId;
+
+use crate::support::{
+    shim::{DEADLINE, Setup, Shim},
+    sweep::{assert_clean, count},
+};
+
+/// What F14 allows after the start of a shim.
+const ADOPTED_WITHIN: Duration = Duration::from_secs(15);
+
+/// Prints, waits to be let go, prints again and ends with a status of its own.
+fn job(gate: &str, before: &str) -> Value {
+    let script = format!("{before}\necho first; while [ ! -e {gate} ]; do sleep 0.05; done; echo last; exit 7");
+    json!({"run": {"id": "", "run_spec": {"run_name": "r", "configuration": {}}},
+           "job_spec": {"commands": ["/bin/sh", "-c", script]}})
+}
+
+/// A task with a job that waits for `let_go`.
+struct Playing {
+    id: SubmissionId,
+    gate: PathBuf,
+}
+
+impl Playing {
+    async fn begin(shim: &Shim, id: SubmissionId, runtime: &str) -> Self {
+        Self::begin_with(shim, id, runtime, "").await
+    }
+
+    async fn begin_with(shim: &Shim, id: SubmissionId, runtime: &str, before: &str) -> Self {
+        let run = shim.home().join("tasks").join(id.to_string()).join("run");
+        let gate = run.join("let-go");
+        let inside = if runtime == "docker" { "/windlass/run/let-go".to_owned() } else { gate.display().to_string() };
+        let runner = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
+        let client = shim.client().epoch(1);
+        let until = Instant::now() + DEADLINE;
+        // The container runs a moment before its runner listens.
+        while !client.get(&runner("healthcheck")).await.status.is_success() {
+            assert!(Instant::now() < until, "the runner does not answer\n{}", shim.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        client.post(&runner("submit"), &job(&inside, before)).await.expect(200);
+        client.post(&runner("run"), &json!({})).await.expect(200);
+        let playing = Self { id, gate };
+        playing.output(shim, "first").await;
+        playing
+    }
+
+    /// The output from the shim's own disk, once it has this line.
+    async fn output(&self, shim: &Shim, line: &str) -> String {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            let path = format!("/api/tasks/{}/logs?stream=job&offset=0&limit=65536", self.id);
+            let text = String::from_utf8_lossy(&shim.client().get(&path).await.body).into_owned();
+            if text.contains(line) {
+                return text;
+            }
+            assert!(Instant::now() < until, "{line} never came: {text}\n{}", shim.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Lets the job end, and tells the runner that all was read.
+    async fn let_go(&self, shim: &Shim) {
+        fs::write(&self.gate, "").unwrap();
+        let read = self.output(shim, "last").await.len();
+        let path = format!("/api/tasks/{}/runner/api/logs/read?stream=job&offset={read}", self.id);
+        shim.client().epoch(1).post(&path, &json!({})).await.expect(200);
+    }
+}
+
+async fn terminated_within(shim: &Shim, id: SubmissionId, within: Duration) -> TaskInfo {
+    let began = Instant::now();
+    let info = shim.wait_for(id, TaskStatus::Terminated).await;
+    assert!(began.elapsed() < within, "{:?}", began.elapsed());
+    info
+}
+
+fn check_job_ended(info: &TaskInfo) {
+    assert_eq!(info.termination_reason, "container_exited_with_error", "{info:?}");
+    assert_eq!(info.exit_status, Some(7), "{info:?}");
+}
+
+/// Killed on the way to its container: the task goes on, runs its job once and leaves nothing.
+async fn killed_on_the_way(setup: Setup, runtime: &str, status: &str) {
+    let mut shim = Shim::start(setup.env("WINDLASS_AGENT_PAUSE_AT", status));
+    let spec = shim.spec("train");
+    let id = shim.submit(&spec, 1).await;
+    let paused_at: TaskStatus = serde_json::from_value(json!(status)).unwrap();
+    shim.wait_for(id, paused_at).await;
+    shim.kill();
+    shim.without_env("WINDLASS_AGENT_PAUSE_AT");
+    shim.start_again();
+    let began = Instant::now();
+    shim.wait_for(id, TaskStatus::Running).await;
+    assert!(began.elapsed() < ADOPTED_WITHIN, "{:?}", began.elapsed());
+    let playing = Playing::begin(&shim, id, runtime).await;
+    playing.let_go(&shim).await;
+    check_job_ended(&shim.wait_for(id, TaskStatus::Terminated).await);
+    assert_eq!(playing.output(&shim, "last").await, "first\nlast\n");
+    assert_eq!(count(&shim.home(), id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
+    // What was asked for is asked again: one effect.
+    shim.submit(&spec, 1).await;
+    shim.remove(id, 1).await;
+    assert_clean(&shim.home(), &[id]).await;
+}
+
+/// Killed while the job runs: it runs on, and its output and exit status are told by the next shim.
+async fn killed_while_running(setup: Setup, runtime: &str) {
+    let mut shim = Shim::start(setup);
+    let id = shim.submit(&shim.spec("train"), 1).await;
+    let before = shim.wait_for(id, TaskStatus::Running).await;
+    let playing = Playing::begin(&shim, id, runtime).await;
+    shim.kill();
+    shim.start_again();
+    let after = shim.wait_for(id, TaskStatus::Running).await;
+    assert_eq!(after, before, "the same container, the same ports");
+    playing.let_go(&shim).await;
+    check_job_ended(&terminated_within(&shim, id, ADOPTED_WITHIN).await);
+    assert_eq!(playing.output(&shim, "last").await, "first\nlast\n");
+    assert_eq!(count(&shim.home(), id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
+    shim.remove(id, 1).await;
+    assert_clean(&shim.home(), &[id]).await;
+}
+
+/// The job ends while nobody looks.
+async fn ended_while_down(setup: Setup, runtime: &str) {
+    let mut shim = Shim::start(setup);
+    let id = shim.submit(&shim.spec("train"), 1).await;
+    shim.wait_for(id, TaskStatus::Running).await;
+    let playing = Playing::begin(&shim, id, runtime).await;
+    // Read so far as there is anything; the rest is on disk.
+    shim.kill();
+    fs::write(&playing.gate, "").unwrap();
+    shim.start_again();
+    let text = playing.output(&shim, "last").await;
+    assert_eq!(text, "first\nlast\n");
+    playing.let_go(&shim).await;
+    check_job_ended(&terminated_within(&shim, id, ADOPTED_WITHIN).await);
+    shim.remove(id, 1).await;
+    assert_clean(&shim.home(), &[id]).await;
+}
+
+async fn killed_while_terminating(setup: Setup, runtime: &str) {
+    let mut shim = Shim::start(setup.env("WINDLASS_AGENT_PAUSE_AT", "terminating"));
+    let id = shim.submit(&shim.spec("train"), 1).await;
+    shim.wait_for(id, TaskStatus::Running).await;
+    let playing = Playing::begin(&shim, id, runtime).await;
+    let ask = json!({"termination_reason": "terminated_by_user", "termination_message": "enough", "timeout": 0});
+    let asked = shim.client().epoch(1).post(&format!("/api/tasks/{id}/terminate"), &ask).await.expect(200);
+    assert_eq!(asked.json::<TaskInfo>().status, TaskStatus::Running);
+    shim.kill();
+    shim.without_env("WINDLASS_AGENT_PAUSE_AT");
+    shim.start_again();
+    let info = terminated_within(&shim, id, ADOPTED_WITHIN).await;
+    assert_eq!((info.termination_reason.as_str(), info.termination_message.as_str()), ("terminated_by_user", "enough"));
+    assert_eq!(playing.output(&shim, "first").await, "first\n");
+    shim.remove(id, 1).await;
+    assert_clean(&shim.home(), &[id]).await;
+}
+
+/// The runner is killed under its job: the task ends, nothing of it runs on, its output stays readable.
+async fn runner_killed(setup: Setup, runtime: &str) {
+    let shim = Shim::start(setup);
+    let id = shim.submit(&shim.spec("train"), 1).await;
+    shim.wait_for(id, TaskStatus::Running).await;
+    let playing = Playing::begin(&shim, id, runtime).await;
+    let runner = runner_of(id);
+    rustix::process::kill_process(runner, rustix::process::Signal::KILL).unwrap();
+    let info = terminated_within(&shim, id, DEADLINE).await;
+    assert_eq!((info.termination_reason.as_str(), info.exit_status), ("container_exited_with_error", Some(137)));
+    assert_eq!(playing.output(&shim, "first").await, "first\n");
+    shim.remove(id, 1).await;
+    assert_clean(&shim.home(), &[id]).await;
+}
+
+/// The runner proper, found by its command line and its task's mark.
+fn runner_of(id: SubmissionId) -> rustix::process::Pid {
+    let mark = format!("WINDLASS_TASK_ID={id}");
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
+        let has = |bytes: &[u8], what: &str| bytes.split(|byte| *byte == 0).any(|word| word == what.as_bytes());
+        if has(&read("cmdline"), "--inner") && has(&read("environ"), &mark) {
+            let pid = entry.file_name().to_str().and_then(|pid| pid.parse().ok());
+            return rustix::process::Pid::from_raw(pid.unwrap()).unwrap();
+        }
+    }
+    panic!("no runner of {id}")
+}
+
+macro_rules! matrix {
+    ($runtime:ident) => {
+        mod $runtime {
+            use super::*;
+
+            const NAME: &str = stringify!($runtime);
+
+            #[tokio::test]
+            async fn f14_killed_while_pending_the_task_goes_on() {
+                killed_on_the_way(Setup::$runtime(), NAME, "pending").await;
+            }
+
+            #[tokio::test]
+            async fn f14_killed_while_preparing_the_task_goes_on() {
+                killed_on_the_way(Setup::$runtime(), NAME, "preparing").await;
+            }
+
+            #[tokio::test]
+            async fn f14_killed_while_pulling_the_task_goes_on() {
+                killed_on_the_way(Setup::$runtime(), NAME, "pulling").await;
+            }
+
+            #[tokio::test]
+            async fn f14_killed_while_creating_the_task_goes_on() {
+                killed_on_the_way(Setup::$runtime(), NAME, "creating").await;
+            }
+
+            #[tokio::test]
+            async fn f14_o2_killed_while_running_the_job_runs_on_and_its_end_is_told() {
+                killed_while_running(Setup::$runtime(), NAME).await;
+            }
+
+            #[tokio::test]
+            async fn f14_o2_an_end_that_came_while_the_shim_was_down_is_told() {
+                ended_while_down(Setup::$runtime(), NAME).await;
+            }
+
+            #[tokio::test]
+            async fn f14_killed_while_terminating_the_task_still_ends() {
+                killed_while_terminating(Setup::$runtime(), NAME).await;
+            }
+
+            #[tokio::test]
+            async fn f16_o2_a_killed_runner_ends_its_task_and_keeps_its_output() {
+                runner_killed(Setup::$runtime(), NAME).await;
+            }
+        }
+    };
+}
+
+matrix!(docker);
+matrix!(process);
+
+/// A job that tries to get away: it forks twice into a session of its own. Its shim is killed meanwhile.
+#[tokio::test]
+async fn f33_what_ran_away_from_a_process_task_ends_with_it() {
+    let mut shim = Shim::start(Setup::process());
+    let id = shim.submit(&shim.spec("daemon"), 1).await;
+    shim.wait_for(id, TaskStatus::Running).await;
+    let beat = shim.scratch().join("beat");
+    let away = format!("(setsid sh -c 'while :; do date >> {}; sleep 0.05; done' &) &", beat.display());
+    let playing = Playing::begin_with(&shim, id, "process", &away).await;
+    let until = Instant::now() + DEADLINE;
+    while !beat.exists() {
+        assert!(Instant::now() < until, "it never ran away");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    shim.kill();
+    shim.start_again();
+    shim.wait_for(id, TaskStatus::Running).await;
+    shim.terminate(id, 1, 0).await;
+    let beats = fs::read(&beat).unwrap();
+    assert_eq!(playing.output(&shim, "first").await, "first\n");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(fs::read(&beat).unwrap(), beats, "it still runs");
+    shim.remove(id, 1).await;
+    assert_clean(&shim.home(), &[id]).await;
+}
+
+/// Two shims on one home would start everything twice.
+#[tokio::test]
+async fn r7_a_second_shim_on_the_same_home_does_not_start() {
+    let shim = Shim::start(Setup::process());
+    let second = shim.command().stderr(std::process::Stdio::null()).status().unwrap();
+    assert!(!second.success());
+    assert!(shim.client().get("/api/tasks").await.status.is_success());
+}

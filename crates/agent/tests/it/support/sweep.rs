@@ -1,0 +1,136 @@
+//! The sweeper: proves that nothing of a shim's tasks is left on the machine.
+//!
+//! It asks the machine and never the shim: the engine's own list, the kernel's mounts, processes and control
+//! groups, and the files.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use bollard::query_parameters::ListContainersOptionsBuilder;
+use windlass_agent::shim::journal::{self, Kind, Record, check};
+use windlass_model::id::SubmissionId;
+
+use super::engine;
+
+const HOME_LABEL: &str = "windlass.shim.home";
+/// Long enough for a kernel to take away what was just let go.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is left of the tasks of `home`; empty means clean.
+pub(crate) async fn leftovers(home: &Path, tasks: &[SubmissionId]) -> Vec<String> {
+    let mut left = Vec::new();
+    if let Some(socket) = std::env::var_os("WINDLASS_TEST_DOCKER") {
+        left.extend(containers(Path::new(&socket), home, tasks).await);
+    }
+    left.extend(mounts(home));
+    left.extend(processes(tasks));
+    left.extend(groups(tasks));
+    left.extend(directories(home));
+    left.extend(keys(tasks));
+    left
+}
+
+/// Waits a moment for the machine to be clean, and checks the journal as well.
+pub(crate) async fn assert_clean(home: &Path, tasks: &[SubmissionId]) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let left = leftovers(home, tasks).await;
+        if left.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < until, "left over: {left:#?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(check::violations(&records(home)), Vec::<String>::new());
+}
+
+pub(crate) fn records(home: &Path) -> Vec<Record> {
+    let reading = journal::read(&home.join("journal")).unwrap();
+    assert_eq!((reading.damage.len(), reading.torn_bytes), (0, 0), "the journal is damaged");
+    reading.records
+}
+
+/// How often something is in the journal for a task.
+pub(crate) fn count(home: &Path, task: SubmissionId, is: impl Fn(&Kind) -> bool) -> usize {
+    records(home).iter().filter(|record| record.submission == task && is(&record.kind)).count()
+}
+
+async fn containers(socket: &Path, home: &Path, tasks: &[SubmissionId]) -> Vec<String> {
+    let options = ListContainersOptionsBuilder::default().all(true).build();
+    let listed = engine::client(socket).list_containers(Some(options)).await.unwrap();
+    let home = home.canonicalize().unwrap_or_else(|_| home.to_owned());
+    listed
+        .into_iter()
+        .filter(|one| {
+            let labels = one.labels.clone().unwrap_or_default();
+            let here = labels.get(HOME_LABEL).is_some_and(|label| Path::new(label).starts_with(&home));
+            here || labels.values().any(|value| tasks.iter().any(|task| *value == task.to_string()))
+        })
+        .map(|one| format!("container {:?} {:?}", one.names.unwrap_or_default(), one.state))
+        .collect()
+}
+
+fn mounts(home: &Path) -> Vec<String> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let at = |line: &str| line.split(' ').nth(4).map(PathBuf::from);
+    let ours = text.lines().filter_map(at).filter(|at| at.starts_with(home));
+    ours.map(|at| format!("mount {}", at.display())).collect()
+}
+
+/// By the task's id in the environment, which every process of a task inherits.
+fn processes(tasks: &[SubmissionId]) -> Vec<String> {
+    let mut left = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let marked = |task: &SubmissionId| {
+            let mark = format!("WINDLASS_TASK_ID={task}");
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+        };
+        // A zombie has no environment any more, and runs nothing.
+        if tasks.iter().any(marked) {
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            left.push(format!("process {pid}: {}", String::from_utf8_lossy(&line).replace('\0', " ")));
+        }
+    }
+    left
+}
+
+fn groups(tasks: &[SubmissionId]) -> Vec<String> {
+    let mut left = Vec::new();
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let hierarchies = text.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
+    for hierarchy in hierarchies {
+        for home in children(&Path::new(hierarchy).join("windlass")) {
+            let groups = children(&home).into_iter();
+            let ours = groups.filter(|group| tasks.iter().any(|task| group.ends_with(task.to_string())));
+            left.extend(ours.map(|group| format!("control group {}", group.display())));
+        }
+    }
+    left
+}
+
+fn children(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+fn directories(home: &Path) -> Vec<String> {
+    children(&home.join("tasks")).into_iter().map(|dir| format!("directory {}", dir.display())).collect()
+}
+
+/// In the files of every user of this machine.
+fn keys(tasks: &[SubmissionId]) -> Vec<String> {
+    let users = fs::read_to_string("/etc/passwd").unwrap();
+    let mut left = Vec::new();
+    for home in users.lines().filter_map(|line| line.split(':').nth(5)) {
+        let file = Path::new(home).join(".ssh/authorized_keys");
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        let marked = text.lines().filter(|line| tasks.iter().any(|task| line.contains(&task.to_string())));
+        left.extend(marked.map(|line| format!("key in {}: {line}", file.display())));
+    }
+    left
+}
