@@ -27,7 +27,9 @@ fn statuses(replies: &[Reply]) -> Vec<StatusCode> {
 async fn sixteen_of_everything(setup: Setup) {
     let shim = Shim::start(setup);
     let home = shim.home();
-    let spec = shim.spec("many");
+    let mut spec = shim.spec("many");
+    // The ports of the host are everybody's.
+    spec["network_mode"] = json!("bridge");
     let replies = join_all((0..AT_ONCE).map(|_| shim.try_submit(&spec, 1))).await;
     assert_eq!(statuses(&replies), [200], "{replies:?}");
     let id = shim.submit(&spec, 1).await;
@@ -36,8 +38,8 @@ async fn sixteen_of_everything(setup: Setup) {
     assert_eq!(count(&home, id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
 
     let client = shim.client().epoch(1);
-    let remove = format!("/api/tasks/{id}/remove");
-    let early = join_all((0..AT_ONCE).map(|_| client.post(&remove, &json!({})))).await;
+    let (remove, nothing) = (format!("/api/tasks/{id}/remove"), json!({}));
+    let early = join_all((0..AT_ONCE).map(|_| client.post(&remove, &nothing))).await;
     assert_eq!(statuses(&early), [409], "{early:?}");
 
     let terminate = format!("/api/tasks/{id}/terminate");
@@ -46,13 +48,14 @@ async fn sixteen_of_everything(setup: Setup) {
     let replies = join_all(bodies.iter().map(|body| client.post(&terminate, body))).await;
     assert_eq!(statuses(&replies), [200], "{replies:?}");
     let ended = shim.wait_for(id, TaskStatus::Terminated).await;
-    let again: TaskInfo = client.post(&terminate, &json!({"termination_reason": "aborted_by_user"})).await.json();
+    let again: TaskInfo =
+        client.post(&terminate, &json!({"termination_reason": "aborted_by_user"})).await.json();
     assert_eq!(again, ended, "the first reason is kept");
     assert_eq!(count(&home, id, |kind| matches!(kind, Kind::TerminateAsked { .. })), 1);
     assert_eq!(count(&home, id, |kind| matches!(kind, Kind::Terminated { .. })), 1);
     assert_eq!(count(&home, id, |kind| matches!(kind, Kind::ContainerExited { .. })), 1);
 
-    let replies = join_all((0..AT_ONCE).map(|_| client.post(&remove, &json!({})))).await;
+    let replies = join_all((0..AT_ONCE).map(|_| client.post(&remove, &nothing))).await;
     assert_eq!(statuses(&replies), [200], "{replies:?}");
     assert_eq!(client.post(&remove, &json!({})).await.status, 200);
     assert_eq!(count(&home, id, |kind| *kind == Kind::Removed), 1);
@@ -95,7 +98,8 @@ async fn l2_f2_a_server_that_lost_its_lock_changes_nothing() {
     newer.post(&format!("/api/tasks/{id}/runner/api/stop"), &json!({})).await.expect(200);
     shim.kill();
     shim.start_again();
-    let late = shim.client().epoch(5).post(&format!("/api/tasks/{id}/terminate"), &json!({"timeout": 0})).await;
+    let late =
+        shim.client().epoch(5).post(&format!("/api/tasks/{id}/terminate"), &json!({"timeout": 0})).await;
     assert_eq!(late.status, 412, "{late:?}");
     shim.terminate(id, 9, 0).await;
     shim.remove(id, 9).await;

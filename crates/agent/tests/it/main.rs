@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod delivery;
 mod docker;
 mod files;
 mod gate;
@@ -9,6 +10,7 @@ mod hollow;
 mod logs;
 mod process;
 mod repo;
+mod restart;
 mod ssh;
 mod support;
 mod torture;

@@ -5,6 +5,7 @@ pub(crate) mod engine;
 pub(crate) mod images;
 pub(crate) mod registry;
 pub(crate) mod shim;
+pub(crate) mod sweep;
 
 use std::path::{Path, PathBuf};
 

@@ -168,6 +168,11 @@ impl Shim {
         }
     }
 
+    /// From the next start on.
+    pub(crate) fn without_env(&mut self, name: &str) {
+        self.setup.env.retain(|(known, _)| known != name);
+    }
+
     /// `kill -9`: nothing is said goodbye to.
     pub(crate) fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
@@ -302,7 +307,7 @@ impl Shim {
             return Some(());
         }
         if self.child.is_none() {
-            self.setup.env.retain(|(name, _)| name != "WINDLASS_AGENT_PAUSE_AT");
+            self.without_env("WINDLASS_AGENT_PAUSE_AT");
             let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).ok()?;
             self.child = Some(self.command().stderr(log).spawn().ok()?);
         }

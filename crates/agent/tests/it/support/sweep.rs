@@ -84,7 +84,9 @@ fn mounts(home: &Path) -> Vec<String> {
 fn processes(tasks: &[SubmissionId]) -> Vec<String> {
     let mut left = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
         let marked = |task: &SubmissionId| {
             let mark = format!("WINDLASS_TASK_ID={task}");
@@ -102,7 +104,8 @@ fn processes(tasks: &[SubmissionId]) -> Vec<String> {
 fn groups(tasks: &[SubmissionId]) -> Vec<String> {
     let mut left = Vec::new();
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let hierarchies = text.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
+    let hierarchies =
+        text.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
     for hierarchy in hierarchies {
         for home in children(&Path::new(hierarchy).join("windlass")) {
             let groups = children(&home).into_iter();
