@@ -56,8 +56,8 @@ pub(super) struct AskedTerminal {
 }
 
 impl Channels {
-    pub(super) fn new(over: CancellationToken) -> Self {
-        Self { open: Mutex::default(), total: Arc::default(), over }
+    pub(super) fn new(over: CancellationToken, total: Arc<Total>) -> Self {
+        Self { open: Mutex::default(), total, over }
     }
 
     pub(super) fn full(&self) -> bool {

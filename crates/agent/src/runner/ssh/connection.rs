@@ -79,6 +79,7 @@ impl Connection {
         config: Arc<Config>,
         (peer, local): (SocketAddr, SocketAddr),
         admitted: Arc<AtomicBool>,
+        channels: Channels,
         over: CancellationToken,
     ) -> Self {
         Self {
@@ -88,7 +89,7 @@ impl Connection {
             admitted,
             login: String::new(),
             entered: None,
-            channels: Arc::new(Channels::new(over.clone())),
+            channels: Arc::new(channels),
             listeners: HashMap::new(),
             agent: None,
             over,
@@ -301,7 +302,7 @@ impl server::Handler for Connection {
             open = opened.is_ok();
             asked.terminal = Some(AskedTerminal { kind, opened });
         });
-        Ok(if open { session.channel_success(id)? } else { session.channel_failure(id)? })
+        answer(session, id, open)
     }
 
     async fn x11_request(
@@ -332,7 +333,7 @@ impl server::Handler for Connection {
                 }
             });
         }
-        Ok(if taken { session.channel_success(id)? } else { session.channel_failure(id)? })
+        answer(session, id, taken)
     }
 
     async fn shell_request(&mut self, id: ChannelId, session: &mut server::Session) -> Result<(), Error> {
@@ -370,7 +371,7 @@ impl server::Handler for Connection {
         session: &mut server::Session,
     ) -> Result<(), Error> {
         let told = self.channels.steer(id, Control::Resize(Size { columns, rows, width, height }));
-        Ok(if told { session.channel_success(id)? } else { session.channel_failure(id)? })
+        answer(session, id, told)
     }
 
     async fn signal(
@@ -380,7 +381,7 @@ impl server::Handler for Connection {
         session: &mut server::Session,
     ) -> Result<(), Error> {
         let told = signal_of(&signal).is_some_and(|signal| self.channels.steer(id, Control::Signal(signal)));
-        Ok(if told { session.channel_success(id)? } else { session.channel_failure(id)? })
+        answer(session, id, told)
     }
 
     async fn agent_request(&mut self, id: ChannelId, session: &mut server::Session) -> Result<bool, Error> {
@@ -455,6 +456,15 @@ impl server::Handler for Connection {
         let known = self.listeners.remove(&Listener::Socket(path.to_owned()));
         Ok(known.map(|until| until.cancel()).is_some())
     }
+}
+
+fn answer(session: &mut server::Session, id: ChannelId, done: bool) -> Result<(), Error> {
+    if done {
+        session.channel_success(id)?;
+    } else {
+        session.channel_failure(id)?;
+    }
+    Ok(())
 }
 
 fn signal_of(signal: &Sig) -> Option<Signal> {

@@ -56,7 +56,11 @@ pub(super) struct Total {
 impl Total {
     pub(super) fn next_window(&self, just_given: u32, channel: Option<&Inflow>) -> u32 {
         let this_held = channel.is_some_and(|inflow| inflow.queue.lock().held);
-        next_window(just_given, this_held, self.held.load(Ordering::Relaxed) > 0)
+        next_window(just_given, this_held, self.any_held())
+    }
+
+    pub(super) fn any_held(&self) -> bool {
+        self.held.load(Ordering::Relaxed) > 0
     }
 }
 

@@ -87,23 +87,19 @@ fn parse(text: &str) -> Vec<KeyData> {
 }
 
 fn strong_enough(key: &KeyData) -> bool {
-    match key {
-        KeyData::Rsa(rsa) => rsa.key_size() >= RSA_BITS_MIN,
-        KeyData::Dsa(_) => false,
-        _ => true,
-    }
+    if let KeyData::Rsa(rsa) = key { rsa.key_size() >= RSA_BITS_MIN } else { !matches!(key, KeyData::Dsa(_)) }
 }
 
 /// Signatures with SHA-1 are refused; everything else that russh verifies is taken.
 pub(super) fn acceptable(algorithm: &Algorithm) -> bool {
-    match algorithm {
+    matches!(
+        algorithm,
         Algorithm::Ed25519
-        | Algorithm::Ecdsa { .. }
-        | Algorithm::SkEd25519
-        | Algorithm::SkEcdsaSha2NistP256 => true,
-        Algorithm::Rsa { hash } => matches!(hash, Some(HashAlg::Sha256 | HashAlg::Sha512)),
-        _ => false,
-    }
+            | Algorithm::Ecdsa { .. }
+            | Algorithm::SkEd25519
+            | Algorithm::SkEcdsaSha2NistP256
+            | Algorithm::Rsa { hash: Some(HashAlg::Sha256 | HashAlg::Sha512) }
+    )
 }
 
 /// Whether a user's own file holds the key. Reads the disk: not for the event loop.

@@ -39,7 +39,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{connection::Connection, wire::Wire};
+use self::{channel::Channels, connection::Connection, inflow::Total, wire::Wire};
 pub use self::{
     connections::Connections,
     keys::{AuthorizedKeys, HostKey, KeyError},
@@ -121,8 +121,10 @@ async fn attend(
     let over = CancellationToken::new();
     let _over = over.clone().drop_guard();
     let admitted = Arc::new(AtomicBool::new(false));
-    let handler = Connection::new(config, (peer, local), Arc::clone(&admitted), over);
-    let begun = server::run_stream(protocol, Wire::new(socket, cut.clone()), handler);
+    let total = Arc::new(Total::default());
+    let channels = Channels::new(over.clone(), Arc::clone(&total));
+    let handler = Connection::new(config, (peer, local), Arc::clone(&admitted), channels, over);
+    let begun = server::run_stream(protocol, Wire::new(socket, cut.clone(), total), handler);
     let mut session = match timeout(LOGIN_GRACE, begun).await {
         Ok(Ok(session)) => session,
         Ok(Err(_)) | Err(_) => return,

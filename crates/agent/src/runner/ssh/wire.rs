@@ -1,4 +1,7 @@
-//! The connection's socket, with a handle to cut it.
+//! The connection's socket, with a handle to cut it and a brake.
+//!
+//! The brake is for channels that are held (`inflow`): their clients send two bytes for every two they may, as fast
+//! as the network turns, which nobody needs more than some hundred times a second.
 //!
 //! The library's loop cannot be told to end while it exchanges keys or waits for a client that does not close;
 //! a socket that fails ends it always.
@@ -6,24 +9,46 @@
 use std::{
     io,
     pin::Pin,
-    task::{Context, Poll},
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    time::{Instant, Sleep, sleep},
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use super::inflow::Total;
+
+/// After a small packet the next is read so much later, while a channel is held.
+const BRAKE: Duration = Duration::from_millis(3);
+/// A packet with this many bytes carries more than a few.
+const SMALL: usize = 128;
+/// The library reads a packet's length, then the packet: a read for so little is of a length.
+const LENGTH: usize = 16;
+
 pub(super) struct Wire {
     socket: TcpStream,
+    total: Arc<Total>,
+    brake: Pin<Box<Sleep>>,
+    braking: bool,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     is_cut: bool,
 }
 
 impl Wire {
-    pub(super) fn new(socket: TcpStream, cut: CancellationToken) -> Self {
-        Self { socket, cut: Box::pin(cut.cancelled_owned()), is_cut: false }
+    pub(super) fn new(socket: TcpStream, cut: CancellationToken, total: Arc<Total>) -> Self {
+        Self {
+            socket,
+            total,
+            brake: Box::pin(sleep(Duration::ZERO)),
+            braking: false,
+            cut: Box::pin(cut.cancelled_owned()),
+            is_cut: false,
+        }
     }
 
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
@@ -41,7 +66,17 @@ impl AsyncRead for Wire {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check(context)?;
-        Pin::new(&mut self.socket).poll_read(context, buffer)
+        if self.braking {
+            ready!(self.brake.as_mut().poll(context));
+            self.braking = false;
+        }
+        let (asked, before) = (buffer.remaining(), buffer.filled().len());
+        ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+        if asked > LENGTH && buffer.filled().len() - before < SMALL && self.total.any_held() {
+            self.braking = true;
+            self.brake.as_mut().reset(Instant::now() + BRAKE);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -280,14 +280,9 @@ fn done(id: u32, result: Result<(), Refusal>) -> Answer {
 }
 
 fn status(id: u32, refusal: &Refusal) -> Vec<u8> {
-    let said = match refusal {
-        // Without the number that Rust adds: people read this.
-        Refusal::Io(error) => {
-            let text = error.to_string();
-            text.split(" (os error").next().unwrap_or_default().to_owned()
-        }
-        other => other.to_string(),
-    };
+    // Without the number that Rust adds to the system's errors: people read this.
+    let said = refusal.to_string();
+    let said = said.split(" (os error").next().unwrap_or_default();
     Writer::new(kind::STATUS, id).u32(refusal.status() as u32).string(said.as_bytes()).string(b"").done()
 }
 
