@@ -15,7 +15,7 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::{
     fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid},
     io::Errno,
@@ -87,19 +87,27 @@ impl Keys {
         Self { root: root.to_owned(), notes: home.join("keys"), writing: Mutex::new(()) }
     }
 
-    /// Adds the task's lines, or replaces them. May be repeated.
-    pub fn grant(&self, grant: &Grant<'_>) -> Result<(), KeysError> {
+    /// Adds the task's lines, or replaces them. May be repeated. `is_wanted` is asked while nobody else
+    /// writes: a task that ended meanwhile must not get its keys back.
+    pub fn grant(&self, grant: &Grant<'_>, is_wanted: impl Fn() -> bool) -> Result<(), KeysError> {
         let ours = lines(grant)?;
+        let one_at_a_time = self.writing.lock();
+        if !is_wanted() {
+            return Ok(());
+        }
         let note = self.notes.join(grant.task.to_string());
         let noted = fs::create_dir_all(&self.notes).and_then(|()| fs::write(&note, grant.user));
         noted.map_err(|source| KeysError::Write { file: note, source })?;
-        self.rewrite(grant.user, Missing::Make, |old| replace(old, &|id| id == grant.task.to_string(), &ours))
+        self.rewrite(&one_at_a_time, grant.user, Missing::Make, |old| {
+            replace(old, &|id| id == grant.task.to_string(), &ours)
+        })
     }
 
     /// Takes the task's lines away. Fine when there are none, or no such user any more.
     pub fn revoke(&self, task: SubmissionId, user: &str) -> Result<(), KeysError> {
         let goes = |id: &str| id == task.to_string();
-        match self.rewrite(user, Missing::Leave, |old| replace(old, &goes, "")) {
+        let one_at_a_time = self.writing.lock();
+        match self.rewrite(&one_at_a_time, user, Missing::Leave, |old| replace(old, &goes, "")) {
             Err(KeysError::User(UserError::NoUser(_))) | Ok(()) => {}
             Err(error) => return Err(error),
         }
@@ -129,11 +137,11 @@ impl Keys {
 
     fn rewrite(
         &self,
+        _one_at_a_time: &MutexGuard<'_, ()>,
         user: &str,
         missing: Missing,
         change: impl FnOnce(&[u8]) -> Vec<u8>,
     ) -> Result<(), KeysError> {
-        let _one_at_a_time = self.writing.lock();
         let asked = User { username: Some(user.to_owned()), ..User::default() };
         let account = Users::read(&self.root)?.account(Some(&asked), 0)?;
         let home = self.root.join(account.home.strip_prefix("/").unwrap_or(&account.home));
@@ -363,7 +371,7 @@ mod tests {
 
     fn grant(keys: &Keys, n: u128, lines: &[&str], ports: &[u16]) -> Result<(), KeysError> {
         let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
-        keys.grant(&Grant { task: task(n), user: "ann", keys: &lines, ports })
+        keys.grant(&Grant { task: task(n), user: "ann", keys: &lines, ports }, || true)
     }
 
     #[test]
@@ -461,11 +469,19 @@ mod tests {
     }
 
     #[test]
+    fn a_task_that_ended_meanwhile_gets_no_keys() {
+        let scratch = Scratch::new();
+        let grant = Grant { task: task(1), user: "ann", keys: &[KEY.to_owned()], ports: &[] };
+        scratch.keys().grant(&grant, || false).unwrap();
+        assert!(!scratch.file().exists());
+    }
+
+    #[test]
     fn a_user_that_is_not_there_is_an_error_only_for_a_grant() {
         let scratch = Scratch::new();
         let keys = scratch.keys();
         let grant = Grant { task: task(1), user: "bob", keys: &[KEY.to_owned()], ports: &[] };
-        assert!(matches!(keys.grant(&grant), Err(KeysError::User(_))));
+        assert!(matches!(keys.grant(&grant, || true), Err(KeysError::User(_))));
         keys.revoke(task(1), "bob").unwrap();
         keys.revoke(task(1), "ann").unwrap();
         assert!(!scratch.0.join("home/ann/.ssh").exists());

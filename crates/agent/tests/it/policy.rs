@@ -1,0 +1,155 @@
+//! The host's policy has the last word, whoever asks and through whichever door.
+
+use std::{fs, os::unix::fs::symlink, process::Command};
+
+use serde_json::{Value, json};
+use windlass_agent::shim::journal;
+use windlass_api::agent::shim::{TaskList, TaskStatus};
+
+use crate::support::{
+    Scratch, agent,
+    shim::{Setup, Shim},
+};
+
+/// Submits a change of the plainest specification through both doors; both must refuse it, and say all of why.
+async fn refused(shim: &Shim, change: impl Fn(&mut Value), why: &[&str]) {
+    let mut spec = shim.spec("t");
+    change(&mut spec);
+    let signed = shim.try_submit(&spec, 1).await.expect(403);
+    let open = shim.compat().post("/api/tasks", &spec).await.expect(403);
+    for part in why {
+        assert!(signed.text().contains(part), "{part} is not in {}", signed.text());
+        assert!(open.text().contains(part), "{part} is not in {}", open.text());
+    }
+    let written = journal::read(&shim.home().join("journal")).unwrap().records;
+    let refusals =
+        written.iter().filter(|record| record.kind.is_refusal() && json!(record.submission) == spec["id"]);
+    assert_eq!(refusals.count(), 2, "both refusals are written down");
+}
+
+#[tokio::test]
+async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
+    let data = Scratch::new("policy");
+    let policy = format!("mounts: [{}]\nhost_ssh_users: []\npids: 100\n", data.path().display());
+    let shim = Shim::start(Setup::process().policy(&policy).compat());
+    let below = |name: &str| data.path().join(name).to_str().unwrap().to_owned();
+    symlink("/etc", data.path().join("link")).unwrap();
+    let mount = |path: &str| {
+        let mounts = json!([{"instance_path": path, "path": "/in"}]);
+        move |spec: &mut Value| spec["instance_mounts"] = mounts.clone()
+    };
+    let file = shim.scratch().join("policy.yml").display().to_string();
+    refused(&shim, |spec| spec["privileged"] = json!(true), &["privileged", "privileged: true", &file]).await;
+    refused(&shim, mount("/etc"), &["mount /etc", "mounts: [/etc]"]).await;
+    refused(&shim, mount("/"), &["mount /"]).await;
+    refused(&shim, mount(&below("link")), &["/etc"]).await;
+    refused(&shim, mount(&below("link/ssl")), &["/etc/ssl"]).await;
+    refused(&shim, mount(&below("a/../../x")), &["leads upwards"]).await;
+    refused(&shim, mount("/var/tmp"), &["below no allowed path"]).await;
+    refused(&shim, mount(shim.home().to_str().unwrap()), &["mount"]).await;
+    refused(&shim, |spec| spec["pids"] = json!(101), &["at most 100"]).await;
+    let keys = |spec: &mut Value| {
+        spec["host_ssh_user"] = json!("root");
+        spec["host_ssh_keys"] = json!(["ssh-ed25519 AAAA"]);
+    };
+    refused(&shim, keys, &["host_ssh_keys for root"]).await;
+    // All that is wrong is told at once.
+    let both = |spec: &mut Value| {
+        spec["privileged"] = json!(true);
+        spec["instance_mounts"] = json!([{"instance_path": "/proc", "path": "/windlass/run"}]);
+    };
+    refused(&shim, both, &["privileged", "mount /proc", "mount at /windlass/run"]).await;
+    let list: TaskList = shim.client().get("/api/tasks").await.json();
+    assert_eq!(list.tasks, []);
+    assert!(!data.path().join("a").exists(), "a refusal makes nothing");
+}
+
+#[tokio::test]
+async fn an_allowed_mount_is_made_and_an_optional_one_that_is_forbidden_left_out() {
+    let data = Scratch::new("policy");
+    let shim = Shim::start(Setup::process().policy(&format!("mounts: [{}]\n", data.path().display())));
+    let mut spec = shim.spec("t");
+    let inside = data.path().join("new/deep");
+    let target = data.path().join("target");
+    fs::create_dir(&target).unwrap();
+    spec["instance_mounts"] = json!([
+        {"instance_path": inside, "path": target},
+        {"instance_path": "/etc", "path": "/optional", "optional": true},
+    ]);
+    let id = shim.submit(&spec, 1).await;
+    shim.wait_for(id, TaskStatus::Running).await;
+    assert!(inside.is_dir());
+}
+
+#[test]
+fn a_policy_that_others_could_write_or_that_does_not_read_keeps_the_shim_down() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new("policy");
+    let file = scratch.path().join("policy.yml");
+    let start = || {
+        let mut command = Command::new(agent());
+        command.args(["shim", "--runtime", "hollow", "--home"]).arg(scratch.path().join("home"));
+        let output = command.arg("--policy").arg(&file).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    fs::write(&file, "privileged: false\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o664)).unwrap();
+    assert!(start().contains("mode 664"));
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+    assert!(start().contains("must belong to root"));
+    std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+    fs::write(&file, "mouns: [/data]\n").unwrap();
+    let said = start();
+    assert!(said.contains("did you mean `mounts`?") && said.contains("policy.yml:1:1"), "{said}");
+}
+
+fn text_of(file: &std::path::Path) -> String {
+    String::from_utf8_lossy(&fs::read(file).unwrap()).into_owned()
+}
+
+const KEY: &str =
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFpe1VEr4vk/w2OaNzvZbmmpbRnHzT3XVpqzGkOmFSJN ann@laptop";
+
+#[tokio::test]
+async fn g6_keys_are_lent_for_a_tasks_life_and_lines_of_others_stay_as_they_are() {
+    let accounts = Scratch::new("accounts");
+    let ssh = accounts.path().join("home/ann/.ssh");
+    fs::create_dir_all(&ssh).unwrap();
+    fs::create_dir(accounts.path().join("etc")).unwrap();
+    fs::write(accounts.path().join("etc/passwd"), "ann:x:0:0::/home/ann:/bin/sh\n").unwrap();
+    let foreign = b"# ann's own\nssh-rsa AAAA ann\n\xff not text\n";
+    let file = ssh.join("authorized_keys");
+    fs::write(&file, foreign).unwrap();
+    let mut shim =
+        Shim::start(Setup::process().env("WINDLASS_DEBUG_ACCOUNTS", accounts.path().to_str().unwrap()));
+    let mut spec = shim.spec("t");
+    spec["host_ssh_user"] = json!("ann");
+    spec["host_ssh_keys"] = json!([KEY]);
+    let id = shim.submit(&spec, 1).await;
+    let info = shim.wait_for(id, TaskStatus::Running).await;
+    let with = fs::read(&file).unwrap();
+    assert!(with.starts_with(foreign));
+    let line = String::from_utf8(with[foreign.len()..].to_vec()).unwrap();
+    assert!(
+        line.starts_with("restrict,port-forwarding,permitopen=") && line.contains(&id.to_string()),
+        "{line}"
+    );
+    // Once the task's own port is known, nothing else can be reached.
+    let port = info.ports.unwrap()[0].host;
+    let until = std::time::Instant::now() + crate::support::shim::DEADLINE;
+    while !text_of(&file).contains(&format!("permitopen=\"localhost:{port}\"")) {
+        assert!(std::time::Instant::now() < until, "{}", text_of(&file));
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    // A crash in between changes nothing about who has the keys.
+    shim.kill();
+    shim.start_again();
+    shim.wait_for(id, TaskStatus::Running).await;
+    assert!(text_of(&file).contains(&id.to_string()));
+    shim.terminate(id, 1, 0).await;
+    assert_eq!(fs::read(&file).unwrap(), foreign);
+    shim.remove(id, 1).await;
+    assert_eq!(fs::read_dir(shim.home().join("keys")).unwrap().count(), 0);
+}

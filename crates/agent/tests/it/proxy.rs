@@ -1,0 +1,205 @@
+//! Calls to a task's runner through the shim: one door for everything.
+
+use std::time::{Duration, Instant};
+
+use axum::{body::Body, http::Method};
+use futures_util::{SinkExt, StreamExt};
+use http_body_util::BodyExt;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, client::IntoClientRequest, protocol::Role},
+};
+use windlass_api::agent::{
+    LOG_COMPLETE, LOG_END,
+    events::What,
+    runner::JobRecord,
+    shim::{TaskInfo, TaskStatus},
+};
+use windlass_model::id::SubmissionId;
+
+use crate::support::shim::{CREDENTIAL, DEADLINE, Setup, Shim};
+
+/// A running task whose runner answers.
+async fn ready(shim: &Shim) -> SubmissionId {
+    let id = shim.submit(&shim.spec("t"), 1).await;
+    shim.wait_for(id, TaskStatus::Running).await;
+    let until = Instant::now() + DEADLINE;
+    while shim.client().get(&format!("/api/tasks/{id}/runner/api/healthcheck")).await.status != 200 {
+        assert!(Instant::now() < until, "the runner does not answer");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    id
+}
+
+fn job(script: &str) -> Value {
+    json!({
+        "run": {"id": "r", "run_spec": {"run_name": "t", "configuration": {}}},
+        "job_spec": {"commands": ["/bin/sh", "-c", script], "env": {"X": "1"}},
+    })
+}
+
+async fn run(shim: &Shim, id: SubmissionId, script: &str) {
+    let client = shim.client().epoch(1);
+    client.post(&format!("/api/tasks/{id}/runner/api/submit"), &job(script)).await.expect(200);
+    client.post(&format!("/api/tasks/{id}/runner/api/run"), &json!({})).await.expect(200);
+}
+
+#[tokio::test]
+async fn a_job_is_run_and_read_through_the_shim_alone() {
+    let shim = Shim::start(Setup::process());
+    let id = ready(&shim).await;
+    let path = format!("/api/tasks/{id}");
+    shim.client().epoch(0).post(&format!("{path}/runner/api/submit"), &job("true")).await.expect(412);
+    run(&shim, id, "echo hello; exit 3").await;
+    // Waits for the output, and is answered when it comes.
+    let logs = shim.client().get(&format!("{path}/logs?stream=job&offset=0&wait_ms=20000")).await.expect(200);
+    assert_eq!(logs.text().trim_end(), "hello");
+    let through = shim.client().get(&format!("{path}/runner/api/logs?stream=job&offset=0")).await.expect(200);
+    assert_eq!(through.body, logs.body);
+    let until = Instant::now() + DEADLINE;
+    let record = loop {
+        let record: JobRecord = shim.client().get(&format!("{path}/job")).await.json();
+        if record.log_complete && record.states.last().is_some_and(|state| state.state == "failed") {
+            break record;
+        }
+        assert!(Instant::now() < until, "{record:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(record.states.last().unwrap().exit_status, Some(3));
+    assert_eq!(record.log_end, logs.body.len() as u64);
+    // The same after the runner is gone.
+    shim.terminate(id, 1, 0).await;
+    let after = shim.client().get(&format!("{path}/logs?offset=2&wait_ms=20000")).await.expect(200);
+    assert_eq!((after.text().trim_end(), after.headers[LOG_COMPLETE].to_str().unwrap()), ("llo", "true"));
+    assert_eq!(after.headers[LOG_END], record.log_end.to_string());
+    let dead = shim.client().get(&format!("{path}/runner/api/healthcheck")).await.expect(502);
+    assert!(dead.text().contains("does not answer"), "{}", dead.text());
+    shim.remove(id, 1).await;
+    shim.client().get(&format!("{path}/logs")).await.expect(404);
+    shim.client().get(&format!("{path}/runner/api/healthcheck")).await.expect(404);
+}
+
+#[tokio::test]
+async fn x5_the_runners_socket_is_of_no_use_without_its_token() {
+    let shim = Shim::start(Setup::process());
+    let id = ready(&shim).await;
+    let socket = shim.home().join(format!("tasks/{id}/run/runner.sock"));
+    for client in [
+        crate::support::client::Client::unix(&socket),
+        crate::support::client::Client::unix(&socket).credential(CREDENTIAL),
+    ] {
+        client.get("/api/metrics").await.expect(401);
+    }
+}
+
+#[tokio::test]
+async fn output_and_states_are_told_as_they_come() {
+    let shim = Shim::start(Setup::process());
+    let id = ready(&shim).await;
+    let response = shim.client().open(Method::GET, "/api/events", Body::empty()).await;
+    let mut body = response.into_body();
+    run(&shim, id, "echo one; exit 0").await;
+    let (mut text, mut told) = (Vec::new(), Vec::new());
+    let until = tokio::time::Instant::now() + DEADLINE;
+    while !told.iter().any(|what| *what == "done") {
+        let frame = tokio::time::timeout_at(until, body.frame()).await.expect("told in time");
+        text.extend_from_slice(&frame.unwrap().unwrap().into_data().unwrap());
+        while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = text.drain(..=end).collect();
+            let event: windlass_api::agent::events::Event = serde_json::from_slice(&line).unwrap();
+            match event.what {
+                What::Log { id: of, stream, end } if of == id && stream == "job" => {
+                    assert!(end >= 4, "{end}");
+                    told.push("log".to_owned());
+                }
+                What::Job { id: of, state } if of == id => told.push(state.state),
+                _ => {}
+            }
+        }
+    }
+    assert!(told.contains(&"running".to_owned()) && told.contains(&"log".to_owned()), "{told:?}");
+}
+
+async fn all_of<S>(mut socket: WebSocketStream<S>) -> Vec<u8>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let mut got = Vec::new();
+    loop {
+        let message = tokio::time::timeout(DEADLINE, socket.next()).await.expect("the stream ends");
+        match message {
+            Some(Ok(Message::Binary(bytes))) => got.extend_from_slice(&bytes),
+            Some(Ok(Message::Close(_))) | None => break,
+            Some(Ok(_)) => {}
+            Some(Err(error)) => panic!("{error}"),
+        }
+    }
+    let _ = socket.close().await;
+    got
+}
+
+#[tokio::test]
+async fn a_websocket_is_passed_through() {
+    let shim = Shim::start(Setup::process());
+    let id = ready(&shim).await;
+    run(&shim, id, "echo a; echo b").await;
+    let mut request =
+        format!("ws://shim/api/tasks/{id}/runner/logs_ws?offset=0").into_client_request().unwrap();
+    request.headers_mut().insert("authorization", format!("Bearer {CREDENTIAL}").parse().unwrap());
+    let stream = UnixStream::connect(shim.socket()).await.unwrap();
+    let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await.unwrap();
+    socket.send(Message::Ping(Vec::new().into())).await.unwrap();
+    let got = all_of(socket).await;
+    assert_eq!(String::from_utf8(got).unwrap().replace('\r', ""), "a\nb\n");
+}
+
+#[tokio::test]
+async fn one_connection_carries_calls_and_websockets_at_once() {
+    let shim = Shim::start(Setup::process());
+    let id = ready(&shim).await;
+    let stream = TokioIo::new(UnixStream::connect(shim.socket()).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    run(&shim, id, "echo a; echo b").await;
+    let request = |method: &str, path: String| {
+        hyper::Request::builder()
+            .method(method)
+            .uri(format!("http://shim{path}"))
+            .header("authorization", format!("Bearer {CREDENTIAL}"))
+    };
+    // The server's settings, which allow what follows, come with its first answer.
+    let plain = request("GET", format!("/api/tasks/{id}")).body(Body::empty()).unwrap();
+    let answer = sender.send_request(plain).await.unwrap().into_body().collect().await.unwrap().to_bytes();
+    let info: TaskInfo = serde_json::from_slice(&answer).unwrap();
+    assert_eq!(info.id, id);
+    let events = request("GET", "/api/events".to_owned()).body(Body::empty()).unwrap();
+    let events = sender.send_request(events).await.unwrap();
+    let upgrade = request("CONNECT", format!("/api/tasks/{id}/runner/logs_ws?offset=0"))
+        .header("sec-websocket-version", "13")
+        .extension(hyper::ext::Protocol::from_static("websocket"))
+        .body(Body::empty())
+        .unwrap();
+    let response = sender.send_request(upgrade).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let upgraded = hyper::upgrade::on(response).await.unwrap();
+    let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
+    assert_eq!(String::from_utf8(all_of(socket).await).unwrap().replace('\r', ""), "a\nb\n");
+    drop(events);
+}
+
+#[tokio::test]
+async fn a_long_upload_streams_through() {
+    let shim = Shim::start(Setup::process());
+    let id = ready(&shim).await;
+    let client = shim.client().epoch(1);
+    client.post(&format!("/api/tasks/{id}/runner/api/submit"), &job("true")).await.expect(200);
+    // Longer than any other call's body may be. What the runner makes of it is the runner's business.
+    let chunks = (0..64).map(|_| Ok::<_, std::io::Error>(axum::body::Bytes::from(vec![7u8; 256 * 1024])));
+    let body = Body::from_stream(futures_util::stream::iter(chunks));
+    let reply = client.call(Method::POST, &format!("/api/tasks/{id}/runner/api/upload_code"), body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+}
