@@ -51,7 +51,6 @@ impl Lines {
     }
 
     /// The first that is wanted; those before it are passed over.
-    #[track_caller]
     async fn until(&mut self, wanted: impl Fn(&What) -> bool) -> Event {
         let begun = Instant::now();
         let mut passed = Vec::new();

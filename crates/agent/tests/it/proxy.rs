@@ -137,7 +137,7 @@ where
             Some(Err(error)) => panic!("{error}"),
         }
     }
-    let _ = socket.close().await;
+    let _ = socket.close(None).await;
     got
 }
 
