@@ -32,8 +32,9 @@ use crate::support::{Scratch, agent};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const TOKEN: &str = "a token of the shim";
-/// What a runner may take at its peak, whatever its job prints.
-const PEAK_KB: u64 = 20 * 1024;
+/// What a runner may take more at its peak than before its job, however much that prints. A good part of it is
+/// the program's own text, which is large here.
+const GROWTH_KB: u64 = 8 * 1024;
 
 /// A runner in a directory of its own, with everything below it ended by the guard.
 struct Runner {
@@ -223,14 +224,15 @@ async fn o1_o4_a_job_that_prints_fast_is_kept_and_tailed_in_little_memory() {
     const SIZE: usize = 200_000_000;
     let runner = Runner::start("fast").await;
     let expected = noise(&runner.dir.path().join("noise"), SIZE);
+    let before = runner.peak_kb();
     runner.job("cat noise", None).await;
     let (one, two, ended) = tokio::join!(runner.tail(), runner.tail(), runner.ended());
     assert_eq!(ended.0, "done");
     assert_eq!(one, (SIZE as u64, expected.clone()));
     assert_eq!(two, one);
     assert_eq!(hash_of(&runner.run().join("job.log")), expected);
-    let peak = runner.peak_kb();
-    assert!(peak < PEAK_KB, "the runner took {peak} kB");
+    let growth = runner.peak_kb() - before;
+    assert!(growth < GROWTH_KB, "the runner took {growth} kB more");
     assert_eq!(runner.reader().damage().unwrap(), []);
     assert!(runner.reader().is_complete().unwrap());
 }
