@@ -65,6 +65,8 @@ pub struct Boot {
     pub compat_tcp: Option<SocketAddr>,
     /// `None`: one, with its socket at `socket`.
     pub hosts: Option<u32>,
+    /// What hollow tasks do.
+    pub plan: Plan,
     pub write_host_info: bool,
 }
 
@@ -104,7 +106,7 @@ pub async fn run(boot: Boot) -> Result<(), BootError> {
     match chosen {
         Chosen::Hollow => {
             for (home, socket) in hollow_homes(&boot)? {
-                let shim = open_hollow(&home, policy.clone(), &stop).await?;
+                let shim = open_hollow(&home, boot.plan, policy.clone(), &stop).await?;
                 open_doors(&mut doors, &shim, &socket, boot.compat_tcp).await?;
                 hosts.push(shim);
             }
@@ -284,9 +286,14 @@ fn hollow_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
     homes.collect()
 }
 
-async fn open_hollow(home: &Path, policy: Policy, stop: &CancellationToken) -> Result<Arc<Shim>, BootError> {
+async fn open_hollow(
+    home: &Path,
+    plan: Plan,
+    policy: Policy,
+    stop: &CancellationToken,
+) -> Result<Arc<Shim>, BootError> {
     let events = Events::new(boot_name());
-    let runtime: Arc<dyn Runtime> = Arc::new(Hollow::new(Plan::default(), events.clone()));
+    let runtime: Arc<dyn Runtime> = Arc::new(Hollow::new(plan, events.clone()));
     let growth = Growth::new(home, events.clone(), |_| {});
     let settings = Settings::in_memory(home.to_owned(), Vec::new());
     let host = Arc::new(Nowhere { policy });

@@ -8,7 +8,7 @@ use windlass_model::id::InstanceId;
 use super::{
     boot::{self, Boot},
     enrolment::{self, Enrolment},
-    policy,
+    hollow, policy,
 };
 
 #[derive(Debug, clap::Args)]
@@ -61,6 +61,8 @@ struct Flags {
     /// With the hollow runtime: so many hosts in one process, each with its socket HOME/host-NNNN/shim.sock
     #[arg(long, value_name = "N", env = "WINDLASS_AGENT_HOSTS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     hosts: Option<u32>,
+    #[command(flatten)]
+    hollow: hollow::Flags,
     /// How much to say on standard error
     #[arg(long, value_name = "LEVEL", env = "WINDLASS_AGENT_LOG", default_value = "info")]
     log: LogLevel,
@@ -139,6 +141,7 @@ fn start(flags: &Flags) -> ExitCode {
         policy: flags.policy.clone(),
         compat_tcp: flags.compat_tcp,
         hosts: flags.hosts,
+        plan: flags.hollow.into(),
         write_host_info: false,
     };
     run(boot, flags.log)

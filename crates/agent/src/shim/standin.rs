@@ -12,6 +12,7 @@ use super::{
     api::COMPAT_VERSION,
     boot::Boot,
     cli::{self, LogLevel},
+    hollow::Plan,
     policy,
 };
 
@@ -59,6 +60,7 @@ pub fn main() -> ExitCode {
         policy: PathBuf::from(policy::DEFAULT_FILE),
         compat_tcp: Some((Ipv4Addr::LOCALHOST, args.shim_http_port).into()),
         hosts: None,
+        plan: Plan::default(),
         write_host_info: !matches!(args.service.as_str(), "" | "0" | "false"),
     };
     cli::run(boot, log_level(args.shim_log_level))

@@ -391,7 +391,7 @@ async fn a_fork_bomb_stays_within_its_limit_and_ends_with_its_task() {
 }
 
 #[tokio::test]
-async fn g1_a_task_sees_exactly_its_own_gpu_and_a_clean_environment() {
+async fn a_task_sees_exactly_its_own_gpu_and_a_clean_environment() {
     let mut host = Host::new("env > env.new; mv env.new env");
     host.task.gpus = vec![Gpu {
         vendor: Vendor::Nvidia,
