@@ -27,3 +27,4 @@ fn the_binary_says_its_version() {
     let scratch = support::Scratch::new("version");
     assert!(scratch.path().is_dir());
 }
+mod wire;
