@@ -3,15 +3,7 @@
 //! The library calls these methods from the loop that serves the whole connection, so none of them waits for
 //! the network or for a program: whatever takes time is a task of its own.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{collections::HashMap, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use nix::sys::signal::Signal;
 use russh::{
@@ -51,8 +43,8 @@ pub(super) struct Connection {
     config: Arc<Config>,
     peer: SocketAddr,
     local: SocketAddr,
-    /// Set once a key was proven.
-    admitted: Arc<AtomicBool>,
+    /// Told once a key was proven.
+    admitted: CancellationToken,
     login: String,
     entered: Option<Entered>,
     channels: Arc<Channels>,
@@ -78,7 +70,7 @@ impl Connection {
     pub(super) fn new(
         config: Arc<Config>,
         (peer, local): (SocketAddr, SocketAddr),
-        admitted: Arc<AtomicBool>,
+        admitted: CancellationToken,
         channels: Channels,
         over: CancellationToken,
     ) -> Self {
@@ -193,7 +185,7 @@ impl server::Handler for Connection {
     }
 
     async fn auth_succeeded(&mut self, _session: &mut server::Session) -> Result<(), Error> {
-        self.admitted.store(true, Ordering::Release);
+        self.admitted.cancel();
         self.entered = Some(self.config.connections.enter());
         tracing::info!(peer = %self.peer, login = self.login, "ssh connection");
         Ok(())

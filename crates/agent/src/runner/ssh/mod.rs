@@ -20,15 +20,7 @@ mod sftp;
 mod terminal;
 mod wire;
 
-use std::{
-    borrow::Cow,
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
 
 use russh::{MethodKind, MethodSet, Preferred, SshId, cipher, compression, server};
 use tokio::{
@@ -120,21 +112,20 @@ async fn attend(
     let _cut = cut.clone().drop_guard();
     let over = CancellationToken::new();
     let _over = over.clone().drop_guard();
-    let admitted = Arc::new(AtomicBool::new(false));
+    let admitted = CancellationToken::new();
     let total = Arc::new(Total::default());
     let channels = Channels::new(over.clone(), Arc::clone(&total));
-    let handler = Connection::new(config, (peer, local), Arc::clone(&admitted), channels, over);
+    let handler = Connection::new(config, (peer, local), admitted.clone(), channels, over);
     let begun = server::run_stream(protocol, Wire::new(socket, cut.clone(), total), handler);
     let mut session = match timeout(LOGIN_GRACE, begun).await {
         Ok(Ok(session)) => session,
         Ok(Err(_)) | Err(_) => return,
     };
-    let ended = tokio::select! {
-        ended = timeout(LOGIN_GRACE, &mut session) => ended,
+    tokio::select! {
+        _ = &mut session => return,
+        () = admitted.cancelled() => {}
+        () = tokio::time::sleep(LOGIN_GRACE) => return,
         () = stop.cancelled() => return goodbye(session).await,
-    };
-    if ended.is_ok() || !admitted.load(Ordering::Acquire) {
-        return;
     }
     drop(stranger);
     tokio::select! {

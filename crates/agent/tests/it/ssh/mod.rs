@@ -59,13 +59,38 @@ impl Server {
         if !args.contains(&"--home") {
             command.arg("--home").arg(at("home"));
         }
-        let child = command.args(args).envs(env.iter().copied()).stdin(Stdio::null()).spawn().unwrap();
-        let mut child = Killed(child);
+        command.args(args).envs(env.iter().copied());
+        Self::begin(scratch, command)
+    }
+
+    /// In a root directory that holds nothing but the agent: no shell, no users, no devices.
+    pub(crate) fn in_an_empty_image() -> Self {
+        let scratch = Scratch::new("ssh");
+        make_key(&scratch.path().join("id"), "ed25519");
+        std::fs::copy(agent(), scratch.path().join("agent")).unwrap();
+        let mut command = Command::new("chroot");
+        command
+            .arg(scratch.path())
+            .args(["/agent", "runner", "ssh", "--listen", "127.0.0.1:0", "--authorized-keys", "/id.pub"])
+            .args(["--host-key", "/host_key", "--address-file", "/address"]);
+        Self::begin(scratch, command)
+    }
+
+    fn begin(scratch: Scratch, mut command: Command) -> Self {
+        let mut child = Killed(command.stdin(Stdio::null()).spawn().unwrap());
+        let file = scratch.path().join("address");
         let address = until("the server listens", || {
             assert_eq!(child.0.try_wait().unwrap(), None, "the server ended");
-            std::fs::read_to_string(at("address")).ok()?.parse().ok()
+            std::fs::read_to_string(&file).ok()?.parse().ok()
         });
         Self { scratch, child, address }
+    }
+
+    /// Asks the server to end and waits until it has.
+    pub(crate) fn stop(&mut self) {
+        let asked = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
+        assert!(asked.success());
+        until("the server ends", || self.child.0.try_wait().unwrap());
     }
 
     pub(crate) fn at(&self, name: &str) -> PathBuf {

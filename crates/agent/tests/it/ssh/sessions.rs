@@ -143,6 +143,32 @@ fn an_image_without_a_shell_runs_programs_by_their_path() {
 }
 
 #[test]
+fn an_image_with_nothing_in_it_lets_people_in() {
+    let server = Server::in_an_empty_image();
+    assert_eq!(server.says("/agent --version"), concat!("windlass-agent ", env!("CARGO_PKG_VERSION"), "\n"));
+    let login = run(&mut server.ssh(&["-T"]), b"");
+    assert_eq!(login.status.code(), Some(127));
+    assert!(text(&login.stderr).contains("this image has no shell"), "{}", text(&login.stderr));
+    let terminal = run(server.ssh(&["-tt"]).arg("/agent --version"), b"");
+    let said = text(&terminal.stdout) + &text(&terminal.stderr);
+    assert!(said.contains("no terminal: No such file or directory"), "{said}");
+    assert!(said.contains("windlass-agent "), "{said}");
+}
+
+#[test]
+fn everybody_is_told_when_the_server_ends() {
+    let mut server = Server::start();
+    let mut ssh = server.ssh(&[]);
+    let mut child =
+        Killed(spawn(ssh.arg("echo in; sleep 1000").stdout(Stdio::piped()).stderr(Stdio::piped())));
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "in\n");
+    server.stop();
+    assert_eq!(until("the client ends", || child.0.try_wait().unwrap()).code(), Some(255));
+}
+
+#[test]
 fn an_editor_s_bootstrap_over_standard_input_works() {
     let server = Server::with(&["--shell", "/bin/bash"], &[]);
     let script = b"echo listening on port 1234\nuname -s\nexit 3\n";
