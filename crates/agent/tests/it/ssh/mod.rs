@@ -63,11 +63,18 @@ impl Server {
         Self::begin(scratch, command)
     }
 
-    /// In a root directory that holds nothing but the agent: no shell, no users, no devices.
+    /// In a root directory that holds nothing but the agent and the randomness that every container has: no shell,
+    /// no users, no terminals.
     pub(crate) fn in_an_empty_image() -> Self {
         let scratch = Scratch::new("ssh");
         make_key(&scratch.path().join("id"), "ed25519");
         std::fs::copy(agent(), scratch.path().join("agent")).unwrap();
+        std::fs::create_dir(scratch.path().join("dev")).unwrap();
+        for (name, number) in [("random", "8"), ("urandom", "9")] {
+            let device = scratch.path().join("dev").join(name);
+            let made = run(Command::new("mknod").arg(device).args(["c", "1", number]), b"");
+            assert!(made.status.success(), "{}", text(&made.stderr));
+        }
         let mut command = Command::new("chroot");
         command
             .arg(scratch.path())
