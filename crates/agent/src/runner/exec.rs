@@ -74,6 +74,8 @@ pub struct Started {
     pub pid: i32,
     /// Everything the job prints.
     pub output: File,
+    /// What a person at the job's terminal would type on, where it has one.
+    pub keyboard: Option<File>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +120,8 @@ pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
             Err(_) => pipe()?,
         },
     };
+    let keyboard =
+        ends.is_terminal.then(|| ends.ours.try_clone()).transpose().map_err(ExecError::Terminal)?;
     let mut command = Command::new(program);
     command.args(arguments).current_dir(launch.dir);
     command.env_clear().envs(launch.env);
@@ -133,7 +137,7 @@ pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
         source,
     })?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
-    Ok(Started { child, pid, output: ends.ours })
+    Ok(Started { child, pid, output: ends.ours, keyboard })
 }
 
 fn pipe() -> Result<Ends, ExecError> {
@@ -247,7 +251,7 @@ fn mark(number: i32) {
     let _ = rustix::io::fcntl_setfd(fd.as_fd(), rustix::io::FdFlags::CLOEXEC);
 }
 
-/// Writes a file and gives it to the account; nobody else may read it unless `mode` says so.
+/// Writes a file with this mode, whatever was there before.
 pub fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let mut file =

@@ -107,6 +107,7 @@ pub struct Job {
 #[derive(Debug, Default)]
 struct Inner {
     submit: Option<Submit>,
+    was_run: bool,
     started: Option<JobStarted>,
     session: Option<Session>,
 }
@@ -207,8 +208,10 @@ impl Job {
     pub fn run(&self) -> Result<Run, Step> {
         let mut inner = self.inner.lock();
         if !self.take(Call::Run)? {
-            return Ok(Run::Answer(inner.started.clone()));
+            // A job that was stopped before its start has no answer to repeat.
+            return if inner.was_run { Ok(Run::Answer(inner.started.clone())) } else { Err(self.step()) };
         }
+        inner.was_run = true;
         let Some(submit) = inner.submit.take() else { return Err(Step::WaitSubmit) };
         match self.plan(submit) {
             Ok(plan) => {

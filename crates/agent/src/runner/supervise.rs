@@ -1,6 +1,8 @@
 //! From the start of a job to its last word: preparing, running, ending.
 
 use std::{
+    fs::File,
+    io::Write,
     path::{Path, PathBuf},
     process::ExitStatus,
     sync::Arc,
@@ -33,6 +35,8 @@ const LINGER: Duration = Duration::from_secs(1);
 /// After a kill the pipe closes at once, or somebody has it whom nobody can kill.
 const AFTER_KILL: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Ctrl-D.
+const END_OF_INPUT: &[u8] = b"\x04";
 const PROFILE_DIR: &str = "/etc/profile.d";
 const PROFILE: &str = "/etc/profile.d/windlass_job.sh";
 
@@ -202,6 +206,7 @@ struct Under<'a> {
     job: &'a Job,
     tree: Tree,
     pump: Pump,
+    keyboard: Option<File>,
     polite: Signal,
     grace: Duration,
     /// Why it is being ended, if it is.
@@ -236,7 +241,8 @@ async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
         Some(secs) => (Signal::TERM, Duration::from_secs(secs).min(GRACE_MAX)),
         None => (Signal::INT, GRACE),
     };
-    let mut under = Under { job, tree, pump, polite, grace, cause: None, kill_at: None };
+    let mut under =
+        Under { job, tree, pump, keyboard: started.keyboard, polite, grace, cause: None, kill_at: None };
     let exit = under.wait(&mut started.child, deadline).await;
     under.settle().await;
     let exit = exit.map_err(|error| not_started("wait for the commands", &error))?;
@@ -274,6 +280,10 @@ impl Under<'_> {
             tracing::info!(?cause, grace_secs = self.grace.as_secs(), "end the job");
             self.cause = Some(cause);
             self.tree.signal_session(self.polite);
+            if let Some(keyboard) = &mut self.keyboard {
+                // An interactive shell goes back to its prompt when it is interrupted. There it reads this.
+                let _ = keyboard.write_all(END_OF_INPUT);
+            }
             self.kill_at = Some(Instant::now() + self.grace);
         }
     }

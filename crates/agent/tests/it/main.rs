@@ -13,6 +13,7 @@ mod process;
 mod proxy;
 mod repo;
 mod restart;
+mod runner;
 mod ssh;
 mod support;
 mod torture;

@@ -4,6 +4,7 @@ pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod images;
 pub(crate) mod registry;
+pub(crate) mod runner;
 pub(crate) mod shim;
 pub(crate) mod sweep;
 

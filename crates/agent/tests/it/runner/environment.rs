@@ -1,0 +1,149 @@
+//! As whom, where and with which variables the job runs.
+
+use std::{collections::BTreeMap, os::unix::fs::MetadataExt};
+
+use serde_json::json;
+
+use crate::support::{
+    Scratch,
+    runner::{Runner, Setting, job, script},
+};
+
+const NOBODY: u32 = 65534;
+
+fn environ(runner: &Runner) -> BTreeMap<String, String> {
+    let text = runner.log_text();
+    let pairs = text.split('\0').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap()).map(|(name, value)| (name.into(), value.into())).collect()
+}
+
+#[test]
+fn the_job_gets_exactly_its_variables() {
+    let mut setting = Setting::new();
+    setting.env = vec![
+        ("LANG", "C.UTF-8".into()),
+        ("LD_PRELOAD", String::new()),
+        ("RUST_LOG", "trace".into()),
+        ("WINDLASS_SECRET_OF_THE_AGENT", "x".into()),
+        ("DSTACK_RUNNER_HTTP_PORT", "1".into()),
+    ];
+    let task = setting.config.task.to_string();
+    let runner = setting.start();
+    let hostile = "line one\nline two $(touch pwned) `x` 'y' \"z\" \\ \u{1b}[31m é";
+    let mut submit = job(json!({
+        "commands": ["/bin/cat", "/proc/self/environ"],
+        "env": { "PLAIN": "1", "EMPTY": "", "HOSTILE": hostile, "A\nB": "odd name", "a b;c": "odder" },
+        "replica_num": 1, "job_num": 0, "jobs_per_replica": 1, "repo_dir": "code",
+    }));
+    submit["secrets"] = json!({ "TOKEN": "s3cret" });
+    submit["run"]["run_spec"] = json!({ "run_name": "train", "repo_id": "none" });
+    assert_eq!(runner.finish(&submit).state, "done");
+    let work = runner.work().display().to_string();
+    let mut expected: BTreeMap<String, String> = [
+        ("A\nB", "odd name"),
+        ("a b;c", "odder"),
+        ("EMPTY", ""),
+        ("HOME", "/root"),
+        ("HOSTILE", hostile),
+        ("LANG", "C.UTF-8"),
+        ("LOGNAME", "root"),
+        ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+        ("PLAIN", "1"),
+        ("SHELL", "/bin/bash"),
+        ("TOKEN", "s3cret"),
+        ("USER", "root"),
+        ("WINDLASS_TASK_ID", &task),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into();
+    let of_run = [
+        ("GPUS_NUM", "0"),
+        ("GPUS_PER_NODE", "0"),
+        ("JOB_ID", "job-1"),
+        ("JOB_NUM", "0"),
+        ("MASTER_NODE_IP", ""),
+        ("NODES_IPS", ""),
+        ("NODES_NUM", "1"),
+        ("NODE_RANK", "0"),
+        ("REPLICA_NUM", "1"),
+        ("REPO_DIR", &format!("{work}/code")),
+        ("REPO_ID", "none"),
+        ("RUN_ID", "run-1"),
+        ("RUN_NAME", "train"),
+        ("WORKING_DIR", &work),
+    ];
+    for (name, value) in of_run {
+        expected.insert(format!("DSTACK_{name}"), value.to_owned());
+        expected.insert(format!("WINDLASS_{name}"), value.to_owned());
+    }
+    assert_eq!(environ(&runner), expected);
+    assert!(!runner.work().join("pwned").exists());
+}
+
+#[test]
+fn secrets_are_not_in_the_runners_log() {
+    let runner = Runner::start();
+    let mut submit = job(json!({ "commands": ["/does/not/exist"], "env": { "A": "canary-one" } }));
+    submit["secrets"] = json!({ "B": "canary-two" });
+    runner.finish(&submit);
+    for file in ["runner.log", "states.jsonl", "job.log"] {
+        let text = std::fs::read_to_string(runner.run_dir().join(file)).unwrap();
+        assert!(!text.contains("canary"), "{file}: {text}");
+    }
+}
+
+#[test]
+fn the_job_runs_as_the_user_it_names_and_in_a_directory_of_that_user() {
+    let scratch = Scratch::new("place");
+    std::os::unix::fs::chown(scratch.path(), Some(NOBODY), None).unwrap();
+    let dir = scratch.path().join("deep/er");
+    let runner = Runner::start();
+    let answer = runner.go(&job(json!({
+        "commands": ["/bin/sh", "-c", "id -u; id -g; id -G; pwd; umask; touch mine; cat /root/.profile /etc/shadow 2>/dev/null; true"],
+        "user": { "uid": NOBODY, "gid": NOBODY },
+        "working_dir": dir,
+    })));
+    assert_eq!(answer.json(), json!({ "working_dir": dir, "username": "nobody" }));
+    assert_eq!(runner.ended().state, "done");
+    assert_eq!(runner.log_text(), format!("65534\n65534\n65534\n{}\n0022\n", dir.display()));
+    for made in [&dir, &dir.join("mine")] {
+        assert_eq!(std::fs::metadata(made).unwrap().uid(), NOBODY, "{}", made.display());
+    }
+}
+
+#[test]
+fn on_a_bare_host_a_user_gets_no_directory_it_could_not_make() {
+    let scratch = Scratch::new("place");
+    let runner = Runner::start();
+    let end = runner.finish(&job(json!({
+        "commands": ["/bin/true"], "user": { "uid": NOBODY, "gid": NOBODY }, "working_dir": scratch.path().join("x"),
+    })));
+    assert_eq!((end.state.as_str(), end.termination_reason.as_str()), ("failed", "executor_error"));
+    assert!(!scratch.path().join("x").exists());
+}
+
+#[test]
+fn working_directories_start_where_they_say() {
+    let table = [(json!(null), ""), (json!("."), ""), (json!("a/../b"), "/b"), (json!("c/d"), "/c/d")];
+    for (dir, below) in table {
+        let runner = Runner::start();
+        runner.finish(&job(json!({ "commands": ["/bin/pwd"], "working_dir": dir })));
+        assert_eq!(runner.log_text(), format!("{}{below}\n", runner.work().display()), "{dir}");
+    }
+}
+
+#[test]
+fn a_runner_that_is_not_root_runs_jobs_as_itself_and_as_nobody_else() {
+    let start = || {
+        let mut setting = Setting::new();
+        setting.uid = Some(NOBODY);
+        setting.start()
+    };
+    let runner = start();
+    assert_eq!(runner.finish(&script("id -u; id -g")).state, "done");
+    assert_eq!(runner.log_text(), "65534\n65534\n");
+    let runner = start();
+    let end = runner.finish(&job(json!({ "commands": ["/usr/bin/id"], "user": { "username": "root" } })));
+    assert_eq!(end.termination_reason, "executor_error");
+    assert_eq!(runner.log_text(), "");
+}

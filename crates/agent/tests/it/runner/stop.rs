@@ -1,0 +1,126 @@
+//! Ends that the job did not choose.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::support::runner::{Runner, job, script, signal, until};
+
+fn with_stop(text: &str, secs: i64) -> serde_json::Value {
+    job(json!({ "commands": ["/bin/sh", "-c", text], "stop_duration": secs }))
+}
+
+#[test]
+fn o2_a_stop_interrupts_and_the_last_line_is_kept() {
+    let runner = Runner::start();
+    runner.go(&script("trap 'echo interrupted; exit 7' INT; echo ready; while :; do sleep 0.02; done"));
+    runner.printed("ready");
+    runner.post("/api/stop");
+    let end = runner.ended();
+    assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(7)));
+    assert_eq!(end.termination_reason, "terminated_by_server");
+    assert_eq!(runner.log_text(), "ready\ninterrupted\n");
+}
+
+#[test]
+fn a_job_with_a_stop_duration_is_asked_by_term() {
+    let runner = Runner::start();
+    runner.go(&with_stop("trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done", 20));
+    runner.printed("ready");
+    runner.post("/api/stop");
+    let end = runner.ended();
+    assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(0)));
+    assert_eq!(runner.log_text(), "ready\nasked\n");
+}
+
+#[test]
+fn o2_a_job_that_does_not_heed_is_killed_after_its_grace() {
+    let runner = Runner::start();
+    runner.go(&with_stop("trap '' TERM INT; echo ready; while :; do sleep 0.02; done", 1));
+    runner.printed("ready");
+    let begun = Instant::now();
+    runner.post("/api/stop");
+    let end = runner.ended();
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(137)));
+    assert_eq!(runner.log_text(), "ready\n");
+    assert_eq!(runner.others(), [0i32; 0]);
+}
+
+#[test]
+fn what_the_shell_started_has_the_grace_too() {
+    let runner = Runner::start();
+    // The shell dies of the signal at once; what it waits for saves its work.
+    let inner = "trap \"sleep 0.3; echo saved; exit 0\" TERM; echo ready; while :; do sleep 0.02; done";
+    runner.go(&with_stop(&format!("/bin/sh -c '{inner}' & wait"), 20));
+    runner.printed("ready");
+    runner.post("/api/stop");
+    assert_eq!(runner.ended().state, "terminated");
+    assert_eq!(runner.log_text(), "ready\nsaved\n");
+}
+
+#[test]
+fn r16_a_job_ends_at_its_longest_duration_without_the_server() {
+    let runner = Runner::start();
+    let begun = Instant::now();
+    let end = runner
+        .finish(&job(json!({ "commands": ["/bin/sh", "-c", "echo on; exec sleep 100"], "max_duration": 1 })));
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert_eq!(
+        (end.state.as_str(), end.termination_reason.as_str()),
+        ("terminated", "max_duration_exceeded")
+    );
+    assert_eq!(end.exit_status, Some(130));
+    assert_eq!(runner.log_text(), "on\n");
+}
+
+#[test]
+fn told_to_end_the_runner_stops_the_job_and_says_so() {
+    let mut runner = Runner::start();
+    runner.go(&with_stop("trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.02; done", 20));
+    runner.printed("ready");
+    signal(runner.init(), Signal::TERM);
+    assert_eq!(runner.exited(), 5);
+    let end = runner.states().pop().unwrap();
+    assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(5)));
+    assert_eq!(runner.log_text(), "ready\nasked\n");
+}
+
+#[test]
+fn told_to_end_before_any_job_the_runner_just_ends() {
+    let mut runner = Runner::start();
+    signal(runner.init(), Signal::TERM);
+    assert_eq!(runner.exited(), 1);
+    assert_eq!(runner.states().pop().unwrap().state, "terminated");
+}
+
+#[test]
+fn f33_whatever_left_the_session_ends_with_the_job() {
+    let runner = Runner::start();
+    let end = runner.finish(&script(
+        "setsid sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 &) ; echo started; sleep 0.1",
+    ));
+    assert_eq!((end.state.as_str(), end.exit_status), ("done", Some(0)));
+    assert_eq!(runner.log_text(), "started\n");
+    until("nothing of the job lives", || runner.others().is_empty());
+}
+
+#[test]
+fn f16_a_runner_that_is_killed_takes_its_job_along_and_its_output_stays() {
+    let mut runner = Runner::start();
+    runner.go(&script("setsid sleep 1000 & echo kept; exec sleep 1000"));
+    runner.printed("kept");
+    let others = runner.others();
+    assert!(others.len() >= 2, "{others:?}");
+    signal(runner.inner(), Signal::KILL);
+    assert_eq!(runner.exited(), 137);
+    let alive = |pid: &i32| {
+        windlass_agent::proc::stat(*pid)
+            .unwrap()
+            .is_some_and(|one| one.state == windlass_agent::proc::State::Alive)
+    };
+    assert!(!others.iter().any(alive));
+    assert_eq!(runner.log_text(), "kept\n");
+    assert_eq!(runner.states().last().unwrap().state, "running", "nobody lived to say more");
+}

@@ -1,0 +1,298 @@
+//! A real runner under its init, in a directory of its own, and a small HTTP client for its socket.
+
+use std::{
+    io::{Read, Write},
+    os::unix::{net::UnixStream, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use windlass_agent::{
+    proc::{self, Held},
+    taskdir::RunnerConfig,
+};
+use windlass_api::agent::runner::JobState;
+
+use super::{Scratch, agent};
+
+/// Nothing here takes longer on a machine that is not broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+const TOKEN: &str = "a token for tests";
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+/// How a runner is started.
+pub(crate) struct Setting {
+    pub(crate) config: RunnerConfig,
+    /// The user it runs as; root where absent.
+    pub(crate) uid: Option<u32>,
+    pub(crate) env: Vec<(&'static str, String)>,
+    /// A script that ends in `exec "$@"`.
+    pub(crate) wrapper: Option<String>,
+}
+
+impl Setting {
+    pub(crate) fn new() -> Self {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).unwrap();
+        let task = uuid::Builder::from_random_bytes(random).into_uuid().to_string().parse().unwrap();
+        let config = RunnerConfig {
+            task,
+            token_sha256: windlass_agent::http::sha256_hex(TOKEN.as_bytes()),
+            compat_http: None,
+            ssh_listen: None,
+            ssh_authorized_keys: Vec::new(),
+            gpus: Vec::new(),
+            wait_secs: 60,
+        };
+        Self { config, uid: None, env: Vec::new(), wrapper: None }
+    }
+
+    pub(crate) fn wait_secs(mut self, secs: u64) -> Self {
+        self.config.wait_secs = secs;
+        self
+    }
+
+    pub(crate) fn start(self) -> Runner {
+        self.start_in(Scratch::new("runner"))
+    }
+
+    pub(crate) fn start_in(self, scratch: Scratch) -> Runner {
+        let (run, work) = (scratch.path().join("run"), scratch.path().join("scratch"));
+        for dir in [&run, &work] {
+            std::fs::create_dir_all(dir).unwrap();
+            std::os::unix::fs::chown(dir, self.uid, self.uid).unwrap();
+        }
+        std::fs::write(run.join("runner.json"), serde_json::to_vec(&self.config).unwrap()).unwrap();
+        let mut command = match &self.wrapper {
+            Some(script) => {
+                let mut command = Command::new("/bin/sh");
+                command.args(["-c", script, "sh"]).arg(agent());
+                command
+            }
+            None => Command::new(agent()),
+        };
+        command.args(["runner", "--dir"]).arg(&run).current_dir(&work).env_clear().stdin(Stdio::null());
+        command
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("WINDLASS_TASK_ID", self.config.task.to_string());
+        command.envs(self.env.iter().map(|(name, value)| (*name, value.as_str())));
+        if let Some(uid) = self.uid {
+            command.uid(uid).gid(uid);
+        }
+        let child = command.spawn().unwrap();
+        let runner = Runner { child, run, mark: self.config.task.to_string(), scratch };
+        until("the runner listens", || UnixStream::connect(runner.run.join("runner.sock")).is_ok());
+        runner
+    }
+}
+
+pub(crate) struct Runner {
+    child: Child,
+    run: PathBuf,
+    mark: String,
+    scratch: Scratch,
+}
+
+impl Runner {
+    pub(crate) fn start() -> Self {
+        Setting::new().start()
+    }
+
+    pub(crate) fn run_dir(&self) -> &Path {
+        &self.run
+    }
+
+    /// Where the job starts.
+    pub(crate) fn work(&self) -> PathBuf {
+        self.scratch.path().join("scratch")
+    }
+
+    pub(crate) fn init(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// The runner proper, below its init.
+    pub(crate) fn inner(&self) -> i32 {
+        let all = proc::all().unwrap();
+        all.iter().find(|one| one.parent == self.init()).unwrap().name.pid
+    }
+
+    pub(crate) fn call(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+        let head = format!("Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n");
+        self.call_with(method, path, &head, body)
+    }
+
+    /// HTTP/1.0: the answer ends where the connection does.
+    pub(crate) fn call_with(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
+        self.try_call(method, path, head, body).unwrap()
+    }
+
+    fn try_call(&self, method: &str, path: &str, head: &str, body: &[u8]) -> std::io::Result<Answer> {
+        let mut stream = UnixStream::connect(self.run.join("runner.sock"))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n{head}\r\n", body.len())?;
+        // The answer may come before all was sent.
+        let _ = stream.write_all(body);
+        Ok(answer(stream))
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.call("GET", path, b"")
+    }
+
+    pub(crate) fn post(&self, path: &str) -> Answer {
+        self.call("POST", path, b"")
+    }
+
+    pub(crate) fn submit(&self, submit: &Value) {
+        let answer = self.call("POST", "/api/submit", &serde_json::to_vec(submit).unwrap());
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+
+    /// Submits and runs, and returns the answer of `run`.
+    pub(crate) fn go(&self, submit: &Value) -> Answer {
+        self.submit(submit);
+        let answer = self.post("/api/run");
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer
+    }
+
+    /// Runs a script to its end, and returns its last state.
+    pub(crate) fn finish(&self, submit: &Value) -> JobState {
+        self.go(submit);
+        self.ended()
+    }
+
+    /// What is on disk: it is there before anybody is told.
+    pub(crate) fn states(&self) -> Vec<JobState> {
+        let text = std::fs::read_to_string(self.run.join("states.jsonl")).unwrap_or_default();
+        // The last line may be half written yet.
+        text.split_inclusive('\n')
+            .filter(|line| line.ends_with('\n'))
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    /// Waits for the job's last state.
+    #[track_caller]
+    pub(crate) fn ended(&self) -> JobState {
+        let last = || self.states().pop().filter(|state| state.state != "running");
+        until("the job has ended", || last().is_some());
+        last().unwrap()
+    }
+
+    pub(crate) fn log(&self) -> Vec<u8> {
+        std::fs::read(self.run.join("job.log")).unwrap()
+    }
+
+    pub(crate) fn log_text(&self) -> String {
+        String::from_utf8(self.log()).unwrap()
+    }
+
+    /// Waits until the job has printed this.
+    #[track_caller]
+    pub(crate) fn printed(&self, text: &str) {
+        until(&format!("the job prints {text:?}"), || self.log_text().contains(text));
+    }
+
+    /// Tells the runner that all output is kept elsewhere.
+    pub(crate) fn read_all(&self) {
+        let size = self.log().len();
+        assert_eq!(self.post(&format!("/api/logs/read?stream=job&offset={size}")).status, 200);
+    }
+
+    /// Waits for the whole task to end; its exit code.
+    #[track_caller]
+    pub(crate) fn exited(&mut self) -> i32 {
+        let mut code = None;
+        until("the runner exits", || {
+            code = self.child.try_wait().unwrap();
+            code.is_some()
+        });
+        code.unwrap().code().unwrap()
+    }
+
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Living processes of the task, init and runner apart.
+    pub(crate) fn others(&self) -> Vec<i32> {
+        let mark = format!("WINDLASS_TASK_ID={}", self.mark);
+        let own = [self.init(), self.inner()];
+        let all = proc::all().unwrap().into_iter().filter(|one| one.state == proc::State::Alive);
+        all.map(|one| one.name.pid)
+            .filter(|pid| !own.contains(pid) && proc::was_started_with(*pid, &[&mark]))
+            .collect()
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // The runner first: its init then ends everything else, and itself.
+        for below in proc::descendants(self.init()).unwrap_or_default() {
+            if let Ok(Some(held)) = Held::open(below.name) {
+                let _ = held.signal(Signal::KILL);
+            }
+        }
+        let until = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < until {
+            if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
+                return;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn answer(mut stream: UnixStream) -> Answer {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head, body: bytes.split_off(end + 4) }
+}
+
+/// A job of one script.
+pub(crate) fn script(text: &str) -> Value {
+    job(json!({ "commands": ["/bin/sh", "-c", text] }))
+}
+
+pub(crate) fn job(spec: Value) -> Value {
+    json!({ "run": { "id": "run-1" }, "job_submission": { "id": "job-1" }, "job_spec": spec })
+}
+
+pub(crate) fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
