@@ -288,13 +288,13 @@ impl server::Handler for Connection {
         let size = Size { columns, rows, width, height };
         let account = self.session().account;
         let kind = if kind.contains('\0') { String::new() } else { kind.to_owned() };
-        let mut open = false;
-        self.channels.ask(id, |asked| {
+        // A client that is refused closes the channel without a word to its user. So the failure is told by the
+        // program that is started on it.
+        let asked = self.channels.ask(id, |asked| {
             let opened = Terminal::open(size, modes, &account);
-            open = opened.is_ok();
             asked.terminal = Some(AskedTerminal { kind, opened });
         });
-        answer(session, id, open)
+        answer(session, id, asked)
     }
 
     async fn x11_request(

@@ -57,7 +57,7 @@ pub(super) struct Start {
     pub(super) session: Session,
     pub(super) env: Vec<(std::ffi::OsString, std::ffi::OsString)>,
     pub(super) terminal: Option<(Terminal, OwnedFd)>,
-    /// Said before anything else, on standard error.
+    /// Why there is no terminal where one was asked for; said before anything else, on standard error.
     pub(super) notice: Option<String>,
 }
 
@@ -76,6 +76,8 @@ enum StartError {
     NoShell(String),
     #[error("this image has no shell ({0} cannot be run), and this command needs one")]
     NeedsShell(String),
+    #[error("a shell needs a terminal; run a command without one: ssh -T HOST COMMAND")]
+    NoTerminal,
     #[error("run {0}: {1}")]
     Run(String, #[source] io::Error),
 }
@@ -271,6 +273,7 @@ fn begin(start: &Start) -> Result<Child, StartError> {
     let shell = start.session.account.shell.as_path();
     let shown = || shell.display().to_string();
     match &start.what {
+        What::Shell if start.notice.is_some() => Err(StartError::NoTerminal),
         What::Shell => {
             let mut login = std::ffi::OsString::from("-");
             login.push(shell.file_name().unwrap_or_else(|| OsStr::new("sh")));
