@@ -28,10 +28,13 @@ fn job(gate: &str, before: &str) -> Value {
            "job_spec": {"commands": ["/bin/sh", "-c", script]}})
 }
 
-/// In a network of its own: the ports of the host are everybody's.
+/// In a network of its own, for the ports of the host are everybody's, and with a directory of the host.
 fn spec(shim: &Shim) -> Value {
     let mut spec = shim.spec("train");
     spec["network_mode"] = json!("bridge");
+    let (outside, inside) = (shim.scratch().join("outside"), shim.scratch().join("inside"));
+    fs::create_dir_all(&inside).unwrap();
+    spec["instance_mounts"] = json!([{"instance_path": outside, "path": inside}]);
     spec
 }
 
@@ -96,6 +99,17 @@ async fn terminated_within(shim: &Shim, id: SubmissionId, within: Duration) -> T
     info
 }
 
+/// What policy must allow for [`spec`].
+fn with_mounts(setup: Setup) -> Setup {
+    setup.policy(&format!("mounts: [{}]\n", std::env::temp_dir().display()))
+}
+
+/// Everything that was taken was given back, once.
+fn check_given_back(shim: &Shim, id: SubmissionId) {
+    assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Mounted), 1);
+    assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Unmounted), 1);
+}
+
 fn check_job_ended(info: &TaskInfo) {
     assert_eq!(info.termination_reason, "container_exited_with_error", "{info:?}");
     assert_eq!(info.exit_status, Some(7), "{info:?}");
@@ -121,6 +135,7 @@ async fn killed_on_the_way(setup: Setup, runtime: &str, status: &str) {
     assert_eq!(count(&shim.home(), id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
     // What was asked for is asked again: one effect.
     shim.submit(&asked, 1).await;
+    check_given_back(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
@@ -141,6 +156,7 @@ async fn killed_while_running(setup: Setup, runtime: &str) {
     check_job_ended(&terminated_within(&shim, id, ADOPTED_WITHIN).await);
     assert_eq!(playing.output(&shim, "last").await, "first\nlast\n");
     assert_eq!(count(&shim.home(), id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
+    check_given_back(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
@@ -159,6 +175,7 @@ async fn ended_while_down(setup: Setup, runtime: &str) {
     assert_eq!(text, "first\nlast\n");
     playing.let_go(&shim).await;
     check_job_ended(&terminated_within(&shim, id, ADOPTED_WITHIN).await);
+    check_given_back(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
@@ -181,6 +198,7 @@ async fn killed_while_terminating(setup: Setup, runtime: &str) {
         ("terminated_by_user", "enough")
     );
     assert_eq!(playing.output(&shim, "first").await, "first\n");
+    check_given_back(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
@@ -199,6 +217,7 @@ async fn runner_killed(setup: Setup, runtime: &str) {
         ("container_exited_with_error", Some(137))
     );
     assert_eq!(playing.output(&shim, "first").await, "first\n");
+    check_given_back(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
@@ -227,42 +246,42 @@ macro_rules! matrix {
 
             #[tokio::test]
             async fn f14_killed_while_pending_the_task_goes_on() {
-                killed_on_the_way(Setup::$runtime(), NAME, "pending").await;
+                killed_on_the_way(with_mounts(Setup::$runtime()), NAME, "pending").await;
             }
 
             #[tokio::test]
             async fn f14_killed_while_preparing_the_task_goes_on() {
-                killed_on_the_way(Setup::$runtime(), NAME, "preparing").await;
+                killed_on_the_way(with_mounts(Setup::$runtime()), NAME, "preparing").await;
             }
 
             #[tokio::test]
             async fn f14_killed_while_pulling_the_task_goes_on() {
-                killed_on_the_way(Setup::$runtime(), NAME, "pulling").await;
+                killed_on_the_way(with_mounts(Setup::$runtime()), NAME, "pulling").await;
             }
 
             #[tokio::test]
             async fn f14_killed_while_creating_the_task_goes_on() {
-                killed_on_the_way(Setup::$runtime(), NAME, "creating").await;
+                killed_on_the_way(with_mounts(Setup::$runtime()), NAME, "creating").await;
             }
 
             #[tokio::test]
             async fn f14_o2_killed_while_running_the_job_runs_on_and_its_end_is_told() {
-                killed_while_running(Setup::$runtime(), NAME).await;
+                killed_while_running(with_mounts(Setup::$runtime()), NAME).await;
             }
 
             #[tokio::test]
             async fn f14_o2_an_end_that_came_while_the_shim_was_down_is_told() {
-                ended_while_down(Setup::$runtime(), NAME).await;
+                ended_while_down(with_mounts(Setup::$runtime()), NAME).await;
             }
 
             #[tokio::test]
             async fn f14_killed_while_terminating_the_task_still_ends() {
-                killed_while_terminating(Setup::$runtime(), NAME).await;
+                killed_while_terminating(with_mounts(Setup::$runtime()), NAME).await;
             }
 
             #[tokio::test]
             async fn f16_o2_a_killed_runner_ends_its_task_and_keeps_its_output() {
-                runner_killed(Setup::$runtime(), NAME).await;
+                runner_killed(with_mounts(Setup::$runtime()), NAME).await;
             }
         }
     };
@@ -274,7 +293,7 @@ matrix!(process);
 /// A job that tries to get away: it forks twice into a session of its own. Its shim is killed meanwhile.
 #[tokio::test]
 async fn f33_what_ran_away_from_a_process_task_ends_with_it() {
-    let mut shim = Shim::start(Setup::process());
+    let mut shim = Shim::start(with_mounts(Setup::process()));
     let id = shim.submit(&spec(&shim), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
     let beat = shim.scratch().join("beat");
@@ -293,6 +312,7 @@ async fn f33_what_ran_away_from_a_process_task_ends_with_it() {
     assert_eq!(playing.output(&shim, "first").await, "first\n");
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(fs::read(&beat).unwrap(), beats, "it still runs");
+    check_given_back(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }

@@ -245,7 +245,8 @@ async fn adopt(
 ) {
     let mut found: HashMap<_, _> = found(&tasks).await.into_iter().map(|found| (found.task, found)).collect();
     for dir in unknown.dirs {
-        let may_be_ours = unknown.lossy || found.contains_key(&dir.id);
+        let removed = tasks.table.lock().graves.epoch(dir.id).is_some();
+        let may_be_ours = !removed && (unknown.lossy || found.contains_key(&dir.id));
         match may_be_ours.then(|| files::read_task(&dir)) {
             Some(Ok(stored)) => {
                 known.extend(tasks.enter_found(&dir, stored));
@@ -298,7 +299,7 @@ impl Tasks {
     fn enter_found(&self, dir: &TaskDir, stored: files::Stored) -> Option<Arc<Task>> {
         let id = dir.id;
         let mut table = self.table.lock();
-        if table.graves.epoch(id).is_some() || table.tasks.contains_key(&id) {
+        if table.tasks.contains_key(&id) {
             return None;
         }
         tracing::warn!(%id, "adopt a task the journal does not know");

@@ -216,7 +216,10 @@ impl Tasks {
             return Err(TaskError::Gone { id });
         }
         if let Some(task) = table.tasks.get(&id) {
-            return Ok((Arc::clone(task), false));
+            return match task.state.lock().removal {
+                Removal::No => Ok((Arc::clone(task), false)),
+                Removal::Going | Removal::Done => Err(TaskError::Gone { id }),
+            };
         }
         if table.tasks.len() >= TASKS_MAX {
             return Err(TaskError::Full { id, max: TASKS_MAX });

@@ -137,3 +137,42 @@ fn keys(tasks: &[SubmissionId]) -> Vec<String> {
     }
     left
 }
+
+/// Something of everything that can be left; taken away with it.
+struct Litter {
+    dir: PathBuf,
+    child: std::process::Child,
+}
+
+impl Litter {
+    fn drop_in(home: &Path, task: SubmissionId) -> Self {
+        let dir = home.join("tasks").join(task.to_string());
+        fs::create_dir_all(&dir).unwrap();
+        let mut command = std::process::Command::new("sleep");
+        let child = command.arg("1000").env("WINDLASS_TASK_ID", task.to_string()).spawn().unwrap();
+        let litter = Self { dir, child };
+        rustix::mount::mount("none", &litter.dir, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+        litter
+    }
+}
+
+impl Drop for Litter {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A sweeper that finds nothing anywhere proves nothing.
+#[tokio::test]
+async fn g6_the_sweeper_finds_what_is_left() {
+    let scratch = super::Scratch::new("sweep");
+    let task = SubmissionId(super::shim::random_uuid());
+    assert_eq!(leftovers(scratch.path(), &[task]).await, Vec::<String>::new());
+    let litter = Litter::drop_in(scratch.path(), task);
+    let left = leftovers(scratch.path(), &[task]).await;
+    let found: Vec<_> = left.iter().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(found, ["mount", "process", "directory"], "{left:?}");
+    drop(litter);
+}

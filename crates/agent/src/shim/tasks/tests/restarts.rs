@@ -183,6 +183,47 @@ async fn g6_what_nobody_knows_is_driven_out() {
 }
 
 #[tokio::test]
+async fn g6_killed_while_removing_the_rest_is_swept_up() {
+    let mut stage = Stage::new("burial").await;
+    let id = stage.submit(1).await;
+    stage.reaches(id, TaskStatus::Running).await;
+    stage.tasks().terminate(id, ask("x", 0), Some(1)).await.unwrap();
+    stage.fake.script(|script| script.away = true);
+    assert!(matches!(stage.tasks().remove(id, Some(1)).await, Err(TaskError::Unfinished { .. })));
+    assert!(matches!(stage.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
+    stage.kill().await;
+    stage.fake.script(|script| script.away = false);
+    stage.up().await;
+    assert!(stage.tasks().list().is_empty());
+    stage.until("its container is gone", |fake| fake.0.lock().containers.is_empty()).await;
+    let dir = stage.home.join("tasks").join(id.to_string());
+    stage.until("its files are gone", |_| !dir.exists()).await;
+    stage.tasks().remove(id, Some(1)).await.unwrap();
+    assert!(matches!(stage.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
+    stage.check_empty();
+}
+
+#[test]
+fn a_rewritten_journal_keeps_the_living_and_the_graves() {
+    let day = 24 * 3600 * 1_000_000;
+    let record = |seq, task, at, kind| Record { seq, at, submission: id(task), epoch: 1, kind };
+    let records = vec![
+        record(1, 1, 0, Kind::Submitted),
+        record(2, 2, 0, Kind::Submitted),
+        record(3, 3, 0, Kind::Submitted),
+        record(4, 3, 1, Kind::Removed),
+        record(5, 2, 10 * day, Kind::Removed),
+        record(6, 4, 10 * day, Kind::RefusedEpoch { seen: 2 }),
+        record(7, 1, 10 * day, Kind::KeyAdded),
+        record(8, 5, 10 * day, Kind::Submitted),
+        record(9, 5, 10 * day, Kind::Withdrawn),
+    ];
+    let kept = replay::worth_keeping(records, 31 * day);
+    // The grave of 3 is too old, 5 never was.
+    assert_eq!(kept.iter().map(|record| record.seq).collect::<Vec<_>>(), [1, 5, 6, 7]);
+}
+
+#[tokio::test]
 async fn f35_without_its_journal_the_shim_finds_what_runs_and_starts_nothing() {
     let mut stage = Stage::dark("no-journal");
     stage.up().await;
