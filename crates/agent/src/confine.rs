@@ -97,3 +97,33 @@ impl rustix::fd::AsFd for Beneath {
         self.dir.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+
+    /// Landlock holds the thread that asked for it, so a thread can stand for the child process.
+    #[test]
+    fn nothing_but_the_directory_can_be_opened_once_fenced_in() {
+        let dir = std::env::temp_dir().join(format!("windlass-fence-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let inside = dir.clone();
+        let (fence, outside, below) = std::thread::spawn(move || {
+            let fence = only_below(File::open(&inside).unwrap().as_fd());
+            (fence, File::open("/proc/self/stat").map(drop), std::fs::write(inside.join("x"), "x"))
+        })
+        .join()
+        .unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        below.unwrap();
+        match fence {
+            Landlock::Whole | Landlock::Partial => {
+                assert_eq!(outside.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+            }
+            // An honest answer is all that can be asked of a kernel without it.
+            Landlock::Absent => outside.unwrap(),
+        }
+    }
+}

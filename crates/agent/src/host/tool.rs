@@ -26,8 +26,8 @@ const DIRECTORIES: [&str; 8] = [
 pub enum ToolError {
     #[error("{tool} is not installed")]
     Absent { tool: &'static str },
-    #[error("{tool} does not answer within {} s", WITHIN.as_secs())]
-    Deadline { tool: &'static str },
+    #[error("{tool} does not answer within {secs} s")]
+    Deadline { tool: &'static str, secs: u64 },
     #[error("{tool} ended with {status}: {said}")]
     Failed { tool: &'static str, status: String, said: String },
     #[error("start {tool}")]
@@ -52,6 +52,14 @@ pub fn find(tool: &str) -> Option<PathBuf> {
 
 /// What the tool writes to its standard output.
 pub async fn output(tool: &'static str, arguments: &[&str]) -> Result<String, ToolError> {
+    output_within(tool, arguments, WITHIN).await
+}
+
+async fn output_within(
+    tool: &'static str,
+    arguments: &[&str],
+    within: Duration,
+) -> Result<String, ToolError> {
     let program = find(tool).ok_or(ToolError::Absent { tool })?;
     let mut command = Command::new(program);
     command.args(arguments).env("LC_ALL", "C").kill_on_drop(true);
@@ -61,8 +69,8 @@ pub async fn output(tool: &'static str, arguments: &[&str]) -> Result<String, To
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let whole = async { tokio::join!(all(stdout), all(stderr), child.wait()) };
     // Past the deadline the child is killed but not waited for: in the driver's hands it may not even die.
-    let Ok((said, complaint, status)) = tokio::time::timeout(WITHIN, whole).await else {
-        return Err(ToolError::Deadline { tool });
+    let Ok((said, complaint, status)) = tokio::time::timeout(within, whole).await else {
+        return Err(ToolError::Deadline { tool, secs: within.as_secs() });
     };
     let status = status.map_err(started)?;
     if status.success() {
@@ -78,4 +86,25 @@ async fn all(from: Option<impl AsyncRead + Unpin>) -> String {
         let _ = from.take(MAX_OUTPUT).read_to_end(&mut text).await;
     }
     String::from_utf8_lossy(&text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_tool_that_hangs_is_given_up() {
+        let error = output_within("sleep", &["600"], Duration::from_millis(50)).await.unwrap_err();
+        assert!(matches!(error, ToolError::Deadline { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_tool_that_fails_or_is_missing_says_so() {
+        let error = output("ls", &["/nonexistent"]).await.unwrap_err();
+        let ToolError::Failed { said, .. } = &error else { panic!("{error}") };
+        assert!(said.contains("/nonexistent"), "{said}");
+        let error = output("windlass-no-such-tool", &[]).await.unwrap_err();
+        assert_eq!(error.to_string(), "windlass-no-such-tool is not installed");
+        assert_eq!(output("echo", &["well"]).await.unwrap(), "well\n");
+    }
 }

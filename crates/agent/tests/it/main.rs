@@ -7,6 +7,7 @@ mod docker;
 mod files;
 mod gate;
 mod hollow;
+mod host;
 mod logs;
 mod policy;
 mod process;

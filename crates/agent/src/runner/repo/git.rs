@@ -23,6 +23,8 @@ const DEADLINE: Duration = Duration::from_secs(2 * 3600);
 const STALL: [&str; 2] = ["http.lowSpeedLimit=1000", "http.lowSpeedTime=120"];
 /// Progress is told this often.
 const PROGRESS: Duration = Duration::from_secs(5);
+/// After git's end its output should end as well.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 /// Lines of git's kept for an error, and passed on to the log.
 const KEPT_LINES: usize = 12;
 const SAID_LINES: usize = 200;
@@ -97,10 +99,30 @@ impl<'a> Git<'a> {
             child::Group::spawn(&mut command).map_err(|source| RepoError::Start { step, source })?;
         let stderr = group.child().stderr.take();
         let left = self.until.saturating_duration_since(Instant::now());
-        let (ended, kept) = tokio::join!(group.wait(left), relay(stderr, self.say));
+        let mut lines = Lines { say: self.say, kept: Vec::new(), said: 0, progress_at: None };
+        let (over, is_over) = tokio::sync::oneshot::channel::<()>();
+        let wait = async {
+            let ended = group.wait(left).await;
+            let _ = over.send(());
+            ended
+        };
+        // Something that left git's process group may hold the pipe open for ever.
+        let late = async {
+            let _ = is_over.await;
+            tokio::time::sleep(LAST_WORDS).await;
+        };
+        let listen = async {
+            tokio::select! {
+                () = relay(stderr, &mut lines) => {}
+                () = late => {}
+            }
+        };
+        let (ended, ()) = tokio::join!(wait, listen);
         match ended.map_err(|source| RepoError::Start { step, source })? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(RepoError::Git { step, status: status.to_string(), said: kept.join("\n") }),
+            Some(status) => {
+                Err(RepoError::Git { step, status: status.to_string(), said: lines.kept.join("\n") })
+            }
             None => Err(RepoError::Deadline { step, secs: DEADLINE.as_secs() }),
         }
     }
@@ -117,6 +139,9 @@ impl<'a> Git<'a> {
             "protocol.ext.allow=never",
             "credential.helper=",
             "advice.detachedHead=false",
+            // Nothing is to be tidied up in the background while the clone is moved.
+            "gc.auto=0",
+            "maintenance.auto=false",
         ];
         settings.extend(STALL);
         if self.any_url {
@@ -161,9 +186,8 @@ impl<'a> Git<'a> {
 }
 
 /// Passes on what git says, progress now and then, and keeps the last lines.
-async fn relay(from: Option<impl AsyncRead + Unpin>, say: Say<'_>) -> Vec<String> {
-    let mut lines = Lines { say, kept: Vec::new(), said: 0, progress_at: None };
-    let Some(mut from) = from else { return lines.kept };
+async fn relay(from: Option<impl AsyncRead + Unpin>, lines: &mut Lines<'_>) {
+    let Some(mut from) = from else { return };
     let mut buffer = vec![0; 4096];
     let mut line = Vec::new();
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
@@ -177,7 +201,6 @@ async fn relay(from: Option<impl AsyncRead + Unpin>, say: Say<'_>) -> Vec<String
         }
     }
     lines.whole(&line);
-    lines.kept
 }
 
 struct Lines<'a> {

@@ -120,10 +120,10 @@ async fn run(args: &Args) -> Result<u8, SshError> {
         AuthResult::Failure { .. } => return Err(SshError::Denied(host.to_owned())),
     }
     let channel = session.channel_open_session().await?;
-    if args.options.iter().any(|option| option == "SendEnv=GIT_PROTOCOL") {
-        if let Ok(version) = std::env::var("GIT_PROTOCOL") {
-            channel.set_env(false, "GIT_PROTOCOL", version).await?;
-        }
+    if args.options.iter().any(|option| option == "SendEnv=GIT_PROTOCOL")
+        && let Ok(version) = std::env::var("GIT_PROTOCOL")
+    {
+        channel.set_env(false, "GIT_PROTOCOL", version).await?;
     }
     channel.exec(true, args.command.as_str()).await?;
     relay(channel).await

@@ -89,6 +89,10 @@ impl<R: Read> Walk<'_, R> {
         Ok(Some(block))
     }
 
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "every kind this does not name is refused, those to come as well"
+    )]
     fn entry(&mut self, header: &Header, extended: &mut Extended) -> Result<(), UnpackError> {
         let size = header.entry_size().map_err(|_| Refusal::BadHeader)?;
         let kind = header.entry_type();
@@ -183,31 +187,34 @@ impl<R: Read> Walk<'_, R> {
 
     fn fill(&mut self, buffer: &mut [u8]) -> Result<(), UnpackError> {
         self.left = self.left.checked_sub(buffer.len() as u64).ok_or(Refusal::Truncated)?;
-        self.archive.read_exact(buffer).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => Refusal::Truncated.into(),
-            _ => UnpackError::Read(error),
+        self.archive.read_exact(buffer).map_err(|error| {
+            if error.kind() == io::ErrorKind::UnexpectedEof {
+                Refusal::Truncated.into()
+            } else {
+                UnpackError::Read(error)
+            }
         })
     }
 }
 
 impl Extended {
     fn take(&mut self, kind: EntryType, text: &[u8]) -> Result<(), Refusal> {
-        match kind {
-            EntryType::GNULongName => once(&mut self.path, until_nul(text).to_vec()),
-            EntryType::GNULongLink => once(&mut self.link, until_nul(text).to_vec()),
-            _ => {
-                for record in records(text)? {
-                    match record {
-                        (b"path", value) => once(&mut self.path, value.to_vec())?,
-                        (b"linkpath", value) => once(&mut self.link, value.to_vec())?,
-                        (b"size", value) => once(&mut self.size, number(value)?)?,
-                        (key, _) if key.starts_with(b"GNU.sparse.") => self.sparse = true,
-                        _ => {}
-                    }
-                }
-                Ok(())
+        if kind == EntryType::GNULongName {
+            return once(&mut self.path, until_nul(text).to_vec());
+        }
+        if kind == EntryType::GNULongLink {
+            return once(&mut self.link, until_nul(text).to_vec());
+        }
+        for record in records(text)? {
+            match record {
+                (b"path", value) => once(&mut self.path, value.to_vec())?,
+                (b"linkpath", value) => once(&mut self.link, value.to_vec())?,
+                (b"size", value) => once(&mut self.size, number(value)?)?,
+                (key, _) if key.starts_with(b"GNU.sparse.") => self.sparse = true,
+                _ => {}
             }
         }
+        Ok(())
     }
 }
 
@@ -225,8 +232,11 @@ fn number(text: &[u8]) -> Result<u64, Refusal> {
     text.and_then(|text| text.parse().ok()).ok_or(Refusal::BadExtended)
 }
 
+/// A key and its value.
+type Record<'a> = (&'a [u8], &'a [u8]);
+
 /// The records `LENGTH KEY=VALUE\n` of a PAX header; the length counts all of it.
-fn records(mut text: &[u8]) -> Result<Vec<(&[u8], &[u8])>, Refusal> {
+fn records(mut text: &[u8]) -> Result<Vec<Record<'_>>, Refusal> {
     let mut records = Vec::new();
     while !text.is_empty() {
         let space = text.iter().position(|byte| *byte == b' ').ok_or(Refusal::BadExtended)?;
@@ -250,6 +260,10 @@ fn check_global(text: &[u8]) -> Result<(), Refusal> {
 }
 
 /// Everything but files, directories and links is refused, each by its name.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "every kind this does not name is refused, those to come as well"
+)]
 fn check_kind(kind: EntryType, name: &[u8]) -> Result<(), Refusal> {
     let entry = shown(name);
     Err(match kind {

@@ -1,0 +1,54 @@
+//! `windlass-agent host`, with the vendors' tools as a machine with GPUs has them.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
+
+use crate::support::{self, Scratch};
+
+/// Puts a program into `dir` that answers as the vendor's would.
+fn tool(dir: &Path, name: &str, script: &str) {
+    fs::write(dir.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn host(path: &Path) -> serde_json::Value {
+    let mut command = Command::new(support::agent());
+    command.arg("host").env("PATH", format!("{}:/usr/bin:/bin", path.display()));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_machine_with_gpus_tells_them_as_the_driver_does() {
+    let scratch = Scratch::new("host-gpus");
+    let script = r#"case "$1" in
+        *mig.mode*) echo 'Field "mig.mode.current" is not a valid field to query.'; exit 2;;
+        --query-gpu=index*)
+            echo '0, GPU-0a, Tesla V100-SXM2-16GB, 16160, 418.87.00, 00000000:00:1E.0'
+            echo '1, GPU-1b, Tesla V100-SXM2-16GB, 16160, 418.87.00, 00000000:00:1F.0';;
+        esac"#;
+    tool(scratch.path(), "nvidia-smi", script);
+    let told = host(scratch.path());
+    assert_eq!(told["host"]["gpu_vendor"], "nvidia");
+    assert_eq!(told["host"]["gpu_name"], "Tesla V100-SXM2-16GB");
+    assert_eq!(told["host"]["gpu_count"], 2);
+    assert_eq!(told["host"]["gpu_memory"], 16160);
+    assert_eq!(told["driver_version"], "418.87.00");
+    assert_eq!(told["gpus"][1]["id"], "GPU-1b");
+    assert_eq!(told["problems"], serde_json::json!([]));
+}
+
+#[test]
+fn a_driver_that_is_not_there_is_a_problem_and_not_the_end() {
+    let scratch = Scratch::new("host-broken");
+    tool(
+        scratch.path(),
+        "nvidia-smi",
+        "echo \"NVIDIA-SMI has failed because it couldn't communicate\"; exit 9",
+    );
+    let told = host(scratch.path());
+    assert_eq!(told["host"]["gpu_vendor"], "none");
+    let problem = told["problems"][0].as_str().unwrap();
+    assert!(problem.contains("exit status: 9") && problem.contains("couldn't communicate"), "{problem}");
+    assert!(told["host"]["cpus"].as_u64().unwrap() > 0);
+}
