@@ -62,7 +62,7 @@ struct Flags {
     #[arg(long, value_name = "N", env = "WINDLASS_AGENT_HOSTS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     hosts: Option<u32>,
     #[command(flatten)]
-    hollow: hollow::Flags,
+    hollow: hollow::PlanFlags,
     /// How much to say on standard error
     #[arg(long, value_name = "LEVEL", env = "WINDLASS_AGENT_LOG", default_value = "info")]
     log: LogLevel,

@@ -57,7 +57,7 @@ impl Default for Plan {
 
 /// [`Plan`] on a command line.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Flags {
+pub struct PlanFlags {
     /// Hollow tasks: how long an image takes to come
     #[arg(long, value_name = "MS", env = "HOLLOW_PULL_MS", default_value_t = 0)]
     hollow_pull_ms: u64,
@@ -72,8 +72,8 @@ pub struct Flags {
     hollow_log_lines: u32,
 }
 
-impl From<Flags> for Plan {
-    fn from(flags: Flags) -> Self {
+impl From<PlanFlags> for Plan {
+    fn from(flags: PlanFlags) -> Self {
         Self {
             pull: Duration::from_millis(flags.hollow_pull_ms),
             run: Duration::from_millis(flags.hollow_run_ms),
