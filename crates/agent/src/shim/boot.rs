@@ -51,6 +51,7 @@ const HOME_MODE: u32 = 0o750;
 /// A service may come up before the engine does.
 const ENGINE_WAIT: Duration = Duration::from_secs(60);
 const ENGINE_RETRY: Duration = Duration::from_secs(1);
+const ENGINE_ANSWER: Duration = Duration::from_secs(10);
 const HEALTH_EVERY: Duration = Duration::from_secs(30);
 
 /// What a shim is started with.
@@ -107,7 +108,9 @@ pub async fn run(boot: Boot) -> Result<(), BootError> {
         Chosen::Hollow => {
             for (home, socket) in hollow_homes(&boot)? {
                 let shim = open_hollow(&home, boot.plan, policy.clone(), &stop).await?;
-                open_doors(&mut doors, &shim, &socket, boot.compat_tcp).await?;
+                // There is one port, and it is the first host's.
+                let compat = boot.compat_tcp.filter(|_| hosts.is_empty());
+                open_doors(&mut doors, &shim, &socket, compat).await?;
                 hosts.push(shim);
             }
         }
@@ -226,9 +229,13 @@ async fn open_real(
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
-    let (runtime, engine): (Arc<dyn Runtime>, _) = match chosen {
-        Chosen::Docker(socket) => (Arc::new(reach(socket, &boot.home).await?), Some(socket.clone())),
-        Chosen::Process | Chosen::Hollow => (Arc::new(Process::new(boot.home.clone())), None),
+    let (runtime, engine, data): (Arc<dyn Runtime>, _, _) = match chosen {
+        Chosen::Docker(socket) => {
+            let docker = reach(socket, &boot.home).await?;
+            let data = docker.data().await;
+            (Arc::new(docker), Some(socket.clone()), data)
+        }
+        Chosen::Process | Chosen::Hollow => (Arc::new(Process::new(boot.home.clone())), None, None),
     };
     let policy = policy.guarding([boot.home.clone()].into_iter().chain(engine));
     let gpus = gpu::discover().await;
@@ -252,7 +259,7 @@ async fn open_real(
         events,
         growth,
         gpus,
-        data: boot.home.clone(),
+        data: data.unwrap_or_else(|| boot.home.clone()),
         problems: Mutex::new(Vec::new()),
         stop: stop.clone(),
     }))
@@ -355,11 +362,28 @@ async fn write_host_info(shim: &Arc<Shim>) -> Result<(), BootError> {
     written.map_err(failed("write host_info.json"))
 }
 
+/// Why the container engine does not answer, when there is one and it does not.
+async fn engine_problem(shim: &Shim) -> Option<String> {
+    if shim.runtime.name() != "docker" {
+        return None;
+    }
+    match tokio::time::timeout(ENGINE_ANSWER, shim.runtime.found()).await {
+        Ok(Ok(_)) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(_) => Some(format!("not within {} s", ENGINE_ANSWER.as_secs())),
+    }
+}
+
 /// Looks at the host now and then, and tells when something changed.
 async fn watch_health(shim: Arc<Shim>) {
     loop {
-        let watched =
-            Watched { home: &shim.home, data: Some(&shim.data), engine: None, gpus: &shim.gpus.gpus };
+        let engine = engine_problem(&shim).await;
+        let watched = Watched {
+            home: &shim.home,
+            data: Some(&shim.data),
+            engine: engine.as_deref(),
+            gpus: &shim.gpus.gpus,
+        };
         let mut problems = host::health::problems(&watched).await;
         problems.extend(shim.gpus.problems.iter().cloned());
         let changed = {

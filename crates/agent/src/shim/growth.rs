@@ -237,9 +237,12 @@ mod tests {
             .iter()
             .map(|event| match &event.what {
                 What::Task { .. } => "task",
-                What::Log { end: 5, .. } => "log",
+                What::Log { end, .. } => {
+                    assert_eq!(*end, 5);
+                    "log"
+                }
                 What::Job { state, .. } => state.state.as_str(),
-                other => panic!("{other:?}"),
+                What::Reset { .. } | What::Gone { .. } | What::Health { .. } | What::Alive => "other",
             })
             .collect();
         assert_eq!(told, ["task", "log", "running", "running", "task"]);

@@ -197,7 +197,14 @@ fn from_keys(error: KeysError) -> HostError {
 fn from_volume(error: VolumeError) -> HostError {
     match error {
         VolumeError::Io { what, source } => HostError::Io { what, source },
-        refused => HostError::Refused { what: "attach a volume".to_owned(), why: refused.to_string() },
+        refused @ (VolumeError::Name { .. }
+        | VolumeError::NoDevice { .. }
+        | VolumeError::NotADisk { .. }
+        | VolumeError::InUse { .. }
+        | VolumeError::NoFileSystem { .. }
+        | VolumeError::Program { .. }) => {
+            HostError::Refused { what: "attach a volume".to_owned(), why: refused.to_string() }
+        }
     }
 }
 

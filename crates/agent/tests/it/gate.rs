@@ -13,9 +13,9 @@ use windlass_api::agent::{
 use windlass_model::id::SubmissionId;
 
 use crate::support::{
-    agent,
+    Scratch, agent,
     client::{Client, Reply},
-    shim::{CREDENTIAL, DEADLINE, Setup, Shim, random_uuid, sign},
+    shim::{CREDENTIAL, DEADLINE, Setup, Shim, free_port, random_uuid, sign},
 };
 
 fn id_of(spec: &Value) -> SubmissionId {
@@ -250,6 +250,54 @@ async fn a_reader_that_starts_late_is_told_of_every_task() {
         told.push(info.id);
     }
     assert!(told.contains(&one) && told.contains(&two), "{told:?}");
+}
+
+#[tokio::test]
+async fn x7_a_stream_ends_when_its_credential_is_taken_back() {
+    let shim = Shim::start(Setup::hollow());
+    let mut lines = Lines::open(&shim.client(), "").await;
+    lines.until(|what| matches!(what, What::Health { .. })).await;
+    shim.enrol(&shim.home(), &["another"]);
+    let ended = tokio::time::timeout(Duration::from_secs(5), lines.body.frame()).await;
+    assert!(matches!(ended, Ok(None)), "{ended:?}");
+}
+
+#[tokio::test]
+async fn in_the_place_of_dstacks_shim_it_is_told_everything_by_variables() {
+    let scratch = Scratch::new("standin");
+    let (binary, home) = (scratch.path().join("dstack-shim"), scratch.path().join(".dstack"));
+    std::fs::hard_link(agent(), &binary).or_else(|_| std::fs::copy(agent(), &binary).map(drop)).unwrap();
+    let version = std::process::Command::new(&binary).arg("--version").output().unwrap();
+    let version = String::from_utf8(version.stdout).unwrap();
+    assert!(version.starts_with("dstack-shim version latest"), "{version}");
+    let address = free_port();
+    let mut command = std::process::Command::new(&binary);
+    command.env_clear().env("DSTACK_SHIM_HOME", &home).env("DSTACK_SERVICE_MODE", "1");
+    command.env("DSTACK_SHIM_HTTP_PORT", address.port().to_string()).env("DSTACK_SHIM_LOG_LEVEL", "5");
+    // No engine: plain processes.
+    command.env("DOCKER_HOST", "").stderr(std::process::Stdio::null());
+    let mut child = Killed(command.spawn().unwrap());
+    let until = Instant::now() + DEADLINE;
+    while tokio::net::TcpStream::connect(address).await.is_err() {
+        assert!(Instant::now() < until && child.0.try_wait().unwrap().is_none(), "it does not come up");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // Written before anybody is answered.
+    let info: Value = serde_json::from_slice(&std::fs::read(home.join("host_info.json")).unwrap()).unwrap();
+    assert!(info["cpus"].as_u64().unwrap() > 0 && info["memory"].as_u64().unwrap() > 0, "{info}");
+    let health: Value = Client::tcp(address).get("/api/healthcheck").await.json();
+    assert_eq!(health["service"], "dstack-shim");
+    Client::unix(&home.join("shim.sock")).get("/api/tasks").await.expect(401);
+}
+
+/// A process that does not outlive the test.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[tokio::test]

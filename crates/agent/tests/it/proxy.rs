@@ -116,7 +116,13 @@ async fn output_and_states_are_told_as_they_come() {
                     told.push("log".to_owned());
                 }
                 What::Job { id: of, state } if of == id => told.push(state.state),
-                _ => {}
+                What::Reset { .. }
+                | What::Task { .. }
+                | What::Gone { .. }
+                | What::Job { .. }
+                | What::Log { .. }
+                | What::Health { .. }
+                | What::Alive => {}
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use axum::{
+    Extension,
     body::{Body, Bytes},
     extract::{Query, State},
     http::header,
@@ -12,7 +13,7 @@ use futures_util::stream;
 use serde::Deserialize;
 use windlass_api::agent::events::{Event, What};
 
-use super::{Gate, Shim};
+use super::{Gate, Shim, Shown};
 use crate::{
     clock,
     shim::events::{Next, Reader},
@@ -29,9 +30,13 @@ pub(super) struct From {
     boot: Option<String>,
 }
 
-pub(super) async fn stream(State(gate): State<Gate>, Query(from): Query<From>) -> Response {
+pub(super) async fn stream(
+    State(gate): State<Gate>,
+    Extension(shown): Extension<Shown>,
+    Query(from): Query<From>,
+) -> Response {
     let reader = gate.shim.events.reader(from.after, from.boot.as_deref());
-    let lines = Lines { shim: gate.shim, reader, waiting: VecDeque::new() };
+    let lines = Lines { shim: gate.shim, shown, reader, waiting: VecDeque::new() };
     let body = stream::unfold(lines, |mut lines| async move {
         let chunk = lines.next().await?;
         Some((Ok::<Bytes, std::convert::Infallible>(chunk), lines))
@@ -41,18 +46,20 @@ pub(super) async fn stream(State(gate): State<Gate>, Query(from): Query<From>) -
 
 struct Lines {
     shim: Arc<Shim>,
+    shown: Shown,
     reader: Reader,
     /// Told already by the ring, not yet to the connection.
     waiting: VecDeque<Event>,
 }
 
 impl Lines {
-    /// The next lines; `None` when the shim stops.
+    /// The next lines; `None` when the shim stops or the reader may read no more.
     async fn next(&mut self) -> Option<Bytes> {
         if self.waiting.is_empty() {
             let next = tokio::select! {
                 next = self.reader.next() => next,
                 () = self.shim.stop.cancelled() => return None,
+                () = self.shim.taken_back(&self.shown) => return None,
             };
             self.take(next);
         }

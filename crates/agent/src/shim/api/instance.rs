@@ -33,11 +33,7 @@ pub(super) async fn health(State(gate): State<Gate>) -> Answer<InstanceHealth> {
 }
 
 pub(super) async fn info(State(gate): State<Gate>) -> Answer<InstanceInfo> {
-    let gpus = &gate.shim.gpus;
-    let Some(first) = gpus.gpus.first() else { return Answer(InstanceInfo::default()) };
-    let gpu_vendor =
-        serde_json::to_value(first.vendor).ok().and_then(|word| word.as_str().map(str::to_owned));
-    Answer(InstanceInfo { gpu_vendor, gpu_driver_version: gpus.driver_version.clone() })
+    Answer(host::info::instance(&gate.shim.gpus))
 }
 
 pub(super) async fn host(State(gate): State<Gate>) -> Result<Answer<HostInfo>, Refusal> {

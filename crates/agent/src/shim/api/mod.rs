@@ -10,7 +10,7 @@ mod logs;
 mod proxy;
 mod tasks;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -112,7 +112,7 @@ async fn wrong_method() -> Refusal {
 }
 
 /// Everything but the health check needs the host's credential.
-async fn authenticate(State(gate): State<Gate>, request: Request, next: Next) -> Response {
+async fn authenticate(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     if request.uri().path() == "/api/healthcheck" {
         return next.run(request).await;
     }
@@ -124,11 +124,31 @@ async fn authenticate(State(gate): State<Gate>, request: Request, next: Next) ->
         );
         return Refusal::unauthorized(text).into_response();
     };
-    match bearer(request.headers()) {
-        Some(credential) if enrolment.knows(credential) => next.run(request).await,
+    let shown = bearer(request.headers()).map(str::to_owned);
+    match shown {
+        Some(credential) if enrolment.knows(&credential) => {
+            request.extensions_mut().insert(Shown(credential));
+            next.run(request).await
+        }
         Some(_) => Refusal::unauthorized("this is not the credential of this host").into_response(),
         None => Refusal::unauthorized("the call carries no credential (`Authorization: Bearer …`)")
             .into_response(),
+    }
+}
+
+/// The credential a call came with. What goes on for long asks again and again whether it still holds.
+#[derive(Clone)]
+struct Shown(String);
+
+/// How soon what goes on for long notices that its credential was taken back.
+const RECHECK: Duration = Duration::from_secs(2);
+
+impl Shim {
+    /// Returns when the credential is not one of this host's any more.
+    async fn taken_back(&self, shown: &Shown) {
+        while self.enrolment.enrolment().is_some_and(|enrolment| enrolment.knows(&shown.0)) {
+            tokio::time::sleep(RECHECK).await;
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 use std::io;
 
 use axum::{
+    Extension,
     body::Body,
     extract::{Path, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header},
@@ -19,7 +20,7 @@ use tokio::net::UnixStream;
 use windlass_api::agent::{EPOCH, SIGNATURE};
 use windlass_model::id::SubmissionId;
 
-use super::{Gate, Shim, no_task, task_id, told};
+use super::{Gate, Shim, Shown, no_task, task_id, told};
 use crate::{
     confine::Beneath,
     http::{self, Refusal},
@@ -46,6 +47,7 @@ const OURS: [HeaderName; 9] = [
 pub(super) async fn forward(
     State(gate): State<Gate>,
     Path((id, _)): Path<(String, String)>,
+    Extension(shown): Extension<Shown>,
     request: Request,
 ) -> Result<Response, Refusal> {
     let id = task_id(&id)?;
@@ -58,10 +60,20 @@ pub(super) async fn forward(
     match played(&gate.shim, id, &uri, request).await? {
         Played::Answered(response) => Ok(response),
         Played::Real(request) => {
+            check_length(request.headers())?;
             let runner = connect(&gate.shim, id).await?;
-            exchange(runner, uri, &token, request)
-                .await
-                .map_err(|error| unreachable(id, &told(error.as_ref())))
+            let forwarded = exchange(runner, uri, &token, request).await;
+            let (response, upgraded) = forwarded.map_err(|error| unreachable(id, &told(error.as_ref())))?;
+            if let Some((caller, runner)) = upgraded {
+                let shim = gate.shim;
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = pump(caller, runner) => {}
+                        () = shim.taken_back(&shown) => {}
+                    }
+                });
+            }
+            Ok(response)
         }
     }
 }
@@ -107,12 +119,25 @@ fn unreachable(id: SubmissionId, why: &str) -> Refusal {
     Refusal::new(StatusCode::BAD_GATEWAY, format!("the runner of task {id} does not answer: {why}"))
 }
 
+/// A body that says it is too long is not begun with.
+fn check_length(headers: &HeaderMap) -> Result<(), Refusal> {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if length.is_some_and(|length: u64| length > UPLOAD_BYTES_MAX as u64) {
+        let text = format!("the body is longer than {UPLOAD_BYTES_MAX} bytes");
+        return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+    }
+    Ok(())
+}
+
+/// Both ends of a connection that speaks something else from now on.
+type Upgraded = Option<(OnUpgrade, OnUpgrade)>;
+
 async fn exchange(
     runner: UnixStream,
     uri: Uri,
     token: &str,
     mut request: Request,
-) -> Result<Response, Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<(Response, Upgraded), Box<dyn std::error::Error + Send + Sync>> {
     let wants = Wants::of(&mut request);
     let (mut sender, connection) = http1::handshake(TokioIo::new(runner)).await?;
     tokio::spawn(async move {
@@ -139,7 +164,6 @@ async fn exchange(
         && let Wants::Upgrade { caller, is_h2, .. } = wants
     {
         let runner = hyper::upgrade::on(&mut response);
-        tokio::spawn(pump(caller, runner));
         let (mut parts, _) = response.into_parts();
         if is_h2 {
             // There the stream itself is the connection; nothing is switched.
@@ -147,11 +171,11 @@ async fn exchange(
             strip(&mut parts.headers);
             parts.headers.remove(header::SEC_WEBSOCKET_ACCEPT);
         }
-        return Ok(Response::from_parts(parts, Body::empty()));
+        return Ok((Response::from_parts(parts, Body::empty()), Some((caller, runner))));
     }
     let (mut parts, body) = response.into_parts();
     strip(&mut parts.headers);
-    Ok(Response::from_parts(parts, Body::new(body.map_err(axum::Error::new))))
+    Ok((Response::from_parts(parts, Body::new(body.map_err(axum::Error::new))), None))
 }
 
 fn strip(headers: &mut HeaderMap) {
@@ -222,6 +246,16 @@ mod tests {
         );
         assert_eq!(path("/api/tasks/X/runner/a%2Fb/runner/c").as_deref(), Some("/a%2Fb/runner/c"));
         assert_eq!(path("/api/tasks/X/runner"), None);
+    }
+
+    #[test]
+    fn a_body_that_says_it_is_too_long_is_refused() {
+        let of = |length: &str| {
+            HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::try_from(length).unwrap())])
+        };
+        assert!(check_length(&HeaderMap::new()).is_ok());
+        assert!(check_length(&of("2147483648")).is_ok());
+        assert_eq!(check_length(&of("2147483649")).unwrap_err().status, StatusCode::PAYLOAD_TOO_LARGE);
     }
 
     #[test]

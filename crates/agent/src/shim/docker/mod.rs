@@ -134,6 +134,12 @@ impl Docker {
         })
     }
 
+    /// Where the engine keeps images, as far as it is a place of this host.
+    pub async fn data(&self) -> Option<PathBuf> {
+        let info = tokio::time::timeout(PING, self.engine.info()).await.ok()?.ok()?;
+        info.docker_root_dir.map(PathBuf::from).filter(|path| path.is_dir())
+    }
+
     async fn make(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
         let name = container::name(&task.spec.name, task.spec.id);
         let what = || format!("create container {name}");

@@ -335,7 +335,7 @@ impl Shim {
 impl Drop for Shim {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("── the shim said\n{}", self.log());
+            let _ = writeln!(std::io::stderr(), "── the shim said\n{}", self.log());
         }
         let cleared = self.clear();
         if let Some(mut child) = self.child.take() {
@@ -411,6 +411,6 @@ pub(crate) fn random_uuid() -> uuid::Uuid {
 }
 
 /// Free a moment ago; nothing better can be had without the shim telling.
-fn free_port() -> SocketAddr {
+pub(crate) fn free_port() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
