@@ -32,6 +32,7 @@ enum Command {
 }
 
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 struct Flags {
     /// Where tasks, journal and credentials are kept
     #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HOME", required = true)]
@@ -191,6 +192,16 @@ fn failed(text: &str) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_of_all_parts_fit_together() {
+        #[derive(clap::Parser)]
+        struct Whole {
+            #[command(flatten)]
+            _args: Args,
+        }
+        <Whole as clap::CommandFactory>::command().debug_assert();
+    }
 
     #[test]
     fn the_open_door_is_on_the_loopback_only() {
