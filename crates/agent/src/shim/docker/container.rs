@@ -11,7 +11,7 @@ use bollard::models::{
 use windlass_api::agent::shim::NetworkMode;
 use windlass_model::id::SubmissionId;
 
-use super::{binary::sha256, network::NETWORK};
+use super::{binary::sha256, network::NETWORK, reference::Reference};
 use crate::{
     host::gpu::Vendor,
     shim::runtime::{Bind, Prepared},
@@ -72,7 +72,7 @@ pub(super) fn body(
     let labels = [(IS_TASK, "true".to_owned()), (TASK_ID, spec.id.to_string()), (HOME, around.home.clone())];
     let publish = published(task);
     ContainerCreateBody {
-        image: Some(spec.image_name.clone()),
+        image: Some(Reference::parse(&spec.image_name).full()),
         // Numbers need no `/etc/passwd` in the image.
         user: Some(match spec.container_user.as_str() {
             "" | "root" => "0".to_owned(),

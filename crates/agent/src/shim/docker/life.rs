@@ -92,11 +92,12 @@ impl Docker {
             return Ok(Vec::new());
         }
         let seen = inspect(&self.engine, &handle.id).await.map_err(|error| error.into_error(what()))?;
-        ports(&seen, publish).ok_or_else(|| {
-            // A task that ended at once has no ports any more; its exit says more than this would.
-            let why = "the engine mapped no port".to_owned();
-            RuntimeError::Refused { what: what(), why }
-        })
+        match ports(&seen, publish) {
+            Some(ports) => Ok(ports),
+            // What ended at once has no ports any more. Its exit is told by `wait`.
+            None if !seen.state.as_ref().is_some_and(is_live) => Ok(Vec::new()),
+            None => Err(RuntimeError::Refused { what: what(), why: "the engine mapped no port".to_owned() }),
+        }
     }
 
     async fn start_new(&self, handle: &Handle, publish: &[u16]) -> Result<(), RuntimeError> {
@@ -105,7 +106,7 @@ impl Docker {
             Ok(()) => Ok(()),
             // The network was removed since, or two of its name were made at once.
             Err(error) if !publish.is_empty() && failure::said(&error).contains("network") => {
-                super::network::ensure(&self.engine).await?;
+                self.network.ensure(&self.engine).await?;
                 self.try_start(handle).await?.map_err(|error| failure::of_call(what(), error))
             }
             Err(error) => Err(failure::of_call(what(), error)),

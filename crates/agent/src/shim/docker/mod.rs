@@ -40,6 +40,7 @@ use self::{
     binary::Binary,
     container::{Lookup, Surroundings},
     life::Inspect,
+    network::Bridge,
     proofs::Proofs,
     pull::Pull,
     reference::Reference,
@@ -92,6 +93,7 @@ pub struct Docker {
     is_podman: bool,
     binary: Arc<Binary>,
     proofs: Arc<Proofs>,
+    network: Arc<Bridge>,
     around: Arc<Surroundings>,
     stall: Duration,
 }
@@ -129,6 +131,7 @@ impl Docker {
             is_podman,
             binary: Arc::new(binary),
             proofs: Arc::new(Proofs::new(home.join("images"))),
+            network: Arc::default(),
             around: Arc::new(around),
             stall: settings.stall,
         })
@@ -144,7 +147,7 @@ impl Docker {
         let name = container::name(&task.spec.name, task.spec.id);
         let what = || format!("create container {name}");
         if task.spec.network_mode == NetworkMode::Bridge {
-            network::ensure(&self.engine).await?;
+            self.network.ensure(&self.engine).await?;
         }
         let body = self.body(task);
         let image = Reference::parse(&task.spec.image_name).full();

@@ -3,7 +3,7 @@
 //! It belongs to the engine, not to a task: it is made when first needed and stays, as do the firewall rules
 //! that keep its tasks from the addresses where clouds hand out a machine's credentials.
 
-use std::{collections::HashMap, process::Stdio, time::Duration};
+use std::{collections::HashMap, path::Path, process::Stdio, time::Duration};
 
 use bollard::{
     Docker as Engine,
@@ -24,44 +24,59 @@ const CHAIN: &str = "DOCKER-USER";
 const FIREWALL: Duration = Duration::from_secs(5);
 const MINE: &str = "ai.windlass.network";
 
-/// Makes the network unless it is there.
-pub(super) async fn ensure(engine: &Engine) -> Result<(), RuntimeError> {
-    let network = match find(engine).await?.into_iter().next() {
-        Some(network) => network,
-        None => make(engine).await?,
-    };
-    if let Some(id) = network.id {
-        shield(&id).await;
-    }
-    Ok(())
+#[derive(Debug, Default)]
+pub(super) struct Bridge {
+    /// Held while looking and making, so that two tasks of one shim do not make two networks.
+    making: tokio::sync::Mutex<()>,
 }
 
+impl Bridge {
+    /// Makes the network unless it is there.
+    pub(super) async fn ensure(&self, engine: &Engine) -> Result<(), RuntimeError> {
+        let _making = self.making.lock().await;
+        let mut all = find(engine).await?;
+        let network = match all.len() {
+            1 => all.pop(),
+            _ => Some(make(engine).await?),
+        };
+        if let Some(id) = network.and_then(|network| network.id) {
+            shield(&id).await;
+        }
+        Ok(())
+    }
+}
+
+/// Leaves exactly one network of the name.
 async fn make(engine: &Engine) -> Result<Network, RuntimeError> {
     let what = || format!("make network {NETWORK}");
-    let request = NetworkCreateRequest {
-        name: NETWORK.to_owned(),
-        driver: Some("bridge".to_owned()),
-        options: Some(HashMap::from([(
-            "com.docker.network.bridge.enable_icc".to_owned(),
-            "false".to_owned(),
-        )])),
-        labels: Some(HashMap::from([(MINE.to_owned(), "true".to_owned())])),
-        ..NetworkCreateRequest::default()
-    };
-    match call(what(), engine.create_network(request)).await? {
-        Ok(_) => {}
-        Err(error) if failure::status(&error) == Some(409) => {}
-        Err(error) => return Err(failure::of_call(what(), error)),
+    if find(engine).await?.is_empty() {
+        match call(what(), engine.create_network(request())).await? {
+            Ok(_) => {}
+            Err(error) if failure::status(&error) == Some(409) => {}
+            Err(error) => return Err(failure::of_call(what(), error)),
+        }
     }
     // Older engines let two shims that ask at once make two networks of one name, and then find the name
     // ambiguous. Everybody keeps the same one, so it does not matter who clears up.
-    let mut same = find(engine).await?;
-    for double in same.drain(1.min(same.len())..) {
+    let mut same = find(engine).await?.into_iter();
+    let keep = same.next();
+    for double in same {
         let id = double.id.unwrap_or_default();
         // It fails where a container is on it already, and then the next one tries.
         let _ = call(what(), engine.remove_network(&id)).await?;
     }
-    same.pop().ok_or_else(|| RuntimeError::Refused { what: what(), why: "it is gone again".to_owned() })
+    keep.ok_or_else(|| RuntimeError::Refused { what: what(), why: "it is gone again".to_owned() })
+}
+
+fn request() -> NetworkCreateRequest {
+    let deaf = ("com.docker.network.bridge.enable_icc".to_owned(), "false".to_owned());
+    NetworkCreateRequest {
+        name: NETWORK.to_owned(),
+        driver: Some("bridge".to_owned()),
+        options: Some(HashMap::from([deaf])),
+        labels: Some(HashMap::from([(MINE.to_owned(), "true".to_owned())])),
+        ..NetworkCreateRequest::default()
+    }
 }
 
 /// All of the name, the one to keep first.
@@ -80,28 +95,81 @@ async fn find(engine: &Engine) -> Result<Vec<Network>, RuntimeError> {
 async fn shield(network: &str) {
     let Some(short) = network.get(..12) else { return };
     let bridge = format!("br-{short}");
-    for address in METADATA {
-        let rule = [CHAIN, "-i", &bridge, "-d", address, "-j", "DROP"];
-        if firewall("-C", &rule).await == Some(true) {
-            continue;
-        }
-        if firewall("-I", &rule).await != Some(true) {
-            tracing::warn!(
-                address,
-                bridge,
-                "tasks on the bridge may reach the cloud's metadata: no firewall rule"
-            );
-            return;
+    let Some(rules) = firewall(&["-S", CHAIN]).await else {
+        tracing::warn!(bridge, "tasks on the bridge may reach the cloud's metadata: no firewall to tell");
+        return;
+    };
+    let exists = |bridge: &str| Path::new("/sys/class/net").join(bridge).exists();
+    for rule in missing(&rules, &bridge).into_iter().chain(stale(&rules, &exists)) {
+        let words: Vec<&str> = rule.iter().map(String::as_str).collect();
+        if firewall(&words).await.is_none() {
+            tracing::warn!(rule = rule.join(" "), "the firewall does not take a rule");
         }
     }
 }
 
-/// Whether the firewall agreed; `None` when it could not be asked.
-async fn firewall(action: &str, rule: &[&str]) -> Option<bool> {
+fn rule(action: &str, bridge: &str, address: &str) -> Vec<String> {
+    [action, CHAIN, "-d", address, "-i", bridge, "-j", "DROP"].map(str::to_owned).to_vec()
+}
+
+/// Rules to add, given those there are.
+fn missing(rules: &str, bridge: &str) -> Vec<Vec<String>> {
+    let is_there = |address: &&str| {
+        let rule = format!("-d {address}/32 -i {bridge} -j DROP");
+        rules.lines().any(|line| line.ends_with(&rule))
+    };
+    METADATA.iter().filter(|address| !is_there(address)).map(|address| rule("-I", bridge, address)).collect()
+}
+
+/// Rules of ours for a bridge that is no more.
+fn stale(rules: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Vec<String>> {
+    let gone = |line: &str| {
+        let rest = line.strip_prefix(&format!("-A {CHAIN} -d "))?.strip_suffix(" -j DROP")?;
+        let (address, bridge) = rest.split_once("/32 -i ")?;
+        let is_ours = METADATA.contains(&address) && bridge.starts_with("br-");
+        (is_ours && !exists(bridge)).then(|| rule("-D", bridge, address))
+    };
+    rules.lines().filter_map(gone).collect()
+}
+
+/// What the firewall said, if it agreed.
+async fn firewall(words: &[&str]) -> Option<String> {
     let mut command = Command::new("iptables");
-    command.args(["-w", "3", action]).args(rule).env_clear();
+    command.args(["-w", "3"]).args(words).env_clear();
     command.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let status = tokio::time::timeout(FIREWALL, command.status()).await.ok()?.ok()?;
-    Some(status.success())
+    command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(FIREWALL, command.output()).await.ok()?.ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: &str = "-N DOCKER-USER\n\
+        -A DOCKER-USER -d 169.254.169.254/32 -i br-aaaaaaaaaaaa -j DROP\n\
+        -A DOCKER-USER -d 169.254.169.254/32 -i br-bbbbbbbbbbbb -j DROP\n\
+        -A DOCKER-USER -d 10.0.0.1/32 -i br-bbbbbbbbbbbb -j DROP\n\
+        -A DOCKER-USER -j RETURN\n";
+
+    #[test]
+    fn each_rule_is_added_once() {
+        let added = missing(RULES, "br-aaaaaaaaaaaa");
+        let lines: Vec<String> = added.iter().map(|rule| rule.join(" ")).collect();
+        assert_eq!(
+            lines,
+            [
+                "-I DOCKER-USER -d 169.254.170.2 -i br-aaaaaaaaaaaa -j DROP",
+                "-I DOCKER-USER -d 100.100.100.200 -i br-aaaaaaaaaaaa -j DROP",
+            ]
+        );
+        assert_eq!(missing("", "br-c").len(), METADATA.len());
+    }
+
+    #[test]
+    fn rules_for_bridges_that_are_gone_are_taken_away_and_no_others() {
+        let taken = stale(RULES, &|bridge| bridge == "br-aaaaaaaaaaaa");
+        let lines: Vec<String> = taken.iter().map(|rule| rule.join(" ")).collect();
+        assert_eq!(lines, ["-D DOCKER-USER -d 169.254.169.254 -i br-bbbbbbbbbbbb -j DROP"]);
+    }
 }

@@ -7,18 +7,22 @@ use std::{
 
 use windlass_agent::shim::{
     docker::Docker,
-    runtime::{FoundState, Lost, Runtime},
+    runtime::{FoundState, Lost, Runtime, RuntimeError},
 };
 
 use super::{Host, SOON, is_away, read, settings, written};
-use crate::support::engine::Private;
+use crate::support::{
+    engine::{Kind, Private},
+    images::Tar,
+    registry::Registry,
+};
 
 const UNTIL_TOLD: &str =
     "cd /windlass/run; touch up; while ! [ -e go ]; do sleep 0.05; done; echo done > out; exit 4";
 
 #[tokio::test]
 async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
-    let mut engine = Private::start(false).await;
+    let mut engine = Private::start(Kind::Plain).await;
     let host = Host::at(&engine.socket(), |_| {}).await;
     let task = host.task(UNTIL_TOLD).await;
     let handle = host.start(&task).await;
@@ -41,7 +45,7 @@ async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
 
 #[tokio::test]
 async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
-    let mut engine = Private::start(false).await;
+    let mut engine = Private::start(Kind::Plain).await;
     let host = Host::at(&engine.socket(), |_| {}).await;
     let task = host.task("trap 'exit 9' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
     let handle = host.start(&task).await;
@@ -58,7 +62,7 @@ async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
 
 #[tokio::test]
 async fn f12_docker_with_live_restore_leaves_the_task_alone() {
-    let mut engine = Private::start(true).await;
+    let mut engine = Private::start(Kind::LiveRestore).await;
     let host = Host::at(&engine.socket(), |_| {}).await;
     let (task, second) = (host.task(UNTIL_TOLD).await, host.task(UNTIL_TOLD).await);
     let (handle, other) = (host.start(&task).await, host.start(&second).await);
@@ -93,7 +97,7 @@ async fn f12_docker_with_live_restore_leaves_the_task_alone() {
 
 #[tokio::test]
 async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
-    let engine = Private::start(false).await;
+    let engine = Private::start(Kind::Plain).await;
     let host = Host::at(&engine.socket(), |_| {}).await;
     let task = host.task(UNTIL_TOLD).await;
     let handle = host.start(&task).await;
@@ -112,4 +116,40 @@ async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
     host.docker.remove(&task.dir, Some(&handle)).await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(15));
     assert_eq!(host.docker.found().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn f11_docker_without_space_says_so_and_still_removes() {
+    let engine = Private::start(Kind::SmallDisk(24 << 20)).await;
+    let host = Host::at(&engine.socket(), |_| {}).await;
+    let task = host.task("touch /windlass/run/up; sleep 600").await;
+    let handle = host.start(&task).await;
+    written(&task, "up").await;
+    let registry = Registry::start().await;
+    let mut tar = Tar::new();
+    tar.file("much", &vec![7; 40 << 20], 0o644);
+    let (name, _) = registry.put("much", "1", tar.done());
+    let pulled = host.docker.pull(&host.task_of(&name, ""), None, super::quiet()).await;
+    assert!(matches!(pulled, Err(RuntimeError::NoDisk { .. })), "{pulled:?}");
+    host.docker.stop(&task.dir, &handle, Duration::ZERO).await.unwrap();
+    assert_eq!(host.wait(&task, &handle).await.code, Some(137));
+    host.docker.remove(&task.dir, Some(&handle)).await.unwrap();
+    assert_eq!(host.docker.found().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn docker_makes_one_network_however_many_ask_at_once() {
+    let engine = Private::start(Kind::Plain).await;
+    let (one, two) = (Host::at(&engine.socket(), |_| {}).await, Host::at(&engine.socket(), |_| {}).await);
+    let mut tasks = Vec::new();
+    for host in [&one, &two, &one, &two, &one, &two] {
+        tasks.push((host, host.bridged("touch /windlass/run/up; sleep 600").await));
+    }
+    let created = tasks.iter().map(|(host, task)| host.docker.create(task));
+    let handles = futures_util::future::try_join_all(created).await.unwrap();
+    let networks = one.engine.list_networks(None).await.unwrap();
+    let ours: Vec<_> = networks.iter().filter(|one| one.name.as_deref() == Some("windlass")).collect();
+    assert_eq!(ours.len(), 1);
+    let (host, task) = &tasks[0];
+    assert_eq!(host.docker.start(task, &handles[0]).await.unwrap().len(), 1);
 }

@@ -178,3 +178,17 @@ async fn docker_runs_a_dynamic_userland_as_root_whatever_the_image_says() {
     let task = host.task_of(&image, "id -u > /windlass/run/out; stat -c %U /home >> /windlass/run/out");
     assert_eq!(tokio::time::timeout(Duration::from_secs(60), host.said(&task)).await.unwrap(), "0\nroot");
 }
+
+#[tokio::test]
+async fn docker_follows_no_link_that_a_task_left_in_its_directory() {
+    let host = Host::new().await;
+    let script = "cd /windlass/run; rm image.json; ln -s VICTIM image.json; ln -s VICTIM .image.json; touch up; sleep 600";
+    let victim = host.scratch.path().join("victim");
+    fs::write(&victim, "untouched").unwrap();
+    let task = host.task(&script.replace("VICTIM", &victim.to_string_lossy())).await;
+    let handle = host.start(&task).await;
+    written(&task, "up").await;
+    assert_eq!(host.docker.create(&task).await.unwrap(), handle);
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+    assert!(fs::symlink_metadata(task.dir.run().join("image.json")).unwrap().is_file());
+}

@@ -66,11 +66,16 @@ async fn docker_tasks_on_the_bridge_do_not_hear_each_other() {
         ask 127.0.0.1 > out; ask {address} >> out; exit 0"
     );
     let asks = host.bridged(&script).await;
-    // It ends at once, so its ports may be gone before they are read.
-    let handle = host.docker.create(&asks).await.unwrap();
-    let _ = host.docker.start(&asks, &handle).await;
-    host.wait(&asks, &handle).await;
-    assert_eq!(read(&asks, "out"), "me\nnone");
+    assert_eq!(host.said(&asks).await, "me\nnone");
+}
+
+#[tokio::test]
+async fn docker_tells_the_exit_of_a_task_that_ended_before_its_ports_were_read() {
+    let host = Host::new().await;
+    let task = host.bridged("exit 5").await;
+    let handle = host.start(&task).await;
+    assert_eq!(host.wait(&task, &handle).await.code, Some(5));
+    assert_eq!(host.docker.start(&task, &handle).await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -40,14 +40,30 @@ pub(crate) fn client(socket: &Path) -> Docker {
 pub(crate) struct Private {
     containerd: Child,
     dockerd: Option<Child>,
-    live_restore: bool,
+    kind: Kind,
     scratch: Scratch,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    /// Containers outlive the engine.
+    LiveRestore,
+    /// With so many bytes for images and containers.
+    SmallDisk(u64),
+}
+
 impl Private {
-    pub(crate) async fn start(live_restore: bool) -> Self {
+    pub(crate) async fn start(kind: Kind) -> Self {
         let scratch = Scratch::new("engine");
         let dir = scratch.path();
+        if let Kind::SmallDisk(size) = kind {
+            let data = dir.join("data");
+            fs::create_dir(&data).unwrap();
+            let options = std::ffi::CString::new(format!("size={size}")).unwrap();
+            rustix::mount::mount("tmpfs", &data, "tmpfs", rustix::mount::MountFlags::empty(), &*options)
+                .unwrap();
+        }
         let config = format!(
             "version = 2\nroot = \"{0}/c\"\nstate = \"{0}/s\"\ndisabled_plugins = \
              [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n  address = \"{0}/containerd.sock\"\n",
@@ -57,7 +73,7 @@ impl Private {
         let mut command = Command::new("containerd");
         command.arg("--config").arg(dir.join("containerd.toml"));
         let containerd = spawn(command, &dir.join("containerd.log"));
-        let mut engine = Self { containerd, dockerd: None, live_restore, scratch };
+        let mut engine = Self { containerd, dockerd: None, kind, scratch };
         let socket = engine.scratch.path().join("containerd.sock");
         until("containerd listens", COMES_UP, || socket.exists()).await;
         engine.start_dockerd().await;
@@ -77,7 +93,7 @@ impl Private {
         command.arg("--pidfile").arg(dir.join("docker.pid"));
         command.arg("-H").arg(format!("unix://{}", self.socket().display()));
         command.args(["--bridge=none", "--iptables=false", "--ip6tables=false", "--log-level=warn"]);
-        if self.live_restore {
+        if self.kind == Kind::LiveRestore {
             command.arg("--live-restore");
         }
         let _ = fs::remove_file(dir.join("docker.pid"));
@@ -131,11 +147,12 @@ impl Private {
 impl Drop for Private {
     fn drop(&mut self) {
         let dir = self.scratch.path().to_owned();
+        if self.dockerd.is_some() {
+            // A frozen one would hear nothing.
+            let _ = kill(self.dockerd(), Signal::SIGCONT);
+            remove_network(self.socket());
+        }
         if let Some(mut child) = self.dockerd.take() {
-            if let Ok(pid) = i32::try_from(child.id()) {
-                // A frozen one would never hear the polite signal.
-                let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
-            }
             end(&mut child);
         }
         // Containers that outlived the engine hang on helpers that have our directory in their arguments.
@@ -153,6 +170,16 @@ impl Drop for Private {
             let _ = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
         }
     }
+}
+
+/// The bridge of tasks, which would outlive its engine as an interface of the machine.
+fn remove_network(socket: PathBuf) {
+    let removed = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let removal = async { client(&socket).remove_network("windlass").await };
+        let _ = runtime.block_on(async { tokio::time::timeout(GOES_DOWN, removal).await });
+    });
+    let _ = removed.join();
 }
 
 /// Politely, then not.
