@@ -65,6 +65,28 @@ impl Binary {
         Ok(())
     }
 
+    /// The same for the copy a container has, which may be one of an older agent. Its name says what it must be.
+    pub(super) fn verify_copy(&self, path: &Path) -> io::Result<()> {
+        if path == self.path {
+            return self.verify();
+        }
+        let is_ours = path.parent() == self.path.parent();
+        if is_ours && path.file_name() == Some(digest(&mut File::open(path)?)?.as_ref()) {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was changed"))
+    }
+
+    /// Takes away copies of other versions that no container uses, and what a crash left half copied.
+    pub(super) fn sweep(&self, used: &[PathBuf]) {
+        let entries = self.path.parent().map(fs::read_dir).into_iter().flatten().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            if path != self.path && !used.contains(&path) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
     fn copy(&self, exe: &Path) -> io::Result<()> {
         let mut random = [0u8; 8];
         getrandom::fill(&mut random).map_err(io::Error::other)?;

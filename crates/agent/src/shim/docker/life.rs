@@ -1,6 +1,10 @@
 //! A container from its start to its removal.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use bollard::{
     Docker as Engine,
@@ -28,7 +32,7 @@ use super::{
 use crate::{
     clock,
     shim::runtime::{Exit, Found, FoundState, Handle, Lost, RuntimeError},
-    taskdir::TaskDir,
+    taskdir::{self, TaskDir},
 };
 
 /// Starting is the engine's longest step: images with many layers, GPUs that wake up.
@@ -85,7 +89,12 @@ impl Docker {
         let what = || format!("start container {}", handle.name);
         let seen = inspect(&self.engine, &handle.id).await.map_err(|error| error.into_error(what()))?;
         if !seen.state.as_ref().is_some_and(was_started) {
-            self.binary.verify().map_err(|source| failure::of_file(what(), source))?;
+            let mounts = seen.mounts.iter().flatten();
+            let agent = mounts.filter(|mount| mount.destination.as_deref() == Some(taskdir::AGENT_INSIDE));
+            for source in agent.filter_map(|mount| mount.source.as_ref()) {
+                let verified = self.binary.verify_copy(Path::new(source));
+                verified.map_err(|source| failure::of_file(what(), source))?;
+            }
             self.start_new(handle, publish).await?;
         }
         if publish.is_empty() {
@@ -284,6 +293,13 @@ impl Docker {
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
         let listed = ask("list containers", || self.engine.list_containers(Some(options.clone()))).await?;
         listed.map_err(|error| failure::of_call("list containers", error))
+    }
+
+    /// Everything of the host that is mounted into our containers.
+    pub(super) async fn mounted(&self) -> Result<Vec<PathBuf>, RuntimeError> {
+        let listed = self.list(Vec::new()).await?;
+        let mounts = listed.into_iter().flat_map(|one| one.mounts.unwrap_or_default());
+        Ok(mounts.filter_map(|mount| mount.source).map(PathBuf::from).collect())
     }
 
     pub(super) async fn find_all(&self) -> Result<Vec<Found>, RuntimeError> {

@@ -125,7 +125,7 @@ impl Docker {
         let (home, binary) =
             installed.await.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)?;
         let around = surroundings(&engine, is_podman, &home, settings.entrypoint);
-        Ok(Self {
+        let docker = Self {
             engine,
             socket: settings.socket.into(),
             is_podman,
@@ -134,7 +134,12 @@ impl Docker {
             network: Arc::default(),
             around: Arc::new(around),
             stall: settings.stall,
-        })
+        };
+        // What cannot be known to be unused stays; the next start tries again.
+        if let Ok(used) = docker.mounted().await {
+            docker.binary.sweep(&used);
+        }
+        Ok(docker)
     }
 
     /// Where the engine keeps images, as far as it is a place of this host.

@@ -7,6 +7,7 @@ mod limits;
 mod networks;
 mod podman;
 mod pulls;
+mod whole;
 
 use std::{
     fs,

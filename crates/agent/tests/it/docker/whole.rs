@@ -1,0 +1,126 @@
+//! A task from its submission to its removal: the real shim, the engine, the real runner inside.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use windlass_api::agent::{
+    runner::JobRecord,
+    shim::{TaskInfo, TaskStatus},
+};
+use windlass_model::id::SubmissionId;
+
+use crate::support::{
+    engine::{client, shared},
+    images::Image,
+    shim::{DEADLINE, Setup, Shim},
+};
+
+/// Submits a job to the runner of a task that runs, and starts it.
+async fn run_job(shim: &Shim, id: SubmissionId, commands: &[&str]) {
+    let job = json!({
+        "run": {"id": "0", "run_spec": {"run_name": "whole"}},
+        "job_spec": {"commands": commands, "env": {"SEED": "7"}},
+    });
+    let calls = shim.client().epoch(1);
+    let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
+    let until = Instant::now() + DEADLINE;
+    while !calls.get(&path("healthcheck")).await.status.is_success() {
+        assert!(Instant::now() < until, "the runner answers\n{}", shim.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    calls.post(&path("submit"), &job).await.expect(200);
+    calls.post(&path("run"), &json!({})).await.expect(200);
+}
+
+/// Waits for the job's end and reads its output.
+async fn output(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
+    let until = Instant::now() + DEADLINE;
+    loop {
+        let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
+        if record.log_complete {
+            let text = shim.client().get(&format!("/api/tasks/{id}/logs?stream=job&offset=0")).await;
+            return (record, text.expect(200).text().to_owned());
+        }
+        assert!(Instant::now() < until, "{record:?}\n{}", shim.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn start(shim: &Shim, image: Image, change: impl FnOnce(&mut Value)) -> TaskInfo {
+    let mut spec = shim.spec("whole");
+    spec["image_name"] = image.ensure(&client(&shared())).await.into();
+    change(&mut spec);
+    let id = shim.submit(&spec, 1).await;
+    shim.wait_for(id, TaskStatus::Running).await
+}
+
+async fn is_there(name: &str) -> bool {
+    client(&shared()).inspect_container(name, None).await.is_ok()
+}
+
+#[tokio::test]
+async fn docker_whole_jobs_run_in_any_image_and_leave_nothing() {
+    let shim = Shim::start(Setup::docker());
+    let table: [(Image, &[&str], &str); 4] = [
+        (Image::Busybox, &["/bin/sh", "-c", "echo seed $SEED $FROM_IMAGE; exit 3"], "seed 7 yes"),
+        (Image::Bare, &["/busybox", "sh", "-c", "echo bare $SEED; exit 3"], "bare 7"),
+        (Image::Bash, &["bash", "-c", "echo $BASH $SEED; exit 3"], "bash 7"),
+        (Image::Busybox, &[], "UTC"),
+    ];
+    for (image, commands, expected) in table {
+        let info = start(&shim, image, |_| {}).await;
+        assert_eq!(info.ports, Some(vec![]));
+        run_job(&shim, info.id, commands).await;
+        let (record, text) = output(&shim, info.id).await;
+        assert!(text.contains(expected), "{image:?}: {text} {record:?}");
+        let status = if commands.is_empty() { 0 } else { 3 };
+        assert_eq!(record.states.last().unwrap().exit_status, Some(status), "{record:?}");
+        shim.terminate(info.id, 1, 0).await;
+        shim.remove(info.id, 1).await;
+        assert!(!is_there(&info.container_name).await);
+    }
+}
+
+#[tokio::test]
+async fn f14_docker_whole_task_outlives_a_killed_shim() {
+    let mut shim = Shim::start(Setup::docker());
+    let info = start(&shim, Image::Busybox, |_| {}).await;
+    run_job(
+        &shim,
+        info.id,
+        &["/bin/sh", "-c", "while ! [ -e /tmp/go ]; do sleep 0.05; done; echo went on; exit 5"],
+    )
+    .await;
+    shim.kill();
+    shim.start_again();
+    let again = shim.wait_for(info.id, TaskStatus::Running).await;
+    assert_eq!(again.container_id, info.container_id);
+    let pid = client(&shared())
+        .inspect_container(&info.container_id, None)
+        .await
+        .unwrap()
+        .state
+        .unwrap()
+        .pid
+        .unwrap();
+    std::fs::write(format!("/proc/{pid}/root/tmp/go"), "").unwrap();
+    let (record, text) = output(&shim, info.id).await;
+    assert!(text.contains("went on"), "{text}");
+    assert_eq!(record.states.last().unwrap().exit_status, Some(5));
+}
+
+#[tokio::test]
+async fn docker_whole_task_on_the_bridge_reports_its_ports() {
+    let shim = Shim::start(Setup::docker());
+    let info = start(&shim, Image::Busybox, |spec| spec["network_mode"] = "bridge".into()).await;
+    let ports = info.ports.clone().unwrap();
+    let seen = client(&shared()).inspect_container(&info.container_id, None).await.unwrap();
+    let mapped = seen.network_settings.unwrap().ports.unwrap();
+    for port in &ports {
+        let bound = mapped[&format!("{}/tcp", port.container)].clone().unwrap();
+        assert_eq!(bound[0].host_port, Some(port.host.to_string()));
+        assert_eq!(bound[0].host_ip.as_deref(), Some("127.0.0.1"));
+    }
+    run_job(&shim, info.id, &["/bin/true"]).await;
+    assert_eq!(output(&shim, info.id).await.0.states.last().unwrap().exit_status, Some(0));
+}
