@@ -225,6 +225,8 @@ async fn docker_that_is_not_there_is_away() {
 struct Stopwatch {
     taken: Arc<Mutex<Taken>>,
     scratch: Scratch,
+    /// Dropped with the rest, which ends the thread.
+    _end: tokio::sync::oneshot::Sender<()>,
 }
 
 #[derive(Default)]
@@ -238,31 +240,28 @@ struct Taken {
 impl Stopwatch {
     fn before(engine: &Path) -> Self {
         let scratch = Scratch::new("stopwatch");
-        let listener = tokio::net::UnixListener::bind(scratch.path().join("sock")).unwrap();
         let taken: Arc<Mutex<Taken>> = Arc::default();
-        let (engine, shared) = (engine.to_owned(), Arc::clone(&taken));
-        tokio::spawn(async move {
-            while let Ok((mut client, _)) = listener.accept().await {
-                let (engine, taken) = (engine.clone(), Arc::clone(&shared));
-                tokio::spawn(async move {
-                    {
-                        let mut taken = taken.lock();
-                        taken.questions += 1;
-                        taken.open += 1;
-                        taken.since.get_or_insert_with(Instant::now);
+        let (at, engine, shared) = (scratch.path().join("sock"), engine.to_owned(), Arc::clone(&taken));
+        let (end, ended) = tokio::sync::oneshot::channel();
+        let listener = std::os::unix::net::UnixListener::bind(at).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        // In a thread of its own: the guard of the host still asks when the test's own runtime is at its end.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = tokio::net::UnixListener::from_std(listener).unwrap();
+                let serve = async {
+                    while let Ok((client, _)) = listener.accept().await {
+                        tokio::spawn(pass(client, engine.clone(), Arc::clone(&shared)));
                     }
-                    let mut server = tokio::net::UnixStream::connect(engine).await.unwrap();
-                    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
-                    let mut taken = taken.lock();
-                    taken.open -= 1;
-                    if taken.open == 0 {
-                        let since = taken.since.take().unwrap();
-                        taken.busy += since.elapsed();
-                    }
-                });
-            }
+                };
+                tokio::select! {
+                    () = serve => {}
+                    _ = ended => {}
+                }
+            });
         });
-        Self { taken, scratch }
+        Self { taken, scratch, _end: end }
     }
 
     fn socket(&self) -> PathBuf {
@@ -274,6 +273,24 @@ impl Stopwatch {
         until("the last connection is closed", SOON, || self.taken.lock().open == 0).await;
         let taken = std::mem::take(&mut *self.taken.lock());
         (taken.questions, taken.busy)
+    }
+}
+
+/// Carries one question to the engine and its answer back.
+async fn pass(mut client: tokio::net::UnixStream, engine: PathBuf, taken: Arc<Mutex<Taken>>) {
+    {
+        let mut taken = taken.lock();
+        taken.questions += 1;
+        taken.open += 1;
+        taken.since.get_or_insert_with(Instant::now);
+    }
+    let mut server = tokio::net::UnixStream::connect(engine).await.unwrap();
+    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+    let mut taken = taken.lock();
+    taken.open -= 1;
+    if taken.open == 0 {
+        let since = taken.since.take().unwrap();
+        taken.busy += since.elapsed();
     }
 }
 

@@ -37,7 +37,9 @@ async fn output(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
     let until = Instant::now() + DEADLINE;
     loop {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
-        if record.log_complete {
+        // The last state may come a moment after the last byte.
+        let is_over = record.states.last().is_some_and(|last| last.state != "running");
+        if record.log_complete && is_over {
             let text = shim.client().get(&format!("/api/tasks/{id}/logs?stream=job&offset=0")).await;
             return (record, text.expect(200).text().to_owned());
         }
