@@ -145,7 +145,13 @@ impl Drop for Stage {
         if let Some(tasks) = &self.tasks {
             tasks.closed.cancel();
         }
-        let _ = std::fs::remove_dir_all(&self.home);
+        // A file that was being written when the lives were let go may come after the first try.
+        for _ in 0..100 {
+            if std::fs::remove_dir_all(&self.home).is_ok() || !self.home.exists() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

@@ -1,0 +1,222 @@
+//! How a life ends: what runs is stopped, what is held is given back once, the end is written down and told.
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::time::{Instant, sleep, timeout};
+
+use windlass_model::{
+    machine::Step,
+    task::{self as machine, Event, Status},
+};
+
+use super::{
+    super::{
+        PauseAt, ending, files,
+        host::HostError,
+        task::{End, State},
+    },
+    Life, waits,
+};
+use crate::shim::{
+    journal::Kind,
+    runtime::{Exit, Handle, Lost, Prepared, RuntimeError},
+};
+
+/// Tries to give something back before the task is told to have ended without it; removal tries again.
+const RELEASE_TRIES_MAX: usize = 5;
+/// Tries to write the end down before it is told all the same: a full disk must not keep a task alive.
+const END_TRIES_MAX: usize = 5;
+/// After a stop the exit status is there at once, or the engine has trouble.
+const EXIT_STATUS_WITHIN: Duration = Duration::from_secs(5);
+
+impl Life {
+    /// Waits for the end of what runs, or ends it as asked.
+    pub(super) async fn watch(&self, prepared: &Prepared) -> (Event, End) {
+        let handle = self.task.state.lock().container.handle.clone();
+        let Some(handle) = handle else { return (Event::Ended, ending::vanished()) };
+        let mut ask = self.task.ask.subscribe();
+        let exit = tokio::select! {
+            biased;
+            exit = self.wait(prepared, &handle) => Some(exit),
+            _ = ask.wait_for(Option::is_some) => None,
+        };
+        let Some(exit) = exit else {
+            self.pause(PauseAt::Terminating).await;
+            let exit = self.stop(prepared, &handle).await;
+            let code = exit.as_ref().and_then(|exit| exit.code);
+            self.exited(code);
+            let Some(ask) = self.asked() else { return (Event::Stopped, ending::vanished()) };
+            return (Event::Stopped, ending::stopped(&ask, exit.as_ref()));
+        };
+        // Its first process ended; nothing of it may run when its devices go to the next.
+        self.stop_now(&handle).await;
+        match exit {
+            Ok(exit) => {
+                self.exited(exit.code);
+                (Event::Ended, self.read_end(exit).await)
+            }
+            Err(error) => {
+                self.exited(None);
+                (Event::Ended, ending::unprepared(&error))
+            }
+        }
+    }
+
+    /// An engine that is away is waited for: what runs, runs on without it.
+    async fn wait(&self, prepared: &Prepared, handle: &Handle) -> Result<Exit, RuntimeError> {
+        let mut waits = waits();
+        loop {
+            match self.tasks.runtime.wait(prepared, handle).await {
+                Err(RuntimeError::Away { what, source }) => {
+                    tracing::warn!(id = %self.task.id, %what, %source, "the engine is away");
+                }
+                answer => return answer,
+            }
+            sleep(waits.next().unwrap_or_default()).await;
+        }
+    }
+
+    /// Ends what runs, politely until the ask's moment. Goes on until it is so.
+    async fn stop(&self, prepared: &Prepared, handle: &Handle) -> Option<Exit> {
+        let mut ask = self.task.ask.subscribe();
+        let wait = self.wait(prepared, handle);
+        tokio::pin!(wait);
+        let mut exit = None;
+        for pause in waits() {
+            let until = ask.borrow_and_update().as_ref().map_or_else(Instant::now, |ask| ask.until);
+            let grace = match exit {
+                None => until.saturating_duration_since(Instant::now()),
+                Some(_) => Duration::ZERO,
+            };
+            tokio::select! {
+                biased;
+                stopped = self.tasks.runtime.stop(&self.task.dir, handle, grace) => match stopped {
+                    Ok(()) => break,
+                    Err(error) => tracing::warn!(%error, id = %self.task.id, "stop the container"),
+                },
+                ended = &mut wait, if exit.is_none() => {
+                    exit = Some(ended);
+                    continue;
+                }
+                // A shorter grace.
+                _ = ask.changed() => continue,
+            }
+            sleep(pause).await;
+        }
+        let exit = match exit {
+            Some(exit) => Some(exit),
+            None => timeout(EXIT_STATUS_WITHIN, wait).await.ok(),
+        };
+        exit.and_then(Result::ok)
+    }
+
+    async fn stop_now(&self, handle: &Handle) {
+        for pause in waits() {
+            match self.tasks.runtime.stop(&self.task.dir, handle, Duration::ZERO).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(%error, id = %self.task.id, "stop what is left of a container"),
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// Takes away whatever the runtime made, found by its mark.
+    pub(super) async fn discard(&self) {
+        let handle = self.task.state.lock().container.handle.clone();
+        for pause in waits() {
+            match self.tasks.runtime.remove(&self.task.dir, handle.as_ref()).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(%error, id = %self.task.id, "remove the container"),
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// What the end comes to, with what the task left on disk.
+    async fn read_end(&self, mut exit: Exit) -> End {
+        let dir = self.task.dir.clone();
+        let left = tokio::task::spawn_blocking(move || files::left(&dir)).await.unwrap_or_default();
+        let same_boot = {
+            let state = self.task.state.lock();
+            state.container.starting.as_ref().is_none_or(|boot| *boot == self.tasks.settings.boot)
+        };
+        // A host that went down did not let the runner say its last word.
+        if !same_boot && exit.lost.is_none() && left.last_word.is_none() {
+            exit.lost = Some(Lost::HostRebooted);
+        }
+        ending::exited(&exit, &left)
+    }
+
+    pub(super) fn exited(&self, code: Option<i32>) {
+        let mut state = self.task.state.lock();
+        if !std::mem::replace(&mut state.container.exited, true) {
+            self.tasks.journal.append(self.task.id, state.epoch, Kind::ContainerExited { code });
+        }
+    }
+
+    /// The one way to the end.
+    pub(super) async fn finish(&self, event: Event, end: End) {
+        self.release().await;
+        let seq = self.note(Kind::Terminated { end: end.clone() });
+        self.settle(seq, END_TRIES_MAX).await;
+        {
+            let mut state = self.task.state.lock();
+            match machine::step(state.status, event) {
+                Step::To(status) => state.status = status,
+                Step::Stay | Step::Refuse => {
+                    tracing::error!(id = %self.task.id, status = %state.status, %event, "an end the machine refuses");
+                    state.status = Status::Terminated;
+                }
+            }
+            state.end = Some(end);
+            self.changed(&state);
+        }
+        self.store().await;
+    }
+
+    /// Gives back what is held, each once, and says so.
+    pub(super) async fn release(&self) {
+        let (tasks, task) = (&self.tasks, &self.task);
+        let held = task.state.lock().held.clone();
+        if held.keys {
+            let gone =
+                self.give_back("remove the keys of a task", || tasks.host.remove_keys(&task.spec)).await;
+            self.no_longer_held(gone, Kind::KeyRemoved, |state| &mut state.held.keys);
+        }
+        if held.mounts {
+            let gone =
+                self.give_back("unmount the volumes of a task", || tasks.host.unmount(&task.spec)).await;
+            self.no_longer_held(gone, Kind::Unmounted, |state| &mut state.held.mounts);
+        }
+        let mut ledger = tasks.ledger.lock();
+        let mut state = task.state.lock();
+        let gpus = ledger.release(&task.id);
+        if !gpus.is_empty() {
+            tasks.journal.append(task.id, state.epoch, Kind::GpuReleased { gpus });
+        }
+        state.held.gpus.clear();
+    }
+
+    async fn give_back<'a>(
+        &self,
+        what: &str,
+        mut give: impl FnMut() -> BoxFuture<'a, Result<(), HostError>>,
+    ) -> bool {
+        for wait in waits().take(RELEASE_TRIES_MAX) {
+            match give().await {
+                Ok(()) => return true,
+                Err(error) => tracing::warn!(error = ending::chain(&error), id = %self.task.id, "{what}"),
+            }
+            sleep(wait).await;
+        }
+        false
+    }
+
+    fn no_longer_held(&self, gone: bool, kind: Kind, what: fn(&mut State) -> &mut bool) {
+        let mut state = self.task.state.lock();
+        if gone && std::mem::replace(what(&mut state), false) {
+            self.tasks.journal.append(self.task.id, state.epoch, kind);
+        }
+    }
+}
