@@ -108,6 +108,7 @@ impl Access {
     /// Lets the job reach the other nodes.
     pub fn give(place: Place<'_>, cluster: &ClusterInfo, key: &SshKey) -> io::Result<Self> {
         let dir = place.account.home.join(".ssh");
+        let is_new = !dir.exists();
         make_dir(&dir, place.account, place.in_container)?;
         // Two tasks on a bare host may share a home.
         let name = if place.in_container {
@@ -120,6 +121,10 @@ impl Access {
         let access =
             Self { account: place.account.clone(), task: place.task, dir: dir.clone(), key: file.clone() };
         acting_as(place.account, || {
+            if is_new {
+                use std::os::unix::fs::PermissionsExt;
+                std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
+            }
             let private = key.private.trim_end();
             write_as(&file, format!("{private}\n").as_bytes(), 0o600)?;
             write_as(&file.with_extension("pub"), format!("{}\n", key.public.trim_end()).as_bytes(), 0o644)?;

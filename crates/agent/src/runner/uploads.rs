@@ -122,10 +122,8 @@ fn broken(error: &MultipartError) -> Refusal {
 
 fn failed(error: &std::io::Error) -> Refusal {
     tracing::error!(%error, "keep an upload");
-    match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-            Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "no space left for the upload")
-        }
-        _ => Refusal::internal("the upload could not be kept"),
+    if matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) {
+        return Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "no space left for the upload");
     }
+    Refusal::internal("the upload could not be kept")
 }

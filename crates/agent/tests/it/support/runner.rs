@@ -25,7 +25,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
 
@@ -270,9 +269,9 @@ fn answer(mut stream: UnixStream) -> Answer {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
-    let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+    let head = std::str::from_utf8(&bytes[..end]).unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Answer { status, head, body: bytes.split_off(end + 4) }
+    Answer { status, body: bytes.split_off(end + 4) }
 }
 
 /// A job of one script.
