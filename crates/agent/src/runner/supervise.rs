@@ -229,6 +229,8 @@ async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
     let mut started = exec::start(&launch).map_err(|error| not_started("", &error))?;
     let deadline = limit(spec.max_duration);
     let tree = Tree::new(started.pid);
+    // Before the first byte is taken: what is printed comes after this in time.
+    job.states.running();
     let pump = match Pump::start(started.output, writer) {
         Ok(pump) => pump,
         Err(error) => {
@@ -236,7 +238,6 @@ async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
             return Err(not_started("read the output", &error));
         }
     };
-    job.states.running();
     let (polite, grace) = match spec.stop_duration.and_then(|secs| u64::try_from(secs).ok()) {
         Some(secs) => (Signal::TERM, Duration::from_secs(secs).min(GRACE_MAX)),
         None => (Signal::INT, GRACE),
