@@ -1,5 +1,6 @@
 //! Benchmarks. Timings live here and not in tests; what is compared is measured in one run.
 
+pub mod agent;
 pub mod api;
 pub mod engine;
 pub mod load;

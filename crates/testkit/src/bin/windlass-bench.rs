@@ -1,4 +1,4 @@
-//! `windlass-bench engine|api`: figures for people; `cargo xtask bench NAME` builds and starts it.
+//! `windlass-bench engine|api|agent`: figures for people; `cargo xtask bench NAME` builds and starts it.
 
 use std::path::PathBuf;
 
@@ -7,20 +7,21 @@ use windlass_testkit::bench;
 
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let name = std::env::args().nth(1).context("want a name: engine, api")?;
+    let name = std::env::args().nth(1).context("want a name: engine, api, agent")?;
     match name.as_str() {
         "engine" => runtime.block_on(bench::engine::run(std::env::var("WINDLASS_BENCH_DATABASE_URL").ok())),
-        "api" => runtime.block_on(bench::api::run(&server()?)),
-        _ => bail!("unknown benchmark `{name}`; want engine or api"),
+        "api" => runtime.block_on(bench::api::run(&beside("windlass")?)),
+        "agent" => runtime.block_on(bench::agent::run(&beside("windlass-agent")?)),
+        _ => bail!("unknown benchmark `{name}`; want engine, api or agent"),
     }
 }
 
-/// The `windlass` binary that was built beside this one.
-fn server() -> Result<PathBuf> {
+/// Another binary, built beside this one.
+fn beside(name: &str) -> Result<PathBuf> {
     let here = std::env::current_exe()?;
-    let server = here.parent().context("no directory")?.join("windlass");
-    if !server.is_file() {
-        bail!("`{}` is not there; build windlass-cli in the same profile", server.display());
+    let there = here.parent().context("no directory")?.join(name);
+    if !there.is_file() {
+        bail!("`{}` is not there; build it in the same profile", there.display());
     }
-    Ok(server)
+    Ok(there)
 }

@@ -1,0 +1,286 @@
+//! A shim in a process of its own, enrolled with a key of ours, and tasks under it.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream as Blocking,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ring::{
+    digest, rand,
+    signature::{Ed25519KeyPair, KeyPair},
+};
+use serde_json::json;
+use tokio::net::UnixStream;
+use uuid::Uuid;
+
+use windlass_api::agent::{
+    SIGNED_PREFIX,
+    client::{Shim, ShimError, SignedSpec},
+    events::What,
+    runner::Submit,
+    shim::{TaskStatus, Terminate},
+};
+use windlass_model::id::SubmissionId;
+
+const CREDENTIAL: &str = "credential-of-the-benchmark";
+const EPOCH: i64 = 1;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks whether something is there yet.
+const LOOK: Duration = Duration::from_micros(200);
+
+pub(super) struct Host {
+    child: Child,
+    home: PathBuf,
+    hosts: usize,
+    instance: Uuid,
+    key: Ed25519KeyPair,
+    /// From exec to the first answer.
+    pub(super) ready: Duration,
+}
+
+impl Host {
+    pub(super) fn start(agent: &Path, home: &Path, args: &[&str]) -> Result<Self> {
+        let hosts = args.iter().skip_while(|arg| **arg != "--hosts").nth(1).map_or(Ok(0), |n| n.parse())?;
+        let key = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).ok().context("make a key")?;
+        let instance = random_uuid()?;
+        std::fs::create_dir_all(home)?;
+        enrol(agent, home, instance, &key)?;
+        for number in 1..=hosts {
+            let below = home.join(host_name(number));
+            std::fs::create_dir(&below)?;
+            std::fs::copy(home.join("enrolment.json"), below.join("enrolment.json"))?;
+        }
+        std::fs::write(home.join("policy.yml"), "")?;
+        let mut command = Command::new(agent);
+        command.arg("shim").args(args).arg("--home").arg(home).arg("--policy").arg(home.join("policy.yml"));
+        command.args(["--log", "error"]).stdin(Stdio::null()).stdout(Stdio::null());
+        let started = Instant::now();
+        let child = command.spawn().context("start the shim")?;
+        let mut host = Self { child, home: home.to_owned(), hosts, instance, key, ready: Duration::ZERO };
+        // The last of many: then all are there.
+        while !answers(&host.socket(hosts)) {
+            if let Some(status) = host.child.try_wait()? {
+                bail!("the shim ended early: {status}");
+            }
+            ensure!(started.elapsed() < PATIENCE, "the shim does not answer");
+            std::thread::sleep(LOOK);
+        }
+        host.ready = started.elapsed();
+        Ok(host)
+    }
+
+    fn socket(&self, number: usize) -> PathBuf {
+        if self.hosts == 0 {
+            self.home.join("shim.sock")
+        } else {
+            self.home.join(host_name(number)).join("shim.sock")
+        }
+    }
+
+    pub(super) async fn connect(&self) -> Result<Shim> {
+        self.connect_to(1).await
+    }
+
+    pub(super) async fn connect_to(&self, number: usize) -> Result<Shim> {
+        let stream = UnixStream::connect(self.socket(number)).await.context("connect to the shim")?;
+        Ok(Shim::connect(stream, CREDENTIAL).await?)
+    }
+
+    pub(super) fn resident_kb(&self) -> Result<f64> {
+        memory_kb(self.child.id(), "VmRSS")
+    }
+
+    /// Hands a task to the shim. It starts at once.
+    pub(super) async fn submit(&self, shim: &Shim, image: &str) -> Result<Task> {
+        let id = random_uuid()?;
+        let expires = unix_secs()? + 3600;
+        let body = serde_json::to_vec(&json!({
+            "id": id, "name": "bench", "image_name": image, "network_mode": "host",
+            "claims": {"instance_id": self.instance, "epoch": EPOCH, "expires_at": expires},
+        }))?;
+        let signature = STANDARD.encode(self.key.sign(&[SIGNED_PREFIX, &body].concat()).as_ref());
+        shim.submit(&SignedSpec { body, signature }, EPOCH).await?;
+        Ok(Task { shim: shim.clone(), id: SubmissionId(id) })
+    }
+
+    /// The process of a task's runner, where tasks are processes.
+    pub(super) fn runner(&self, id: SubmissionId) -> Result<Runner> {
+        let dir = self.home.join("tasks").join(id.to_string()).join("run");
+        let dir = dir.to_str().context("a path that is text")?;
+        for entry in std::fs::read_dir("/proc")? {
+            let path = entry?.path();
+            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            if words.contains(&b"--inner".as_slice()) && words.contains(&dir.as_bytes()) {
+                let pid = path.file_name().and_then(|name| name.to_str()).context("a number")?;
+                return Ok(Runner { pid: pid.parse()? });
+            }
+        }
+        bail!("no process is the runner of {id}")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // Tasks outlive a shim; those of a benchmark that failed half way are ended by it.
+        let _ = self.clear();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Host {
+    fn clear(&self) -> Result<()> {
+        if self.hosts > 0 {
+            return Ok(());
+        }
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            let list = call(&self.socket(0), "GET", "/api/tasks")?;
+            let list: serde_json::Value = serde_json::from_str(&list)?;
+            let tasks = list["tasks"].as_array().cloned().unwrap_or_default();
+            if tasks.is_empty() {
+                break;
+            }
+            for id in tasks.iter().filter_map(|task| task["id"].as_str()) {
+                call(&self.socket(0), "POST", &format!("/api/tasks/{id}/terminate"))?;
+                call(&self.socket(0), "POST", &format!("/api/tasks/{id}/remove"))?;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+/// A task under way.
+pub(super) struct Task {
+    pub(super) shim: Shim,
+    pub(super) id: SubmissionId,
+}
+
+impl Task {
+    /// Gives the job to the task's runner, as soon as there is one.
+    pub(super) async fn hand_over(&self, job: &Submit) -> Result<()> {
+        self.reaches(TaskStatus::Running).await?;
+        let started = Instant::now();
+        loop {
+            match self.shim.submit_job(self.id, job, EPOCH).await {
+                Ok(()) => return Ok(()),
+                Err(error @ (ShimError::Status { .. } | ShimError::Conflict { .. })) => {
+                    ensure!(started.elapsed() < PATIENCE, "the runner takes no job: {error}");
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    pub(super) async fn run(&self) -> Result<()> {
+        self.shim.run_job(self.id, EPOCH).await?;
+        Ok(())
+    }
+
+    /// Says that everything was read, waits for the end and takes the task away.
+    pub(super) async fn done(self) -> Result<()> {
+        let end = loop {
+            let part = self.shim.log(self.id, "job", u64::MAX, 0, PATIENCE).await?;
+            if part.is_complete {
+                break part.end;
+            }
+        };
+        // The runner may have ended of itself by now.
+        let _ = self.shim.log_was_read(self.id, "job", end).await;
+        self.shim.terminate(self.id, &Terminate::default(), EPOCH).await?;
+        self.reaches(TaskStatus::Terminated).await?;
+        self.shim.remove(self.id, EPOCH).await?;
+        Ok(())
+    }
+
+    /// Waits for a status, by the host's own events.
+    async fn reaches(&self, status: TaskStatus) -> Result<()> {
+        let wait = async {
+            let mut events = self.shim.events(None).await?;
+            while let Some(event) = events.next().await? {
+                let What::Task { info } = event.what else { continue };
+                if info.id == self.id && info.status == status {
+                    return Ok(());
+                }
+                let over = info.id == self.id && info.status == TaskStatus::Terminated;
+                ensure!(!over, "the task ended: {} {}", info.termination_reason, info.termination_message);
+            }
+            bail!("the events ended")
+        };
+        tokio::time::timeout(PATIENCE, wait).await.context("the task takes too long")?
+    }
+}
+
+pub(super) struct Runner {
+    pid: u32,
+}
+
+impl Runner {
+    pub(super) fn peak_kb(&self) -> Result<f64> {
+        memory_kb(self.pid, "VmHWM")
+    }
+}
+
+fn enrol(agent: &Path, home: &Path, instance: Uuid, key: &Ed25519KeyPair) -> Result<()> {
+    let hash = digest::digest(&digest::SHA256, CREDENTIAL.as_bytes());
+    let hash: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let status = Command::new(agent)
+        .args(["shim", "enrol", "--instance", &instance.to_string(), "--credential-sha256", &hash])
+        .args(["--server-key", &STANDARD.encode(key.public_key().as_ref()), "--home"])
+        .arg(home)
+        .status()?;
+    ensure!(status.success(), "enrol the host");
+    Ok(())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the shim compares it with its host's clock, which is this one"
+)]
+fn unix_secs() -> Result<u64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())
+}
+
+fn random_uuid() -> Result<Uuid> {
+    let bytes: [u8; 16] = rand::generate(&rand::SystemRandom::new()).ok().context("be random")?.expose();
+    Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
+}
+
+fn host_name(number: usize) -> String {
+    format!("host-{number:04}")
+}
+
+fn memory_kb(pid: u32, what: &str) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find(|line| line.starts_with(what)).with_context(|| format!("no {what}"))?;
+    Ok(line.split_whitespace().nth(1).context("no number")?.parse()?)
+}
+
+fn answers(socket: &Path) -> bool {
+    call(socket, "GET", "/api/healthcheck").is_ok_and(|body| body.contains("service"))
+}
+
+/// One call, without anything that would take time of its own.
+fn call(socket: &Path, method: &str, path: &str) -> Result<String> {
+    let mut stream = Blocking::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let body = if method == "POST" { "{}" } else { "" };
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: shim\r\nauthorization: Bearer {CREDENTIAL}\r\nwindlass-epoch: {EPOCH}\r\n\
+         content-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (_, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+    Ok(body.to_owned())
+}
