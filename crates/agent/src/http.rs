@@ -115,21 +115,9 @@ pub async fn serve<L: Listener>(mut listener: L, router: Router, stop: Cancellat
                 continue;
             }
         };
-        let service = TowerToHyperService::new(router.clone());
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
-        let stop = stop.clone();
+        let (builder, router, stop) = (builder.clone(), router.clone(), stop.clone());
         connections.spawn(async move {
-            let mut connection = std::pin::pin!(connection);
-            let served = tokio::select! {
-                served = connection.as_mut() => served,
-                () = stop.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(error) = served {
-                tracing::debug!(%error, "serve a connection");
-            }
+            attend(&builder, stream, router, &stop).await;
             drop(place);
         });
     }
@@ -137,6 +125,36 @@ pub async fn serve<L: Listener>(mut listener: L, router: Router, stop: Cancellat
     let rest = async { while connections.join_next().await.is_some() {} };
     if timeout(GRACE, rest).await.is_err() {
         tracing::debug!("calls still in flight were cut off");
+    }
+}
+
+/// Answers on one connection that came some other way than by a listener.
+pub async fn serve_stream(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    stop: CancellationToken,
+) {
+    attend(&builder(), stream, router.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)), &stop).await;
+}
+
+async fn attend(
+    builder: &auto::Builder<TokioExecutor>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    stop: &CancellationToken,
+) {
+    let service = TowerToHyperService::new(router);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "serve a connection");
     }
 }
 

@@ -40,16 +40,23 @@ pub fn compatible(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
     routes(job, meter, COMPAT_VERSION)
 }
 
+/// For people who are logged in to the task: they may follow its output. dstack's CLI does so through its SSH
+/// connection and takes what answers there for the runner's port.
+pub fn for_people(job: &Arc<Job>) -> Router {
+    Router::new()
+        .route("/api/healthcheck", get(|| health(COMPAT_VERSION)))
+        .merge(spool::http::tail_route(Arc::clone(&job.spool)))
+        .fallback(http::no_such_call)
+}
+
 fn routes(job: &Arc<Job>, meter: &Arc<Meter>, version: &'static str) -> Router {
     let uploads = Router::new()
         .route("/api/upload_archive", post(uploads::archive))
         .route("/api/upload_code", post(uploads::code))
         // They have a bound of their own.
         .layer(DefaultBodyLimit::disable());
-    let health =
-        move || async move { Json(Health { service: SERVICE.to_owned(), version: version.to_owned() }) };
     Router::new()
-        .route("/api/healthcheck", get(health))
+        .route("/api/healthcheck", get(move || health(version)))
         .route("/api/submit", post(submit))
         .route("/api/run", post(run))
         .route("/api/stop", post(stop))
@@ -59,6 +66,10 @@ fn routes(job: &Arc<Job>, meter: &Arc<Meter>, version: &'static str) -> Router {
         .merge(Router::new().route("/api/metrics", get(metrics)).with_state(Arc::clone(meter)))
         .merge(spool::http::routes(Arc::clone(&job.spool)))
         .fallback(http::no_such_call)
+}
+
+async fn health(version: &'static str) -> Json<Health> {
+    Json(Health { service: SERVICE.to_owned(), version: version.to_owned() })
 }
 
 async fn check_token(State(job): State<Arc<Job>>, request: Request, next: Next) -> Response {

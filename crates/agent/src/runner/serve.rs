@@ -208,8 +208,14 @@ async fn let_people_in(job: Arc<Job>, listener: TcpListener, stop: CancellationT
         let job = Arc::clone(&job);
         Arc::new(move || job.session())
     };
-    let config =
-        ssh::Config { keys: job.keys.clone(), host_key, sessions, connections: job.connections.clone() };
+    let config = ssh::Config {
+        keys: job.keys.clone(),
+        host_key,
+        sessions,
+        connections: job.connections.clone(),
+        // Decided by what was asked for and not by who listens: on the host's network that may be a stranger.
+        runner: job.around.config.compat_http.is_none().then(|| api::for_people(&job)),
+    };
     ssh::serve(listener, config, stop).await;
 }
 

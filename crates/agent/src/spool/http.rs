@@ -42,8 +42,13 @@ pub fn routes(spool: Arc<Spool>) -> Router {
     Router::new()
         .route("/api/logs", get(logs))
         .route("/api/logs/read", post(logs_read))
-        .route("/logs_ws", get(logs_ws))
-        .with_state(spool)
+        .with_state(Arc::clone(&spool))
+        .merge(tail_route(spool))
+}
+
+/// `/logs_ws` alone, for somebody who may follow the job's output and nothing else.
+pub fn tail_route(spool: Arc<Spool>) -> Router {
+    Router::new().route("/logs_ws", get(logs_ws)).with_state(spool)
 }
 
 /// Raw bytes of a stream from an offset on. Waits for some, if asked to. The body is read as it is sent.

@@ -75,6 +75,7 @@ fn serve(args: &Args) -> Result<(), Error> {
         host_key: HostKey::keep(&args.host_key)?,
         sessions: std::sync::Arc::new(move || session.clone()),
         connections: Connections::new(),
+        runner: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

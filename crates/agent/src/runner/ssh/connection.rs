@@ -219,8 +219,14 @@ impl server::Handler for Connection {
         reply: ChannelOpenHandle,
         _session: &mut server::Session,
     ) -> Result<(), Error> {
-        if let Some(opening) = self.opening(channel, reply) {
-            tokio::spawn(forward::to_port(opening, host.to_owned(), port));
+        let Some(opening) = self.opening(channel, reply) else { return Ok(()) };
+        match &self.config.runner {
+            Some(router) if forward::is_runner(host, port) => {
+                tokio::spawn(forward::to_runner(opening, router.clone()));
+            }
+            Some(_) | None => {
+                tokio::spawn(forward::to_port(opening, host.to_owned(), port));
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,17 +16,20 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
+use windlass_api::agent::RUNNER_PORT;
 
 use super::{
     channel::{Channels, Inlet, read_piece},
     rights,
 };
-use crate::{resolve, runner::user::Account};
+use crate::{http, resolve, runner::user::Account};
 
 /// After both ends have said their last word the client closes; one that does not is closed after this.
 const CLOSE_GRACE: Duration = Duration::from_secs(10);
 /// Connections that a listener opened here waits for at a time.
 const OPENING_MAX: usize = 32;
+/// Bytes on their way between a channel and what answers in this process, each way.
+const PIPE_BYTES: usize = 64 * 1024;
 
 /// A request to reach something from here.
 pub(super) struct Opening {
@@ -50,6 +53,23 @@ pub(super) async fn to_port(opening: Opening, host: String, port: u32) {
             refuse(opening, ChannelOpenFailure::ConnectFailed).await;
         }
     }
+}
+
+/// Whether this names the port of the task that a runner's own API has.
+pub(super) fn is_runner(host: &str, port: u32) -> bool {
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    let is_here = bare.eq_ignore_ascii_case("localhost")
+        || bare.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_loopback());
+    is_here && port == u32::from(RUNNER_PORT)
+}
+
+/// Answers here, without a port that everybody in the task could reach.
+pub(super) async fn to_runner(opening: Opening, router: axum::Router) {
+    let (near, far) = tokio::io::duplex(PIPE_BYTES);
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    tokio::spawn(http::serve_stream(far, router, stop));
+    accepted(opening, near).await;
 }
 
 pub(super) async fn to_socket(opening: Opening, path: String, account: Account) {
@@ -291,5 +311,21 @@ pub(super) async fn from_socket(named: Named, far: Far, backward: Backward) {
             drop(place);
             backward.carry(channel, stream).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runner_is_meant_by_its_port_of_the_loopback_alone() {
+        for host in ["localhost", "LocalHost", "127.0.0.1", "127.8.0.1", "::1", "[::1]", "::ffff:127.0.0.1"] {
+            assert!(is_runner(host, u32::from(RUNNER_PORT)), "{host}");
+            assert!(!is_runner(host, u32::from(RUNNER_PORT) + 1), "{host}");
+        }
+        for host in ["", "0.0.0.0", "10.0.0.1", "::2", "localhost.example", "runner"] {
+            assert!(!is_runner(host, u32::from(RUNNER_PORT)), "{host}");
+        }
     }
 }

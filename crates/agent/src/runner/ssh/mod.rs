@@ -62,6 +62,8 @@ pub struct Config {
     /// Asked anew for each session. A login as `root` is root with these variables, any other name is this account.
     pub sessions: Sessions,
     pub connections: Connections,
+    /// Answers what is forwarded to the runner's port of the loopback, where nobody listens there.
+    pub runner: Option<axum::Router>,
 }
 
 /// Serves until `stop`; then every connection is closed and what ran in it is hung up.

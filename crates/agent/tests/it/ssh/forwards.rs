@@ -43,7 +43,7 @@ pub(super) fn master(server: &Server, options: &[&str]) -> Master {
 }
 
 /// A free port of this machine.
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

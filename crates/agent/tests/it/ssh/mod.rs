@@ -3,6 +3,7 @@
 mod doors;
 mod files;
 mod forwards;
+mod people;
 mod sessions;
 
 use std::{
@@ -112,28 +113,12 @@ impl Server {
         self.child.0.id()
     }
 
-    /// What every client is told: nothing of this machine's own configuration, and the server's key once learned.
     pub(crate) fn options(&self) -> Vec<String> {
-        let mut options = vec!["-F".to_owned(), "/dev/null".to_owned()];
-        for option in [
-            format!("UserKnownHostsFile={}", self.at("known_hosts").display()),
-            "GlobalKnownHostsFile=/dev/null".to_owned(),
-            "StrictHostKeyChecking=accept-new".to_owned(),
-            "IdentitiesOnly=yes".to_owned(),
-            "LogLevel=ERROR".to_owned(),
-            "ConnectTimeout=20".to_owned(),
-            format!("IdentityFile={}", self.at("id").display()),
-        ] {
-            options.extend(["-o".to_owned(), option]);
-        }
-        options
+        options(self.scratch.path())
     }
 
     pub(crate) fn client(&self, program: &str, port_flag: &str) -> Command {
-        let mut command = Command::new(program);
-        command.args(self.options()).args([port_flag, &self.address.port().to_string()]);
-        command.env("HOME", self.scratch.path()).env_remove("SSH_AUTH_SOCK");
-        command
+        client(self.scratch.path(), program, port_flag, self.address.port())
     }
 
     /// `ssh OPTIONS root@SERVER`, ready for a command.
@@ -149,6 +134,32 @@ impl Server {
         assert!(output.status.success(), "{command}: {}", text(&output.stderr));
         text(&output.stdout)
     }
+}
+
+/// What every client is told: nothing of this machine's own configuration, the key `id` in `dir`, and the server's
+/// key once learned.
+fn options(dir: &Path) -> Vec<String> {
+    let mut options = vec!["-F".to_owned(), "/dev/null".to_owned()];
+    for option in [
+        format!("UserKnownHostsFile={}", dir.join("known_hosts").display()),
+        "GlobalKnownHostsFile=/dev/null".to_owned(),
+        "StrictHostKeyChecking=accept-new".to_owned(),
+        "IdentitiesOnly=yes".to_owned(),
+        "LogLevel=ERROR".to_owned(),
+        "ConnectTimeout=20".to_owned(),
+        format!("IdentityFile={}", dir.join("id").display()),
+    ] {
+        options.extend(["-o".to_owned(), option]);
+    }
+    options
+}
+
+/// A client with the key `id` in `dir`, for a server on this machine.
+pub(crate) fn client(dir: &Path, program: &str, port_flag: &str, port: u16) -> Command {
+    let mut command = Command::new(program);
+    command.args(options(dir)).args([port_flag, &port.to_string()]);
+    command.env("HOME", dir).env_remove("SSH_AUTH_SOCK");
+    command
 }
 
 pub(crate) fn make_key(path: &Path, kind: &str) {

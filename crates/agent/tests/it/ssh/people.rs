@@ -1,0 +1,146 @@
+//! What somebody who is logged in to a task may see of its runner: the job's output, as dstack's CLI follows it.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::Stdio,
+};
+
+use futures_util::StreamExt;
+use tokio_tungstenite::{client_async, tungstenite::Message};
+use windlass_api::agent::RUNNER_PORT;
+
+use super::{Killed, PATIENCE, client, forwards::free_port, make_key, spawn, until};
+use crate::support::{
+    Scratch,
+    runner::{Runner, Setting, script},
+};
+
+/// A task's runner, and a client that forwards a port of this machine into the task.
+struct Visit {
+    runner: Runner,
+    local: SocketAddr,
+    _client: Killed,
+    _keys: Scratch,
+}
+
+impl Visit {
+    fn new(target: &str, change: impl FnOnce(&mut Setting)) -> Self {
+        let keys = Scratch::new("people");
+        make_key(&keys.path().join("id"), "ed25519");
+        let mut setting = Setting::new();
+        setting.config.ssh_listen = Some("127.0.0.1:0".to_owned());
+        setting.config.ssh_authorized_keys =
+            vec![std::fs::read_to_string(keys.path().join("id.pub")).unwrap()];
+        change(&mut setting);
+        let runner = setting.start();
+        let port = until("the SSH server has a port", || {
+            std::fs::read_to_string(runner.run_dir().join("ssh.port")).ok()?.trim().parse().ok()
+        });
+        let local = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let mut ssh = client(keys.path(), "ssh", "-p", port);
+        ssh.args(["-N", "-o", "ExitOnForwardFailure=yes", "-L", &format!("{}:{target}", local.port())]);
+        let client = Killed(spawn(ssh.arg("root@127.0.0.1").stdin(Stdio::null())));
+        until("the client forwards", || TcpStream::connect(local).ok());
+        Self { runner, local, _client: client, _keys: keys }
+    }
+
+    /// One call without a token; its status and body.
+    fn call(&self, method: &str, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.local).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(stream, "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {answer:?}"));
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    /// Everything a tailer is sent, to its end.
+    async fn tail(&self, query: &str) -> String {
+        let stream = tokio::net::TcpStream::connect(self.local).await.unwrap();
+        let url = format!("ws://localhost:{}/logs_ws{query}", self.local.port());
+        let (mut socket, _) = client_async(url, stream).await.unwrap();
+        let mut all = Vec::new();
+        while let Some(message) = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap() {
+            match message.unwrap() {
+                Message::Binary(bytes) => all.extend(bytes),
+                Message::Close(frame) => {
+                    assert_eq!(u16::from(frame.unwrap().code), 1000);
+                    return String::from_utf8(all).unwrap();
+                }
+                other @ (Message::Text(_) | Message::Frame(_)) => panic!("{other:?}"),
+                Message::Ping(_) | Message::Pong(_) => {}
+            }
+        }
+        panic!("the tail broke off after {} bytes", all.len())
+    }
+}
+
+#[tokio::test]
+async fn o7_output_is_followed_through_ssh_to_its_last_byte() {
+    let mut visit = Visit::new(&format!("localhost:{RUNNER_PORT}"), |_| {});
+    visit.runner.go(&script(
+        "echo begun; while ! [ -e go ]; do sleep 0.02; done; i=0
+        while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; exit 3",
+    ));
+    visit.runner.printed("begun");
+    let go = visit.runner.work().join("go");
+    let all = tokio::join!(visit.tail("?start_time=2000-01-01T00:00:00Z"), visit.tail(""), async {
+        std::fs::write(go, "").unwrap();
+    });
+    // The server has it all as well: from here on the runner waits for nobody but tailers.
+    let kept = visit.runner.log_text();
+    assert!(kept.ends_with("line 19999\n"), "{}", kept.len());
+    assert!(all.0 == kept && all.1 == kept, "{} and {} of {} bytes", all.0.len(), all.1.len(), kept.len());
+    visit.runner.read_all();
+    assert_eq!(visit.runner.exited(), 3);
+}
+
+#[test]
+fn people_who_are_logged_in_may_read_the_log_and_nothing_else() {
+    for host in ["localhost", "127.0.0.1", "[::1]"] {
+        let visit = Visit::new(&format!("{host}:{RUNNER_PORT}"), |_| {});
+        visit.runner.go(&script("echo on; sleep 600"));
+        visit.runner.printed("on");
+        let (status, body) = visit.call("GET", "/api/healthcheck");
+        assert_eq!(status, 200);
+        assert!(body.contains("\"service\":\"dstack-runner\""), "{body}");
+        let closed = [
+            ("GET", "/api/pull"),
+            ("GET", "/api/logs"),
+            ("GET", "/api/metrics"),
+            ("POST", "/api/logs/read?offset=3"),
+            ("POST", "/api/submit"),
+            ("POST", "/api/run"),
+            ("POST", "/api/stop"),
+            ("POST", "/api/upload_code"),
+        ];
+        for (method, path) in closed {
+            assert_eq!(visit.call(method, path).0, 404, "{method} {path}");
+        }
+        assert_eq!(visit.runner.states().len(), 1, "the job goes on");
+    }
+}
+
+#[test]
+fn where_the_runner_listens_itself_the_port_is_forwarded() {
+    // An address of the loopback that nobody else has.
+    let listener = TcpListener::bind(("127.9.9.9", RUNNER_PORT)).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.write_all(b"HTTP/1.0 418 a real port\r\n\r\nreal");
+        }
+    });
+    let target = format!("127.9.9.9:{RUNNER_PORT}");
+    let compatible =
+        Visit::new(&target, |setting| setting.config.compat_http = Some("127.0.0.1:0".to_owned()));
+    let said = until("the port answers", || {
+        let mut text = String::new();
+        TcpStream::connect(compatible.local).unwrap().read_to_string(&mut text).ok()?;
+        Some(text).filter(|text| !text.is_empty())
+    });
+    assert!(said.ends_with("real"), "{said}");
+    let own = Visit::new(&target, |_| {});
+    assert_eq!(own.call("GET", "/api/healthcheck").0, 200);
+}
