@@ -81,13 +81,19 @@ impl Setting {
             std::os::unix::fs::chown(dir, self.uid, self.uid).unwrap();
         }
         std::fs::write(run.join("runner.json"), serde_json::to_vec(&self.config).unwrap()).unwrap();
+        // Where the binary was built may be closed to others.
+        let own = self.uid.map(|_| scratch.path().join("windlass-agent"));
+        if let Some(own) = &own {
+            std::fs::copy(agent(), own).unwrap();
+        }
+        let agent = own.as_deref().unwrap_or_else(|| agent());
         let mut command = match &self.wrapper {
             Some(script) => {
                 let mut command = Command::new("/bin/sh");
-                command.args(["-c", script, "sh"]).arg(agent());
+                command.args(["-c", script, "sh"]).arg(agent);
                 command
             }
-            None => Command::new(agent()),
+            None => Command::new(agent),
         };
         command.args(["runner", "--dir"]).arg(&run).current_dir(&work).env_clear().stdin(Stdio::null());
         command
