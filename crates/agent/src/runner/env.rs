@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn site() -> Site {
-        Site::new(Account::root(), PathBuf::from("/srv/app"))
+        Site::new(Account::root(), PathBuf::from("/opt/app"))
     }
 
     fn value<'a>(env: &'a Env, name: &str) -> Option<&'a str> {
@@ -215,8 +215,8 @@ mod tests {
             ("JOB_ID", "j1"),
             ("RUN_NAME", "train"),
             ("REPO_ID", "none"),
-            ("REPO_DIR", "/srv/app/code"),
-            ("WORKING_DIR", "/srv/app"),
+            ("REPO_DIR", "/opt/app/code"),
+            ("WORKING_DIR", "/opt/app"),
             ("REPLICA_NUM", "2"),
             ("JOB_NUM", "1"),
             ("NODE_RANK", "1"),

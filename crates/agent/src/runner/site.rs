@@ -201,16 +201,16 @@ mod tests {
     #[test]
     fn paths_start_at_the_home_or_the_working_directory() {
         let account = Account { home: PathBuf::from("/home/jo"), ..Account::root() };
-        let site = Site::new(account, PathBuf::from("/srv/app"));
+        let site = Site::new(account, PathBuf::from("/opt/app"));
         for (path, expected) in [
             ("~", "/home/jo"),
             ("~/x", "/home/jo/x"),
             ("~//x/", "/home/jo/x"),
-            ("~other/x", "/srv/app/~other/x"),
-            ("x/y", "/srv/app/x/y"),
-            (".", "/srv/app"),
-            ("", "/srv/app"),
-            ("../x", "/srv/x"),
+            ("~other/x", "/opt/app/~other/x"),
+            ("x/y", "/opt/app/x/y"),
+            (".", "/opt/app"),
+            ("", "/opt/app"),
+            ("../x", "/opt/x"),
             ("../../../x", "/x"),
             ("/a/./b//c/..", "/a/b"),
         ] {

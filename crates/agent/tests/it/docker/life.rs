@@ -43,7 +43,7 @@ async fn docker_runs_a_task_to_its_end_and_takes_it_away() {
     let exit = host.wait(&task, &handle).await;
     assert_eq!((exit.code, exit.oom_killed, exit.lost), (Some(7), false, None));
     assert_eq!(exit.tail, ["first"]);
-    assert_eq!(read(&task, "out"), format!("{} yes /srv/app 0", task.spec.id));
+    assert_eq!(read(&task, "out"), format!("{} yes /opt/app 0", task.spec.id));
     assert_eq!(states(host.docker.found().await.unwrap())[0].2, FoundState::Ended);
     host.docker.remove(&task.dir, Some(&handle)).await.unwrap();
     assert_eq!(host.docker.found().await.unwrap(), []);
@@ -62,7 +62,7 @@ async fn docker_tells_the_runner_what_the_image_would_have_run() {
     };
     let busybox = config(Image::Busybox).await;
     assert_eq!((busybox.entrypoint, busybox.cmd), (vec![], vec!["/bin/date".to_owned(), "-u".to_owned()]));
-    assert_eq!(busybox.workdir, "/srv/app");
+    assert_eq!(busybox.workdir, "/opt/app");
     assert_eq!(config(Image::Bare).await.entrypoint, ["/busybox"]);
     assert_eq!(config(Image::Bash).await.user, "job");
 }

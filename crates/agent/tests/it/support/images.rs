@@ -32,7 +32,7 @@ impl Image {
         let (repository, changes) = match self {
             Self::Busybox => (
                 "windlass-test/busybox",
-                vec!["ENV FROM_IMAGE=yes", "WORKDIR /srv/app", r#"CMD ["/bin/date", "-u"]"#],
+                vec!["ENV FROM_IMAGE=yes", "WORKDIR /opt/app", r#"CMD ["/bin/date", "-u"]"#],
             ),
             Self::Bare => ("windlass-test/bare", vec![r#"ENTRYPOINT ["/busybox"]"#]),
             Self::Bash => ("windlass-test/bash", vec!["ENV PATH=/usr/bin:/bin", "USER job"]),
