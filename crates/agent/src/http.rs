@@ -19,7 +19,9 @@ use std::{
         unix::{fs::PermissionsExt, net::UnixListener as StdUnixListener},
     },
     path::Path,
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -38,11 +40,11 @@ use hyper_util::{
 use rustix::fs::{Mode, OFlags};
 use serde::de::DeserializeOwned;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::Semaphore,
     task::JoinSet,
-    time::timeout,
+    time::{Sleep, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +53,8 @@ pub const BODY_BYTES_MAX: usize = 1 << 20;
 const HEADERS_MAX: usize = 100;
 const HEAD_BYTES_MAX: usize = 32 * 1024;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
+/// A body that is read whole must be here by then.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECTIONS_MAX: usize = 1024;
 /// Calls at once on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 512;
@@ -144,7 +148,7 @@ async fn attend(
     stop: &CancellationToken,
 ) {
     let service = TowerToHyperService::new(router);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(Prompt::new(stream)), service);
     let mut connection = std::pin::pin!(connection);
     let served = tokio::select! {
         served = connection.as_mut() => served,
@@ -177,6 +181,81 @@ fn builder() -> auto::Builder<TokioExecutor> {
         .keep_alive_timeout(PING_TIMEOUT)
         .enable_connect_protocol();
     builder
+}
+
+/// Gives up on a peer that does not begin to speak.
+///
+/// Which version of HTTP it speaks is told by its first bytes, and until those are here no timeout of that
+/// version's counts: without this, whoever connects and says nothing has a place for ever.
+struct Prompt<S> {
+    stream: S,
+    /// Until when, and how many bytes are missing; nothing once it has spoken.
+    silent: Option<(Pin<Box<Sleep>>, usize)>,
+}
+
+/// What tells the version: the opening words of HTTP/2.
+const OPENING_BYTES: usize = 24;
+
+impl<S> Prompt<S> {
+    fn new(stream: S) -> Self {
+        Self::within(HEAD_TIMEOUT, stream)
+    }
+
+    fn within(patience: Duration, stream: S) -> Self {
+        Self { stream, silent: Some((Box::pin(sleep(patience)), OPENING_BYTES)) }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Prompt<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let Some((deadline, missing)) = &mut self.silent else { return read };
+        match read {
+            Poll::Pending => deadline.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into())),
+            Poll::Ready(read) => {
+                *missing = missing.saturating_sub(buffer.filled().len() - before);
+                if *missing == 0 {
+                    self.silent = None;
+                }
+                Poll::Ready(read)
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Prompt<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 fn is_passing(error: &io::Error) -> bool {
@@ -292,7 +371,10 @@ impl<S: Send + Sync> FromRequest<S> for Raw {
     type Rejection = Refusal;
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
         expect_json(request.headers())?;
-        Bytes::from_request(request, state).await.map(Self).map_err(too_long_or_broken)
+        match timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await {
+            Ok(read) => read.map(Self).map_err(too_long_or_broken),
+            Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time")),
+        }
     }
 }
 
@@ -373,6 +455,26 @@ mod tests {
         assert_eq!(bearer(&headers("Basic abc")), None);
         assert_eq!(bearer(&headers("abc")), None);
         assert_eq!(bearer(&HeaderMap::new()), None);
+    }
+
+    #[tokio::test]
+    async fn who_does_not_begin_to_speak_is_given_up_and_who_has_may_take_their_time() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let patience = Duration::from_millis(50);
+        for said in ["", "PRI * HTT"] {
+            let (mut peer, stream) = tokio::io::duplex(100);
+            peer.write_all(said.as_bytes()).await.unwrap();
+            let mut text = Vec::new();
+            let read = Prompt::within(patience, stream).read_to_end(&mut text).await;
+            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut, "{said}");
+            assert_eq!(text, said.as_bytes());
+        }
+        let (mut peer, stream) = tokio::io::duplex(100);
+        let mut prompt = Prompt::within(patience, stream);
+        peer.write_all(&[b'x'; OPENING_BYTES]).await.unwrap();
+        prompt.read_exact(&mut [0; OPENING_BYTES]).await.unwrap();
+        let waited = timeout(patience * 3, prompt.read_u8()).await;
+        assert!(waited.is_err(), "{waited:?}");
     }
 
     #[tokio::test]

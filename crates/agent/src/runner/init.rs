@@ -137,7 +137,10 @@ fn run(dir: &Path) -> Result<u8, InitError> {
     };
     let word =
         LastWord { exit_status: Some(i32::from(status)), oom_killed: group.oom_kills() > kills_before };
-    leave(&home, &word).map_err(InitError::LastWord)?;
+    if let Err(error) = leave(&home, &word) {
+        // A disk that is full does not change how the job ended.
+        complain(&InitError::LastWord(error));
+    }
     Ok(status)
 }
 

@@ -174,7 +174,10 @@ fn lock(home: &Path) -> Result<fs::File, BootError> {
         }
         Err(error) => return Err(failed(what)(error.into())),
     }
-    fs::write(&path, format!("{}\n", std::process::id())).map_err(failed(what))?;
+    // For people only. On a full disk it cannot be written, and then a shim is needed most.
+    if let Err(error) = fs::write(&path, format!("{}\n", std::process::id())) {
+        tracing::warn!(%error, path = %path.display(), "write down who holds the lock");
+    }
     Ok(file)
 }
 
@@ -205,7 +208,10 @@ fn choose(boot: &Boot) -> Result<Chosen, BootError> {
         Chosen::Process => "process",
         Chosen::Docker(_) => "docker",
     };
-    fs::write(&note, name).map_err(failed(format!("write {}", note.display())))?;
+    // What is there already is not written again: a full disk would leave nothing of it.
+    if noted != name {
+        fs::write(&note, name).map_err(failed(format!("write {}", note.display())))?;
+    }
     Ok(chosen)
 }
 

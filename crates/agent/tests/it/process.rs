@@ -242,6 +242,16 @@ async fn a_job_that_heeds_the_polite_signal_ends_with_its_own_status() {
 }
 
 #[tokio::test]
+async fn a_last_word_that_cannot_be_written_does_not_change_how_the_job_ended() {
+    let host = Host::new("rm -rf ../run; exit 7");
+    host.start().await;
+    let exit = host.wait().await;
+    assert_eq!((exit.code, exit.lost), (Some(7), None), "{:?}", exit.tail);
+    // The guard wants it.
+    fs::create_dir_all(host.task.dir.run()).unwrap();
+}
+
+#[tokio::test]
 async fn f14_a_task_is_found_again_and_its_exit_status_kept_over_a_restart() {
     let mut host = Host::new("echo $$ > up; while [ ! -e go ]; do sleep 0.01; done; echo said >&2; exit 42");
     host.runtime.create(&host.task).await.unwrap();

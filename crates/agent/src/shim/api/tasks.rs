@@ -2,6 +2,7 @@
 
 use axum::{
     Json as Answer,
+    body::Bytes,
     extract::{Path, State},
     http::HeaderMap,
 };
@@ -107,6 +108,8 @@ pub(super) async fn remove(
     State(gate): State<Gate>,
     Path(id): Path<String>,
     headers: HeaderMap,
+    // Says nothing, and is read: a connection whose body is left over is closed while the caller still writes.
+    _: Bytes,
 ) -> Result<(), Refusal> {
     let (id, epoch) = (task_id(&id)?, gate.epoch(&headers)?);
     Ok(gate.shim.tasks.remove(id, epoch).await?)

@@ -238,7 +238,8 @@ impl Docker {
 
     pub(super) async fn stop_within(&self, handle: &Handle, grace: Duration) -> Result<(), RuntimeError> {
         let what = format!("stop container {}", handle.name);
-        let seconds = i32::try_from(grace.as_secs()).unwrap_or(i32::MAX);
+        // The engine counts whole seconds. Rounded down, the last second of every grace would be lost.
+        let seconds = i32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(i32::MAX);
         let options = StopContainerOptionsBuilder::default().t(seconds).build();
         let stopped =
             timeout(grace + STOP_EXTRA, self.engine.stop_container(&handle.id, Some(options))).await;

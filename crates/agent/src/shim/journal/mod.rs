@@ -229,11 +229,13 @@ impl Journal {
         written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// Whether so much of the file is about what is over that it is worth rewriting.
-    pub async fn is_long(&self) -> bool {
-        let Some(disk) = &self.disk else { return false };
-        let disk = disk.lock().await;
-        disk.len > COMPACT_BYTES_MIN && disk.len > disk.compacted_len.saturating_mul(2)
+    /// As [`Journal::compact`], where so much of the file is about what is over that it is worth it. Of many who
+    /// ask at once one rewrites.
+    pub async fn compact_if_long(
+        &self,
+        keep: impl FnOnce(Vec<Record>) -> Vec<Record> + Send + 'static,
+    ) -> Result<(), Error> {
+        self.compact_if(Disk::is_long, keep).await
     }
 
     /// Rewrites the file with the records that `keep` wants; the old one is replaced in one step.
@@ -241,8 +243,19 @@ impl Journal {
         &self,
         keep: impl FnOnce(Vec<Record>) -> Vec<Record> + Send + 'static,
     ) -> Result<(), Error> {
+        self.compact_if(|_| true, keep).await
+    }
+
+    async fn compact_if(
+        &self,
+        is_due: fn(&Disk) -> bool,
+        keep: impl FnOnce(Vec<Record>) -> Vec<Record> + Send + 'static,
+    ) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         let mut disk = Arc::clone(disk).lock_owned().await;
+        if !is_due(&disk) {
+            return Ok(());
+        }
         let queue = Arc::clone(&self.queue);
         let rewritten = tokio::task::spawn_blocking(move || {
             disk.drain(&queue)?;
@@ -287,6 +300,10 @@ impl Queue {
 }
 
 impl Disk {
+    fn is_long(&self) -> bool {
+        self.len > COMPACT_BYTES_MIN && self.len > self.compacted_len.saturating_mul(2)
+    }
+
     fn failed(&self, source: io::Error) -> Error {
         Error::Write { path: self.path.clone(), source: Arc::new(source) }
     }
@@ -338,14 +355,16 @@ impl Disk {
             frame::encode(record, &mut bytes)?;
         }
         let beside = self.path.with_extension("new");
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, &self.path)?;
+        let written = write_whole(&beside, &bytes).and_then(|file| {
+            std::fs::rename(&beside, &self.path)?;
+            Ok(file)
+        });
+        if written.is_err() {
+            // Half a file takes up what a full disk needs.
+            let _ = std::fs::remove_file(&beside);
+        }
+        self.file = written?;
         sync_parent(&self.path)?;
-        self.file = file;
         self.len = bytes.len() as u64;
         self.compacted_len = self.len;
         self.fill_reserve();
@@ -374,6 +393,14 @@ impl Disk {
     fn open_reserve(&self) -> bool {
         std::fs::remove_file(self.reserve()).is_ok()
     }
+}
+
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let mut file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    Ok(file)
 }
 
 /// Two shims on one home would start everything twice. The lock goes with the process, however it ends.

@@ -85,7 +85,10 @@ pub(super) async fn open(
         closed: CancellationToken::new(),
     });
     if tasks.settings.keep == Keep::OnDisk {
-        tasks.compact().await?;
+        if let Err(error) = tasks.compact().await {
+            // The old file holds all the same. A disk that is full needs a shim that takes tasks away.
+            tracing::warn!(error = ending::chain(&error), "rewrite the journal");
+        }
         let unknown = Unknown { dirs: remembered.unknown, lossy: remembered.lossy };
         // Before the first call can come: nobody's new keys are taken for old ones.
         tasks.sweep(remembered.tasks.values(), &unknown).await;
@@ -328,8 +331,13 @@ impl Tasks {
                 tracing::warn!(error = ending::chain(&error), id = %task.id, "mount what a task uses");
             }
         }
-        let living = known.iter().map(|task| task.id);
-        let living: Vec<_> = living.chain(unknown.dirs.iter().map(|dir| dir.id)).collect();
+        let mut living: Vec<_> = known.iter().map(|task| task.id).collect();
+        {
+            // A removal that was cut short left its directory, and may have left more.
+            let table = self.table.lock();
+            let unknown = unknown.dirs.iter().map(|dir| dir.id);
+            living.extend(unknown.filter(|id| table.graves.epoch(*id).is_none()));
+        }
         if let Err(error) = self.host.sweep(&living).await {
             tracing::warn!(error = ending::chain(&error), "sweep up keys and mounts");
         }
@@ -371,9 +379,9 @@ impl Tasks {
     }
 
     pub(super) async fn compact_if_long(&self) {
-        if self.journal.is_long().await
-            && let Err(error) = self.compact().await
-        {
+        let now = clock::now_us();
+        let rewritten = self.journal.compact_if_long(move |records| replay::worth_keeping(records, now));
+        if let Err(error) = rewritten.await {
             tracing::warn!(error = ending::chain(&error), "rewrite the journal");
         }
     }

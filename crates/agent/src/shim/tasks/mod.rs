@@ -347,6 +347,7 @@ impl Tasks {
         if let Err(error) = self.journal.settle(seq).await {
             tracing::error!(%error, %id, "write down a refusal");
         }
+        self.compact_if_long().await;
     }
 
     /// By id, so that two lists can be compared.
@@ -421,10 +422,11 @@ impl Tasks {
 
     async fn refuse(&self, id: SubmissionId, epoch: i64, seen: i64) -> TaskError {
         let seq = self.journal.append(id, epoch, Kind::RefusedEpoch { seen });
-        match self.journal.settle(seq).await {
-            Ok(()) => TaskError::Fenced { id, seen },
-            Err(source) => TaskError::Journal { id, source },
+        if let Err(source) = self.journal.settle(seq).await {
+            return TaskError::Journal { id, source };
         }
+        self.compact_if_long().await;
+        TaskError::Fenced { id, seen }
     }
 
     /// Whether the state came to be so within the time a call may take.

@@ -112,6 +112,24 @@ async fn f14_docker_whole_task_outlives_a_killed_shim() {
 }
 
 #[tokio::test]
+async fn docker_whole_job_has_the_last_second_of_its_grace() {
+    let shim = Shim::start(Setup::docker());
+    let info = start(&shim, Image::Busybox, |_| {}).await;
+    let script = "trap 'sleep 0.3; echo bye; exit 7' INT TERM; touch /tmp/up; while :; do sleep 0.01; done";
+    run_job(&shim, info.id, &["/bin/sh", "-c", &format!("echo up; {script}")]).await;
+    let until = Instant::now() + DEADLINE;
+    let logs = format!("/api/tasks/{}/logs?stream=job&offset=0", info.id);
+    while shim.client().get(&logs).await.text() != "up\n" {
+        assert!(Instant::now() < until, "{}", shim.log());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Whole seconds are all the engine knows, and a moment of this one is over when it is asked.
+    let ended = shim.terminate(info.id, 1, 1).await;
+    assert_eq!(ended.exit_status, Some(7), "{ended:?}");
+    assert_eq!(shim.client().get(&logs).await.text(), "up\nbye\n");
+}
+
+#[tokio::test]
 async fn docker_whole_task_on_the_bridge_reports_its_ports() {
     let shim = Shim::start(Setup::docker());
     let info = start(&shim, Image::Busybox, |spec| spec["network_mode"] = "bridge".into()).await;

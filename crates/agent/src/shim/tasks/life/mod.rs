@@ -72,9 +72,10 @@ pub(super) async fn accept_and_live(tasks: Arc<Tasks>, task: Arc<Task>) {
         }
         Err(why) => {
             let (tasks, task) = (&life.tasks, &life.task);
-            tasks.table.lock().tasks.remove(&task.id);
-            tasks.journal.append(task.id, 0, Kind::Withdrawn);
+            // Its place is free once its files are gone, or they would be those of the next try.
             life.on_disk(|task| files::remove(&task.dir)).await.unwrap_or_default();
+            tasks.journal.append(task.id, 0, Kind::Withdrawn);
+            tasks.table.lock().tasks.remove(&task.id);
             task.acceptance.send_replace(Acceptance::Failed(why));
         }
     }
@@ -99,7 +100,11 @@ pub(super) async fn end_lost(tasks: Arc<Tasks>, task: Arc<Task>, end: End) {
     life.finish(Event::Stopped, end).await;
 }
 
+/// Tries to write a removal down before the task's files are deleted all the same: what fills the disk may be them.
+const GRAVE_TRIES_MAX: usize = 3;
+
 /// Forgets a terminated task. The grave is on disk first: a shim that is killed meanwhile sweeps the rest up.
+/// On a full disk it comes last, and a shim that is killed before that has a terminated task without files.
 pub(super) async fn bury(tasks: Arc<Tasks>, task: Arc<Task>) {
     let life = Life { tasks, task };
     let (tasks, task) = (&life.tasks, &life.task);
@@ -107,7 +112,7 @@ pub(super) async fn bury(tasks: Arc<Tasks>, task: Arc<Task>) {
         let state = task.state.lock();
         (tasks.journal.append(task.id, state.epoch, Kind::Removed), state.epoch)
     };
-    life.settle(seq, usize::MAX).await;
+    life.settle(seq, GRAVE_TRIES_MAX).await;
     life.release().await;
     life.discard().await;
     for wait in waits() {
@@ -117,6 +122,7 @@ pub(super) async fn bury(tasks: Arc<Tasks>, task: Arc<Task>) {
         }
         sleep(wait).await;
     }
+    life.settle(seq, usize::MAX).await;
     {
         let mut table = tasks.table.lock();
         table.tasks.remove(&task.id);

@@ -135,6 +135,18 @@ async fn x8_a_refused_specification_is_in_the_journal() {
 }
 
 #[tokio::test]
+async fn refusals_do_not_fill_the_disk() {
+    let stage = Stage::new("refusals").await;
+    let why = "x".repeat(1000);
+    for _ in 0..12 {
+        let refusals = (0..1000).map(|n| stage.tasks().refused_spec(id(n), Some(1), &why));
+        futures_util::future::join_all(refusals).await;
+    }
+    let len = std::fs::metadata(stage.home.join("journal")).unwrap().len();
+    assert!(len < 8 * 1024 * 1024, "{len} bytes");
+}
+
+#[tokio::test]
 async fn f11_a_submission_that_cannot_be_written_down_is_refused_and_may_come_again() {
     let mut stage = Stage::new("no-disk").await;
     let tasks = stage.home.join("tasks");

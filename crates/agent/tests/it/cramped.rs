@@ -1,0 +1,104 @@
+//! A host whose disk is full: what fills it can still be ended and taken away, also by a shim that starts then.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde_json::json;
+use windlass_agent::shim::journal::Kind;
+use windlass_api::agent::shim::TaskStatus;
+
+use crate::support::{
+    shim::{CREDENTIAL, DEADLINE, Setup, Shim, random_uuid},
+    sweep::{count, leftovers},
+};
+
+/// A file system of a few megabytes.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn at(path: &Path) -> Self {
+        mount("tmpfs", path, "tmpfs", MountFlags::empty(), c"size=8m").unwrap();
+        Self(path.to_owned())
+    }
+
+    /// Writes until nothing more goes in.
+    fn fill(&self, file: &Path) {
+        let mut file = fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
+        for size in [64 * 1024, 1] {
+            while file.write_all(&vec![0; size]).is_ok() {}
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+        if let Some(scratch) = self.0.parent() {
+            let _ = fs::remove_dir_all(scratch);
+        }
+    }
+}
+
+/// The shim goes before its disk.
+struct Host {
+    shim: Shim,
+    disk: SmallDisk,
+}
+
+impl Host {
+    fn new() -> Self {
+        let mut shim = Shim::start(Setup::process());
+        shim.stop();
+        let disk = SmallDisk::at(&shim.home());
+        shim.enrol(&shim.home(), &[CREDENTIAL]);
+        shim.start_again();
+        Self { shim, disk }
+    }
+
+    /// Fills the disk until the journal cannot grow.
+    async fn fill(&self, file: &Path) {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            self.disk.fill(file);
+            let call = format!("/api/tasks/{}/remove", random_uuid());
+            if self.shim.client().epoch(1).post(&call, &json!({})).await.status == 500 {
+                return;
+            }
+            assert!(Instant::now() < until, "the journal still grows");
+        }
+    }
+}
+
+#[tokio::test]
+async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim() {
+    let mut host = Host::new();
+    let id = host.shim.submit(&host.shim.spec("greedy"), 1).await;
+    host.shim.wait_for(id, TaskStatus::Running).await;
+    host.fill(&host.shim.home().join("tasks").join(id.to_string()).join("scratch/filling")).await;
+    host.shim.kill();
+    host.shim.start_again();
+    let shim = &host.shim;
+    shim.wait_for(id, TaskStatus::Running).await;
+    let client = shim.client().epoch(1);
+    // It cannot be written down, and happens.
+    client.post(&format!("/api/tasks/{id}/terminate"), &json!({"timeout": 0})).await;
+    shim.wait_for(id, TaskStatus::Terminated).await;
+    let until = Instant::now() + DEADLINE;
+    while client.post(&format!("/api/tasks/{id}/remove"), &json!({})).await.status != 200 {
+        assert!(Instant::now() < until, "{}", shim.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Removed), 1);
+    let disk = format!("mount {}", shim.home().display());
+    let mut left = leftovers(&shim.home(), &[id]).await;
+    left.retain(|one| *one != disk);
+    assert_eq!(left, Vec::<String>::new());
+    // There is room again.
+    let next = shim.submit(&shim.spec("next"), 1).await;
+    shim.wait_for(next, TaskStatus::Running).await;
+}
