@@ -50,17 +50,17 @@ async fn until<T>(events: &mut Events, mut wanted: impl FnMut(What) -> Option<T>
 }
 
 async fn until_status(events: &mut Events, task: SubmissionId, status: TaskStatus) {
-    until(events, |what| match what {
-        What::Task { info } if info.id == task && info.status == status => Some(()),
-        _ => None,
+    until(events, |what| {
+        let What::Task { info } = what else { return None };
+        (info.id == task && info.status == status).then_some(())
     })
     .await;
 }
 
 async fn until_ended(events: &mut Events, task: SubmissionId) -> JobState {
-    until(events, |what| match what {
-        What::Job { id, state } if id == task && state.state != "running" => Some(state),
-        _ => None,
+    until(events, |what| {
+        let What::Job { id, state } = what else { return None };
+        (id == task && state.state != "running").then_some(state)
     })
     .await
 }
