@@ -1,8 +1,18 @@
 //! `windlass-agent shim`: its flags, and its subcommand that enrols the host.
 
-use std::{io::Write, net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{
+    io::{IsTerminal, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+};
 
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::{
+    Layer,
+    filter::{LevelFilter, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 use windlass_model::id::InstanceId;
 
 use super::{
@@ -105,6 +115,12 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
+    /// Our own words at this level; those of the libraries only when something is wrong.
+    fn targets(self) -> Targets {
+        let level = self.filter();
+        Targets::new().with_default(level.min(LevelFilter::WARN)).with_target("windlass", level)
+    }
+
     fn filter(self) -> LevelFilter {
         match self {
             Self::Error => LevelFilter::ERROR,
@@ -150,7 +166,11 @@ fn start(flags: &Flags) -> ExitCode {
 
 /// Runs a shim to its end in a runtime of its own.
 pub(super) fn run(boot: Boot, log: LogLevel) -> ExitCode {
-    tracing_subscriber::fmt().with_max_level(log.filter()).with_writer(std::io::stderr).init();
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        // Colours in a file are noise.
+        .with_ansi(std::io::stderr().is_terminal());
+    tracing_subscriber::registry().with(lines.with_filter(log.targets())).init();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&format!("start the runtime: {error}")),
@@ -201,6 +221,22 @@ mod tests {
             _args: Args,
         }
         <Whole as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn libraries_are_heard_only_when_something_is_wrong() {
+        use tracing::Level;
+        let table = [
+            (LogLevel::Debug, "windlass_agent::shim", Level::DEBUG, true),
+            (LogLevel::Debug, "windlass_agent::shim", Level::TRACE, false),
+            (LogLevel::Debug, "h2::codec", Level::DEBUG, false),
+            (LogLevel::Trace, "hyper_util", Level::INFO, false),
+            (LogLevel::Debug, "bollard", Level::WARN, true),
+            (LogLevel::Error, "bollard", Level::WARN, false),
+        ];
+        for (log, target, level, is_heard) in table {
+            assert_eq!(log.targets().would_enable(target, &level), is_heard, "{log:?} {target} {level}");
+        }
     }
 
     #[test]

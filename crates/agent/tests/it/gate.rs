@@ -364,3 +364,18 @@ async fn one_process_is_many_hollow_hosts() {
         client.get("/api/tasks").await.expect(200);
     }
 }
+
+#[tokio::test]
+async fn a_log_in_a_file_has_no_colours_and_no_chatter_of_libraries() {
+    let mut shim = Shim::start(Setup::hollow());
+    for _ in 0..3 {
+        shim.client().get("/api/tasks").await.expect(200);
+    }
+    assert_eq!(shim.stop(), Some(0));
+    let log = shim.log();
+    assert!(log.contains("windlass_agent"), "it says something of itself: {log}");
+    assert!(!log.contains('\u{1b}'), "{log}");
+    for line in log.lines().filter(|line| ["DEBUG", "TRACE"].iter().any(|level| line.contains(level))) {
+        assert!(line.contains("windlass_agent"), "{line}");
+    }
+}
