@@ -1,12 +1,8 @@
-//! Whether all is well with the host, and what keeps a full disk from stopping the shim.
+//! Whether all is well with the host.
 
-use std::{
-    fs, io,
-    io::Write as _,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
-use rustix::fs::{FallocateFlags, fallocate, statvfs};
+use rustix::fs::statvfs;
 use serde_json::Value;
 use windlass_api::agent::shim::{Dcgm, DcgmIncident};
 
@@ -15,8 +11,6 @@ use super::{
     info, tool,
 };
 
-/// Room kept back, so that a task can be ended and removed on a full disk.
-pub const RESERVE: u64 = 64 << 20;
 /// Below this a disk is told to be almost full: images and output come in such pieces.
 const LOW_DISK: u64 = 1 << 30;
 const LOW_INODES: u64 = 1000;
@@ -154,62 +148,9 @@ fn words(value: &Value, said: &mut Vec<String>) {
     }
 }
 
-/// A file that only takes up room. On a full disk it is given up, so that a task can still be ended and removed.
-#[derive(Debug)]
-pub struct Reserve {
-    file: PathBuf,
-}
-
-impl Reserve {
-    pub fn new(home: &Path) -> Self {
-        Self { file: home.join("reserve") }
-    }
-
-    /// Takes the room again, where there is enough beside it; to be called now and then.
-    pub fn keep(&self) -> io::Result<()> {
-        if fs::metadata(&self.file).is_ok_and(|meta| meta.len() >= RESERVE) {
-            return Ok(());
-        }
-        let home = self.file.parent().unwrap_or(Path::new("/"));
-        if room(home)?.bytes < 2 * RESERVE {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        let file = fs::File::create(&self.file)?;
-        let taken = match fallocate(&file, FallocateFlags::empty(), 0, RESERVE) {
-            Err(rustix::io::Errno::OPNOTSUPP) => fill(&file),
-            other => other.map_err(Into::into),
-        };
-        if taken.is_err() {
-            let _ = fs::remove_file(&self.file);
-        }
-        taken
-    }
-
-    /// Gives the room back: call this when a write failed for want of space, then write again.
-    pub fn release(&self) -> io::Result<()> {
-        match fs::remove_file(&self.file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        }
-    }
-}
-
-/// For file systems that cannot set room aside. Not zeros: some would not store them.
-fn fill(mut file: &fs::File) -> io::Result<()> {
-    let mut block = vec![0; 1 << 20];
-    getrandom::fill(&mut block).map_err(io::Error::other)?;
-    for _ in 0..RESERVE >> 20 {
-        file.write_all(&block)?;
-    }
-    file.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{fixture::Fixture, gpu::Vendor},
-        *,
-    };
+    use super::{super::gpu::Vendor, *};
 
     fn well<'a>() -> Seen<'a> {
         let room = Room { bytes: 5 << 30, inodes: Some(1 << 20) };
@@ -267,20 +208,6 @@ mod tests {
         ] {
             assert_eq!(judge(&seen), expected);
         }
-    }
-
-    #[test]
-    fn f11_the_reserve_takes_room_and_gives_it_back() {
-        let fixture = Fixture::new();
-        let reserve = Reserve::new(fixture.path());
-        reserve.release().unwrap();
-        reserve.keep().unwrap();
-        reserve.keep().unwrap();
-        let meta = fs::metadata(fixture.path().join("reserve")).unwrap();
-        assert_eq!(meta.len(), RESERVE);
-        assert!(std::os::unix::fs::MetadataExt::blocks(&meta) * 512 >= RESERVE, "the room is really taken");
-        reserve.release().unwrap();
-        assert!(!fixture.path().join("reserve").exists());
     }
 
     #[test]
