@@ -1,7 +1,7 @@
 //! Where a task keeps its files, and what shim and runner tell each other there.
 //!
 //! ```text
-//! HOME/tasks/ID/            0700, the shim's
+//! HOME/tasks/ID/            0700, the shim's; 0711 where plain processes of other users must pass through
 //!   task.json               what was asked for and what became of it, without credentials
 //!   registry.json           0600, the registry's credential, gone once the image is here
 //!   token                   0600, what the shim says to the runner
@@ -14,14 +14,19 @@
 //!     runner.log runner.idx
 //!     states.jsonl          the job's states, one `JobState` a line, each synced
 //!     exit.json             the runner's last word (`LastWord`)
-//!   scratch/                where a plain process starts
+//!   scratch/                0700, where a plain process starts; the runner gives it to the job's user
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
 use windlass_model::id::SubmissionId;
+
+use crate::confine::Beneath;
 
 /// Where the `run` directory appears inside a container.
 pub const INSIDE: &str = "/windlass/run";
@@ -33,6 +38,9 @@ pub const IMAGE_CONFIG: &str = "image.json";
 pub const RUNNER_SOCKET: &str = "runner.sock";
 pub const STATES: &str = "states.jsonl";
 pub const LAST_WORD: &str = "exit.json";
+
+/// Files of a runner that are read whole are not longer than this.
+const SMALL_FILE_MAX: u64 = 64 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskDir {
@@ -63,6 +71,23 @@ impl TaskDir {
     pub fn scratch(&self) -> PathBuf {
         self.root.join("scratch")
     }
+
+    /// A short text in `run`, read with distrust; nothing where it cannot be read.
+    pub fn small_file(&self, name: &str) -> Option<String> {
+        let mut text = String::new();
+        let file = Beneath::open(&self.run()).ok()?.file(name).ok()?;
+        file.take(SMALL_FILE_MAX).read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
+    pub fn runner_config(&self) -> Option<RunnerConfig> {
+        serde_json::from_str(&self.small_file(RUNNER_CONFIG)?).ok()
+    }
+
+    /// The port of the SSH server, once the runner says it.
+    pub fn ssh_port(&self) -> Option<u16> {
+        self.small_file(SSH_PORT_FILE)?.trim().parse().ok().filter(|port| *port != 0)
+    }
 }
 
 /// How a runner is to listen and whom it lets in. Written by the shim before the runner starts; no secrets.
@@ -75,6 +100,9 @@ pub struct RunnerConfig {
     pub compat_http: Option<String>,
     /// Where the SSH server listens, `ADDRESS:PORT`; port 0 is any, and the real one is written to `ssh.port`.
     pub ssh_listen: Option<String>,
+    /// Where somebody else has that port, any other of the same address will do.
+    #[serde(default)]
+    pub ssh_any_port_if_taken: bool,
     pub ssh_authorized_keys: Vec<String>,
     /// UUIDs of the GPUs this task holds, for its metrics.
     pub gpus: Vec<String>,

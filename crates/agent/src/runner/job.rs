@@ -12,8 +12,9 @@ use windlass_api::agent::runner::{JobStarted, JobState, Submit};
 
 use super::{
     cluster,
-    ending::{Cause, ending},
+    ending::{Cause, State, ending},
     env::{self, Env},
+    excerpt,
     session::Session,
     site::Site,
     ssh::{AuthorizedKeys, Connections},
@@ -43,6 +44,8 @@ pub struct Surroundings {
     pub base: Env,
     /// Where a job starts that names no directory.
     pub home_dir: PathBuf,
+    /// The task's own directory for files, outside of containers.
+    pub scratch: Option<PathBuf>,
     pub uid: u32,
 }
 
@@ -50,9 +53,10 @@ impl Surroundings {
     pub fn look(run: &Path, config: RunnerConfig) -> io::Result<Self> {
         let in_container = run == Path::new(INSIDE);
         let scratch = run.parent().map(|task| task.join("scratch")).filter(|dir| dir.is_dir());
-        let home_dir = match scratch {
-            Some(scratch) if !in_container => scratch,
-            Some(_) | None => std::env::current_dir()?,
+        let scratch = scratch.filter(|_| !in_container);
+        let home_dir = match &scratch {
+            Some(scratch) => scratch.clone(),
+            None => std::env::current_dir()?,
         };
         Ok(Self {
             run: run.to_owned(),
@@ -60,6 +64,7 @@ impl Surroundings {
             in_container,
             base: env::base(std::env::vars_os(), in_container),
             home_dir,
+            scratch,
             uid: rustix::process::geteuid().as_raw(),
         })
     }
@@ -264,7 +269,18 @@ impl Job {
         if let Err(error) = self.spool.writer(Stream::Job).finish() {
             tracing::error!(%error, "complete the job's output");
         }
-        self.states.say(ending(cause, exit, oom));
+        let mut ending = ending(cause, exit, oom);
+        if ending.state == State::Failed && exit.is_some() {
+            excerpt::append(&mut ending.message, &self.last_output());
+        }
+        self.states.say(ending);
+    }
+
+    /// The end of what the job printed; nothing where it cannot be read.
+    fn last_output(&self) -> Vec<u8> {
+        let reader = self.spool.source(Stream::Job).reader();
+        let end = reader.end().unwrap_or_default();
+        reader.read(end.saturating_sub(excerpt::LOOK_AT as u64), excerpt::LOOK_AT).unwrap_or_default()
     }
 
     pub fn happen(&self, what: Happening) {

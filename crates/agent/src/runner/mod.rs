@@ -6,6 +6,7 @@ pub mod cli;
 pub mod cluster;
 pub mod ending;
 pub mod env;
+mod excerpt;
 pub mod exec;
 pub mod files;
 pub mod init;

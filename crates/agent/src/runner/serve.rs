@@ -169,7 +169,14 @@ async fn listen(
         servers.spawn(http::serve(listener, api::compatible(job, &meter), stop.clone()));
     }
     if let Some(address) = &config.ssh_listen {
-        let listener = bind(address).await?;
+        let listener = match bind(address).await {
+            Err(ServeError::Listen { source, .. })
+                if config.ssh_any_port_if_taken && source.kind() == io::ErrorKind::AddrInUse =>
+            {
+                bind(&any_port(address)).await?
+            }
+            bound => bound?,
+        };
         servers.spawn(let_people_in(Arc::clone(job), listener, stop.clone()));
     }
     // Last: whoever finds the socket finds everything else as well.
@@ -178,6 +185,12 @@ async fn listen(
     let listener = http::bind_unix(&path, SOCKET_MODE).map_err(listen)?;
     servers.spawn(http::serve(listener, api::with_token(job, &meter), stop.clone()));
     Ok(())
+}
+
+/// The same address with whichever port is free.
+fn any_port(address: &str) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    format!("{host}:0")
 }
 
 async fn bind(address: &str) -> Result<TcpListener, ServeError> {

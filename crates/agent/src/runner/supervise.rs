@@ -24,7 +24,7 @@ use super::{
     tree::Tree,
     user::make_dir,
 };
-use crate::{cgroup, spool::Stream};
+use crate::{cgroup, confine::Landlock, spool::Stream};
 
 /// Between the polite signal and the kill where the job says nothing.
 const GRACE: Duration = Duration::from_secs(10);
@@ -114,6 +114,7 @@ async fn prepare(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Caus
 
 async fn bring(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Cause> {
     let site = &plan.site;
+    give_scratch(job, plan).map_err(|error| not_started("give the job its directory", &error))?;
     make_dir(&site.working_dir, &site.account, job.around.in_container)
         .map_err(|error| not_started(&format!("make {}", site.working_dir.display()), &error))?;
     cluster_files(job, plan, traces)?;
@@ -137,16 +138,48 @@ async fn bring(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Cause>
             why: told(&error),
         })?;
     }
+    let mut loose = None;
     for archive in &spec.file_archives {
         let missing = || Cause::NotStarted {
             reason: "executor_error",
             why: format!("place files at `{}`: the archive was not uploaded", archive.path),
         };
         let file = job.uploaded(&archive.id).ok_or_else(missing)?;
-        files::place(site, &file, &archive.path).await.map_err(|error| not_started("", &error))?;
+        let placed = files::place(site, &file, &archive.path).await;
+        let unpacked = placed.map_err(|error| not_started("", &error))?;
+        loose = loose.or(fence_gap(unpacked.landlock));
+    }
+    if let Some(gap) = loose {
+        tracing::warn!("{gap}");
     }
     profile(job, plan, traces);
     Ok(())
+}
+
+/// The directory where a plain process starts is its user's alone. Nobody but root can write above it.
+fn give_scratch(job: &Job, plan: &Plan) -> std::io::Result<()> {
+    let around = &job.around;
+    if around.in_container || around.uid != 0 || plan.site.account.uid == 0 {
+        return Ok(());
+    }
+    let account = &plan.site.account;
+    match &around.scratch {
+        Some(scratch) => std::os::unix::fs::lchown(scratch, Some(account.uid), Some(account.gid)),
+        None => Ok(()),
+    }
+}
+
+/// What the kernel could not do to hold the unpacking of archives in.
+fn fence_gap(landlock: Landlock) -> Option<&'static str> {
+    match landlock {
+        Landlock::Whole => None,
+        Landlock::Partial => {
+            Some("archives were unpacked behind a partial fence: this kernel's Landlock is old")
+        }
+        Landlock::Absent => {
+            Some("archives were unpacked without a second fence: this kernel has no Landlock")
+        }
+    }
 }
 
 /// Files for reaching the other nodes of the replica.

@@ -157,7 +157,9 @@ fn stop_on_signals() -> Result<CancellationToken, BootError> {
 pub(super) fn make_home(home: &Path) -> Result<(), BootError> {
     let what = || format!("make {}", home.display());
     fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(home).map_err(failed(what()))?;
-    fs::set_permissions(home, fs::Permissions::from_mode(HOME_MODE)).map_err(failed(what()))
+    // Plain processes of other users may be on their way to their files: who could pass through still can.
+    let passing = fs::metadata(home).map_err(failed(what()))?.permissions().mode() & 0o001;
+    fs::set_permissions(home, fs::Permissions::from_mode(HOME_MODE | passing)).map_err(failed(what()))
 }
 
 /// The kernel lets go of it when the process ends, however it ends.

@@ -10,6 +10,7 @@ mod gate;
 mod hollow;
 mod host;
 mod logs;
+mod passage;
 mod policy;
 mod process;
 mod proxy;

@@ -98,6 +98,9 @@ pub struct TaskSpec {
     /// Most processes and threads; 0 is the agent's default.
     #[serde(default)]
     pub pids: i64,
+    /// One node of several: the others must reach its SSH port, which is then the usual one on every address.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cluster: bool,
     /// What the signature is bound to; absent from a dstack server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claims: Option<Claims>,

@@ -22,7 +22,10 @@ use bollard::{
 use futures_util::StreamExt;
 use tokio::time::{Instant, sleep, timeout};
 
-use windlass_api::agent::shim::Port;
+use windlass_api::agent::{
+    SSH_PORT,
+    shim::{NetworkMode, Port},
+};
 
 use super::{
     CALL, Docker, ask, call, container,
@@ -31,7 +34,7 @@ use super::{
 };
 use crate::{
     clock,
-    shim::runtime::{Exit, Found, FoundState, Handle, Lost, RuntimeError},
+    shim::runtime::{Exit, Found, FoundState, Handle, Lost, Prepared, RuntimeError},
     taskdir::{self, TaskDir},
 };
 
@@ -45,6 +48,10 @@ const REMOVAL_POLL: Duration = Duration::from_millis(50);
 /// Between two questions to an engine that is away.
 const BACKOFF: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// How long a runner may take to say where its SSH server listens.
+const PORT_PATIENCE: Duration = Duration::from_secs(15);
+const PORT_AGAIN: Duration = Duration::from_millis(5);
+const PORT_AGAIN_MAX: Duration = Duration::from_millis(100);
 const TAIL_LINES: usize = 5;
 const TAIL_LINE_MAX: usize = 2048;
 const TAIL_BYTES_MAX: usize = 64 * 1024;
@@ -83,9 +90,10 @@ fn was_started(state: &ContainerState) -> bool {
 impl Docker {
     pub(super) async fn start_once(
         &self,
+        task: &Prepared,
         handle: &Handle,
-        publish: &[u16],
     ) -> Result<Vec<Port>, RuntimeError> {
+        let publish = container::published(task);
         let what = || format!("start container {}", handle.name);
         let seen = inspect(&self.engine, &handle.id).await.map_err(|error| error.into_error(what()))?;
         if !seen.state.as_ref().is_some_and(was_started) {
@@ -97,8 +105,8 @@ impl Docker {
             }
             self.start_new(handle, publish).await?;
         }
-        if publish.is_empty() {
-            return Ok(Vec::new());
+        if task.spec.network_mode == NetworkMode::Host {
+            return self.own_ports(&task.dir, handle).await;
         }
         let seen = inspect(&self.engine, &handle.id).await.map_err(|error| error.into_error(what()))?;
         match ports(&seen, publish) {
@@ -106,6 +114,34 @@ impl Docker {
             // What ended at once has no ports any more. Its exit is told by `wait`.
             None if !seen.state.as_ref().is_some_and(is_live) => Ok(Vec::new()),
             None => Err(RuntimeError::Refused { what: what(), why: "the engine mapped no port".to_owned() }),
+        }
+    }
+
+    /// On the host's network ports are what they are. Only the SSH server may have had to take another.
+    async fn own_ports(&self, dir: &TaskDir, handle: &Handle) -> Result<Vec<Port>, RuntimeError> {
+        if !dir.runner_config().is_some_and(|config| config.ssh_any_port_if_taken) {
+            return Ok(Vec::new());
+        }
+        let deadline = Instant::now() + PORT_PATIENCE;
+        let mut pause = PORT_AGAIN;
+        loop {
+            match dir.ssh_port() {
+                Some(SSH_PORT) => return Ok(Vec::new()),
+                Some(host) => return Ok(vec![Port { host, container: SSH_PORT }]),
+                None => {}
+            }
+            if Instant::now() >= deadline {
+                tracing::warn!(task = %dir.id, "the runner does not say where its SSH server listens");
+                return Ok(Vec::new());
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PORT_AGAIN_MAX);
+            match inspect(&self.engine, &handle.id).await {
+                Ok(seen) if seen.state.as_ref().is_some_and(is_live) => {}
+                // Its exit is told by `wait`.
+                Ok(_) | Err(Inspect::Gone) => return Ok(Vec::new()),
+                Err(Inspect::Failed(error)) => return Err(error),
+            }
         }
     }
 

@@ -334,7 +334,7 @@ impl Runtime for Docker {
     }
 
     fn start<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Vec<Port>> {
-        self.start_once(handle, container::published(task)).boxed()
+        self.start_once(task, handle).boxed()
     }
 
     fn wait<'a>(&'a self, _task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit> {

@@ -36,10 +36,9 @@ use super::runtime::{
 };
 use crate::{
     cgroup::{Hierarchies, task::Groups},
-    confine::Beneath,
     http::sha256_hex,
     proc::{self, Held},
-    taskdir::{LAST_WORD, LastWord, RUNNER_CONFIG, RunnerConfig, SSH_PORT_FILE, TaskDir},
+    taskdir::{LAST_WORD, LastWord, TaskDir},
 };
 use record::Record;
 
@@ -48,8 +47,6 @@ const OUTPUT: &str = "output.log";
 /// How much of it is told at the end.
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: u64 = 16 * 1024;
-/// Files of a runner that are read whole are not longer than this.
-const SMALL_FILE_MAX: u64 = 64 * 1024;
 /// How long a runner may take to say where its SSH server listens.
 const PORT_PATIENCE: Duration = Duration::from_secs(15);
 const PORT_AGAIN: Duration = Duration::from_millis(5);
@@ -106,12 +103,12 @@ impl Process {
 
     /// The SSH server's port, once the runner says it. None where none was asked for, or the task ended first.
     async fn ports(&self, dir: &TaskDir) -> Result<Vec<Port>, RuntimeError> {
-        if !wants_ssh(dir) {
+        if dir.runner_config().is_none_or(|config| config.ssh_listen.is_none()) {
             return Ok(Vec::new());
         }
         let deadline = tokio::time::Instant::now() + PORT_PATIENCE;
         loop {
-            if let Some(host) = small_file(dir, SSH_PORT_FILE).and_then(|text| text.trim().parse().ok()) {
+            if let Some(host) = dir.ssh_port() {
                 return Ok(vec![Port { host, container: SSH_PORT }]);
             }
             let held = held(dir).map_err(|source| failed("find the task's process", source))?;
@@ -169,20 +166,8 @@ fn held(dir: &TaskDir) -> io::Result<Option<Held>> {
     Held::open(name)
 }
 
-fn small_file(dir: &TaskDir, name: &str) -> Option<String> {
-    let mut text = String::new();
-    let file = Beneath::open(&dir.run()).ok()?.file(name).ok()?;
-    io::Read::read_to_string(&mut io::Read::take(file, SMALL_FILE_MAX), &mut text).ok()?;
-    Some(text)
-}
-
-fn wants_ssh(dir: &TaskDir) -> bool {
-    let config = small_file(dir, RUNNER_CONFIG).and_then(|text| serde_json::from_str(&text).ok());
-    config.is_some_and(|config: RunnerConfig| config.ssh_listen.is_some())
-}
-
 fn last_word(dir: &TaskDir) -> Option<LastWord> {
-    serde_json::from_str(&small_file(dir, LAST_WORD)?).ok()
+    serde_json::from_str(&dir.small_file(LAST_WORD)?).ok()
 }
 
 fn tail(dir: &TaskDir) -> Vec<String> {

@@ -7,7 +7,7 @@ use std::{
     os::{
         fd::OwnedFd,
         unix::{
-            fs::{OpenOptionsExt, PermissionsExt},
+            fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
             net::UnixStream,
             process::CommandExt,
         },
@@ -20,7 +20,6 @@ use std::{
 use super::{
     Handle, OUTPUT, Prepared, RuntimeError, Shared, TaskDir, environment, failed, handle, is_plain,
     record::{Record, absent_is_fine},
-    small_file,
 };
 use crate::{
     cgroup::task::Limits,
@@ -31,12 +30,14 @@ use crate::{
 
 /// Mounts and groups take milliseconds; a network file system that hangs may take for ever.
 const ORDERS_PATIENCE: Duration = Duration::from_secs(30);
+/// Search permission for group and others.
+const PASS: u32 = 0o011;
 /// The answer to orders is one sentence.
 const ANSWER_MAX: u64 = 4096;
 
 /// An init was started, and its shim went away before it gave orders: nothing of the task ever ran.
 pub(super) fn never_started(dir: &TaskDir) -> bool {
-    small_file(dir, NEVER_STARTED).is_some() && small_file(dir, LAST_WORD).is_none()
+    dir.small_file(NEVER_STARTED).is_some() && dir.small_file(LAST_WORD).is_none()
 }
 
 fn refused(what: &str, why: impl Into<String>) -> RuntimeError {
@@ -54,7 +55,7 @@ impl Shared {
                 format!("`{}` is not a plain absolute path", odd.target),
             ));
         }
-        make_scratch(&task.dir.scratch()).map_err(|error| failed("make the scratch directory", error))?;
+        self.make_scratch(&task.dir).map_err(|error| failed("make the scratch directory", error))?;
         let record = Record::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
         if record.is_none() {
             let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
@@ -81,6 +82,16 @@ impl Shared {
         record.boot = boot;
         let orders = self.orders(task, &mut record)?;
         self.launch(task, &mut record, &orders)
+    }
+
+    /// The runner gives it to the user of the job, whom nobody knows yet. That user must be able to walk there.
+    fn make_scratch(&self, dir: &TaskDir) -> io::Result<()> {
+        match fs::DirBuilder::new().recursive(true).mode(0o700).create(dir.scratch()) {
+            Ok(()) if rustix::process::geteuid().is_root() => {}
+            done => return done,
+        }
+        let above = [self.home.as_path(), &self.home.join("tasks"), dir.root()];
+        above.into_iter().try_for_each(let_through)
     }
 
     fn orders(&self, task: &Prepared, record: &mut Record) -> Result<Orders, RuntimeError> {
@@ -153,10 +164,14 @@ impl Shared {
     }
 }
 
-/// Open to whichever user the job is to run as; nobody else reaches it, for the task's directory is closed.
-fn make_scratch(path: &Path) -> io::Result<()> {
-    fs::create_dir_all(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o1777))
+/// Others may pass through, and see nothing.
+fn let_through(dir: &Path) -> io::Result<()> {
+    let mode = fs::metadata(dir)?.permissions().mode() & 0o7777;
+    let wanted = mode & 0o7770 | PASS;
+    if mode == wanted {
+        return Ok(());
+    }
+    fs::set_permissions(dir, fs::Permissions::from_mode(wanted))
 }
 
 fn limits(task: &Prepared) -> Limits {

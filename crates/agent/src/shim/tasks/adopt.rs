@@ -201,6 +201,7 @@ fn nameless(id: SubmissionId) -> TaskSpec {
         host_ssh_keys: Vec::new(),
         container_ssh_keys: Vec::new(),
         pids: 0,
+        cluster: false,
         claims: None,
     }
 }

@@ -31,6 +31,8 @@ use crate::{
 
 /// What the job could make longer than is sensible.
 const LEFT_BYTES_MAX: u64 = 1024 * 1024;
+const EVERYWHERE: &str = "0.0.0.0";
+const LOOPBACK: &str = "127.0.0.1";
 
 /// `task.json`: the specification without credentials, and what became of it. The journal is what counts; this
 /// is what remains when the journal is lost.
@@ -185,18 +187,13 @@ pub(super) fn write_runner_config(
     runtime: &str,
     gpus: &[String],
 ) -> io::Result<()> {
-    let inside_bridge = runtime == "docker" && task.spec.network_mode == NetworkMode::Bridge;
-    let (address, ssh_port) = match (inside_bridge, runtime) {
-        (true, _) => ("0.0.0.0", SSH_PORT),
-        // Plain processes share the host's ports with everybody: any free one.
-        (false, "process") => ("127.0.0.1", 0),
-        (false, _) => ("127.0.0.1", SSH_PORT),
-    };
+    let doors = doors(settings, &task.spec, runtime);
     let config = RunnerConfig {
         task: task.id,
         token_sha256: hex(&Sha256::digest(task.token.as_bytes())),
-        compat_http: settings.compat_tcp.then(|| format!("{address}:{RUNNER_PORT}")),
-        ssh_listen: Some(format!("{address}:{ssh_port}")),
+        compat_http: doors.http,
+        ssh_listen: Some(doors.ssh),
+        ssh_any_port_if_taken: doors.any_port_if_taken,
         ssh_authorized_keys: task.spec.container_ssh_keys.clone(),
         gpus: gpus.to_vec(),
         wait_secs: settings.runner_wait_secs,
@@ -204,9 +201,44 @@ pub(super) fn write_runner_config(
     replace(&task.dir.run().join(RUNNER_CONFIG), &serde_json::to_vec(&config)?)
 }
 
+/// Where a runner listens.
+#[derive(Debug, PartialEq, Eq)]
+struct Doors {
+    http: Option<String>,
+    ssh: String,
+    any_port_if_taken: bool,
+}
+
+fn doors(settings: &Settings, spec: &TaskSpec, runtime: &str) -> Doors {
+    let foreign = is_foreign(settings, spec);
+    let is_bridged = runtime == "docker" && spec.network_mode == NetworkMode::Bridge;
+    let (address, port, any_port_if_taken) = match (is_bridged, runtime) {
+        (true, _) => (EVERYWHERE, SSH_PORT, false),
+        // Its other nodes come to exactly this port.
+        (false, _) if spec.cluster => (EVERYWHERE, SSH_PORT, false),
+        // Plain processes share the host's ports with everybody: any free one.
+        (false, "process") => (LOOPBACK, 0, false),
+        // It does not say whether there are other nodes, and expects what an sshd does.
+        (false, _) if foreign => (EVERYWHERE, SSH_PORT, true),
+        (false, _) => (LOOPBACK, SSH_PORT, true),
+    };
+    // Whoever reaches that port is let in: on the host's network nobody from outside may.
+    let http_address = if is_bridged { EVERYWHERE } else { LOOPBACK };
+    Doors {
+        http: foreign.then(|| format!("{http_address}:{RUNNER_PORT}")),
+        ssh: format!("{address}:{port}"),
+        any_port_if_taken,
+    }
+}
+
+/// Whether a dstack server sent it: ours makes claims.
+fn is_foreign(settings: &Settings, spec: &TaskSpec) -> bool {
+    settings.compat_tcp && spec.claims.is_none()
+}
+
 /// Container ports that a bridge maps to the host's loopback.
 pub(super) fn publish(settings: &Settings, spec: &TaskSpec) -> Vec<u16> {
-    match (spec.network_mode, settings.compat_tcp) {
+    match (spec.network_mode, is_foreign(settings, spec)) {
         (NetworkMode::Host, _) => Vec::new(),
         (NetworkMode::Bridge, true) => vec![RUNNER_PORT, SSH_PORT],
         (NetworkMode::Bridge, false) => vec![SSH_PORT],
@@ -237,5 +269,47 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_api::agent::shim::Claims;
+    use windlass_model::id::InstanceId;
+
+    use super::*;
+
+    /// A runtime, its network, whether ours made it, whether it has other nodes; the doors, and a fixed SSH port.
+    type Row<'a> = (&'a str, NetworkMode, bool, bool, Option<&'a str>, &'a str, bool);
+
+    #[test]
+    fn a_runner_is_reached_from_where_it_must_be_and_from_nowhere_else() {
+        use NetworkMode::{Bridge, Host};
+        let table: [Row; 9] = [
+            ("docker", Bridge, true, false, None, "0.0.0.0:10022", false),
+            ("docker", Bridge, false, false, Some("0.0.0.0:10999"), "0.0.0.0:10022", false),
+            ("docker", Host, true, false, None, "127.0.0.1:10022", true),
+            ("docker", Host, true, true, None, "0.0.0.0:10022", false),
+            ("docker", Host, false, false, Some("127.0.0.1:10999"), "0.0.0.0:10022", true),
+            ("process", Host, true, false, None, "127.0.0.1:0", false),
+            ("process", Host, true, true, None, "0.0.0.0:10022", false),
+            ("process", Bridge, true, false, None, "127.0.0.1:0", false),
+            ("process", Host, false, false, Some("127.0.0.1:10999"), "127.0.0.1:0", false),
+        ];
+        for (runtime, network_mode, is_ours, cluster, http, ssh, any_port_if_taken) in table {
+            let claims = Claims { instance_id: InstanceId(uuid::Uuid::nil()), epoch: 1, expires_at: 1 };
+            let spec = TaskSpec {
+                network_mode,
+                cluster,
+                claims: is_ours.then_some(claims),
+                ..super::super::tests::spec(1)
+            };
+            let mut settings = Settings::in_memory("/".into(), Vec::new());
+            settings.compat_tcp = true;
+            let expected = Doors { http: http.map(str::to_owned), ssh: ssh.to_owned(), any_port_if_taken };
+            assert_eq!(doors(&settings, &spec, runtime), expected, "{runtime} {network_mode:?} {is_ours}");
+            settings.compat_tcp = false;
+            assert_eq!(doors(&settings, &spec, runtime).http, None);
+        }
     }
 }

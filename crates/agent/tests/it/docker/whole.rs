@@ -4,15 +4,19 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use windlass_api::agent::{
+    SSH_PORT,
     runner::JobRecord,
     shim::{TaskInfo, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
 
-use crate::support::{
-    engine::{client, shared},
-    images::Image,
-    shim::{DEADLINE, Setup, Shim},
+use crate::{
+    ssh,
+    support::{
+        engine::{client, shared},
+        images::Image,
+        shim::{DEADLINE, Setup, Shim},
+    },
 };
 
 /// Submits a job to the runner of a task that runs, and starts it.
@@ -71,7 +75,8 @@ async fn docker_whole_jobs_run_in_any_image_and_leave_nothing() {
     ];
     for (image, commands, expected) in table {
         let info = start(&shim, image, |_| {}).await;
-        assert_eq!(info.ports, Some(vec![]));
+        // Another test may have the usual SSH port of this machine.
+        assert!(info.ports.as_ref().unwrap().iter().all(|port| port.container == SSH_PORT), "{info:?}");
         run_job(&shim, info.id, commands).await;
         let (record, text) = output(&shim, info.id).await;
         assert!(text.contains(expected), "{image:?}: {text} {record:?}");
@@ -143,4 +148,32 @@ async fn docker_whole_task_on_the_bridge_reports_its_ports() {
     }
     run_job(&shim, info.id, &["/bin/true"]).await;
     assert_eq!(output(&shim, info.id).await.0.states.last().unwrap().exit_status, Some(0));
+}
+
+#[tokio::test]
+async fn docker_whole_tasks_on_the_hosts_network_are_all_reached_by_ssh() {
+    let shim = Shim::start(Setup::docker());
+    let keys = crate::support::Scratch::new("keys");
+    ssh::make_key(&keys.path().join("id"), "ed25519");
+    let public = std::fs::read_to_string(keys.path().join("id.pub")).unwrap();
+    let mut taken = std::collections::BTreeSet::new();
+    for _ in 0..2 {
+        let info = start(&shim, Image::Busybox, |spec| {
+            spec["network_mode"] = "host".into();
+            spec["container_ssh_keys"] = json!([public]);
+        })
+        .await;
+        let ports = info.ports.clone().unwrap();
+        let port = ports.iter().find(|port| port.container == SSH_PORT).map_or(SSH_PORT, |port| port.host);
+        assert!(taken.insert(port), "no two have one port: {info:?}");
+        // Each server has a key of its own, and their ports may have been others' before.
+        let _ = std::fs::remove_file(keys.path().join("known_hosts"));
+        let mut client = ssh::client(keys.path(), "ssh", "-p", port);
+        client.args(["root@127.0.0.1", "cat /windlass/run/runner.json"]);
+        let said = ssh::run(&mut client, b"");
+        let text = ssh::text(&said.stdout);
+        assert!(text.contains(&info.id.to_string()), "{text} {}", ssh::text(&said.stderr));
+        assert!(text.contains("\"ssh_listen\":\"127.0.0.1:10022\""), "{text}");
+    }
+    assert!(taken.iter().any(|port| *port != SSH_PORT), "{taken:?}");
 }

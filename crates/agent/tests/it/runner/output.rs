@@ -229,3 +229,17 @@ fn f16_a_job_without_memory_is_told_from_one_that_was_killed() {
     drop(runner);
     drop(small);
 }
+
+#[test]
+fn a_failure_ends_with_the_last_lines_of_the_output() {
+    let runner = Runner::start();
+    let end = runner.finish(&script(
+        "for i in 1 2 3 4 5 6; do echo line $i; done; printf '\\033[31mKeyError\\033[0m: x\\n' >&2; exit 3",
+    ));
+    assert_eq!(
+        end.termination_message,
+        "the commands exited with status 3\nline 3\nline 4\nline 5\nline 6\nKeyError: x"
+    );
+    let runner = Runner::start();
+    assert_eq!(runner.finish(&script("echo all is well")).termination_message, "");
+}

@@ -58,6 +58,7 @@ impl Setting {
             token_sha256: windlass_agent::http::sha256_hex(TOKEN.as_bytes()),
             compat_http: None,
             ssh_listen: None,
+            ssh_any_port_if_taken: false,
             ssh_authorized_keys: Vec::new(),
             gpus: Vec::new(),
             wait_secs: 60,
