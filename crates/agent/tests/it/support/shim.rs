@@ -33,6 +33,8 @@ use windlass_model::id::{InstanceId, SubmissionId};
 use super::{
     Scratch, agent,
     client::{Client, Reply},
+    engine,
+    images::Image,
 };
 
 pub(crate) const CREDENTIAL: &str = "credential-of-the-test";
@@ -71,6 +73,19 @@ impl Setup {
         Self { runtime, policy: String::new(), compat: false, enrolled: true, args, env }
     }
 
+    /// An image that the engine has, where there is an engine.
+    fn image(&self) -> String {
+        let at = self.args.iter().rposition(|arg| arg == "--docker-socket");
+        let Some(socket) = at.and_then(|at| self.args.get(at + 1)) else { return "none".to_owned() };
+        let socket = PathBuf::from(socket);
+        // A runtime of its own: the test may have one, and is not asked to wait.
+        let ensured = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(Image::Busybox.ensure(&engine::client(&socket)))
+        });
+        ensured.join().unwrap()
+    }
+
     /// The text of the policy file.
     pub(crate) fn policy(mut self, yaml: &str) -> Self {
         yaml.clone_into(&mut self.policy);
@@ -105,6 +120,8 @@ pub(crate) struct Shim {
     scratch: Scratch,
     child: Option<Child>,
     compat: Option<SocketAddr>,
+    /// What the plainest task runs in.
+    image: String,
     pub(crate) instance: InstanceId,
 }
 
@@ -116,7 +133,8 @@ impl Shim {
         fs::write(scratch.path().join("policy.yml"), &setup.policy).unwrap();
         let compat = setup.compat.then(free_port);
         let instance = InstanceId(random_uuid());
-        let mut shim = Self { setup, scratch, child: None, compat, instance };
+        let image = setup.image();
+        let mut shim = Self { setup, scratch, child: None, compat, image, instance };
         if shim.setup.enrolled {
             shim.enrol(&shim.home(), &[CREDENTIAL]);
         }
@@ -249,7 +267,7 @@ impl Shim {
         json!({
             "id": random_uuid(),
             "name": name,
-            "image_name": "busybox:test",
+            "image_name": self.image,
             "claims": {
                 "instance_id": self.instance,
                 "epoch": 1,
