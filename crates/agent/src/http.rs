@@ -48,6 +48,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use crate::digest::sha256_hex;
+
 /// Longest body of a call that is not an upload.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 const HEADERS_MAX: usize = 100;
@@ -407,12 +409,6 @@ fn expect_json(headers: &HeaderMap) -> Result<(), Refusal> {
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-}
-
-/// SHA-256 in lower-case hex: how credentials and tokens are kept.
-pub fn sha256_hex(bytes: &[u8]) -> String {
-    use sha2::Digest;
-    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Whether `secret` has one of these hashes. Takes the same time whichever it is, and if none.

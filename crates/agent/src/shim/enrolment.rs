@@ -245,6 +245,7 @@ mod tests {
     use ring::signature::{Ed25519KeyPair, KeyPair};
 
     use super::*;
+    use crate::digest::sha256_hex;
 
     const NOW: i64 = 1_800_000_000;
     const BODY: &[u8] = br#"{"id":"x"}"#;
@@ -268,7 +269,7 @@ mod tests {
     fn enrolment() -> Enrolment {
         Enrolment {
             instance_id: ours(),
-            credential_sha256: vec![http::sha256_hex(b"old"), http::sha256_hex(b"new")],
+            credential_sha256: vec![sha256_hex(b"old"), sha256_hex(b"new")],
             server_keys: vec![public(1), public(2)],
         }
     }
@@ -319,7 +320,7 @@ mod tests {
         assert!(enrolment().knows("old"));
         assert!(enrolment().knows("new"));
         assert!(!enrolment().knows("older"));
-        assert!(!enrolment().knows(&http::sha256_hex(b"old")));
+        assert!(!enrolment().knows(&sha256_hex(b"old")));
     }
 
     #[test]
@@ -327,7 +328,7 @@ mod tests {
         let text = format!(
             r#"{{"instance_id":"{}","credential_sha256":"{}","server_keys":["{}"],"more":1}}"#,
             ours(),
-            http::sha256_hex(b"one"),
+            sha256_hex(b"one"),
             public(1)
         );
         let read: Enrolment = serde_json::from_str(&text).unwrap();

@@ -16,7 +16,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use windlass_api::agent::shim::Volume;
 use windlass_model::id::SubmissionId;
 
-use crate::http::sha256_hex;
+use crate::digest::sha256_hex;
 
 /// A backend whose volumes are directories of the host.
 pub const LOCAL: &str = "local";

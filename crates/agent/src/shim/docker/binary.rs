@@ -13,6 +13,8 @@ use std::{
 use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
 
+use crate::digest::hex;
+
 #[derive(Debug)]
 pub(super) struct Binary {
     path: PathBuf,
@@ -123,19 +125,6 @@ fn digest(from: &mut impl Read) -> io::Result<String> {
         context.update(piece);
     }
     Ok(hex(context.finish().as_ref()))
-}
-
-/// SHA-256, as hex.
-pub(super) fn sha256(bytes: &[u8]) -> String {
-    hex(ring::digest::digest(&SHA256, bytes).as_ref())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

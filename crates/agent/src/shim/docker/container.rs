@@ -11,8 +11,9 @@ use bollard::models::{
 use windlass_api::agent::shim::NetworkMode;
 use windlass_model::id::SubmissionId;
 
-use super::{binary::sha256, network::NETWORK, reference::Reference};
+use super::{network::NETWORK, reference::Reference};
 use crate::{
+    digest::sha256_hex,
     host::gpu::Vendor,
     shim::runtime::{Bind, Prepared},
     taskdir,
@@ -58,7 +59,7 @@ pub(super) fn name(job: &str, id: SubmissionId) -> String {
     let keep = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' };
     let job: String = job.chars().take(NAME_MAX).map(keep).collect();
     let job = job.trim_start_matches(['_', '.', '-']);
-    let digits = sha256(id.to_string().as_bytes());
+    let digits = sha256_hex(id.to_string().as_bytes());
     format!("{}-{}", if job.is_empty() { "task" } else { job }, digits.get(..8).unwrap_or_default())
 }
 

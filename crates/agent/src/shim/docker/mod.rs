@@ -46,7 +46,10 @@ use self::{
     reference::Reference,
 };
 use super::runtime::{Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError};
-use crate::taskdir::{self, ImageConfig, TaskDir};
+use crate::{
+    digest::sha256_hex,
+    taskdir::{self, ImageConfig, TaskDir},
+};
 
 /// For an engine to say that it is there.
 const PING: Duration = Duration::from_secs(5);
@@ -225,7 +228,7 @@ fn surroundings(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<S
         ulimits.push(("nproc", own(rustix::process::Resource::Nproc, PODMAN_PROCESSES)));
     }
     Surroundings {
-        home: binary::sha256(home.as_os_str().as_encoded_bytes()).chars().take(16).collect(),
+        home: sha256_hex(home.as_os_str().as_encoded_bytes()).chars().take(16).collect(),
         entrypoint,
         recursive_read_only: (version.major_version, version.minor_version) >= RECURSIVE_READ_ONLY,
         ulimits,

@@ -9,7 +9,7 @@ use std::{fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::binary::sha256;
+use crate::digest::sha256_hex;
 use crate::shim::runtime::RegistryAuth;
 
 /// How long an answer of the registry holds.
@@ -79,11 +79,11 @@ impl Proofs {
         note.proofs.drain(..surplus);
         let mut random = [0u8; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
-        let salt = sha256(&random);
+        let salt = sha256_hex(&random);
         note.proofs.push(Proof { digest: digest(&salt, repository, auth), salt, at_ms: now_ms });
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let path = self.path(image);
-        let half = path.with_extension(sha256(&random));
+        let half = path.with_extension(sha256_hex(&random));
         fs::write(&half, serde_json::to_vec(&note)?)?;
         fs::rename(&half, &path)
     }
@@ -97,7 +97,7 @@ impl Proofs {
     }
 
     fn path(&self, image: &str) -> PathBuf {
-        self.dir.join(sha256(image.as_bytes()))
+        self.dir.join(sha256_hex(image.as_bytes()))
     }
 }
 
@@ -105,7 +105,7 @@ fn digest(salt: &str, repository: &str, auth: &RegistryAuth) -> String {
     // Lengths in front keep two different pairs from running together to the same text.
     let RegistryAuth { username, password } = auth;
     let parts = [salt, repository, username, password].map(|part| format!("{}:{part}", part.len()));
-    sha256(parts.concat().as_bytes())
+    sha256_hex(parts.concat().as_bytes())
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
     fn a_private_image_is_open_to_those_who_proved_it_lately() {
         let mut random = [0u8; 6];
         getrandom::fill(&mut random).unwrap();
-        let dir = Dir(std::env::temp_dir().join(format!("windlass-proofs-{}", sha256(&random))));
+        let dir = Dir(std::env::temp_dir().join(format!("windlass-proofs-{}", sha256_hex(&random))));
         let proofs = Proofs::new(dir.0.clone());
         let ann = auth("ann", "secret");
         let access = |image: &str, repository: &str, auth: Option<&RegistryAuth>, now| {

@@ -36,7 +36,7 @@ use super::runtime::{
 };
 use crate::{
     cgroup::{Hierarchies, task::Groups},
-    http::sha256_hex,
+    digest::sha256_hex,
     proc::{self, Held},
     taskdir::{LAST_WORD, LastWord, TaskDir},
 };

@@ -9,7 +9,6 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 use windlass_api::agent::{
     RUNNER_PORT, SSH_PORT,
@@ -25,6 +24,7 @@ use super::{
 };
 use crate::{
     confine::Beneath,
+    digest::{hex, sha256_hex},
     shim::runtime::{Handle, RegistryAuth},
     taskdir::{LAST_WORD, LastWord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
 };
@@ -92,14 +92,6 @@ pub(super) fn new_token() -> String {
     // Without randomness nothing here can be kept apart from a guess.
     getrandom::fill(&mut random).expect("the kernel gives random bytes");
     hex(&random)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// Everything of a new task that must be there after a kill.
@@ -190,7 +182,7 @@ pub(super) fn write_runner_config(
     let doors = doors(settings, &task.spec, runtime);
     let config = RunnerConfig {
         task: task.id,
-        token_sha256: hex(&Sha256::digest(task.token.as_bytes())),
+        token_sha256: sha256_hex(task.token.as_bytes()),
         compat_http: doors.http,
         ssh_listen: Some(doors.ssh),
         ssh_any_port_if_taken: doors.any_port_if_taken,

@@ -55,7 +55,7 @@ impl Setting {
         let task = uuid::Builder::from_random_bytes(random).into_uuid().to_string().parse().unwrap();
         let config = RunnerConfig {
             task,
-            token_sha256: windlass_agent::http::sha256_hex(TOKEN.as_bytes()),
+            token_sha256: windlass_agent::digest::sha256_hex(TOKEN.as_bytes()),
             compat_http: None,
             ssh_listen: None,
             ssh_any_port_if_taken: false,

@@ -23,7 +23,7 @@ use std::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
-use windlass_agent::http::sha256_hex;
+use windlass_agent::digest::sha256_hex;
 use windlass_api::agent::{
     SIGNATURE, SIGNED_PREFIX,
     shim::{TaskInfo, TaskStatus},
