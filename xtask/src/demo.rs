@@ -43,7 +43,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
     out::heading("what to try next");
     out::say(&format!(
-        "The agents are not built yet, so no fleet can take the run above: it ends and says so. Running it on this machine arrives with them.\n\
+        "The server does not drive its agents yet, so no fleet can take the run above: it ends and says so. Running it on this machine arrives with them.\n\
          \n\
          windlass:  {windlass}\n\
          \n\
