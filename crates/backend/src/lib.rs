@@ -1,1 +1,185 @@
-//! Where machines come from.
+//! Where machines come from: one file per backend, one trait for all of them.
+//!
+//! A backend makes machines with an agent on them, finds them again, and takes them back. It keeps nothing that
+//! matters in its memory: whatever it must know later is in the [`Machine`] it hands out, which the server stores.
+//! Every call may be repeated, by any replica, and has the effect of one.
+
+pub mod local;
+pub mod mock;
+pub mod remote;
+pub mod volumes;
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use windlass_model::{id::InstanceId, plan::offers::Offer};
+
+use crate::{remote::Site, volumes::Volumes};
+
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BackendError {
+    /// Nothing of the kind is to be had now. The next offer may be.
+    #[error("no capacity: {said}")]
+    NoCapacity { said: String },
+    /// No answer, or none that helps. What was asked may or may not have happened: ask again.
+    #[error("{what}: {said}")]
+    Unavailable { what: &'static str, said: String },
+    /// No further try would help: a wrong key, network, name, limit.
+    #[error("{what}: {said}")]
+    Refused { what: &'static str, said: String },
+    /// The host shows another key than the one it is pinned to.
+    #[error("host key of {host} changed: expected {expected}, it shows {shown}")]
+    HostKeyChanged { host: String, expected: String, shown: String },
+}
+
+/// What the agent of a new machine must be told to obey this server and no other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enrolment {
+    pub instance: InstanceId,
+    /// Of the credential that calls carry; hexadecimal.
+    pub credential_sha256: String,
+    /// The Ed25519 key that signs task specifications; base64.
+    pub server_key: String,
+}
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub enum Want {
+    /// A machine of this kind, at this place and price.
+    Offer(Box<Offer>),
+    /// This very host.
+    Host(Box<Site>),
+}
+
+/// One machine to make. The instance's id is the key: a repeat answers with what the first made.
+#[derive(Clone, Debug)]
+pub struct Order {
+    pub instance: InstanceId,
+    /// For people who look at the backend's own console.
+    pub name: String,
+    pub want: Want,
+    pub enrolment: Enrolment,
+    pub tags: BTreeMap<String, String>,
+    /// Given to the agent and to the jobs below their own.
+    pub env: BTreeMap<String, String>,
+}
+
+/// A machine as its backend knows it; stored by the server, handed back with every later call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// The backend's own name for it.
+    pub id: String,
+    /// How to come to its agent; `None` until that is known.
+    pub reach: Option<Reach>,
+    /// Where people and other nodes find it.
+    pub hostname: Option<String>,
+    pub internal_ip: Option<String>,
+    /// What it has, once somebody looked; `None` = what the offer said.
+    pub has: Option<Has>,
+    pub agent_version: Option<String>,
+    /// What the backend itself wants to remember.
+    #[serde(default)]
+    pub memo: serde_json::Value,
+}
+
+/// The way to the agent's socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Reach {
+    /// On this machine.
+    Socket { path: PathBuf },
+    /// On a host to which the instance's own SSH settings lead.
+    Ssh { socket: String },
+}
+
+/// What a host has, as its own agent says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Has {
+    pub cpus: u32,
+    /// `x86` or `arm`.
+    pub arch: Option<String>,
+    pub memory_mib: u64,
+    pub disk_mib: u64,
+    /// One entry each.
+    pub gpus: Vec<HasGpu>,
+    /// What runs tasks there: `docker` or `process`.
+    pub runtime: String,
+    /// Of all interfaces, with prefix length.
+    pub addresses: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HasGpu {
+    pub vendor: String,
+    pub name: String,
+    pub memory_mib: u64,
+}
+
+/// What the backend says of a machine it made.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Found {
+    /// It exists and is not usable yet.
+    Starting(Machine),
+    /// Its agent may be asked.
+    Running(Machine),
+    /// The backend does not have it (any more); `said` is for people: taken back, deleted by hand.
+    Gone { said: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deleted {
+    /// Nothing of it is left.
+    Gone,
+    /// Asked for; look again.
+    Going,
+}
+
+/// One source of machines.
+pub trait Backend: Send + Sync + 'static {
+    /// The word that configurations use: `local`, `remote`, `mock`, …
+    fn name(&self) -> &'static str;
+
+    /// What it would create now, with prices. SSH hosts are given, not offered.
+    fn offers(&self) -> Answer<'_, Vec<Offer>>;
+
+    /// Makes the machine, or finds the one made for this instance before.
+    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine>;
+
+    /// How it is now.
+    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found>;
+
+    /// Takes it back, agent and all. One that was never made, or is gone already, is `Gone`.
+    fn delete<'a>(&'a self, order: &'a Order, machine: Option<&'a Machine>) -> Answer<'a, Deleted>;
+
+    /// Network volumes, where the backend has them.
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        None
+    }
+}
+
+/// The backends of a server, by name.
+#[derive(Clone, Default)]
+pub struct Backends(Arc<BTreeMap<&'static str, Arc<dyn Backend>>>);
+
+impl Backends {
+    pub fn new(backends: impl IntoIterator<Item = Arc<dyn Backend>>) -> Self {
+        Self(Arc::new(backends.into_iter().map(|backend| (backend.name(), backend)).collect()))
+    }
+
+    pub fn named(&self, name: &str) -> Option<&Arc<dyn Backend>> {
+        self.0.get(name)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
+        self.0.values()
+    }
+}
+
+impl std::fmt::Debug for Backends {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}

@@ -22,7 +22,7 @@ pub struct App(Arc<Inner>);
 struct Inner {
     db: Db,
     settings: Settings,
-    keys: Keyring,
+    keys: Arc<Keyring>,
     metrics: Metrics,
     access: AccessCache,
     hints: Hints,
@@ -41,7 +41,7 @@ impl App {
         Ok(Self(Arc::new(Inner {
             db,
             settings,
-            keys,
+            keys: Arc::new(keys),
             metrics: Metrics::new(),
             access: AccessCache::default(),
             hints: Hints::new(),
@@ -59,7 +59,7 @@ impl App {
         &self.0.settings
     }
 
-    pub fn keys(&self) -> &Keyring {
+    pub fn keys(&self) -> &Arc<Keyring> {
         &self.0.keys
     }
 

@@ -31,6 +31,7 @@ use std::{
 };
 
 use tokio::net::TcpListener;
+use windlass_backend::Backends;
 
 use crate::{
     app::App,
@@ -140,7 +141,7 @@ fn start_pipelines(app: &App) -> Option<pipelines::Running> {
     if !app.settings().pipelines {
         return None;
     }
-    match pipelines::start(app, Arc::new(agents::Nobody)) {
+    match pipelines::start(app, Arc::new(agents::Nobody), Backends::default()) {
         Ok(running) => Some(running),
         Err(error) => {
             tracing::error!(%error, "start the pipelines");

@@ -87,6 +87,13 @@ impl Keyring {
         Ok(Self { path: path.to_owned(), keys: RwLock::new(keys) })
     }
 
+    /// One fresh key that no file holds: for a world that ends with its process.
+    pub fn ephemeral() -> Result<Self, KeyError> {
+        let path = PathBuf::new();
+        let keys = parse(&path, &line()?)?;
+        Ok(Self { path, keys: RwLock::new(keys) })
+    }
+
     /// Adds a fresh key, with which everything is sealed from now on. The old ones still open.
     pub fn turn(&self) -> Result<(), KeyError> {
         let failed = |source| KeyError::File { path: self.path.clone(), source };

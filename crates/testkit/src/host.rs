@@ -11,11 +11,16 @@ use std::{
 
 use parking_lot::Mutex;
 
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobRecord, JobState, Metrics},
+    shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec, TaskStatus},
+};
 use windlass_model::{
     id::{InstanceId, SubmissionId},
     ledger::{Ledger, Want},
 };
-use windlass_server::agents::{AgentError, Call, Pulled, RunnerState, Task, TaskInfo, TaskStatus};
+use windlass_server::agents::{AgentError, Call, HostNews, Pulled};
 
 /// One effect on one host, in the order in which it happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +45,6 @@ pub enum Effect {
 /// How the commands of a job behave, read from its environment.
 #[derive(Clone, Copy, Debug)]
 pub struct Script {
-    pub pull_us: i64,
     pub run_us: i64,
     /// Exits with 1 in its first so many submissions, then with 0.
     pub fails: usize,
@@ -51,7 +55,8 @@ pub type Tries = Arc<Mutex<BTreeMap<String, BTreeSet<SubmissionId>>>>;
 
 #[derive(Debug)]
 struct SimTask {
-    script: Script,
+    /// How many submissions of its job came to any host before it.
+    earlier: usize,
     /// What its commands exit with.
     exit: i32,
     epoch: i64,
@@ -128,13 +133,7 @@ impl Host {
         }
     }
 
-    pub fn submit_task(
-        &mut self,
-        call: Call,
-        task: &Task,
-        script: Script,
-        now: i64,
-    ) -> Result<(), AgentError> {
+    pub fn submit_task(&mut self, call: Call, task: &TaskSpec, now: i64) -> Result<(), AgentError> {
         self.admit(call, now)?;
         if self.tasks.contains_key(&call.submission) {
             return Ok(());
@@ -144,7 +143,7 @@ impl Host {
         }
         let gpus = self
             .ledger
-            .acquire(&call.submission, Want::Count(task.gpus as usize))
+            .acquire(&call.submission, Want::Count(usize::try_from(task.gpu).unwrap_or_default()))
             .map_err(|e| AgentError::Refused { reason: e.to_string() })?;
         for gpu in &gpus {
             self.write(now, call.submission, call.epoch, Effect::GpuAcquired(gpu.clone()));
@@ -158,10 +157,10 @@ impl Host {
         self.tasks.insert(
             call.submission,
             SimTask {
-                script,
-                exit: i32::from(earlier < script.fails),
+                earlier,
+                exit: 0,
                 epoch: call.epoch,
-                starts_at: now + script.pull_us,
+                starts_at: now + pull_us(&task.image_name),
                 started: false,
                 job_at: None,
                 ends_at: None,
@@ -180,14 +179,22 @@ impl Host {
             (None, false) => TaskStatus::Pulling,
         };
         Ok(TaskInfo {
+            id: call.submission,
             status,
-            reason: task.ended.as_ref().map(|e| e.reason.clone()),
-            message: None,
+            termination_reason: task.ended.as_ref().map(|e| e.reason.clone()).unwrap_or_default(),
+            termination_message: String::new(),
             ports: task.started.then(Vec::new),
+            image_pull_progress: None,
+            container_name: String::new(),
+            container_id: String::new(),
+            gpus_ids: Vec::new(),
+            exit_status: task.ended.as_ref().and_then(|e| e.exit),
+            detail: None,
+            epoch: task.epoch,
         })
     }
 
-    pub fn start_job(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+    pub fn start_job(&mut self, call: Call, script: Script, now: i64) -> Result<(), AgentError> {
         self.admit(call, now)?;
         let task = self.known(call)?;
         if task.ended.is_some() || !task.started {
@@ -195,7 +202,8 @@ impl Host {
         }
         if task.job_at.is_none() {
             task.job_at = Some(now);
-            task.ends_at = Some(now + task.script.run_us);
+            task.exit = i32::from(task.earlier < script.fails);
+            task.ends_at = Some(now + script.run_us);
         }
         Ok(())
     }
@@ -206,19 +214,59 @@ impl Host {
         if !task.started {
             return Err(AgentError::Unreachable { instance: call.instance });
         }
-        let state = match (&task.ended, task.job_at) {
-            (Some(ended), _) => Some(RunnerState {
-                state: if ended.exit == Some(0) { "done" } else { "failed" }.into(),
-                reason: (ended.exit != Some(0)).then(|| ended.reason.clone()),
-                message: None,
-                exit_status: ended.exit,
-            }),
-            (None, Some(_)) => {
-                Some(RunnerState { state: "running".into(), reason: None, message: None, exit_status: None })
-            }
-            (None, None) => None,
+        let state = |state: &str, reason: &str, exit_status| JobState {
+            state: state.into(),
+            timestamp: now / 1_000,
+            termination_reason: reason.into(),
+            termination_message: String::new(),
+            detail: None,
+            exit_status,
         };
-        Ok(Pulled { has_more: task.ended.is_none(), state, no_connections_secs: None })
+        let states = match (&task.ended, task.job_at) {
+            (Some(ended), _) if ended.exit == Some(0) => vec![state("done", "", ended.exit)],
+            (Some(ended), _) => vec![state("failed", &ended.reason, ended.exit)],
+            (None, Some(_)) => vec![state("running", "", None)],
+            (None, None) => vec![],
+        };
+        let record = JobRecord { states, log_end: 0, log_complete: task.ended.is_some() };
+        Ok(Pulled { record, no_connections_secs: None })
+    }
+
+    /// Its jobs write nothing.
+    pub fn log(&mut self, call: Call, now: i64) -> Result<LogPart, AgentError> {
+        self.admit(call, now)?;
+        let task = self.known(call)?;
+        Ok(LogPart { bytes: Vec::new().into(), end: 0, is_complete: task.ended.is_some() })
+    }
+
+    pub fn metrics(&mut self, call: Call, now: i64) -> Result<Metrics, AgentError> {
+        self.admit(call, now)?;
+        self.known(call)?;
+        Ok(Metrics {
+            timestamp_micro: now,
+            cpu_usage_micro: 0,
+            memory_usage_bytes: 0,
+            memory_working_set_bytes: 0,
+            gpus: Vec::new(),
+        })
+    }
+
+    pub fn news(&mut self, now: i64) -> HostNews {
+        self.advance(now);
+        HostNews {
+            version: "0.0.0".into(),
+            info: HostInfo {
+                gpu_vendor: "nvidia".into(),
+                gpu_name: "A100".into(),
+                gpu_memory: 81_920,
+                gpu_count: 4,
+                addresses: vec!["10.0.0.1/24".into()],
+                disk_size: 1 << 40,
+                cpus: 32,
+                memory: 256 << 30,
+            },
+            health: InstanceHealth::default(),
+        }
     }
 
     /// The commands end a second later.
@@ -306,4 +354,9 @@ impl Host {
     fn write(&mut self, at: i64, submission: SubmissionId, epoch: i64, kind: Effect) {
         self.journal.push(Entry { at, host: self.id, submission, epoch, kind });
     }
+}
+
+/// How long the image takes to come is written in its tag: `sim:pull-MS`.
+fn pull_us(image: &str) -> i64 {
+    image.rsplit_once("pull-").and_then(|(_, ms)| ms.parse::<i64>().ok()).unwrap_or_default() * 1_000
 }

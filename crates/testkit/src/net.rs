@@ -4,8 +4,13 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobStarted, Metrics},
+    shim::{TaskInfo, TaskSpec},
+};
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_server::agents::{AgentError, Agents, Answer, Call, Pulled, Task, TaskInfo};
+use windlass_server::agents::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start};
 
 use crate::{
     host::{Host, Script},
@@ -188,12 +193,9 @@ fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &Effect<T>) -> 
 }
 
 /// How the simulated commands behave is written in the job's own environment.
-fn script(job_spec: &str) -> Script {
-    let spec: serde_json::Value = serde_json::from_str(job_spec).unwrap_or_default();
-    let number =
-        |key: &str| spec["env"][key].as_str().and_then(|v| v.parse::<i64>().ok()).unwrap_or_default();
+fn script(env: &BTreeMap<String, String>) -> Script {
+    let number = |key: &str| env.get(key).and_then(|v| v.parse::<i64>().ok()).unwrap_or_default();
     Script {
-        pull_us: number("SIM_PULL_MS") * 1_000,
         run_us: number("SIM_RUN_MS") * 1_000,
         fails: usize::try_from(number("SIM_FAILS")).unwrap_or_default(),
     }
@@ -204,9 +206,13 @@ impl Agents for Net {
         self.call(instance, Arc::new(|host, now| Ok(host.tasks(now))))
     }
 
-    fn submit_task<'a>(&'a self, call: Call, task: &'a Task) -> Answer<'a, ()> {
-        let (task, script) = (task.clone(), script(&task.job_spec));
-        self.call(call.instance, Arc::new(move |host, now| host.submit_task(call, &task, script, now)))
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+        self.call(instance, Arc::new(|host, now| Ok(host.news(now))))
+    }
+
+    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+        let task = task.clone();
+        self.call(call.instance, Arc::new(move |host, now| host.submit_task(call, &task, now)))
     }
 
     fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
@@ -222,15 +228,27 @@ impl Agents for Net {
         self.call(call.instance, Arc::new(move |host, now| host.remove_task(call, now)))
     }
 
-    fn start_job<'a>(&'a self, call: Call, _job_spec: &'a str) -> Answer<'a, ()> {
-        self.call(call.instance, Arc::new(move |host, now| host.start_job(call, now)))
+    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+        let script = script(&job.submit.job_spec.env);
+        let start = move |host: &mut Host, now| host.start_job(call, script, now).map(|()| None);
+        self.call(call.instance, Arc::new(start))
     }
 
     fn pull(&self, call: Call) -> Answer<'_, Pulled> {
         self.call(call.instance, Arc::new(move |host, now| host.pull(call, now)))
     }
 
+    fn log<'a>(&'a self, call: Call, _stream: &'a str, _offset: u64, _limit: usize) -> Answer<'a, LogPart> {
+        self.call(call.instance, Arc::new(move |host, now| host.log(call, now)))
+    }
+
+    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+        self.call(call.instance, Arc::new(move |host, now| host.metrics(call, now)))
+    }
+
     fn stop_job(&self, call: Call) -> Answer<'_, ()> {
         self.call(call.instance, Arc::new(move |host, now| host.stop_job(call, now)))
     }
+
+    fn forget(&self, _instance: InstanceId) {}
 }

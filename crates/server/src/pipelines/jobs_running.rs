@@ -7,6 +7,10 @@
 //! Why not  push from the agent alone? The server must survive forgetting; polling is the one path
 //!          that is exercised every day. Events of agents only make the row due.
 
+use windlass_api::agent::{
+    runner,
+    shim::{NetworkMode, TaskInfo, TaskSpec, TaskStatus},
+};
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::jobs_running::{self as brain, Action, Plan, Seen},
@@ -18,7 +22,7 @@ use windlass_model::{
 
 use super::{Hands, applied, because, due_in};
 use crate::{
-    agents::{AgentError, Call, NetworkMode, Pulled, Task, TaskInfo, TaskStatus},
+    agents::{AgentError, Call, Pulled, Start},
     db::{
         Val, Values,
         mutant::{self, Mutant},
@@ -107,7 +111,7 @@ impl Pipeline for JobsRunning {
         for action in plan.actions.clone() {
             let done = match action {
                 Action::SubmitTask => self.0.agents.submit_task(call, &row.task()?).await,
-                Action::SubmitJob => self.0.agents.start_job(call, &row.loaded.job.job_spec).await,
+                Action::SubmitJob => self.0.agents.start_job(call, &row.start()?).await.map(drop),
                 // The log store arrives with the agents; nothing is lost until the task is removed.
                 Action::PullLogs => Ok(()),
             };
@@ -197,7 +201,7 @@ fn entered(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)> {
 }
 
 impl Row {
-    fn task(&self) -> Result<Task, PassError> {
+    fn task(&self) -> Result<TaskSpec, PassError> {
         let shared = self.loaded.instance.as_ref().is_some_and(|i| i.total_blocks.unwrap_or(1) > 1);
         // A part of an instance gets ports of its own; several nodes always have the whole one.
         let bridge = shared && self.facts.jobs_per_replica == 1;
@@ -206,13 +210,45 @@ impl Row {
             Some(instance) => inventory::gpus_of(instance, self.loaded.job.blocks)?,
             None => 0,
         };
-        Ok(Task {
+        Ok(TaskSpec {
+            id: self.loaded.job.id,
             name: self.loaded.job.job_name.clone(),
-            image: self.facts.image_name.clone(),
-            gpus,
-            network: if bridge { NetworkMode::Bridge } else { NetworkMode::Host },
-            job_spec: self.loaded.job.job_spec.clone(),
+            registry_username: String::new(),
+            registry_password: String::new(),
+            image_name: self.facts.image_name.clone(),
+            container_user: String::new(),
+            privileged: false,
+            gpu: gpus.into(),
+            cpu: 0.0,
+            memory: 0,
+            shm_size: 0,
+            network_mode: if bridge { NetworkMode::Bridge } else { NetworkMode::Host },
+            volumes: Vec::new(),
+            volume_mounts: Vec::new(),
+            instance_mounts: Vec::new(),
+            gpu_devices: Vec::new(),
+            host_ssh_user: String::new(),
+            host_ssh_keys: Vec::new(),
+            container_ssh_keys: Vec::new(),
+            pids: 0,
+            cluster: self.facts.jobs_per_replica > 1,
+            claims: None,
         })
+    }
+
+    fn start(&self) -> Result<Start, PassError> {
+        let job_spec = serde_json::from_str(&self.loaded.job.job_spec).map_err(PassError::document)?;
+        let submit = runner::Submit {
+            run: runner::Run::default(),
+            job_spec,
+            job_submission: runner::JobSubmission { id: self.loaded.job.id.to_string() },
+            cluster_info: None,
+            secrets: std::collections::BTreeMap::new(),
+            repo_credentials: None,
+            log_quota_hour: None,
+            run_spec: None,
+        };
+        Ok(Start { submit, code: None, archives: Vec::new() })
     }
 }
 
@@ -280,16 +316,15 @@ fn shim(answer: Result<TaskInfo, AgentError>) -> brain::Shim {
         TaskStatus::Pulling => brain::Task::Pulling,
         TaskStatus::Creating => brain::Task::Creating,
         TaskStatus::Running => brain::Task::Running { ports_known: info.ports.is_some() },
-        TaskStatus::Terminated => brain::Task::Terminated {
-            reason: info.reason.unwrap_or_default(),
-            message: info.message.unwrap_or_default(),
-        },
+        TaskStatus::Terminated => {
+            brain::Task::Terminated { reason: info.termination_reason, message: info.termination_message }
+        }
     })
 }
 
 fn runner(answer: Result<Pulled, AgentError>) -> brain::Runner {
     let Ok(pulled) = answer else { return brain::Runner::Silent };
-    let Some(state) = pulled.state else { return brain::Runner::Ready };
+    let Some(state) = pulled.record.states.into_iter().next_back() else { return brain::Runner::Ready };
     let how = match state.state.as_str() {
         "done" => Some(brain::How::Done),
         "failed" => Some(brain::How::Failed),
@@ -299,8 +334,8 @@ fn runner(answer: Result<Pulled, AgentError>) -> brain::Runner {
     brain::Runner::Pulled(brain::Pulled {
         ended: how.map(|how| brain::Ended {
             how,
-            reason: state.reason.unwrap_or_default(),
-            message: state.message.unwrap_or_default(),
+            reason: state.termination_reason,
+            message: state.termination_message,
             exit_status: state.exit_status,
         }),
         no_connections: pulled.no_connections_secs.map(Span::secs),

@@ -114,7 +114,7 @@ impl Pipeline for JobsTerminating {
 impl JobsTerminating {
     async fn logs(&self, call: Call) -> brain::Logs {
         match self.0.agents.pull(call).await {
-            Ok(pulled) if pulled.has_more => brain::Logs::More,
+            Ok(pulled) if !pulled.record.log_complete => brain::Logs::More,
             Ok(_) | Err(AgentError::UnknownTask { .. }) => brain::Logs::Drained,
             Err(AgentError::Unreachable { .. } | AgentError::Fenced { .. } | AgentError::Refused { .. }) => {
                 brain::Logs::Silent

@@ -9,6 +9,7 @@ mod runs;
 use std::sync::Arc;
 
 use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
+use windlass_backend::Backends;
 use windlass_engine::{Applied, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::{
     event::{self, Actor, Because},
@@ -19,7 +20,9 @@ use crate::{
     agents::Agents,
     app::App,
     db::{Db, Written},
+    logs::Store,
     run_shape::Shapes,
+    secrets::Keyring,
 };
 
 /// What every pipeline works with.
@@ -27,6 +30,9 @@ use crate::{
 pub struct Hands {
     pub db: Db,
     pub agents: Arc<dyn Agents>,
+    pub backends: Backends,
+    pub logs: Arc<dyn Store>,
+    pub keys: Arc<Keyring>,
     pub shapes: Shapes,
 }
 
@@ -52,8 +58,15 @@ pub struct Running {
 }
 
 /// Starts them all.
-pub fn start(app: &App, agents: Arc<dyn Agents>) -> Result<Running, getrandom::Error> {
-    let hands = Hands { db: app.db().clone(), agents, shapes: Shapes::default() };
+pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<Running, getrandom::Error> {
+    let hands = Hands {
+        db: app.db().clone(),
+        agents,
+        backends,
+        logs: Arc::clone(app.logs()),
+        keys: Arc::clone(app.keys()),
+        shapes: Shapes::default(),
+    };
     // Replicas that were started together must not fetch in step.
     let seed = getrandom::u64()?;
     let mut engine = Engine::new(Arc::new(app.db().clone()), app.hints().clone());

@@ -147,9 +147,8 @@ impl Cast {
         let spec = json!({
             "run_name": name, "repo_id": "none", "repo_data": {"repo_type": "virtual"},
             "configuration": {
-                "type": "task", "name": name, "image": "busybox", "commands": ["work"], "nodes": nodes,
+                "type": "task", "name": name, "image": format!("sim:pull-{}", rng.between(0, 20_000)), "commands": ["work"], "nodes": nodes,
                 "env": {
-                    "SIM_PULL_MS": rng.between(0, 20_000).to_string(),
                     "SIM_RUN_MS": rng.between(0, 180_000).to_string(),
                     "SIM_FAILS": rng.pick(&["0", "0", "0", "1", "3"]).to_string(),
                 },

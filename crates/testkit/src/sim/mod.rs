@@ -9,6 +9,7 @@
 mod cast;
 mod history;
 mod replica;
+mod shelf;
 mod watch;
 mod weather;
 
@@ -24,9 +25,14 @@ use std::{
 
 use anyhow::Result;
 use tokio::time::{Instant, sleep};
-use windlass_server::db::Db;
+use windlass_server::{db::Db, secrets::Keyring};
 
-use self::{cast::Cast, replica::Replica, watch::Watch};
+use self::{
+    cast::Cast,
+    replica::{Replica, Shared},
+    shelf::Shelf,
+    watch::Watch,
+};
 use crate::{
     host::{Host, Tries},
     invariants::{self, History, Violation},
@@ -96,7 +102,9 @@ impl Sim {
         let world = World::new(EPOCH_US, rng.fork(), hosts);
         let watch = Watch::default();
         let count = rng.between(2, 3) as usize;
-        let replicas = (0..count).map(|n| Replica::new(n, &db, &world, &watch, rng.fork())).collect();
+        let shared = Shared { logs: Arc::new(Shelf::default()), keys: Arc::new(Keyring::ephemeral()?) };
+        let replicas =
+            (0..count).map(|n| Replica::new(n, &db, &world, &watch, shared.clone(), rng.fork())).collect();
         Ok(Self {
             seed,
             rng,

@@ -4,11 +4,14 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use windlass_backend::Backends;
 use windlass_engine::{Engine, Hints, Settings};
 use windlass_server::{
     db::Db,
+    logs::Store,
     pipelines::{self, Hands},
     run_shape::Shapes,
+    secrets::Keyring,
 };
 
 use super::{
@@ -20,11 +23,19 @@ use crate::{
     rng::Rng,
 };
 
+/// What all replicas of a server have in common beside the database.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) logs: Arc<dyn Store>,
+    pub(super) keys: Arc<Keyring>,
+}
+
 pub(super) struct Replica {
     num: usize,
     db: Db,
     world: SharedWorld,
     watch: Watch,
+    shared: Shared,
     rng: Rng,
     freeze: Freeze,
     storm: Arc<Mutex<Storm>>,
@@ -35,8 +46,16 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    pub(super) fn new(num: usize, db: &Db, world: &SharedWorld, watch: &Watch, rng: Rng) -> Self {
+    pub(super) fn new(
+        num: usize,
+        db: &Db,
+        world: &SharedWorld,
+        watch: &Watch,
+        shared: Shared,
+        rng: Rng,
+    ) -> Self {
         Self {
+            shared,
             num,
             db: db.clone(),
             world: world.clone(),
@@ -59,7 +78,14 @@ impl Replica {
         let road = Road { freeze: self.freeze.clone(), rng: rng.clone(), storm: self.storm.clone() };
         let db = self.db.with_weather(Arc::new(road));
         let net = Net { world: self.world.clone(), freeze: self.freeze.clone() };
-        let hands = Hands { db: db.clone(), agents: Arc::new(net), shapes: Shapes::default() };
+        let hands = Hands {
+            db: db.clone(),
+            agents: Arc::new(net),
+            backends: Backends::default(),
+            logs: self.shared.logs.clone(),
+            keys: self.shared.keys.clone(),
+            shapes: Shapes::default(),
+        };
         let mut engine = Engine::new(Arc::new(db), Hints::new());
         let eye = Eye {
             watch: self.watch.clone(),

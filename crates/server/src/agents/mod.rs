@@ -4,7 +4,14 @@
 //! refuses a lower one than it has seen, so a stale holder cannot touch the host. All calls may be
 //! repeated: a repeat has the effect of one.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobRecord, JobStarted, Metrics, Submit},
+    shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec},
+};
 use windlass_model::id::{InstanceId, SubmissionId};
 
 /// Who is asked, about which submission, under which take of its lock.
@@ -15,61 +22,30 @@ pub struct Call {
     pub epoch: i64,
 }
 
-/// What the shim needs to start a container for a submission.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Task {
-    pub name: String,
-    pub image: String,
-    pub gpus: u32,
-    pub network: NetworkMode,
-    /// The job specification for the runner, as it travels on the wire.
-    pub job_spec: String,
+/// Everything a runner needs to begin: its orders, and the files that go with them. Holds secrets: never log one.
+#[derive(Clone)]
+pub struct Start {
+    pub submit: Submit,
+    /// A git diff or a tar, as the job's repository says.
+    pub code: Option<Arc<[u8]>>,
+    /// Archive id and tar.
+    pub archives: Vec<(String, Arc<[u8]>)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NetworkMode {
-    Host,
-    Bridge,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TaskStatus {
-    Pending,
-    Preparing,
-    Pulling,
-    Creating,
-    Running,
-    Terminated,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TaskInfo {
-    pub status: TaskStatus,
-    /// One of the job termination reasons, when terminated.
-    pub reason: Option<String>,
-    pub message: Option<String>,
-    /// Host port by container port, once the container runs.
-    pub ports: Option<Vec<(u16, u16)>>,
-}
-
-/// What the runner says about the commands it runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What is known of the commands a runner runs, also after its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// The last state, if any was reached since the commands were started.
-    pub state: Option<RunnerState>,
-    /// More output may come.
-    pub has_more: bool,
-    /// Seconds without a connection from a person.
+    pub record: JobRecord,
+    /// Seconds without a connection from a person, where the runner lives and can tell.
     pub no_connections_secs: Option<i64>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunnerState {
-    /// `running`, `done`, `failed` or `terminated`.
-    pub state: String,
-    pub reason: Option<String>,
-    pub message: Option<String>,
-    pub exit_status: Option<i32>,
+/// A host, as its shim describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostNews {
+    pub version: String,
+    pub info: HostInfo,
+    pub health: InstanceHealth,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -107,24 +83,36 @@ pub type Answer<'a, T> = BoxFuture<'a, Result<T, AgentError>>;
 pub trait Agents: Send + Sync + 'static {
     /// Is the host's shim there, and which tasks does it keep?
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>>;
+    /// What the host has and how it is.
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews>;
 
-    fn submit_task<'a>(&'a self, call: Call, task: &'a Task) -> Answer<'a, ()>;
+    /// The claims of the specification are filled in from the call, and the whole is signed.
+    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()>;
     fn task(&self, call: Call) -> Answer<'_, TaskInfo>;
     fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()>;
     fn remove_task(&self, call: Call) -> Answer<'_, ()>;
 
-    /// Hands the job to the runner and starts its commands.
-    fn start_job<'a>(&'a self, call: Call, job_spec: &'a str) -> Answer<'a, ()>;
+    /// Hands the job and its files to the runner and starts its commands.
+    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>>;
     fn pull(&self, call: Call) -> Answer<'_, Pulled>;
+    /// Bytes of a log (`job` or `runner`) from an offset on; what is there, without waiting.
+    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart>;
+    fn metrics(&self, call: Call) -> Answer<'_, Metrics>;
     /// Asks the commands to end; the runner kills them after its own grace.
     fn stop_job(&self, call: Call) -> Answer<'_, ()>;
+
+    /// The instance is over: its connection is let go.
+    fn forget(&self, instance: InstanceId);
 }
 
 impl Agents for Nobody {
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
         silence(instance)
     }
-    fn submit_task<'a>(&'a self, call: Call, _task: &'a Task) -> Answer<'a, ()> {
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+        silence(instance)
+    }
+    fn submit_task<'a>(&'a self, call: Call, _task: &'a TaskSpec) -> Answer<'a, ()> {
         silence(call.instance)
     }
     fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
@@ -136,15 +124,22 @@ impl Agents for Nobody {
     fn remove_task(&self, call: Call) -> Answer<'_, ()> {
         silence(call.instance)
     }
-    fn start_job<'a>(&'a self, call: Call, _job_spec: &'a str) -> Answer<'a, ()> {
+    fn start_job<'a>(&'a self, call: Call, _job: &'a Start) -> Answer<'a, Option<JobStarted>> {
         silence(call.instance)
     }
     fn pull(&self, call: Call) -> Answer<'_, Pulled> {
         silence(call.instance)
     }
+    fn log<'a>(&'a self, call: Call, _stream: &'a str, _offset: u64, _limit: usize) -> Answer<'a, LogPart> {
+        silence(call.instance)
+    }
+    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+        silence(call.instance)
+    }
     fn stop_job(&self, call: Call) -> Answer<'_, ()> {
         silence(call.instance)
     }
+    fn forget(&self, _instance: InstanceId) {}
 }
 
 fn silence<'a, T: Send + 'a>(instance: InstanceId) -> Answer<'a, T> {

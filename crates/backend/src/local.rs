@@ -1,0 +1,1 @@
+//! This machine: an agent of our own beside the server.

@@ -1,0 +1,63 @@
+//! Network volumes: storage that a backend keeps and attaches to its machines.
+
+use serde::{Deserialize, Serialize};
+use windlass_model::id::VolumeId;
+
+use crate::{Answer, Machine};
+
+/// One volume to make or to find.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VolumeOrder {
+    /// The key: a repeat answers with what the first made.
+    pub volume: VolumeId,
+    pub name: String,
+    pub region: String,
+    pub zone: Option<String>,
+    pub size_gb: Option<f64>,
+    /// The backend's own id of one that was there before us.
+    pub external: Option<String>,
+}
+
+/// A volume as its backend knows it; stored by the server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Made {
+    /// The backend's own id.
+    pub id: String,
+    pub size_gb: Option<f64>,
+    pub zone: Option<String>,
+    /// Dollars a month.
+    pub price: Option<f64>,
+    pub ready: bool,
+}
+
+/// How an attached volume appears on its machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    pub device_name: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attached {
+    Yes(Attachment),
+    /// Asked for; look again.
+    Coming,
+    No,
+}
+
+pub trait Volumes: Send + Sync {
+    /// Makes it, or finds it where the order names one that exists.
+    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made>;
+
+    /// `None`: the backend does not have it.
+    fn look<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, Option<Made>>;
+
+    /// Deletes what it made. Gone already is fine. One that was there before us is left alone.
+    fn remove<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()>;
+
+    fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached>;
+
+    /// Asks for the end of an attachment; `force` cuts it.
+    fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()>;
+
+    fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached>;
+}

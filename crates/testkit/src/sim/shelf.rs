@@ -1,0 +1,48 @@
+//! Where the simulation's servers keep logs: in memory, shared by all replicas.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use windlass_model::id::{ProjectId, RunId};
+use windlass_server::logs::{Answer, Log, LogError, Piece, Range, Store};
+
+#[derive(Default)]
+pub(super) struct Shelf(Mutex<HashMap<Log, Vec<u8>>>);
+
+impl Store for Shelf {
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, _at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
+        Box::pin(async move {
+            let mut logs = self.0.lock();
+            let kept = logs.entry(*log).or_default();
+            let end = kept.len() as u64;
+            if offset > end {
+                return Err(LogError::Gap { offset, end });
+            }
+            let known = usize::try_from(end - offset).unwrap_or(usize::MAX).min(bytes.len());
+            kept.extend_from_slice(&bytes[known..]);
+            Ok(kept.len() as u64)
+        })
+    }
+
+    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64> {
+        Box::pin(async move { Ok(self.0.lock().get(log).map_or(0, |kept| kept.len() as u64)) })
+    }
+
+    fn read<'a>(&'a self, log: &'a Log, _range: Range) -> Answer<'a, Vec<Piece>> {
+        Box::pin(async move {
+            let bytes = self.0.lock().get(log).cloned().unwrap_or_default();
+            Ok(vec![Piece { offset: 0, at: 0, bytes }])
+        })
+    }
+
+    fn sync<'a>(&'a self, _log: &'a Log) -> Answer<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn remove(&self, _project: ProjectId, run: RunId) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.0.lock().retain(|log, _| log.run != run);
+            Ok(())
+        })
+    }
+}
