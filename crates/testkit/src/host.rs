@@ -139,7 +139,7 @@ impl Host {
             return Ok(());
         }
         if self.gone.contains_key(&call.submission) {
-            return Err(AgentError::Refused { reason: "this submission has been here and is gone".into() });
+            return Err(AgentError::Gone { submission: call.submission });
         }
         let gpus = self
             .ledger
@@ -198,7 +198,7 @@ impl Host {
         self.admit(call, now)?;
         let task = self.known(call)?;
         if task.ended.is_some() || !task.started {
-            return Err(AgentError::Unreachable { instance: call.instance });
+            return Err(AgentError::silent(call.instance));
         }
         if task.job_at.is_none() {
             task.job_at = Some(now);
@@ -212,7 +212,7 @@ impl Host {
         self.admit(call, now)?;
         let task = self.known(call)?;
         if !task.started {
-            return Err(AgentError::Unreachable { instance: call.instance });
+            return Err(AgentError::silent(call.instance));
         }
         let state = |state: &str, reason: &str, exit_status| JobState {
             state: state.into(),
@@ -298,7 +298,7 @@ impl Host {
         match self.tasks.get(&call.submission) {
             None => Ok(()),
             Some(task) if task.ended.is_none() => {
-                Err(AgentError::Refused { reason: "task is not terminated".into() })
+                Err(AgentError::Conflict { reason: "task is not terminated".into() })
             }
             Some(task) => {
                 self.gone.insert(call.submission, task.epoch);

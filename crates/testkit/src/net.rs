@@ -144,7 +144,7 @@ type Effect<T> = Arc<dyn Fn(&mut Host, i64) -> Result<T, AgentError> + Send + Sy
 
 impl Net {
     fn call<T: Send + 'static>(&self, instance: InstanceId, effect: Effect<T>) -> Answer<'_, T> {
-        let unreachable = move || AgentError::Unreachable { instance };
+        let unreachable = move || AgentError::silent(instance);
         Box::pin(async move {
             self.freeze.wait().await;
             let (there, back, lost, unanswered, doubled) = {
@@ -188,7 +188,7 @@ fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &Effect<T>) -> 
     let now = w.now();
     match w.hosts.get_mut(&instance) {
         Some(host) => effect(host, now),
-        None => Err(AgentError::Unreachable { instance }),
+        None => Err(AgentError::silent(instance)),
     }
 }
 

@@ -4,6 +4,8 @@
 //! refuses a lower one than it has seen, so a stale holder cannot touch the host. All calls may be
 //! repeated: a repeat has the effect of one.
 
+pub mod enrol;
+
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -51,23 +53,40 @@ pub struct HostNews {
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// No answer, or none in time. What was asked may or may not have happened.
-    #[error("agent of instance {instance} does not answer")]
-    Unreachable { instance: InstanceId },
+    #[error("agent of instance {instance} does not answer: {why}")]
+    Unreachable { instance: InstanceId, why: String },
+    /// Nothing goes to this host before a person has looked: it shows another host key than it did, lets nobody
+    /// in with our SSH keys, or its shim does not take our credential.
+    #[error("agent of instance {instance} cannot be trusted: {why}")]
+    Barred { instance: InstanceId, why: String },
     /// The agent has seen a later holder of this submission.
     #[error("agent refuses epoch {epoch}, it has seen {seen}")]
     Fenced { epoch: i64, seen: i64 },
     #[error("agent knows no task {submission}")]
     UnknownTask { submission: SubmissionId },
+    /// The submission was there and was removed: it starts never again.
+    #[error("agent has removed task {submission} for good")]
+    Gone { submission: SubmissionId },
+    /// Not in the state the task is in; a later try may do.
+    #[error("agent cannot do that now: {reason}")]
+    Conflict { reason: String },
     /// The agent understood and will not: the reason is for people.
     #[error("agent refuses: {reason}")]
     Refused { reason: String },
+}
+
+impl AgentError {
+    /// Somebody who is asked and says nothing.
+    pub fn silent(instance: InstanceId) -> Self {
+        Self::Unreachable { instance, why: "it says nothing".into() }
+    }
 }
 
 /// Ends a task and removes it. One the host does not know is removed all the same: that settles that no late
 /// copy of it starts.
 pub async fn discard(agents: &dyn Agents, call: Call, reason: &str) -> Result<(), AgentError> {
     match agents.terminate_task(call, reason, 0).await {
-        Ok(()) | Err(AgentError::UnknownTask { .. }) => {}
+        Ok(()) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => {}
         Err(error) => return Err(error),
     }
     agents.remove_task(call).await
@@ -143,5 +162,5 @@ impl Agents for Nobody {
 }
 
 fn silence<'a, T: Send + 'a>(instance: InstanceId) -> Answer<'a, T> {
-    Box::pin(async move { Err(AgentError::Unreachable { instance }) })
+    Box::pin(async move { Err(AgentError::silent(instance)) })
 }

@@ -12,6 +12,7 @@
 //! Functions of the table files that change something return a `Change` for `Unit::and`; whoever
 //! needs one more writes it there, with its SQL in that file's `statements!`.
 
+pub mod agents;
 pub mod backends;
 pub mod checks;
 mod clock;
@@ -265,6 +266,7 @@ impl Db {
 /// Every fixed statement of the table files, for the test that prepares them on both databases.
 pub fn statements() -> Vec<&'static str> {
     [
+        agents::statements(),
         backends::statements(),
         fleets::statements(),
         gateways::statements(),

@@ -7,7 +7,7 @@ use super::{Change, Db, DbError, Expect};
 use crate::params;
 
 /// Sealed for the row: table and column, with the row's id.
-pub const OF_ROWS: [(&str, &str); 8] = [
+pub const OF_ROWS: [(&str, &str); 9] = [
     ("users", "ssh_private_key_sealed"),
     ("projects", "ssh_private_key_sealed"),
     ("backends", "auth_sealed"),
@@ -16,6 +16,7 @@ pub const OF_ROWS: [(&str, &str); 8] = [
     ("instances", "agent_credential_sealed"),
     ("jobs", "secrets_sealed"),
     ("gateways", "ssh_private_key_sealed"),
+    ("signing_keys", "seed_sealed"),
 ];
 
 /// Every value of one column. Names come from `OF_ROWS` alone.

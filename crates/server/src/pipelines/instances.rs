@@ -65,7 +65,10 @@ impl Pipeline for Instances {
             }
             Err(
                 AgentError::Unreachable { .. }
+                | AgentError::Barred { .. }
                 | AgentError::Fenced { .. }
+                | AgentError::Gone { .. }
+                | AgentError::Conflict { .. }
                 | AgentError::UnknownTask { .. }
                 | AgentError::Refused { .. },
             ) => Ok(Look { seen: Seen::Silent, strays: Vec::new() }),

@@ -305,8 +305,14 @@ fn host(loaded: &Loaded) -> brain::Host {
 fn shim(answer: Result<TaskInfo, AgentError>) -> brain::Shim {
     let info = match answer {
         Ok(info) => info,
-        Err(AgentError::UnknownTask { .. }) => return brain::Shim::NoTask,
-        Err(AgentError::Unreachable { .. } | AgentError::Fenced { .. } | AgentError::Refused { .. }) => {
+        Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => return brain::Shim::NoTask,
+        Err(
+            AgentError::Unreachable { .. }
+            | AgentError::Barred { .. }
+            | AgentError::Fenced { .. }
+            | AgentError::Conflict { .. }
+            | AgentError::Refused { .. },
+        ) => {
             return brain::Shim::Silent;
         }
     };

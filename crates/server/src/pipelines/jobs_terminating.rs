@@ -115,18 +115,24 @@ impl JobsTerminating {
     async fn logs(&self, call: Call) -> brain::Logs {
         match self.0.agents.pull(call).await {
             Ok(pulled) if !pulled.record.log_complete => brain::Logs::More,
-            Ok(_) | Err(AgentError::UnknownTask { .. }) => brain::Logs::Drained,
-            Err(AgentError::Unreachable { .. } | AgentError::Fenced { .. } | AgentError::Refused { .. }) => {
-                brain::Logs::Silent
-            }
+            Ok(_) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => brain::Logs::Drained,
+            Err(
+                AgentError::Unreachable { .. }
+                | AgentError::Barred { .. }
+                | AgentError::Fenced { .. }
+                | AgentError::Conflict { .. }
+                | AgentError::Refused { .. },
+            ) => brain::Logs::Silent,
         }
     }
 
     async fn remove(&self, call: Call, reason: &str) -> brain::Task {
         match agents::discard(&*self.0.agents, call, reason).await {
-            Ok(()) | Err(AgentError::UnknownTask { .. }) => brain::Task::Gone,
-            Err(AgentError::Refused { .. }) => brain::Task::There,
-            Err(AgentError::Unreachable { .. } | AgentError::Fenced { .. }) => brain::Task::Silent,
+            Ok(()) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => brain::Task::Gone,
+            Err(AgentError::Refused { .. } | AgentError::Conflict { .. }) => brain::Task::There,
+            Err(AgentError::Unreachable { .. } | AgentError::Barred { .. } | AgentError::Fenced { .. }) => {
+                brain::Task::Silent
+            }
         }
     }
 
