@@ -11,7 +11,7 @@ use crate::{
     auth::AccessCache,
     config::Settings,
     db::Db,
-    logs::{Store, files::Files},
+    logs::{archive::Archive, files::Files},
     metrics::Metrics,
     secrets::Keyring,
 };
@@ -26,7 +26,7 @@ struct Inner {
     metrics: Metrics,
     access: AccessCache,
     hints: Hints,
-    logs: Arc<dyn Store>,
+    logs: Arc<Archive>,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
     /// joined.
     process: String,
@@ -37,7 +37,7 @@ impl App {
     pub fn new(db: Db, settings: Settings, keys: Keyring) -> Result<Self, getrandom::Error> {
         let mut process = [0_u8; 6];
         getrandom::fill(&mut process)?;
-        let logs = Arc::new(Files::new(settings.data_dir.join("logs")));
+        let logs = Arc::new(Archive::new(Arc::new(Files::new(settings.data_dir.join("logs")))));
         Ok(Self(Arc::new(Inner {
             db,
             settings,
@@ -72,7 +72,7 @@ impl App {
     }
 
     /// What jobs wrote.
-    pub fn logs(&self) -> &Arc<dyn Store> {
+    pub fn logs(&self) -> &Arc<Archive> {
         &self.0.logs
     }
 

@@ -4,6 +4,8 @@
 //! so whoever reads from an agent may start again from [`Store::end`] at any time and from any replica. Times stand
 //! beside the bytes, because dstack's clients ask by time.
 
+pub mod archive;
+pub mod copy;
 pub mod files;
 pub mod page;
 

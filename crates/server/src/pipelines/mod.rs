@@ -20,7 +20,7 @@ use crate::{
     agents::Agents,
     app::App,
     db::{Db, Written},
-    logs::Store,
+    logs::archive::Archive,
     run_shape::Shapes,
     secrets::Keyring,
 };
@@ -31,7 +31,7 @@ pub struct Hands {
     pub db: Db,
     pub agents: Arc<dyn Agents>,
     pub backends: Backends,
-    pub logs: Arc<dyn Store>,
+    pub logs: Arc<Archive>,
     pub keys: Arc<Keyring>,
     pub shapes: Shapes,
 }

@@ -8,7 +8,7 @@ use windlass_backend::Backends;
 use windlass_engine::{Engine, Hints, Settings};
 use windlass_server::{
     db::Db,
-    logs::Store,
+    logs::{Store, archive::Archive},
     pipelines::{self, Hands},
     run_shape::Shapes,
     secrets::Keyring,
@@ -82,7 +82,7 @@ impl Replica {
             db: db.clone(),
             agents: Arc::new(net),
             backends: Backends::default(),
-            logs: self.shared.logs.clone(),
+            logs: Arc::new(Archive::new(self.shared.logs.clone())),
             keys: self.shared.keys.clone(),
             shapes: Shapes::default(),
         };

@@ -1,0 +1,179 @@
+//! From a host's spool into the store.
+//!
+//! A copy begins where the store ends, so it may be broken off anywhere and made again by anybody. Hosts are not
+//! believed: what a call reads, how long it takes and how much of a log is kept are bounded by us, and a host that
+//! promises bytes and brings none ends the call.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::Semaphore, time::Instant};
+use windlass_model::time::Timestamp;
+
+use super::{Log, LogError, Store, archive::Archive};
+use crate::{
+    agents::{AgentError, Agents, Call},
+    db::Db,
+};
+
+/// Bytes asked of a host at once, and so the longest piece of a log.
+pub const PIECE_BYTES_MAX: usize = 256 * 1024;
+/// Bytes one call copies at most.
+pub const CALL_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Time one call may take; a read that has begun is finished.
+pub const CALL_TIME_MAX: Duration = Duration::from_secs(5);
+/// Bytes that are kept of one log.
+pub const LOG_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
+/// Copies that are made at once because hosts told of more output.
+const COPIES_MAX: usize = 256;
+/// Looks after which a copy gives its place to others, though its host still has more.
+const LOOKS_MAX: usize = 64;
+/// How often one call goes back because the store does not end where it did.
+const GAPS_MAX: usize = 3;
+
+/// What is written behind the last byte that is kept of a log that is too long.
+pub const CUT: &[u8] = b"\nwindlass: this log is too long, the rest was not kept\n";
+
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Of one call.
+    pub bytes: u64,
+    /// Of one call.
+    pub time: Duration,
+    /// Of one log.
+    pub kept: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { bytes: CALL_BYTES_MAX, time: CALL_TIME_MAX, kept: LOG_BYTES_MAX }
+    }
+}
+
+/// How far the store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Where the log ends in the store.
+    pub end: u64,
+    /// All there will ever be is in the store, and survives a power cut.
+    pub complete: bool,
+    /// The host has more at this moment: a bound of the call was reached, or the host did not bring what it has.
+    pub more: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    #[error("read the log from its host")]
+    Agent(#[from] AgentError),
+    #[error("keep the log")]
+    Store(#[from] LogError),
+}
+
+/// Copies what the host has beyond the end of the store. A copy of the same log that is under way in this process
+/// is waited for first. `now` stands beside the bytes for those who look by time.
+pub async fn catch_up(
+    archive: &Archive,
+    agents: &dyn Agents,
+    call: Call,
+    log: &Log,
+    now: Timestamp,
+    limits: Limits,
+) -> Result<Progress, CopyError> {
+    let open = archive.open(log);
+    let _alone = open.copying().await;
+    // What is heard of before the first read is seen by it.
+    open.look();
+    let began = Instant::now();
+    let first = archive.end(log).await?;
+    let (mut end, mut gaps) = (first, 0);
+    loop {
+        if end > limits.kept {
+            return done(archive, log, end).await;
+        }
+        let room = usize::try_from(limits.kept - end).unwrap_or(usize::MAX);
+        let part = agents.log(call, log.stream.name(), end, PIECE_BYTES_MAX.min(room.max(1))).await?;
+        if room == 0 {
+            if part.end <= end {
+                return stand(archive, log, end, part.is_complete).await;
+            }
+            end = archive.append(log, end, now.0, CUT).await?;
+            continue;
+        }
+        let bytes = &part.bytes[..part.bytes.len().min(PIECE_BYTES_MAX).min(room)];
+        if bytes.is_empty() {
+            if part.end > end {
+                return Ok(Progress { end, complete: false, more: true });
+            }
+            return stand(archive, log, end, part.is_complete).await;
+        }
+        match archive.append(log, end, now.0, bytes).await {
+            Ok(grown) => end = grown,
+            Err(LogError::Gap { end: theirs, .. }) if gaps < GAPS_MAX => {
+                // Somebody removed the log meanwhile.
+                (end, gaps) = (theirs, gaps + 1);
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if part.is_complete && end >= part.end {
+            return done(archive, log, end).await;
+        }
+        if end.saturating_sub(first) >= limits.bytes || began.elapsed() >= limits.time {
+            return Ok(Progress { end, complete: false, more: end < part.end });
+        }
+    }
+}
+
+/// The host has no more than we.
+async fn stand(archive: &Archive, log: &Log, end: u64, complete: bool) -> Result<Progress, CopyError> {
+    if complete { done(archive, log, end).await } else { Ok(Progress { end, complete, more: false }) }
+}
+
+async fn done(archive: &Archive, log: &Log, end: u64) -> Result<Progress, CopyError> {
+    archive.sync(log).await?;
+    Ok(Progress { end, complete: true, more: false })
+}
+
+/// Copies because hosts told of more output: one copy per log at a time, and a bounded number in all.
+#[derive(Clone)]
+pub struct Copier {
+    archive: Arc<Archive>,
+    db: Db,
+    places: Arc<Semaphore>,
+}
+
+impl Copier {
+    pub fn new(archive: Arc<Archive>, db: Db) -> Self {
+        Self { archive, db, places: Arc::new(Semaphore::new(COPIES_MAX)) }
+    }
+
+    /// A host told that a log grew. Returns at once; a copy that has not begun its look yet serves this one too.
+    /// What fails here is made good by the passes over the job.
+    pub fn heard(&self, agents: &Arc<dyn Agents>, call: Call, log: Log) {
+        let open = self.archive.open(&log);
+        if !open.hear() {
+            return;
+        }
+        let (copier, agents) = (self.clone(), Arc::clone(agents));
+        tokio::spawn(async move {
+            let Ok(_place) = copier.places.acquire().await else { return };
+            if let Err(error) = copier.copy(&*agents, call, &log).await {
+                tracing::debug!(submission = %log.submission, %error, "copy a log");
+                // It may have failed before its look: later news must not rely on it.
+                open.look();
+            }
+        });
+    }
+
+    async fn copy(&self, agents: &dyn Agents, call: Call, log: &Log) -> Result<(), CopyError> {
+        for _ in 0..LOOKS_MAX {
+            // A log whose times are a little off is better than one that is late.
+            let now = self.db.now().await.unwrap_or_default();
+            let before = self.archive.end(log).await?;
+            let progress = catch_up(&self.archive, agents, call, log, now, Limits::default()).await?;
+            if !progress.more || progress.end == before {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
