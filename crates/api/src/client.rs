@@ -3,7 +3,7 @@
 //! One connection is kept and used again; a call on a connection that died meanwhile is sent once
 //! more on a fresh one if nothing of it can have arrived.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use http_body_util::{BodyExt, Full};
 use hyper::{
@@ -17,12 +17,21 @@ use serde::Serialize;
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::Mutex,
+    time::timeout,
 };
 
 use crate::{
     error,
     operation::{Body, Operation},
 };
+
+/// A server that does not take a connection by then is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than any operation of the table may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often a request with a key is sent before its failure counts.
+const TRIES_MAX: u32 = 3;
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
@@ -36,6 +45,8 @@ pub enum CallError {
     },
     #[error("exchange with the server")]
     Exchange(#[source] hyper::Error),
+    #[error("no answer after {} s", ANSWER_TIMEOUT.as_secs())]
+    Silent,
     #[error("encode the request")]
     Encode(#[source] serde_json::Error),
     #[error("build the request")]
@@ -59,7 +70,7 @@ impl CallError {
 
 #[derive(Clone, Debug)]
 enum Target {
-    Tcp { host: String, port: u16 },
+    Tcp { host: String, port: u16, addresses: Vec<SocketAddr> },
     Unix(PathBuf),
 }
 
@@ -92,9 +103,27 @@ impl Client {
             let host = parsed.host().trim_start_matches('[').trim_end_matches(']').to_owned();
             let base = base.trim_end_matches('/');
             let base = if base.is_empty() { String::new() } else { format!("/{base}") };
-            (Target::Tcp { host, port: parsed.port_u16().unwrap_or(80) }, authority.to_owned(), base)
+            let port = parsed.port_u16().unwrap_or(80);
+            (Target::Tcp { host, port, addresses: Vec::new() }, authority.to_owned(), base)
         };
         Ok(Self { target, base, authority, token: token.map(str::to_owned), idle: Mutex::new(None) })
+    }
+
+    /// The host and port that somebody must look up, unless the address is a socket's.
+    pub fn host(&self) -> Option<(&str, u16)> {
+        match &self.target {
+            Target::Tcp { host, port, .. } => Some((host, *port)),
+            Target::Unix(_) => None,
+        }
+    }
+
+    /// Connects to the first of these that answers instead of looking up the host.
+    #[must_use]
+    pub fn at(mut self, found: Vec<SocketAddr>) -> Self {
+        if let Target::Tcp { addresses, .. } = &mut self.target {
+            *addresses = found;
+        }
+        self
     }
 
     /// Calls an operation. `path` gives a value to each parameter of its path, in order.
@@ -102,6 +131,35 @@ impl Client {
         &self,
         path: &[&str],
         request: &O::Request,
+    ) -> Result<O::Response, CallError> {
+        self.call_keyed::<O>(path, request, None).await
+    }
+
+    /// Calls an operation that the server does once for each key: what got lost on the way is sent again.
+    pub async fn call_once<O: Operation>(
+        &self,
+        path: &[&str],
+        request: &O::Request,
+        key: &str,
+    ) -> Result<O::Response, CallError> {
+        let mut tries = 1;
+        loop {
+            let answer = self.call_keyed::<O>(path, request, Some(key)).await;
+            let lost =
+                matches!(answer, Err(CallError::Exchange(_) | CallError::Silent | CallError::Connect { .. }));
+            if !lost || tries == TRIES_MAX {
+                return answer;
+            }
+            tries += 1;
+            tokio::time::sleep(TRY_AGAIN_AFTER).await;
+        }
+    }
+
+    async fn call_keyed<O: Operation>(
+        &self,
+        path: &[&str],
+        request: &O::Request,
+        key: Option<&str>,
     ) -> Result<O::Response, CallError> {
         let mut uri = self.uri(O::PATH, path);
         let body = match O::BODY {
@@ -111,7 +169,9 @@ impl Client {
                 Vec::new()
             }
         };
-        let answer = self.exchange(O::METHOD.name(), &uri, body.into(), "application/json").await?;
+        let kind = "application/json";
+        let message = Message { method: O::METHOD.name(), uri: &uri, body: body.into(), kind, key };
+        let answer = self.exchange(message).await?;
         serde_json::from_slice(&answer).map_err(CallError::Decode)
     }
 
@@ -138,7 +198,9 @@ impl Client {
         let mut uri = self.uri(O::PATH, path);
         query(&mut uri, request)?;
         let kind = format!("multipart/form-data; boundary={boundary}");
-        let answer = self.exchange(O::METHOD.name(), &uri, body.into(), &kind).await?;
+        let message =
+            Message { method: O::METHOD.name(), uri: &uri, body: body.into(), kind: &kind, key: None };
+        let answer = self.exchange(message).await?;
         serde_json::from_slice(&answer).map_err(CallError::Decode)
     }
 
@@ -155,21 +217,22 @@ impl Client {
         uri
     }
 
-    async fn exchange(&self, method: &str, uri: &str, body: Bytes, kind: &str) -> Result<Bytes, CallError> {
+    async fn exchange(&self, message: Message<'_>) -> Result<Bytes, CallError> {
+        timeout(ANSWER_TIMEOUT, self.try_exchange(message)).await.map_err(|_| CallError::Silent)?
+    }
+
+    async fn try_exchange(&self, message: Message<'_>) -> Result<Bytes, CallError> {
         let kept = self.idle.lock().await.take().filter(SendRequest::is_ready);
         let mut sender = match kept {
             Some(sender) => sender,
             None => self.connect().await?,
         };
-        let sent = sender.send_request(self.request(method, uri, body.clone(), kind)?).await;
+        let sent = sender.send_request(self.request(&message)?).await;
         let response = match sent {
             Ok(response) => response,
             Err(error) if error.is_canceled() || error.is_closed() => {
                 sender = self.connect().await?;
-                sender
-                    .send_request(self.request(method, uri, body, kind)?)
-                    .await
-                    .map_err(CallError::Exchange)?
+                sender.send_request(self.request(&message)?).await.map_err(CallError::Exchange)?
             }
             Err(error) => return Err(CallError::Exchange(error)),
         };
@@ -179,28 +242,34 @@ impl Client {
         if status.is_success() { Ok(answer) } else { Err(refusal(status, &answer)) }
     }
 
-    fn request(
-        &self,
-        method: &str,
-        uri: &str,
-        body: Bytes,
-        kind: &str,
-    ) -> Result<Request<Full<Bytes>>, CallError> {
-        let mut request = Request::builder().method(method).uri(uri).header(header::HOST, &self.authority);
-        if !body.is_empty() {
-            request = request.header(header::CONTENT_TYPE, kind);
+    fn request(&self, message: &Message<'_>) -> Result<Request<Full<Bytes>>, CallError> {
+        let mut request =
+            Request::builder().method(message.method).uri(message.uri).header(header::HOST, &self.authority);
+        if !message.body.is_empty() {
+            request = request.header(header::CONTENT_TYPE, message.kind);
         }
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        request.body(Full::new(body)).map_err(CallError::Build)
+        if let Some(key) = message.key {
+            request = request.header("idempotency-key", key);
+        }
+        request.body(Full::new(message.body.clone())).map_err(CallError::Build)
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, CallError> {
         match &self.target {
-            Target::Tcp { host, port } => {
+            Target::Tcp { host, port, addresses } => {
                 let failed = |source| CallError::Connect { target: format!("{host}:{port}"), source };
-                let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
+                let connecting = async {
+                    if addresses.is_empty() {
+                        TcpStream::connect((host.as_str(), *port)).await
+                    } else {
+                        TcpStream::connect(addresses.as_slice()).await
+                    }
+                };
+                let late = |_| failed(std::io::ErrorKind::TimedOut.into());
+                let stream = timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?.map_err(failed)?;
                 stream.set_nodelay(true).map_err(failed)?;
                 join(TokioIo::new(stream)).await
             }
@@ -210,6 +279,15 @@ impl Client {
             }
         }
     }
+}
+
+/// One request, as it may have to be sent twice.
+struct Message<'a> {
+    method: &'a str,
+    uri: &'a str,
+    body: Bytes,
+    kind: &'a str,
+    key: Option<&'a str>,
 }
 
 async fn join<T>(io: T) -> Result<SendRequest<Full<Bytes>>, CallError>
