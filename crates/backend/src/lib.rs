@@ -154,6 +154,12 @@ pub trait Backend: Send + Sync + 'static {
     /// Takes it back, agent and all. One that was never made, or is gone already, is `Gone`.
     fn delete<'a>(&'a self, order: &'a Order, machine: Option<&'a Machine>) -> Answer<'a, Deleted>;
 
+    /// Where a [`Self::create`] or [`Self::find`] that is under way stands, in words for people. `None`: nothing is
+    /// under way, or there is nothing to tell.
+    fn progress(&self, _instance: InstanceId) -> Option<String> {
+        None
+    }
+
     /// Network volumes, where the backend has them.
     fn volumes(&self) -> Option<&dyn Volumes> {
         None

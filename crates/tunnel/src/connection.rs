@@ -27,13 +27,16 @@ pub struct Connection {
     handle: Handle<Checker>,
     /// Bytes a channel may hold for its reader.
     cap: usize,
+    /// What the host has shown, and under which name it is kept.
+    shown: Option<Learned>,
     /// The connection below, when this one goes through another host.
-    _via: Option<Box<Connection>>,
+    via: Option<Box<Connection>>,
 }
 
 /// A host key seen for the first time, to be kept and reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Learned {
+    /// As in [`Target::known_as`].
     pub host: String,
     pub key: HostKey,
 }
@@ -75,11 +78,19 @@ impl Connection {
             }
         };
         within(&name, "log in", CONNECT_WITHIN, log_in(&mut handle, target)).await??;
-        let learned = match (&target.pin, shown) {
-            (Pin::FirstUse, Some(key)) => vec![Learned { host: target.host.clone(), key }],
-            (Pin::FirstUse | Pin::Known(_), _) => Vec::new(),
+        let shown = shown.map(|key| Learned { host: target.known_as(), key });
+        let learned = match &target.pin {
+            Pin::FirstUse => shown.iter().cloned().collect(),
+            Pin::Known(_) => Vec::new(),
         };
-        Ok((Self { name, handle, cap, _via: via }, learned))
+        Ok((Self { name, handle, cap, shown, via }, learned))
+    }
+
+    /// The keys that all hosts on the way have shown, pinned before or not: the farthest host last.
+    pub fn host_keys(&self) -> Vec<Learned> {
+        let mut keys = self.via.as_ref().map(|via| via.host_keys()).unwrap_or_default();
+        keys.extend(self.shown.clone());
+        keys
     }
 
     /// A stream to a unix socket on the host.

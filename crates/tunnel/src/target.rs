@@ -2,6 +2,8 @@
 
 use crate::{HostKey, Key};
 
+const SSH_PORT: u16 = 22;
+
 #[derive(Clone, Debug)]
 pub struct Target {
     /// Name or address.
@@ -24,6 +26,11 @@ pub enum Pin {
 }
 
 impl Target {
+    /// The name its host key is kept under, as in `known_hosts`: `HOST`, or `[HOST]:PORT` where the port is not 22.
+    pub fn known_as(&self) -> String {
+        if self.port == SSH_PORT { self.host.clone() } else { format!("[{}]:{}", self.host, self.port) }
+    }
+
     pub(crate) fn name(&self) -> String {
         format!("{}@{}:{}", self.user, self.host, self.port)
     }

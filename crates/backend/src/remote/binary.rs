@@ -1,0 +1,184 @@
+//! The agent's binaries that the server can bring to hosts: one per processor architecture.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Weak},
+};
+
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+
+/// The names of architectures as `uname -m` says them, with the number ELF files have for them.
+const MACHINES: [(&str, u16); 2] = [("x86_64", 62), ("aarch64", 183)];
+/// Larger files are no agent.
+const BYTES_MAX: u64 = 512 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum BinaryError {
+    #[error("read {path}")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path} is no program for Linux on a processor we know")]
+    Foreign { path: PathBuf },
+    #[error("{path} has more than {BYTES_MAX} bytes")]
+    TooLarge { path: PathBuf },
+}
+
+/// Binaries by architecture. A file that is replaced is taken up with the next use.
+#[derive(Debug, Default)]
+pub struct Binaries {
+    by_arch: BTreeMap<&'static str, Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    path: PathBuf,
+    /// Held in memory only while somebody uploads it; its sum is kept.
+    read: Mutex<Option<(Stamp, String, Weak<Binary>)>>,
+}
+
+/// Tells one version of a file from another.
+type Stamp = (u64, i64, i64, u64);
+
+/// One binary, whole.
+#[derive(Debug)]
+pub struct Binary {
+    pub bytes: Vec<u8>,
+    /// Hexadecimal.
+    pub sha256: String,
+}
+
+impl Binaries {
+    /// The agent at `path`, and those for other architectures that lie beside it as `NAME-x86_64` and `NAME-aarch64`.
+    pub fn beside(path: &Path) -> Self {
+        let named = MACHINES.iter().map(|(arch, _)| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!("-{arch}"));
+            PathBuf::from(name)
+        });
+        Self::of([path.to_owned()].into_iter().chain(named))
+    }
+
+    /// These files, each for the architecture its own header names; the first of each counts.
+    pub fn of(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let mut by_arch = BTreeMap::new();
+        for path in paths {
+            if let Ok(arch) = arch_of(&path) {
+                by_arch.entry(arch).or_insert_with(|| Kept { path, read: Mutex::new(None) });
+            }
+        }
+        Self { by_arch }
+    }
+
+    /// For messages: the architectures there is a binary for.
+    pub fn arches(&self) -> Vec<&'static str> {
+        self.by_arch.keys().copied().collect()
+    }
+
+    /// The SHA-256 of the binary for an architecture; `None` when there is no such binary. Reads the file when it
+    /// changed.
+    pub fn sum(&self, arch: &str) -> Result<Option<String>, BinaryError> {
+        let Some(kept) = self.by_arch.get(arch) else { return Ok(None) };
+        let stamp = stamp(&kept.path)?;
+        if let Some((then, sum, _)) = &*kept.read.lock()
+            && *then == stamp
+        {
+            return Ok(Some(sum.clone()));
+        }
+        Ok(Some(kept.load()?.sha256.clone()))
+    }
+
+    /// The binary itself; shared between those who need it at the same time.
+    pub fn load(&self, arch: &str) -> Result<Option<Arc<Binary>>, BinaryError> {
+        self.by_arch.get(arch).map(Kept::load).transpose()
+    }
+}
+
+impl Kept {
+    fn load(&self) -> Result<Arc<Binary>, BinaryError> {
+        // Held while reading: whoever comes next shall share what was read.
+        let mut read = self.read.lock();
+        let stamp = stamp(&self.path)?;
+        if let Some((then, _, binary)) = &*read
+            && *then == stamp
+            && let Some(binary) = binary.upgrade()
+        {
+            return Ok(binary);
+        }
+        if stamp.3 > BYTES_MAX {
+            return Err(BinaryError::TooLarge { path: self.path.clone() });
+        }
+        let bytes = fs::read(&self.path).map_err(failed(&self.path))?;
+        let sha256 = hex(&Sha256::digest(&bytes));
+        let binary = Arc::new(Binary { bytes, sha256: sha256.clone() });
+        *read = Some((stamp, sha256, Arc::downgrade(&binary)));
+        Ok(binary)
+    }
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> BinaryError {
+    let path = path.to_owned();
+    |source| BinaryError::Read { path, source }
+}
+
+fn stamp(path: &Path) -> Result<Stamp, BinaryError> {
+    let meta = fs::metadata(path).map_err(failed(path))?;
+    Ok((meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.size()))
+}
+
+/// What the header of a program says it runs on.
+fn arch_of(path: &Path) -> Result<&'static str, BinaryError> {
+    let mut head = [0u8; 20];
+    fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)).map_err(failed(path))?;
+    let machine = u16::from_le_bytes([head[18], head[19]]);
+    let known = MACHINES.iter().find(|(_, number)| *number == machine);
+    match known {
+        Some((arch, _)) if head.starts_with(b"\x7fELF") => Ok(arch),
+        Some(_) | None => Err(BinaryError::Foreign { path: path.to_owned() }),
+    }
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(machine: u16, rest: &[u8]) -> Vec<u8> {
+        let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0".to_vec();
+        bytes.extend(machine.to_le_bytes());
+        bytes.extend(rest);
+        bytes
+    }
+
+    #[test]
+    fn binaries_are_known_by_what_they_are_and_taken_up_when_replaced() {
+        let dir = std::env::temp_dir().join(format!("windlass-binaries-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let agent = dir.join("agent");
+        fs::write(&agent, program(62, b"one")).unwrap();
+        fs::write(dir.join("agent-aarch64"), program(183, b"")).unwrap();
+        fs::write(dir.join("agent-x86_64"), b"#!/bin/sh, and no program").unwrap();
+        let binaries = Binaries::beside(&agent);
+        let arches = binaries.arches();
+        let (first, held) = (binaries.sum("x86_64").unwrap(), binaries.load("x86_64").unwrap().unwrap());
+        let same = Arc::ptr_eq(&held, &binaries.load("x86_64").unwrap().unwrap());
+        fs::write(dir.join("fresh"), program(62, b"two")).unwrap();
+        fs::rename(dir.join("fresh"), &agent).unwrap();
+        let second = binaries.sum("x86_64").unwrap();
+        let none = binaries.sum("riscv64").unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(arches, ["aarch64", "x86_64"]);
+        assert_eq!(first.as_deref(), Some(held.sha256.as_str()));
+        assert!(same && first != second && none.is_none());
+    }
+}
