@@ -45,6 +45,11 @@ pub enum Attached {
 }
 
 pub trait Volumes: Send + Sync {
+    /// One volume may be attached to several machines at once.
+    fn many(&self) -> bool {
+        false
+    }
+
     /// Makes it, or finds it where the order names one that exists.
     fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made>;
 

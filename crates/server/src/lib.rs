@@ -2,6 +2,7 @@
 
 pub mod agents;
 pub mod app;
+pub mod attachments;
 pub mod auth;
 pub mod config;
 pub mod db;

@@ -1,7 +1,7 @@
 //! Tables `volumes` and `volume_attachments`.
 
 use windlass_model::{
-    id::{InstanceId, ProjectId, UserId, VolumeId},
+    id::{InstanceId, ProjectId, SubmissionId, UserId, VolumeId},
     time::Timestamp,
     volume::Status,
 };
@@ -29,6 +29,8 @@ record! {
         pub volume_id: Option<String>,
         pub provisioning: Option<String>,
         pub delete_asked_at: Option<Timestamp>,
+        /// When a job last took it or let it go.
+        pub last_job_processed_at: Option<Timestamp>,
         pub created_at: Timestamp,
         pub last_processed_at: Timestamp,
         pub deleted: bool,
@@ -54,8 +56,13 @@ record! {
     pub struct Attachment {
         pub volume_id: VolumeId,
         pub instance_id: InstanceId,
+        /// How it appears on its machine; none until the backend said so. JSON.
         pub data: Option<String>,
         pub attached_at: Timestamp,
+        pub detach_asked_at: Option<Timestamp>,
+        pub detach_forced_at: Option<Timestamp>,
+        /// The job that waits for its end.
+        pub ends_for: Option<SubmissionId>,
     }
 }
 
@@ -63,12 +70,16 @@ statements! {
     FIND = "SELECT {} FROM volumes v WHERE v.id = $1", Volume::columns("v");
     FIND_BY_NAME = "SELECT {} FROM volumes v WHERE v.project_id = $1 AND v.name = $2 AND NOT v.deleted",
                    Volume::columns("v");
+    NAMED = "SELECT {} FROM volumes v WHERE v.project_id = $1 AND NOT v.deleted AND v.name IN \
+             (SELECT value FROM json_each(CAST($2 AS TEXT)))",
+            Volume::columns("v");
+    BY_IDS = "SELECT {} FROM volumes v WHERE v.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
+             Volume::columns("v");
     ATTACHMENTS = "SELECT {} FROM volume_attachments a WHERE a.volume_id IN \
                    (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY a.volume_id, a.attached_at",
                   Attachment::columns("a");
-    ATTACH = "INSERT INTO volume_attachments (volume_id, instance_id, data, attached_at) \
-              VALUES ($1, $2, $3, now_us()) ON CONFLICT (volume_id, instance_id) DO UPDATE SET data = excluded.data";
-    DETACH = "DELETE FROM volume_attachments WHERE volume_id = $1 AND instance_id = $2";
+    /// Waits for whoever is about to attach it, so that the next statement sees what they did.
+    QUEUE_UP = "UPDATE volumes SET due_at = NULL WHERE id = $1";
     /// A request that the pipeline reads; refused while the volume is attached.
     ASK_DELETE = "UPDATE volumes SET delete_asked_at = coalesce(delete_asked_at, now_us()), due_at = NULL \
                   WHERE id = $1 AND NOT deleted \
@@ -118,17 +129,18 @@ pub async fn attachments(db: &Db, volumes: &[VolumeId]) -> Result<Vec<Attachment
     db.query(ATTACHMENTS.as_str(), vec![Val::list(volumes)]).await?.iter().map(Attachment::read).collect()
 }
 
-pub fn attach(volume: VolumeId, instance: InstanceId, data: Option<&str>) -> Change {
-    exec(&ATTACH, params![volume, instance, data], Expect::Any)
+/// Those of a project's volumes that have one of these names.
+pub async fn named(db: &Db, project: ProjectId, names: &[&str]) -> Result<Vec<Volume>, DbError> {
+    db.query(NAMED.as_str(), vec![project.into(), Val::list(names)]).await?.iter().map(Volume::read).collect()
 }
 
-pub fn detach(volume: VolumeId, instance: InstanceId) -> Change {
-    exec(&DETACH, params![volume, instance], Expect::Any)
+pub async fn by_ids(db: &Db, ids: &[VolumeId]) -> Result<Vec<Volume>, DbError> {
+    db.query(BY_IDS.as_str(), vec![Val::list(ids)]).await?.iter().map(Volume::read).collect()
 }
 
 /// Stores the wish to delete; the volume's pipeline does it. Stale while it is attached.
-pub fn ask_delete(id: VolumeId) -> Change {
-    exec(&ASK_DELETE, params![id], Expect::One)
+pub fn ask_delete(id: VolumeId) -> [Change; 2] {
+    [exec(&QUEUE_UP, params![id], Expect::Any), exec(&ASK_DELETE, params![id], Expect::One)]
 }
 
 fn exec(sql: &'static str, params: Vec<Val>, expect: Expect) -> Change {

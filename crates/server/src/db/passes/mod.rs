@@ -7,11 +7,18 @@ pub mod instances;
 pub mod jobs;
 pub mod placing;
 pub mod runs;
+pub mod volumes;
 
 /// For the test that prepares them all on both databases.
 pub(super) fn statements() -> Vec<&'static str> {
-    let mut all =
-        [instances::statements(), jobs::statements(), placing::statements(), runs::statements()].concat();
+    let mut all = [
+        instances::statements(),
+        jobs::statements(),
+        placing::statements(),
+        runs::statements(),
+        volumes::statements(),
+    ]
+    .concat();
     all.extend([super::checks::EVENTS, super::checks::RUNS, super::checks::JOBS, super::checks::INSTANCES]);
     all
 }

@@ -1,0 +1,344 @@
+//! Network volumes of jobs: attached before the task starts, detached before the job is over.
+//!
+//! The pipelines of jobs call this under the lease of the job. Every function may be repeated by whoever
+//! holds the job next: the rows say how far it came.
+//!
+//! - Before a task is handed to its host: [`attach`], until it is `Ready`.
+//! - While the job terminates, once its container is gone: [`standing`] for the brain's `volumes`, and
+//!   [`detach`] for its `Step::Detach`.
+//! - For placement: [`mounts::Catalogue`].
+
+pub mod mounts;
+
+use windlass_api::agent::shim;
+use windlass_backend::{
+    BackendError, Backends, Machine,
+    volumes::{Attached, Attachment, Volumes},
+};
+use windlass_engine::Lease;
+use windlass_model::{config::mounts::VolumeMount, decide::jobs_terminating as ending, id::VolumeId};
+
+use self::mounts::Catalogue;
+use crate::{
+    db::{
+        Db, Val, Written,
+        instances::{self, Instance},
+        jobs::Job,
+        passes::volumes::{self as rows, Hold, Taken},
+        volumes::{self, Volume},
+    },
+    pass_error::PassError,
+};
+
+/// How far the volumes of a job are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// All attached (a job without volumes is at once): what the task is told.
+    Ready(Mounts),
+    /// Asked for, or about to be: look again.
+    Coming { said: String },
+    /// It will not be: the job ends with `volume_error`, and this is why.
+    Failed { said: String },
+}
+
+/// The part of a task's specification that is about network volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mounts {
+    pub volumes: Vec<shim::Volume>,
+    pub volume_mounts: Vec<shim::VolumeMount>,
+}
+
+/// Attaches all network volumes of a job to its instance.
+pub async fn attach(
+    db: &Db,
+    backends: &Backends,
+    lease: &Lease,
+    job: &Job,
+    instance: &Instance,
+) -> Result<Attach, PassError> {
+    let wanted = mounts::of_job(job)?;
+    if wanted.is_empty() {
+        return Ok(Attach::Ready(Mounts::default()));
+    }
+    let Some(machine) = machine(instance)? else {
+        return Ok(Attach::Coming { said: "its instance has no machine yet".to_owned() });
+    };
+    let mut holds = rows::holds(db, job.id).await?;
+    if holds.len() < wanted.len() {
+        let taken = match choose(db, backends, job, instance, &wanted).await? {
+            Choice::Take(taken) => taken,
+            Choice::Wait(said) => return Ok(Attach::Coming { said }),
+            Choice::Never(said) => return Ok(Attach::Failed { said }),
+        };
+        match rows::take(db, lease.held(), job.id, instance.id, taken).await? {
+            Written::Done { .. } => holds = rows::holds(db, job.id).await?,
+            // Ours no more, or somebody was faster: the next look says which.
+            Written::Stale { .. } => {
+                return Ok(Attach::Coming { said: "another job took one of its volumes".to_owned() });
+            }
+        }
+    }
+    ask(db, backends, lease, job, &holds, &machine).await
+}
+
+enum Choice {
+    Take(Vec<Taken>),
+    Wait(String),
+    Never(String),
+}
+
+/// For each mount point the first of its volumes that can be had.
+async fn choose(
+    db: &Db,
+    backends: &Backends,
+    job: &Job,
+    instance: &Instance,
+    wanted: &[VolumeMount],
+) -> Result<Choice, PassError> {
+    let catalogue = Catalogue::of(db, job.project_id, wanted).await?;
+    let mut taken: Vec<Taken> = Vec::new();
+    for mount in wanted {
+        let (mut refusals, mut waits) = (Vec::new(), None);
+        let mut chosen = None;
+        for name in mount.name.as_slice() {
+            match usable(db, backends, &catalogue, name, instance).await? {
+                Usable::Yes { volume, many } if taken.iter().all(|one| one.volume != volume) => {
+                    chosen = Some(Taken { volume, path: mount.path.clone(), many });
+                    break;
+                }
+                Usable::Yes { .. } => refusals.push(format!("volume `{name}` is mounted twice")),
+                Usable::Soon(said) => waits = waits.or(Some(said)),
+                Usable::No(said) => refusals.push(said),
+            }
+        }
+        match (chosen, waits) {
+            (Some(one), _) => taken.push(one),
+            (None, Some(said)) => return Ok(Choice::Wait(said)),
+            (None, None) => return Ok(Choice::Never(refusals.join("; "))),
+        }
+    }
+    Ok(Choice::Take(taken))
+}
+
+enum Usable {
+    Yes { volume: VolumeId, many: bool },
+    Soon(String),
+    No(String),
+}
+
+async fn usable(
+    db: &Db,
+    backends: &Backends,
+    catalogue: &Catalogue,
+    name: &str,
+    instance: &Instance,
+) -> Result<Usable, PassError> {
+    let Some(volume) = catalogue.named(name) else {
+        return Ok(Usable::No(format!("volume `{name}` does not exist")));
+    };
+    if let Some(said) = mounts::unusable(volume) {
+        return Ok(Usable::No(said));
+    }
+    let at = mounts::location(volume)?;
+    if !mounts::reaches(&at, instance) {
+        let zone = at.zone.map(|zone| format!(", {zone}")).unwrap_or_default();
+        return Ok(Usable::No(format!(
+            "volume `{name}` is in {} {}{zone}, instance {} is not",
+            at.backend, at.region, instance.name
+        )));
+    }
+    let Some(backend) = backends.named(&at.backend).and_then(|backend| backend.volumes()) else {
+        return Ok(Usable::No(no_volumes(&at.backend)));
+    };
+    let many = backend.many();
+    for attachment in volumes::attachments(db, &[volume.id]).await? {
+        let going = attachment.detach_asked_at.is_some();
+        if attachment.instance_id == instance.id {
+            if going {
+                return Ok(Usable::Soon(format!(
+                    "volume `{name}` is still being detached from this instance"
+                )));
+            }
+        } else if !many {
+            let other = instances::find(db, attachment.instance_id).await?;
+            let other = other.map_or_else(|| attachment.instance_id.to_string(), |other| other.name);
+            return Ok(match going {
+                true => Usable::Soon(format!("volume `{name}` is still being detached from {other}")),
+                false => Usable::No(format!(
+                    "volume `{name}` is attached to {other}; a volume is attached to one instance at a time"
+                )),
+            });
+        }
+    }
+    Ok(Usable::Yes { volume: volume.id, many })
+}
+
+fn no_volumes(backend: &str) -> String {
+    format!("backend `{backend}` is not configured, or has no volumes")
+}
+
+/// Asks the backend for what the job holds.
+async fn ask(
+    db: &Db,
+    backends: &Backends,
+    lease: &Lease,
+    job: &Job,
+    holds: &[Hold],
+    machine: &Machine,
+) -> Result<Attach, PassError> {
+    let ids: Vec<VolumeId> = holds.iter().map(|hold| hold.volume_id).collect();
+    let known = volumes::by_ids(db, &ids).await?;
+    let mut told = Mounts::default();
+    let mut coming = None;
+    for attachment in rows::standing(db, job.id).await? {
+        let Some(volume) = known.iter().find(|volume| volume.id == attachment.volume_id) else { continue };
+        let shown = match &attachment.data {
+            Some(data) => serde_json::from_str(data).map_err(PassError::document)?,
+            None => match fasten(backends, volume, machine).await? {
+                Fastened::Yes(shown) => {
+                    let data = Val::json(&shown)?;
+                    let Val::Text(data) = data else { continue };
+                    rows::shown_as(db, lease.held(), &attachment, &data).await?;
+                    shown
+                }
+                Fastened::NotYet(said) => {
+                    coming = Some(said);
+                    continue;
+                }
+                Fastened::Never(said) => return Ok(Attach::Failed { said }),
+            },
+        };
+        told.volumes.push(shim::Volume {
+            backend: mounts::backend(volume)?,
+            name: volume.name.clone(),
+            volume_id: volume.volume_id.clone().unwrap_or_default(),
+            // What somebody brought along is never formatted.
+            init_fs: !volume.external,
+            device_name: shown.device_name,
+        });
+        let here = holds.iter().filter(|hold| hold.volume_id == volume.id);
+        told.volume_mounts.extend(
+            here.map(|hold| shim::VolumeMount { name: volume.name.clone(), path: hold.path.clone() }),
+        );
+    }
+    Ok(match coming {
+        Some(said) => Attach::Coming { said },
+        None => Attach::Ready(told),
+    })
+}
+
+enum Fastened {
+    Yes(Attachment),
+    NotYet(String),
+    Never(String),
+}
+
+async fn fasten(backends: &Backends, volume: &Volume, machine: &Machine) -> Result<Fastened, PassError> {
+    let (name, kind) = (&volume.name, mounts::backend(volume)?);
+    let Some(id) = &volume.volume_id else {
+        return Ok(Fastened::Never(format!("volume `{name}` was never made")));
+    };
+    let Some(backend) = of(backends, &kind) else { return Ok(Fastened::Never(no_volumes(&kind))) };
+    Ok(match backend.attach(id, machine).await {
+        Ok(Attached::Yes(shown)) => Fastened::Yes(shown),
+        Ok(Attached::Coming | Attached::No) => Fastened::NotYet(format!("volume `{name}` is being attached")),
+        Err(error @ (BackendError::Unavailable { .. } | BackendError::NoCapacity { .. })) => {
+            Fastened::NotYet(format!("volume `{name}` is not attached yet: {error}"))
+        }
+        Err(error @ (BackendError::Refused { .. } | BackendError::HostKeyChanged { .. })) => {
+            Fastened::Never(format!("volume `{name}` could not be attached: {error}"))
+        }
+    })
+}
+
+fn of<'a>(backends: &'a Backends, kind: &str) -> Option<&'a dyn Volumes> {
+    backends.named(kind).and_then(|backend| backend.volumes())
+}
+
+fn machine(instance: &Instance) -> Result<Option<Machine>, PassError> {
+    instance.provisioning.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
+}
+
+/// The volumes that a terminating job still has, as its brain wants them. Whatever the backend says is
+/// detached has left the list, and its row is gone.
+pub async fn standing(
+    db: &Db,
+    backends: &Backends,
+    lease: &Lease,
+    job: &Job,
+    instance: Option<&Instance>,
+) -> Result<Vec<ending::Volume>, PassError> {
+    let attachments = rows::standing(db, job.id).await?;
+    if attachments.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<VolumeId> = attachments.iter().map(|one| one.volume_id).collect();
+    let known = volumes::by_ids(db, &ids).await?;
+    let machine = instance.map(machine).transpose()?.flatten();
+    let mut left = Vec::new();
+    for attachment in attachments {
+        let volume = known.iter().find(|volume| volume.id == attachment.volume_id);
+        let forced = attachment.detach_forced_at.is_some();
+        if attachment.detach_asked_at.is_some()
+            && is_loose(backends, volume, machine.as_ref(), forced).await?
+        {
+            rows::gone(db, lease.held(), job.id, &attachment).await?;
+            continue;
+        }
+        left.push(ending::Volume {
+            id: attachment.volume_id,
+            asked_at: attachment.detach_asked_at,
+            forced,
+            attached: true,
+        });
+    }
+    Ok(left)
+}
+
+/// Whether the backend has let it go. While it has not it is asked again: whoever wrote the wish down may
+/// have died before it was heard.
+async fn is_loose(
+    backends: &Backends,
+    volume: Option<&Volume>,
+    machine: Option<&Machine>,
+    force: bool,
+) -> Result<bool, PassError> {
+    let (Some(volume), Some(machine)) = (volume, machine) else { return Ok(true) };
+    let Some(id) = &volume.volume_id else { return Ok(true) };
+    let Some(backend) = of(backends, &mounts::backend(volume)?) else { return Ok(false) };
+    match backend.attached(id, machine).await {
+        Ok(Attached::No) => return Ok(true),
+        Ok(Attached::Yes(_) | Attached::Coming) => {}
+        Err(error) => {
+            tracing::debug!(volume = %volume.id, %error, "ask whether a volume is detached");
+            return Ok(false);
+        }
+    }
+    if let Err(error) = backend.detach(id, machine, force).await {
+        tracing::debug!(volume = %volume.id, %error, "detach a volume");
+        return Ok(false);
+    }
+    Ok(matches!(backend.attached(id, machine).await, Ok(Attached::No)))
+}
+
+/// Lets go of these volumes, softly or by force, and says what is left. A volume that another job on the
+/// instance uses stays attached, and is no longer this one's.
+pub async fn detach(
+    db: &Db,
+    backends: &Backends,
+    lease: &Lease,
+    job: &Job,
+    instance: &Instance,
+    volumes: &[VolumeId],
+    force: bool,
+) -> Result<Vec<ending::Volume>, PassError> {
+    let written = match force {
+        false => rows::let_go(db, lease.held(), job, instance.id, volumes.to_vec()).await?,
+        true => rows::force(db, lease.held(), job, instance.id, volumes).await?,
+    };
+    match written {
+        Written::Done { .. } => standing(db, backends, lease, job, Some(instance)).await,
+        // Ours no more: nothing that is decided now will be written.
+        Written::Stale { .. } => Ok(Vec::new()),
+    }
+}

@@ -1,0 +1,220 @@
+//! Mount points and the volumes that may fill them: what placement, submission and attaching read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use serde_json::Value;
+use windlass_model::{
+    config::{
+        job_spec::JobSpec,
+        mounts::{Mount, VolumeMount},
+    },
+    id::ProjectId,
+    plan::offers::Location,
+    volume::Status,
+};
+
+use crate::{
+    db::{
+        Db, DbError,
+        instances::Instance,
+        jobs::Job,
+        volumes::{self, Volume},
+    },
+    pass_error::PassError,
+};
+
+#[derive(Deserialize)]
+struct Document {
+    volumes: Option<Vec<Mount>>,
+}
+
+/// The mount points of a stored job that want a network volume.
+pub fn of_job(job: &Job) -> Result<Vec<VolumeMount>, PassError> {
+    let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+    Ok(network(document.volumes.as_deref()))
+}
+
+pub fn of_spec(spec: &JobSpec) -> Vec<VolumeMount> {
+    network(spec.volumes.as_deref())
+}
+
+fn network(mounts: Option<&[Mount]>) -> Vec<VolumeMount> {
+    let volume = |mount: &Mount| match mount {
+        Mount::Volume(mount) => Some(mount.clone()),
+        Mount::Instance(_) => None,
+    };
+    mounts.unwrap_or_default().iter().filter_map(volume).collect()
+}
+
+/// The volumes of a project that some mount points name.
+#[derive(Clone, Debug, Default)]
+pub struct Catalogue(BTreeMap<String, Volume>);
+
+impl Catalogue {
+    pub async fn of<'a>(
+        db: &Db,
+        project: ProjectId,
+        mounts: impl IntoIterator<Item = &'a VolumeMount>,
+    ) -> Result<Self, DbError> {
+        let names: BTreeSet<&str> =
+            mounts.into_iter().flat_map(|mount| mount.name.as_slice()).map(String::as_str).collect();
+        if names.is_empty() {
+            return Ok(Self::default());
+        }
+        let names: Vec<&str> = names.into_iter().collect();
+        let found = volumes::named(db, project, &names).await?;
+        Ok(Self(found.into_iter().map(|volume| (volume.name.clone(), volume)).collect()))
+    }
+
+    pub fn named(&self, name: &str) -> Option<&Volume> {
+        self.0.get(name)
+    }
+
+    /// For `Needs.volumes`: one entry per mount point, the places of the volumes that may fill it.
+    pub fn locations(&self, mounts: &[VolumeMount]) -> Result<Vec<Vec<Location>>, PassError> {
+        let usable = |mount: &VolumeMount| {
+            let found = mount.name.as_slice().iter().filter_map(|name| self.0.get(name));
+            found.filter(|volume| unusable(volume).is_none()).map(location).collect()
+        };
+        mounts.iter().map(usable).collect()
+    }
+
+    /// Why no instance could ever have a mount point filled, if that is so.
+    pub fn problem(&self, mounts: &[VolumeMount]) -> Option<String> {
+        mounts.iter().find_map(|mount| {
+            let problems: Option<Vec<String>> =
+                mount.name.as_slice().iter().map(|name| self.cannot(name)).collect();
+            problems.map(|problems| problems.join("; "))
+        })
+    }
+
+    /// Why a volume cannot be mounted, if that is so.
+    fn cannot(&self, name: &str) -> Option<String> {
+        match self.0.get(name) {
+            None => Some(format!("volume `{name}` does not exist")),
+            Some(volume) => unusable(volume),
+        }
+    }
+
+    /// What is wrong with the mount points of a run's jobs, for whoever submits it. `many` says whether a
+    /// backend attaches one volume to several machines.
+    pub fn refuse(
+        &self,
+        jobs: &[Vec<VolumeMount>],
+        many: impl Fn(&str) -> bool,
+    ) -> Result<Option<String>, PassError> {
+        let mut fixed: BTreeSet<&str> = BTreeSet::new();
+        for mounts in jobs {
+            if let Some(problem) = self.problem(mounts) {
+                return Ok(Some(problem));
+            }
+            let mut here: BTreeSet<&str> = BTreeSet::new();
+            let mut places: Option<(&str, BTreeSet<(String, String)>)> = None;
+            for mount in mounts {
+                let names = mount.name.as_slice();
+                for name in names {
+                    if !here.insert(name) {
+                        return Ok(Some(format!(
+                            "volume `{name}` is mounted twice; a volume may be mounted once per run"
+                        )));
+                    }
+                }
+                let set = self.places(names)?;
+                match &places {
+                    Some((path, known)) if *known != set => {
+                        return Ok(Some(format!(
+                            "the volumes at `{path}` are in {}, those at `{}` in {}; all mount points of a run \
+                             must have volumes in the same backends and regions",
+                            listed(known),
+                            mount.path,
+                            listed(&set)
+                        )));
+                    }
+                    Some(_) => {}
+                    None => places = Some((&mount.path, set)),
+                }
+                // Where there is no choice, two jobs cannot both have it.
+                if let [name] = names
+                    && !fixed.insert(name)
+                    && !self.0.get(name).map(backend).transpose()?.is_some_and(|backend| many(&backend))
+                {
+                    return Ok(Some(format!(
+                        "volume `{name}` would be mounted by two jobs of the run; give each its own, as in \
+                         `{name}-${{{{ dstack.node_rank }}}}`"
+                    )));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn places(&self, names: &[String]) -> Result<BTreeSet<(String, String)>, PassError> {
+        let found = names.iter().filter_map(|name| self.0.get(name));
+        found.map(|volume| location(volume).map(|at| (at.backend, at.region))).collect()
+    }
+}
+
+fn listed(places: &BTreeSet<(String, String)>) -> String {
+    let place = |(backend, region): &(String, String)| match region.is_empty() {
+        true => backend.clone(),
+        false => format!("{backend}/{region}"),
+    };
+    places.iter().map(place).collect::<Vec<_>>().join(", ")
+}
+
+/// Why a volume takes no new user, if that is so.
+pub(super) fn unusable(volume: &Volume) -> Option<String> {
+    let name = &volume.name;
+    match volume.status {
+        Status::Active if volume.delete_asked_at.is_some() => {
+            Some(format!("volume `{name}` is being deleted"))
+        }
+        Status::Active => None,
+        Status::Submitted | Status::Provisioning => {
+            Some(format!("volume `{name}` is not ready yet; only active volumes can be mounted"))
+        }
+        Status::Failed => Some(format!(
+            "volume `{name}` failed: {}",
+            volume.status_message.as_deref().unwrap_or("its backend did not make it")
+        )),
+    }
+}
+
+fn configuration(volume: &Volume) -> Result<Value, PassError> {
+    serde_json::from_str(&volume.configuration).map_err(PassError::document)
+}
+
+fn text(document: &Value, key: &str) -> Option<String> {
+    document[key].as_str().map(str::to_owned)
+}
+
+pub(crate) fn backend(volume: &Volume) -> Result<String, PassError> {
+    Ok(text(&configuration(volume)?, "backend").unwrap_or_default())
+}
+
+/// Where a volume is: as its owner wrote, and in the zone its backend chose.
+pub fn location(volume: &Volume) -> Result<Location, PassError> {
+    let wanted = configuration(volume)?;
+    let made: Value = match &volume.provisioning {
+        Some(made) => serde_json::from_str(made).map_err(PassError::document)?,
+        None => Value::Null,
+    };
+    Ok(Location {
+        backend: text(&wanted, "backend").unwrap_or_default(),
+        region: text(&wanted, "region").unwrap_or_default(),
+        zone: text(&made, "availability_zone").or_else(|| text(&wanted, "availability_zone")),
+    })
+}
+
+/// Whether a volume and an instance can meet.
+pub(super) fn reaches(at: &Location, instance: &Instance) -> bool {
+    let same = |left: &str, right: &Option<String>| {
+        right.as_deref().is_some_and(|right| left.eq_ignore_ascii_case(right))
+    };
+    same(&at.backend, &instance.backend)
+        && (same(&at.region, &instance.region) || at.region.is_empty())
+        && (at.zone.is_none()
+            || instance.availability_zone.is_none()
+            || at.zone.as_deref().is_some_and(|zone| same(zone, &instance.availability_zone)))
+}

@@ -1,0 +1,183 @@
+//! What the volume pipeline reads and writes, and how jobs take volumes and let them go.
+//!
+//! An attachment is a row before it is a fact: the row is taken under a condition, then the backend is
+//! asked. Whoever takes or ends one touches the volume's own row first, so that two of them on one volume
+//! see each other's work.
+
+use windlass_engine::{Held, Lease};
+use windlass_model::{
+    event::Event,
+    id::{InstanceId, SubmissionId, VolumeId},
+};
+
+use super::told;
+use crate::{
+    db::{
+        Db, DbError, Unit, Values, Written,
+        jobs::Job,
+        record::{record, statements},
+        volumes::{Attachment, Volume},
+    },
+    params,
+};
+
+record! {
+    /// One mount point of one job.
+    pub struct Hold {
+        pub path: String,
+        pub volume_id: VolumeId,
+        pub instance_id: InstanceId,
+    }
+}
+
+statements! {
+    LOAD = "SELECT {} FROM volumes v WHERE v.id = $1 AND v.lock_token = $2", Volume::columns("v");
+    ATTACHED = "SELECT 1 FROM volume_attachments a WHERE a.volume_id = $1 LIMIT 1";
+    /// Only while nobody uses it: a job may have come since the row was read.
+    CLEAN_UP = "UPDATE volumes SET delete_asked_at = coalesce(delete_asked_at, now_us()) WHERE id = $1 \
+                AND NOT EXISTS (SELECT 1 FROM volume_attachments a WHERE a.volume_id = $1)";
+    HOLDS = "SELECT {} FROM volume_holds h WHERE h.job_id = $1 ORDER BY h.path", Hold::columns("h");
+    /// A volume that is to go takes no new user.
+    USE = "UPDATE volumes SET last_job_processed_at = now_us() WHERE id = $1 AND status = 'active' \
+           AND NOT deleted AND delete_asked_at IS NULL";
+    TAKE = "INSERT INTO volume_attachments (volume_id, instance_id, attached_at) \
+            SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), now_us() WHERE $3 OR NOT EXISTS \
+            (SELECT 1 FROM volume_attachments a WHERE a.volume_id = $1 AND a.instance_id <> $2) \
+            ON CONFLICT (volume_id, instance_id) DO NOTHING";
+    HOLD = "INSERT INTO volume_holds (job_id, path, volume_id, instance_id) \
+            SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), a.volume_id, a.instance_id FROM volume_attachments a \
+            WHERE a.volume_id = $3 AND a.instance_id = $4 AND a.detach_asked_at IS NULL";
+    SHOWN_AS = "UPDATE volume_attachments SET data = $3 WHERE volume_id = $1 AND instance_id = $2";
+    TOUCH = "UPDATE volumes SET last_job_processed_at = now_us(), due_at = NULL WHERE id = $1";
+    LET_GO = "DELETE FROM volume_holds WHERE job_id = $1 AND volume_id = $2";
+    /// The last one out ends it, and waits for that.
+    END = "UPDATE volume_attachments SET detach_asked_at = now_us(), ends_for = CAST($1 AS TEXT) \
+           WHERE volume_id = $2 AND instance_id = $3 AND detach_asked_at IS NULL AND NOT EXISTS \
+           (SELECT 1 FROM volume_holds h WHERE h.volume_id = $2 AND h.instance_id = $3)";
+    FORCE = "UPDATE volume_attachments SET detach_forced_at = now_us() WHERE volume_id = $1 AND instance_id = $2 \
+             AND ends_for = $3";
+    STANDING = "SELECT {} FROM volume_attachments a WHERE a.ends_for = $1 OR EXISTS (SELECT 1 FROM volume_holds h \
+                WHERE h.job_id = $1 AND h.volume_id = a.volume_id AND h.instance_id = a.instance_id) \
+                ORDER BY a.volume_id",
+               Attachment::columns("a");
+    GONE = "DELETE FROM volume_attachments WHERE volume_id = $1 AND instance_id = $2 AND ends_for = $3";
+}
+
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    pub volume: Volume,
+    pub attached: bool,
+}
+
+pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
+    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
+        return Ok(None);
+    };
+    let attached = db.query_opt(ATTACHED.as_str(), params![lease.id]).await?.is_some();
+    Ok(Some(Loaded { volume: Volume::read(&row)?, attached }))
+}
+
+/// What one pass writes.
+pub struct Moved {
+    pub set: Values,
+    pub event: Option<Event>,
+    pub due_in_us: Option<i64>,
+    /// Nobody used it for as long as its owner allows: it is asked to go, unless somebody just came.
+    pub clean_up: bool,
+}
+
+pub async fn apply(db: &Db, held: Held, volume: &Volume, moved: Moved) -> Result<Written, DbError> {
+    let mut unit = Unit::apply("volumes", held, moved.due_in_us, moved.set);
+    if moved.clean_up {
+        unit = unit.expect_one(CLEAN_UP.as_str(), params![volume.id]);
+    }
+    if let Some(event) = &moved.event {
+        unit = unit.and(told(db, held, volume.project_id, event, &volume.name)?);
+    }
+    db.write(unit).await
+}
+
+pub async fn holds(db: &Db, job: SubmissionId) -> Result<Vec<Hold>, DbError> {
+    db.query(HOLDS.as_str(), params![job]).await?.iter().map(Hold::read).collect()
+}
+
+/// One mount point to fill.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    pub volume: VolumeId,
+    pub path: String,
+    /// The backend attaches it to several machines at once.
+    pub many: bool,
+}
+
+/// All mount points of a job, or none. Stale at a position: a volume is going, or is with another instance.
+pub async fn take(
+    db: &Db,
+    held: Held,
+    job: SubmissionId,
+    instance: InstanceId,
+    mut taken: Vec<Taken>,
+) -> Result<Written, DbError> {
+    // One order for everybody: nobody waits for one who waits for them.
+    taken.sort_by_key(|one| one.volume);
+    let mut unit = Unit::guarded("jobs", held, Vec::new());
+    for one in taken {
+        unit = unit
+            .expect_one(USE.as_str(), params![one.volume])
+            .exec(TAKE.as_str(), params![one.volume, instance, one.many])
+            .expect_one(HOLD.as_str(), params![job, one.path, one.volume, instance]);
+    }
+    db.write(unit).await
+}
+
+/// The backend says how an attached volume appears on its machine.
+pub async fn shown_as(db: &Db, held: Held, at: &Attachment, data: &str) -> Result<Written, DbError> {
+    let unit = Unit::guarded("jobs", held, Vec::new());
+    db.write(unit.exec(SHOWN_AS.as_str(), params![at.volume_id, at.instance_id, data])).await
+}
+
+/// The job no longer uses these. Each whose last user it was is to be detached, and the job waits for it.
+pub async fn let_go(
+    db: &Db,
+    held: Held,
+    job: &Job,
+    instance: InstanceId,
+    mut volumes: Vec<VolumeId>,
+) -> Result<Written, DbError> {
+    volumes.sort();
+    let mut unit = Unit::guarded("jobs", held, Vec::new());
+    for volume in volumes {
+        unit = unit
+            .exec(TOUCH.as_str(), params![volume])
+            .exec(LET_GO.as_str(), params![job.id, volume])
+            .exec(END.as_str(), params![job.id, volume, instance]);
+    }
+    db.write(unit).await
+}
+
+pub async fn force(
+    db: &Db,
+    held: Held,
+    job: &Job,
+    instance: InstanceId,
+    volumes: &[VolumeId],
+) -> Result<Written, DbError> {
+    let mut unit = Unit::guarded("jobs", held, Vec::new());
+    for volume in volumes {
+        unit = unit.exec(FORCE.as_str(), params![*volume, instance, job.id]);
+    }
+    db.write(unit).await
+}
+
+/// The attachments that this job uses, or waits to see ended.
+pub async fn standing(db: &Db, job: SubmissionId) -> Result<Vec<Attachment>, DbError> {
+    db.query(STANDING.as_str(), params![job]).await?.iter().map(Attachment::read).collect()
+}
+
+/// The backend says that it is detached.
+pub async fn gone(db: &Db, held: Held, job: SubmissionId, at: &Attachment) -> Result<Written, DbError> {
+    let unit = Unit::guarded("jobs", held, Vec::new())
+        .exec(TOUCH.as_str(), params![at.volume_id])
+        .exec(GONE.as_str(), params![at.volume_id, at.instance_id, job]);
+    db.write(unit).await
+}
