@@ -5,6 +5,7 @@
 //! repeated: a repeat has the effect of one.
 
 pub mod enrol;
+pub mod site;
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! What the server needs to reach agents: its signing keys, and of instances the way there and the credential.
 
-use windlass_model::id::InstanceId;
+use windlass_model::id::{InstanceId, ProjectId, RunId, SubmissionId};
 
-use super::{Change, Db, DbError, Expect, record::statements};
+use super::{Change, Db, DbError, Expect, Val, record::statements};
 use crate::params;
 
 statements! {
@@ -13,6 +13,84 @@ statements! {
     CREDENTIAL = "SELECT agent_credential_sealed FROM instances WHERE id = $1";
     OFFER_CREDENTIAL = "UPDATE instances SET agent_credential_sealed = $2 \
                         WHERE id = $1 AND agent_credential_sealed IS NULL";
+    REACH = "SELECT provisioning, finished FROM instances WHERE id = $1";
+    SITE = "SELECT ssh_sealed, host_key, name, project_id FROM instances WHERE id = $1";
+    /// Only over what was read: two replicas that meet a host for the first time must agree on its key.
+    PIN = "UPDATE instances SET host_key = $3 WHERE id = $1 AND coalesce(host_key, '') = $2";
+    /// Jobs of the instance alone: a host has no say over those of others. One that is due anyway stays as it is.
+    POKE_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished AND due_at IS NOT NULL \
+                 AND status <> 'submitted' AND id IN (SELECT value FROM json_each(CAST($2 AS TEXT))) \
+                 RETURNING status";
+    POKE_ALL_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished \
+                     AND due_at IS NOT NULL AND status <> 'submitted' RETURNING status";
+    POKE_INSTANCE = "UPDATE instances SET due_at = NULL WHERE id = $1 AND NOT finished AND due_at IS NOT NULL";
+    PLACE_OF = "SELECT project_id, run_id FROM jobs WHERE id = $1 AND instance_id = $2 AND NOT finished";
+}
+
+/// Which jobs of an instance are to be looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    These(Vec<SubmissionId>),
+    All,
+}
+
+/// The stored machine (JSON) and whether the instance is over. `None`: no such instance.
+pub async fn reach(db: &Db, instance: InstanceId) -> Result<Option<(Option<String>, bool)>, DbError> {
+    let row = db.query_opt(REACH.as_str(), params![instance]).await?;
+    row.map(|row| Ok((row.opt_text(0)?, row.bool(1)?))).transpose()
+}
+
+/// What leads to a host over SSH.
+#[derive(Clone, Debug)]
+pub struct SiteRow {
+    pub ssh_sealed: Option<Vec<u8>>,
+    /// JSON: name of a host → its key.
+    pub host_key: Option<String>,
+    pub name: String,
+    pub project: ProjectId,
+}
+
+pub async fn site(db: &Db, instance: InstanceId) -> Result<Option<SiteRow>, DbError> {
+    let row = db.query_opt(SITE.as_str(), params![instance]).await?;
+    row.map(|row| {
+        Ok(SiteRow {
+            ssh_sealed: row.opt_bytes(0)?,
+            host_key: row.opt_text(1)?,
+            name: row.text(2)?,
+            project: row.id(3)?,
+        })
+    })
+    .transpose()
+}
+
+/// Stale when somebody else pinned meanwhile.
+pub fn pin(instance: InstanceId, old: Option<&str>, new: &str) -> Change {
+    let params = params![instance, old.unwrap_or_default(), new];
+    Change::Exec { sql: PIN.as_str().into(), params, expect: Expect::One }
+}
+
+/// Makes jobs of the instance due; their statuses come back.
+pub fn poke_jobs(instance: InstanceId, which: &Which) -> Change {
+    match which {
+        Which::These(jobs) => {
+            Change::Query { sql: POKE_JOBS.as_str().into(), params: params![instance, Val::list(jobs)] }
+        }
+        Which::All => Change::Query { sql: POKE_ALL_JOBS.as_str().into(), params: params![instance] },
+    }
+}
+
+pub fn poke_instance(instance: InstanceId) -> Change {
+    Change::Exec { sql: POKE_INSTANCE.as_str().into(), params: params![instance], expect: Expect::Any }
+}
+
+/// Where a job that lives on the instance belongs.
+pub async fn place_of(
+    db: &Db,
+    job: SubmissionId,
+    instance: InstanceId,
+) -> Result<Option<(ProjectId, RunId)>, DbError> {
+    let row = db.query_opt(PLACE_OF.as_str(), params![job, instance]).await?;
+    row.map(|row| Ok((row.id(0)?, row.id(1)?))).transpose()
 }
 
 /// The id of the key's row and its sealed seed.

@@ -1,0 +1,185 @@
+//! How to come to a host of an SSH fleet: what its fleet and its own lines of the configuration say, and the keys
+//! that it and the hosts on the way are pinned to.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use windlass_backend::remote::Site;
+use windlass_model::{
+    config::fleet::{ProxyJump, SshConfig, SshKey},
+    event::Entity,
+    id::InstanceId,
+};
+use windlass_tunnel::{HostKey, Key, KeyError as SshKeyError, Learned, Pin, Target};
+
+use crate::{
+    db::{Db, DbError, Unit, Written, agents as rows},
+    events::{About, note},
+    secrets::{Belongs, KeyError, Keyring},
+};
+
+const SSH_PORT: u16 = 22;
+/// Several replicas meet a host for the first time: each tries again after another was faster.
+const PIN_TRIES_MAX: usize = 8;
+/// Names one instance may have keys for: its own and those of hosts on the way.
+const PINS_MAX: usize = 16;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SiteError {
+    #[error(transparent)]
+    Db(#[from] DbError),
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    #[error("find instance {instance}: there is none")]
+    NoInstance { instance: InstanceId },
+    #[error("reach instance {instance} over SSH: it is no host of an SSH fleet")]
+    NotSsh { instance: InstanceId },
+    #[error("read the SSH settings of instance {instance}")]
+    Settings {
+        instance: InstanceId,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("log in to {host}: the configuration has no {what} for it")]
+    Missing { host: String, what: &'static str },
+    #[error("log in to {host}: its private key cannot be used")]
+    PrivateKey {
+        host: String,
+        #[source]
+        source: SshKeyError,
+    },
+    #[error("read the host key that {host} is pinned to")]
+    Pinned {
+        host: String,
+        #[source]
+        source: SshKeyError,
+    },
+    /// Another replica met another key under the same name: one of the two is not the host.
+    #[error("host key of {host} changed: expected {expected}, it shows {shown}")]
+    Changed { host: String, expected: String, shown: String },
+    #[error("pin the host keys of instance {instance}: others change them all the time")]
+    Contended { instance: InstanceId },
+    #[error("pin the host keys of instance {instance}: more than {PINS_MAX} names")]
+    TooMany { instance: InstanceId },
+}
+
+/// The way to a host, with all keys that are pinned so far.
+pub async fn site(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Site, SiteError> {
+    let row = rows::site(db, instance).await?.ok_or(SiteError::NoInstance { instance })?;
+    let sealed = row.ssh_sealed.ok_or(SiteError::NotSsh { instance })?;
+    let text = keys.open_sealed(&Belongs::row("instances", "ssh_sealed", instance.0), &sealed)?;
+    let settings =
+        serde_json::from_slice(&text).map_err(|source| SiteError::Settings { instance, source })?;
+    build(&settings, &pins(row.host_key.as_deref()), instance)
+}
+
+/// Pins keys that were seen for the first time, and tells of them. A name that is pinned already keeps its key: if
+/// it was shown another one, nobody may go there.
+pub async fn pin(db: &Db, instance: InstanceId, seen: &[Learned]) -> Result<(), SiteError> {
+    for _ in 0..PIN_TRIES_MAX {
+        let row = rows::site(db, instance).await?.ok_or(SiteError::NoInstance { instance })?;
+        let mut known = pins(row.host_key.as_deref());
+        let fresh = unknown(&known, seen)?;
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        let about =
+            About { entity: Entity::Instance, id: instance.0, name: &row.name, project: Some(row.project) };
+        let mut told = Vec::new();
+        for Learned { host, key } in &fresh {
+            known.insert(host.clone(), key.line());
+            let message =
+                format!("{host} was met for the first time and is known by its key {key} from now on");
+            told.extend(note(db, None, &about, "host_key_learned", message)?);
+        }
+        if known.len() > PINS_MAX {
+            return Err(SiteError::TooMany { instance });
+        }
+        let text = serde_json::to_string(&known).unwrap_or_default();
+        let change = rows::pin(instance, row.host_key.as_deref(), &text);
+        match db.write(Unit::new().and([change]).and(told)).await? {
+            Written::Done { .. } => return Ok(()),
+            Written::Stale { .. } => {}
+        }
+    }
+    Err(SiteError::Contended { instance })
+}
+
+/// Those of `seen` that have no pin yet.
+fn unknown(known: &BTreeMap<String, String>, seen: &[Learned]) -> Result<Vec<Learned>, SiteError> {
+    let mut fresh = Vec::new();
+    for learned in seen {
+        let Some(line) = known.get(&learned.host) else {
+            fresh.push(learned.clone());
+            continue;
+        };
+        let host = learned.host.clone();
+        let expected = HostKey::parse(line).map_err(|source| SiteError::Pinned { host, source })?;
+        if expected != learned.key {
+            return Err(SiteError::Changed {
+                host: learned.host.clone(),
+                expected: expected.to_string(),
+                shown: learned.key.to_string(),
+            });
+        }
+    }
+    Ok(fresh)
+}
+
+fn pins(stored: Option<&str>) -> BTreeMap<String, String> {
+    stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+/// What the host's own lines say wins over what its fleet says.
+fn build(
+    settings: &SshConfig,
+    pins: &BTreeMap<String, String>,
+    instance: InstanceId,
+) -> Result<Site, SiteError> {
+    let host = settings.hosts.first().ok_or(SiteError::NotSsh { instance })?;
+    let own = host.params();
+    let name = host.hostname();
+    let user = own.and_then(|own| own.user.as_deref()).or(settings.user.as_deref());
+    let port = own.and_then(|own| own.port).or(settings.port);
+    let key = own.and_then(|own| own.ssh_key.as_ref()).or(settings.ssh_key.as_ref());
+    let jump = own.and_then(|own| own.proxy_jump.as_ref()).or(settings.proxy_jump.as_ref());
+    let via = jump.map(|jump| through(jump, pins)).transpose()?;
+    let user = user.ok_or_else(|| missing(name, "user"))?;
+    let mut target = target(name, port.map(|port| port.0), user, key, pins)?;
+    target.via = via.map(Box::new);
+    let internal_ip: Option<IpAddr> =
+        own.and_then(|own| own.internal_ip.as_ref()).and_then(|ip| ip.0.parse().ok());
+    Ok(Site { target, internal_ip, network: settings.network.as_ref().map(|network| network.0.clone()) })
+}
+
+fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<Target, SiteError> {
+    target(&jump.hostname, jump.port.map(|port| port.0), &jump.user, jump.ssh_key.as_ref(), pins)
+}
+
+fn target(
+    host: &str,
+    port: Option<i64>,
+    user: &str,
+    key: Option<&SshKey>,
+    pins: &BTreeMap<String, String>,
+) -> Result<Target, SiteError> {
+    let private = key.and_then(|key| key.private.as_deref()).ok_or_else(|| missing(host, "private key"))?;
+    let key =
+        Key::parse(private).map_err(|source| SiteError::PrivateKey { host: host.to_owned(), source })?;
+    let mut target = Target {
+        host: host.to_owned(),
+        port: port.and_then(|port| u16::try_from(port).ok()).unwrap_or(SSH_PORT),
+        user: user.to_owned(),
+        keys: vec![key],
+        pin: Pin::FirstUse,
+        via: None,
+    };
+    if let Some(line) = pins.get(&target.known_as()) {
+        let known = HostKey::parse(line);
+        target.pin = Pin::Known(known.map_err(|source| SiteError::Pinned { host: host.to_owned(), source })?);
+    }
+    Ok(target)
+}
+
+fn missing(host: &str, what: &'static str) -> SiteError {
+    SiteError::Missing { host: host.to_owned(), what }
+}
