@@ -124,10 +124,12 @@ pub enum Volume {
     Kubernetes(KubernetesVolume),
     Daytona(PlainVolume),
     Lium(PlainVolume),
+    /// Of the scripted cloud, for trials.
+    Mock(AwsVolume),
 }
 
 /// Backends that hold volumes.
-pub const BACKENDS: [&str; 6] = ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium"];
+pub const BACKENDS: [&str; 7] = ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium", "mock"];
 
 impl Volume {
     pub const fn backend(&self) -> &'static str {
@@ -138,21 +140,72 @@ impl Volume {
             Self::Kubernetes(_) => "kubernetes",
             Self::Daytona(_) => "daytona",
             Self::Lium(_) => "lium",
+            Self::Mock(_) => "mock",
         }
     }
 
     pub const fn shared(&self) -> &Shared {
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) => &volume.shared,
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
+                &volume.shared
+            }
             Self::Kubernetes(volume) => &volume.shared,
             Self::Daytona(volume) | Self::Lium(volume) => &volume.shared,
         }
     }
 
+    /// Empty where the backend knows none.
+    pub fn region(&self) -> &str {
+        match self {
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
+                &volume.region
+            }
+            Self::Kubernetes(volume) => &volume.region,
+            Self::Daytona(_) | Self::Lium(_) => "",
+        }
+    }
+
+    pub fn zone(&self) -> Option<&str> {
+        match self {
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
+                volume.availability_zone.as_deref()
+            }
+            Self::Kubernetes(_) | Self::Daytona(_) | Self::Lium(_) => None,
+        }
+    }
+
+    pub fn size_gb(&self) -> Option<f64> {
+        match self {
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
+                volume.size.map(|size| size.0)
+            }
+            Self::Kubernetes(volume) => volume.size.map(|size| size.0),
+            Self::Daytona(_) | Self::Lium(_) => None,
+        }
+    }
+
+    /// The backend's own name of one that existed before us.
+    pub fn external_id(&self) -> Option<&str> {
+        match self {
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
+                volume.volume_id.as_deref()
+            }
+            Self::Kubernetes(volume) => volume.claim_name.as_deref(),
+            Self::Daytona(volume) | Self::Lium(volume) => volume.volume_id.as_deref(),
+        }
+    }
+
+    /// How long nobody may use it before it is deleted.
+    pub fn cleanup_after_secs(&self) -> Option<i64> {
+        self.shared().auto_cleanup_duration.0.filter(|secs| *secs >= 0)
+    }
+
     /// Existed before us and is left alone when deleted.
     pub const fn is_external(&self) -> bool {
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) => volume.volume_id.is_some(),
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
+                volume.volume_id.is_some()
+            }
             Self::Kubernetes(volume) => volume.claim_name.is_some(),
             Self::Daytona(volume) | Self::Lium(volume) => volume.volume_id.is_some(),
         }
@@ -181,6 +234,7 @@ impl Decode for Volume {
             "runpod" => decode_as(node, cx).map(Self::Runpod),
             "kubernetes" => decode_as(node, cx).map(Self::Kubernetes),
             "daytona" => decode_as(node, cx).map(Self::Daytona),
+            "mock" => decode_as(node, cx).map(Self::Mock),
             _ => decode_as(node, cx).map(Self::Lium),
         }
     }
@@ -194,7 +248,9 @@ impl Serialize for Volume {
         map.serialize_entry("type", "volume")?;
         map.serialize_entry("backend", self.backend())?;
         match self {
-            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) => volume.write_fields(&mut map)?,
+            Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
+                volume.write_fields(&mut map)?
+            }
             Self::Kubernetes(volume) => volume.write_fields(&mut map)?,
             Self::Daytona(volume) | Self::Lium(volume) => volume.write_fields(&mut map)?,
         }
@@ -226,7 +282,7 @@ schema_literal! {
     Volume, "Volume" => generator {
         "description": "A disk that outlives runs.",
         "oneOf": [
-            variant::<AwsVolume>(generator, &["aws", "gcp", "runpod"]),
+            variant::<AwsVolume>(generator, &["aws", "gcp", "runpod", "mock"]),
             variant::<KubernetesVolume>(generator, &["kubernetes"]),
             variant::<PlainVolume>(generator, &["daytona", "lium"]),
         ],

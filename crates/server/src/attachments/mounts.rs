@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
-use serde_json::Value;
 use windlass_model::{
     config::{
         job_spec::JobSpec,
         mounts::{Mount, VolumeMount},
+        volume::Volume as Configuration,
     },
     id::ProjectId,
     plan::offers::Location,
@@ -181,29 +181,31 @@ pub(super) fn unusable(volume: &Volume) -> Option<String> {
     }
 }
 
-fn configuration(volume: &Volume) -> Result<Value, PassError> {
+pub(crate) fn configuration(volume: &Volume) -> Result<Configuration, PassError> {
     serde_json::from_str(&volume.configuration).map_err(PassError::document)
 }
 
-fn text(document: &Value, key: &str) -> Option<String> {
-    document[key].as_str().map(str::to_owned)
+pub(crate) fn backend(volume: &Volume) -> Result<String, PassError> {
+    Ok(configuration(volume)?.backend().to_owned())
 }
 
-pub(crate) fn backend(volume: &Volume) -> Result<String, PassError> {
-    Ok(text(&configuration(volume)?, "backend").unwrap_or_default())
+/// What the backend said of a volume it made; of it, the zone is what matters here.
+#[derive(Default, Deserialize)]
+struct Provisioned {
+    availability_zone: Option<String>,
 }
 
 /// Where a volume is: as its owner wrote, and in the zone its backend chose.
 pub fn location(volume: &Volume) -> Result<Location, PassError> {
     let wanted = configuration(volume)?;
-    let made: Value = match &volume.provisioning {
+    let made: Provisioned = match &volume.provisioning {
         Some(made) => serde_json::from_str(made).map_err(PassError::document)?,
-        None => Value::Null,
+        None => Provisioned::default(),
     };
     Ok(Location {
-        backend: text(&wanted, "backend").unwrap_or_default(),
-        region: text(&wanted, "region").unwrap_or_default(),
-        zone: text(&made, "availability_zone").or_else(|| text(&wanted, "availability_zone")),
+        backend: wanted.backend().to_owned(),
+        region: wanted.region().to_owned(),
+        zone: made.availability_zone.or_else(|| wanted.zone().map(str::to_owned)),
     })
 }
 

@@ -28,8 +28,8 @@ macro_rules! migrations {
 
 const MIGRATIONS: &[Migration] = migrations! {
     1 "0001_core.sql";
-    5 "0005_volumes.sql";
     2 "0002_agents.sql";
+    5 "0005_volumes.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -5,6 +5,7 @@ mod jobs_running;
 mod jobs_submitted;
 mod jobs_terminating;
 mod runs;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -49,6 +50,7 @@ pub fn install(hands: &Hands, into: &mut impl Install) {
     into.add(jobs_running::JobsRunning(hands.clone()));
     into.add(jobs_terminating::JobsTerminating(hands.clone()));
     into.add(instances::Instances(hands.clone()));
+    into.add(volumes::Volumes(hands.clone()));
 }
 
 /// The pipelines of a running server, and what carries hints between its replicas.

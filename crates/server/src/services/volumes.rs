@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::{Value, json};
 use windlass_api::{Document, volumes as wire};
 use windlass_model::{
-    config::Configuration,
+    config::{Configuration, job_spec::JobSpec},
     event::{Because, Entity, Event},
     id::{ProjectId, UserId, VolumeId},
     volume,
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     app::App,
+    attachments::mounts,
     auth::{Caller, Scope},
     db::{
         Page, Unit, Written, instances, projects, users,
@@ -162,6 +163,19 @@ fn new_volume(app: &App, scope: &Scope, configuration: &Value) -> Result<(Volume
     let created = Event::created::<volume::Volume>(id.0, volume::Status::Submitted, because);
     let unit = Unit::new().and([volumes::insert(row)]).and(record(db, Some(by), &about, &created)?);
     Ok((id, unit))
+}
+
+/// Backends whose disks are with one machine at a time; of the others only the backend itself can tell.
+const SINGLE: [&str; 3] = ["aws", "gcp", "mock"];
+
+/// The volumes that a run's jobs name must be there and fit together.
+pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]) -> Result<()> {
+    let mounts: Vec<_> = jobs.iter().map(mounts::of_spec).collect();
+    let catalogue = mounts::Catalogue::of(app.db(), project, mounts.iter().flatten()).await?;
+    let refusal = catalogue
+        .refuse(&mounts, |backend| !SINGLE.contains(&backend))
+        .map_err(|error| Error::refused(error.to_string()))?;
+    refusal.map_or(Ok(()), |why| Err(Error::refused(why)))
 }
 
 /// Stores the wish to end, for all of them or none.

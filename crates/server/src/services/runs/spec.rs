@@ -10,6 +10,7 @@ use crate::{
     db::repos,
     error::{Error, Result},
     run_shape::{RunShape, ShapeError},
+    services::volumes,
 };
 
 /// What a job is called in a plan for a run that has no name yet.
@@ -96,7 +97,7 @@ impl Spec {
         if !repos::owns_archives(app.db(), scope.caller.user.id, &ids).await? {
             return Err(Error::absent("File archive"));
         }
-        Ok(())
+        volumes::check_mounts(app, scope.project.id, &self.plan()?).await
     }
 }
 

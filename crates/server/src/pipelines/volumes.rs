@@ -1,0 +1,250 @@
+//! Pipeline `volumes`: storage made or found, kept, and given back.
+//!
+//! Claims   volumes in Submitted, Provisioning, Active, Failed.
+//! Owns     volumes.status, volumes.finished, volumes.finished_at, volumes.status_message, volumes.volume_id,
+//!          volumes.provisioning, volumes.deleted, volumes.deleted_at.
+//! Wakes    on hint (a volume was made, is to go, was detached), else every 5 s to 1 min.
+//! Shares   volumes.delete_asked_at with the API: both only ask.
+//! Why not  attach here? A job waits for its volumes; whoever holds the job attaches them, so that nothing has to
+//!          be handed over. What is in `volume_attachments` keeps this pipeline from deleting.
+
+use serde_json::{Value, json};
+use windlass_backend::{
+    BackendError,
+    volumes::{Made, VolumeOrder, Volumes as Storage},
+};
+use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_model::{
+    config::volume::Volume as Configuration,
+    decide::volumes::{self as brain, Action, Plan, Seen},
+    event,
+    time::{Span, Timestamp},
+    volume,
+};
+
+use super::{Hands, applied, because, due_in};
+use crate::{
+    attachments::mounts::configuration,
+    db::{
+        Val, Values, Written,
+        passes::volumes::{self as rows, Loaded, Moved},
+        volumes::Volume,
+    },
+    pass_error::PassError,
+};
+
+pub(super) struct Volumes(pub(super) Hands);
+
+pub(crate) const QUEUE: Queue = Queue {
+    pipeline: "volumes",
+    table: "volumes",
+    statuses: &["submitted", "provisioning", "active", "failed"],
+};
+
+pub(crate) struct Row {
+    loaded: Loaded,
+    order: VolumeOrder,
+    backend: String,
+    view: brain::Volume,
+}
+
+/// The plan, and what the backend told on the way.
+pub(crate) struct Next {
+    plan: Plan,
+    made: Option<Made>,
+}
+
+impl Pipeline for Volumes {
+    type Row = Row;
+    type Seen = ();
+    type Plan = Next;
+    type Error = PassError;
+
+    fn queue(&self) -> Queue {
+        QUEUE
+    }
+
+    async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
+        let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
+        let wanted = configuration(&loaded.volume)?;
+        let backend = wanted.backend().to_owned();
+        let (order, view) = (order(&loaded.volume, &wanted), view(&loaded, &wanted));
+        Ok(Some(Row { loaded, order, backend, view }))
+    }
+
+    /// Nothing is known until it is asked for.
+    async fn observe(&self, _lease: &Lease, _row: &Row) -> Result<(), PassError> {
+        Ok(())
+    }
+
+    fn decide(row: &Row, (): (), now: DbTime) -> Next {
+        Next { plan: brain::decide(&row.view, &Seen::NotAsked, Timestamp(now)), made: None }
+    }
+
+    async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+        let Some(action) = next.plan.action else { return Ok(()) };
+        let storage = self.0.backends.named(&row.backend).and_then(|backend| backend.volumes());
+        let seen = match storage {
+            Some(storage) => self.ask(storage, row, action, &mut next.made).await,
+            None => nobody(&row.backend, action),
+        };
+        next.plan = brain::decide(&row.view, &seen, Timestamp(lease.now()));
+        if next.plan.action.is_some() {
+            // It was asked and said nothing new.
+            next.plan.due = next.plan.due.max(Timestamp(lease.now()) + brain::POLL_STARTING);
+        }
+        Ok(())
+    }
+
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+        let (plan, volume) = (next.plan, &row.loaded.volume);
+        let mut set: Values = Vec::new();
+        if let Some(made) = &next.made {
+            set.push(("volume_id", made.id.as_str().into()));
+            set.push(("provisioning", Val::json(&document(&row.backend, made))?));
+        }
+        let mut record = None;
+        let mut clean_up = false;
+        if let Some(change) = &plan.change {
+            let why = because(event::Pipeline::Volume, lease, change.reason, &change.message);
+            clean_up = change.event == volume::Event::DeleteAsked;
+            let moved =
+                event::transition::<volume::Volume>(volume.id, volume.status, change.event, why.clone())?;
+            set.push(("status", moved.status.into()));
+            set.push(("status_message", message(&change.message, moved.status).into()));
+            record = moved
+                .record
+                .or_else(|| clean_up.then(|| event::Event::note(event::Entity::Volume, volume.id, why)));
+        } else if let Some(note) = &plan.note {
+            // Said once, however often it is tried.
+            if volume.status_message.as_deref() != Some(note) {
+                let why = because(event::Pipeline::Volume, lease, "delete", note);
+                record = Some(event::Event::note(event::Entity::Volume, volume.id, why));
+                set.push(("status_message", note.as_str().into()));
+            }
+        }
+        if plan.gone {
+            set.extend([
+                ("deleted", true.into()),
+                ("deleted_at", Val::Now),
+                ("finished", true.into()),
+                ("finished_at", Val::Now),
+            ]);
+        }
+        let due_in_us = Some(due_in(lease, plan.due));
+        let moved = Moved { set, event: record, due_in_us, clean_up };
+        let written = rows::apply(&self.0.db, lease.held(), volume, moved).await?;
+        if let Written::Stale { at: Some(_) } = written {
+            // A job came for it in this very moment: nobody cleans it up, and the next pass sees why.
+            return Ok(Applied::Unchanged { due_in: None });
+        }
+        Ok(applied(&written, due_in_us, vec![]))
+    }
+}
+
+impl Volumes {
+    async fn ask(&self, storage: &dyn Storage, row: &Row, action: Action, made: &mut Option<Made>) -> Seen {
+        let known = row.loaded.volume.volume_id.as_deref();
+        match (action, known) {
+            (Action::Create | Action::Register, _) | (Action::Check, None) => {
+                seen(storage.make(&row.order).await.map(Some), made)
+            }
+            (Action::Check, Some(id)) => seen(storage.look(&row.order, id).await, made),
+            (Action::Delete, known) => match self.delete(storage, row, known).await {
+                Ok(()) => Seen::Deleted,
+                Err(error) => Seen::NotDeleted { said: error.to_string() },
+            },
+        }
+    }
+
+    async fn delete(
+        &self,
+        storage: &dyn Storage,
+        row: &Row,
+        known: Option<&str>,
+    ) -> Result<(), BackendError> {
+        let id = match known {
+            Some(id) => id.to_owned(),
+            // Its making may have been asked for by somebody who died before writing it down. The order is
+            // the key, so this finds that one.
+            None => match storage.make(&row.order).await {
+                Ok(made) => made.id,
+                Err(BackendError::Refused { .. } | BackendError::HostKeyChanged { .. }) => return Ok(()),
+                Err(error @ (BackendError::NoCapacity { .. } | BackendError::Unavailable { .. })) => {
+                    return Err(error);
+                }
+            },
+        };
+        storage.remove(&row.order, &id).await
+    }
+}
+
+fn seen(answer: Result<Option<Made>, BackendError>, made: &mut Option<Made>) -> Seen {
+    match answer {
+        Ok(Some(one)) => {
+            let ready = one.ready;
+            *made = Some(one);
+            if ready { Seen::Ready } else { Seen::Making }
+        }
+        Ok(None) => Seen::Broken { said: "the backend does not have it".to_owned() },
+        Err(error @ (BackendError::Refused { .. } | BackendError::HostKeyChanged { .. })) => {
+            Seen::Broken { said: error.to_string() }
+        }
+        // It may have happened or not; the next look asks again, until the time for it is over.
+        Err(BackendError::NoCapacity { .. } | BackendError::Unavailable { .. }) => Seen::NotAsked,
+    }
+}
+
+/// The backend went out of the server's settings, or never was in them.
+fn nobody(backend: &str, action: Action) -> Seen {
+    let said = format!("backend `{backend}` is not configured, or has no volumes");
+    match action {
+        Action::Create | Action::Register | Action::Check => Seen::Broken { said },
+        Action::Delete => Seen::NotDeleted { said },
+    }
+}
+
+/// What people read beside the status; one that is fine needs no words.
+fn message(said: &str, status: volume::Status) -> Option<&str> {
+    match status {
+        volume::Status::Active => None,
+        volume::Status::Submitted | volume::Status::Provisioning | volume::Status::Failed => Some(said),
+    }
+}
+
+/// As clients know it.
+fn document(backend: &str, made: &Made) -> Value {
+    json!({
+        "backend": backend,
+        "volume_id": made.id,
+        "size_gb": made.size_gb,
+        "availability_zone": made.zone,
+        "price": made.price,
+        "attachable": true,
+        "detachable": true,
+    })
+}
+
+fn order(volume: &Volume, wanted: &Configuration) -> VolumeOrder {
+    VolumeOrder {
+        volume: volume.id,
+        name: volume.name.clone(),
+        region: wanted.region().to_owned(),
+        zone: wanted.zone().map(str::to_owned),
+        size_gb: wanted.size_gb(),
+        external: wanted.external_id().map(str::to_owned),
+    }
+}
+
+fn view(loaded: &Loaded, wanted: &Configuration) -> brain::Volume {
+    let volume = &loaded.volume;
+    brain::Volume {
+        status: volume.status,
+        created_at: volume.created_at,
+        external: volume.external,
+        delete_asked: volume.delete_asked_at.is_some(),
+        attached: loaded.attached,
+        unattached_since: Some(volume.last_job_processed_at.unwrap_or(volume.created_at)),
+        cleanup_after: wanted.cleanup_after_secs().map(Span::secs),
+    }
+}
