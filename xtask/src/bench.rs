@@ -16,7 +16,7 @@ use crate::{
 const BINARY: &str = "windlass-bench";
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let name = args.word().context("name a benchmark: engine, api, agent, …")?;
+    let name = args.word().context("name a benchmark: engine, api, agent, runs")?;
     ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
     // Server and agent are measured as people run them: their own binaries, in their own processes.
     let packages = ["-p", "windlass-testkit", "-p", "windlass-cli", "-p", "windlass-agent"];
@@ -35,9 +35,9 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
             Some(postgres)
         }
     };
-    // Likewise; only the agent's benchmark starts containers.
+    // Likewise; only some benchmarks start containers.
     let _engine = match std::env::var_os(engine::VARIABLE) {
-        None if name == "agent" => {
+        None if name == "agent" || name == "runs" => {
             let engine = Engine::start()?;
             command.env(engine::VARIABLE, &engine.socket);
             Some(engine)

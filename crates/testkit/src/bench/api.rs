@@ -1,49 +1,49 @@
 //! The real server on one core, a load generator on the other.
 
-use std::{
-    io::Write,
-    net::TcpListener,
-    path::Path,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
-};
+use std::{io::Write, path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use serde_json::json;
-use tokio::net::TcpStream;
 use windlass_server::db::{Change, DatabaseUrl, Db, Unit, Val};
 
 use super::{
     Scratch,
-    load::{self, Figures, Load},
+    load::Figures,
+    server::{Options, Server, submission_bytes},
 };
 
-const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
 const RUNS: usize = 100_000;
 const LASTS: Duration = Duration::from_secs(6);
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `server` is the `windlass` binary.
 pub async fn run(server: &Path) -> Result<()> {
     let scratch = Scratch::new("api")?;
-    let first = Server::start(server, scratch.path()).await?;
+    let options = Options {
+        binary: server,
+        data: scratch.path(),
+        database: None,
+        core: Some(0),
+        local: false,
+        env: Vec::new(),
+    };
+    let first = Server::start(&options).await?;
     let idle = first.resident_mb()?;
     drop(first);
     fill(&scratch.path().join("windlass.db")).await?;
-    let server = Server::start(server, scratch.path()).await?;
+    let server = Server::start(&options).await?;
     let mut out = std::io::stdout();
     writeln!(out, "ready after start                      {:>9.0} ms", server.ready.as_secs_f64() * 1e3)?;
     writeln!(out, "resident, idle                         {idle:>9.1} MB")?;
 
     let body = json!({"run_name": "run-50000"}).to_string();
-    let get = server.load("/api/project/main/runs/get", &body, 16, |_, _| None).await?;
+    let get = server.load("/api/project/main/runs/get", &body, 16, LASTS, |_, _| None).await?;
     show(&mut out, "get a run of 100,000, 16 connections", get)?;
     let body =
         json!({"project_name": "main", "only_active": false, "limit": 100, "job_submissions_limit": 1});
-    let list = server.load("/api/runs/list", &body.to_string(), 4, |_, _| None).await?;
+    let list = server.load("/api/runs/list", &body.to_string(), 4, LASTS, |_, _| None).await?;
     show(&mut out, "list 100 of 100,000, 4 connections", list)?;
     let submit = server
-        .load("/api/project/main/runs/apply", "{}", 64, |n, repeat| Some(submission(n, repeat)))
+        .load("/api/project/main/runs/apply", "{}", 64, LASTS, |n, repeat| Some(submission(n, repeat)))
         .await?;
     show(&mut out, "submit, durable, 64 connections", submit)?;
     writeln!(out, "resident, after all that               {:>9.1} MB", server.resident_mb()?)?;
@@ -64,77 +64,8 @@ fn show(out: &mut impl Write, what: &str, figures: Figures) -> Result<()> {
 }
 
 fn submission(connection: usize, repeat: usize) -> Vec<u8> {
-    let name = format!("s-{connection}-{repeat}");
-    let spec = json!({"run_name": name, "configuration": {"type": "task", "name": name, "image": "busybox",
-        "user": "root", "commands": ["true"], "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}}},
-        "profile": {"name": "default"}});
-    let body = json!({"plan": {"run_spec": spec}, "force": false}).to_string();
-    load::post("/api/project/main/runs/apply", TOKEN, &body)
-}
-
-/// A server process; it ends when this is dropped.
-struct Server {
-    child: Child,
-    address: String,
-    ready: Duration,
-}
-
-impl Server {
-    async fn start(binary: &Path, data: &Path) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let mut command = Command::new("taskset");
-        command
-            .args(["-c", "0"])
-            .arg(binary)
-            .args(["server", "--port", &port.to_string(), "--data-dir"])
-            .arg(data);
-        command.args(["--admin-token", TOKEN]).stdout(Stdio::null()).stderr(Stdio::null());
-        let started = Instant::now();
-        let child = command.spawn().context("start the server (is `taskset` there?)")?;
-        let mut server = Self { child, address: format!("127.0.0.1:{port}"), ready: Duration::ZERO };
-        while !server.answers().await {
-            if let Some(status) = server.child.try_wait()? {
-                bail!("the server ended early: {status}");
-            }
-            ensure!(started.elapsed() < PATIENCE, "the server did not get ready");
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        server.ready = started.elapsed();
-        Ok(server)
-    }
-
-    async fn answers(&self) -> bool {
-        use tokio::io::AsyncWriteExt;
-        let Ok(mut stream) = TcpStream::connect(&self.address).await else { return false };
-        let asked = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
-        asked.is_ok() && load::answer(&mut stream, &mut Vec::new()).await.is_ok()
-    }
-
-    async fn load(
-        &self,
-        path: &str,
-        body: &str,
-        connections: usize,
-        make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
-    ) -> Result<Figures> {
-        let request = load::post(path, TOKEN, body);
-        let load = Load { address: self.address.clone(), request, connections, lasts: LASTS };
-        load::run(&load, make).await.with_context(|| format!("load {path}"))
-    }
-
-    fn resident_mb(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find(|l| l.starts_with("VmRSS")).context("no VmRSS")?;
-        let kb: f64 = line.split_whitespace().nth(1).context("no number")?.parse()?;
-        Ok(kb / 1024.0)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    submission_bytes(&json!({"type": "task", "name": format!("s-{connection}-{repeat}"), "image": "busybox",
+        "user": "root", "commands": ["true"], "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}}}))
 }
 
 /// Finished runs with a job each, straight into the database.

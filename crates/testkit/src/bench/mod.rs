@@ -4,6 +4,8 @@ pub mod agent;
 pub mod api;
 pub mod engine;
 pub mod load;
+pub mod runs;
+pub mod server;
 
 use std::path::PathBuf;
 

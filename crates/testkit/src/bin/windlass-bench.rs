@@ -1,4 +1,4 @@
-//! `windlass-bench engine|api|agent`: figures for people; `cargo xtask bench NAME` builds and starts it.
+//! `windlass-bench engine|api|agent|runs`: figures for people; `cargo xtask bench NAME` builds and starts it.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,18 @@ use windlass_testkit::bench;
 
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let name = std::env::args().nth(1).context("want a name: engine, api, agent")?;
+    let name = std::env::args().nth(1).context("want a name: engine, api, agent, runs")?;
+    let postgres = std::env::var("WINDLASS_BENCH_DATABASE_URL").ok();
     match name.as_str() {
-        "engine" => runtime.block_on(bench::engine::run(std::env::var("WINDLASS_BENCH_DATABASE_URL").ok())),
+        "engine" => runtime.block_on(bench::engine::run(postgres)),
         "api" => runtime.block_on(bench::api::run(&beside("windlass")?)),
         "agent" => runtime.block_on(bench::agent::run(&beside("windlass-agent")?)),
-        _ => bail!("unknown benchmark `{name}`; want engine, api or agent"),
+        "runs" => {
+            let (windlass, agent) = (beside("windlass")?, beside("windlass-agent")?);
+            let binaries = bench::runs::Binaries { windlass: &windlass, agent: &agent };
+            runtime.block_on(bench::runs::run(&binaries, postgres))
+        }
+        _ => bail!("unknown benchmark `{name}`; want engine, api, agent or runs"),
     }
 }
 

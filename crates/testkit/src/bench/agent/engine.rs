@@ -13,14 +13,14 @@ use anyhow::{Context, Result, ensure};
 const VARIABLE: &str = "WINDLASS_TEST_DOCKER";
 const IMAGE: &str = "windlass-bench/busybox:1";
 
-pub(super) struct Engine {
-    pub(super) socket: PathBuf,
-    pub(super) image: String,
+pub(in crate::bench) struct Engine {
+    pub(in crate::bench) socket: PathBuf,
+    pub(in crate::bench) image: String,
 }
 
 impl Engine {
     /// Makes an image of nothing but a static busybox.
-    pub(super) fn from_environment(scratch: &Path) -> Result<Self> {
+    pub(in crate::bench) fn from_environment(scratch: &Path) -> Result<Self> {
         let socket =
             std::env::var_os(VARIABLE).with_context(|| format!("{VARIABLE} names no engine's socket"))?;
         let engine = Self { socket: socket.into(), image: IMAGE.to_owned() };
@@ -43,7 +43,7 @@ impl Engine {
     }
 
     /// `docker run` of one word: until it was said, and until the command ended.
-    pub(super) fn run(&self) -> Result<(Duration, Duration)> {
+    pub(in crate::bench) fn run(&self) -> Result<(Duration, Duration)> {
         let mut command = self.docker();
         command.args(["run", "--rm", "--network", "host", IMAGE, "echo", "hello"]);
         let started = Instant::now();

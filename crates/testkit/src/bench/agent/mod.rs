@@ -1,6 +1,6 @@
 //! The real agent: how fast it starts, how fast tasks start under it, how fast it keeps output, and what it takes.
 
-mod engine;
+pub(super) mod engine;
 mod host;
 
 use std::{

@@ -1,0 +1,112 @@
+//! Whole runs through the real server: on hollow hosts, as processes of this machine, in containers.
+//!
+//! What is compared stands in one run: hollow on SQLite and on Postgres, containers beside `docker run`.
+
+mod hollow;
+mod real;
+
+use std::{
+    io::Write,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::{
+    Scratch,
+    server::{Client, Server, submission},
+};
+
+/// A run that takes longer is not a figure, it is a fault.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two looks at a run. Each look costs the server some 50 µs.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The binaries that are measured.
+pub struct Binaries<'a> {
+    pub windlass: &'a Path,
+    pub agent: &'a Path,
+}
+
+/// `postgres` is the url of an empty database.
+pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()> {
+    let scratch = Scratch::new("runs")?;
+    let mut out = std::io::stdout();
+    hollow::run(binaries, &scratch.path().join("sqlite"), None, &mut out).await?;
+    match &postgres {
+        Some(url) => {
+            hollow::run(binaries, &scratch.path().join("postgres"), Some(url), &mut out).await?;
+        }
+        None => writeln!(out, "no Postgres: WINDLASS_BENCH_DATABASE_URL is not set")?,
+    }
+    real::run(binaries, &scratch.path().join("real"), &mut out).await
+}
+
+/// How long after its submission a run was seen in each state.
+#[derive(Clone, Copy, Debug)]
+struct Life {
+    running: Option<Duration>,
+    ended: Duration,
+}
+
+/// Submits a run and watches it to its end.
+async fn live(client: &mut Client, configuration: &Value) -> Result<Life> {
+    let name = configuration["name"].as_str().context("a run without a name")?.to_owned();
+    let asked = Instant::now();
+    client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
+    let mut running = None;
+    loop {
+        let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
+        let seen = asked.elapsed();
+        match run["status"].as_str().unwrap_or_default() {
+            "running" => running = running.or(Some(seen)),
+            "done" => return Ok(Life { running, ended: seen }),
+            "failed" | "terminated" => {
+                bail!("{name} ended as {}: {}", run["status"], run["jobs"][0]["job_submissions"][0])
+            }
+            _ => {}
+        }
+        ensure!(seen < PATIENCE, "{name} is still {} after {seen:?}", run["status"]);
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// How many runs of the project are not over.
+async fn active(client: &mut Client) -> Result<usize> {
+    let body = json!({"project_name": "main", "only_active": true, "limit": 100, "job_submissions_limit": 1});
+    let list = client.post("/api/runs/list", &body).await?;
+    Ok(list.as_array().context("no list")?.len())
+}
+
+fn median(taken: &mut [Duration]) -> Duration {
+    taken.sort();
+    taken[taken.len() / 2]
+}
+
+fn show(out: &mut impl Write, what: &str, taken: &mut [Duration]) -> Result<()> {
+    taken.sort();
+    let ms = |d: Duration| d.as_secs_f64() * 1e3;
+    let (least, most) = (taken[0], taken[taken.len() - 1]);
+    let middle = ms(median(taken));
+    writeln!(out, "{what:<46} {middle:>9.1} ms   ({:.1} to {:.1})", ms(least), ms(most))?;
+    Ok(())
+}
+
+/// Waits until the project's fleet has so many hosts that take jobs.
+async fn hosts_ready(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
+    let mut client = server.client().await?;
+    let started = Instant::now();
+    loop {
+        let found = client.post("/api/project/main/fleets/get", &json!({"name": fleet})).await?;
+        let instances = found["instances"].as_array().cloned().unwrap_or_default();
+        let ready = instances.iter().filter(|i| matches!(i["status"].as_str(), Some("idle" | "busy"))).count();
+        if ready >= hosts {
+            return Ok(());
+        }
+        let last = instances.last().cloned().unwrap_or_default();
+        ensure!(started.elapsed() < PATIENCE, "only {ready} of {hosts} hosts are ready, the last: {last}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

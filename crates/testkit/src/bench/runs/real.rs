@@ -1,0 +1,196 @@
+//! Runs that do something: processes of this machine, and containers beside `docker run` of the same image.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+
+use super::{Binaries, PATIENCE, hosts_ready, live, show};
+use crate::bench::{
+    agent::engine::Engine,
+    server::{Client, Options, Server, submission},
+};
+
+const TIMES: usize = 10;
+const LOOK: Duration = Duration::from_millis(1);
+
+pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, out: &mut impl Write) -> Result<()> {
+    processes(binaries, &home.join("process"), out).await?;
+    std::fs::create_dir_all(home)?;
+    let engine = Engine::from_environment(home)?;
+    containers(binaries, &home.join("docker"), &engine, out).await
+}
+
+async fn start(binaries: &Binaries<'_>, data: &Path, engine: Option<&Path>) -> Result<Server> {
+    std::fs::create_dir_all(data)?;
+    // A socket that is not there: then jobs are processes, whatever this machine has.
+    let engine = engine.map_or_else(|| data.join("no-engine.sock"), Path::to_owned);
+    let server = Server::start(&Options {
+        binary: binaries.windlass,
+        data,
+        database: None,
+        core: None,
+        local: true,
+        env: vec![
+            ("WINDLASS_AGENT", binaries.agent.to_owned()),
+            ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
+        ],
+    })
+    .await?;
+    let asked = Instant::now();
+    hosts_ready(&server, "local", 1).await?;
+    tracing::debug!(took = ?asked.elapsed(), "this machine is ready");
+    Ok(server)
+}
+
+fn task(name: &str, image: &str, command: &str) -> Value {
+    json!({"type": "task", "name": name, "image": image, "user": "root", "commands": [command],
+        "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
+}
+
+async fn processes(binaries: &Binaries<'_>, data: &Path, out: &mut impl Write) -> Result<()> {
+    let server = start(binaries, data, None).await?;
+    let mut client = server.client().await?;
+    let (mut lines, mut ends, mut exits, mut stops) = (vec![], vec![], vec![], vec![]);
+    for time in 0..=TIMES {
+        let line = first_line(&mut client, &task(&format!("line-{time}"), "none", "echo hello")).await?;
+        let end = live(&mut client, &task(&format!("end-{time}"), "none", "true")).await?.ended;
+        let exit = exit_to_finished(&mut client, &format!("exit-{time}"), data).await?;
+        let stop = stop_to_signal(&mut client, &format!("stop-{time}"), data).await?;
+        if time > 0 {
+            lines.push(line);
+            ends.push(end);
+            exits.push(exit);
+            stops.push(stop);
+        }
+    }
+    writeln!(out, "this machine, processes, SQLite")?;
+    show(out, "  submit to first line in the log", &mut lines)?;
+    show(out, "  submit to done, `true`", &mut ends)?;
+    show(out, "  exit of the job to finished run", &mut exits)?;
+    show(out, "  stop asked to signal in the job", &mut stops)
+}
+
+async fn containers(
+    binaries: &Binaries<'_>,
+    data: &Path,
+    engine: &Engine,
+    out: &mut impl Write,
+) -> Result<()> {
+    let server = start(binaries, data, Some(&engine.socket)).await?;
+    let mut client = server.client().await?;
+    let (mut lines, mut plain) = (Vec::new(), Vec::new());
+    for time in 0..=TIMES {
+        let (said, _) = engine.run()?;
+        let job = task(&format!("line-{time}"), &engine.image, "echo hello");
+        let line = first_line(&mut client, &job).await?;
+        if time > 0 {
+            plain.push(said);
+            lines.push(line);
+        }
+    }
+    writeln!(out, "this machine, containers, SQLite")?;
+    show(out, "  docker run of the same, to first line", &mut plain)?;
+    show(out, "  submit to first line in the log", &mut lines)?;
+    let more = (super::median(&mut lines).as_secs_f64() - super::median(&mut plain).as_secs_f64()) * 1e3;
+    writeln!(out, "{:<46} {more:>+9.1} ms", "  … more than docker run")?;
+    Ok(())
+}
+
+/// From the submission until the word can be read from the server.
+async fn first_line(client: &mut Client, configuration: &Value) -> Result<Duration> {
+    let asked = Instant::now();
+    let run = client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
+    let body = json!({"run_name": configuration["name"], "limit": 10,
+        "job_submission_id": run["jobs"][0]["job_submissions"][0]["id"]});
+    let took = loop {
+        let page = client.post("/api/project/main/logs/poll", &body).await?;
+        let said: Vec<u8> = page["logs"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|event| STANDARD.decode(event["message"].as_str()?).ok())
+            .flatten()
+            .collect();
+        if said.starts_with(b"hello") {
+            break asked.elapsed();
+        }
+        ensure!(asked.elapsed() < PATIENCE, "no line came: {page}");
+        tokio::time::sleep(LOOK).await;
+    };
+    wait_end(client, configuration["name"].as_str().context("no name")?).await?;
+    Ok(took)
+}
+
+async fn wait_end(client: &mut Client, name: &str) -> Result<()> {
+    let asked = Instant::now();
+    loop {
+        let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
+        if matches!(run["status"].as_str(), Some("done" | "failed" | "terminated")) {
+            return Ok(());
+        }
+        ensure!(asked.elapsed() < PATIENCE, "{name} does not end: {run}");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The job's last act is to remove a file; from that moment on until the run is done.
+async fn exit_to_finished(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
+    let (go, flag) = (scratch.join(format!("{name}.go")), scratch.join(format!("{name}.flag")));
+    std::fs::write(&flag, "")?;
+    let command = format!(
+        "until [ -e {go} ]; do sleep 0.01; done; exec rm {flag}",
+        go = go.display(),
+        flag = flag.display()
+    );
+    client.post("/api/project/main/runs/apply", &submission(&task(name, "none", &command))).await?;
+    wait_running(client, name).await?;
+    std::fs::write(&go, "")?;
+    while flag.exists() {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let gone = Instant::now();
+    wait_end(client, name).await?;
+    Ok(gone.elapsed())
+}
+
+/// From the request to stop until the job's own trap has written a file.
+async fn stop_to_signal(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
+    let (ready, flag) = (scratch.join(format!("{name}.ready")), scratch.join(format!("{name}.flag")));
+    let command = format!(
+        "trap 'echo x > {flag}; exit 0' INT TERM; echo x > {ready}; while :; do sleep 0.005; done",
+        flag = flag.display(),
+        ready = ready.display()
+    );
+    client.post("/api/project/main/runs/apply", &submission(&task(name, "none", &command))).await?;
+    wait_running(client, name).await?;
+    while !ready.exists() {
+        tokio::time::sleep(LOOK).await;
+    }
+    let asked = Instant::now();
+    client.post("/api/project/main/runs/stop", &json!({"runs_names": [name], "abort": false})).await?;
+    while !flag.exists() {
+        ensure!(asked.elapsed() < PATIENCE, "{name} gets no signal");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let took = asked.elapsed();
+    wait_end(client, name).await?;
+    Ok(took)
+}
+
+async fn wait_running(client: &mut Client, name: &str) -> Result<()> {
+    let asked = Instant::now();
+    loop {
+        let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
+        if run["status"] == "running" {
+            return Ok(());
+        }
+        ensure!(asked.elapsed() < PATIENCE, "{name} does not run: {run}");
+        tokio::time::sleep(LOOK).await;
+    }
+}

@@ -1,0 +1,150 @@
+//! The real server in a process of its own, and a small client for it.
+
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tokio::{io::AsyncWriteExt, net::TcpStream};
+
+use super::load::{self, Figures, Load};
+
+const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Ticks of the clock in which the kernel counts processor time.
+const TICKS: f64 = 100.0;
+
+/// How to start one.
+pub struct Options<'a> {
+    pub binary: &'a Path,
+    pub data: &'a Path,
+    /// SQLite in the data directory unless named.
+    pub database: Option<&'a str>,
+    /// Kept to this core.
+    pub core: Option<u32>,
+    /// Whether this machine is a host too.
+    pub local: bool,
+    pub env: Vec<(&'static str, PathBuf)>,
+}
+
+/// It ends when this is dropped.
+pub struct Server {
+    child: Child,
+    address: String,
+    pub ready: Duration,
+}
+
+impl Server {
+    pub async fn start(options: &Options<'_>) -> Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let mut command = match options.core {
+            Some(core) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &core.to_string()]).arg(options.binary);
+                command
+            }
+            None => Command::new(options.binary),
+        };
+        command.args(["server", "--port", &port.to_string(), "--data-dir"]).arg(options.data);
+        command.args(["--admin-token", TOKEN]).stdout(Stdio::null()).stderr(Stdio::null());
+        command.envs(options.env.iter().map(|(name, value)| (name, value)));
+        if let Some(url) = options.database {
+            command.args(["--database-url", url]);
+        }
+        if !options.local {
+            command.arg("--no-local");
+        }
+        let started = Instant::now();
+        let child = command.spawn().context("start the server (is `taskset` there?)")?;
+        let mut server = Self { child, address: format!("127.0.0.1:{port}"), ready: Duration::ZERO };
+        while !server.answers().await {
+            if let Some(status) = server.child.try_wait()? {
+                bail!("the server ended early: {status}");
+            }
+            ensure!(started.elapsed() < PATIENCE, "the server did not get ready");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        server.ready = started.elapsed();
+        Ok(server)
+    }
+
+    async fn answers(&self) -> bool {
+        let Ok(mut stream) = TcpStream::connect(&self.address).await else { return false };
+        let asked = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
+        asked.is_ok() && load::answer(&mut stream, &mut Vec::new()).await.is_ok()
+    }
+
+    /// Repeats a request for a while; `make` may change it each time.
+    pub async fn load(
+        &self,
+        path: &str,
+        body: &str,
+        connections: usize,
+        lasts: Duration,
+        make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
+    ) -> Result<Figures> {
+        let request = load::post(path, TOKEN, body);
+        let load = Load { address: self.address.clone(), request, connections, lasts };
+        load::run(&load, make).await.with_context(|| format!("load {path}"))
+    }
+
+    pub async fn client(&self) -> Result<Client> {
+        let stream = TcpStream::connect(&self.address).await.context("connect")?;
+        stream.set_nodelay(true)?;
+        Ok(Client { stream, buffer: Vec::new() })
+    }
+
+    pub fn resident_mb(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find(|l| l.starts_with("VmRSS")).context("no VmRSS")?;
+        let kb: f64 = line.split_whitespace().nth(1).context("no number")?.parse()?;
+        Ok(kb / 1024.0)
+    }
+
+    /// Processor seconds it has used.
+    pub fn cpu_secs(&self) -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let (_, after) = stat.rsplit_once(')').context("no name")?;
+        let mut fields = after.split_whitespace().skip(11);
+        let mut next = || fields.next().context("no times")?.parse::<f64>().context("no number");
+        Ok((next()? + next()?) / TICKS)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One keep-alive connection.
+pub struct Client {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    pub async fn post(&mut self, path: &str, body: &Value) -> Result<Value> {
+        self.stream.write_all(&load::post(path, TOKEN, &body.to_string())).await?;
+        load::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
+        let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
+        serde_json::from_slice(&self.buffer[head + 4..]).with_context(|| format!("read the answer of {path}"))
+    }
+}
+
+/// A submission of a run, ready to be sent.
+pub fn submission(configuration: &Value) -> Value {
+    let spec = serde_json::json!({"run_name": configuration["name"], "configuration": configuration,
+        "profile": {"name": "default"}});
+    serde_json::json!({"plan": {"run_spec": spec}, "force": false})
+}
+
+/// The bytes of one, for a load.
+pub fn submission_bytes(configuration: &Value) -> Vec<u8> {
+    load::post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
+}
