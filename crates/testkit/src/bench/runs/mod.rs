@@ -101,7 +101,8 @@ async fn hosts_ready(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
     loop {
         let found = client.post("/api/project/main/fleets/get", &json!({"name": fleet})).await?;
         let instances = found["instances"].as_array().cloned().unwrap_or_default();
-        let ready = instances.iter().filter(|i| matches!(i["status"].as_str(), Some("idle" | "busy"))).count();
+        let ready =
+            instances.iter().filter(|i| matches!(i["status"].as_str(), Some("idle" | "busy"))).count();
         if ready >= hosts {
             return Ok(());
         }
