@@ -19,7 +19,7 @@ use windlass_model::id::SubmissionId;
 use super::{
     EPOCH, EPOCH_SEEN, Health, LOG_COMPLETE, LOG_END, SIGNATURE,
     events::Event,
-    runner::{JobRecord, JobStarted, Metrics, Submit},
+    runner::{JobRecord, JobStarted, Metrics, Pull, Submit},
     shim::{HostInfo, InstanceHealth, InstanceInfo, TaskInfo, TaskList, Terminate},
 };
 
@@ -35,6 +35,8 @@ const ANSWER_MAX: usize = 8 * 1024 * 1024;
 const WHY_MAX: usize = 4 * 1024;
 /// Longest line of the event stream.
 const EVENT_MAX: usize = 1024 * 1024;
+/// Lines in a row that are no events of this version. More of them are no stream of events.
+const UNKNOWN_MAX: u32 = 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
@@ -192,7 +194,7 @@ impl Shim {
             None => "/api/events".to_owned(),
         };
         let answer = self.send(self.request(Method::GET, &path, None).body(full(Vec::new()))).await?;
-        Ok(Events { body: answer.into_body(), rest: Vec::new() })
+        Ok(Events { body: answer.into_body(), rest: Vec::new(), unknown: 0 })
     }
 
     pub async fn host(&self) -> Result<HostInfo, ShimError> {
@@ -257,6 +259,14 @@ impl Shim {
 
     pub async fn job_metrics(&self, id: SubmissionId) -> Result<Metrics, ShimError> {
         self.read(&runner(id, "metrics")).await
+    }
+
+    /// Seconds since somebody was connected to the job, as its runner counts them.
+    pub async fn no_connections(&self, id: SubmissionId) -> Result<i64, ShimError> {
+        // Later than any output: only the rest of the answer is of interest.
+        const NEVER: i64 = 1 << 52;
+        let pull: Pull = self.read(&runner(id, &format!("pull?timestamp={NEVER}"))).await?;
+        Ok(pull.no_connections_secs)
     }
 
     /// Tells the runner that all before `offset` is kept elsewhere.
@@ -351,6 +361,8 @@ async fn whole(answer: Response<Incoming>) -> Result<Bytes, ShimError> {
 pub struct Events {
     body: Incoming,
     rest: Vec<u8>,
+    /// Lines in a row that were not understood.
+    unknown: u32,
 }
 
 impl Events {
@@ -360,10 +372,12 @@ impl Events {
             while let Some(at) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.rest.drain(..=at).collect();
                 if let Ok(event) = serde_json::from_slice(&line) {
+                    self.unknown = 0;
                     return Ok(Some(event));
                 }
+                self.unknown += 1;
             }
-            if self.rest.len() > EVENT_MAX {
+            if self.rest.len() > EVENT_MAX || self.unknown > UNKNOWN_MAX {
                 return Err(ShimError::TooLong);
             }
             let Some(frame) = self.body.frame().await else { return Ok(None) };

@@ -4,8 +4,12 @@
 //! refuses a lower one than it has seen, so a stale holder cannot touch the host. All calls may be
 //! repeated: a repeat has the effect of one.
 
+mod ear;
 pub mod enrol;
+mod fit;
+mod lines;
 pub mod site;
+mod wire;
 
 use std::sync::Arc;
 
@@ -16,6 +20,8 @@ use windlass_api::agent::{
     shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
+
+pub use self::wire::{CALL_WITHIN, Wire};
 
 /// Who is asked, about which submission, under which take of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +123,10 @@ pub trait Agents: Send + Sync + 'static {
     fn pull(&self, call: Call) -> Answer<'_, Pulled>;
     /// Bytes of a log (`job` or `runner`) from an offset on; what is there, without waiting.
     fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart>;
+    /// All before `offset` is kept elsewhere. A runner whose job is over waits a while for this before it goes.
+    fn log_was_read<'a>(&'a self, _call: Call, _stream: &'a str, _offset: u64) -> Answer<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
     fn metrics(&self, call: Call) -> Answer<'_, Metrics>;
     /// Asks the commands to end; the runner kills them after its own grace.
     fn stop_job(&self, call: Call) -> Answer<'_, ()>;

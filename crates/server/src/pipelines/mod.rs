@@ -87,6 +87,15 @@ impl Running {
     }
 }
 
+/// The pipelines of jobs that are placed, and of instances, for whoever hears of their hosts.
+pub(crate) const INSTANCES: &str = instances::QUEUE.pipeline;
+
+/// The pipeline that looks at a placed job in this status.
+pub(crate) fn of_job(status: &str) -> &'static str {
+    let ending = jobs_terminating::QUEUE;
+    if ending.statuses.contains(&status) { ending.pipeline } else { jobs_running::QUEUE.pipeline }
+}
+
 /// How long passes in work may take when the server stops; an agent's call takes 9 s at most.
 const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 

@@ -1,0 +1,302 @@
+//! What hosts tell without being asked, one stream per connection.
+//!
+//! An event carries no decision: it makes a row due and wakes the pipeline that looks, or has a log copied. A lost
+//! one costs time and nothing else. A host has a say over the rows of its own instance alone, and however much it
+//! tells, it is read no faster than [`BATCH_MAX`] events in each [`GAP`].
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use windlass_api::agent::{
+    client::{Events, Shim, ShimError},
+    events::{Event, What},
+};
+use windlass_model::id::{InstanceId, ProjectId, RunId, SubmissionId};
+
+use super::{
+    Agents, Call,
+    lines::{Line, Slot, told},
+    wire::{Inner, Wire},
+};
+use crate::{
+    db::{Change, Unit, agents as rows, agents::Which},
+    logs::{Log, Stream},
+    pipelines,
+};
+
+/// Events dealt with at once.
+const BATCH_MAX: usize = 256;
+/// Between two batches of one host. The first event after a quiet moment does not wait.
+const GAP: Duration = Duration::from_millis(20);
+/// A stream says at least every 10 s that it lives.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+const OPEN_WITHIN: Duration = Duration::from_secs(9);
+/// A stream that is refused is asked for again, later each time.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_LAST: Duration = Duration::from_secs(30);
+/// Writes of a batch before it is left to the passes that look anyway.
+const WRITES_MAX: usize = 4;
+const WRITE_AGAIN: Duration = Duration::from_millis(200);
+/// How long it is remembered whether a job is one of this instance, and of how many.
+const PLACE_KNOWN: Duration = Duration::from_secs(10);
+const PLACES_MAX: usize = 1024;
+/// Longest name of a start of a shim.
+const BOOT_MAX: usize = 128;
+
+struct Ear {
+    inner: Weak<Inner>,
+    slot: Weak<Slot>,
+    line: Weak<Line>,
+    shim: Shim,
+    instance: InstanceId,
+    /// Where a job belongs; `None`: it is none of this instance.
+    places: HashMap<SubmissionId, (Instant, Option<(ProjectId, RunId)>)>,
+    /// What was wrong with the host, as a hash.
+    problems: u64,
+}
+
+/// What the events of one batch ask for.
+#[derive(Debug, Default)]
+struct Batch {
+    events: usize,
+    all_jobs: bool,
+    jobs: BTreeSet<SubmissionId>,
+    logs: BTreeSet<(SubmissionId, u8)>,
+    instance: bool,
+    heard: Option<(String, u64)>,
+}
+
+/// Why a stream ended.
+enum Over {
+    /// With its connection.
+    Lost,
+    /// Alone.
+    Refused(String),
+}
+
+/// Listens for as long as the connection lives.
+pub(super) fn start(inner: Weak<Inner>, slot: &Arc<Slot>, line: &Arc<Line>, came_back: bool) -> AbortHandle {
+    let ear = Ear {
+        inner,
+        slot: Arc::downgrade(slot),
+        line: Arc::downgrade(line),
+        shim: line.shim.clone(),
+        instance: slot.instance,
+        places: HashMap::new(),
+        problems: fingerprint(&[]),
+    };
+    tokio::spawn(ear.run(came_back)).abort_handle()
+}
+
+impl Ear {
+    async fn run(mut self, came_back: bool) {
+        if came_back {
+            self.write(&Batch { instance: true, ..Batch::default() }).await;
+        }
+        let mut again = AGAIN_FIRST;
+        while !self.shim.is_closed() {
+            match self.listen().await {
+                Over::Lost => break,
+                Over::Refused(why) => {
+                    tracing::debug!(instance = %self.instance, why, "hear of events");
+                    if let Some(slot) = self.slot.upgrade() {
+                        *slot.heard.lock() = None;
+                    }
+                    sleep(again).await;
+                    again = (again * 2).min(AGAIN_LAST);
+                }
+            }
+        }
+        let Some(slot) = self.slot.upgrade() else { return };
+        if slot.lose(&self.line) {
+            self.write(&Batch { instance: true, ..Batch::default() }).await;
+        }
+    }
+
+    async fn listen(&mut self) -> Over {
+        let heard = self.slot.upgrade().and_then(|slot| slot.heard.lock().clone());
+        let after = heard.as_ref().map(|(boot, seq)| (boot.as_str(), *seq));
+        let mut events = match timeout(OPEN_WITHIN, self.shim.events(after)).await {
+            Ok(Ok(events)) => events,
+            Ok(Err(error)) => return over(&error),
+            Err(_) => return Over::Refused("the stream does not begin".into()),
+        };
+        let mut last = None;
+        loop {
+            let mut batch = Batch {
+                heard: self.slot.upgrade().and_then(|slot| slot.heard.lock().clone()),
+                ..Batch::default()
+            };
+            if let Err(ended) = self.gather(&mut events, &mut batch).await {
+                self.deliver(&batch).await;
+                return ended;
+            }
+            if let Some(last) = last {
+                sleep_until(last + GAP).await;
+                // More may have come while we waited.
+                if let Err(ended) = self.drain(&mut events, &mut batch) {
+                    self.deliver(&batch).await;
+                    return ended;
+                }
+            }
+            self.deliver(&batch).await;
+            last = Some(Instant::now());
+        }
+    }
+
+    /// Waits for something, and takes what lies there with it.
+    async fn gather(&mut self, events: &mut Events, batch: &mut Batch) -> Result<(), Over> {
+        let first = timeout(SILENCE_MAX, events.next()).await;
+        let first = first.map_err(|_| Over::Refused("the stream says nothing".into()))?;
+        self.take(first, batch)?;
+        self.drain(events, batch)
+    }
+
+    fn drain(&mut self, events: &mut Events, batch: &mut Batch) -> Result<(), Over> {
+        while batch.events < BATCH_MAX {
+            let Some(next) = events.next().now_or_never() else { break };
+            self.take(next, batch)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, next: Result<Option<Event>, ShimError>, batch: &mut Batch) -> Result<(), Over> {
+        let event = next.map_err(|error| over(&error))?.ok_or(Over::Lost)?;
+        batch.events += 1;
+        if let Some((_, seq)) = &mut batch.heard {
+            *seq = event.seq;
+        }
+        match event.what {
+            What::Reset { boot } => {
+                if boot.len() > BOOT_MAX {
+                    return Err(Over::Refused("the name of its start is too long".into()));
+                }
+                batch.heard = Some((boot, event.seq));
+                batch.all_jobs = true;
+            }
+            What::Task { info } => {
+                batch.jobs.insert(info.id);
+            }
+            What::Gone { id } | What::Job { id, .. } => {
+                batch.jobs.insert(id);
+            }
+            What::Log { id, stream, .. } => {
+                let known = STREAMS.iter().position(|known| known.name() == stream);
+                batch.logs.extend(known.map(|at| (id, at as u8)));
+            }
+            What::Health { problems } => {
+                let seen = fingerprint(&problems);
+                batch.instance |= std::mem::replace(&mut self.problems, seen) != seen;
+            }
+            What::Alive => {}
+        }
+        Ok(())
+    }
+
+    /// Rows first, logs after them: copying takes its time.
+    async fn deliver(&mut self, batch: &Batch) {
+        self.write(batch).await;
+        for (submission, stream) in &batch.logs {
+            self.copy(*submission, STREAMS[usize::from(*stream)]).await;
+        }
+        if let (Some(slot), Some(heard)) = (self.slot.upgrade(), &batch.heard) {
+            *slot.heard.lock() = Some(heard.clone());
+        }
+    }
+
+    async fn write(&self, batch: &Batch) {
+        let changes = batch.changes(self.instance);
+        if changes.is_empty() {
+            return;
+        }
+        for _ in 0..WRITES_MAX {
+            let Some(inner) = self.inner.upgrade() else { return };
+            match inner.db.write(Unit::new().and(changes.clone())).await.and_then(|written| written.done()) {
+                Ok((_, rows)) => {
+                    let jobs = rows.iter().flatten().filter_map(|row| row.text(0).ok());
+                    let mut wake: BTreeSet<_> = jobs.map(|status| pipelines::of_job(&status)).collect();
+                    wake.extend(batch.instance.then_some(pipelines::INSTANCES));
+                    wake.into_iter().for_each(|pipeline| inner.hints.hint(pipeline));
+                    return;
+                }
+                Err(error) => tracing::debug!(instance = %self.instance, %error, "make rows due"),
+            }
+            drop(inner);
+            sleep(WRITE_AGAIN).await;
+        }
+    }
+
+    async fn copy(&mut self, submission: SubmissionId, stream: Stream) {
+        let Some(inner) = self.inner.upgrade() else { return };
+        let Some((project, run)) = self.place(&inner, submission).await else { return };
+        let log = Log { project, run, submission, stream };
+        // Reading is not fenced.
+        let call = Call { instance: self.instance, submission, epoch: 0 };
+        let copier = inner.copier.clone();
+        let agents: Arc<dyn Agents> = Arc::new(Wire::of(inner));
+        copier.heard(&agents, call, log);
+    }
+
+    async fn place(&mut self, inner: &Inner, job: SubmissionId) -> Option<(ProjectId, RunId)> {
+        if let Some((at, place)) = self.places.get(&job)
+            && at.elapsed() < PLACE_KNOWN
+        {
+            return *place;
+        }
+        let place = rows::place_of(&inner.db, job, self.instance).await.ok()?;
+        if self.places.len() >= PLACES_MAX {
+            self.places.clear();
+        }
+        self.places.insert(job, (Instant::now(), place));
+        place
+    }
+}
+
+impl Batch {
+    fn changes(&self, instance: InstanceId) -> Vec<Change> {
+        let mut changes = Vec::new();
+        if self.all_jobs {
+            changes.push(rows::poke_jobs(instance, &Which::All));
+        } else if !self.jobs.is_empty() {
+            changes.push(rows::poke_jobs(instance, &Which::These(self.jobs.iter().copied().collect())));
+        }
+        if self.instance {
+            changes.push(rows::poke_instance(instance));
+        }
+        changes
+    }
+}
+
+const STREAMS: [Stream; 2] = [Stream::Job, Stream::Runner];
+
+fn over(error: &ShimError) -> Over {
+    match error {
+        ShimError::Exchange(_) => Over::Lost,
+        ShimError::Unauthorized { .. }
+        | ShimError::Forbidden { .. }
+        | ShimError::Fenced { .. }
+        | ShimError::Absent
+        | ShimError::Gone
+        | ShimError::Conflict { .. }
+        | ShimError::Status { .. }
+        | ShimError::Encode(_)
+        | ShimError::Decode(_)
+        | ShimError::Build(_)
+        | ShimError::TooLong => Over::Refused(told(error)),
+    }
+}
+
+fn fingerprint(problems: &[String]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    problems.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,159 @@
+//! What hosts say, cut to a size that may be kept. A host is not believed: it may claim anything, at any length.
+
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobRecord, JobStarted, JobState, Metrics},
+    shim::{Dcgm, HostInfo, InstanceHealth, TaskInfo},
+};
+
+/// Longest sentence for people.
+const SENTENCE_MAX: usize = 4 * 1024;
+/// Longest name, word or path.
+const WORD_MAX: usize = 1024;
+/// Most states kept of a job: the first and the latest.
+const STATES_MAX: usize = 64;
+const ADDRESSES_MAX: usize = 64;
+const PORTS_MAX: usize = 256;
+const GPUS_MAX: usize = 64;
+const PROBLEMS_MAX: usize = 32;
+/// Offsets and sizes end in columns of signed 64 bits.
+const NUMBER_MAX: u64 = i64::MAX as u64;
+
+pub(super) fn task(mut info: TaskInfo) -> TaskInfo {
+    cut(&mut info.termination_reason, WORD_MAX);
+    cut(&mut info.termination_message, SENTENCE_MAX);
+    cut(&mut info.container_name, WORD_MAX);
+    cut(&mut info.container_id, WORD_MAX);
+    if let Some(detail) = &mut info.detail {
+        cut(detail, WORD_MAX);
+    }
+    if let Some(ports) = &mut info.ports {
+        ports.truncate(PORTS_MAX);
+    }
+    if let Some(progress) = &mut info.image_pull_progress {
+        for bytes in
+            [&mut progress.downloaded_bytes, &mut progress.extracted_bytes, &mut progress.total_bytes]
+        {
+            *bytes = (*bytes).min(NUMBER_MAX);
+        }
+    }
+    words(&mut info.gpus_ids, GPUS_MAX, WORD_MAX);
+    info
+}
+
+pub(super) fn record(mut record: JobRecord) -> JobRecord {
+    if record.states.len() > STATES_MAX {
+        let latest = record.states.len() - (STATES_MAX - 1);
+        record.states.drain(1..latest);
+    }
+    for state in &mut record.states {
+        let JobState { state, termination_reason, termination_message, detail, .. } = state;
+        cut(state, WORD_MAX);
+        cut(termination_reason, WORD_MAX);
+        cut(termination_message, SENTENCE_MAX);
+        if let Some(detail) = detail {
+            cut(detail, WORD_MAX);
+        }
+    }
+    record.log_end = record.log_end.min(NUMBER_MAX);
+    record
+}
+
+pub(super) fn started(mut started: JobStarted) -> JobStarted {
+    cut(&mut started.working_dir, WORD_MAX);
+    cut(&mut started.username, WORD_MAX);
+    started
+}
+
+/// Never more than was asked for.
+pub(super) fn log(mut part: LogPart, limit: usize) -> LogPart {
+    part.bytes.truncate(limit);
+    part.end = part.end.min(NUMBER_MAX);
+    part
+}
+
+pub(super) fn metrics(mut metrics: Metrics) -> Metrics {
+    metrics.gpus.truncate(GPUS_MAX);
+    metrics
+}
+
+pub(super) fn host(mut info: HostInfo) -> HostInfo {
+    cut(&mut info.gpu_vendor, WORD_MAX);
+    cut(&mut info.gpu_name, WORD_MAX);
+    words(&mut info.addresses, ADDRESSES_MAX, WORD_MAX);
+    for number in [&mut info.gpu_memory, &mut info.disk_size, &mut info.memory] {
+        *number = (*number).min(NUMBER_MAX);
+    }
+    info
+}
+
+pub(super) fn health(mut health: InstanceHealth) -> InstanceHealth {
+    words(&mut health.problems, PROBLEMS_MAX, WORD_MAX);
+    if let Some(Dcgm { incidents, .. }) = &mut health.dcgm {
+        incidents.truncate(PROBLEMS_MAX);
+        for incident in incidents {
+            cut(&mut incident.error_message, WORD_MAX);
+        }
+    }
+    health
+}
+
+pub(super) fn word(mut text: String) -> String {
+    cut(&mut text, WORD_MAX);
+    text
+}
+
+pub(super) fn sentence(mut text: String) -> String {
+    cut(&mut text, SENTENCE_MAX);
+    text
+}
+
+fn words(list: &mut Vec<String>, most: usize, longest: usize) {
+    list.truncate(most);
+    list.iter_mut().for_each(|word| cut(word, longest));
+}
+
+fn cut(text: &mut String, longest: usize) {
+    if text.len() > longest {
+        text.truncate(text.floor_char_boundary(longest));
+        text.shrink_to_fit();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_long_is_cut_at_a_letter() {
+        let mut text = "ü".repeat(WORD_MAX);
+        cut(&mut text, WORD_MAX - 1);
+        assert_eq!(text.len(), WORD_MAX - 2);
+    }
+
+    #[test]
+    fn the_first_state_and_the_last_ones_are_kept() {
+        let state = |timestamp| JobState {
+            state: "running".into(),
+            timestamp,
+            termination_reason: String::new(),
+            termination_message: "x".repeat(1 << 20),
+            detail: None,
+            exit_status: None,
+        };
+        let states = (0..1000).map(state).collect();
+        let kept = record(JobRecord { states, log_end: u64::MAX, log_complete: false });
+        assert_eq!(kept.states.len(), STATES_MAX);
+        assert_eq!((kept.states[0].timestamp, kept.states[1].timestamp), (0, 937));
+        assert_eq!(kept.states[STATES_MAX - 1].timestamp, 999);
+        assert!(kept.states.iter().all(|state| state.termination_message.len() == SENTENCE_MAX));
+        assert_eq!(i64::try_from(kept.log_end), Ok(i64::MAX));
+    }
+
+    #[test]
+    fn a_log_is_no_longer_than_was_asked_for() {
+        let part = LogPart { bytes: vec![0; 100].into(), end: u64::MAX, is_complete: false };
+        let part = log(part, 10);
+        assert_eq!((part.bytes.len(), i64::try_from(part.end)), (10, Ok(i64::MAX)));
+    }
+}

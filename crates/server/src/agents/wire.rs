@@ -1,0 +1,327 @@
+//! The real agents: calls over lasting connections, each of them bounded in time and in what it may bring.
+//!
+//! A call that finds its connection gone is made once more over a new one, because all calls may be repeated.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::{sync::OnceCell, time::timeout};
+use windlass_api::agent::{
+    client::{LogPart, Shim, ShimError},
+    runner::{JobStarted, Metrics},
+    shim::{Claims, TaskInfo, TaskSpec, Terminate},
+};
+use windlass_engine::Hints;
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_tunnel::Hosts;
+
+use super::{
+    AgentError, Agents, Answer, Call, HostNews, Pulled, Start,
+    enrol::{EnrolError, Signer},
+    fit,
+    lines::{Lines, Why, told},
+};
+use crate::{app::App, db::Db, logs::copy::Copier, secrets::Keyring};
+
+/// No call takes longer, uploads apart.
+pub const CALL_WITHIN: Duration = Duration::from_secs(9);
+/// A runner that has nothing to say of connections must not hold up what its shim has said.
+const RUNNER_WITHIN: Duration = Duration::from_secs(2);
+/// An upload gets a second more for each of these.
+const UPLOAD_BYTES_A_SECOND: usize = 1 << 20;
+/// How long a signed specification is good for; every attempt signs anew.
+const SIGNED_FOR_SECS: i64 = 10 * 60;
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// Agents over sockets of this machine and over SSH. Cheap to clone; all clones are one.
+#[derive(Clone)]
+pub struct Wire(Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) db: Db,
+    pub(super) keys: Arc<Keyring>,
+    pub(super) hints: Hints,
+    pub(super) copier: Copier,
+    pub(super) lines: Lines,
+    signer: OnceCell<Signer>,
+}
+
+/// Why a call brought nothing.
+enum Trouble {
+    NoLine(Why),
+    Shim(ShimError),
+    Late(Duration),
+}
+
+impl Wire {
+    /// `hosts` are the SSH connections, shared with whoever else goes to the same hosts.
+    pub fn new(app: &App, hosts: Arc<Hosts<InstanceId>>) -> Arc<Self> {
+        let inner = Arc::new(Inner {
+            db: app.db().clone(),
+            keys: Arc::clone(app.keys()),
+            hints: app.hints().clone(),
+            copier: Copier::new(Arc::clone(app.logs()), app.db().clone()),
+            lines: Lines::new(hosts),
+            signer: OnceCell::new(),
+        });
+        tokio::spawn(sweep(Arc::downgrade(&inner)));
+        Arc::new(Self(inner))
+    }
+
+    /// How many hosts are connected.
+    pub fn connected(&self) -> usize {
+        self.0.lines.live()
+    }
+
+    pub(super) fn of(inner: Arc<Inner>) -> Self {
+        Self(inner)
+    }
+
+    async fn ask<T, F, Fut>(&self, instance: InstanceId, within: Duration, what: F) -> Result<T, Trouble>
+    where
+        F: Fn(Shim) -> Fut,
+        Fut: Future<Output = Result<T, ShimError>>,
+    {
+        let asked = async {
+            let (line, was_there) = self.0.line(instance).await.map_err(Trouble::NoLine)?;
+            match what(line.shim.clone()).await {
+                Err(ShimError::Exchange(_)) if was_there => {
+                    self.0.lost(instance, &line);
+                    let (line, _) = self.0.line(instance).await.map_err(Trouble::NoLine)?;
+                    what(line.shim.clone()).await.map_err(Trouble::Shim)
+                }
+                answered => answered.map_err(Trouble::Shim),
+            }
+        };
+        timeout(within, asked).await.unwrap_or(Err(Trouble::Late(within)))
+    }
+
+    /// A call about one submission.
+    async fn call<T, F, Fut>(&self, call: Call, what: F) -> Result<T, AgentError>
+    where
+        F: Fn(Shim) -> Fut,
+        Fut: Future<Output = Result<T, ShimError>>,
+    {
+        self.ask(call.instance, CALL_WITHIN, what).await.map_err(|trouble| about_task(call, trouble))
+    }
+
+    async fn signer(&self) -> Result<&Signer, EnrolError> {
+        self.0.signer.get_or_try_init(|| Signer::of(&self.0.db, &self.0.keys)).await
+    }
+
+    async fn submit(&self, call: Call, task: &TaskSpec) -> Result<(), AgentError> {
+        let refused = |error: EnrolError| AgentError::Refused { reason: told(&error) };
+        let signer = self.signer().await.map_err(refused)?;
+        let now = self.0.db.now().await.map_err(|error| refused(error.into()))?;
+        let claims = Claims {
+            instance_id: call.instance,
+            epoch: call.epoch,
+            expires_at: now.0 / 1_000_000 + SIGNED_FOR_SECS,
+        };
+        let spec = TaskSpec { id: call.submission, claims: Some(claims), ..task.clone() };
+        let signed = signer.sign(&spec).map_err(refused)?;
+        let signed = &signed;
+        self.call(call, |shim| async move { shim.submit(signed, call.epoch).await }).await
+    }
+
+    async fn begin(&self, call: Call, job: &Start) -> Result<Option<JobStarted>, AgentError> {
+        let (id, epoch) = (call.submission, call.epoch);
+        let submit = &job.submit;
+        let handed = self.call(call, |shim| async move { shim.submit_job(id, submit, epoch).await }).await;
+        match handed {
+            Ok(()) => self.upload(call, job).await?,
+            // Started by an earlier call, whose answer was lost: it needs nothing any more.
+            Err(AgentError::Conflict { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let started = self.call(call, |shim| async move { shim.run_job(id, epoch).await }).await?;
+        Ok(started.map(fit::started))
+    }
+
+    async fn upload(&self, call: Call, job: &Start) -> Result<(), AgentError> {
+        let (instance, id, epoch) = (call.instance, call.submission, call.epoch);
+        let failed = |trouble| about_task(call, trouble);
+        for (archive, tar) in &job.archives {
+            let within = upload_within(tar.len());
+            let sent = |shim: Shim| async move { shim.upload_archive(id, archive, tar, epoch).await };
+            self.ask(instance, within, sent).await.map_err(failed)?;
+        }
+        if let Some(code) = &job.code {
+            let sent = |shim: Shim| async move { shim.upload_code(id, code.to_vec(), epoch).await };
+            self.ask(instance, upload_within(code.len()), sent).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    async fn look(&self, call: Call) -> Result<Pulled, AgentError> {
+        let id = call.submission;
+        let record = self.call(call, |shim| async move { shim.job(id).await }).await?;
+        let record = fit::record(record);
+        let runs = record.states.last().is_some_and(|state| state.state == "running");
+        let no_connections_secs = if runs {
+            let idle = |shim: Shim| async move { shim.no_connections(id).await };
+            self.ask(call.instance, RUNNER_WITHIN, idle).await.ok().map(|secs| secs.max(0))
+        } else {
+            None
+        };
+        Ok(Pulled { record, no_connections_secs })
+    }
+}
+
+/// Bounded by its size: a host that takes it slower than this takes it too slowly.
+fn upload_within(bytes: usize) -> Duration {
+    CALL_WITHIN + Duration::from_secs((bytes / UPLOAD_BYTES_A_SECOND) as u64)
+}
+
+async fn sweep(inner: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(SWEEP_EVERY).await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.lines.sweep();
+    }
+}
+
+impl Agents for Wire {
+    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+        Box::pin(async move {
+            let asked = self.ask(instance, CALL_WITHIN, |shim| async move { shim.tasks().await }).await;
+            let list = asked.map_err(|trouble| about_host(instance, trouble))?;
+            Ok(list.tasks.into_iter().map(|task| task.id).collect())
+        })
+    }
+
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+        Box::pin(async move {
+            let asked = |shim: Shim| async move {
+                tokio::try_join!(shim.health(), shim.host(), shim.instance_health())
+            };
+            let (health, info, well) = self
+                .ask(instance, CALL_WITHIN, asked)
+                .await
+                .map_err(|trouble| about_host(instance, trouble))?;
+            Ok(HostNews {
+                version: fit::word(health.version),
+                info: fit::host(info),
+                health: fit::health(well),
+            })
+        })
+    }
+
+    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+        Box::pin(self.submit(call, task))
+    }
+
+    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+        Box::pin(async move {
+            let id = call.submission;
+            let info = self.call(call, |shim| async move { shim.task(id).await }).await?;
+            if info.id != id {
+                let why = format!("asked for {id}, it tells of {}", info.id);
+                return Err(AgentError::Unreachable { instance: call.instance, why });
+            }
+            Ok(fit::task(info))
+        })
+    }
+
+    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let how = Terminate {
+                termination_reason: reason.to_owned(),
+                termination_message: String::new(),
+                timeout: u64::try_from(timeout_secs).unwrap_or_default(),
+            };
+            let (how, id) = (&how, call.submission);
+            self.call(call, |shim| async move { shim.terminate(id, how, call.epoch).await.map(drop) }).await
+        })
+    }
+
+    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+        Box::pin(self.call(call, move |shim| async move { shim.remove(call.submission, call.epoch).await }))
+    }
+
+    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+        Box::pin(self.begin(call, job))
+    }
+
+    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+        Box::pin(self.look(call))
+    }
+
+    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+        Box::pin(async move {
+            let id = call.submission;
+            let asked = |shim: Shim| async move { shim.log(id, stream, offset, limit, Duration::ZERO).await };
+            self.call(call, asked).await.map(|part| fit::log(part, limit))
+        })
+    }
+
+    fn log_was_read<'a>(&'a self, call: Call, stream: &'a str, offset: u64) -> Answer<'a, ()> {
+        let id = call.submission;
+        Box::pin(self.call(call, move |shim| async move { shim.log_was_read(id, stream, offset).await }))
+    }
+
+    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+        Box::pin(async move {
+            let id = call.submission;
+            self.call(call, |shim| async move { shim.job_metrics(id).await }).await.map(fit::metrics)
+        })
+    }
+
+    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+        Box::pin(self.call(call, move |shim| async move { shim.stop_job(call.submission, call.epoch).await }))
+    }
+
+    fn forget(&self, instance: InstanceId) {
+        self.0.lines.forget(instance);
+    }
+}
+
+fn about_host(instance: InstanceId, trouble: Trouble) -> AgentError {
+    let call = Call { instance, submission: SubmissionId(uuid::Uuid::nil()), epoch: 0 };
+    match about_task(call, trouble) {
+        AgentError::UnknownTask { .. } | AgentError::Gone { .. } => {
+            AgentError::Refused { reason: "it does not know this call".into() }
+        }
+        other => other,
+    }
+}
+
+/// What a refusal means to whoever decides.
+fn about_task(call: Call, trouble: Trouble) -> AgentError {
+    let Call { instance, submission, epoch } = call;
+    let silent = |why: String| AgentError::Unreachable { instance, why: fit::sentence(why) };
+    let error = match trouble {
+        Trouble::NoLine(Why::Silent(why)) => return silent(why),
+        Trouble::NoLine(Why::Barred(why)) => return AgentError::Barred { instance, why: fit::sentence(why) },
+        Trouble::Late(within) => return silent(format!("no answer within {} s", within.as_secs())),
+        Trouble::Shim(error) => error,
+    };
+    match error {
+        ShimError::Exchange(_) | ShimError::Decode(_) | ShimError::TooLong => silent(told(&error)),
+        ShimError::Unauthorized { why } => AgentError::Barred {
+            instance,
+            why: format!("its shim does not take our credential: {}", fit::sentence(why)),
+        },
+        ShimError::Forbidden { why } => AgentError::Refused { reason: fit::sentence(why) },
+        ShimError::Fenced { seen } => AgentError::Fenced { epoch, seen },
+        ShimError::Absent => AgentError::UnknownTask { submission },
+        ShimError::Gone => AgentError::Gone { submission },
+        ShimError::Conflict { why } => AgentError::Conflict { reason: fit::sentence(why) },
+        // Something there is not ready, or broken for now.
+        ShimError::Status { status, why } if status.is_server_error() => {
+            AgentError::Conflict { reason: fit::sentence(format!("{status}: {why}")) }
+        }
+        ShimError::Status { status, why } => {
+            AgentError::Refused { reason: fit::sentence(format!("{status}: {why}")) }
+        }
+        ShimError::Encode(_) | ShimError::Build(_) => AgentError::Refused { reason: told(&error) },
+    }
+}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wire").field("connected", &self.connected()).finish_non_exhaustive()
+    }
+}
