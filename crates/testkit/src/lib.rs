@@ -6,4 +6,5 @@ pub mod host;
 pub mod invariants;
 pub mod net;
 pub mod rng;
+pub mod server;
 pub mod sim;

@@ -6,11 +6,8 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use windlass_server::db::{Change, DatabaseUrl, Db, Unit, Val};
 
-use super::{
-    Scratch,
-    load::Figures,
-    server::{Options, Server, submission_bytes},
-};
+use super::{Scratch, load::Figures};
+use crate::server::{Options, Server, submission_bytes};
 
 const RUNS: usize = 100_000;
 const LASTS: Duration = Duration::from_secs(6);
@@ -25,6 +22,7 @@ pub async fn run(server: &Path) -> Result<()> {
         core: Some(0),
         local: false,
         env: Vec::new(),
+        log: None,
     };
     let first = Server::start(&options).await?;
     let idle = first.resident_mb()?;

@@ -5,7 +5,6 @@ pub mod api;
 pub mod engine;
 pub mod load;
 pub mod runs;
-pub mod server;
 
 use std::path::PathBuf;
 

@@ -1,9 +1,7 @@
 //! `windlass-bench engine|api|agent|runs`: figures for people; `cargo xtask bench NAME` builds and starts it.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, bail};
-use windlass_testkit::bench;
+use windlass_testkit::{bench, server::binary};
 
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -11,23 +9,13 @@ fn main() -> Result<()> {
     let postgres = std::env::var("WINDLASS_BENCH_DATABASE_URL").ok();
     match name.as_str() {
         "engine" => runtime.block_on(bench::engine::run(postgres)),
-        "api" => runtime.block_on(bench::api::run(&beside("windlass")?)),
-        "agent" => runtime.block_on(bench::agent::run(&beside("windlass-agent")?)),
+        "api" => runtime.block_on(bench::api::run(&binary("windlass")?)),
+        "agent" => runtime.block_on(bench::agent::run(&binary("windlass-agent")?)),
         "runs" => {
-            let (windlass, agent) = (beside("windlass")?, beside("windlass-agent")?);
+            let (windlass, agent) = (binary("windlass")?, binary("windlass-agent")?);
             let binaries = bench::runs::Binaries { windlass: &windlass, agent: &agent };
             runtime.block_on(bench::runs::run(&binaries, postgres))
         }
         _ => bail!("unknown benchmark `{name}`; want engine, api, agent or runs"),
     }
-}
-
-/// Another binary, built beside this one.
-fn beside(name: &str) -> Result<PathBuf> {
-    let here = std::env::current_exe()?;
-    let there = here.parent().context("no directory")?.join(name);
-    if !there.is_file() {
-        bail!("`{}` is not there; build it in the same profile", there.display());
-    }
-    Ok(there)
 }

@@ -27,7 +27,7 @@ use windlass_server::{
 };
 
 use super::{Binaries, active, hosts_ready, live, show};
-use crate::bench::server::{Options, Server, submission};
+use crate::server::{Options, Server, submission};
 
 const HOSTS: usize = 200;
 /// Jobs that one host takes at once.
@@ -54,6 +54,7 @@ pub(super) async fn run(
         core: None,
         local: false,
         env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
+        log: None,
     };
     // The first start makes the database and its keys.
     drop(Server::start(&options).await?);

@@ -14,10 +14,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::{
-    Scratch,
-    server::{Client, Server, submission},
-};
+use super::Scratch;
+use crate::server::{Client, Server, submission};
 
 /// A run that takes longer is not a figure, it is a fault.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -11,8 +11,8 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{Binaries, PATIENCE, hosts_ready, live, show};
-use crate::bench::{
-    agent::engine::Engine,
+use crate::{
+    bench::agent::engine::Engine,
     server::{Client, Options, Server, submission},
 };
 
@@ -40,6 +40,7 @@ async fn start(binaries: &Binaries<'_>, data: &Path, engine: Option<&Path>) -> R
             ("WINDLASS_AGENT", binaries.agent.to_owned()),
             ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
         ],
+        log: None,
     })
     .await?;
     hosts_ready(&server, "local", 1).await?;

@@ -11,12 +11,20 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
-use super::load::{self, Figures, Load};
+use crate::bench::load::{self, Figures, Load};
 
-const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
+pub const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Ticks of the clock in which the kernel counts processor time.
 const TICKS: f64 = 100.0;
+
+/// A binary of ours, from the build that this program belongs to.
+pub fn binary(name: &str) -> Result<PathBuf> {
+    let here = std::env::current_exe()?;
+    // Programs lie beside it, tests one directory deeper.
+    let found = here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file());
+    found.with_context(|| format!("`{name}` is not built in the profile of {}", here.display()))
+}
 
 /// How to start one.
 pub struct Options<'a> {
@@ -29,6 +37,8 @@ pub struct Options<'a> {
     /// Whether this machine is a host too.
     pub local: bool,
     pub env: Vec<(&'static str, PathBuf)>,
+    /// Where its own log goes; nowhere unless named.
+    pub log: Option<&'a Path>,
 }
 
 /// It ends when this is dropped.
@@ -50,7 +60,11 @@ impl Server {
             None => Command::new(options.binary),
         };
         command.args(["server", "--port", &port.to_string(), "--data-dir"]).arg(options.data);
-        command.args(["--admin-token", TOKEN]).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(["--admin-token", TOKEN]).stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(match options.log {
+            Some(path) => std::fs::File::options().create(true).append(true).open(path)?.into(),
+            None => Stdio::null(),
+        });
         command.envs(options.env.iter().map(|(name, value)| (name, value)));
         if let Some(url) = options.database {
             command.args(["--database-url", url]);
@@ -98,6 +112,23 @@ impl Server {
         Ok(Client { stream, buffer: Vec::new() })
     }
 
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// As a person at the terminal stops it, and until it is gone.
+    pub fn stop(mut self) -> Result<()> {
+        let told = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status()?;
+        ensure!(told.success(), "signal the server");
+        let ended = self.child.wait()?;
+        ensure!(ended.success(), "the server ended with {ended}");
+        Ok(())
+    }
+
     pub fn resident_mb(&self) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find(|l| l.starts_with("VmRSS")).context("no VmRSS")?;
@@ -131,6 +162,7 @@ pub struct Client {
 impl Client {
     pub async fn post(&mut self, path: &str, body: &Value) -> Result<Value> {
         self.stream.write_all(&load::post(path, TOKEN, &body.to_string())).await?;
+        // Anything but 200 is an error that carries the answer.
         load::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
         let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
         serde_json::from_slice(&self.buffer[head + 4..]).with_context(|| format!("read the answer of {path}"))

@@ -1,0 +1,54 @@
+//! Every way a job ends that a user can bring about on this machine.
+
+use serde_json::json;
+
+use crate::stage::{Machines, Stage, submission_of, task};
+
+#[tokio::test]
+async fn a_job_that_takes_longer_than_its_max_duration_is_ended() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut job = task("long", &["echo up", "sleep 600"]);
+    job["max_duration"] = json!(1);
+    let run = stage.ends(&job).await;
+    assert_eq!(submission_of(&run)["termination_reason"], "max_duration_exceeded", "{run:#}");
+    assert_eq!(run["status"], "terminated", "{run:#}");
+}
+
+#[tokio::test]
+async fn a_missing_secret_ends_the_job_and_is_named() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut job = task("secretless", &["true"]);
+    job["env"] = json!({"HIDDEN": "${{ secrets.nowhere }}"});
+    let run = stage.ends(&job).await;
+    assert!(run.to_string().contains("nowhere"), "{run:#}");
+    assert_eq!(submission_of(&run)["termination_reason"], "terminated_by_server", "{run:#}");
+}
+
+#[tokio::test]
+async fn a_job_is_retried_until_the_duration_is_over() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut job = task("stubborn", &["exit 1"]);
+    job["retry"] = json!({"on_events": ["error"], "duration": 1});
+    stage.apply(&job).await;
+    let run = stage.reaches("stubborn", &["failed"]).await;
+    let tries = run["jobs"][0]["job_submissions"].as_array().unwrap().len();
+    assert!(tries >= 2, "{run:#}");
+    assert_eq!(run["termination_reason"], "retry_limit_exceeded", "{run:#}");
+}
+
+#[tokio::test]
+async fn a_dev_environment_that_nobody_uses_is_ended() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let dev = json!({"type": "dev-environment", "name": "idle", "image": "none", "user": "root", "ide": "vscode",
+        "init": ["echo prepared"], "inactivity_duration": 1});
+    let run = stage.ends(&dev).await;
+    assert_eq!(submission_of(&run)["termination_reason"], "inactivity_duration_exceeded", "{run:#}");
+    assert!(stage.log(&run).await.contains("prepared"), "{}", stage.log(&run).await);
+}
+
+#[tokio::test]
+async fn a_job_that_writes_without_end_is_ended_by_its_quota() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let run = stage.ends(&task("flood", &["yes windlass"])).await;
+    assert_eq!(submission_of(&run)["termination_reason"], "log_quota_exceeded", "{run:#}");
+}

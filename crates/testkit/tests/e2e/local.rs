@@ -1,0 +1,150 @@
+//! This machine, jobs as plain processes: what a new user has.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::stage::{Machines, Stage, submission_of, task};
+
+#[tokio::test]
+async fn a_first_job_runs_on_this_machine_and_its_log_is_kept_to_the_byte() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let run = stage.ends(&task("hello", &["echo hello", "printf 'no newline at the end'"])).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    assert_eq!(run["termination_reason"], "all_jobs_done");
+    let job = submission_of(&run);
+    assert_eq!((&job["status"], &job["exit_status"]), (&json!("done"), &json!(0)), "{job:#}");
+    assert_eq!(stage.log(&run).await, "hello\nno newline at the end");
+}
+
+#[tokio::test]
+async fn a_job_that_fails_says_with_what() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let run = stage.ends(&task("fails", &["echo before", "exit 3"])).await;
+    assert_eq!((&run["status"], &run["termination_reason"]), (&json!("failed"), &json!("job_failed")));
+    let job = submission_of(&run);
+    assert_eq!(job["termination_reason"], "container_exited_with_error");
+    assert_eq!((&job["exit_status"], &job["status_message"]), (&json!(3), &json!("exited (3)")), "{job:#}");
+    assert_eq!(stage.log(&run).await, "before\n");
+}
+
+#[tokio::test]
+async fn a_stop_lets_the_job_say_good_bye_and_an_abort_does_not() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    for (name, abort) in [("polite", false), ("hurried", true)] {
+        let command = "trap 'echo good bye; exit 0' INT TERM; echo up; while :; do sleep 0.05; done";
+        stage.apply(&task(name, &[command])).await;
+        stage.says(name, "up").await;
+        stage.stop(name, abort).await;
+        let run = stage.reaches(name, &["terminated"]).await;
+        let reason = if abort { "aborted_by_user" } else { "stopped_by_user" };
+        assert_eq!(run["termination_reason"], reason);
+        let log = stage.log(&run).await;
+        assert_eq!(log, if abort { "up\n" } else { "up\ngood bye\n" }, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn f1_a_server_that_was_killed_finds_its_job_again_and_loses_no_line() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let go = stage.home().join("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
+    stage.apply(&task("survivor", &["echo before", &wait, "echo after"])).await;
+    stage.says("survivor", "before").await;
+    stage.kill();
+    std::fs::write(&go, "").unwrap();
+    stage.start().await;
+    let run = stage.reaches("survivor", &["done"]).await;
+    assert_eq!(stage.log(&run).await, "before\nafter\n");
+    assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "{run:#}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_stopped_leaves_its_job_running_and_takes_it_up_again() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let go = stage.home().join("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
+    stage.apply(&task("patient", &["echo up", &wait, "echo down"])).await;
+    stage.says("patient", "up").await;
+    stage.stop_server();
+    std::fs::write(&go, "").unwrap();
+    stage.start().await;
+    let run = stage.reaches("patient", &["done"]).await;
+    assert_eq!(stage.log(&run).await, "up\ndown\n");
+}
+
+#[tokio::test]
+async fn environment_and_secrets_reach_the_job_and_no_secret_stays_in_what_people_see() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    stage.project("secrets/create_or_update", &json!({"name": "key", "value": "canary-4711"})).await;
+    let mut job = task("secretive", &["echo $PLAIN-${#HIDDEN}", "echo $DSTACK_RUN_NAME $DSTACK_NODE_RANK"]);
+    job["env"] = json!({"PLAIN": "seen", "HIDDEN": "${{ secrets.key }}"});
+    let run = stage.ends(&job).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    assert_eq!(stage.log(&run).await, "seen-11\nsecretive 0\n");
+    let events = stage.post("/api/events/list", &json!({"limit": 100})).await;
+    for seen in [run.to_string(), events.to_string(), stage.server_log()] {
+        assert!(!seen.contains("canary-4711"), "{seen}");
+    }
+}
+
+#[tokio::test]
+async fn several_jobs_share_this_machine() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let go = stage.home().join("go");
+    // Each ends only after the other has begun.
+    let both = |own: &str, other: &str| {
+        let dir = stage_dir(&go);
+        format!("touch {dir}/{own}; until [ -e {dir}/{other} ]; do sleep 0.02; done")
+    };
+    std::fs::create_dir(&go).unwrap();
+    let (left, right) = (both("left", "right"), both("right", "left"));
+    stage.apply(&task("left", &[&left])).await;
+    stage.apply(&task("right", &[&right])).await;
+    stage.reaches("left", &["done"]).await;
+    stage.reaches("right", &["done"]).await;
+}
+
+fn stage_dir(path: &std::path::Path) -> String {
+    path.display().to_string()
+}
+
+#[tokio::test]
+async fn a_job_that_asks_for_too_much_is_refused_with_every_reason() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut job = task("giant", &["true"]);
+    job["resources"] =
+        json!({"cpu": {"count": {"min": 4096}}, "gpu": {"count": {"min": 64}, "name": ["H100"]}});
+    let run = stage.ends(&job).await;
+    assert_eq!(run["status"], "failed");
+    let job = submission_of(&run);
+    assert_eq!(job["termination_reason"], "failed_to_start_due_to_no_capacity", "{job:#}");
+    let said = job["termination_reason_message"].as_str().unwrap_or_default();
+    assert!(said.contains("4096") && said.contains("64"), "{said}");
+}
+
+#[tokio::test]
+async fn a_long_log_is_kept_whole() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let run =
+        stage.ends(&task("wordy", &["i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done"])).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    let want: String = (0..20_000).map(|n| format!("line {n}\n")).collect();
+    assert!(stage.log(&run).await == want, "the log differs");
+}
+
+#[tokio::test]
+async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let fleet = stage.hosts_ready("local", 1).await;
+    let instance = &fleet["instances"][0];
+    assert_eq!((&instance["backend"], &instance["price"]), (&json!("local"), &json!(0.0)), "{instance:#}");
+    assert!(instance["instance_type"]["resources"]["cpus"].as_u64().unwrap() > 0);
+    // It is the same machine after a restart, not a second one.
+    stage.stop_server();
+    stage.start().await;
+    tokio::time::sleep(Duration::ZERO).await;
+    let again = stage.hosts_ready("local", 1).await;
+    assert_eq!(again["instances"].as_array().unwrap().len(), 1);
+    assert_eq!(again["instances"][0]["id"], instance["id"]);
+}

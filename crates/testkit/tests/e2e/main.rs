@@ -1,0 +1,10 @@
+//! End to end: the real server and the real agent, on this machine, in containers, and on hosts over SSH.
+//!
+//! What a test starts here it ends here, also when it fails: servers, agents, jobs, hosts, directories.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod containers;
+mod endings;
+mod local;
+mod stage;

@@ -1,0 +1,264 @@
+//! A server of its own for each test, with this machine or without it, and a client to play the user.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+use windlass_testkit::server::{Client, Options, Server, binary, submission};
+
+/// Nothing here takes this long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(10);
+const FINAL: [&str; 3] = ["done", "failed", "terminated"];
+
+/// Where jobs run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Machines {
+    /// This machine, jobs as processes.
+    Processes,
+    /// This machine, jobs as containers of the tests' engine.
+    Containers,
+    /// None, until a test brings some.
+    None,
+}
+
+pub struct Stage {
+    home: PathBuf,
+    machines: Machines,
+    server: Option<Server>,
+    client: Option<Client>,
+}
+
+impl Stage {
+    pub async fn new(machines: Machines) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let home = std::env::temp_dir().join(format!("windlass-e2e-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(home.join("server")).unwrap();
+        let mut stage = Self { home, machines, server: None, client: None };
+        stage.start().await;
+        stage
+    }
+
+    /// A directory of this test.
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    pub fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
+    }
+
+    /// Starts the server, for the first time or again.
+    pub async fn start(&mut self) {
+        let engine = match self.machines {
+            Machines::Containers => engine(),
+            // Not there: then jobs are processes, whatever this machine has.
+            Machines::Processes | Machines::None => self.home.join("no-engine.sock"),
+        };
+        let windlass = binary("windlass").unwrap();
+        let (data, log) = (self.home.join("server"), self.home.join("server.log"));
+        let options = Options {
+            binary: &windlass,
+            data: &data,
+            database: None,
+            core: None,
+            local: self.machines != Machines::None,
+            env: vec![
+                ("WINDLASS_AGENT", binary("windlass-agent").unwrap()),
+                ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
+            ],
+            log: Some(&log),
+        };
+        let server = Server::start(&options).await.unwrap();
+        self.client = Some(server.client().await.unwrap());
+        self.server = Some(server);
+    }
+
+    /// The power goes for the server alone.
+    pub fn kill(&mut self) {
+        self.client = None;
+        self.server = None;
+    }
+
+    /// As a person stops it.
+    pub fn stop_server(&mut self) {
+        self.client = None;
+        self.server.take().unwrap().stop().unwrap();
+    }
+
+    pub async fn post(&mut self, path: &str, body: &Value) -> Value {
+        let answer = self.client.as_mut().unwrap().post(path, body).await;
+        answer.unwrap_or_else(|error| panic!("{path}: {error:#}\n{}", self.server_log()))
+    }
+
+    pub async fn project(&mut self, path: &str, body: &Value) -> Value {
+        self.post(&format!("/api/project/main/{path}"), body).await
+    }
+
+    /// Submits a run.
+    pub async fn apply(&mut self, configuration: &Value) -> Value {
+        self.project("runs/apply", &submission(configuration)).await
+    }
+
+    pub async fn run(&mut self, name: &str) -> Value {
+        self.project("runs/get", &json!({"run_name": name})).await
+    }
+
+    /// Waits until the run has one of these statuses; an end that is not among them is a failure.
+    pub async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
+        self.reaches_within(name, statuses, PATIENCE).await
+    }
+
+    pub async fn reaches_within(&mut self, name: &str, statuses: &[&str], patience: Duration) -> Value {
+        let wanted = statuses.join(" or ");
+        let (mut run, asked) = (self.run(name).await, Instant::now());
+        loop {
+            let status = run["status"].as_str().unwrap_or_default();
+            if statuses.contains(&status) {
+                return run;
+            }
+            let over = FINAL.contains(&status);
+            if over || asked.elapsed() > patience {
+                let why = if over { "ended otherwise" } else { "takes too long" };
+                panic!("{name} {why}, want {wanted}:\n{run:#}\n{}", self.server_log());
+            }
+            tokio::time::sleep(LOOK).await;
+            run = self.run(name).await;
+        }
+    }
+
+    /// Submits a run and waits for its end, whatever that is.
+    pub async fn ends(&mut self, configuration: &Value) -> Value {
+        self.apply(configuration).await;
+        let name = configuration["name"].as_str().unwrap().to_owned();
+        self.reaches(&name, &FINAL).await
+    }
+
+    pub async fn stop(&mut self, name: &str, abort: bool) {
+        self.project("runs/stop", &json!({"runs_names": [name], "abort": abort})).await;
+    }
+
+    /// All that the job wrote, of its newest submission.
+    pub async fn log(&mut self, run: &Value) -> String {
+        self.log_of(run, 0, usize::MAX).await
+    }
+
+    /// Of one job and one of its submissions, or the newest.
+    pub async fn log_of(&mut self, run: &Value, job: usize, submission: usize) -> String {
+        let submissions = run["jobs"][job]["job_submissions"].as_array().unwrap();
+        let id = submissions[submission.min(submissions.len() - 1)]["id"].clone();
+        let (mut bytes, mut next) = (Vec::new(), Value::Null);
+        loop {
+            let name = run["run_spec"]["run_name"].clone();
+            let body = json!({"run_name": name, "job_submission_id": id, "limit": 1000, "next_token": next});
+            let page = self.project("logs/poll", &body).await;
+            for event in page["logs"].as_array().unwrap() {
+                bytes.extend(STANDARD.decode(event["message"].as_str().unwrap()).unwrap());
+            }
+            next = page["next_token"].clone();
+            if next.is_null() {
+                return String::from_utf8(bytes).unwrap();
+            }
+        }
+    }
+
+    /// Waits until the log of a run that goes on contains some words.
+    pub async fn says(&mut self, name: &str, words: &str) -> String {
+        let asked = Instant::now();
+        loop {
+            let run = self.run(name).await;
+            let log = self.log(&run).await;
+            if log.contains(words) {
+                return log;
+            }
+            let over = FINAL.contains(&run["status"].as_str().unwrap_or_default());
+            assert!(!over && asked.elapsed() < PATIENCE, "{name} does not say {words:?}: {log:?}\n{run:#}");
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    pub async fn fleet(&mut self, name: &str) -> Value {
+        self.project("fleets/get", &json!({"name": name})).await
+    }
+
+    /// Waits until so many hosts of a fleet take jobs.
+    pub async fn hosts_ready(&mut self, fleet: &str, hosts: usize) -> Value {
+        let asked = Instant::now();
+        loop {
+            let found = self.fleet(fleet).await;
+            let instances = found["instances"].as_array().unwrap().iter();
+            let ready = instances.filter(|i| i["status"] == "idle" && i["unreachable"] != true).count();
+            if ready >= hosts {
+                return found;
+            }
+            assert!(
+                asked.elapsed() < PATIENCE,
+                "{ready} of {hosts} are ready: {found:#}\n{}",
+                self.server_log()
+            );
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    pub fn server_log(&self) -> String {
+        let text = std::fs::read_to_string(self.home.join("server.log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.kill();
+        sweep(&self.home);
+        let _ = std::fs::remove_dir_all(&self.home);
+    }
+}
+
+/// Ends every process that came from this directory: the agent, and jobs that outlived their server.
+fn sweep(home: &Path) {
+    let needle = home.to_str().unwrap();
+    for _ in 0..20 {
+        let mut found = false;
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            let path = entry.path();
+            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            let inside = std::fs::read_link(path.join("cwd")).is_ok_and(|cwd| cwd.starts_with(home));
+            if pid != std::process::id() && (inside || line.contains(needle)) {
+                found = true;
+                let _ = std::process::Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+            }
+        }
+        if !found {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The socket of the engine that the tests were given.
+pub fn engine() -> PathBuf {
+    let socket = std::env::var_os("WINDLASS_TEST_DOCKER");
+    PathBuf::from(
+        socket.expect("WINDLASS_TEST_DOCKER names no container engine; `cargo xtask test` starts one"),
+    )
+}
+
+/// A task with nothing but a name and commands.
+pub fn task(name: &str, commands: &[&str]) -> Value {
+    json!({"type": "task", "name": name, "image": "none", "user": "root", "commands": commands})
+}
+
+/// The newest submission of a run's first job.
+pub fn submission_of(run: &Value) -> &Value {
+    run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap()
+}
