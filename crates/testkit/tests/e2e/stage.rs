@@ -17,7 +17,7 @@ const FINAL: [&str; 3] = ["done", "failed", "terminated"];
 
 /// Where jobs run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Machines {
+pub(crate) enum Machines {
     /// This machine, jobs as processes.
     Processes,
     /// This machine, jobs as containers of the tests' engine.
@@ -26,7 +26,7 @@ pub enum Machines {
     None,
 }
 
-pub struct Stage {
+pub(crate) struct Stage {
     home: PathBuf,
     machines: Machines,
     server: Option<Server>,
@@ -34,7 +34,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub async fn new(machines: Machines) -> Self {
+    pub(crate) async fn new(machines: Machines) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let home = std::env::temp_dir().join(format!("windlass-e2e-{}-{number}", std::process::id()));
@@ -45,16 +45,12 @@ impl Stage {
     }
 
     /// A directory of this test.
-    pub fn home(&self) -> &Path {
+    pub(crate) fn home(&self) -> &Path {
         &self.home
     }
 
-    pub fn server(&self) -> &Server {
-        self.server.as_ref().unwrap()
-    }
-
     /// Starts the server, for the first time or again.
-    pub async fn start(&mut self) {
+    pub(crate) async fn start(&mut self) {
         let engine = match self.machines {
             Machines::Containers => engine(),
             // Not there: then jobs are processes, whatever this machine has.
@@ -80,41 +76,46 @@ impl Stage {
     }
 
     /// The power goes for the server alone.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.client = None;
         self.server = None;
     }
 
     /// As a person stops it.
-    pub fn stop_server(&mut self) {
+    pub(crate) fn stop_server(&mut self) {
         self.client = None;
         self.server.take().unwrap().stop().unwrap();
     }
 
-    pub async fn post(&mut self, path: &str, body: &Value) -> Value {
+    pub(crate) async fn post(&mut self, path: &str, body: &Value) -> Value {
         let answer = self.client.as_mut().unwrap().post(path, body).await;
         answer.unwrap_or_else(|error| panic!("{path}: {error:#}\n{}", self.server_log()))
     }
 
-    pub async fn project(&mut self, path: &str, body: &Value) -> Value {
+    pub(crate) async fn project(&mut self, path: &str, body: &Value) -> Value {
         self.post(&format!("/api/project/main/{path}"), body).await
     }
 
     /// Submits a run.
-    pub async fn apply(&mut self, configuration: &Value) -> Value {
+    pub(crate) async fn apply(&mut self, configuration: &Value) -> Value {
         self.project("runs/apply", &submission(configuration)).await
     }
 
-    pub async fn run(&mut self, name: &str) -> Value {
+    pub(crate) async fn run(&mut self, name: &str) -> Value {
         self.project("runs/get", &json!({"run_name": name})).await
     }
 
     /// Waits until the run has one of these statuses; an end that is not among them is a failure.
-    pub async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
+    pub(crate) async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
         self.reaches_within(name, statuses, PATIENCE).await
     }
 
-    pub async fn reaches_within(&mut self, name: &str, statuses: &[&str], patience: Duration) -> Value {
+    pub(crate) async fn reaches_within(
+        &mut self,
+        name: &str,
+        statuses: &[&str],
+        patience: Duration,
+    ) -> Value {
         let wanted = statuses.join(" or ");
         let (mut run, asked) = (self.run(name).await, Instant::now());
         loop {
@@ -133,23 +134,23 @@ impl Stage {
     }
 
     /// Submits a run and waits for its end, whatever that is.
-    pub async fn ends(&mut self, configuration: &Value) -> Value {
+    pub(crate) async fn ends(&mut self, configuration: &Value) -> Value {
         self.apply(configuration).await;
         let name = configuration["name"].as_str().unwrap().to_owned();
         self.reaches(&name, &FINAL).await
     }
 
-    pub async fn stop(&mut self, name: &str, abort: bool) {
+    pub(crate) async fn stop(&mut self, name: &str, abort: bool) {
         self.project("runs/stop", &json!({"runs_names": [name], "abort": abort})).await;
     }
 
     /// All that the job wrote, of its newest submission.
-    pub async fn log(&mut self, run: &Value) -> String {
+    pub(crate) async fn log(&mut self, run: &Value) -> String {
         self.log_of(run, 0, usize::MAX).await
     }
 
     /// Of one job and one of its submissions, or the newest.
-    pub async fn log_of(&mut self, run: &Value, job: usize, submission: usize) -> String {
+    pub(crate) async fn log_of(&mut self, run: &Value, job: usize, submission: usize) -> String {
         let submissions = run["jobs"][job]["job_submissions"].as_array().unwrap();
         let id = submissions[submission.min(submissions.len() - 1)]["id"].clone();
         let (mut bytes, mut next) = (Vec::new(), Value::Null);
@@ -168,7 +169,7 @@ impl Stage {
     }
 
     /// Waits until the log of a run that goes on contains some words.
-    pub async fn says(&mut self, name: &str, words: &str) -> String {
+    pub(crate) async fn says(&mut self, name: &str, words: &str) -> String {
         let asked = Instant::now();
         loop {
             let run = self.run(name).await;
@@ -182,12 +183,12 @@ impl Stage {
         }
     }
 
-    pub async fn fleet(&mut self, name: &str) -> Value {
+    pub(crate) async fn fleet(&mut self, name: &str) -> Value {
         self.project("fleets/get", &json!({"name": name})).await
     }
 
     /// Waits until so many hosts of a fleet take jobs.
-    pub async fn hosts_ready(&mut self, fleet: &str, hosts: usize) -> Value {
+    pub(crate) async fn hosts_ready(&mut self, fleet: &str, hosts: usize) -> Value {
         let asked = Instant::now();
         loop {
             let found = self.fleet(fleet).await;
@@ -205,7 +206,7 @@ impl Stage {
         }
     }
 
-    pub fn server_log(&self) -> String {
+    pub(crate) fn server_log(&self) -> String {
         let text = std::fs::read_to_string(self.home.join("server.log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
@@ -246,7 +247,7 @@ fn sweep(home: &Path) {
 }
 
 /// The socket of the engine that the tests were given.
-pub fn engine() -> PathBuf {
+pub(crate) fn engine() -> PathBuf {
     let socket = std::env::var_os("WINDLASS_TEST_DOCKER");
     PathBuf::from(
         socket.expect("WINDLASS_TEST_DOCKER names no container engine; `cargo xtask test` starts one"),
@@ -254,11 +255,11 @@ pub fn engine() -> PathBuf {
 }
 
 /// A task with nothing but a name and commands.
-pub fn task(name: &str, commands: &[&str]) -> Value {
+pub(crate) fn task(name: &str, commands: &[&str]) -> Value {
     json!({"type": "task", "name": name, "image": "none", "user": "root", "commands": commands})
 }
 
 /// The newest submission of a run's first job.
-pub fn submission_of(run: &Value) -> &Value {
+pub(crate) fn submission_of(run: &Value) -> &Value {
     run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap()
 }
