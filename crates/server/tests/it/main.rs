@@ -24,4 +24,5 @@ mod logs;
 mod openapi;
 mod pipelines;
 mod postgres;
+mod volumes;
 mod wire;

@@ -1,0 +1,532 @@
+//! Network volumes against a scripted backend: made and given back, attached and detached.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::ready;
+use parking_lot::Mutex;
+use serde_json::json;
+use windlass_backend::{
+    Answer, Backend, BackendError, Backends, Deleted, Found, Machine, Order,
+    volumes::{Attached, Attachment, Made as Disk, VolumeOrder, Volumes},
+};
+use windlass_engine::{BatchPipeline, Engine, Hints, Lease, LeaseStore, Pipeline, Queue, Settings};
+use windlass_model::{
+    decide::jobs_terminating as ending,
+    id::{FleetId, InstanceId, SubmissionId, VolumeId},
+    plan::offers::Offer,
+    volume,
+};
+use windlass_server::{
+    agents::Nobody,
+    attachments::{self, Attach},
+    db::{Db, Unit, Val, instances, jobs, passes, volumes},
+    logs::{archive::Archive, files::Files},
+    params,
+    pipelines::{self, Hands, Install},
+    run_shape::Shapes,
+    secrets::Keyring,
+};
+
+use crate::{
+    db::{on_both, scratch},
+    db_rows::{self, Made},
+};
+
+on_both! {
+    a_volume_is_made_and_becomes_active
+    a_volume_that_its_backend_refuses_fails_and_says_why
+    g4_a_volume_in_use_is_deleted_only_when_it_is_free
+    an_unused_volume_is_cleaned_up_and_a_used_one_is_not
+    an_external_volume_is_forgotten_and_left_alone
+    a_job_gets_its_volumes_before_its_task
+    a_job_without_network_volumes_needs_nothing
+    a_volume_that_cannot_be_attached_fails_its_job_and_says_why
+    g4_a_volume_is_with_one_instance_at_a_time
+    two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it
+    a_detach_that_hangs_is_asked_again_and_forced
+    a_stale_holder_of_the_job_takes_nothing
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How the backend behaves.
+#[derive(Default)]
+struct Script {
+    refuses_to_make: bool,
+    refuses_to_attach: bool,
+    /// Soft requests to detach are not honoured.
+    hangs: bool,
+}
+
+#[derive(Default)]
+struct State {
+    script: Script,
+    disks: BTreeMap<String, VolumeId>,
+    attached: BTreeSet<(String, String)>,
+    /// Volume, and whether by force.
+    detaches: Vec<(String, bool)>,
+}
+
+#[derive(Clone, Default)]
+struct Shelf(Arc<Mutex<State>>);
+
+impl Shelf {
+    fn backends(&self) -> Backends {
+        Backends::new([Arc::new(self.clone()) as Arc<dyn Backend>])
+    }
+}
+
+fn no<'a, T: Send + 'a>(said: &str) -> Answer<'a, T> {
+    Box::pin(ready(Err(BackendError::Refused { what: "ask the shelf", said: said.to_owned() })))
+}
+
+fn yes<'a, T: Send + 'a>(answer: T) -> Answer<'a, T> {
+    Box::pin(ready(Ok(answer)))
+}
+
+impl Backend for Shelf {
+    fn name(&self) -> &'static str {
+        "mock"
+    }
+    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+        yes(Vec::new())
+    }
+    fn create<'a>(&'a self, _order: &'a Order) -> Answer<'a, Machine> {
+        no("no machines here")
+    }
+    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+        yes(Found::Running(machine.clone()))
+    }
+    fn delete<'a>(&'a self, _order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+        yes(Deleted::Gone)
+    }
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        Some(self)
+    }
+}
+
+impl Volumes for Shelf {
+    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Disk> {
+        let mut state = self.0.lock();
+        if state.script.refuses_to_make {
+            return no("the quota is used up");
+        }
+        let id = order.external.clone().unwrap_or_else(|| format!("disk-{}", order.volume));
+        state.disks.insert(id.clone(), order.volume);
+        let zone = Some("here-a".to_owned());
+        yes(Disk { id, size_gb: order.size_gb, zone, price: Some(1.5), ready: true })
+    }
+    fn look<'a>(&'a self, order: &'a VolumeOrder, _id: &'a str) -> Answer<'a, Option<Disk>> {
+        let made = self.make(order);
+        Box::pin(async move { made.await.map(Some) })
+    }
+    fn remove<'a>(&'a self, _order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()> {
+        let mut state = self.0.lock();
+        if state.attached.iter().any(|(disk, _)| disk == id) {
+            return no("it is attached");
+        }
+        state.disks.remove(id);
+        yes(())
+    }
+    fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+        let mut state = self.0.lock();
+        if state.script.refuses_to_attach {
+            return no("the disk is of another kind");
+        }
+        state.attached.insert((id.to_owned(), machine.id.clone()));
+        yes(Attached::Yes(Attachment { device_name: Some("/dev/sdf".into()) }))
+    }
+    fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
+        let mut state = self.0.lock();
+        state.detaches.push((id.to_owned(), force));
+        if force || !state.script.hangs {
+            state.attached.remove(&(id.to_owned(), machine.id.clone()));
+        }
+        yes(())
+    }
+    fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+        let there = self.0.lock().attached.contains(&(id.to_owned(), machine.id.clone()));
+        yes(if there { Attached::Yes(Attachment::default()) } else { Attached::No })
+    }
+}
+
+/// Installs one pipeline of all.
+struct Only<'a> {
+    engine: &'a mut Engine<Db>,
+    pipeline: &'static str,
+}
+
+impl Install for Only<'_> {
+    fn add<P: Pipeline>(&mut self, pipeline: P) {
+        if pipeline.queue().pipeline == self.pipeline {
+            self.engine.spawn(pipeline, Settings::standard(7));
+        }
+    }
+    fn add_batch<P: BatchPipeline>(&mut self, _pipeline: P) {}
+}
+
+/// The pipeline `volumes`, turning.
+struct Turning {
+    engine: Engine<Db>,
+    _logs: Logs,
+}
+
+struct Logs(std::path::PathBuf);
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn turning(db: &Db, shelf: &Shelf) -> Turning {
+    let logs = Logs(scratch());
+    let hands = Hands {
+        db: db.clone(),
+        agents: Arc::new(Nobody),
+        backends: shelf.backends(),
+        logs: Arc::new(Archive::new(Arc::new(Files::new(logs.0.clone())))),
+        keys: Arc::new(Keyring::ephemeral().unwrap()),
+        shapes: Shapes::default(),
+    };
+    let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());
+    pipelines::install(&hands, &mut Only { engine: &mut engine, pipeline: "volumes" });
+    Turning { engine, _logs: logs }
+}
+
+async fn write(db: &Db, unit: Unit) {
+    db.write(unit).await.unwrap().done().unwrap();
+}
+
+/// A volume of 10 GB on the scripted backend.
+async fn volume(db: &Db, made: &Made, name: &str, more: serde_json::Value) -> VolumeId {
+    let id = VolumeId(db.new_id().unwrap());
+    let mut configuration = json!({"type": "volume", "name": name, "backend": "mock", "region": "here"});
+    configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let new = volumes::NewVolume {
+        id,
+        project_id: made.project,
+        user_id: made.user,
+        name: name.into(),
+        external: !configuration["volume_id"].is_null(),
+        configuration: configuration.to_string(),
+        status: volume::Status::Submitted,
+    };
+    write(db, Unit::new().and([volumes::insert(new)])).await;
+    id
+}
+
+fn ten() -> serde_json::Value {
+    json!({"size": "10GB"})
+}
+
+/// One that was made before.
+async fn ready_volume(db: &Db, made: &Made, shelf: &Shelf, name: &str) -> VolumeId {
+    let id = volume(db, made, name, ten()).await;
+    shelf.0.lock().disks.insert(format!("disk-{id}"), id);
+    let sql = "UPDATE volumes SET status = 'active', volume_id = $2 WHERE id = $1";
+    write(db, Unit::new().exec(sql, params![id, format!("disk-{id}")])).await;
+    id
+}
+
+async fn instance(db: &Db, made: &Made, name: &str) -> InstanceId {
+    let id = InstanceId(db.new_id().unwrap());
+    let machine = json!({"id": format!("vm-{name}"), "reach": null, "hostname": null, "internal_ip": null,
+        "has": null, "agent_version": null, "memo": null});
+    let values = vec![
+        ("id", id.into()),
+        ("project_id", made.project.into()),
+        ("fleet_id", None::<FleetId>.into()),
+        ("name", name.into()),
+        ("instance_num", 0_i64.into()),
+        ("backend", "mock".into()),
+        ("region", "here".into()),
+        ("provisioning", machine.to_string().into()),
+        ("status", "idle".into()),
+        ("created_at", Val::Now),
+        ("last_processed_at", Val::Now),
+    ];
+    write(db, Unit::new().insert("instances", values)).await;
+    id
+}
+
+/// A job on an instance that wants these volumes, and the lease of whoever works on it.
+struct Work {
+    job: jobs::Job,
+    instance: instances::Instance,
+    lease: Lease,
+}
+
+const JOBS: Queue = Queue { pipeline: "test", table: "jobs", statuses: &["provisioning"] };
+
+async fn work(db: &Db, made: &Made, name: &str, at: InstanceId, mounts: serde_json::Value) -> Work {
+    let run = db_rows::run(db, made, name).await;
+    let id = SubmissionId(db.new_id().unwrap());
+    let values = vec![
+        ("id", id.into()),
+        ("run_id", run.into()),
+        ("project_id", made.project.into()),
+        ("job_name", name.into()),
+        ("replica_num", 0_i64.into()),
+        ("job_num", 0_i64.into()),
+        ("submission_num", 0_i64.into()),
+        ("status", "provisioning".into()),
+        ("job_spec", json!({ "volumes": mounts }).to_string().into()),
+        ("instance_id", at.into()),
+        ("submitted_at", Val::Now),
+        ("last_processed_at", Val::Now),
+    ];
+    write(db, Unit::new().insert("jobs", values)).await;
+    let claim = db.claim(&JOBS, 10, Duration::from_secs(60)).await.unwrap();
+    let lease = claim.leases.into_iter().find(|lease| lease.id == id.0).unwrap();
+    let loaded = passes::jobs::load(db, &lease).await.unwrap().unwrap();
+    Work { job: loaded.job, instance: loaded.instance.unwrap(), lease }
+}
+
+fn at(path: &str, names: &[&str]) -> serde_json::Value {
+    json!([{ "name": names, "path": path }])
+}
+
+impl Work {
+    async fn attach(&self, db: &Db, shelf: &Shelf) -> Attach {
+        attachments::attach(db, &shelf.backends(), &self.lease, &self.job, &self.instance).await.unwrap()
+    }
+
+    async fn standing(&self, db: &Db, shelf: &Shelf) -> Vec<ending::Volume> {
+        let backends = shelf.backends();
+        attachments::standing(db, &backends, &self.lease, &self.job, Some(&self.instance)).await.unwrap()
+    }
+
+    async fn detach(&self, db: &Db, shelf: &Shelf, volume: VolumeId, force: bool) -> Vec<ending::Volume> {
+        let (backends, volumes) = (shelf.backends(), [volume]);
+        attachments::detach(db, &backends, &self.lease, &self.job, &self.instance, &volumes, force)
+            .await
+            .unwrap()
+    }
+}
+
+async fn until(db: &Db, id: VolumeId, what: impl Fn(&volumes::Volume) -> bool) -> volumes::Volume {
+    let asked = Instant::now();
+    loop {
+        let seen = volumes::find(db, id).await.unwrap().unwrap();
+        if what(&seen) {
+            return seen;
+        }
+        assert!(asked.elapsed() < PATIENCE, "it stays {seen:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn events_of(db: &Db, id: VolumeId) -> Vec<(String, Option<String>)> {
+    let sql = "SELECT message, to_status FROM events WHERE entity_id = $1 ORDER BY seq";
+    let rows = db.query(sql, params![id]).await.unwrap();
+    rows.iter().map(|row| (row.text(0).unwrap(), row.opt_text(1).unwrap())).collect()
+}
+
+async fn a_volume_is_made_and_becomes_active(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let turning = turning(db, &shelf);
+    let id = volume(db, &made, "data", ten()).await;
+    turning.engine.hints().hint("volumes");
+    let seen = until(db, id, |seen| seen.status == volume::Status::Active).await;
+    assert_eq!(seen.volume_id, Some(format!("disk-{id}")));
+    let document: serde_json::Value = serde_json::from_str(&seen.provisioning.unwrap()).unwrap();
+    assert_eq!((&document["size_gb"], &document["price"]), (&json!(10.0), &json!(1.5)));
+    assert_eq!(events_of(db, id).await, [("can be attached".to_owned(), Some("active".to_owned()))]);
+    turning.engine.stop(Duration::from_secs(5)).await;
+}
+
+async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    shelf.0.lock().script.refuses_to_make = true;
+    let turning = turning(db, &shelf);
+    let id = volume(db, &made, "data", ten()).await;
+    turning.engine.hints().hint("volumes");
+    let seen = until(db, id, |seen| seen.status == volume::Status::Failed).await;
+    assert!(seen.status_message.unwrap().contains("quota"), "it says why");
+    // One that failed can be deleted all the same.
+    write(db, Unit::new().and(volumes::ask_delete(id))).await;
+    turning.engine.hints().hint("volumes");
+    until(db, id, |seen| seen.deleted).await;
+    turning.engine.stop(Duration::from_secs(5)).await;
+}
+
+async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let id = ready_volume(db, &made, &shelf, "data").await;
+    let host = instance(db, &made, "one").await;
+    let work = work(db, &made, "train", host, at("/data", &["data"])).await;
+    assert!(matches!(work.attach(db, &shelf).await, Attach::Ready(_)));
+    // Whoever asks now is refused; a wish that was there a moment before waits.
+    assert!(!db.write(Unit::new().and(volumes::ask_delete(id))).await.unwrap().is_done());
+    write(db, Unit::new().exec("UPDATE volumes SET delete_asked_at = now_us() WHERE id = $1", params![id]))
+        .await;
+    let turning = turning(db, &shelf);
+    let before = volumes::find(db, id).await.unwrap().unwrap().last_processed_at;
+    until(db, id, |seen| seen.last_processed_at > before).await;
+    assert!(!volumes::find(db, id).await.unwrap().unwrap().deleted, "it is in use");
+    assert!(work.detach(db, &shelf, id, false).await.is_empty());
+    turning.engine.hints().hint("volumes");
+    until(db, id, |seen| seen.deleted).await;
+    assert!(shelf.0.lock().disks.is_empty());
+    turning.engine.stop(Duration::from_secs(5)).await;
+}
+
+async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let brief = json!({"size": "10GB", "auto_cleanup_duration": "1s"});
+    let (used, unused) =
+        (volume(db, &made, "used", brief.clone()).await, volume(db, &made, "unused", brief).await);
+    let kept = volume(db, &made, "kept", ten()).await;
+    let sql =
+        "UPDATE volumes SET status = 'active', volume_id = name, last_job_processed_at = now_us() - 5000000";
+    write(db, Unit::new().exec(sql, vec![])).await;
+    let host = instance(db, &made, "one").await;
+    let work = work(db, &made, "train", host, at("/data", &["used"])).await;
+    assert!(matches!(work.attach(db, &shelf).await, Attach::Ready(_)));
+    let turning = turning(db, &shelf);
+    until(db, unused, |seen| seen.deleted).await;
+    let told = events_of(db, unused).await;
+    assert!(told[0].0.starts_with("unattached for"), "{told:?}");
+    for (id, name) in [(used, "used"), (kept, "kept")] {
+        let seen = volumes::find(db, id).await.unwrap().unwrap();
+        assert!(!seen.deleted && seen.delete_asked_at.is_none(), "{name} stays");
+    }
+    turning.engine.stop(Duration::from_secs(5)).await;
+}
+
+async fn an_external_volume_is_forgotten_and_left_alone(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let turning = turning(db, &shelf);
+    let id = volume(db, &made, "data", json!({"volume_id": "vol-7"})).await;
+    turning.engine.hints().hint("volumes");
+    until(db, id, |seen| seen.status == volume::Status::Active).await;
+    write(db, Unit::new().and(volumes::ask_delete(id))).await;
+    turning.engine.hints().hint("volumes");
+    until(db, id, |seen| seen.deleted).await;
+    assert!(shelf.0.lock().disks.contains_key("vol-7"));
+    turning.engine.stop(Duration::from_secs(5)).await;
+}
+
+async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let id = ready_volume(db, &made, &shelf, "data").await;
+    let host = instance(db, &made, "one").await;
+    // The first of the names does not exist: the second is taken.
+    let work = work(db, &made, "train", host, at("/data", &["nothing", "data"])).await;
+    for _ in 0..2 {
+        let Attach::Ready(mounts) = work.attach(db, &shelf).await else { panic!("it is not attached") };
+        let told = serde_json::to_value((&mounts.volumes, &mounts.volume_mounts)).unwrap();
+        let expected = json!([
+            [{"backend": "mock", "name": "data", "volume_id": format!("disk-{id}"), "init_fs": true,
+              "device_name": "/dev/sdf"}],
+            [{"name": "data", "path": "/data"}]
+        ]);
+        assert_eq!(told, expected);
+    }
+    assert_eq!(shelf.0.lock().attached, BTreeSet::from([(format!("disk-{id}"), "vm-one".to_owned())]));
+    assert_eq!(volumes::attachments(db, &[id]).await.unwrap().len(), 1);
+    let standing = work.standing(db, &shelf).await;
+    assert_eq!(standing, [ending::Volume { id, asked_at: None, forced: false, attached: true }]);
+    assert!(work.detach(db, &shelf, id, false).await.is_empty());
+    assert!(shelf.0.lock().attached.is_empty() && volumes::attachments(db, &[id]).await.unwrap().is_empty());
+}
+
+async fn a_job_without_network_volumes_needs_nothing(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let host = instance(db, &made, "one").await;
+    let mounts = json!([{"instance_path": "/mnt", "path": "/data", "optional": false}]);
+    let work = work(db, &made, "train", host, mounts).await;
+    assert_eq!(work.attach(db, &shelf).await, Attach::Ready(attachments::Mounts::default()));
+    assert!(work.standing(db, &shelf).await.is_empty());
+}
+
+async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let id = ready_volume(db, &made, &shelf, "data").await;
+    let host = instance(db, &made, "one").await;
+    let refused = work(db, &made, "refused", host, at("/data", &["data"])).await;
+    shelf.0.lock().script.refuses_to_attach = true;
+    let Attach::Failed { said } = refused.attach(db, &shelf).await else { panic!("it is attached") };
+    assert!(said.contains("`data` could not be attached") && said.contains("another kind"), "{said}");
+    // What it holds is given back like any other.
+    assert_eq!(refused.standing(db, &shelf).await.len(), 1);
+    assert!(refused.detach(db, &shelf, id, false).await.is_empty());
+    for (name, sql, expected) in [
+        ("absent", "UPDATE volumes SET name = 'other' WHERE id = $1", "does not exist"),
+        ("failed", "UPDATE volumes SET name = 'data', status = 'failed' WHERE id = $1", "failed"),
+        ("going", "UPDATE volumes SET status = 'active', delete_asked_at = 1 WHERE id = $1", "being deleted"),
+    ] {
+        write(db, Unit::new().exec(sql, params![id])).await;
+        let work = work(db, &made, name, host, at("/data", &["data"])).await;
+        let Attach::Failed { said } = work.attach(db, &shelf).await else { panic!("it is attached") };
+        assert!(said.contains(expected), "{name}: {said}");
+    }
+}
+
+async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (one, two) = (instance(db, &made, "one").await, instance(db, &made, "two").await);
+    let first = work(db, &made, "first", one, at("/data", &["data"])).await;
+    let second = work(db, &made, "second", two, at("/data", &["data"])).await;
+    assert!(matches!(first.attach(db, &shelf).await, Attach::Ready(_)));
+    let Attach::Failed { said } = second.attach(db, &shelf).await else { panic!("it is attached twice") };
+    assert!(said.contains("attached to one;") && said.contains("one instance at a time"), "{said}");
+    // While it is on its way out of there, the next one waits.
+    shelf.0.lock().script.hangs = true;
+    assert_eq!(first.detach(db, &shelf, id, false).await.len(), 1);
+    let Attach::Coming { said } = second.attach(db, &shelf).await else { panic!("it does not wait") };
+    assert!(said.contains("still being detached from one"), "{said}");
+    shelf.0.lock().script.hangs = false;
+    assert!(first.standing(db, &shelf).await.is_empty());
+    assert!(matches!(second.attach(db, &shelf).await, Attach::Ready(_)));
+    assert_eq!(shelf.0.lock().attached.len(), 1);
+}
+
+async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let id = ready_volume(db, &made, &shelf, "data").await;
+    let host = instance(db, &made, "one").await;
+    let first = work(db, &made, "first", host, at("/data", &["data"])).await;
+    let second = work(db, &made, "second", host, at("/data", &["data"])).await;
+    for work in [&first, &second] {
+        assert!(matches!(work.attach(db, &shelf).await, Attach::Ready(_)));
+    }
+    assert!(first.detach(db, &shelf, id, false).await.is_empty(), "it is no longer its business");
+    assert_eq!(shelf.0.lock().attached.len(), 1, "the other one uses it");
+    assert!(second.detach(db, &shelf, id, false).await.is_empty());
+    assert!(shelf.0.lock().attached.is_empty());
+}
+
+async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let id = ready_volume(db, &made, &shelf, "data").await;
+    let host = instance(db, &made, "one").await;
+    let work = work(db, &made, "train", host, at("/data", &["data"])).await;
+    work.attach(db, &shelf).await;
+    shelf.0.lock().script.hangs = true;
+    let left = work.detach(db, &shelf, id, false).await;
+    assert!(left[0].asked_at.is_some() && !left[0].forced, "{left:?}");
+    let asked = shelf.0.lock().detaches.len();
+    assert_eq!(work.standing(db, &shelf).await.len(), 1, "the job has to wait");
+    assert!(shelf.0.lock().detaches.len() > asked, "it is asked again");
+    assert!(work.detach(db, &shelf, id, true).await.is_empty());
+    assert_eq!(shelf.0.lock().detaches.last(), Some(&(format!("disk-{id}"), true)));
+    assert!(volumes::attachments(db, &[id]).await.unwrap().is_empty());
+}
+
+async fn a_stale_holder_of_the_job_takes_nothing(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let id = ready_volume(db, &made, &shelf, "data").await;
+    let host = instance(db, &made, "one").await;
+    let mut work = work(db, &made, "train", host, at("/data", &["data"])).await;
+    work.lease.token = db.new_id().unwrap();
+    assert!(matches!(work.attach(db, &shelf).await, Attach::Coming { .. }));
+    assert!(volumes::attachments(db, &[id]).await.unwrap().is_empty());
+    assert!(shelf.0.lock().attached.is_empty());
+}
