@@ -4,21 +4,35 @@
 //! agent with the machine. Whatever is done there may be done again: a second bring-up finds all in place and changes
 //! nothing, and one that was cut off goes on where it stopped.
 
+mod address;
 mod binary;
+mod script;
+mod visit;
+mod words;
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 use windlass_model::{id::InstanceId, plan::offers::Offer};
 use windlass_tunnel::{Hosts, Target};
 
-pub use self::binary::{Binaries, BinaryError};
-use crate::{Answer, Backend, BackendError, Deleted, Found, Machine, Order};
+use self::visit::{Visit, is_newer, unavailable};
+pub use self::{
+    binary::{Binaries, Binary, BinaryError},
+    script::{AGENT, CRON, ROOT, SOCKET, UNIT},
+};
+use crate::{Answer, Backend, BackendError, Deleted, Found, Machine, Order, Want};
 
-/// The directory of ours on a host.
-pub const ROOT: &str = "/var/lib/windlass";
-/// Where its agent answers.
-pub const SOCKET: &str = "/var/lib/windlass/door/shim.sock";
+/// So many hosts get the agent's binary at the same time.
+const UPLOADS_MAX: usize = 8;
+/// Server and agent are of one version: they are built together.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A host of an SSH fleet, with everything needed to log in and to make it a node.
 #[derive(Clone, Debug)]
@@ -39,7 +53,7 @@ pub struct Memo {
     pub agent_sha256: String,
     /// The keys that the host and those on the way have shown, by [`Target::known_as`]: what to pin from now on.
     #[serde(default)]
-    pub host_keys: std::collections::BTreeMap<String, String>,
+    pub host_keys: BTreeMap<String, String>,
     /// What starts the agent again after a reboot, for people.
     #[serde(default)]
     pub keeper: String,
@@ -55,19 +69,108 @@ impl Memo {
 /// The backend `remote`.
 pub struct Remote {
     hosts: Arc<Hosts<InstanceId>>,
-    binaries: Binaries,
+    binaries: Arc<Binaries>,
+    uploads: Semaphore,
+    progress: Mutex<HashMap<InstanceId, String>>,
 }
 
 impl Remote {
     /// `hosts` are the connections that calls to agents use as well: one connection per host serves both.
     pub fn new(hosts: Arc<Hosts<InstanceId>>, binaries: Binaries) -> Self {
-        Self { hosts, binaries }
+        let (binaries, uploads) = (Arc::new(binaries), Semaphore::new(UPLOADS_MAX));
+        Self { hosts, binaries, uploads, progress: Mutex::default() }
+    }
+
+    fn tell(&self, order: &Order, step: impl FnOnce() -> String) {
+        if let Some(said) = self.progress.lock().get_mut(&order.instance) {
+            *said = step();
+        }
+    }
+
+    /// Nothing is told any more once the work is done or given up.
+    fn under_way(&self, order: &Order) -> UnderWay<'_> {
+        self.progress.lock().insert(order.instance, String::new());
+        UnderWay { remote: self, instance: order.instance }
+    }
+
+    /// The SHA-256 of our binary for an architecture.
+    async fn sum(&self, arch: &'static str) -> Result<String, BackendError> {
+        self.binary(arch, |binaries, arch| binaries.sum(arch)).await
+    }
+
+    async fn load(&self, arch: &'static str) -> Result<Arc<Binary>, BackendError> {
+        self.binary(arch, |binaries, arch| binaries.load(arch)).await
+    }
+
+    async fn binary<T: Send + 'static>(
+        &self,
+        arch: &'static str,
+        read: impl FnOnce(&Binaries, &str) -> Result<Option<T>, BinaryError> + Send + 'static,
+    ) -> Result<T, BackendError> {
+        let binaries = Arc::clone(&self.binaries);
+        let read = tokio::task::spawn_blocking(move || read(&binaries, arch)).await;
+        let what = "read the agent's binary";
+        match read {
+            Ok(Ok(Some(found))) => Ok(found),
+            Ok(Ok(None)) => Err(unavailable(what, format!("there is none for {arch}"))),
+            Ok(Err(error)) => {
+                let cause =
+                    std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+                Err(unavailable(what, format!("{error}{cause}")))
+            }
+            Err(error) => Err(unavailable(what, error.to_string())),
+        }
+    }
+
+    /// Whether the host has another agent than it should.
+    async fn is_outdated(&self, machine: &Machine, version: &str) -> Result<bool, BackendError> {
+        let arch = machine.has.as_ref().and_then(|has| script::arch_of(has.arch.as_deref()?));
+        let Some(arch) = arch else { return Ok(false) };
+        Ok(self.sum(arch).await? != Memo::of(machine).agent_sha256 && !is_newer(version, VERSION))
+    }
+
+    async fn found(&self, order: &Order, machine: &Machine) -> Result<Found, BackendError> {
+        let visit = Visit::begin(self, order, site(order)?).await?;
+        match visit.health().await {
+            Ok(health) if !self.is_outdated(machine, &health.version).await? => {
+                let agent_version = Some(health.version);
+                Ok(Found::Running(Machine { agent_version, ..machine.clone() }))
+            }
+            Err(error @ BackendError::Refused { .. }) => Err(error),
+            // Down after a crash or a reboot, or not the agent it should be.
+            Ok(_) | Err(_) => visit.bring_up().await.map(Found::Running),
+        }
+    }
+}
+
+struct UnderWay<'a> {
+    remote: &'a Remote,
+    instance: InstanceId,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.remote.progress.lock().remove(&self.instance);
+    }
+}
+
+fn site(order: &Order) -> Result<&Site, BackendError> {
+    match &order.want {
+        Want::Host(site) => Ok(site),
+        Want::Offer(_) => {
+            let said = "SSH hosts are given in a fleet's `ssh_config`, not offered".to_owned();
+            Err(BackendError::Refused { what: "create a host", said })
+        }
     }
 }
 
 impl std::fmt::Debug for Remote {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Remote").field("hosts", &self.hosts).field("binaries", &self.binaries).finish()
+        let binaries = &self.binaries;
+        f.debug_struct("Remote")
+            .field("hosts", &self.hosts)
+            .field("binaries", binaries)
+            .finish_non_exhaustive()
     }
 }
 
@@ -81,22 +184,31 @@ impl Backend for Remote {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    fn create<'a>(&'a self, _order: &'a Order) -> Answer<'a, Machine> {
-        let said = "not part of this version yet".to_owned();
-        Box::pin(std::future::ready(Err(BackendError::Unavailable { what: "bring up the host", said })))
+    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+        Box::pin(async move {
+            let _under_way = self.under_way(order);
+            Visit::begin(self, order, site(order)?).await?.bring_up().await
+        })
     }
 
-    fn find<'a>(&'a self, _order: &'a Order, _machine: &'a Machine) -> Answer<'a, Found> {
-        let said = "not part of this version yet".to_owned();
-        Box::pin(std::future::ready(Err(BackendError::Unavailable { what: "look for the host", said })))
+    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+        Box::pin(async move {
+            let _under_way = self.under_way(order);
+            self.found(order, machine).await
+        })
     }
 
-    fn delete<'a>(&'a self, _order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
-        let said = "not part of this version yet".to_owned();
-        Box::pin(std::future::ready(Err(BackendError::Unavailable { what: "leave the host", said })))
+    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+        Box::pin(async move {
+            let _under_way = self.under_way(order);
+            let visit = Visit::begin(self, order, site(order)?).await?;
+            visit.leave().await?;
+            self.hosts.forget(&order.instance);
+            Ok(Deleted::Gone)
+        })
     }
 
-    fn progress(&self, _instance: InstanceId) -> Option<String> {
-        None
+    fn progress(&self, instance: InstanceId) -> Option<String> {
+        self.progress.lock().get(&instance).filter(|said| !said.is_empty()).cloned()
     }
 }

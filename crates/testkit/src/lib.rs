@@ -4,6 +4,7 @@
 pub mod bench;
 pub mod host;
 pub mod invariants;
+pub mod lab;
 pub mod net;
 pub mod rng;
 pub mod server;

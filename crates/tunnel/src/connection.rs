@@ -11,15 +11,22 @@ use russh::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    sync::Semaphore,
     time::timeout,
 };
 
-use crate::{HostKey, Pin, Stream, Target, TunnelError};
+use crate::{
+    HostKey, Pin, Stream, Target, TunnelError,
+    resolve::{self, ConnectError},
+};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const OPEN_WITHIN: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 const KEEPALIVES_MISSED: usize = 3;
+
+/// Key exchanges are work for the processor. With a thousand hosts at once, all would be late.
+static EXCHANGES: Semaphore = Semaphore::const_new(64);
 
 /// A live connection. Cheap to share; it ends when the last holder lets go.
 pub struct Connection {
@@ -30,7 +37,7 @@ pub struct Connection {
     /// What the host has shown, and under which name it is kept.
     shown: Option<Learned>,
     /// The connection below, when this one goes through another host.
-    via: Option<Box<Connection>>,
+    via: Option<Arc<Connection>>,
 }
 
 /// A host key seen for the first time, to be kept and reported.
@@ -45,22 +52,33 @@ impl Connection {
     /// Connects and logs in, through other hosts where the target says so. First-seen host keys are returned.
     pub async fn open(target: &Target, cap: usize) -> Result<(Self, Vec<Learned>), TunnelError> {
         let Some(via) = &target.via else {
-            let tcp = within(&target.name(), "connect", CONNECT_WITHIN, connect(target)).await??;
+            let tcp = connect(target).await?;
             return Self::over(tcp, None, target, cap).await;
         };
         let (below, mut learned) = Box::pin(Self::open(via, cap)).await?;
-        let stream = below.tcp(&target.host, target.port).await?;
-        let (connection, more) = Self::over(stream, Some(Box::new(below)), target, cap).await?;
+        let (connection, more) = Self::open_through(Arc::new(below), target, cap).await?;
         learned.extend(more);
         Ok((connection, learned))
     }
 
-    async fn over(
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        via: Option<Box<Self>>,
+    /// The same through a connection that is there already.
+    pub(crate) async fn open_through(
+        below: Arc<Self>,
         target: &Target,
         cap: usize,
     ) -> Result<(Self, Vec<Learned>), TunnelError> {
+        let stream = below.tcp(&target.host, target.port).await.map_err(|error| beyond(error, target))?;
+        Self::over(stream, Some(below), target, cap).await
+    }
+
+    async fn over(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        via: Option<Arc<Self>>,
+        target: &Target,
+        cap: usize,
+    ) -> Result<(Self, Vec<Learned>), TunnelError> {
+        // Never closed, so an error would be a permit nobody gives: go on without.
+        let _turn = EXCHANGES.acquire().await;
         let name = target.name();
         let shown = Arc::new(Mutex::new(None));
         let checker = Checker { pin: target.pin.clone(), shown: Arc::clone(&shown) };
@@ -74,6 +92,7 @@ impl Connection {
                 return Err(TunnelError::HostKeyChanged { host: name, expected, shown });
             }
             (Err(source), _, _) => {
+                let source = Arc::new(source);
                 return Err(TunnelError::Protocol { host: name, what: "exchange keys", source });
             }
         };
@@ -138,7 +157,7 @@ impl Connection {
     }
 
     pub(crate) fn protocol(&self, what: &'static str, source: russh::Error) -> TunnelError {
-        TunnelError::Protocol { host: self.name.clone(), what, source }
+        TunnelError::Protocol { host: self.name.clone(), what, source: Arc::new(source) }
     }
 }
 
@@ -149,14 +168,30 @@ impl std::fmt::Debug for Connection {
 }
 
 async fn connect(target: &Target) -> Result<TcpStream, TunnelError> {
-    let failed = |source| TunnelError::Connect { host: target.name(), source };
-    let stream = TcpStream::connect((target.host.as_str(), target.port)).await.map_err(failed)?;
+    let failed = |source| TunnelError::Connect { host: target.name(), source: Arc::new(source) };
+    let connected = resolve::connect(&target.host, target.port, CONNECT_WITHIN).await;
+    let stream = connected.map_err(|error| match error {
+        ConnectError::Lookup(said) => TunnelError::Lookup { host: target.name(), said },
+        ConnectError::Io(source) => failed(source),
+    })?;
     stream.set_nodelay(true).map_err(failed)?;
     Ok(stream)
 }
 
+/// A host on the way that answers and cannot go on says so for the host behind it.
+fn beyond(error: TunnelError, target: &Target) -> TunnelError {
+    if let TunnelError::Protocol { source, .. } = &error
+        && let russh::Error::ChannelOpenFailure(_) = **source
+    {
+        let (host, source) = (target.name(), Arc::clone(source));
+        return TunnelError::Protocol { host, what: "connect through the jump host", source };
+    }
+    error
+}
+
 async fn log_in(handle: &mut Handle<Checker>, target: &Target) -> Result<(), TunnelError> {
-    let failed = |source| TunnelError::Protocol { host: target.name(), what: "log in", source };
+    let failed =
+        |source| TunnelError::Protocol { host: target.name(), what: "log in", source: Arc::new(source) };
     let rsa_hash = handle.best_supported_rsa_hash().await.map_err(failed)?.flatten();
     for key in &target.keys {
         let hash = if key.0.algorithm().is_rsa() { rsa_hash } else { None };

@@ -1,16 +1,18 @@
 //! What can go wrong between us and a host, in the words a person needs.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crate::HostKey;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum TunnelError {
+    #[error("look up the address of {host}: {said}")]
+    Lookup { host: String, said: String },
     #[error("connect to {host}")]
     Connect {
         host: String,
         #[source]
-        source: std::io::Error,
+        source: Arc<std::io::Error>,
     },
     #[error("{what} on {host}: no answer within {} s", limit.as_secs())]
     Timeout { host: String, what: &'static str, limit: Duration },
@@ -24,15 +26,19 @@ pub enum TunnelError {
         host: String,
         what: &'static str,
         #[source]
-        source: russh::Error,
+        source: Arc<russh::Error>,
     },
     #[error("run `{command}` on {host}: it ended with {status}: {said}")]
     Command { host: String, command: String, status: String, said: String },
     #[error("upload to {host}: the copy there has SHA-256 {there}, not {here}")]
     Damaged { host: String, here: String, there: String },
     /// The last attempt failed and the next one is not due yet.
-    #[error("connect to {host}: {last}; the next try is in {} s", wait.as_secs())]
-    Waiting { host: String, last: String, wait: Duration },
+    #[error("{last}; the next try is in {} s", wait.as_secs())]
+    Waiting {
+        #[source]
+        last: Arc<TunnelError>,
+        wait: Duration,
+    },
 }
 
 impl TunnelError {
@@ -40,12 +46,40 @@ impl TunnelError {
     pub fn is_final(&self) -> bool {
         match self {
             Self::HostKeyChanged { .. } | Self::Denied { .. } => true,
-            Self::Connect { .. }
+            Self::Waiting { last, .. } => last.is_final(),
+            Self::Lookup { .. }
+            | Self::Connect { .. }
             | Self::Timeout { .. }
             | Self::Protocol { .. }
             | Self::Command { .. }
-            | Self::Damaged { .. }
-            | Self::Waiting { .. } => false,
+            | Self::Damaged { .. } => false,
+        }
+    }
+
+    /// The host's SSH server is told not to do this.
+    pub fn is_forbidden(&self) -> bool {
+        use russh::{ChannelOpenFailure::AdministrativelyProhibited, Error::ChannelOpenFailure};
+        let Self::Protocol { source, .. } = self else { return false };
+        matches!(**source, ChannelOpenFailure(AdministrativelyProhibited))
+    }
+
+    /// What happened, where this only says that it is too early to try again.
+    pub fn cause(&self) -> &Self {
+        if let Self::Waiting { last, .. } = self { last.cause() } else { self }
+    }
+
+    /// Which host it is about, as [`crate::Target::name`] says: on the way to a host it may be another one.
+    pub fn host(&self) -> &str {
+        match self {
+            Self::Lookup { host, .. }
+            | Self::Connect { host, .. }
+            | Self::Timeout { host, .. }
+            | Self::HostKeyChanged { host, .. }
+            | Self::Denied { host, .. }
+            | Self::Protocol { host, .. }
+            | Self::Command { host, .. }
+            | Self::Damaged { host, .. } => host,
+            Self::Waiting { last, .. } => last.host(),
         }
     }
 }

@@ -32,8 +32,12 @@ impl Backoff {
 }
 
 /// Connections by host. `K` is whatever tells hosts apart.
+///
+/// Hosts behind the same jump host share one connection to it (one for control, one for traffic): a thousand of them
+/// would be turned away by its server otherwise.
 pub struct Hosts<K> {
     slots: Mutex<HashMap<K, Arc<Slot>>>,
+    gates: Mutex<HashMap<String, Arc<Line>>>,
     backoff: Backoff,
 }
 
@@ -53,12 +57,12 @@ struct Line {
 struct State {
     live: Option<Arc<Connection>>,
     failures: u32,
-    failed: Option<(Instant, String)>,
+    failed: Option<(Instant, Arc<TunnelError>)>,
 }
 
 impl<K: Eq + Hash + Clone> Hosts<K> {
     pub fn new(backoff: Backoff) -> Self {
-        Self { slots: Mutex::default(), backoff }
+        Self { slots: Mutex::default(), gates: Mutex::default(), backoff }
     }
 
     /// The connection for control, made if need be.
@@ -99,6 +103,15 @@ impl<K: Eq + Hash + Clone> Hosts<K> {
     /// Lets a host go: its connections end once nobody uses them.
     pub fn forget(&self, host: &K) {
         self.slots.lock().remove(host);
+        // A gate that nobody goes through any more is held by its own line alone.
+        self.gates.lock().retain(|_, line| {
+            let Ok(state) = line.state.try_lock() else { return true };
+            state.live.as_ref().is_some_and(|live| Arc::strong_count(live) > 1)
+        });
+    }
+
+    fn gate(&self, gate: &Target, cap: usize) -> Arc<Line> {
+        Arc::clone(self.gates.lock().entry(gate_name(gate, cap)).or_default())
     }
 
     fn slot(&self, host: &K) -> Arc<Slot> {
@@ -124,23 +137,39 @@ impl<K: Eq + Hash + Clone> Hosts<K> {
             let due = *at + self.backoff.wait(state.failures, spread);
             let now = Instant::now();
             if now < due {
-                let (host, last) = (target.name(), last.clone());
-                return Err(TunnelError::Waiting { host, last, wait: due - now });
+                return Err(TunnelError::Waiting { last: Arc::clone(last), wait: due - now });
             }
         }
-        match Connection::open(target, cap).await {
+        match self.open(target, cap).await {
             Ok((connection, learned)) => {
                 let connection = Arc::new(connection);
                 *state = State { live: Some(Arc::clone(&connection)), failures: 0, failed: None };
                 Ok((connection, learned))
             }
+            // Not an attempt of its own: the gate's line says when the next is due.
+            Err(error @ TunnelError::Waiting { .. }) => Err(error),
             Err(error) => {
-                state.failures += 1;
-                state.failed = Some((Instant::now(), error.to_string()));
+                state.failures = state.failures.saturating_add(1);
+                state.failed = Some((Instant::now(), Arc::new(error.clone())));
                 Err(error)
             }
         }
     }
+
+    async fn open(&self, target: &Target, cap: usize) -> Result<(Connection, Vec<Learned>), TunnelError> {
+        let Some(via) = &target.via else { return Connection::open(target, cap).await };
+        let gate = self.gate(via, cap);
+        let (below, mut learned) = Box::pin(self.line(&gate, via, cap)).await?;
+        let (connection, more) = Connection::open_through(below, target, cap).await?;
+        learned.extend(more);
+        Ok((connection, learned))
+    }
+}
+
+/// What makes two ways to a gate the same: also whose key opens it, and which host key is right.
+fn gate_name(gate: &Target, cap: usize) -> String {
+    let via = gate.via.as_ref().map(|via| gate_name(via, cap));
+    format!("{cap} {} {:?} {:?} {via:?}", gate.name(), gate.keys, gate.pin)
 }
 
 impl<K> std::fmt::Debug for Hosts<K> {

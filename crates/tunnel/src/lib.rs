@@ -10,6 +10,7 @@ mod error;
 mod hosts;
 mod key;
 mod pump;
+mod resolve;
 mod run;
 mod target;
 

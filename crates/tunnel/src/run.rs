@@ -74,22 +74,27 @@ impl Connection {
     }
 
     /// Brings a program to `path` on the host, going on where a broken attempt stopped. It appears there whole, with
-    /// the right checksum, or not at all. The path is ours: no shell quoting beyond single quotes is done.
+    /// the right checksum, or not at all. The path is ours and needs no quoting; the login shell may be any.
     pub async fn upload(&self, path: &str, bytes: &[u8], sha256: &str) -> Result<Uploaded, TunnelError> {
         let part = format!("{path}.{}.part", &sha256[..16.min(sha256.len())]);
-        let there = self.read(&format!("wc -c < '{part}' 2>/dev/null || echo 0"), b"").await?;
+        let there = self.read(&shell(&format!("wc -c < {part} 2>/dev/null || echo 0")), b"").await?;
         let there = there.trim().parse::<usize>().unwrap_or(0).min(bytes.len());
-        self.read(&format!("umask 077 && cat >> '{part}'"), &bytes[there..]).await?;
-        let summed = self.read(&format!("sha256sum < '{part}'"), b"").await?;
+        self.read(&shell(&format!("umask 077 && cat >> {part}")), &bytes[there..]).await?;
+        let summed = self.read(&shell(&format!("sha256sum < {part}")), b"").await?;
         let summed = summed.split_whitespace().next().unwrap_or_default().to_owned();
         if summed != sha256 {
-            self.read(&format!("rm -f '{part}'"), b"").await?;
+            self.read(&shell(&format!("rm -f {part}")), b"").await?;
             let (host, here) = (self.name.clone(), sha256.to_owned());
             return Err(TunnelError::Damaged { host, here, there: summed });
         }
-        self.read(&format!("chmod 755 '{part}' && mv -f '{part}' '{path}'"), b"").await?;
+        self.read(&shell(&format!("chmod 755 {part} && mv -f {part} {path}")), b"").await?;
         Ok(Uploaded { resumed_at: there as u64 })
     }
+}
+
+/// The same command for whatever shell the user has: it contains no single quote.
+fn shell(command: &str) -> String {
+    format!("exec /bin/sh -c '{command}'")
 }
 
 fn keep(kept: &mut Vec<u8>, data: &[u8]) {

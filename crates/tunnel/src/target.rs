@@ -31,7 +31,8 @@ impl Target {
         if self.port == SSH_PORT { self.host.clone() } else { format!("[{}]:{}", self.host, self.port) }
     }
 
-    pub(crate) fn name(&self) -> String {
+    /// `USER@HOST:PORT`, for people.
+    pub fn name(&self) -> String {
         format!("{}@{}:{}", self.user, self.host, self.port)
     }
 }

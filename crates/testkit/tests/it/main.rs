@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod checkers;
+mod lab;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod sim;

@@ -1,0 +1,468 @@
+//! What is run on a host, and how its answers are read. Everything here is text in, text out.
+//!
+//! Scripts go to a plain `/bin/sh` by its standard input: nothing of them is in an argument list, and no login shell
+//! has to understand them. Answers are lines of `name=value`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use windlass_api::agent::shim::HostInfo;
+
+use crate::{BackendError, Enrolment, Has, HasGpu};
+
+/// The directory of ours on a host.
+pub const ROOT: &str = "/var/lib/windlass";
+/// Where its agent answers. The directory belongs to the group of who logs in, and gives that group to the socket:
+/// so a user without root's rights can be let in by the SSH server, and nobody else.
+pub const SOCKET: &str = "/var/lib/windlass/door/shim.sock";
+/// The agent's binary there.
+pub const AGENT: &str = "/var/lib/windlass/agent";
+/// Where an upload lies until it is whole.
+pub(super) const INCOMING: &str = "/var/lib/windlass/incoming/agent";
+/// The service of systemd, where that runs.
+pub const UNIT: &str = "/etc/systemd/system/windlass-agent.service";
+/// The line of cron, where there is cron and no systemd.
+pub const CRON: &str = "/etc/cron.d/windlass-agent";
+
+/// Longest text of a host that is passed on to people.
+const SAID_MAX: usize = 400;
+
+/// Who we are there and what the host is. Run as the user.
+pub(super) const LOOK: &str = r#"
+echo "os=$(uname -s)"
+echo "arch=$(uname -m)"
+echo "uid=$(id -u)"
+echo "gid=$(id -g)"
+echo "local=$(echo "$SSH_CONNECTION" | cut -d' ' -f3)"
+if [ "$(id -u)" = 0 ]; then echo rights=root
+elif ! command -v sudo >/dev/null 2>&1; then echo rights=no-sudo
+elif sudo -n true >/dev/null 2>&1; then echo rights=sudo
+else echo rights=password; fi
+"#;
+
+/// What of ours is there already. Run as root.
+pub(super) const TAKE_STOCK: &str = r#"
+R=/var/lib/windlass
+[ -d $R ] && echo root=yes
+[ -f $R/agent ] && echo "agent=$(sha256sum < $R/agent | cut -d' ' -f1)"
+[ -f $R/home/enrolment.json ] && echo "enrolment=$(tr -d '\n' < $R/home/enrolment.json)"
+[ -f $R/home/runtime ] && echo "runtime=$(cat $R/home/runtime)"
+[ -f $R/files ] && echo "files=$(cat $R/files)"
+if [ -d /run/systemd/system ]; then echo keeper=systemd
+elif [ -d /etc/cron.d ] && { pidof cron || pidof crond; } >/dev/null 2>&1; then echo keeper=cron
+else echo keeper=none; fi
+pid=$(cat $R/home/lock 2>/dev/null)
+if [ -n "$pid" ]; then
+  case "$(readlink /proc/$pid/exe 2>/dev/null)" in
+    $R/agent|$R/agent\ *) echo "pid=$pid"; [ /proc/$pid/exe -ef $R/agent ] && echo current=yes ;;
+  esac
+fi
+true
+"#;
+
+/// Why the agent is not there, in its own words. Run as root.
+pub(super) const LAST_WORDS: &str = r#"
+if [ -d /run/systemd/system ]; then journalctl -q -n 5 -o cat -u windlass-agent 2>/dev/null
+else tail -n 5 /var/lib/windlass/shim.log 2>/dev/null; fi
+true
+"#;
+
+/// Starts the agent. A running one is left alone when it is the right one, and replaced otherwise: its tasks go on,
+/// and the next one takes them up. Run as root.
+pub(super) const START: &str = r#"
+R=/var/lib/windlass
+pid=$(cat $R/home/lock 2>/dev/null)
+case "$(readlink /proc/${pid:-none}/exe 2>/dev/null)" in $R/agent|$R/agent\ *) ;; *) pid= ;; esac
+[ -n "$pid" ] && [ /proc/$pid/exe -ef $R/agent ] && exit 0
+if [ -d /run/systemd/system ]; then
+  systemctl daemon-reload && systemctl -q enable windlass-agent && exec systemctl restart windlass-agent
+fi
+if [ -n "$pid" ]; then
+  kill -TERM $pid
+  n=0; while [ -e /proc/$pid ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n+1)); done
+  kill -KILL $pid 2>/dev/null
+fi
+exec /bin/sh $R/start detached
+"#;
+
+/// Ends the agent and takes away whatever is ours. Its tasks have ended before. Run as root.
+pub(super) const LEAVE: &str = r#"
+R=/var/lib/windlass
+if [ -d /run/systemd/system ] && [ -f /etc/systemd/system/windlass-agent.service ]; then
+  systemctl -q disable --now windlass-agent
+  rm -f /etc/systemd/system/windlass-agent.service
+  systemctl daemon-reload
+fi
+rm -f /etc/cron.d/windlass-agent
+pid=$(cat $R/home/lock 2>/dev/null)
+case "$(readlink /proc/${pid:-none}/exe 2>/dev/null)" in
+  $R/agent|$R/agent\ *)
+    kill -TERM $pid
+    n=0; while [ -e /proc/$pid ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n+1)); done
+    kill -KILL $pid 2>/dev/null
+esac
+cut -d' ' -f2 /proc/mounts | grep "^$R/" | sort -r | while read -r at; do umount -l "$at"; done
+rm -rf $R
+[ ! -e $R ]
+"#;
+
+/// What a script answered, by name.
+#[derive(Debug, Default)]
+pub(super) struct Answers(BTreeMap<String, String>);
+
+impl Answers {
+    pub(super) fn read(text: &str) -> Self {
+        let lines = text.lines().filter_map(|line| line.split_once('='));
+        Self(lines.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect())
+    }
+
+    pub(super) fn text(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+}
+
+/// What may be done on a host, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    /// As `uname -m` says on Debian.
+    pub(super) arch: &'static str,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) is_root: bool,
+    /// The address we came to, as the host sees it.
+    pub(super) local: String,
+}
+
+/// The names of an architecture: of a binary, of `uname` anywhere, of configurations.
+const ARCHES: [(&str, &[&str], &str); 2] =
+    [("x86_64", &["x86_64", "amd64"], "x86"), ("aarch64", &["aarch64", "arm64"], "arm")];
+
+/// The binary's name for what configurations call `x86` or `arm`.
+pub(super) fn arch_of(word: &str) -> Option<&'static str> {
+    ARCHES.iter().find(|(.., ours)| *ours == word).map(|(arch, ..)| *arch)
+}
+
+/// Decides whether the host can be one of ours.
+pub(super) fn judge(answers: &Answers, user: &str, arches: &[&str]) -> Result<Host, BackendError> {
+    let refuse = |said: String| BackendError::Refused { what: "use the host", said };
+    let (os, machine) = (answers.text("os"), answers.text("arch"));
+    if os != "Linux" {
+        return Err(refuse(format!("it runs `{os}`, and agents are for Linux only")));
+    }
+    let known = ARCHES.iter().find(|(_, names, _)| names.contains(&machine)).map(|(arch, ..)| *arch);
+    let Some(arch) = known.filter(|arch| arches.contains(arch)) else {
+        let have = arches.join(", ");
+        return Err(refuse(format!(
+            "its processor is `{machine}`, and the server has agents for: {have}. Put `windlass-agent-{machine}` \
+             beside the server's own `windlass-agent`"
+        )));
+    };
+    let is_root = match answers.text("rights") {
+        "root" => true,
+        "sudo" => false,
+        "no-sudo" => {
+            return Err(refuse(format!(
+                "user `{user}` is not root, and there is no sudo. Log in as root, or install sudo"
+            )));
+        }
+        _ => {
+            return Err(refuse(format!(
+                "user `{user}` may not use sudo without a password. Run there as root: \
+                 echo '{user} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/{user}"
+            )));
+        }
+    };
+    let number = |name| answers.text(name).parse().map_err(|_| refuse(format!("`id` says no {name}")));
+    Ok(Host {
+        arch,
+        uid: number("uid")?,
+        gid: number("gid")?,
+        is_root,
+        local: answers.text("local").to_owned(),
+    })
+}
+
+/// What of ours a host has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stock {
+    /// There is anything at all.
+    pub(super) any: bool,
+    /// SHA-256 of the agent's binary.
+    pub(super) agent: String,
+    pub(super) enrolment: Option<Enrolled>,
+    /// Sum of the files that we write.
+    pub(super) files: String,
+    pub(super) keeper: String,
+    pub(super) runtime: String,
+    /// The agent runs.
+    pub(super) is_running: bool,
+    /// And it is the binary that is there.
+    pub(super) is_current: bool,
+}
+
+/// The host's own note of whose it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(super) struct Enrolled {
+    pub(super) instance_id: String,
+    #[serde(default)]
+    credential_sha256: Vec<String>,
+    #[serde(default)]
+    server_keys: Vec<String>,
+}
+
+impl Enrolled {
+    pub(super) fn is_for(&self, enrolment: &Enrolment) -> bool {
+        self.instance_id == enrolment.instance.to_string()
+            && self.credential_sha256 == [enrolment.credential_sha256.clone()]
+            && self.server_keys == [enrolment.server_key.clone()]
+    }
+}
+
+impl Stock {
+    pub(super) fn read(answers: &Answers) -> Self {
+        let text = |name| answers.text(name).to_owned();
+        Self {
+            any: answers.text("root") == "yes",
+            agent: text("agent"),
+            // One that cannot be read is nobody's.
+            enrolment: serde_json::from_str(answers.text("enrolment")).ok(),
+            files: text("files"),
+            keeper: text("keeper"),
+            runtime: text("runtime"),
+            is_running: !answers.text("pid").is_empty(),
+            is_current: answers.text("current") == "yes",
+        }
+    }
+}
+
+/// Makes the directories, with the rights the user needs there, and throws away uploads of other binaries.
+pub(super) fn prepare(host: &Host, sha256: &str) -> String {
+    let (uid, gid, part) = (host.uid, host.gid, &sha256[..16.min(sha256.len())]);
+    format!(
+        "set -e\numask 022\nmkdir -p {ROOT}/door {ROOT}/incoming\nchmod 711 {ROOT}\n\
+         chown 0:{gid} {ROOT}/door\nchmod 2710 {ROOT}/door\n\
+         chown {uid}:{gid} {ROOT}/incoming\nchmod 700 {ROOT}/incoming\n\
+         for f in {ROOT}/incoming/*; do case $f in *{part}*) ;; *) rm -rf \"$f\" ;; esac; done\n"
+    )
+}
+
+/// Puts an uploaded binary in its place, and sees that it can run there.
+pub(super) fn install() -> String {
+    format!(
+        "set -e\nchown 0:0 {INCOMING}\nchmod 755 {INCOMING}\n{INCOMING} --version\nmv -f {INCOMING} {AGENT}\n\
+         rm -rf {ROOT}/incoming\n"
+    )
+}
+
+/// Says to the host whose it is. A running agent takes it up at once.
+pub(super) fn enrol(enrolment: &Enrolment, also: Option<&str>) -> String {
+    let Enrolment { instance, credential_sha256, server_key } = enrolment;
+    let also = also.map(|hash| format!(" --credential-sha256 {}", quoted(hash))).unwrap_or_default();
+    format!(
+        "exec {AGENT} shim enrol --home {ROOT}/home --instance {} --credential-sha256 {}{also} --server-key {}\n",
+        quoted(&instance.to_string()),
+        quoted(credential_sha256),
+        quoted(server_key)
+    )
+}
+
+/// What the machine has, by its own agent.
+pub(super) fn describe() -> String {
+    format!("mkdir -p {ROOT}/home\nexec {AGENT} host --data {ROOT}/home\n")
+}
+
+/// The files beside the binary: what starts it, with which variables.
+#[derive(Debug)]
+pub(super) struct Files {
+    files: Vec<(&'static str, &'static str, String)>,
+    gone: &'static str,
+}
+
+impl Files {
+    pub(super) fn new(keeper: &str, env: &BTreeMap<String, String>) -> Result<Self, BackendError> {
+        let mut lines = String::new();
+        for (name, value) in env {
+            let is_name =
+                |at: usize, c: char| c == '_' || c.is_ascii_alphabetic() || (at > 0 && c.is_ascii_digit());
+            if name.is_empty()
+                || !name.chars().enumerate().all(|(at, c)| is_name(at, c))
+                || value.contains('\0')
+            {
+                let said = format!("`{name}` is no name of a variable, or its value has a zero byte");
+                return Err(BackendError::Refused { what: "set the agent's environment", said });
+            }
+            lines += &format!("{name}={}\n", quoted(value));
+        }
+        let start = format!("{START_HEAD}exec {AGENT} shim --home {ROOT}/home --socket {SOCKET}\n");
+        let mut files =
+            vec![("/var/lib/windlass/env", "600", lines), ("/var/lib/windlass/start", "755", start)];
+        let mut gone = CRON;
+        match keeper {
+            "systemd" => files.push((UNIT, "644", UNIT_TEXT.to_owned())),
+            "cron" => {
+                files.push((CRON, "644", format!("@reboot root /bin/sh {ROOT}/start detached\n")));
+                gone = UNIT;
+            }
+            _ => {}
+        }
+        Ok(Self { files, gone })
+    }
+
+    /// Changes with any of them.
+    pub(super) fn sum(&self) -> String {
+        use sha2::Digest as _;
+        super::binary::hex(&sha2::Sha256::digest(format!("{self:?}")))
+    }
+
+    pub(super) fn write(&self) -> String {
+        let mut script = format!("set -e\numask 077\nrm -f {}\n", self.gone);
+        for (path, mode, text) in &self.files {
+            script += &format!(
+                "printf %s {} > {path}.new\nchmod {mode} {path}.new\nmv -f {path}.new {path}\n",
+                quoted(text)
+            );
+        }
+        script + &format!("echo {} > {ROOT}/files\n", self.sum())
+    }
+}
+
+/// Longer than a shim writes in years; the one before is kept.
+const START_HEAD: &str = r#"#!/bin/sh
+# Starts the agent of this host. Written by its server: changes here are lost.
+R=/var/lib/windlass
+if [ "$1" = detached ]; then
+  [ "$(wc -c 2>/dev/null < $R/shim.log || echo 0)" -gt 16000000 ] && mv -f $R/shim.log $R/shim.log.1
+  umask 077
+  env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+    setsid /bin/sh $R/start < /dev/null >> $R/shim.log 2>&1 &
+  exit 0
+fi
+umask 022
+cd /
+set -a
+. $R/env
+set +a
+"#;
+
+/// Tasks are no part of the service: they outlive its restart.
+const UNIT_TEXT: &str = "\
+[Unit]
+Description=windlass agent
+Wants=network-online.target
+After=network-online.target docker.service
+
+[Service]
+ExecStart=/bin/sh /var/lib/windlass/start
+Restart=always
+RestartSec=2
+KillMode=process
+Delegate=yes
+LimitNOFILE=1048576
+TasksMax=infinity
+OOMScoreAdjust=-900
+
+[Install]
+WantedBy=multi-user.target
+";
+
+/// What starts the agent after a reboot, for people.
+pub(super) fn keeper_in_words(keeper: &str) -> &'static str {
+    match keeper {
+        "systemd" => "systemd starts the agent with the host",
+        "cron" => "cron starts the agent with the host",
+        _ => "the host has neither systemd nor cron: after a reboot the server starts the agent again",
+    }
+}
+
+/// What `windlass-agent host` prints.
+#[derive(Debug, Deserialize)]
+struct Described {
+    host: HostInfo,
+    #[serde(default)]
+    gpus: Vec<HasGpu>,
+}
+
+pub(super) fn has(text: &str, arch: &str, runtime: &str) -> Result<Has, serde_json::Error> {
+    const MIB: u64 = 1 << 20;
+    let Described { host, gpus } = serde_json::from_str(text)?;
+    let arch = ARCHES.iter().find(|(ours, ..)| *ours == arch).map(|(.., word)| (*word).to_owned());
+    Ok(Has {
+        cpus: host.cpus,
+        arch,
+        memory_mib: host.memory / MIB,
+        disk_mib: host.disk_size / MIB,
+        gpus,
+        runtime: runtime.to_owned(),
+        addresses: host.addresses,
+    })
+}
+
+/// One word for a shell, whatever is in it.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// What a host said, fit for a message: one line, bounded, without control characters.
+pub(super) fn said(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(text: &str) -> String {
+        match judge(&Answers::read(text), "ada", &["x86_64"]) {
+            Ok(host) => format!("{} root={} at {}", host.arch, host.is_root, host.local),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_host_that_cannot_work_is_refused_with_what_to_do() {
+        let ids = "uid=1000\ngid=1000\nlocal=10.0.0.1\n";
+        let good = judged(&format!("os=Linux\narch=amd64\nrights=sudo\n{ids}"));
+        assert_eq!(good, "x86_64 root=false at 10.0.0.1");
+        let table = [
+            ("os=Darwin\narch=arm64\nrights=root\n", "agents are for Linux only"),
+            ("os=Linux\narch=riscv64\nrights=root\n", "Put `windlass-agent-riscv64` beside"),
+            ("os=Linux\narch=arm64\nrights=root\n", "the server has agents for: x86_64"),
+            ("os=Linux\narch=x86_64\nrights=no-sudo\n", "install sudo"),
+            ("os=Linux\narch=x86_64\nrights=password\n", "echo 'ada ALL=(ALL) NOPASSWD: ALL'"),
+            ("", "it runs ``"),
+        ];
+        for (answers, expected) in table {
+            let said = judged(&format!("{answers}{ids}"));
+            assert!(said.starts_with("use the host: ") && said.contains(expected), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_a_shell_gets_is_what_was_meant() {
+        let env = [("A".to_owned(), "it's $HOME `id`\nand \"more\"".to_owned())].into();
+        let files = Files::new("none", &env).unwrap();
+        let script = files.write().replace(ROOT, "ROOT");
+        let dir = std::env::temp_dir().join(format!("windlass-script-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let script = script.replace("ROOT", &dir.display().to_string());
+        let wrote = std::process::Command::new("/bin/sh").args(["-c", &script]).status().unwrap();
+        let read = format!(". {}/env; printf %s \"$A\"", dir.display());
+        let read = std::process::Command::new("/bin/sh").args(["-c", &read]).output().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(wrote.success());
+        assert_eq!(String::from_utf8(read.stdout).unwrap(), env["A"]);
+        for bad in ["", "1A", "A-B", "A;id", "A B"] {
+            assert!(Files::new("none", &[(bad.to_owned(), String::new())].into()).is_err(), "{bad}");
+        }
+        let other = Files::new("none", &[("A".to_owned(), "2".to_owned())].into()).unwrap();
+        assert_ne!(files.sum(), other.sum());
+        assert_ne!(files.sum(), Files::new("systemd", &env).unwrap().sum());
+    }
+
+    #[test]
+    fn what_a_host_says_is_one_line_without_tricks() {
+        assert_eq!(said("a\n\tb \u{1b}[31m c"), "a b [31m c");
+        assert_eq!(said(&"x".repeat(5000)).len(), SAID_MAX);
+    }
+}

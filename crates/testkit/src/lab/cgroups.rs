@@ -1,0 +1,78 @@
+//! Control groups of a host: a part of each hierarchy that it takes for the whole.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use super::program::eventually;
+
+/// Groups are busy for a moment after their last process went.
+const EMPTY_WITHIN: Duration = Duration::from_secs(5);
+/// Where a host's first process is: the groups above may pass controllers down only when nobody is in them.
+const FIRST: &str = "init";
+
+/// One hierarchy, and the host's part of it.
+pub(super) struct Part {
+    pub(super) mount: PathBuf,
+    pub(super) part: PathBuf,
+    pub(super) first: PathBuf,
+}
+
+/// Makes the groups of a host where that is permitted.
+pub(super) fn make(name: &str) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for (mount, is_v2) in mounts() {
+        let part = mount.join(name);
+        let first = if is_v2 { part.join(FIRST) } else { part.clone() };
+        if fs::create_dir_all(&first).is_err() {
+            continue;
+        }
+        if is_v2 {
+            for controller in ["+cpu", "+memory", "+pids"] {
+                let _ = fs::write(mount.join("cgroup.subtree_control"), controller);
+            }
+        }
+        // A new group of this kind takes nobody before it is told where they may run.
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(value) = fs::read(mount.join(file)) {
+                let _ = fs::write(part.join(file), value);
+            }
+        }
+        parts.push(Part { mount, part, first });
+    }
+    parts
+}
+
+/// Removes the groups whose names begin so. Their processes have ended.
+pub(super) fn remove(prefix: &str) {
+    for (mount, _) in mounts() {
+        let groups = fs::read_dir(&mount).into_iter().flatten().flatten();
+        let ours =
+            groups.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)));
+        for group in ours {
+            eventually(EMPTY_WITHIN, || remove_all(&group.path()).is_ok());
+        }
+    }
+}
+
+fn remove_all(group: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(group)?.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_all(&entry.path())?;
+        }
+    }
+    fs::remove_dir(group)
+}
+
+/// What is mounted, and whether it is of version 2.
+fn mounts() -> Vec<(PathBuf, bool)> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let of_kind = |line: &str| {
+        let mut words = line.split(' ').skip(1);
+        let (at, kind) = (words.next()?, words.next()?);
+        matches!(kind, "cgroup" | "cgroup2").then(|| (PathBuf::from(at), kind == "cgroup2"))
+    };
+    mounts.lines().filter_map(of_kind).collect()
+}

@@ -1,0 +1,346 @@
+//! One host of a lab.
+
+use std::{
+    fs,
+    io::Write as _,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use parking_lot::Mutex;
+use windlass_tunnel::{HostKey, Pin, Target};
+
+use super::{
+    GUEST, HOSTS_MAX, Place, WITHIN, WORKER, cgroups,
+    program::{eventually, read, run},
+};
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// What of a host survives its reboot, by the names it has for them.
+const KEPT: [&str; 4] = ["etc", "var", "root", "home"];
+/// What of this machine's `/etc` a host needs: accounts, rights, libraries.
+const ETC: [&str; 24] = [
+    "alternatives",
+    "bash.bashrc",
+    "debian_version",
+    "default",
+    "environment",
+    "group",
+    "gshadow",
+    "host.conf",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "login.defs",
+    "nsswitch.conf",
+    "os-release",
+    "pam.conf",
+    "pam.d",
+    "passwd",
+    "profile",
+    "security",
+    "shadow",
+    "shells",
+    "sudo.conf",
+    "sudoers",
+];
+const WORKER_ID: u32 = 2000;
+const GUEST_ID: u32 = 2001;
+
+/// A host. Its processes end with it.
+#[derive(Debug)]
+pub struct Host {
+    place: Place,
+    number: usize,
+    /// What keeps the host's processes, while it is up.
+    keeper: Mutex<Option<Child>>,
+}
+
+/// A process on a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// As this machine counts, not the host.
+    pub pid: u32,
+    /// With its arguments.
+    pub command: String,
+}
+
+impl Host {
+    /// Writes the host's files.
+    pub(super) fn install(place: &Place, number: usize, all: usize) -> Result<Self> {
+        let host = Self { place: place.clone(), number, keeper: Mutex::new(None) };
+        let dir = host.dir();
+        for name in KEPT {
+            fs::create_dir_all(dir.join(name))?;
+        }
+        let etc = dir.join("etc").display().to_string();
+        let needed = ETC.iter().map(|name| format!("/etc/{name}")).filter(|path| Path::new(path).exists());
+        let needed: Vec<String> = needed.collect();
+        let needed = needed.iter().map(String::as_str);
+        run("cp", &["-a"].into_iter().chain(needed).chain([etc.as_str()]).collect::<Vec<_>>())?;
+        for name in ["lib", "log", "tmp", "spool", "cache", "empty"] {
+            fs::create_dir_all(dir.join("var").join(name))?;
+        }
+        symlink("/run", dir.join("var/run"))?;
+        fs::create_dir_all(dir.join("etc/ssh"))?;
+        let listed = (1..=all.min(HOSTS_MAX)).map(|n| format!("{} h{n}\n", place.host_address(n)));
+        let hosts = format!("127.0.0.1 localhost\n{}", listed.collect::<String>());
+        fs::write(dir.join("etc/hosts"), hosts)?;
+        host.make_host_key()?;
+        fs::write(dir.join("etc/ssh/sshd_config"), SSHD_CONFIG)?;
+        host.add_user("root", 0, Path::new("root"))?;
+        host.add_user(WORKER, WORKER_ID, &Path::new("home").join(WORKER))?;
+        host.add_user(GUEST, GUEST_ID, &Path::new("home").join(GUEST))?;
+        fs::create_dir_all(dir.join("etc/sudoers.d"))?;
+        let rule = dir.join("etc/sudoers.d").join(WORKER);
+        fs::write(&rule, format!("{WORKER} ALL=(ALL) NOPASSWD: ALL\n"))?;
+        fs::set_permissions(&rule, fs::Permissions::from_mode(0o440))?;
+        Ok(host)
+    }
+
+    fn add_user(&self, name: &str, id: u32, home: &Path) -> Result<()> {
+        let (dir, at) = (self.dir(), self.dir().join(home));
+        fs::create_dir_all(at.join(".ssh"))?;
+        let public = fs::read(self.place.key_file().with_extension("pub"))?;
+        fs::write(at.join(".ssh/authorized_keys"), public)?;
+        run("chown", &["-R", &format!("{id}:{id}"), &at.display().to_string()])?;
+        if id == 0 {
+            return Ok(());
+        }
+        let append = |file: &str, line: String| -> Result<()> {
+            let mut file = fs::OpenOptions::new().append(true).open(dir.join(file))?;
+            Ok(file.write_all(line.as_bytes())?)
+        };
+        append("etc/passwd", format!("{name}:x:{id}:{id}::/{}:/bin/bash\n", home.display()))?;
+        append("etc/group", format!("{name}:x:{id}:\n"))?;
+        append("etc/shadow", format!("{name}:*:19000:0:99999:7:::\n"))
+    }
+
+    fn make_host_key(&self) -> Result<()> {
+        let file = self.dir().join("etc/ssh/host_key");
+        let _ = fs::remove_file(&file);
+        let file = file.display().to_string();
+        run("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-C", "", "-f", &file])
+    }
+
+    /// Starts the host's first process, which becomes its SSH server.
+    pub(super) fn boot(&self) -> Result<()> {
+        let parts = cgroups::make(&self.place.namespace(self.number));
+        let mut script = String::from("set -e\n");
+        let aside = self.dir().join("aside");
+        fs::create_dir_all(&aside)?;
+        let aside = aside.display();
+        for part in &parts {
+            let (mount, at) = (part.mount.display(), part.part.display());
+            script += &format!("echo 0 > {}/cgroup.procs\n", part.first.display());
+            // The whole hierarchy goes out of sight: who reads the list of mounts takes the first for the right one.
+            script +=
+                &format!("mount --bind {at} {aside}\numount -l {mount}\nmount --move {aside} {mount}\n");
+        }
+        script += "mount -o remount,bind,ro /\n";
+        for name in KEPT {
+            script += &format!("mount --bind {}/{name} /{name}\n", self.dir().display());
+        }
+        script += &format!(
+            "hostname {}\nmount -t tmpfs tmpfs /run\nmkdir /run/sshd /run/lock\nmount -t tmpfs -o mode=1777 tmpfs /tmp\n\
+             cd /\nexec /usr/sbin/sshd -D -e\n",
+            self.name()
+        );
+        fs::write(self.dir().join("boot"), script)?;
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.dir().join("log"))?;
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.place.namespace(self.number)));
+        command.args([
+            "unshare",
+            "--mount",
+            "--pid",
+            "--uts",
+            "--ipc",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]);
+        command.arg("/bin/sh").arg(self.dir().join("boot"));
+        command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        *self.keeper.lock() = Some(command.spawn().context("start a host")?);
+        Ok(())
+    }
+
+    pub(super) fn wait_for_sshd(&self) -> Result<()> {
+        let up = || TcpStream::connect_timeout(&SocketAddr::new(self.addr(), 22), CONNECT_WITHIN).is_ok();
+        let inside = || self.run("ss -Hlnt sport = :22").is_ok_and(|out| !out.stdout.is_empty());
+        let is_up = eventually(WITHIN, || up() || inside());
+        ensure!(is_up, "{} does not come up: {}", self.name(), self.log());
+        Ok(())
+    }
+
+    /// As the host itself is called: `h1`, `h2`, …
+    pub fn name(&self) -> String {
+        format!("h{}", self.number)
+    }
+
+    pub fn addr(&self) -> IpAddr {
+        self.place.host_address(self.number).into()
+    }
+
+    /// How to log in as root, with the host's key pinned.
+    pub fn target(&self) -> Target {
+        self.target_as("root")
+    }
+
+    /// The same as another user.
+    ///
+    /// # Panics
+    ///
+    /// The lab's key cannot be read.
+    pub fn target_as(&self, user: &str) -> Target {
+        #[expect(clippy::expect_used, reason = "the key was written by the lab itself")]
+        let (key, pin) = (self.place.key().expect("the lab's key"), self.host_key().expect("the host's key"));
+        Target {
+            host: self.addr().to_string(),
+            port: 22,
+            user: user.to_owned(),
+            keys: vec![key],
+            pin: Pin::Known(pin),
+            via: None,
+        }
+    }
+
+    /// The same through another host.
+    pub fn target_via(&self, gate: &Self) -> Target {
+        Target { via: Some(Box::new(gate.target())), ..self.target() }
+    }
+
+    pub fn host_key(&self) -> Result<HostKey> {
+        let line = fs::read_to_string(self.dir().join("etc/ssh/host_key.pub"))?;
+        Ok(HostKey::parse(line.trim())?)
+    }
+
+    /// A file of the host from outside: below `/etc`, `/var`, `/root` or `/home`.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.dir().join(path.trim_start_matches('/'))
+    }
+
+    /// Runs a shell command on the host as root, without SSH; the network need not work.
+    pub fn run(&self, command: &str) -> Result<Output> {
+        let pid = self.first()?.to_string();
+        let mut nsenter = Command::new("nsenter");
+        nsenter.args(["--target", &pid, "--mount", "--uts", "--ipc", "--net", "--pid", "--"]);
+        nsenter.args(["/bin/sh", "-c", command]).stdin(Stdio::null());
+        nsenter.output().context("run a command on a host")
+    }
+
+    /// What runs there, the SSH server included.
+    pub fn processes(&self) -> Result<Vec<Process>> {
+        let own = fs::read_link(format!("/proc/{}/ns/pid", self.first()?))?;
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if fs::read_link(entry.path().join("ns/pid")).is_ok_and(|space| space == own) {
+                let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                let command = String::from_utf8_lossy(&command).replace('\0', " ").trim().to_owned();
+                found.push(Process { pid, command });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Nothing passes between the host and anybody else.
+    pub fn partition(&self) -> Result<()> {
+        self.switch_port("down")
+    }
+
+    pub fn heal(&self) -> Result<()> {
+        self.switch_port("up")
+    }
+
+    fn switch_port(&self, to: &str) -> Result<()> {
+        let port = self.name();
+        run("ip", &["-n", &self.place.switch(), "link", "set", &port, to])
+    }
+
+    /// Out of reach for this machine, but not for other hosts.
+    pub fn hide(&self) -> Result<()> {
+        let space = self.place.namespace(self.number);
+        let here: Ipv4Addr = self.place.address(1);
+        run("ip", &["-n", &space, "route", "add", "blackhole", &format!("{here}/32")])
+    }
+
+    /// Everything that runs there ends at once; nothing is up until [`Self::power_on`].
+    pub fn power_off(&self) -> Result<()> {
+        let first = self.first();
+        let Some(mut keeper) = self.keeper.lock().take() else { return Ok(()) };
+        // With the first process of a namespace, the kernel ends all others before that one is gone.
+        let killed = first.and_then(|pid| run("kill", &["-9", &pid.to_string()]));
+        if killed.is_err() {
+            keeper.kill()?;
+        }
+        keeper.wait()?;
+        // A real machine forgets its groups too.
+        cgroups::remove(&self.place.namespace(self.number));
+        Ok(())
+    }
+
+    pub fn power_on(&self) -> Result<()> {
+        ensure!(self.keeper.lock().is_none(), "{} is up", self.name());
+        self.boot()?;
+        self.wait_for_sshd()
+    }
+
+    pub fn reboot(&self) -> Result<()> {
+        self.power_off()?;
+        self.power_on()
+    }
+
+    /// As if another machine had taken the address.
+    pub fn change_host_key(&self) -> Result<()> {
+        self.make_host_key()?;
+        self.reboot()
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.place.dir.join(self.name())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir().join("log")).unwrap_or_default()
+    }
+
+    /// The host's first process.
+    fn first(&self) -> Result<u32> {
+        let Some(keeper) = self.keeper.lock().as_ref().map(Child::id) else {
+            bail!("{} is down", self.name())
+        };
+        let children = format!("/proc/{keeper}/task/{keeper}/children");
+        let first = read("cat", &[&children])?;
+        first.parse().with_context(|| format!("{} has no first process: {}", self.name(), self.log()))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.power_off();
+    }
+}
+
+const SSHD_CONFIG: &str = "\
+Port 22
+ListenAddress 0.0.0.0
+HostKey /etc/ssh/host_key
+AuthorizedKeysFile .ssh/authorized_keys
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PidFile none
+MaxStartups 200
+MaxSessions 200
+PermitRootLogin yes
+UseDNS no
+";

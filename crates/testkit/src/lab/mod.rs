@@ -1,0 +1,258 @@
+//! Hosts to try things on: network namespaces of this machine, each with a real OpenSSH server.
+//!
+//! ```text
+//! let lab = Lab::start(2)?;                    // needs root, OpenSSH, iproute2, util-linux; sudo for `worker`
+//! let host = lab.host(1);                      // counted from one, as their names h1, h2, …
+//! host.addr(); host.target(); host.target_as(WORKER); lab.key_file();
+//! host.run("ls /var/lib")?; host.processes()?; host.path("/var/lib/windlass");
+//! host.partition()?; host.heal()?; host.reboot()?; host.hide()?; host.change_host_key()?;
+//! ```
+//!
+//! A host has its own network, processes, name, users, control groups, `/etc`, `/var`, `/root`, `/home`, `/run` and
+//! `/tmp`; the last two are empty after a reboot. The rest of the machine is there to be read. Users: `root`, [`WORKER`]
+//! who may use sudo without a password, and [`GUEST`] who may not; the lab's one key opens all three accounts.
+//!
+//! Labs of several tests and processes stay apart by their number. All of a lab goes with its guard; what a killed test
+//! left behind goes when the next lab starts.
+
+mod cgroups;
+mod host;
+mod program;
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use windlass_tunnel::Key;
+
+pub use self::host::{Host, Process};
+use self::program::{read, run, try_run};
+
+/// May use sudo without a password.
+pub const WORKER: &str = "worker";
+/// Has no rights beyond their own.
+pub const GUEST: &str = "guest";
+
+/// As many labs fit on one machine.
+const LABS_MAX: u16 = 4096;
+/// The networks of labs are `10.213.0.0/24` and those above.
+const NETWORK: [u8; 2] = [10, 213];
+const HOSTS_MAX: usize = 200;
+/// The address of the first host is the one after.
+const HOSTS_FROM: u8 = 10;
+/// Nothing in a lab takes longer, on a busy machine.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// A network of hosts.
+#[derive(Debug)]
+pub struct Lab {
+    hosts: Vec<Host>,
+    site: Site,
+}
+
+/// What makes one lab another than the next.
+#[derive(Clone, Debug)]
+struct Place {
+    number: u16,
+    dir: PathBuf,
+}
+
+/// The network and the files below the hosts; goes after them.
+#[derive(Debug)]
+struct Site {
+    place: Place,
+    /// Whoever can take it knows that nobody lives here any more.
+    _lock: fs::File,
+}
+
+impl Lab {
+    /// So many hosts, all up.
+    pub fn start(hosts: usize) -> Result<Self> {
+        ensure!(hosts <= HOSTS_MAX, "a lab has at most {HOSTS_MAX} hosts");
+        ensure!(read("id", &["-u"])? == "0", "a lab needs root: it makes network namespaces");
+        for program in ["/usr/sbin/sshd", "/usr/bin/unshare", "/usr/bin/nsenter"] {
+            ensure!(Path::new(program).exists(), "{program} is missing");
+        }
+        let mut lab = Self { hosts: Vec::new(), site: Site::claim(hosts)? };
+        for number in 1..=hosts {
+            lab.hosts.push(Host::install(&lab.site.place, number, hosts)?);
+        }
+        for host in &lab.hosts {
+            host.boot()?;
+        }
+        for host in &lab.hosts {
+            host.wait_for_sshd()?;
+        }
+        Ok(lab)
+    }
+
+    /// Counted from one.
+    ///
+    /// # Panics
+    ///
+    /// There is no such host.
+    pub fn host(&self, number: usize) -> &Host {
+        &self.hosts[number - 1]
+    }
+
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// The private key that opens all accounts of all hosts.
+    pub fn key_file(&self) -> PathBuf {
+        self.site.place.key_file()
+    }
+
+    /// The same as text, and its public half.
+    pub fn key_pair(&self) -> Result<(String, String)> {
+        let public = self.key_file().with_extension("pub");
+        Ok((fs::read_to_string(self.key_file())?, fs::read_to_string(public)?.trim().to_owned()))
+    }
+
+    /// The network of all hosts, in CIDR notation.
+    pub fn network(&self) -> String {
+        format!("{}/24", self.site.place.address(0))
+    }
+
+    /// This machine as the hosts see it.
+    pub fn gateway(&self) -> Ipv4Addr {
+        self.site.place.address(1)
+    }
+}
+
+impl Place {
+    fn new(number: u16) -> Self {
+        Self { number, dir: std::env::temp_dir().join(format!("{DIR}{number}")) }
+    }
+
+    /// Of interfaces, namespaces and groups; an interface's has 15 letters at most.
+    fn name(&self) -> String {
+        format!("wlab{}", self.number)
+    }
+
+    fn switch(&self) -> String {
+        format!("{}-sw", self.name())
+    }
+
+    fn namespace(&self, host: usize) -> String {
+        format!("{}-h{host}", self.name())
+    }
+
+    fn address(&self, last: u8) -> Ipv4Addr {
+        let [high, low] = self.number.to_be_bytes();
+        Ipv4Addr::new(NETWORK[0], NETWORK[1] + high, low, last)
+    }
+
+    fn host_address(&self, host: usize) -> Ipv4Addr {
+        self.address(HOSTS_FROM + u8::try_from(host).unwrap_or(u8::MAX - HOSTS_FROM))
+    }
+
+    fn key_file(&self) -> PathBuf {
+        self.dir.join("key")
+    }
+
+    fn key(&self) -> Result<Key> {
+        Ok(Key::parse(&fs::read_to_string(self.key_file())?)?)
+    }
+}
+
+const DIR: &str = "windlass-lab-";
+
+impl Site {
+    /// Takes a free number and makes the network of a lab.
+    fn claim(hosts: usize) -> Result<Self> {
+        // One at a time: who sweeps must not meet a lab that is half made.
+        let all = fs::File::create(std::env::temp_dir().join("windlass-lab.lock"))?;
+        all.lock()?;
+        sweep()?;
+        let mut random = [0u8; 2];
+        getrandom::fill(&mut random).context("draw a number")?;
+        let first = u16::from_be_bytes(random) % LABS_MAX;
+        let mut numbers = (0..LABS_MAX).map(|step| (first + step) % LABS_MAX);
+        let free = numbers.find(|number| fs::create_dir(&Place::new(*number).dir).is_ok());
+        let Some(number) = free else { bail!("{LABS_MAX} labs are in use") };
+        let place = Place::new(number);
+        let lock = fs::File::create(place.dir.join("lock"))?;
+        lock.lock()?;
+        let site = Self { place, _lock: lock };
+        site.make_network(hosts)?;
+        let key = site.place.key_file().display().to_string();
+        run("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", &key])?;
+        Ok(site)
+    }
+
+    /// The switch has a namespace of its own: rules for bridged packets of this machine do not reach it.
+    fn make_network(&self, hosts: usize) -> Result<()> {
+        let place = &self.place;
+        let (name, switch) = (place.name(), place.switch());
+        let ip = |words: &str| run("ip", &words.split(' ').collect::<Vec<_>>());
+        ip(&format!("netns add {switch}"))?;
+        ip(&format!("-n {switch} link add br0 type bridge forward_delay 0"))?;
+        ip(&format!("-n {switch} link set br0 up"))?;
+        ip(&format!("link add {name} type veth peer name up netns {switch}"))?;
+        ip(&format!("-n {switch} link set up master br0 up"))?;
+        ip(&format!("addr add {}/24 dev {name}", place.address(1)))?;
+        ip(&format!("link set {name} up"))?;
+        for host in 1..=hosts {
+            let (namespace, address) = (place.namespace(host), place.host_address(host));
+            ip(&format!("netns add {namespace}"))?;
+            ip(&format!("-n {switch} link add h{host} type veth peer name eth0 netns {namespace}"))?;
+            ip(&format!("-n {switch} link set h{host} master br0 up"))?;
+            ip(&format!("-n {namespace} addr add {address}/24 dev eth0"))?;
+            ip(&format!("-n {namespace} link set eth0 up"))?;
+            ip(&format!("-n {namespace} link set lo up"))?;
+            ip(&format!("-n {namespace} route add default via {}", place.address(1)))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        clear(&self.place);
+    }
+}
+
+/// Takes away what labs of ended processes left.
+fn sweep() -> Result<()> {
+    for entry in fs::read_dir(std::env::temp_dir())?.flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(DIR)?.parse().ok());
+        let Some(number) = number else { continue };
+        let place = Place::new(number);
+        let is_free = match fs::File::open(place.dir.join("lock")) {
+            Ok(lock) => lock.try_lock().is_ok(),
+            Err(_) => true,
+        };
+        if is_free {
+            clear(&place);
+        }
+    }
+    Ok(())
+}
+
+/// Everything of a lab, however much of it there is.
+fn clear(place: &Place) {
+    let prefix = format!("{}-", place.name());
+    let spaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let spaces = spaces.filter_map(|entry| entry.file_name().into_string().ok());
+    for space in spaces.filter(|space| space.starts_with(&prefix)) {
+        program::eventually(WITHIN, || {
+            let inside = read("ip", &["netns", "pids", &space]).unwrap_or_default();
+            let inside: Vec<&str> = inside.split_whitespace().collect();
+            if !inside.is_empty() {
+                let _ = try_run("kill", &[&["-9"], inside.as_slice()].concat());
+            }
+            inside.is_empty()
+        });
+        let _ = try_run("ip", &["netns", "del", &space]);
+    }
+    let _ = try_run("ip", &["link", "del", &place.name()]);
+    cgroups::remove(&prefix);
+    let _ = fs::remove_dir_all(&place.dir);
+}

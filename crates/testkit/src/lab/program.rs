@@ -1,0 +1,47 @@
+//! Programs of the system that a lab is made with.
+
+use std::{
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Runs a program to its end, whatever that is.
+pub(super) fn try_run(program: &str, args: &[&str]) -> Result<Output> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null());
+    command.output().with_context(|| format!("run {program}"))
+}
+
+/// Runs a program that must succeed.
+pub(super) fn run(program: &str, args: &[&str]) -> Result<()> {
+    read(program, args).map(drop)
+}
+
+/// The same, and gives back what it said.
+pub(super) fn read(program: &str, args: &[&str]) -> Result<String> {
+    let output = try_run(program, args)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{program} {}` failed with {}: {}", args.join(" "), output.status, said.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Looks until it is so, and says whether it became so in time.
+pub(super) fn eventually(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let mut waited = Duration::ZERO;
+    loop {
+        if is_so() {
+            return true;
+        }
+        if waited >= within {
+            return false;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+        waited += LOOK_AGAIN;
+    }
+}
