@@ -48,6 +48,15 @@ const NEEDS: &[Need] = &[
         here: || std::path::Path::new("/usr/sbin/sshd").exists() && process::answers("ssh", &["-V"]),
         packages: &["openssh-client", "openssh-server"],
     },
+    Need {
+        what: "what hosts of the lab are made of",
+        here: || {
+            process::answers("ip", &["-V"])
+                && process::answers("unshare", &["--version"])
+                && process::answers("sudo", &["-V"])
+        },
+        packages: &["iproute2", "util-linux", "sudo"],
+    },
     Need { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
 ];
 

@@ -34,11 +34,7 @@ pub enum TunnelError {
     Damaged { host: String, here: String, there: String },
     /// The last attempt failed and the next one is not due yet.
     #[error("{last}; the next try is in {} s", wait.as_secs())]
-    Waiting {
-        #[source]
-        last: Arc<TunnelError>,
-        wait: Duration,
-    },
+    Waiting { last: Arc<TunnelError>, wait: Duration },
 }
 
 impl TunnelError {

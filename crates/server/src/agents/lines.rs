@@ -342,7 +342,8 @@ fn tunnel(error: TunnelError) -> Setback {
     let next = match error {
         TunnelError::Waiting { wait, .. } => Next::After(wait),
         // The connections below wait by themselves; the next call learns how long.
-        TunnelError::Connect { .. }
+        TunnelError::Lookup { .. }
+        | TunnelError::Connect { .. }
         | TunnelError::Timeout { .. }
         | TunnelError::HostKeyChanged { .. }
         | TunnelError::Denied { .. }

@@ -142,13 +142,12 @@ impl Host {
             script +=
                 &format!("mount --bind {at} {aside}\numount -l {mount}\nmount --move {aside} {mount}\n");
         }
-        script += "mount -o remount,bind,ro /\n";
         for name in KEPT {
             script += &format!("mount --bind {}/{name} /{name}\n", self.dir().display());
         }
         script += &format!(
             "hostname {}\nmount -t tmpfs tmpfs /run\nmkdir /run/sshd /run/lock\nmount -t tmpfs -o mode=1777 tmpfs /tmp\n\
-             cd /\nexec /usr/sbin/sshd -D -e\n",
+             mount -o remount,bind,ro /\ncd /\nexec /usr/sbin/sshd -D -e\n",
             self.name()
         );
         fs::write(self.dir().join("boot"), script)?;

@@ -194,8 +194,8 @@ impl Site {
         ip(&format!("netns add {switch}"))?;
         ip(&format!("-n {switch} link add br0 type bridge forward_delay 0"))?;
         ip(&format!("-n {switch} link set br0 up"))?;
-        ip(&format!("link add {name} type veth peer name up netns {switch}"))?;
-        ip(&format!("-n {switch} link set up master br0 up"))?;
+        ip(&format!("link add {name} type veth peer name uplink netns {switch}"))?;
+        ip(&format!("-n {switch} link set uplink master br0 up"))?;
         ip(&format!("addr add {}/24 dev {name}", place.address(1)))?;
         ip(&format!("link set {name} up"))?;
         for host in 1..=hosts {
