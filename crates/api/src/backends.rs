@@ -16,6 +16,31 @@ pub enum BackendType {
     Azure,
 }
 
+impl BackendType {
+    /// The word for a backend by its own name. What clients have no word for is a machine of one's own.
+    pub fn of(name: &str) -> Self {
+        match name {
+            "kubernetes" => Self::Kubernetes,
+            "slurm" => Self::Slurm,
+            "aws" => Self::Aws,
+            "gcp" => Self::Gcp,
+            "azure" => Self::Azure,
+            _ => Self::Remote,
+        }
+    }
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Remote => "remote",
+            Self::Kubernetes => "kubernetes",
+            Self::Slurm => "slurm",
+            Self::Aws => "aws",
+            Self::Gcp => "gcp",
+            Self::Azure => "azure",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Backend {
     pub name: String,

@@ -4,9 +4,14 @@
 //! matters in its memory: whatever it must know later is in the [`Machine`] it hands out, which the server stores.
 //! Every call may be repeated, by any replica, and has the effect of one.
 
+mod engine;
 pub mod local;
 pub mod mock;
+pub mod program;
 pub mod remote;
+#[cfg(any(test, feature = "conformance"))]
+pub mod scratch;
+pub mod shim_process;
 pub mod volumes;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -93,6 +98,13 @@ pub enum Reach {
     Socket { path: PathBuf },
     /// On a host to which the instance's own SSH settings lead.
     Ssh { socket: String },
+}
+
+impl Machine {
+    /// What people should know of it beyond its numbers: how jobs run there, and why not otherwise.
+    pub fn said(&self) -> Option<&str> {
+        self.memo.get("said")?.as_str()
+    }
 }
 
 /// What a host has, as its own agent says.
@@ -188,4 +200,8 @@ impl std::fmt::Debug for Backends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -58,6 +58,18 @@ pub(crate) struct ServerArgs {
     /// Do not offer this machine as fleet `local`
     #[arg(long, global = true)]
     pub(crate) no_local: bool,
+    /// The program `windlass-agent`, if it is not beside this one
+    #[arg(long, env = "WINDLASS_AGENT", global = true, value_name = "FILE")]
+    pub(crate) agent: Option<PathBuf>,
+    /// How jobs run on this machine: `docker` or `process`; containers where an engine answers, if not given
+    #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", global = true, value_name = "RUNTIME")]
+    pub(crate) local_runtime: Option<String>,
+    /// Socket of this machine's container engine; `DOCKER_HOST` or the usual places, if not given
+    #[arg(long, env = "WINDLASS_SERVER_DOCKER_SOCKET", global = true, value_name = "PATH")]
+    pub(crate) docker_socket: Option<PathBuf>,
+    /// Script of a mock cloud: a backend `mock` for trials
+    #[arg(long, env = "WINDLASS_MOCK_CLOUD", global = true, value_name = "FILE", hide = true)]
+    pub(crate) mock_cloud: Option<PathBuf>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,

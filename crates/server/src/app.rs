@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use windlass_backend::Backends;
 use windlass_engine::Hints;
 
 use crate::{
@@ -27,6 +28,7 @@ struct Inner {
     access: AccessCache,
     hints: Hints,
     logs: Arc<Archive>,
+    backends: Backends,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
     /// joined.
     process: String,
@@ -34,7 +36,17 @@ struct Inner {
 }
 
 impl App {
+    /// One that has no machines.
     pub fn new(db: Db, settings: Settings, keys: Keyring) -> Result<Self, getrandom::Error> {
+        Self::with_backends(db, settings, keys, Backends::default())
+    }
+
+    pub fn with_backends(
+        db: Db,
+        settings: Settings,
+        keys: Keyring,
+        backends: Backends,
+    ) -> Result<Self, getrandom::Error> {
         let mut process = [0_u8; 6];
         getrandom::fill(&mut process)?;
         let logs = Arc::new(Archive::new(Arc::new(Files::new(settings.data_dir.join("logs")))));
@@ -46,6 +58,7 @@ impl App {
             access: AccessCache::default(),
             hints: Hints::new(),
             logs,
+            backends,
             process: crate::secrets::hex(&process),
             requests: AtomicU64::new(1),
         })))
@@ -74,6 +87,11 @@ impl App {
     /// What jobs wrote.
     pub fn logs(&self) -> &Arc<Archive> {
         &self.0.logs
+    }
+
+    /// Where machines come from.
+    pub fn backends(&self) -> &Backends {
+        &self.0.backends
     }
 
     /// Where pipelines of this replica listen.

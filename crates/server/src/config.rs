@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use windlass_backend::local::Runtime;
 use windlass_model::config::{
     error::Diagnosis,
     yaml::{self, Value},
@@ -25,6 +26,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 pub enum SettingsError {
     #[error("understand the host `{host}`: want an IP address or `localhost`")]
     Host { host: String },
+    #[error("understand the runtime `{word}` of this machine: want `docker` or `process`")]
+    Runtime { word: String },
     #[error("understand the database url")]
     Database(#[from] DbError),
     #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
@@ -51,6 +54,13 @@ pub struct Given {
     pub admin_token: Option<String>,
     pub key_file: Option<PathBuf>,
     pub no_local: Option<bool>,
+    /// The agent's program, if it is not beside the server's.
+    pub agent: Option<PathBuf>,
+    /// `docker` or `process`: how jobs run on this machine.
+    pub local_runtime: Option<String>,
+    pub docker_socket: Option<PathBuf>,
+    /// The script of a mock cloud.
+    pub mock_cloud: Option<PathBuf>,
 }
 
 impl Given {
@@ -86,9 +96,13 @@ impl Given {
                     given.no_local =
                         Some(word.text.parse().map_err(|_| wrong("no_local", "want true or false"))?);
                 }
+                "agent" => given.agent = Some(word.text.into()),
+                "local_runtime" => given.local_runtime = Some(word.text),
+                "docker_socket" => given.docker_socket = Some(word.text.into()),
+                "mock_cloud" => given.mock_cloud = Some(word.text.into()),
                 unknown => {
-                    let want =
-                        "no such setting; known: host, port, database_url, admin_token, key_file, no_local";
+                    let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
+                                agent, local_runtime, docker_socket, mock_cloud";
                     return Err(wrong(unknown, want));
                 }
             }
@@ -107,6 +121,10 @@ impl Given {
             admin_token: self.admin_token.or(other.admin_token),
             key_file: self.key_file.or(other.key_file),
             no_local: self.no_local.or(other.no_local),
+            agent: self.agent.or(other.agent),
+            local_runtime: self.local_runtime.or(other.local_runtime),
+            docker_socket: self.docker_socket.or(other.docker_socket),
+            mock_cloud: self.mock_cloud.or(other.mock_cloud),
         }
     }
 }
@@ -120,6 +138,14 @@ pub struct Settings {
     pub key_file: PathBuf,
     /// Whether project `main` gets a fleet `local` holding this machine.
     pub local: bool,
+    /// The agent's program; `None`: the one beside the server's.
+    pub agent_binary: Option<PathBuf>,
+    /// How jobs run on this machine; `None`: in containers where an engine answers, else as processes.
+    pub local_runtime: Option<Runtime>,
+    /// The container engine of this machine; `None`: `DOCKER_HOST`, or the usual places.
+    pub docker_socket: Option<PathBuf>,
+    /// The script of a mock cloud, for tests and trials.
+    pub mock_cloud: Option<PathBuf>,
     /// Whether this replica turns the pipelines; one that does not only answers requests.
     pub pipelines: bool,
     pub body_bytes_max: usize,
@@ -162,6 +188,10 @@ impl Settings {
             Some(url) => url.parse()?,
             None => DatabaseUrl::Sqlite(data_dir.join("windlass.db")),
         };
+        let local_runtime = match given.local_runtime {
+            Some(word) => Some(Runtime::parse(&word).ok_or(SettingsError::Runtime { word })?),
+            None => None,
+        };
         Ok(Self {
             address: SocketAddr::new(host, given.port.unwrap_or(3000)),
             key_file: given.key_file.unwrap_or_else(|| data_dir.join("keys").join("master")),
@@ -169,6 +199,10 @@ impl Settings {
             database_url,
             admin_token: given.admin_token.filter(|token| !token.is_empty()),
             local: !given.no_local.unwrap_or(false),
+            agent_binary: given.agent,
+            local_runtime,
+            docker_socket: given.docker_socket,
+            mock_cloud: given.mock_cloud,
             pipelines: true,
             body_bytes_max: BODY_BYTES_MAX,
             upload_bytes_max: UPLOAD_BYTES_MAX,

@@ -13,6 +13,7 @@ mod inventory;
 pub mod job_facts;
 mod listen;
 pub mod logs;
+pub mod machines;
 pub mod metrics;
 pub mod pass_error;
 pub mod pipelines;
@@ -32,13 +33,14 @@ use std::{
 };
 
 use tokio::net::TcpListener;
-use windlass_backend::Backends;
 
 use crate::{
+    agents::Wire,
     app::App,
     auth::Token,
     config::Settings,
     db::{Db, DbError},
+    machines::Machines,
     secrets::{KeyError, Keyring},
 };
 
@@ -72,6 +74,7 @@ pub enum StartError {
 /// A server that listens and does not answer yet.
 pub struct Server {
     app: App,
+    machines: Machines,
     listener: TcpListener,
     address: SocketAddr,
     first_token: Option<Token>,
@@ -83,8 +86,9 @@ impl Server {
         make_dir(&settings.data_dir)?;
         let keys = Keyring::open(&settings.key_file)?;
         let db = Db::open(&settings.database_url).await?;
-        let app = App::new(db, settings, keys)?;
-        let started = Self::set_up(&app).await;
+        let machines = Machines::new(&settings);
+        let app = App::with_backends(db, settings, keys, machines.backends.clone())?;
+        let started = Self::set_up(&app, machines).await;
         if started.is_err() {
             // Whoever tries again must find the file free.
             app.db().close().await;
@@ -92,14 +96,14 @@ impl Server {
         started
     }
 
-    async fn set_up(app: &App) -> Result<Self, StartError> {
+    async fn set_up(app: &App, machines: Machines) -> Result<Self, StartError> {
         services::secrets::claim_key(app).await?;
         let first_token = services::boot::ensure(app).await?;
         let address = app.settings().address;
         let failed = |source| StartError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { app: app.clone(), listener, address, first_token })
+        Ok(Self { app: app.clone(), machines, listener, address, first_token })
     }
 
     pub fn app(&self) -> &App {
@@ -118,9 +122,12 @@ impl Server {
 
     /// Answers until `stop` is done, then finishes what is in flight and closes the database.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { app, listener, .. } = self;
+        let Self { app, machines, listener, .. } = self;
         let uses = tokio::spawn(write_uses(app.clone()));
-        let pipelines = start_pipelines(&app);
+        let machines = Arc::new(machines);
+        let waking = Arc::clone(&machines);
+        let waking = tokio::spawn(async move { waking.wake().await });
+        let pipelines = start_pipelines(&app, &machines);
         let router = routes::all().into_router(app.clone());
         match listen::serve(&app, listener, router, stop).await {
             Ok(()) => {}
@@ -129,6 +136,8 @@ impl Server {
         if let Some(pipelines) = pipelines {
             pipelines.stop().await;
         }
+        waking.abort();
+        machines.rest().await;
         uses.abort();
         if let Err(error) = app.access().write_uses(&app).await {
             tracing::warn!(%error, "write down which tokens were used");
@@ -138,11 +147,12 @@ impl Server {
 }
 
 /// A server without its pipelines still answers, and says what is wrong.
-fn start_pipelines(app: &App) -> Option<pipelines::Running> {
+fn start_pipelines(app: &App, machines: &Machines) -> Option<pipelines::Running> {
     if !app.settings().pipelines {
         return None;
     }
-    match pipelines::start(app, Arc::new(agents::Nobody), Backends::default()) {
+    let agents = Wire::new(app, Arc::clone(&machines.hosts));
+    match pipelines::start(app, agents, machines.backends.clone()) {
         Ok(running) => Some(running),
         Err(error) => {
             tracing::error!(%error, "start the pipelines");

@@ -74,6 +74,9 @@ struct Flags {
     hosts: Option<u32>,
     #[command(flatten)]
     hollow: hollow::PlanFlags,
+    /// Begin a session of its own, so that the end of whoever started it, or of their terminal, is not its end
+    #[arg(long)]
+    own_session: bool,
     /// How much to say on standard error
     #[arg(long, value_name = "LEVEL", env = "WINDLASS_AGENT_LOG", default_value = "info")]
     log: LogLevel,
@@ -150,6 +153,11 @@ pub fn main(args: &Args) -> ExitCode {
 
 fn start(flags: &Flags) -> ExitCode {
     let Some(home) = flags.home.clone() else { return failed("the shim needs --home") };
+    if flags.own_session
+        && let Err(error) = rustix::process::setsid()
+    {
+        return failed(&format!("begin a session: {error}"));
+    }
     let boot = Boot {
         socket: flags.socket.clone().unwrap_or_else(|| home.join("shim.sock")),
         home,

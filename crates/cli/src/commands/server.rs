@@ -47,6 +47,10 @@ fn settings(args: ServerArgs) -> anyhow::Result<Settings> {
         admin_token: args.admin_token,
         key_file: args.key_file,
         no_local: args.no_local.then_some(true),
+        agent: args.agent,
+        local_runtime: args.local_runtime,
+        docker_socket: args.docker_socket,
+        mock_cloud: args.mock_cloud,
     };
     Ok(Settings::new(given, home().as_deref())?)
 }

@@ -33,7 +33,11 @@ words! {
         Kubernetes = "kubernetes",
         Lambda = "lambda",
         Lium = "lium",
-        /// Machines of one's own: this computer and SSH hosts.
+        /// The machine the server runs on.
+        Local = "local",
+        /// A scripted cloud, for tests and trials.
+        Mock = "mock",
+        /// Machines of one's own, reached by SSH.
         Remote = "remote",
         Nebius = "nebius",
         Oci = "oci",

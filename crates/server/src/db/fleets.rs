@@ -54,6 +54,7 @@ statements! {
     FIND_BY_NAME = "SELECT {} FROM fleets f WHERE f.project_id = $1 AND f.name = $2 AND NOT f.deleted",
                    Fleet::columns("f");
     NAMES = "SELECT id, name FROM fleets WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    WAS_GIVEN = "SELECT 1 FROM fleets WHERE project_id = $1 AND name = $2 AND (auto_created OR NOT deleted) LIMIT 1";
     SEALED = "SELECT spec_sealed FROM fleets WHERE id = $1";
     /// A request that the pipeline reads; refused while a job runs there.
     ASK_DELETE = "UPDATE fleets SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
@@ -76,6 +77,11 @@ pub async fn find(db: &Db, id: FleetId) -> Result<Option<Fleet>, DbError> {
 
 pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Fleet>, DbError> {
     db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.as_ref().map(Fleet::read).transpose()
+}
+
+/// Whether the server itself ever made a fleet of this name, or somebody has one now.
+pub async fn was_given(db: &Db, project: ProjectId, name: &str) -> Result<bool, DbError> {
+    Ok(db.query_opt(WAS_GIVEN.as_str(), params![project, name]).await?.is_some())
 }
 
 /// Names of fleets, deleted ones too.

@@ -1,18 +1,31 @@
 //! The first start: an admin, a project, a token. Every later start finds them and changes nothing.
 
+use serde_json::json;
 use windlass_api::error::Code;
-use windlass_model::id::UserId;
+use windlass_model::{
+    config::Configuration,
+    event::{Because, Entity, Event},
+    fleet,
+    id::{FleetId, UserId},
+};
 
-use super::{projects, users};
+use super::{projects, runs::refused, users};
 use crate::{
     app::App,
     auth::Token,
-    db::{Unit, tokens, users as user_rows},
+    db::{
+        Unit,
+        fleets::{self, NewFleet},
+        tokens, users as user_rows,
+    },
     error::{Error, Result},
+    events::{About, actor, record},
 };
 
 const ADMIN: &str = "admin";
 const PROJECT: &str = "main";
+/// Of the machine that the server runs on.
+const FLEET: &str = "local";
 
 /// How often another replica, starting at the same moment, may be faster.
 const TRIES_MAX: usize = 5;
@@ -42,8 +55,51 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
     if crate::db::projects::find(app.db(), PROJECT, id).await?.is_none() {
         projects::add(app, id, PROJECT, false, None).await?;
     }
+    if app.settings().local {
+        give_machine(app, id).await?;
+    }
     // Whoever chose the token knows it.
     Ok(fresh.filter(|_| !given))
+}
+
+/// This machine as a fleet, so that the first job needs no configuration. Whoever deleted the fleet meant it: it is
+/// made once and never again.
+async fn give_machine(app: &App, admin: UserId) -> Result<()> {
+    let db = app.db();
+    let Some((project, _)) = crate::db::projects::find(db, PROJECT, admin).await? else { return Ok(()) };
+    if fleets::was_given(db, project.id, FLEET).await? {
+        return Ok(());
+    }
+    let configuration = json!({
+        "type": "fleet", "name": FLEET, "backends": ["local"], "nodes": { "min": 1, "max": 1 },
+        "blocks": "auto", "idle_duration": "off",
+    });
+    let configuration = Configuration::from_json(&configuration).map_err(|problems| refused(&problems))?;
+    let Configuration::Fleet(configuration) = configuration else { return Ok(()) };
+    let mut configuration = json!(configuration);
+    configuration["type"] = json!("fleet");
+    let spec = json!({ "configuration": configuration, "profile": { "name": "default", "default": false } });
+    let id = FleetId(db.new_id()?);
+    let row = NewFleet {
+        id,
+        project_id: project.id,
+        name: FLEET.to_owned(),
+        spec: spec.to_string(),
+        spec_sealed: None,
+        status: fleet::Status::Active,
+        auto_created: true,
+    };
+    let message = "Fleet created for the machine of the server".to_owned();
+    let because = Because { actor: actor(None), reason: "first_start".into(), message };
+    let about = About { entity: Entity::Fleet, id: id.0, name: FLEET, project: Some(project.id) };
+    let created = Event::created::<fleet::Fleet>(id.0, fleet::Status::Active, because);
+    let unit = Unit::new().and([fleets::insert(row)]).and(record(db, None, &about, &created)?);
+    match db.write(unit).await {
+        Ok(written) => written.done().map(drop).map_err(Error::from),
+        // Another replica was faster, or somebody has a fleet of that name.
+        Err(error) if error.is_conflict_on("fleets_name_key") => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The token that the operator chose works, whatever happened to it; without one, the admin who lost

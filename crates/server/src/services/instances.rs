@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use windlass_api::{Document, instances as wire};
+use windlass_api::{Document, backends::BackendType, instances as wire};
 use windlass_model::id::{FleetId, InstanceId, ProjectId};
 
 use super::runs::visible;
@@ -94,7 +94,7 @@ pub(super) async fn shown(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::In
             Ok(wire::Instance {
                 id: row.id.0,
                 project_name: projects.get(&row.project_id).cloned().unwrap_or_default(),
-                backend: row.backend,
+                backend: row.backend.map(|name| BackendType::of(&name).as_str().to_owned()),
                 instance_type: row.instance_type.map(Document::from_text).transpose()?,
                 name: row.name,
                 fleet_id: row.fleet_id.map(|id| id.0),

@@ -1,0 +1,172 @@
+//! Where the agent's program is, and which version of it.
+
+use std::{
+    ffi::OsStr,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+/// The file's name, wherever it is.
+pub const NAME: &str = "windlass-agent";
+/// A setting or the environment may name another one.
+pub const VARIABLE: &str = "WINDLASS_AGENT";
+/// How long it may take to say something about itself or about the machine.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+/// Longest complaint that is handed on.
+const SAID_MAX: usize = 2000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    #[error(
+        "find the agent's program `{NAME}`: it is not at {}; put it beside `windlass`, or name it in `{VARIABLE}`",
+        looked.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or at ")
+    )]
+    Missing { looked: Vec<PathBuf> },
+    #[error("run `{} {what}`", path.display())]
+    Run {
+        path: PathBuf,
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("run `{} {what}`: {said}", path.display())]
+    Failed { path: PathBuf, what: String, said: String },
+}
+
+/// The agent's program on this machine's disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program(PathBuf);
+
+/// Tells one build of a file from another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    pub path: PathBuf,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl Program {
+    /// The one that was named; else the one beside the running program.
+    pub fn find(named: Option<&Path>) -> Result<Self, ProgramError> {
+        Self::find_from(named, std::env::current_exe().ok().as_deref())
+    }
+
+    fn find_from(named: Option<&Path>, own: Option<&Path>) -> Result<Self, ProgramError> {
+        let beside = |own: &Path| {
+            let dir = own.parent()?;
+            // Programs of tests are one directory deeper.
+            let dir = if dir.file_name() == Some(OsStr::new("deps")) { dir.parent()? } else { dir };
+            Some(dir.join(NAME))
+        };
+        let places = match named {
+            Some(named) => vec![named.to_owned()],
+            None => own.and_then(beside).into_iter().collect(),
+        };
+        match places.iter().find(|place| place.is_file()) {
+            // Its own working directory need not be ours.
+            Some(place) => Ok(Self(std::path::absolute(place).unwrap_or_else(|_| place.clone()))),
+            None => Err(ProgramError::Missing { looked: places }),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn stamp(&self) -> Result<Stamp, ProgramError> {
+        let meta = std::fs::metadata(&self.0).map_err(|source| self.failed("", source))?;
+        Ok(Stamp {
+            path: self.0.clone(),
+            inode: meta.ino(),
+            size: meta.size(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+        })
+    }
+
+    /// `0.1.0`
+    pub async fn version(&self) -> Result<String, ProgramError> {
+        let said = self.output(&["--version".as_ref()]).await?;
+        Ok(said.split_whitespace().last().unwrap_or_default().to_owned())
+    }
+
+    /// What it writes to standard output, when all is well.
+    pub(crate) async fn output(&self, args: &[&OsStr]) -> Result<String, ProgramError> {
+        let what = args.join(OsStr::new(" ")).to_string_lossy().into_owned();
+        let mut command = Command::new(&self.0);
+        command.args(args).stdin(Stdio::null()).kill_on_drop(true);
+        let ran = match tokio::time::timeout(ANSWER_WITHIN, command.output()).await {
+            Ok(ran) => ran.map_err(|source| self.failed(&what, source))?,
+            Err(_) => {
+                let said = format!("no answer within {} s", ANSWER_WITHIN.as_secs());
+                return Err(ProgramError::Failed { path: self.0.clone(), what, said });
+            }
+        };
+        if !ran.status.success() {
+            let said = String::from_utf8_lossy(&ran.stderr);
+            let said = format!("{}: {}", ran.status, tail(said.trim(), SAID_MAX));
+            return Err(ProgramError::Failed { path: self.0.clone(), what, said });
+        }
+        Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
+    }
+
+    fn failed(&self, what: &str, source: std::io::Error) -> ProgramError {
+        ProgramError::Run { path: self.0.clone(), what: what.to_owned(), source }
+    }
+}
+
+/// The end of a text, at most so many bytes of it.
+pub(crate) fn tail(text: &str, bytes: usize) -> &str {
+    let from = text.len().saturating_sub(bytes);
+    let from = (from..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    &text[from..]
+}
+
+/// Whether `running` is a version before `ours`, number by number. What cannot be read is not older: nobody
+/// replaces what they do not understand.
+pub(crate) fn is_older(running: &str, ours: &str) -> bool {
+    let numbers = |text: &str| -> Option<Vec<u64>> {
+        text.split(['-', '+']).next()?.split('.').map(|part| part.parse().ok()).collect()
+    };
+    match (numbers(running), numbers(ours)) {
+        (Some(running), Some(ours)) => running < ours,
+        (None, _) | (_, None) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_says_where_it_was_looked_for() {
+        let missing = Program::find_from(None, Some(Path::new("/opt/app/windlass"))).unwrap_err();
+        let said = missing.to_string();
+        assert!(said.contains("/opt/app/windlass-agent") && said.contains(VARIABLE), "{said}");
+        let named = Program::find_from(Some(Path::new("/opt/agent")), Some(Path::new("/opt/app/windlass")));
+        let said = named.unwrap_err().to_string();
+        assert!(said.contains("/opt/agent") && !said.contains("/opt/app"), "{said}");
+    }
+
+    #[test]
+    fn versions_are_compared_by_number_and_strange_ones_are_left_alone() {
+        assert!(is_older("0.1.0", "0.1.1"));
+        assert!(is_older("0.9.0", "0.10.0"));
+        assert!(is_older("0.1.0-dev", "0.2.0"));
+        assert!(!is_older("0.1.0", "0.1.0"));
+        assert!(!is_older("1.0.0", "0.9.9"));
+        assert!(!is_older("nightly", "0.1.0"));
+    }
+
+    #[test]
+    fn a_tail_is_cut_between_letters() {
+        assert_eq!(tail("grün", 2), "n");
+        assert_eq!(tail("grün", 3), "ün");
+        assert_eq!(tail("ab", 9), "ab");
+    }
+}

@@ -1,0 +1,423 @@
+//! A shim as a process of this machine: enrolled, started apart from us, found again, replaced, ended.
+//!
+//! The process has a session of its own and outlives whoever started it. Everything about it is in its home, so that
+//! any process of the same user finds it: whose it is (`enrolment.json`), who runs (`lock`), which build
+//! (`program.json`), what it said (`shim.log`).
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::{
+    net::UnixStream,
+    process::{Child, Command},
+    time::{Instant, sleep, timeout},
+};
+use windlass_api::agent::{
+    Health, client,
+    shim::{TaskStatus, Terminate},
+};
+use windlass_model::id::InstanceId;
+
+use crate::{
+    BackendError,
+    program::{Program, ProgramError, Stamp, is_older, tail},
+};
+
+const SOCKET: &str = "shim.sock";
+const ENROLMENT: &str = "enrolment.json";
+const LOCK: &str = "lock";
+const LOG: &str = "shim.log";
+const BUILD: &str = "program.json";
+const TASKS: &str = "tasks";
+/// What an address of a unix socket holds, with its end.
+const SOCKET_PATH_MAX: usize = 107;
+/// Sockets of tasks are this much deeper than the home.
+const TASK_SOCKET_EXTRA: usize = "/tasks/00000000-0000-4000-8000-000000000000/run/runner.sock".len();
+/// From start to first answer. With an engine that is slow to come up, the next look finds it.
+const READY_WITHIN: Duration = Duration::from_secs(20);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// A shim that is asked to stop finishes the calls in flight.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
+const KILL_WITHIN: Duration = Duration::from_secs(5);
+/// Whoever holds a home to start or end its shim is done by then.
+const ALONE_WITHIN: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Killing takes moments; what waits for a dead disk is looked at again later.
+const TASKS_END_WITHIN: Duration = Duration::from_secs(30);
+/// Later than any holder of a lock that ever called.
+const EVERY_EPOCH: i64 = i64::MAX;
+const LOG_BYTES_MAX: u64 = 1024 * 1024;
+const SAID_MAX: usize = 1000;
+/// The environment is not handed on whole: the server's has its admin's token in it.
+const HANDED_ON: &[&str] = &[
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "XDG_RUNTIME_DIR",
+    "DOCKER_HOST",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+];
+
+#[derive(Debug, thiserror::Error)]
+pub enum ShimProcessError {
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    #[error("{what} {}", path.display())]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("use {}: the path is {over} bytes too long for the sockets below it", path.display())]
+    TooLong { path: PathBuf, over: usize },
+    #[error("start the agent: {said}")]
+    Ended { said: String },
+    #[error("wait for the agent at {}: no answer within {} s; {said}", socket.display(), READY_WITHIN.as_secs())]
+    Silent { socket: PathBuf, said: String },
+    #[error("stop the agent: process {pid} is still there")]
+    Stays { pid: i32 },
+    #[error("wait for {}: another process works there", path.display())]
+    Crowded { path: PathBuf },
+    #[error("ask the agent")]
+    Ask(#[from] client::ShimError),
+    #[error("draw random bytes")]
+    Random(#[from] getrandom::Error),
+}
+
+impl From<ShimProcessError> for BackendError {
+    fn from(error: ShimProcessError) -> Self {
+        let said = with_causes(&error);
+        match error {
+            ShimProcessError::Program(ProgramError::Missing { .. }) | ShimProcessError::TooLong { .. } => {
+                Self::Refused { what: "start the agent on this machine", said }
+            }
+            ShimProcessError::Program(_)
+            | ShimProcessError::Io { .. }
+            | ShimProcessError::Ended { .. }
+            | ShimProcessError::Silent { .. }
+            | ShimProcessError::Stays { .. }
+            | ShimProcessError::Crowded { .. }
+            | ShimProcessError::Ask(_)
+            | ShimProcessError::Random(_) => {
+                Self::Unavailable { what: "look after the agent of this machine", said }
+            }
+        }
+    }
+}
+
+/// An error and what caused it, in one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Whose a home is, as its enrolment says.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Owner {
+    pub instance_id: InstanceId,
+    pub credential_sha256: Vec<String>,
+    pub server_keys: Vec<String>,
+}
+
+/// How a shim is started.
+#[derive(Clone, Debug)]
+pub struct StartWith {
+    pub program: Program,
+    /// `docker`, `process` or `hollow`.
+    pub runtime: &'static str,
+    pub docker_socket: Option<PathBuf>,
+    pub env: BTreeMap<String, String>,
+}
+
+/// Which build was started last.
+#[derive(Debug, Serialize, Deserialize)]
+struct Build {
+    stamp: Stamp,
+}
+
+/// The directory of a shim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Home(PathBuf);
+
+/// Nobody else starts or ends the shim of a home while this is held.
+#[derive(Debug)]
+pub struct Alone {
+    _lock: fs::File,
+}
+
+impl Home {
+    pub fn new(dir: &Path) -> Self {
+        Self(std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()))
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.0.join(SOCKET)
+    }
+
+    fn failed<'a>(&'a self, what: &'static str) -> impl FnOnce(io::Error) -> ShimProcessError + 'a {
+        move |source| ShimProcessError::Io { what, path: self.0.clone(), source }
+    }
+
+    /// Waits its turn. The lock is beside the directory, which may come and go.
+    pub async fn alone(&self) -> Result<Alone, ShimProcessError> {
+        let mut path = self.0.clone().into_os_string();
+        path.push(".lock");
+        if let Some(parent) = self.0.parent() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(self.failed("make"))?;
+        }
+        let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = opened.map_err(self.failed("lock"))?;
+        let deadline = Instant::now() + ALONE_WITHIN;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Alone { _lock: file }),
+                Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => sleep(LOOK_EVERY).await,
+                Err(fs::TryLockError::WouldBlock) => {
+                    return Err(ShimProcessError::Crowded { path: self.0.clone() });
+                }
+                Err(fs::TryLockError::Error(error)) => return Err(self.failed("lock")(error)),
+            }
+        }
+    }
+
+    /// `None`: nobody's.
+    pub fn owner(&self) -> Option<Owner> {
+        serde_json::from_slice(&fs::read(self.0.join(ENROLMENT)).ok()?).ok()
+    }
+
+    /// A running shim takes it up with the next call.
+    pub async fn enrol(&self, program: &Program, owner: &Owner) -> Result<(), ShimProcessError> {
+        let over = (self.0.as_os_str().len() + TASK_SOCKET_EXTRA).saturating_sub(SOCKET_PATH_MAX);
+        if over > 0 {
+            return Err(ShimProcessError::TooLong { path: self.0.clone(), over });
+        }
+        let instance = owner.instance_id.to_string();
+        let mut args: Vec<&OsStr> = ["shim", "enrol", "--home"].map(OsStr::new).to_vec();
+        args.extend([self.0.as_os_str(), "--instance".as_ref(), instance.as_ref()]);
+        for hash in &owner.credential_sha256 {
+            args.extend([OsStr::new("--credential-sha256"), hash.as_ref()]);
+        }
+        for key in &owner.server_keys {
+            args.extend([OsStr::new("--server-key"), key.as_ref()]);
+        }
+        program.output(&args).await?;
+        Ok(())
+    }
+
+    /// Whether no task is kept here, running or not.
+    pub fn is_idle(&self) -> bool {
+        fs::read_dir(self.0.join(TASKS)).map_or(true, |mut entries| entries.next().is_none())
+    }
+
+    /// The process that serves this home, whoever started it.
+    pub fn pid(&self) -> Option<i32> {
+        let pid: i32 = fs::read_to_string(self.0.join(LOCK)).ok()?.trim().parse().ok()?;
+        // A number may have been given to another process since; one that ended has no arguments.
+        let args = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let mut args = args.split(|byte| *byte == 0);
+        let is_ours = args.clone().any(|arg| arg == b"shim")
+            && args.any(|arg| arg == self.0.as_os_str().as_encoded_bytes());
+        is_ours.then_some(pid)
+    }
+
+    /// Who answers at the socket.
+    pub async fn answer(&self) -> Option<Health> {
+        let asked = timeout(ANSWER_WITHIN, async {
+            let stream = UnixStream::connect(self.socket()).await.ok()?;
+            client::Shim::connect(stream, "").await.ok()?.health().await.ok()
+        });
+        asked.await.ok().flatten()
+    }
+
+    /// A shim that answers: the one that runs, or a new one. An older build makes place for a newer one; the tasks
+    /// go on meanwhile.
+    pub async fn ensure(&self, with: &StartWith) -> Result<Health, ShimProcessError> {
+        if self.pid().is_some()
+            && let Some(health) = self.answer().await
+        {
+            if !self.is_outdated(&health, &with.program).await? {
+                return Ok(health);
+            }
+            tracing::info!(home = %self.0.display(), version = health.version, "replace the agent by a newer one");
+            self.stop().await?;
+        }
+        let mut child = if self.pid().is_some() { None } else { Some(self.spawn(with)?) };
+        let health = self.until_ready(child.as_mut()).await?;
+        self.note_build(&with.program)?;
+        Ok(health)
+    }
+
+    /// By version, and between builds of one version by the file: but only where it is the same file, so that two
+    /// servers with programs of their own do not take turns.
+    async fn is_outdated(&self, running: &Health, program: &Program) -> Result<bool, ShimProcessError> {
+        let stamp = program.stamp()?;
+        let noted = fs::read(self.0.join(BUILD)).ok();
+        match noted.and_then(|text| serde_json::from_slice::<Build>(&text).ok()) {
+            Some(build) if build.stamp == stamp => Ok(false),
+            Some(build) if build.stamp.path == stamp.path => Ok(true),
+            Some(_) | None => Ok(is_older(&running.version, &program.version().await?)),
+        }
+    }
+
+    fn note_build(&self, program: &Program) -> Result<(), ShimProcessError> {
+        let build = Build { stamp: program.stamp()? };
+        let text = serde_json::to_vec(&build).map_err(io::Error::from).map_err(self.failed("note"))?;
+        fs::write(self.0.join(BUILD), text).map_err(self.failed("write to"))
+    }
+
+    fn spawn(&self, with: &StartWith) -> Result<Child, ShimProcessError> {
+        let log = self.open_log().map_err(self.failed("write the log in"))?;
+        let second = log.try_clone().map_err(self.failed("write the log in"))?;
+        let mut command = Command::new(with.program.path());
+        command.arg("shim").arg("--home").arg(&self.0).args(["--runtime", with.runtime, "--own-session"]);
+        if let Some(socket) = &with.docker_socket {
+            command.arg("--docker-socket").arg(socket);
+        }
+        command.env_clear().envs(handed_on()).envs(&with.env);
+        command.current_dir("/").stdin(Stdio::null()).stdout(log).stderr(second);
+        command.spawn().map_err(|source| ShimProcessError::Io {
+            what: "start",
+            path: with.program.path().to_owned(),
+            source,
+        })
+    }
+
+    fn open_log(&self) -> io::Result<fs::File> {
+        let path = self.0.join(LOG);
+        if fs::metadata(&path).is_ok_and(|meta| meta.len() > LOG_BYTES_MAX) {
+            fs::rename(&path, self.0.join("shim.log.1"))?;
+        }
+        fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+    }
+
+    async fn until_ready(&self, mut child: Option<&mut Child>) -> Result<Health, ShimProcessError> {
+        let deadline = Instant::now() + READY_WITHIN;
+        loop {
+            if let Some(health) = self.answer().await {
+                return Ok(health);
+            }
+            // One that found the home taken ends; the one that took it answers soon.
+            let ended = match &mut child {
+                Some(child) => child.try_wait().map_err(self.failed("look after the agent of"))?.is_some(),
+                None => true,
+            };
+            if ended && self.pid().is_none() {
+                return Err(ShimProcessError::Ended { said: self.last_words() });
+            }
+            if Instant::now() >= deadline {
+                return Err(ShimProcessError::Silent { socket: self.socket(), said: self.last_words() });
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// The last line of its log.
+    fn last_words(&self) -> String {
+        let log = fs::read(self.0.join(LOG)).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        match log.lines().rfind(|line| !line.trim().is_empty()) {
+            Some(line) => tail(line.trim(), SAID_MAX).trim_start_matches("error: ").to_owned(),
+            None => "it said nothing".to_owned(),
+        }
+    }
+
+    /// Ends the process; the tasks go on.
+    pub async fn stop(&self) -> Result<(), ShimProcessError> {
+        for (signal, within) in [(Signal::TERM, STOP_WITHIN), (Signal::KILL, KILL_WITHIN)] {
+            let Some(pid) = self.pid() else { return Ok(()) };
+            let Some(process) = Pid::from_raw(pid) else { return Ok(()) };
+            // It may have ended just now.
+            let _ = kill_process(process, signal);
+            let deadline = Instant::now() + within;
+            while self.pid() == Some(pid) && Instant::now() < deadline {
+                sleep(LOOK_EVERY).await;
+            }
+        }
+        match self.pid() {
+            None => Ok(()),
+            Some(pid) => Err(ShimProcessError::Stays { pid }),
+        }
+    }
+
+    /// Ends and removes every task, whoever asked for it, through a shim that is started for that where none runs.
+    pub async fn end_tasks(&self, with: &StartWith) -> Result<(), ShimProcessError> {
+        let Some(owner) = self.owner().filter(|_| !self.is_idle()) else { return Ok(()) };
+        self.ensure(with).await?;
+        let mut random = [0; 32];
+        getrandom::fill(&mut random)?;
+        let credential = crate::hex(&random);
+        // The host takes two credentials while one is rotated: the server's stays good.
+        let hash = crate::hex(&Sha256::digest(credential.as_bytes()));
+        let hashes = owner.credential_sha256.iter().take(1).cloned().chain([hash]).collect();
+        self.enrol(&with.program, &Owner { credential_sha256: hashes, ..owner.clone() }).await?;
+        let ended = match timeout(TASKS_END_WITHIN, self.end_each(&credential)).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                Err(ShimProcessError::Silent { socket: self.socket(), said: "its tasks do not end".into() })
+            }
+        };
+        self.enrol(&with.program, &owner).await?;
+        ended
+    }
+
+    async fn end_each(&self, credential: &str) -> Result<(), ShimProcessError> {
+        let stream = UnixStream::connect(self.socket()).await.map_err(self.failed("connect to"))?;
+        let shim = client::Shim::connect(stream, credential).await?;
+        let how = Terminate {
+            termination_reason: "terminated_by_server".into(),
+            termination_message: "the instance is taken back".into(),
+            timeout: 0,
+        };
+        let tasks = shim.tasks().await?.tasks;
+        for task in &tasks {
+            shim.terminate(task.id, &how, EVERY_EPOCH).await?;
+        }
+        for task in &tasks {
+            while shim.task(task.id).await?.status != TaskStatus::Terminated {
+                sleep(LOOK_EVERY).await;
+            }
+            shim.remove(task.id, EVERY_EPOCH).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the directory away. The shim must have been stopped.
+    pub fn remove(&self) -> Result<(), ShimProcessError> {
+        match fs::remove_dir_all(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove")(error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
+fn handed_on() -> impl Iterator<Item = (&'static str, OsString)> {
+    HANDED_ON.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)))
+}

@@ -1,0 +1,166 @@
+//! This machine as a backend, with the real agent.
+
+use std::{path::PathBuf, time::Duration};
+
+use windlass_api::agent::shim::TaskStatus;
+use windlass_backend::{
+    Backend, BackendError, Deleted, Found,
+    local::{Local, Runtime, Settings},
+    program::NAME,
+    scratch::Scratch,
+    shim_process::Home,
+};
+use windlass_model::plan::offers::Availability;
+
+use crate::support::{Sweep, agent, connect, order, submit, until};
+
+fn settings(dir: &Scratch) -> Settings {
+    Settings {
+        home: dir.path().join("local"),
+        agent: Some(agent().path().to_owned()),
+        runtime: Some(Runtime::Process),
+        docker_socket: None,
+    }
+}
+
+#[tokio::test]
+async fn this_machine_is_one_offer_that_costs_nothing() {
+    let dir = Scratch::new("local");
+    let local = Local::new(settings(&dir));
+    let offers = local.offers().await.unwrap();
+    let [offer] = &offers[..] else { panic!("{offers:?}") };
+    assert_eq!((offer.backend.as_str(), offer.price.as_dollars()), ("local", 0.0));
+    assert_eq!(offer.availability, Availability::Available);
+    assert!(offer.host.cpus > 0 && offer.host.memory_mib > 0 && offer.host.disk_mib > 0, "{offer:?}");
+}
+
+#[tokio::test]
+async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
+    let dir = Scratch::new("local");
+    let _sweep = Sweep(dir.path());
+    let local = Local::new(settings(&dir));
+    let order = order(&local, 1).await;
+    let machine = local.create(&order).await.unwrap();
+    assert_eq!(machine.has.as_ref().unwrap().runtime, "process");
+    assert_eq!(machine.said(), Some("this machine, jobs as plain processes (as the settings say)"));
+    let shim = connect(&machine).await;
+    let task = submit(&shim, &order, 1, "none").await;
+    until(&shim, task, TaskStatus::Running).await;
+    drop((shim, local));
+
+    // The next server: its stop leaves an agent with work alone.
+    let local = Local::new(settings(&dir));
+    let home = Home::new(&settings(&dir).home);
+    let pid = home.pid().unwrap();
+    local.rest().await.unwrap();
+    assert_eq!(home.pid(), Some(pid));
+    // The agent dies; whoever looks starts it again, and the task is still there.
+    let process = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    while home.pid().is_some() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
+    assert_eq!(found.reach, machine.reach);
+    let shim = connect(&found).await;
+    until(&shim, task, TaskStatus::Running).await;
+
+    // Taken back: task, agent and directory.
+    assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), Deleted::Gone);
+    assert_eq!(home.pid(), None);
+    assert!(!home.dir().exists());
+    assert!(matches!(local.find(&order, &found).await.unwrap(), Found::Gone { .. }));
+}
+
+#[tokio::test]
+async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
+    let dir = Scratch::new("local");
+    let _sweep = Sweep(dir.path());
+    let local = Local::new(settings(&dir));
+    let home = Home::new(&settings(&dir).home);
+    local.wake().await.unwrap();
+    assert_eq!(home.pid(), None, "nobody asked for this machine yet");
+    let order = order(&local, 1).await;
+    let machine = local.create(&order).await.unwrap();
+    local.rest().await.unwrap();
+    assert_eq!(home.pid(), None);
+    local.wake().await.unwrap();
+    assert!(connect(&machine).await.tasks().await.unwrap().tasks.is_empty());
+    local.delete(&order, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
+    let dir = Scratch::new("local");
+    let _sweep = Sweep(dir.path());
+    let program: PathBuf = dir.path().join(NAME);
+    std::fs::copy(agent().path(), &program).unwrap();
+    let local = Local::new(Settings { agent: Some(program.clone()), ..settings(&dir) });
+    let home = Home::new(&settings(&dir).home);
+    let order = order(&local, 1).await;
+    let machine = local.create(&order).await.unwrap();
+    let shim = connect(&machine).await;
+    let task = submit(&shim, &order, 1, "none").await;
+    until(&shim, task, TaskStatus::Running).await;
+    let before = home.pid().unwrap();
+    local.find(&order, &machine).await.unwrap();
+    assert_eq!(home.pid(), Some(before), "the same build stays");
+
+    let newer = dir.path().join("newer");
+    std::fs::copy(agent().path(), &newer).unwrap();
+    std::fs::rename(&newer, &program).unwrap();
+    let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
+    assert_ne!(home.pid(), Some(before));
+    until(&connect(&found).await, task, TaskStatus::Running).await;
+    local.delete(&order, Some(&found)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
+    let dir = Scratch::new("local");
+    let _sweep = Sweep(dir.path());
+    let local = Local::new(settings(&dir));
+    let first = order(&local, 1).await;
+    let machine = local.create(&first).await.unwrap();
+    let task = submit(&connect(&machine).await, &first, 1, "none").await;
+    until(&connect(&machine).await, task, TaskStatus::Running).await;
+    assert_eq!(local.offers().await.unwrap()[0].availability, Availability::Busy);
+    let error = local.create(&order(&local, 1).await).await.unwrap_err();
+    let BackendError::NoCapacity { said } = &error else { panic!("{error:?}") };
+    assert!(said.contains(&first.instance.to_string()), "{said}");
+
+    let stranger = order(&local, 2).await;
+    let taken = local.create(&stranger).await.unwrap();
+    assert!(connect(&taken).await.tasks().await.unwrap().tasks.is_empty());
+    assert!(matches!(local.find(&first, &machine).await.unwrap(), Found::Gone { .. }));
+    local.delete(&stranger, Some(&taken)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_agent_is_refused_with_the_place_it_should_be_at() {
+    let dir = Scratch::new("local");
+    let absent = dir.path().join("no-agent");
+    let known = Local::new(settings(&dir));
+    let local = Local::new(Settings { agent: Some(absent.clone()), ..settings(&dir) });
+    let error = local.create(&order(&known, 1).await).await.unwrap_err();
+    let BackendError::Refused { said, .. } = &error else { panic!("{error:?}") };
+    assert!(said.contains(absent.to_str().unwrap()) && said.contains("WINDLASS_AGENT"), "{said}");
+}
+
+#[tokio::test]
+async fn docker_runs_the_jobs_where_an_engine_answers() {
+    let socket = std::env::var("WINDLASS_TEST_DOCKER")
+        .expect("WINDLASS_TEST_DOCKER names the socket of a container engine for tests");
+    let dir = Scratch::new("local");
+    let _sweep = Sweep(dir.path());
+    let with = Settings { runtime: None, docker_socket: Some(socket.clone().into()), ..settings(&dir) };
+    let local = Local::new(with);
+    let order = order(&local, 1).await;
+    let machine = local.create(&order).await.unwrap();
+    assert_eq!(machine.has.as_ref().unwrap().runtime, "docker");
+    assert!(machine.said().unwrap().contains(&socket), "{:?}", machine.said());
+    let shim = connect(&machine).await;
+    let task = submit(&shim, &order, 1, "busybox:test").await;
+    until(&shim, task, TaskStatus::Running).await;
+    assert_eq!(local.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
+}

@@ -1,0 +1,4 @@
+//! Backends against real agents.
+
+mod local;
+mod support;

@@ -1,0 +1,111 @@
+//! What the tests share: orders, agents asked directly, and the end of whatever was started.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use tokio::net::UnixStream;
+use windlass_api::agent::{
+    SIGNED_PREFIX,
+    client::{Shim, SignedSpec},
+    shim::TaskStatus,
+};
+use windlass_backend::{Backend, Enrolment, Machine, Order, Reach, Want, program::Program};
+use windlass_model::id::{InstanceId, SubmissionId};
+
+pub(crate) const CREDENTIAL: &str = "credential-of-the-test";
+/// Nothing a test waits for takes longer, on a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
+
+pub(crate) fn uuid() -> uuid::Uuid {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).unwrap();
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
+}
+
+fn key(seed: u8) -> Ed25519KeyPair {
+    Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The agent that the tests start: built beside them.
+pub(crate) fn agent() -> Program {
+    Program::find(None).expect("build the agent first: cargo build -p windlass-agent")
+}
+
+/// An order by the server with this signing key.
+pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> Order {
+    let offer = backend.offers().await.unwrap().remove(0);
+    let instance = InstanceId(uuid());
+    Order {
+        instance,
+        name: "test-0".into(),
+        want: Want::Offer(Box::new(offer)),
+        enrolment: Enrolment {
+            instance,
+            credential_sha256: hex(&Sha256::digest(CREDENTIAL.as_bytes())),
+            server_key: BASE64_STANDARD.encode(key(seed).public_key().as_ref()),
+        },
+        tags: BTreeMap::new(),
+        env: BTreeMap::new(),
+    }
+}
+
+pub(crate) async fn connect(machine: &Machine) -> Shim {
+    let Some(Reach::Socket { path }) = &machine.reach else { panic!("no socket: {machine:?}") };
+    Shim::connect(UnixStream::connect(path).await.unwrap(), CREDENTIAL).await.unwrap()
+}
+
+/// Starts a task of plain processes that does nothing until it is ended.
+pub(crate) async fn submit(shim: &Shim, order: &Order, seed: u8, image: &str) -> SubmissionId {
+    let id = SubmissionId(uuid());
+    let claims = json!({ "instance_id": order.instance, "epoch": 1, "expires_at": i64::MAX / 2 });
+    let spec = json!({ "id": id, "name": "test", "image_name": image, "claims": claims });
+    let body = spec.to_string().into_bytes();
+    let signature = key(seed).sign(&[SIGNED_PREFIX, &body].concat());
+    let signature = BASE64_STANDARD.encode(signature.as_ref());
+    shim.submit(&SignedSpec { body, signature }, 1).await.unwrap();
+    id
+}
+
+/// Waits until a task is in a state.
+pub(crate) async fn until(shim: &Shim, id: SubmissionId, status: TaskStatus) {
+    let waited = tokio::time::timeout(DEADLINE, async {
+        loop {
+            let info = shim.task(id).await.unwrap();
+            if info.status == status {
+                return;
+            }
+            assert_ne!(info.status, TaskStatus::Terminated, "it ended: {info:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.expect("the task did not get there in time");
+}
+
+/// Ends whatever serves a home when the test is over, however it ends.
+pub(crate) struct Sweep<'a>(pub(crate) &'a Path);
+
+impl Drop for Sweep<'_> {
+    fn drop(&mut self) {
+        let Ok(processes) = std::fs::read_dir("/proc") else { return };
+        for process in processes.flatten() {
+            let args = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let environ = std::fs::read(process.path().join("environ")).unwrap_or_default();
+            let path = self.0.as_os_str().as_encoded_bytes();
+            let names = |text: &[u8]| text.windows(path.len()).any(|part| part == path);
+            let is_agent = args.windows(14).any(|part| part == b"windlass-agent") || names(&environ);
+            let pid = process.file_name().to_string_lossy().parse::<i32>().ok();
+            if let (true, Some(pid)) =
+                (is_agent && names(&args), pid.and_then(rustix::process::Pid::from_raw))
+            {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Where this server's machines come from: its backends, and what is shared between them and the agents.
+
+use std::sync::Arc;
+
+use windlass_backend::{
+    Backend, Backends,
+    local::{self, Local},
+    program::Program,
+    remote::{Binaries, Remote},
+};
+use windlass_model::id::InstanceId;
+use windlass_tunnel::{Backoff, Hosts};
+
+use crate::config::Settings;
+
+/// All of them, as the settings want it.
+pub struct Machines {
+    pub backends: Backends,
+    /// One connection per SSH host serves its bring-up and the calls to its agent.
+    pub hosts: Arc<Hosts<InstanceId>>,
+    local: Option<Arc<Local>>,
+}
+
+impl Machines {
+    /// Starts nothing.
+    pub fn new(settings: &Settings) -> Self {
+        let hosts = Arc::new(Hosts::new(Backoff::STANDARD));
+        let binaries = match Program::find(settings.agent_binary.as_deref()) {
+            Ok(program) => Binaries::beside(program.path()),
+            Err(error) => {
+                tracing::warn!(%error, "no machine can be given an agent");
+                Binaries::default()
+            }
+        };
+        let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Remote::new(Arc::clone(&hosts), binaries))];
+        let local = settings.local.then(|| Arc::new(Local::new(local_settings(settings))));
+        backends.extend(local.clone().map(|local| local as Arc<dyn Backend>));
+        Self { backends: Backends::new(backends), hosts, local }
+    }
+
+    /// What an earlier start left asleep answers again before anybody asks.
+    pub async fn wake(&self) {
+        if let Some(local) = &self.local
+            && let Err(error) = local.wake().await
+        {
+            tracing::warn!(%error, "wake the agent of this machine");
+        }
+    }
+
+    /// The server stops. What has work goes on without it.
+    pub async fn rest(&self) {
+        if let Some(local) = &self.local
+            && let Err(error) = local.rest().await
+        {
+            tracing::warn!(%error, "end the idle agent of this machine");
+        }
+    }
+}
+
+fn local_settings(settings: &Settings) -> local::Settings {
+    local::Settings {
+        home: settings.data_dir.join(local::NAME),
+        agent: settings.agent_binary.clone(),
+        runtime: settings.local_runtime,
+        docker_socket: settings.docker_socket.clone(),
+    }
+}
