@@ -140,7 +140,7 @@ mod tests {
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let silent = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let mut asked = [0; 5];
+            let mut asked = [0; 37];
             stream.read_exact(&mut asked).await.unwrap();
             stream.write_all(b"HTTP/1.0 503 Busy\r\n\r\n").await.unwrap();
         });

@@ -58,6 +58,10 @@ const TASKS_END_WITHIN: Duration = Duration::from_secs(30);
 const EVERY_EPOCH: i64 = i64::MAX;
 const LOG_BYTES_MAX: u64 = 1024 * 1024;
 const SAID_MAX: usize = 1000;
+/// What a shim says that finds another one in its home.
+const TAKEN: &str = "in use by another shim";
+const TRIES_MAX: u32 = 20;
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// The environment is not handed on whole: the server's has its admin's token in it.
 const HANDED_ON: &[&str] = &[
     "PATH",
@@ -269,10 +273,24 @@ impl Home {
             tracing::info!(home = %self.0.display(), version = health.version, "replace the agent by a newer one");
             self.stop().await?;
         }
-        let mut child = if self.pid().is_some() { None } else { Some(self.spawn(with)?) };
-        let health = self.until_ready(child.as_mut()).await?;
+        let health = self.start(with).await?;
         self.note_build(&with.program)?;
         Ok(health)
+    }
+
+    async fn start(&self, with: &StartWith) -> Result<Health, ShimProcessError> {
+        let mut tries = 1;
+        loop {
+            let mut child = if self.pid().is_some() { None } else { Some(self.spawn(with)?) };
+            match self.until_ready(child.as_mut()).await {
+                // One that was killed lets go of its home a moment after it is gone.
+                Err(ShimProcessError::Ended { said }) if said.contains(TAKEN) && tries < TRIES_MAX => {
+                    tries += 1;
+                    sleep(TRY_AGAIN_AFTER).await;
+                }
+                ready => return ready,
+            }
+        }
     }
 
     /// By version, and between builds of one version by the file: but only where it is the same file, so that two
