@@ -49,7 +49,7 @@ impl Engine {
         dockerd.arg("--exec-root").arg(at("exec")).arg("--pidfile").arg(at("docker.pid"));
         dockerd.arg("--host").arg(format!("unix://{}", socket.display()));
         // The default bridge belongs to the machine's own engine, if it has one.
-        dockerd.args(["--bridge", "none", "--default-address-pool", "base=10.213.0.0/16,size=24"]);
+        dockerd.args(["--bridge", "none", "--default-address-pool", "base=10.209.0.0/16,size=24"]);
         let mut dockerd = Guarded::spawn(quiet(&mut dockerd, &at("dockerd.log"))?, "TERM")?;
         process::wait_until(&mut dockerd, READY_WITHIN, "dockerd listens", || answers(&socket))
             .with_context(|| format!("dockerd said: {}", last_lines(&at("dockerd.log"))))?;

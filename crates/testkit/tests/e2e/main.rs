@@ -6,5 +6,6 @@
 
 mod containers;
 mod endings;
+mod hosts;
 mod local;
 mod stage;

@@ -29,6 +29,8 @@ pub(crate) enum Machines {
 pub(crate) struct Stage {
     home: PathBuf,
     machines: Machines,
+    /// The agent that hosts get.
+    agent: PathBuf,
     server: Option<Server>,
     client: Option<Client>,
 }
@@ -39,7 +41,8 @@ impl Stage {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let home = std::env::temp_dir().join(format!("windlass-e2e-{}-{number}", std::process::id()));
         std::fs::create_dir_all(home.join("server")).unwrap();
-        let mut stage = Self { home, machines, server: None, client: None };
+        let mut stage =
+            Self { home, machines, agent: binary("windlass-agent").unwrap(), server: None, client: None };
         stage.start().await;
         stage
     }
@@ -65,7 +68,7 @@ impl Stage {
             core: None,
             local: self.machines != Machines::None,
             env: vec![
-                ("WINDLASS_AGENT", binary("windlass-agent").unwrap()),
+                ("WINDLASS_AGENT", self.agent.clone()),
                 ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
             ],
             log: Some(&log),
@@ -204,6 +207,43 @@ impl Stage {
             );
             tokio::time::sleep(LOOK).await;
         }
+    }
+
+    /// Waits for something that shows outside of the server.
+    pub(crate) fn eventually(&self, what: &str, holds: impl Fn() -> bool) {
+        let asked = Instant::now();
+        while !holds() {
+            assert!(asked.elapsed() < PATIENCE, "not so: {what}\n{}", self.server_log());
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Waits until something is true of a run.
+    pub(crate) async fn eventually_run(
+        &mut self,
+        name: &str,
+        patience: Duration,
+        holds: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let asked = Instant::now();
+        loop {
+            let run = self.run(name).await;
+            if holds(&run) {
+                return run;
+            }
+            assert!(asked.elapsed() < patience, "{run:#}\n{}", self.server_log());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// From the next start on the server has another build of the agent: the same, and a byte.
+    pub(crate) fn use_another_agent(&mut self) {
+        let copy = self.home.join("windlass-agent");
+        let mut bytes = std::fs::read(binary("windlass-agent").unwrap()).unwrap();
+        bytes.push(0);
+        std::fs::write(&copy, bytes).unwrap();
+        std::fs::set_permissions(&copy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        self.agent = copy;
     }
 
     pub(crate) fn server_log(&self) -> String {

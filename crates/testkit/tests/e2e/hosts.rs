@@ -1,0 +1,227 @@
+//! Hosts over SSH: network namespaces of this machine, each with a real OpenSSH server and a real agent.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use windlass_testkit::lab::Lab;
+
+use crate::stage::{Machines, Stage, submission_of, task};
+
+/// An agent that does not answer is given two minutes; this is what comes after.
+const AFTER_SILENCE: Duration = Duration::from_secs(240);
+
+/// A fleet of all hosts of the lab.
+async fn fleet(stage: &mut Stage, lab: &Lab, blocks: u32) {
+    let (public, private) = lab.key_pair().unwrap();
+    let hosts: Vec<String> = lab.hosts().iter().map(|host| host.addr().to_string()).collect();
+    let configuration = json!({"type": "fleet", "name": "lab", "placement": "cluster", "blocks": blocks,
+        "ssh_config": {"user": "root", "port": 22, "ssh_key": {"public": public, "private": private},
+            "network": lab.network(), "hosts": hosts}});
+    let spec = json!({"configuration": configuration, "profile": {"name": "default"}});
+    stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+    stage.hosts_ready("lab", lab.hosts().len()).await;
+}
+
+/// A task that any host of the lab takes a part of.
+fn small(name: &str, commands: &[&str]) -> Value {
+    let mut job = task(name, commands);
+    job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
+    job
+}
+
+/// The number of the lab's host on which the newest submission of a job is.
+fn host_of(lab: &Lab, run: &Value, job: usize) -> usize {
+    let submission = run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap();
+    let address = submission["job_provisioning_data"]["hostname"].as_str().unwrap();
+    let found = lab.hosts().iter().position(|host| host.addr().to_string() == address);
+    found.unwrap_or_else(|| panic!("no host is {address}: {run:#}")) + 1
+}
+
+#[tokio::test]
+async fn a_job_runs_on_a_host_over_ssh_and_a_deleted_fleet_leaves_nothing_there() {
+    let lab = Lab::start(1).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, 1).await;
+    let run = stage.ends(&small("remote", &["hostname", "echo $DSTACK_RUN_NAME"])).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    let name = String::from_utf8(lab.host(1).run("hostname").unwrap().stdout).unwrap();
+    assert_eq!(stage.log(&run).await, format!("{name}remote\n"));
+
+    stage.project("fleets/delete", &json!({"names": ["lab"]})).await;
+    stage.eventually("the agent is gone", || {
+        let processes = lab.host(1).processes().unwrap();
+        !processes.iter().any(|process| process.command.contains("windlass-agent"))
+    });
+    let left = lab.host(1).run("find / -xdev -name '*windlass*' -not -path '/proc/*' 2>/dev/null").unwrap();
+    let left = String::from_utf8_lossy(&left.stdout).into_owned();
+    let ours: Vec<&str> =
+        left.lines().filter(|path| path.starts_with("/var") || path.starts_with("/etc")).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+}
+
+#[tokio::test]
+async fn four_nodes_find_their_master_and_talk_to_it() {
+    let lab = Lab::start(4).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, 1).await;
+    let master = "for i in 1 2 3; do busybox nc -l -p 990$i > got.$i & done; wait; cat got.1 got.2 got.3";
+    let worker = "until echo \"rank $DSTACK_NODE_RANK of $DSTACK_NODES_NUM\" | \
+                  busybox nc $DSTACK_MASTER_NODE_IP 990$DSTACK_NODE_RANK; do sleep 0.1; done";
+    let both = format!("if [ $DSTACK_NODE_RANK = 0 ]; then {master}; else {worker}; fi");
+    let mut job = small("cluster", &[&both, "echo \"$DSTACK_NODES_IPS\" | wc -l"]);
+    job["nodes"] = json!(4);
+    let run = stage.ends(&job).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    assert_eq!(stage.log_of(&run, 0, usize::MAX).await, "rank 1 of 4\nrank 2 of 4\nrank 3 of 4\n4\n");
+    let mut used: Vec<usize> = (0..4).map(|node| host_of(&lab, &run, node)).collect();
+    used.sort_unstable();
+    assert_eq!(used, [1, 2, 3, 4]);
+}
+
+#[tokio::test]
+async fn four_tasks_share_two_hosts_by_blocks() {
+    let lab = Lab::start(2).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, 2).await;
+    let names = ["one", "two", "three", "four"];
+    for name in names {
+        stage.apply(&small(name, &["echo up; sleep 600"])).await;
+    }
+    for name in names {
+        stage.says(name, "up").await;
+    }
+    let fleet = stage.fleet("lab").await;
+    for instance in fleet["instances"].as_array().unwrap() {
+        assert_eq!(
+            (&instance["busy_blocks"], &instance["total_blocks"]),
+            (&json!(2), &json!(2)),
+            "{instance:#}"
+        );
+    }
+    stage.apply(&small("fifth", &["true"])).await;
+    for name in names {
+        stage.stop(name, true).await;
+    }
+    stage.reaches("fifth", &["done", "failed"]).await;
+    stage.hosts_ready("lab", 2).await;
+}
+
+#[tokio::test]
+async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
+    let lab = Lab::start(1).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, 1).await;
+    let mut job = small(
+        "rebooted",
+        &[
+            "echo up",
+            "[ $(cat /var/tmp/tries 2>/dev/null) ] && exit 0",
+            "echo 1 > /var/tmp/tries",
+            "sleep 600",
+        ],
+    );
+    job["retry"] = json!({"on_events": ["error", "interruption"], "duration": 600});
+    stage.apply(&job).await;
+    stage.says("rebooted", "up").await;
+    stage.eventually("the job has begun", || lab.host(1).path("/var/tmp/tries").exists());
+    lab.host(1).reboot().unwrap();
+    let run = stage.reaches_within("rebooted", &["done"], AFTER_SILENCE).await;
+    assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 2, "{run:#}");
+}
+
+#[tokio::test]
+async fn a_node_that_is_lost_takes_its_whole_replica_to_other_hosts() {
+    let lab = Lab::start(3).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, 1).await;
+    let wait = "echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done";
+    let mut job = small("lost", &[wait]);
+    job["nodes"] = json!(2);
+    job["retry"] = json!({"on_events": ["error", "interruption"], "duration": 3600});
+    stage.apply(&job).await;
+    let run = stage.reaches("lost", &["running"]).await;
+    stage.says("lost", "up").await;
+    let lost = host_of(&lab, &run, 1);
+    lab.host(lost).power_off().unwrap();
+    // The other node ends at once with it, and both come again elsewhere.
+    for host in lab.hosts().iter().filter(|host| host.name() != lab.host(lost).name()) {
+        host.run("touch /var/tmp/go-later").unwrap();
+    }
+    let again = stage.eventually_run("lost", AFTER_SILENCE, |run| {
+        (0..2).all(|node| run["jobs"][node]["job_submissions"].as_array().unwrap().len() == 2)
+            && run["status"] == "running"
+    });
+    let again = again.await;
+    for node in 0..2 {
+        assert_ne!(host_of(&lab, &again, node), lost, "{again:#}");
+    }
+    for host in lab.hosts().iter().filter(|host| host.name() != lab.host(lost).name()) {
+        host.run("touch /var/tmp/go").unwrap();
+    }
+    stage.reaches("lost", &["done"]).await;
+}
+
+#[tokio::test]
+async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usable() {
+    let lab = Lab::start(1).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, 1).await;
+    stage.apply(&small("cut", &["echo up", "sleep 4711"])).await;
+    stage.says("cut", "up").await;
+    lab.host(1).partition().unwrap();
+    let run = stage.reaches_within("cut", &["terminating", "failed"], AFTER_SILENCE).await;
+    assert_eq!(submission_of(&run)["termination_reason"], "instance_unreachable", "{run:#}");
+    let alive = |lab: &Lab| lab.host(1).processes().unwrap().iter().any(|p| p.command.contains("sleep 4711"));
+    assert!(alive(&lab), "nobody could reach it");
+    lab.host(1).heal().unwrap();
+    stage.reaches_within("cut", &["failed"], AFTER_SILENCE).await;
+    stage.eventually("the old job is dead", || !alive(&lab));
+    let run = stage.ends(&small("next", &["echo usable"])).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+}
+
+#[tokio::test]
+async fn an_agent_is_upgraded_under_a_running_job() {
+    let lab = Lab::start(1).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, 1).await;
+    stage
+        .apply(&small("steady", &["echo up", "until [ -e /var/tmp/go ]; do sleep 0.05; done", "echo down"]))
+        .await;
+    stage.says("steady", "up").await;
+    let shim = |lab: &Lab| {
+        let all = lab.host(1).processes().unwrap();
+        all.into_iter()
+            .find(|p| p.command.contains("windlass-agent shim") || p.command.contains(" shim --home"))
+            .map(|p| p.pid)
+    };
+    let before = shim(&lab).unwrap();
+    stage.stop_server();
+    stage.use_another_agent();
+    stage.start().await;
+    stage.eventually("another shim runs", || shim(&lab).is_some_and(|pid| pid != before));
+    lab.host(1).run("touch /var/tmp/go").unwrap();
+    let run = stage.reaches("steady", &["done"]).await;
+    assert_eq!(stage.log(&run).await, "up\ndown\n");
+    assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "{run:#}");
+}
+
+#[tokio::test]
+async fn a_host_that_shows_another_key_is_left_alone_and_says_so() {
+    let lab = Lab::start(1).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, 1).await;
+    lab.host(1).change_host_key().unwrap();
+    let deadline = std::time::Instant::now() + AFTER_SILENCE;
+    loop {
+        let fleet = stage.fleet("lab").await;
+        let said = fleet["instances"][0].to_string();
+        if said.contains("key") && said.contains("changed") {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{fleet:#}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let processes = lab.host(1).processes().unwrap();
+    assert!(!processes.iter().any(|p| p.command.contains("windlass-agent")), "{processes:?}");
+}
