@@ -55,6 +55,8 @@ struct Line {
 
 #[derive(Default)]
 struct State {
+    /// Where and as whom; a new way has neither a connection nor failures yet.
+    way: String,
     live: Option<Arc<Connection>>,
     failures: u32,
     failed: Option<(Instant, Arc<TunnelError>)>,
@@ -125,6 +127,10 @@ impl<K: Eq + Hash + Clone> Hosts<K> {
         cap: usize,
     ) -> Result<(Arc<Connection>, Vec<Learned>), TunnelError> {
         let mut state = line.state.lock().await;
+        let way = way(target);
+        if state.way != way {
+            *state = State { way, ..State::default() };
+        }
         if let Some(live) = &state.live {
             if !live.is_closed() {
                 return Ok((Arc::clone(live), Vec::new()));
@@ -143,7 +149,7 @@ impl<K: Eq + Hash + Clone> Hosts<K> {
         match self.open(target, cap).await {
             Ok((connection, learned)) => {
                 let connection = Arc::new(connection);
-                *state = State { live: Some(Arc::clone(&connection)), failures: 0, failed: None };
+                (state.live, state.failures, state.failed) = (Some(Arc::clone(&connection)), 0, None);
                 Ok((connection, learned))
             }
             // Not an attempt of its own: the gate's line says when the next is due.
@@ -166,10 +172,16 @@ impl<K: Eq + Hash + Clone> Hosts<K> {
     }
 }
 
-/// What makes two ways to a gate the same: also whose key opens it, and which host key is right.
+/// What makes two ways to a gate the same: also which host key is right, for that is checked once per connection.
 fn gate_name(gate: &Target, cap: usize) -> String {
     let via = gate.via.as_ref().map(|via| gate_name(via, cap));
     format!("{cap} {} {:?} {:?} {via:?}", gate.name(), gate.keys, gate.pin)
+}
+
+/// What makes two targets one way to a host. A key that is pinned on the way does not change it.
+fn way(target: &Target) -> String {
+    let via = target.via.as_ref().map(|via| way(via));
+    format!("{} {:?} {via:?}", target.name(), target.keys)
 }
 
 impl<K> std::fmt::Debug for Hosts<K> {

@@ -6,4 +6,5 @@ mod checkers;
 mod lab;
 #[cfg(feature = "mutants")]
 mod mutants;
+mod remote;
 mod sim;

@@ -42,6 +42,20 @@ async fn after_a_failure_the_next_try_waits_and_says_so() {
 }
 
 #[tokio::test]
+async fn a_corrected_way_to_a_host_is_taken_at_once() {
+    let (sshd, stranger) = (Sshd::start(), Sshd::start());
+    let hosts = Hosts::new(Backoff { first: Duration::from_secs(3600), last: Duration::from_secs(3600) });
+    let mut target = sshd.target();
+    target.keys = stranger.target().keys;
+    assert!(matches!(hosts.control(&1, &target).await, Err(TunnelError::Denied { .. })));
+    let waiting = hosts.control(&1, &target).await.unwrap_err();
+    assert!(waiting.is_final() && matches!(waiting, TunnelError::Waiting { .. }), "{waiting}");
+    let (right, _) = hosts.control(&1, &sshd.target()).await.unwrap();
+    let (other, _) = hosts.control(&1, &stranger.target()).await.unwrap();
+    assert!(!Arc::ptr_eq(&right, &other));
+}
+
+#[tokio::test]
 async fn a_frozen_host_is_noticed_and_given_up() {
     let sshd = Sshd::start();
     let hosts = Hosts::new(Backoff::STANDARD);
@@ -53,6 +67,87 @@ async fn a_frozen_host_is_noticed_and_given_up() {
     sshd.signal("CONT");
     let (again, _) = hosts.control(&1, &sshd.target()).await.unwrap();
     assert!(!Arc::ptr_eq(&connection, &again));
+}
+
+/// Pages in memory, in KiB.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_of_hosts_come_at_once_and_cost_little() {
+    const HOSTS: usize = 200;
+    let sshd = Sshd::start();
+    let hosts = Arc::new(Hosts::new(Backoff::STANDARD));
+    let before = resident();
+    let target = sshd.target();
+    let all = (0..HOSTS).map(|host| {
+        let (hosts, target) = (Arc::clone(&hosts), target.clone());
+        tokio::spawn(async move { hosts.control(&host, &target).await.map(|(connection, _)| connection) })
+    });
+    let mut open = Vec::new();
+    for one in all.collect::<Vec<_>>() {
+        open.push(one.await.unwrap().unwrap());
+    }
+    println!("{} KiB per host", (resident() - before) / HOSTS as u64);
+    assert_eq!(sshd.connections(), HOSTS);
+    for connection in &open {
+        connection.ping(Duration::from_secs(30)).await.unwrap();
+    }
+    drop(open);
+    for host in 0..HOSTS {
+        hosts.forget(&host);
+    }
+    let until = tokio::time::Instant::now() + Duration::from_secs(30);
+    while sshd.connections() > 0 {
+        assert!(tokio::time::Instant::now() < until, "{} are left", sshd.connections());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn hosts_behind_one_jump_host_share_the_way_there() {
+    let (gate, inner) = (Sshd::start(), Sshd::start());
+    let hosts = Hosts::new(Backoff::STANDARD);
+    let mut target = inner.target();
+    target.via = Some(Box::new(gate.target()));
+    let mut open = Vec::new();
+    for host in 0..5 {
+        let (connection, _) = hosts.control(&host, &target).await.unwrap();
+        assert_eq!(connection.read("echo here", b"").await.unwrap(), "here\n");
+        let names: Vec<String> = connection.host_keys().into_iter().map(|seen| seen.host).collect();
+        assert_eq!(names, [gate.target().known_as(), target.known_as()]);
+        open.push(connection);
+    }
+    assert_eq!((gate.connections(), inner.connections()), (1, 5));
+    let (traffic, _) = hosts.traffic(&0, &target).await.unwrap();
+    assert_eq!(gate.connections(), 2, "people's traffic does not go where control goes");
+    drop((open, traffic));
+    for host in 0..5 {
+        hosts.forget(&host);
+    }
+    let until = tokio::time::Instant::now() + Duration::from_secs(30);
+    while gate.connections() > 0 {
+        assert!(tokio::time::Instant::now() < until, "the way there is kept for nobody");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_jump_host_that_is_down_is_named_and_not_asked_by_every_host_behind_it() {
+    let (mut gate, inner) = (Sshd::start(), Sshd::start());
+    let hosts = Hosts::new(Backoff { first: Duration::from_secs(3600), last: Duration::from_secs(3600) });
+    let mut target = inner.target();
+    target.via = Some(Box::new(gate.target()));
+    gate.stop();
+    let first = hosts.control(&1, &target).await.unwrap_err();
+    assert!(matches!(first, TunnelError::Connect { .. }), "{first}");
+    assert_eq!(first.host(), gate.target().name());
+    let second = hosts.control(&2, &target).await.unwrap_err();
+    assert!(matches!(second, TunnelError::Waiting { .. }), "{second}");
+    assert!(matches!(second.cause(), TunnelError::Connect { .. }));
 }
 
 #[test]

@@ -103,6 +103,13 @@ impl Sshd {
         }
     }
 
+    /// How many connections it serves.
+    pub(crate) fn connections(&self) -> usize {
+        let pid = self.child.as_ref().unwrap().id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.split_whitespace().count()
+    }
+
     pub(crate) fn host_key(&self) -> HostKey {
         let line = std::fs::read_to_string(self.home.join("host.pub")).unwrap();
         HostKey::parse(line.trim()).unwrap()
