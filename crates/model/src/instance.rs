@@ -29,7 +29,7 @@ words! {
         ReadyBusy = "ready-busy",
         /// no offer is left, or the SSH host cannot be deployed (time, key, network, blocks)
         GaveUp = "gave-up",
-        /// not ready within its provisioning time
+        /// not ready within its provisioning time, or a backend that did not say yes or no in time
         Expired = "expired",
         /// a job was assigned
         JobAssigned = "job-assigned",
@@ -100,9 +100,9 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Created => To(Provisioning),
             ReadyIdle => To(Idle),
             GaveUp => To(Terminated),
-            StopAsked => To(Terminating),
+            Expired | JobFinished | StopAsked => To(Terminating),
             JobAssigned => Stay,
-            ReadyBusy | Expired | LastJobFreed | JobFinished | Surplus | Unreachable | Deleted => Refuse,
+            ReadyBusy | LastJobFreed | Surplus | Unreachable | Deleted => Refuse,
         },
         Provisioning => match event {
             ReadyIdle => To(Idle),

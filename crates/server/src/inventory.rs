@@ -1,13 +1,16 @@
 //! Stored fleets and instances, as placement sees them.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::Deserialize;
 use windlass_model::{
-    id::{FleetId, SubmissionId},
+    fleet,
+    id::{FleetId, InstanceId, SubmissionId},
     instance,
     money::Price,
     plan::{
-        blocks::{self, Blocks},
-        offers::{Availability, Gpu, Host, Needs, Offer},
+        blocks,
+        offers::{Availability, Gpu, Host, Offer},
         place::{Fleet, Held, Instance, Inventory, Readiness},
     },
     resources::{CpuArch, GpuVendor},
@@ -16,6 +19,8 @@ use windlass_model::{
 
 use crate::{
     db::{self, passes::placing::Stock},
+    fleet_shape,
+    instance_facts::Tries,
     pass_error::PassError,
 };
 
@@ -50,53 +55,46 @@ struct GpuDocument {
     vendor: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct FleetSpec {
-    configuration: FleetConfiguration,
-}
-
-#[derive(Deserialize)]
-struct FleetConfiguration {
-    placement: Option<String>,
-    ssh_config: Option<serde::de::IgnoredAny>,
-    nodes: Option<Nodes>,
-}
-
-#[derive(Deserialize)]
-struct Nodes {
-    max: Option<u32>,
-}
-
-pub(crate) fn of(stock: &Stock) -> Result<Inventory, PassError> {
-    let mut inventory = Inventory::default();
-    for fleet in &stock.fleets {
-        inventory.fleets.push(fleet_of(fleet, &stock.instances)?);
+pub(crate) fn of(stock: &Stock, offers: &[Offer]) -> Result<Inventory, PassError> {
+    let mut inventory = Inventory { offers: offers.to_vec(), ..Inventory::default() };
+    let mut nums: BTreeMap<FleetId, BTreeSet<u32>> = BTreeMap::new();
+    let mut holds: BTreeMap<InstanceId, Vec<Held>> = BTreeMap::new();
+    for hold in &stock.holds {
+        let blocks = u32::try_from(hold.blocks).unwrap_or_default();
+        let held = Held { job: SubmissionId(hold.job), blocks, until: hold.until.map(Timestamp) };
+        holds.entry(hold.instance).or_default().push(held);
     }
     for row in &stock.instances {
         let Some(fleet) = row.fleet_id else { continue };
-        inventory.instances.push(instance_of(row, fleet, stock)?);
+        nums.entry(fleet).or_default().insert(u32::try_from(row.instance_num).unwrap_or_default());
+        inventory.instances.push(instance_of(row, fleet, holds.remove(&row.id).unwrap_or_default())?);
+    }
+    for fleet in &stock.fleets {
+        inventory.fleets.push(fleet_of(fleet, nums.remove(&fleet.id).unwrap_or_default()));
     }
     Ok(inventory)
 }
 
-fn fleet_of(fleet: &db::fleets::Fleet, instances: &[db::instances::Instance]) -> Result<Fleet, PassError> {
-    let spec: FleetSpec = serde_json::from_str(&fleet.spec).map_err(PassError::document)?;
-    let configuration = spec.configuration;
-    let of_fleet = instances.iter().filter(|i| i.fleet_id == Some(fleet.id));
-    Ok(Fleet {
+fn fleet_of(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> Fleet {
+    let shape = fleet_shape::of(fleet);
+    let ending = fleet.status != fleet::Status::Active || fleet.termination_asked_at.is_some();
+    Fleet {
         id: fleet.id,
         name: fleet.name.clone(),
-        cluster: configuration.placement.as_deref() == Some("cluster"),
-        creates: configuration.ssh_config.is_none(),
-        nodes_max: configuration.nodes.and_then(|n| n.max),
-        instance_nums: of_fleet.map(|i| u32::try_from(i.instance_num).unwrap_or_default()).collect(),
-        limits: Needs::default(),
-        blocks: Blocks::Count(1),
-    })
+        cluster: shape.is_cluster(),
+        creates: shape.creates() && !ending,
+        nodes_max: shape.nodes().and_then(|nodes| nodes.max),
+        instance_nums,
+        limits: shape.limits().clone(),
+        blocks: shape.blocks(),
+    }
 }
 
-fn instance_of(row: &db::instances::Instance, fleet: FleetId, stock: &Stock) -> Result<Instance, PassError> {
-    let held = stock.holds.iter().filter(|hold| hold.instance == row.id);
+fn instance_of(
+    row: &db::instances::Instance,
+    fleet: FleetId,
+    held: Vec<Held>,
+) -> Result<Instance, PassError> {
     Ok(Instance {
         id: row.id,
         fleet,
@@ -105,17 +103,14 @@ fn instance_of(row: &db::instances::Instance, fleet: FleetId, stock: &Stock) -> 
         hostname: row.hostname.clone(),
         offer: offer(row)?,
         readiness: readiness(row),
-        held: held
-            .map(|hold| Held {
-                job: SubmissionId(hold.job),
-                blocks: u32::try_from(hold.blocks).unwrap_or_default(),
-                until: hold.until.map(Timestamp),
-            })
-            .collect(),
+        held,
     })
 }
 
 fn readiness(row: &db::instances::Instance) -> Readiness {
+    if row.termination_asked_at.is_some() {
+        return Readiness::Draining;
+    }
     match row.status {
         instance::Status::Pending | instance::Status::Provisioning => Readiness::Provisioning,
         instance::Status::Idle | instance::Status::Busy if row.unreachable => Readiness::Unreachable,
@@ -145,7 +140,7 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
         instance_type,
         price: Price::dollars(row.price.unwrap_or_default()),
         availability: Availability::Idle,
-        reservation: None,
+        reservation: Tries::of(row).and_then(|tries| tries.current()?.reservation.clone()),
         host,
         total_blocks: u32::try_from(row.total_blocks.unwrap_or(1)).unwrap_or(1).max(1),
     })

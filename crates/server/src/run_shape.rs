@@ -208,6 +208,15 @@ impl RunShape {
         Some(fleets.iter().map(|fleet| fleet.name.clone()).collect())
     }
 
+    /// How long instances made for it may be idle, if it says so; -1 is for ever.
+    pub fn idle_duration(&self) -> Option<i64> {
+        self.properties.provisioning.idle_duration.0
+    }
+
+    pub fn tags(&self) -> Option<&BTreeMap<String, String>> {
+        self.properties.provisioning.tags.as_ref().map(|tags| &tags.0)
+    }
+
     pub fn creation(&self) -> Creation {
         match self.properties.creation_policy {
             Some(CreationPolicy::Reuse) => Creation::Reuse,

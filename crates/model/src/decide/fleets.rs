@@ -1,7 +1,7 @@
 //! Brain of `fleets`: as many instances as asked for, no more, no fewer.
 //!
-//! Counts every instance that is not terminated, placeholders too. Missing ones are replaced with a
-//! growing delay; surplus and outdated ones go when idle. Busy ones are never touched.
+//! Counts every instance that is not terminated, also those that are still to be made. Missing ones are replaced
+//! with a growing delay; surplus and outdated ones go when idle. Busy ones are never touched.
 
 use std::collections::BTreeSet;
 
@@ -26,14 +26,19 @@ pub struct Member {
     pub instance_num: u32,
     pub status: instance::Status,
     pub jobs: u32,
-    pub placeholder: bool,
+    /// Its end was asked for; it still holds its slot.
+    pub ending: bool,
     /// Whether it is what the fleet's configuration asks for now.
     pub up_to_date: bool,
 }
 
 impl Member {
     fn may_go(&self) -> bool {
-        self.status == instance::Status::Idle && self.jobs == 0 && !self.placeholder
+        self.status == instance::Status::Idle && self.jobs == 0
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending || self.status == instance::Status::Terminating
     }
 }
 
@@ -43,7 +48,11 @@ pub struct Fleet {
     pub status: Status,
     /// SSH fleets keep the hosts they are given.
     pub is_ssh: bool,
+    /// Somebody asked for its end.
+    pub delete_asked: bool,
     pub nodes_min: u32,
+    /// How many it begins with.
+    pub nodes_target: u32,
     pub nodes_max: Option<u32>,
     /// Not the terminated ones.
     pub members: Vec<Member>,
@@ -76,6 +85,10 @@ pub fn decide(fleet: &Fleet, now: Timestamp) -> Plan {
         due: now + POLL,
     };
     match fleet.status {
+        Status::Submitted | Status::Active if fleet.delete_asked => {
+            let change = Change::told(Event::DeleteAsked, "its end was asked for");
+            Plan { change: Some(change), end: end_all(fleet), due: now, ..keep }
+        }
         Status::Submitted => {
             Plan { change: Some(Change::told(Event::Activated, "taken up")), due: now, ..keep }
         }
@@ -84,19 +97,18 @@ pub fn decide(fleet: &Fleet, now: Timestamp) -> Plan {
         Status::Terminating if fleet.members.is_empty() => {
             Plan { change: Some(Change::told(Event::Emptied, "its last instance is gone")), due: now, ..keep }
         }
-        Status::Terminating => {
-            let alive = fleet.members.iter().filter(|member| member.status != instance::Status::Terminating);
-            let end =
-                alive.map(|member| (member.id, instance::TerminationReason::TerminatedByUser)).collect();
-            Plan { end, ..keep }
-        }
+        Status::Terminating => Plan { end: end_all(fleet), ..keep },
         Status::Terminated | Status::Failed => keep,
     }
 }
 
+fn end_all(fleet: &Fleet) -> Vec<(InstanceId, instance::TerminationReason)> {
+    let alive = fleet.members.iter().filter(|member| !member.is_ending());
+    alive.map(|member| (member.id, instance::TerminationReason::TerminatedByUser)).collect()
+}
+
 fn active(fleet: &Fleet, mut plan: Plan, now: Timestamp) -> Plan {
-    let mut alive: Vec<&Member> =
-        fleet.members.iter().filter(|member| member.status != instance::Status::Terminating).collect();
+    let mut alive: Vec<&Member> = fleet.members.iter().filter(|member| !member.is_ending()).collect();
     alive.sort_by_key(|member| member.instance_num);
     let outdated: Vec<&Member> =
         alive.iter().filter(|member| member.may_go() && !member.up_to_date).copied().collect();
@@ -113,13 +125,16 @@ fn active(fleet: &Fleet, mut plan: Plan, now: Timestamp) -> Plan {
         let surplus: Vec<InstanceId> = may_go.take(surplus).map(|member| member.id).collect();
         plan.end.extend(surplus.into_iter().map(|id| (id, instance::TerminationReason::MaxInstancesLimit)));
     }
-    if staying >= fleet.nodes_min {
+    // A fleet that never tried begins with its target; from then on the minimum counts.
+    let is_new = fleet.tried_at.is_none() && fleet.attempts == 0 && fleet.members.is_empty();
+    let wanted = if is_new { fleet.nodes_target.max(fleet.nodes_min) } else { fleet.nodes_min };
+    if staying >= wanted {
         if alive.iter().all(|member| is_up(member.status)) {
-            (plan.attempts, plan.tried_at) = (0, None);
+            plan.attempts = 0;
         }
         return plan;
     }
-    replace(fleet, plan, fleet.nodes_min - staying, total, now)
+    replace(fleet, plan, wanted - staying, total, now)
 }
 
 fn is_up(status: instance::Status) -> bool {
@@ -134,6 +149,7 @@ fn is_up(status: instance::Status) -> bool {
 
 fn replace(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: Timestamp) -> Plan {
     if fleet.attempts >= ATTEMPTS_MAX {
+        plan.note = Some(format!("{missing} nodes are missing, and {ATTEMPTS_MAX} tries failed: it gives up"));
         return plan;
     }
     let next = match (fleet.attempts.checked_sub(1), fleet.tried_at) {
@@ -155,8 +171,7 @@ fn replace(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: Timesta
     plan.create = (0..).filter(|num| !used.contains(num)).take(room as usize).collect();
     plan.attempts = fleet.attempts + 1;
     plan.tried_at = Some(now);
-    let message =
-        format!("{missing} below nodes.min: creates {room}, try {} of {ATTEMPTS_MAX}", plan.attempts);
+    let message = format!("{missing} nodes are missing: creates {room}, try {} of {ATTEMPTS_MAX}", plan.attempts);
     plan.note = Some(message);
     plan
 }

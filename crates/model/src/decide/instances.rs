@@ -1,7 +1,8 @@
 //! Brain of `instances`: a host from wish to waste.
 //!
 //! Cloud instances are created, watched and deleted; SSH hosts are deployed to and watched, and are never
-//! ended for being idle or unreachable. A placeholder belongs to the job that made it, not to us.
+//! ended for being idle or unreachable. One that was made for a job is wanted only while a job is on it, until
+//! it is ready; from then on it is like any other.
 
 use crate::{
     decide::change::Change,
@@ -11,9 +12,11 @@ use crate::{
 
 /// Between two looks at a host.
 pub const POLL: Span = Span::secs(7);
-/// Between two looks at one that is starting.
+/// Between two looks at one that is starting; the first follow faster, see `starting_again`.
 pub const POLL_STARTING: Span = Span::secs(5);
-/// How long an SSH host may take to be deployed.
+/// Between the very first looks at one that is starting.
+pub const POLL_STARTING_FIRST: Span = Span::millis(100);
+/// How long an SSH host may take to be deployed, and a backend to say yes or no.
 pub const DEPLOY_MAX: Span = Span::mins(10);
 /// How long a cloud host may be unreachable.
 pub const UNREACHABLE_MAX: Span = Span::mins(20);
@@ -21,10 +24,12 @@ pub const UNREACHABLE_MAX: Span = Span::mins(20);
 pub const DELETE_RETRY: Span = Span::secs(30);
 /// After this long the tries become rare, and people are told.
 pub const DELETE_MAX: Span = Span::mins(15);
+/// How people are told.
+pub const TOLD: &str = "cannot be deleted";
 /// Between two tries after that.
 pub const DELETE_RETRY_LATE: Span = Span::mins(10);
-/// Between two looks at a placeholder, which somebody else moves.
-pub const POLL_PLACEHOLDER: Span = Span::mins(1);
+/// Between two looks at one that is over; nobody should look.
+const POLL_OVER: Span = Span::mins(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -37,10 +42,15 @@ pub enum Kind {
 pub struct Instance {
     pub kind: Kind,
     pub status: Status,
-    pub placeholder: bool,
     pub created_at: Timestamp,
+    /// When the backend made it.
+    pub started_at: Option<Timestamp>,
     pub provisioning_max: Span,
     pub jobs: u32,
+    /// A job asked for it; before it is ready it is wanted only while jobs are on it.
+    pub made_for_job: bool,
+    /// Its user or its fleet asked for its end. Jobs that are on it end first.
+    pub end_asked: Option<TerminationReason>,
     pub idle_since: Option<Timestamp>,
     /// `None` = keep for ever.
     pub idle_max: Option<Span>,
@@ -58,6 +68,7 @@ pub enum Seen {
     NotAsked,
     /// The backend made it.
     Created,
+    /// Every offer was refused, and nothing was made.
     NoOffers {
         said: String,
     },
@@ -65,17 +76,25 @@ pub enum Seen {
     Deployed {
         healthy: bool,
     },
-    /// `fatal`: no further try would help (key, network, blocks).
+    /// Not made, or nobody knows. `fatal`: no further try would help (key, network, blocks).
     NotDeployed {
         fatal: bool,
         said: String,
     },
+    /// It exists, and its backend says that it is not usable yet.
+    Starting,
     Answers {
         health: Health,
     },
     Silent,
-    /// The backend's list does not contain it.
-    Deleted,
+    /// The host shows another key than the one it is pinned to: nobody knows who answers there.
+    Untrusted {
+        said: String,
+    },
+    /// The backend does not have it (any more).
+    Gone {
+        said: String,
+    },
     NotDeleted {
         said: String,
     },
@@ -136,14 +155,53 @@ impl Plan {
 }
 
 pub fn decide(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+    if let Some(plan) = unwanted(instance, now) {
+        return plan;
+    }
     match instance.status {
-        Status::Pending if instance.placeholder => Plan::keep(instance, now + POLL_PLACEHOLDER),
         Status::Pending => pending(instance, seen, now),
         Status::Provisioning => provisioning(instance, seen, now),
         Status::Idle | Status::Busy => watching(instance, seen, now),
         Status::Terminating => terminating(instance, seen, now),
-        Status::Terminated => Plan::keep(instance, now + POLL_PLACEHOLDER),
+        Status::Terminated => Plan::keep(instance, now + POLL_OVER),
     }
+}
+
+/// Whether it is worth looking at the world before deciding.
+pub fn is_wanted(instance: &Instance, now: Timestamp) -> bool {
+    unwanted(instance, now).is_none()
+}
+
+/// Ends one that nobody wants, unless jobs are on it: those end first.
+fn unwanted(instance: &Instance, now: Timestamp) -> Option<Plan> {
+    if instance.jobs > 0 {
+        return None;
+    }
+    let starting = match instance.status {
+        Status::Pending | Status::Provisioning => true,
+        Status::Idle | Status::Busy => false,
+        Status::Terminating | Status::Terminated => return None,
+    };
+    if let Some(reason) = instance.end_asked {
+        let message = if reason == TerminationReason::MaxInstancesLimit {
+            "the fleet has more than nodes.max"
+        } else if reason == TerminationReason::FleetSpecMismatch {
+            "the fleet's configuration asks for something else now"
+        } else {
+            "its end was asked for"
+        };
+        return Some(Plan::end(instance, Event::StopAsked, reason, message, now));
+    }
+    (starting && instance.made_for_job).then(|| {
+        let message = "the job it was made for is over";
+        Plan::end(instance, Event::JobFinished, TerminationReason::JobFinished, message, now)
+    })
+}
+
+/// The next look at one that is starting: soon at first, rarer the longer it takes.
+pub fn starting_again(since: Timestamp, now: Timestamp) -> Timestamp {
+    let waited = now.since(since).0.max(0);
+    now + Span(waited / 4).clamp(POLL_STARTING_FIRST, POLL_STARTING)
 }
 
 fn pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
@@ -154,38 +212,54 @@ fn pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
     match seen {
         Seen::Created => Plan::change(instance, Event::Created, "the backend made it", now),
         Seen::NoOffers { said } => Plan::end(instance, Event::GaveUp, TerminationReason::NoOffers, said, now),
-        Seen::Deployed { healthy: true } => {
+        Seen::Deployed { healthy: true } if instance.jobs == 0 => {
             Plan::change(instance, Event::ReadyIdle, "deployed and healthy", now)
         }
-        Seen::Deployed { healthy: false } => Plan::change(instance, Event::Created, "deployed", now),
-        Seen::NotDeployed { fatal: true, said } => {
-            Plan::end(instance, Event::GaveUp, TerminationReason::Error, said, now)
-        }
+        Seen::Deployed { .. } => Plan::change(instance, Event::Created, "deployed", now),
+        Seen::NotDeployed { fatal: true, said } => gave_up(instance, said.clone(), now),
+        Seen::Untrusted { said } => gave_up(instance, said.clone(), now),
         Seen::NotDeployed { fatal: false, said } => {
             let deadline = instance.created_at + DEPLOY_MAX;
             if now >= deadline {
                 let message = format!("not deployed within {} s: {said}", DEPLOY_MAX.as_secs());
-                return Plan::end(instance, Event::GaveUp, TerminationReason::Error, message, now);
+                return gave_up(instance, message, now);
             }
             Plan { note: Some(said.clone()), ..Plan::keep(instance, (now + POLL_STARTING).min(deadline)) }
         }
-        Seen::NotAsked | Seen::Answers { .. } | Seen::Silent | Seen::Deleted | Seen::NotDeleted { .. } => {
-            Plan::act(instance, first, now)
-        }
+        Seen::NotAsked
+        | Seen::Starting
+        | Seen::Answers { .. }
+        | Seen::Silent
+        | Seen::Gone { .. }
+        | Seen::NotDeleted { .. } => Plan::act(instance, first, now),
     }
 }
 
+/// An SSH host is let go. A machine that may exist after all is asked back first.
+fn gave_up(instance: &Instance, said: String, now: Timestamp) -> Plan {
+    let event = match instance.kind {
+        Kind::Ssh => Event::GaveUp,
+        Kind::Cloud => Event::Expired,
+    };
+    Plan::end(instance, event, TerminationReason::Error, said, now)
+}
+
 fn provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
-    let deadline = instance.created_at + instance.provisioning_max;
+    let since = instance.started_at.unwrap_or(instance.created_at);
+    let deadline = since + instance.provisioning_max;
     match seen {
         Seen::Answers { health } => ready(instance, *health, now),
         Seen::Deployed { healthy: true } => ready(instance, Health::Healthy, now),
-        Seen::Deleted => {
-            let message = "the backend took it back before it was ready";
+        Seen::Gone { said } => {
+            let message = format!("the backend took it back before it was ready: {said}");
             Plan::end(instance, Event::Expired, TerminationReason::Error, message, now)
+        }
+        Seen::Untrusted { said } => {
+            Plan::end(instance, Event::Expired, TerminationReason::Error, said.clone(), now)
         }
         Seen::NotAsked if now < deadline => Plan::act(instance, Action::Check, now),
         Seen::NotAsked
+        | Seen::Starting
         | Seen::Silent
         | Seen::Created
         | Seen::NoOffers { .. }
@@ -197,7 +271,7 @@ fn provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
                 let reason = TerminationReason::ProvisioningTimeout;
                 return Plan::end(instance, Event::Expired, reason, message, now);
             }
-            Plan::keep(instance, (now + POLL_STARTING).min(deadline))
+            Plan::keep(instance, starting_again(since, now).min(deadline))
         }
     }
 }
@@ -208,20 +282,30 @@ fn ready(instance: &Instance, health: Health, now: Timestamp) -> Plan {
 }
 
 fn watching(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
-    match seen {
-        Seen::Answers { health } => answers(instance, *health, now),
-        Seen::Deployed { healthy: true } => answers(instance, Health::Healthy, now),
-        Seen::Deleted => {
-            let message = "the backend does not have it any more";
+    match (seen, instance.kind) {
+        (Seen::Answers { health }, _) => answers(instance, *health, now),
+        (Seen::Deployed { healthy: true }, _) => answers(instance, Health::Healthy, now),
+        (Seen::Gone { said }, Kind::Cloud) => {
+            let message = format!("the backend does not have it any more: {said}");
             Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, message, now)
         }
-        Seen::NotAsked => Plan::act(instance, Action::Check, now),
-        Seen::Silent
-        | Seen::Created
-        | Seen::NoOffers { .. }
-        | Seen::Deployed { healthy: false }
-        | Seen::NotDeployed { .. }
-        | Seen::NotDeleted { .. } => silent(instance, now),
+        (Seen::Untrusted { said }, _) => {
+            let plan = silent(instance, now);
+            let note = (instance.health != Health::Failure).then(|| said.clone());
+            Plan { health: Health::Failure, note, ..plan }
+        }
+        (Seen::NotAsked, _) => Plan::act(instance, Action::Check, now),
+        (
+            Seen::Silent
+            | Seen::Starting
+            | Seen::Created
+            | Seen::Gone { .. }
+            | Seen::NoOffers { .. }
+            | Seen::Deployed { healthy: false }
+            | Seen::NotDeployed { .. }
+            | Seen::NotDeleted { .. },
+            Kind::Cloud | Kind::Ssh,
+        ) => silent(instance, now),
     }
 }
 
@@ -284,7 +368,9 @@ fn silent(instance: &Instance, now: Timestamp) -> Plan {
 fn terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
     let since = instance.terminating_since.unwrap_or(now);
     match seen {
-        Seen::Deleted => Plan::change(instance, Event::Deleted, "the backend does not have it any more", now),
+        Seen::Gone { said } => {
+            Plan::change(instance, Event::Deleted, format!("the backend does not have it any more: {said}"), now)
+        }
         Seen::NotDeleted { said } if now.since(since) < DELETE_MAX => {
             let due = (now + DELETE_RETRY).min(since + DELETE_MAX);
             Plan { note: Some(format!("not deleted yet: {said}")), ..Plan::keep(instance, due) }
@@ -296,17 +382,18 @@ fn terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
             }
             // A machine that may still be billed is never called terminated.
             Kind::Cloud => {
-                let note = (!instance.delete_told)
-                    .then(|| format!("cannot be deleted, look at the backend: {said}"));
+                let note = (!instance.delete_told).then(|| format!("{TOLD}, look at the backend: {said}"));
                 Plan { note, ..Plan::keep(instance, now + DELETE_RETRY_LATE) }
             }
         },
         Seen::NotAsked
         | Seen::Created
+        | Seen::Starting
         | Seen::NoOffers { .. }
         | Seen::Deployed { .. }
         | Seen::NotDeployed { .. }
         | Seen::Answers { .. }
+        | Seen::Untrusted { .. }
         | Seen::Silent => Plan::act(instance, Action::Delete, now),
     }
 }

@@ -1,8 +1,9 @@
 //! Brain of `jobs_submitted`: from the queue to an instance, or to the end for want of one.
 //!
 //! Pass 1 assigns: an idle instance is claimed, or a placeholder holds a number and a slot. Pass 2, only
-//! where there is something to do, attaches volumes or creates the instance. Whether a job that found no
-//! capacity is tried again is the run's business.
+//! where there is something to wait for, attaches volumes, or hears whether a backend granted the instance:
+//! asking backends is the business of `instances`. Whether a job that found no capacity is tried again is the
+//! run's business.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::{
     explain::{Shortfall, summary},
     id::{FleetId, InstanceId},
     job::{Ending, Event, TerminationReason},
-    plan::place::{NewOffer, Outcome, RESERVE_AFTER, Seat, Why},
+    plan::place::{Outcome, RESERVE_AFTER, Seat, Why},
     time::{Span, Timestamp},
 };
 
@@ -19,8 +20,10 @@ use crate::{
 pub const POLL: Span = Span::secs(4);
 /// How long a volume may take to attach.
 pub const ATTACH_MAX: Span = Span::mins(5);
-/// How long one round of creating an instance may take, over all offers.
+/// How long a backend may take to grant an instance, over all offers.
 pub const CREATE_MAX: Span = Span::mins(10);
+/// Between two looks at a placeholder; whoever moves it says so at once.
+pub const POLL_PLACEHOLDER: Span = Span::secs(30);
 
 /// What is stored about the submission.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,10 +40,9 @@ pub enum Stage {
     Assigned {
         since: Timestamp,
     },
-    /// A placeholder holds its number; one of these offers is to become the instance.
+    /// A placeholder holds its number; a backend is asked to make the instance.
     Placeholder {
         since: Timestamp,
-        offers: Vec<NewOffer>,
     },
 }
 
@@ -68,9 +70,8 @@ pub enum Seen {
     Created,
     /// The backend took the order; nothing to show yet.
     Creating,
-    /// Every offer was refused.
+    /// Every offer was refused, or the placeholder ended in another way.
     Refused {
-        tried: usize,
         said: String,
     },
 }
@@ -109,11 +110,6 @@ pub enum Plan {
     Attach {
         due: Timestamp,
     },
-    /// Ask for these in order, by an idempotent key, until one is granted.
-    Create {
-        offers: Vec<NewOffer>,
-        due: Timestamp,
-    },
     /// Stay in the queue, and say why.
     Wait {
         why: Arc<Why>,
@@ -136,7 +132,7 @@ pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
     match &job.stage {
         Stage::Unassigned => unassigned(job, seen, now),
         Stage::Assigned { since } => assigned(seen, *since, now),
-        Stage::Placeholder { since, offers } => placeholder(seen, *since, offers, now),
+        Stage::Placeholder { since } => placeholder(seen, *since, now),
     }
 }
 
@@ -200,23 +196,21 @@ fn assigned(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
     }
 }
 
-fn placeholder(seen: Seen, since: Timestamp, offers: &[NewOffer], now: Timestamp) -> Plan {
+fn placeholder(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
     match seen {
         Seen::Created => provision("its instance is being created", now),
-        Seen::Refused { tried, said } => {
-            end(Ending::no_capacity(format!("{tried} offers were tried: {said}")))
-        }
+        Seen::Refused { said } => end(Ending::no_capacity(said)),
         Seen::Creating if now.since(since) >= CREATE_MAX => {
             end(Ending::no_capacity(format!("no instance was granted within {} s", CREATE_MAX.as_secs())))
         }
-        Seen::Creating => Plan::Again { due: (now + POLL).min(since + CREATE_MAX) },
-        Seen::NotTried
+        Seen::Creating
+        | Seen::NotTried
         | Seen::Seat { .. }
         | Seen::Waits { .. }
         | Seen::Never { .. }
         | Seen::Attached
         | Seen::Attaching
-        | Seen::AttachFailed { .. } => Plan::Create { offers: offers.to_vec(), due: now },
+        | Seen::AttachFailed { .. } => Plan::Again { due: (now + POLL_PLACEHOLDER).min(since + CREATE_MAX) },
     }
 }
 

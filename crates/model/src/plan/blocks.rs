@@ -3,7 +3,7 @@
 //! The disk is not split: it is shared by all, and its size is a wish about the machine.
 
 use crate::{
-    plan::offers::{Gpu, Host, Needs, gb},
+    plan::offers::{Gpu, Host, gb},
     resources::{CpuArch, ResourcesSpec},
 };
 
@@ -63,12 +63,12 @@ pub fn share(host: &Host, blocks: u32, total: u32) -> Share<'_> {
 
 /// The smallest number of blocks that reaches every lower bound, at most all of them. More blocks can
 /// only break upper bounds, so if this number does not fit, none does.
-pub fn smallest(host: &Host, total: u32, needs: &Needs) -> u32 {
+pub fn smallest(host: &Host, total: u32, whole: bool, wanted: Option<&ResourcesSpec>) -> u32 {
     let total = total.max(1);
-    if needs.whole || total == 1 {
+    if whole || total == 1 {
         return total;
     }
-    let Some(wanted) = &needs.resources else { return 1 };
+    let Some(wanted) = wanted else { return 1 };
     let mut blocks = 1;
     let mut reach = |wanted: f64, has: f64| {
         if wanted > 0.0 && has > 0.0 {

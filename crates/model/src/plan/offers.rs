@@ -1,15 +1,19 @@
 //! What machines have, what a job needs of one, and every reason why the two do not meet.
 
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
 use crate::{
     explain::Shortfall,
     money::Price,
     plan::blocks::{self, Share},
-    resources::{CpuArch, GpuSpec, GpuVendor, ResourcesSpec},
+    resources::{CpuArch, GpuSpec, GpuVendor, Range, ResourcesSpec},
 };
 
 const MIB_PER_GB: f64 = 1024.0;
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gpu {
     pub vendor: GpuVendor,
     pub name: String,
@@ -19,7 +23,7 @@ pub struct Gpu {
 }
 
 /// What one machine has, or a share of one.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Host {
     pub cpus: u32,
     /// `None` where nobody could tell: then only jobs that do not care fit.
@@ -31,7 +35,7 @@ pub struct Host {
     pub spot: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Availability {
     Unknown,
@@ -66,7 +70,7 @@ impl Availability {
 }
 
 /// A kind of machine at a place and price: one that exists, or one a backend would create.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Offer {
     pub backend: String,
     pub region: String,
@@ -174,11 +178,35 @@ impl Report for u32 {
 /// `total_blocks` is an argument because a fleet, not the offer, says how a new instance is split.
 pub(super) fn compare(offer: &Offer, total_blocks: u32, needs: &Needs, short: &mut impl Report) -> u32 {
     compare_place(offer, needs, short);
-    let blocks = blocks::smallest(&offer.host, total_blocks, needs);
-    if let Some(resources) = &needs.resources {
+    let wishes = needs.resources.as_ref().map(|wanted| wishes(offer, wanted));
+    let blocks = blocks::smallest(&offer.host, total_blocks, needs.whole, wishes.as_deref());
+    if let Some(resources) = wishes.as_deref() {
         compare_share(&blocks::share(&offer.host, blocks, total_blocks), resources, short);
     }
     blocks
+}
+
+/// The backend that offers the machine the server itself is on.
+pub const LOCAL: &str = "local";
+
+/// What is really wished for. Defaults are meant for machines to be chosen among many; on the one machine that
+/// somebody has at hand they are no wish, or a first job would not start on a small one.
+fn wishes<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec> {
+    if offer.backend != LOCAL {
+        return Cow::Borrowed(wanted);
+    }
+    let default = ResourcesSpec::default();
+    let mut wanted = wanted.clone();
+    if wanted.cpu.count == default.cpu.count {
+        wanted.cpu.count = Range::default();
+    }
+    if wanted.memory == default.memory {
+        wanted.memory = Range::default();
+    }
+    if wanted.disk == default.disk {
+        wanted.disk = None;
+    }
+    Cow::Owned(wanted)
 }
 
 fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {

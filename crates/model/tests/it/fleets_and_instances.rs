@@ -12,7 +12,7 @@ use windlass_model::{
     },
     fleet,
     id::InstanceId,
-    instance::{Health, Status},
+    instance::{Health, Status, TerminationReason},
     machine,
     time::{Span, Timestamp},
     volume,
@@ -28,10 +28,12 @@ fn instance(kind: Kind, status: Status) -> Instance {
     Instance {
         kind,
         status,
-        placeholder: false,
         created_at: ago(60),
+        started_at: None,
         provisioning_max: Span::mins(10),
         jobs: u32::from(status == Status::Busy),
+        made_for_job: false,
+        end_asked: None,
         idle_since: (status == Status::Idle).then(|| ago(60)),
         idle_max: Some(Span::mins(5)),
         above_min: true,
@@ -57,9 +59,62 @@ fn check(instance: &Instance, seen: &instances::Seen, expect: &str) {
 }
 
 #[test]
-fn r23_a_placeholder_is_left_to_its_job() {
-    let placeholder = Instance { placeholder: true, ..instance(Kind::Cloud, Status::Pending) };
-    check(&placeholder, &instances::Seen::NotAsked, "again in 60 s");
+fn one_that_was_made_for_a_job_is_wanted_only_while_the_job_is_there() {
+    let made = |status, jobs| Instance { made_for_job: true, jobs, ..instance(Kind::Cloud, status) };
+    let seen = instances::Seen::NotAsked;
+    check(&made(Status::Pending, 1), &seen, "Create, again in 0 s");
+    check(&made(Status::Pending, 0), &seen, "job-finished: job_finished, again in 0 s");
+    check(&made(Status::Provisioning, 1), &seen, "Check, again in 0 s");
+    check(&made(Status::Provisioning, 0), &seen, "job-finished: job_finished, again in 0 s");
+    check(&made(Status::Idle, 0), &seen, "Check, again in 0 s");
+}
+
+#[test]
+fn an_end_that_was_asked_for_comes_when_no_job_is_there() {
+    let asked = |status, jobs| Instance {
+        end_asked: Some(TerminationReason::FleetSpecMismatch),
+        jobs,
+        ..instance(Kind::Ssh, status)
+    };
+    let healthy = instances::Seen::Answers { health: Health::Healthy };
+    for status in [Status::Pending, Status::Provisioning, Status::Idle, Status::Busy] {
+        check(&asked(status, 0), &healthy, "stop-asked: fleet_spec_mismatch, again in 0 s");
+    }
+    check(&asked(Status::Busy, 1), &healthy, "again in 7 s");
+    check(&asked(Status::Terminating, 0), &instances::Seen::NotAsked, "Delete, again in 0 s");
+}
+
+#[test]
+fn a_host_with_another_key_fails_and_is_not_given_up() {
+    let other = instances::Seen::Untrusted { said: "another key".into() };
+    check(&instance(Kind::Ssh, Status::Idle), &other, "another key, silent 0 s, again in 7 s");
+    let known = Instance {
+        health: Health::Failure,
+        unreachable_since: Some(ago(900_000)),
+        ..instance(Kind::Ssh, Status::Idle)
+    };
+    check(&known, &other, "silent 900000 s, again in 7 s");
+    assert_eq!(instances::decide(&known, &other, NOW).health, Health::Failure);
+    check(&instance(Kind::Ssh, Status::Pending), &other, "gave-up: error, again in 0 s");
+}
+
+#[test]
+fn a_machine_that_its_backend_took_back_is_over_and_a_host_of_ones_own_is_only_silent() {
+    let gone = instances::Seen::Gone { said: "preempted".into() };
+    check(&instance(Kind::Cloud, Status::Busy), &gone, "unreachable: unreachable, again in 0 s");
+    check(&instance(Kind::Cloud, Status::Provisioning), &gone, "expired: error, again in 0 s");
+    check(&instance(Kind::Ssh, Status::Busy), &gone, "unreachable, silent 0 s, again in 7 s");
+}
+
+#[test]
+fn the_first_looks_at_a_starting_one_follow_fast() {
+    let again = |micros| {
+        let now = Timestamp(NOW.0 + micros);
+        instances::starting_again(NOW, now).since(now).0
+    };
+    assert_eq!(again(0), 100_000);
+    assert_eq!(again(4_000_000), 1_000_000);
+    assert_eq!(again(400_000_000), 5_000_000);
 }
 
 #[test]
@@ -76,6 +131,10 @@ fn a_pending_instance_is_created_or_deployed() {
     check(&ssh, &failed(true), "gave-up: error, again in 0 s");
     let late = Instance { created_at: ago(600), ..ssh };
     check(&late, &failed(false), "gave-up: error, again in 0 s");
+    // What a backend did not answer may have happened: it is asked back.
+    let late = Instance { created_at: ago(600), ..cloud.clone() };
+    check(&late, &failed(false), "expired: error, again in 0 s");
+    check(&cloud, &failed(true), "expired: error, again in 0 s");
 }
 
 #[test]
@@ -86,6 +145,7 @@ fn provisioning_ends_ready_or_at_the_deadline() {
     check(&starting, &healthy, "ready-idle, again in 0 s");
     check(&Instance { jobs: 1, ..starting.clone() }, &healthy, "ready-busy, again in 0 s");
     check(&starting, &instances::Seen::Silent, "again in 5 s");
+    check(&starting, &instances::Seen::Starting, "again in 5 s");
     let late = Instance { created_at: ago(600), ..starting };
     check(&late, &instances::Seen::Silent, "expired: provisioning_timeout, again in 0 s");
 }
@@ -127,7 +187,8 @@ fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more
     let told = Instance { delete_told: true, ..ending(Kind::Cloud, late) };
     check(&told, &not, "again in 600 s");
     check(&ending(Kind::Ssh, late), &not, "deleted, again in 0 s");
-    check(&ending(Kind::Cloud, 5), &instances::Seen::Deleted, "deleted, again in 0 s");
+    let gone = instances::Seen::Gone { said: "not listed".into() };
+    check(&ending(Kind::Cloud, 5), &gone, "deleted, again in 0 s");
 }
 
 fn member(n: u32, status: Status, up_to_date: bool) -> Member {
@@ -137,14 +198,24 @@ fn member(n: u32, status: Status, up_to_date: bool) -> Member {
         instance_num: n,
         status,
         jobs: u32::from(status == Status::Busy),
-        placeholder: false,
+        ending: false,
         up_to_date,
     }
 }
 
 fn of(nodes_min: u32, nodes_max: Option<u32>, members: Vec<Member>) -> Fleet {
     let status = fleet::Status::Active;
-    Fleet { status, is_ssh: false, nodes_min, nodes_max, members, attempts: 0, tried_at: None }
+    Fleet {
+        status,
+        is_ssh: false,
+        delete_asked: false,
+        nodes_min,
+        nodes_target: nodes_min,
+        nodes_max,
+        members,
+        attempts: 0,
+        tried_at: None,
+    }
 }
 
 #[track_caller]
@@ -202,6 +273,30 @@ fn a_deleted_fleet_ends_its_instances_and_then_itself() {
     let fleet = Fleet { status, ..of(1, None, members) };
     check_fleet(&fleet, "end 0 terminated_by_user, tries 0, again in 30 s");
     check_fleet(&Fleet { members: Vec::new(), ..fleet }, "emptied, tries 0, again in 0 s");
+}
+
+#[test]
+fn a_fleet_begins_with_its_target_and_keeps_its_minimum() {
+    let fleet = Fleet { nodes_target: 2, ..of(1, None, Vec::new()) };
+    check_fleet(&fleet, "create 0, create 1, tries 1, again in 30 s");
+    let one = Fleet { tried_at: Some(ago(900)), members: vec![member(0, Status::Idle, true)], ..fleet };
+    check_fleet(&one, "tries 0, again in 30 s");
+}
+
+#[test]
+fn a_fleet_whose_end_is_asked_for_ends_all_its_instances_at_once() {
+    let mut members = vec![member(0, Status::Idle, true), member(1, Status::Pending, true)];
+    members.push(Member { ending: true, ..member(2, Status::Idle, true) });
+    let fleet = Fleet { delete_asked: true, is_ssh: true, ..of(1, None, members) };
+    let expect = "end 0 terminated_by_user, end 1 terminated_by_user, delete-asked, tries 0, again in 0 s";
+    check_fleet(&fleet, expect);
+}
+
+#[test]
+fn one_whose_end_was_asked_for_holds_its_slot_and_is_replaced_where_there_is_room() {
+    let ending = vec![Member { ending: true, ..member(0, Status::Idle, true) }];
+    check_fleet(&of(1, Some(1), ending.clone()), "tries 0, again in 30 s");
+    check_fleet(&of(1, Some(2), ending), "create 1, tries 1, again in 30 s");
 }
 
 #[test]
@@ -273,7 +368,9 @@ proptest! {
         kind in prop::sample::select(vec![Kind::Cloud, Kind::Ssh]),
         status in prop::sample::select(Status::ALL.to_vec()),
         seen in prop::sample::select(vec![
-            instances::Seen::NotAsked, instances::Seen::Created, instances::Seen::Silent, instances::Seen::Deleted,
+            instances::Seen::NotAsked, instances::Seen::Created, instances::Seen::Silent,
+            instances::Seen::Gone { said: String::new() }, instances::Seen::Untrusted { said: String::new() },
+            instances::Seen::Starting,
             instances::Seen::NoOffers { said: String::new() }, instances::Seen::Deployed { healthy: true },
             instances::Seen::Deployed { healthy: false }, instances::Seen::NotDeployed { fatal: true, said: String::new() },
             instances::Seen::Answers { health: Health::Failure }, instances::Seen::NotDeleted { said: String::new() },

@@ -43,7 +43,6 @@ fn words(plan: &Plan) -> String {
             format!("{assign}{}, {}", change.event, again(due))
         }
         Plan::Attach { due } => format!("attach, {}", again(due)),
-        Plan::Create { offers, due } => format!("create from {}, {}", offers.len(), again(due)),
         Plan::Wait { message, due, .. } => format!("waits: {message}, {}", again(due)),
         Plan::Again { due } => again(due),
         Plan::End { ending, change } => {
@@ -108,13 +107,12 @@ fn volumes_are_attached_or_the_job_ends() {
 }
 
 #[test]
-fn offers_are_tried_and_a_refusal_of_all_is_want_of_capacity() {
-    let placeholder = |secs| job(Stage::Placeholder { since: NOW - Span::secs(secs), offers: offers() });
-    check(&placeholder(0), Seen::NotTried, "create from 1, again in 0 s");
+fn a_placeholder_waits_for_its_backend_and_a_refusal_is_want_of_capacity() {
+    let placeholder = |secs| job(Stage::Placeholder { since: NOW - Span::secs(secs) });
+    check(&placeholder(0), Seen::Creating, "again in 30 s");
     check(&placeholder(5), Seen::Created, "placed, again in 0 s");
-    let refused = Seen::Refused { tried: 1, said: "no quota".into() };
-    let expect = "not-placed: failed_to_start_due_to_no_capacity: 1 offers were tried: no quota";
-    check(&placeholder(5), refused, expect);
+    let refused = Seen::Refused { said: "no quota".into() };
+    check(&placeholder(5), refused, "not-placed: failed_to_start_due_to_no_capacity: no quota");
     check(&placeholder(CREATE_MAX.as_secs() - 1), Seen::Creating, "again in 1 s");
     let expect = "not-placed: failed_to_start_due_to_no_capacity: no instance was granted within 600 s";
     check(&placeholder(CREATE_MAX.as_secs()), Seen::Creating, expect);

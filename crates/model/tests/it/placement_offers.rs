@@ -185,7 +185,7 @@ proptest! {
         let expect = (1..=blocks).find(|k| whole(*k));
         prop_assert_eq!(fit(&has, &wish).ok(), expect);
         if let Some(expect) = expect {
-            prop_assert_eq!(smallest(&has.host, blocks, &wish), expect);
+            prop_assert_eq!(smallest(&has.host, blocks, wish.whole, wish.resources.as_ref()), expect);
         }
         let gpus: &[Gpu] = share(&has.host, blocks, blocks).gpus;
         prop_assert_eq!(gpus.len(), has.host.gpus.len());

@@ -1,7 +1,7 @@
 //! Table `instances`.
 
 use windlass_model::{
-    id::{FleetId, InstanceId, ProjectId},
+    id::{FleetId, InstanceId, ProjectId, SubmissionId},
     instance::Status,
     time::Timestamp,
 };
@@ -59,6 +59,11 @@ record! {
         pub last_processed_at: Timestamp,
         pub tracking: Option<String>,
         pub lock_epoch: i64,
+        pub status_message: Option<String>,
+        /// The submission that asked for it.
+        pub made_for: Option<SubmissionId>,
+        /// Why its end was asked for; none: a user wants it.
+        pub end_reason: Option<String>,
     }
 }
 
@@ -93,7 +98,7 @@ statements! {
                  AND NOT i.deleted ORDER BY i.fleet_id, i.instance_num, i.created_at", Instance::columns("i");
     /// A request that the pipeline reads; refused while a job is there.
     ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
-               WHERE id = $1 AND NOT finished \
+               WHERE id = $1 AND NOT finished AND busy_blocks = 0 \
                AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished)";
     SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
     /// The name of the job a busy instance shows.
@@ -105,6 +110,18 @@ statements! {
 pub fn insert(instance: NewInstance) -> Change {
     let mut values = instance.into_values();
     values.extend([("created_at", Val::Now), ("last_processed_at", Val::Now)]);
+    Change::Insert { table: "instances", values }
+}
+
+/// One that is to be made for a job, which sits on these blocks of it from the start.
+pub fn insert_for(instance: NewInstance, job: SubmissionId, blocks: i64) -> Change {
+    let mut values = instance.into_values();
+    values.extend([
+        ("made_for", job.into()),
+        ("busy_blocks", blocks.into()),
+        ("created_at", Val::Now),
+        ("last_processed_at", Val::Now),
+    ]);
     Change::Insert { table: "instances", values }
 }
 

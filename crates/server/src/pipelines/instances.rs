@@ -1,50 +1,110 @@
-//! Pipeline `instances`: whether a host is there, and that only living jobs are on it.
+//! Pipeline `instances`: a host from wish to waste, and that only living jobs are on it.
 //!
-//! Claims   instances in Idle, Busy.
-//! Owns     instances.status, instances.unreachable, instances.unreachable_since, instances.health,
-//!          instances.seen_at.
-//! Wakes    on hint, else every 7 s.
+//! Claims   instances in Pending, Provisioning, Idle, Busy, Terminating.
+//! Owns     instances.status, instances.status_message, instances.provisioning, instances.instance_type,
+//!          instances.offer, instances.backend, instances.region, instances.availability_zone, instances.price,
+//!          instances.spot, instances.total_blocks, instances.agent_version, instances.unreachable,
+//!          instances.unreachable_since, instances.health, instances.health_message, instances.seen_at,
+//!          instances.started_at, instances.termination_reason, instances.termination_message,
+//!          instances.termination_deadline_at, instances.finished, instances.finished_at.
+//! Wakes    on hint (wanted, to be ended, blocks freed, an agent's news), else every 7 s; while starting sooner.
 //! Why not  let placement turn an instance busy? Blocks are what placement takes; the word follows from
 //!          them, and one pipeline writes it.
 
+mod create;
+
+use std::sync::Arc;
+
+use futures_util::future::try_join;
+use windlass_backend::{Backend, BackendError, Backends, Found, Machine};
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    decide::instances::{self as brain, Kind, Plan, Seen},
+    decide::{
+        instances::{self as brain, Action, DELETE_MAX, Kind, Plan, Seen},
+        jobs_running::provisioning_max,
+    },
     event,
     id::InstanceId,
-    instance::{self, Health},
+    instance::{self, Health, Status, TerminationReason},
     time::{Span, Timestamp},
 };
 
-use super::{Hands, applied, because, due_in};
+use super::{Hands, because, due_in};
 use crate::{
-    agents::{self, AgentError, Call},
+    agents::{self, Call, HostNews},
     db::{
-        Val,
+        Val, Values, Written,
         instances::Instance,
-        passes::instances::{self as rows, Stray},
+        passes::instances::{self as rows, Moved, OfFleet, Stray},
     },
+    fleet_shape::{self, FleetShape},
+    instance_facts::{Tries, has_of, health_of, type_of_host, type_of_offer},
     pass_error::PassError,
 };
 
 pub(super) struct Instances(pub(super) Hands);
 
-pub(crate) const QUEUE: Queue =
-    Queue { pipeline: "instances", table: "instances", statuses: &["idle", "busy"] };
+pub(crate) const QUEUE: Queue = Queue {
+    pipeline: "instances",
+    table: "instances",
+    statuses: &["pending", "provisioning", "idle", "busy", "terminating"],
+};
 
-/// What the host answered, and what on it should not be there.
+/// SSH hosts are given by their users; every other backend makes machines.
+const SSH: &str = "remote";
+
+pub(crate) struct Row {
+    instance: Instance,
+    fleet: Option<Fleet>,
+    machine: Option<Machine>,
+}
+
+struct Fleet {
+    shape: Arc<FleetShape>,
+    members: i64,
+}
+
+impl Row {
+    fn is_ssh(&self) -> bool {
+        self.instance.backend.as_deref() == Some(SSH)
+    }
+
+    fn backend<'a>(&self, backends: &'a Backends) -> Option<&'a Arc<dyn Backend>> {
+        backends.named(self.instance.backend.as_deref()?)
+    }
+}
+
+/// What the world answered, what was learned of it, and what on the host should not be there.
+#[derive(Default)]
+pub(crate) struct Learned {
+    machine: Option<Machine>,
+    news: Option<HostNews>,
+    /// The offers, with the one that was granted.
+    granted: Option<Tries>,
+    /// The offers, with the one that is asked for.
+    tries: Option<Tries>,
+    total_blocks: Option<i64>,
+    strays: Vec<Stray>,
+}
+
 pub(crate) struct Look {
     seen: Seen,
-    strays: Vec<Stray>,
+    learned: Learned,
+}
+
+impl Look {
+    fn of(seen: Seen) -> Self {
+        Self { seen, learned: Learned::default() }
+    }
 }
 
 pub(crate) struct Next {
     plan: Plan,
-    strays: Vec<Stray>,
+    learned: Learned,
 }
 
 impl Pipeline for Instances {
-    type Row = Instance;
+    type Row = Row;
     type Seen = Look;
     type Plan = Next;
     type Error = PassError;
@@ -53,98 +113,347 @@ impl Pipeline for Instances {
         QUEUE
     }
 
-    async fn load(&self, lease: &Lease) -> Result<Option<Instance>, PassError> {
-        Ok(rows::load(&self.0.db, lease).await?)
+    async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
+        let Some(instance) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
+        let fleet = match instance.fleet_id.filter(|_| asks_fleet(&instance)) {
+            Some(id) => rows::of_fleet(&self.0.db, id).await?.map(|OfFleet { spec, members }| Fleet {
+                shape: fleet_shape::of_spec(id, &spec),
+                members,
+            }),
+            None => None,
+        };
+        let machine = instance.provisioning.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        Ok(Some(Row { instance, fleet, machine }))
     }
 
-    async fn observe(&self, lease: &Lease, _row: &Instance) -> Result<Look, PassError> {
-        match self.0.agents.tasks(InstanceId(lease.id)).await {
-            Ok(tasks) => {
-                let strays = rows::strays(&self.0.db, lease.id, &tasks).await?;
-                Ok(Look { seen: Seen::Answers { health: Health::Healthy }, strays })
-            }
-            Err(
-                AgentError::Unreachable { .. }
-                | AgentError::Barred { .. }
-                | AgentError::Fenced { .. }
-                | AgentError::Gone { .. }
-                | AgentError::Conflict { .. }
-                | AgentError::UnknownTask { .. }
-                | AgentError::Refused { .. },
-            ) => Ok(Look { seen: Seen::Silent, strays: Vec::new() }),
+    async fn observe(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
+        if !brain::is_wanted(&view(row), Timestamp(lease.now())) {
+            return Ok(Look::of(Seen::NotAsked));
+        }
+        match row.instance.status {
+            Status::Provisioning => Ok(self.starting(row).await),
+            Status::Idle | Status::Busy => self.watched(row).await,
+            // Nothing to look at: what is done shows how it is.
+            Status::Pending | Status::Terminating | Status::Terminated => Ok(Look::of(Seen::NotAsked)),
         }
     }
 
-    fn decide(row: &Instance, look: Look, now: DbTime) -> Next {
-        Next { plan: brain::decide(&view(row), &look.seen, Timestamp(now)), strays: look.strays }
+    fn decide(row: &Row, look: Look, now: DbTime) -> Next {
+        Next { plan: brain::decide(&view(row), &look.seen, Timestamp(now)), learned: look.learned }
     }
 
-    /// What a dead job left on the host goes before the host is called reachable again.
-    async fn act(&self, lease: &Lease, row: &Instance, next: &mut Next) -> Result<(), PassError> {
-        for stray in &next.strays {
-            let call =
-                Call { instance: InstanceId(lease.id), submission: stray.submission, epoch: stray.epoch };
-            if let Err(error) = agents::discard(&*self.0.agents, call, "terminated_by_server").await {
-                tracing::debug!(instance = %row.id, stray = %stray.submission, %error, "not removed yet");
-                next.plan = brain::decide(&view(row), &Seen::Silent, Timestamp(lease.now()));
-                break;
+    async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+        let look = match next.plan.action {
+            Some(Action::Create) => self.create(lease, row).await?,
+            Some(Action::Deploy) => self.deploy(lease, row).await,
+            Some(Action::Delete) => Look::of(self.delete(row).await),
+            Some(Action::Check) => self.starting(row).await,
+            None => {
+                self.clean(lease, row, next).await;
+                return Ok(());
             }
-        }
+        };
+        next.plan = brain::decide(&view(row), &look.seen, Timestamp(lease.now()));
+        next.learned = look.learned;
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Instance, next: Next) -> Result<Applied, PassError> {
-        let plan = next.plan;
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+        let Next { mut plan, learned } = next;
+        if learned.machine.is_some() && plan.change.is_none() {
+            // How to reach it is known now: the next pass does.
+            plan.due = Timestamp(lease.now());
+        }
         let due_in_us = Some(due_in(lease, plan.due));
-        let mut set = vec![
-            ("unreachable", plan.unreachable_since.is_some().into()),
-            ("unreachable_since", plan.unreachable_since.into()),
-            ("health", plan.health.as_str().into()),
-        ];
-        if plan.unreachable_since.is_none() {
-            set.push(("seen_at", Val::Now));
+        let moved = moved(lease, &row, &plan, &learned)?;
+        let wake = moved.wakes();
+        let ends_idle = moved.only_while_idle;
+        let over = moved.is_over;
+        let written = rows::apply(&self.0.db, lease.held(), &row.instance, moved, due_in_us).await?;
+        if over && written.is_done() {
+            self.0.agents.forget(row.instance.id);
         }
-        let mut record = None;
-        if let Some(word) = follows(&row) {
-            let message = format!("{} of its blocks are in use", row.busy_blocks);
-            let why = because(event::Pipeline::Instance, lease, word.as_str(), message);
-            let moved = event::transition::<instance::Instance>(row.id, row.status, word, why)?;
-            set.push(("status", moved.status.into()));
-            record = moved.record;
-        } else if let Some(note) = &plan.note {
-            let why = because(event::Pipeline::Instance, lease, "reachability", note);
-            record = Some(event::Event::note(event::Entity::Instance, row.id, why));
-        }
-        let back = row.unreachable && plan.unreachable_since.is_none();
-        let wake = if back { vec![super::jobs_submitted::QUEUE.pipeline] } else { vec![] };
-        let written = rows::apply(&self.0.db, lease.held(), &row, set, record.as_ref(), due_in_us).await?;
-        Ok(applied(&written, due_in_us, wake))
+        Ok(match written {
+            Written::Done { .. } => Applied::Written { due_in_us, wake },
+            // A job came in the same moment.
+            Written::Stale { at: Some(_) } if ends_idle => Applied::RelatedBusy,
+            Written::Stale { .. } => Applied::LeaseLost,
+        })
     }
+}
+
+impl Instances {
+    /// One that exists and is not ready: its agent is asked, and its backend where that is silent.
+    async fn starting(&self, row: &Row) -> Look {
+        let reachable = row.machine.as_ref().is_none_or(|machine| machine.reach.is_some());
+        if reachable && let Ok(news) = self.0.agents.host(row.instance.id).await {
+            let seen = Seen::Answers { health: health_of(&news).0 };
+            return Look { seen, learned: Learned { news: Some(news), ..Learned::default() } };
+        }
+        self.missed(row).await
+    }
+
+    /// One that was ready: how it is, and which tasks are on it.
+    async fn watched(&self, row: &Row) -> Result<Look, PassError> {
+        let id = row.instance.id;
+        match try_join(self.0.agents.tasks(id), self.0.agents.host(id)).await {
+            Ok((tasks, news)) => {
+                let strays = rows::strays(&self.0.db, id.0, &tasks).await?;
+                let seen = Seen::Answers { health: health_of(&news).0 };
+                Ok(Look { seen, learned: Learned { news: Some(news), strays, ..Learned::default() } })
+            }
+            Err(error) => {
+                tracing::debug!(instance = %id, %error, "does not answer");
+                Ok(self.missed(row).await)
+            }
+        }
+    }
+
+    /// Its agent is silent. The backend knows whether there is anything to wait for.
+    async fn missed(&self, row: &Row) -> Look {
+        let learned = |machine: Machine| Learned {
+            machine: (row.machine.as_ref() != Some(&machine)).then_some(machine),
+            ..Learned::default()
+        };
+        match self.find(row).await {
+            Some(Ok(Found::Starting(machine))) => Look { seen: Seen::Starting, learned: learned(machine) },
+            Some(Ok(Found::Running(machine))) => Look { seen: Seen::Silent, learned: learned(machine) },
+            Some(Ok(Found::Gone { said })) => Look::of(Seen::Gone { said }),
+            Some(Err(error @ BackendError::HostKeyChanged { .. })) => {
+                Look::of(Seen::Untrusted { said: error.to_string() })
+            }
+            Some(Err(error)) => {
+                tracing::debug!(instance = %row.instance.id, %error, "not found");
+                Look::of(Seen::Silent)
+            }
+            None => Look::of(Seen::Silent),
+        }
+    }
+
+    /// What a dead job left on the host goes before the host is called reachable again.
+    async fn clean(&self, lease: &Lease, row: &Row, next: &mut Next) {
+        for stray in &next.learned.strays {
+            let call =
+                Call { instance: InstanceId(lease.id), submission: stray.submission, epoch: stray.epoch };
+            if let Err(error) = agents::discard(&*self.0.agents, call, "terminated_by_server").await {
+                tracing::debug!(instance = %row.instance.id, stray = %stray.submission, %error, "not removed yet");
+                next.plan = brain::decide(&view(row), &Seen::Silent, Timestamp(lease.now()));
+                return;
+            }
+        }
+    }
+}
+
+/// Whether the fleet has a word in what becomes of it now.
+fn asks_fleet(instance: &Instance) -> bool {
+    match instance.status {
+        Status::Pending | Status::Provisioning | Status::Terminating => true,
+        Status::Idle => instance.idle_seconds_max.is_some() || instance.unreachable,
+        Status::Busy => instance.unreachable,
+        Status::Terminated => false,
+    }
+}
+
+/// What the pass writes.
+fn moved(lease: &Lease, row: &Row, plan: &Plan, learned: &Learned) -> Result<Moved, PassError> {
+    let instance = &row.instance;
+    let mut moved = Moved { set: facts(row, learned)?, ..Moved::default() };
+    watch(instance, plan, learned, &mut moved.set);
+    let mut message = plan.note.clone();
+    if let Some(change) = &plan.change {
+        let why = because(event::Pipeline::Instance, lease, change.reason, &change.message);
+        let step = event::transition::<instance::Instance>(instance.id, instance.status, change.event, why)?;
+        moved.set.push(("status", step.status.into()));
+        moved.event = step.record;
+        message = status(row, plan, step.status, &change.message, &mut moved);
+    } else if let Some(word) = follows(instance) {
+        let said = format!("{} of its blocks are in use", instance.busy_blocks);
+        let why = because(event::Pipeline::Instance, lease, word.as_str(), said);
+        let step = event::transition::<instance::Instance>(instance.id, instance.status, word, why)?;
+        moved.set.push(("status", step.status.into()));
+        moved.event = step.record;
+        message = None;
+    } else if let Some(note) = plan.note.as_ref().filter(|note| instance.status_message.as_ref() != Some(note)) {
+        let why = because(event::Pipeline::Instance, lease, "note", note);
+        moved.event = Some(event::Event::note(event::Entity::Instance, instance.id, why));
+    } else if plan.unreachable_since.is_some() || !is_watched(instance.status) {
+        // What was said last still holds.
+        message = instance.status_message.clone();
+    }
+    if instance.unreachable && plan.unreachable_since.is_none() && is_watched(instance.status) {
+        moved.pokes_waiting = true;
+        message = None;
+    }
+    moved.set.push(("status_message", message.into()));
+    Ok(moved)
+}
+
+fn is_watched(status: Status) -> bool {
+    match status {
+        Status::Idle | Status::Busy => true,
+        Status::Pending | Status::Provisioning | Status::Terminating | Status::Terminated => false,
+    }
+}
+
+/// The columns that go with a new status; the answer is what to say of it from now on.
+fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut Moved) -> Option<String> {
+    let instance = &row.instance;
+    moved.pokes_fleet = true;
+    match to {
+        Status::Pending => None,
+        Status::Provisioning => {
+            moved.set.push(("started_at", Val::Now));
+            moved.pokes_jobs = true;
+            Some("waits for its agent".to_owned())
+        }
+        Status::Idle | Status::Busy => {
+            if instance.started_at.is_none() {
+                moved.set.push(("started_at", Val::Now));
+            }
+            if to == Status::Idle {
+                moved.set.push(("idle_since", Val::Now));
+            }
+            (moved.pokes_jobs, moved.pokes_waiting) = (true, true);
+            None
+        }
+        Status::Terminating | Status::Terminated => {
+            if let Some(reason) = plan.reason {
+                moved.set.push(("termination_reason", reason.as_str().into()));
+                moved.set.push(("termination_message", said.into()));
+            }
+            moved.pokes_jobs = true;
+            if to == Status::Terminating {
+                moved.set.push(("termination_deadline_at", Val::NowPlus(DELETE_MAX.0)));
+                moved.only_while_idle = instance.busy_blocks == 0 && is_watched(instance.status);
+                return None;
+            }
+            moved.is_over = true;
+            // One that never came to be is shown until something takes its place; its job says why as well.
+            let hidden = instance.status != Status::Pending || instance.made_for.is_some();
+            moved.set.extend([
+                ("finished", true.into()),
+                ("finished_at", Val::Now),
+                ("deleted", hidden.into()),
+                ("unreachable", false.into()),
+            ]);
+            None
+        }
+    }
+}
+
+/// How it is, for one that is watched.
+fn watch(instance: &Instance, plan: &Plan, learned: &Learned, set: &mut Values) {
+    let becomes_ready = plan.change.as_ref().is_some_and(|change| {
+        matches!(change.event, instance::Event::ReadyIdle | instance::Event::ReadyBusy)
+    });
+    if !is_watched(instance.status) && !becomes_ready {
+        return;
+    }
+    set.extend([
+        ("unreachable", plan.unreachable_since.is_some().into()),
+        ("unreachable_since", plan.unreachable_since.into()),
+        ("health", plan.health.as_str().into()),
+    ]);
+    if plan.unreachable_since.is_none() {
+        set.push(("seen_at", Val::Now));
+    }
+    if let Some(news) = &learned.news {
+        set.push(("health_message", health_of(news).1.into()));
+        set.push(("agent_version", news.version.as_str().into()));
+    } else if plan.health == Health::Failure {
+        set.push(("health_message", plan.note.clone().or_else(|| instance.health_message.clone()).into()));
+    }
+}
+
+/// What was learned of the machine.
+fn facts(row: &Row, learned: &Learned) -> Result<Values, PassError> {
+    let (instance, mut set) = (&row.instance, Values::new());
+    if let Some(tries) = &learned.tries {
+        set.push(("offer", Val::json(tries)?));
+    }
+    if let Some(tries) = &learned.granted
+        && let Some(offer) = tries.current()
+    {
+        set.extend([
+            ("offer", Val::json(tries)?),
+            ("backend", offer.backend.as_str().into()),
+            ("region", offer.region.as_str().into()),
+            ("availability_zone", offer.zones.first().filter(|_| offer.zones.len() == 1).cloned().into()),
+            ("price", offer.price.as_dollars().into()),
+            ("spot", offer.host.spot.into()),
+            ("total_blocks", i64::from(offer.total_blocks.max(1)).into()),
+            ("instance_type", type_of_offer(offer).to_string().into()),
+        ]);
+    }
+    if let Some(total) = learned.total_blocks {
+        set.push(("total_blocks", total.into()));
+    }
+    let machine = learned.machine.as_ref();
+    if let Some(machine) = machine {
+        set.push(("provisioning", Val::json(machine)?));
+        // An SSH host goes by the name that its fleet has for it.
+        if !row.is_ssh() {
+            set.push(("hostname", machine.hostname.clone().or_else(|| instance.hostname.clone()).into()));
+        }
+        if let Some(version) = &machine.agent_version {
+            set.push(("agent_version", version.as_str().into()));
+        }
+    }
+    let has = machine.and_then(|machine| machine.has.clone());
+    let looked = learned.news.as_ref().filter(|_| instance.instance_type.is_none());
+    if let Some(has) = has.or_else(|| looked.map(|news| has_of(&news.info))) {
+        let granted = learned.granted.as_ref().and_then(Tries::current);
+        let name = granted.map(|offer| offer.instance_type.clone()).unwrap_or_else(|| name_of(row));
+        let spot = granted.map_or(instance.spot, |offer| offer.host.spot);
+        set.retain(|(column, _)| *column != "instance_type");
+        set.push(("instance_type", type_of_host(&name, &has, spot).to_string().into()));
+    }
+    Ok(set)
+}
+
+/// What a host is called whose type nobody named.
+fn name_of(row: &Row) -> String {
+    if row.is_ssh() {
+        return "ssh".to_owned();
+    }
+    let offer = crate::inventory::offer(&row.instance).ok();
+    offer.map(|offer| offer.instance_type).unwrap_or_default()
 }
 
 /// Idle or busy, by the blocks in use.
 fn follows(row: &Instance) -> Option<instance::Event> {
     match (row.status, row.busy_blocks > 0) {
-        (instance::Status::Idle, true) => Some(instance::Event::JobAssigned),
-        (instance::Status::Busy, false) => Some(instance::Event::LastJobFreed),
+        (Status::Idle, true) => Some(instance::Event::JobAssigned),
+        (Status::Busy, false) => Some(instance::Event::LastJobFreed),
         (_, _) => None,
     }
 }
 
-fn view(row: &Instance) -> brain::Instance {
+fn view(row: &Row) -> brain::Instance {
+    let instance = &row.instance;
+    let backend = instance.backend.as_deref().unwrap_or_default();
+    let kind = Tries::of(instance).and_then(|tries| Some(tries.current()?.instance_type.clone()));
+    let asked = instance.termination_asked_at.map(|_| {
+        let reason = instance.end_reason.as_deref().and_then(|word| word.parse().ok());
+        reason.unwrap_or(TerminationReason::TerminatedByUser)
+    });
     brain::Instance {
-        kind: Kind::Ssh,
-        status: row.status,
-        placeholder: false,
-        created_at: row.created_at,
-        provisioning_max: Span::mins(10),
-        jobs: u32::from(row.busy_blocks > 0),
-        idle_since: row.idle_since,
-        idle_max: row.idle_seconds_max.map(Span::secs),
-        above_min: false,
-        unreachable_since: row.unreachable_since,
-        health: row.health.parse().unwrap_or(Health::Healthy),
-        terminating_since: None,
-        delete_told: false,
+        kind: if row.is_ssh() { Kind::Ssh } else { Kind::Cloud },
+        status: instance.status,
+        created_at: instance.created_at,
+        started_at: instance.started_at,
+        provisioning_max: provisioning_max(backend, kind.as_deref().unwrap_or_default()),
+        jobs: u32::from(instance.busy_blocks > 0),
+        made_for_job: instance.made_for.is_some(),
+        end_asked: asked,
+        idle_since: instance.idle_since.or(instance.started_at),
+        idle_max: instance.idle_seconds_max.map(Span::secs),
+        above_min: row.fleet.as_ref().is_some_and(|fleet| {
+            fleet.members > fleet.shape.nodes().map_or(0, |nodes| i64::from(nodes.min))
+        }),
+        unreachable_since: instance.unreachable_since,
+        health: instance.health.parse().unwrap_or(Health::Healthy),
+        terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),
+        delete_told: instance.status_message.as_deref().is_some_and(|said| said.starts_with(brain::TOLD)),
     }
 }

@@ -3,10 +3,12 @@
 //! Claims   jobs in Submitted.
 //! Owns     jobs.instance_id, jobs.instance_assigned, jobs.blocks, jobs.fleet_id, jobs.provisioned_at,
 //!          jobs.shortfalls, runs.fleet_id.
-//! Wakes    on hint (a job was submitted, blocks were freed), else every 4 s.
+//! Wakes    on hint (a job was submitted, blocks were freed, an instance was granted), else every 4 s.
 //! Shares   instances.busy_blocks with `jobs_terminating`: both add, neither sets.
 //! Why not  lock the instances? A seat is taken by one conditional update (`busy + n <= total`): two
 //!          replicas that place at once cannot take the same blocks, and nobody waits for a lock.
+//! Why not  create instances here? A backend may take minutes, and the queue would wait with it. A row is
+//!          added, with the offers to be tried; `instances` tries them, and the job hears how it went.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,31 +16,41 @@ use uuid::Uuid;
 use windlass_engine::{Applied, BatchPipeline, Lease, Queue};
 use windlass_model::{
     decide::jobs_submitted::{self as brain, Plan, Seen, Stage},
-    event,
-    id::{ProjectId, RunId},
-    job,
-    plan::place::{FleetChoice, Node, Placement, Waiting, place},
+    event::{self, Event},
+    id::{FleetId, InstanceId, ProjectId, RunId},
+    instance, job,
+    plan::{
+        offers::{Needs, Offer},
+        place::{FleetChoice, Inventory, Node, Placement, Seat, Waiting, place},
+    },
     time::{Span, Timestamp},
 };
 
 use super::{Hands, applied, because, due_in};
 use crate::{
+    attachments::mounts::{self, Catalogue},
     db::{
         Val, Written,
+        fleets::Fleet,
+        instances::{Instance, NewInstance},
         jobs::Job,
         passes::{
             jobs::{self as rows, Moved},
-            placing::{self, Seated},
+            placing::{self, Into, Seated, Sits},
         },
         runs::Run,
     },
-    inventory,
+    fleet_shape, inventory,
     job_facts::JobFacts,
+    market::Market,
     pass_error::PassError,
     run_shape::RunShape,
 };
 
-pub(super) struct JobsSubmitted(pub(super) Hands);
+pub(super) struct JobsSubmitted {
+    pub(super) hands: Hands,
+    pub(super) market: Market,
+}
 
 pub(crate) const QUEUE: Queue = Queue { pipeline: "jobs_submitted", table: "jobs", statuses: &["submitted"] };
 
@@ -69,13 +81,16 @@ impl BatchPipeline for JobsSubmitted {
     async fn process(&self, leases: Vec<Lease>) -> Result<Outcomes, PassError> {
         let mut outcomes: BTreeMap<Uuid, Applied> =
             leases.iter().map(|lease| (lease.id, Applied::LeaseLost)).collect();
-        let (jobs, runs) = placing::leased(&self.0.db, &leases).await?;
+        let (jobs, runs) = placing::leased(&self.hands.db, &leases).await?;
         let leases: BTreeMap<Uuid, Lease> = leases.into_iter().map(|lease| (lease.id, lease)).collect();
         let mut waiting = Vec::new();
+        let places = placing::places(&self.hands.db, &jobs).await?;
         for job in jobs {
             let Some(lease) = leases.get(&job.id.0) else { continue };
             if let Some(ending) = job.end_asked() {
                 outcomes.insert(job.id.0, self.end(lease, &job, &ending, job::Event::StopAsked).await?);
+            } else if let Some(instance) = job.instance_id {
+                outcomes.insert(job.id.0, self.hear(lease, &job, places.get(&instance)).await?);
             } else {
                 waiting.push(job);
             }
@@ -127,12 +142,13 @@ impl JobsSubmitted {
     ) -> Result<(), PassError> {
         let Some(first) = replicas.first() else { return Ok(()) };
         let now = first.leases.values().map(Lease::now).max().unwrap_or_default();
-        let stock = placing::stock(&self.0.db, first.project).await?;
-        let inventory = inventory::of(&stock)?;
+        let stock = placing::stock(&self.hands.db, first.project).await?;
+        let inventory = inventory::of(&stock, &self.market.seen().await.offers)?;
+        let volumes = self.volumes(first.project, &replicas).await?;
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in &replicas {
             if let Some(run) = runs.get(&replica.run) {
-                queue.push(waiting(replica, run, &*self.0.shapes.of(run)?, &stock)?);
+                queue.push(waiting(replica, run, &*self.hands.shapes.of(run)?, &stock, &volumes)?);
             }
         }
         let placements = place(&queue, &inventory, Timestamp(now));
@@ -140,12 +156,22 @@ impl JobsSubmitted {
             let replica =
                 replicas.iter().find(|r| r.run == placement.run && i64::from(placement.replica_num) == r.num);
             let Some(replica) = replica else { continue };
-            let chooses = runs.get(&replica.run).is_some_and(|run| run.fleet_id.is_none());
-            for (id, applied) in self.write(replica, placement, chooses, Timestamp(now)).await? {
+            let Some(run) = runs.get(&replica.run) else { continue };
+            let site = Site { run, stock: &stock, inventory: &inventory, now: Timestamp(now) };
+            for (id, applied) in self.write(replica, placement, &site).await? {
                 outcomes.insert(id, applied);
             }
         }
         Ok(())
+    }
+
+    /// The volumes that the nodes of all of them name.
+    async fn volumes(&self, project: ProjectId, replicas: &[Replica]) -> Result<Catalogue, PassError> {
+        let mut wanted = Vec::new();
+        for job in replicas.iter().flat_map(|replica| &replica.nodes) {
+            wanted.extend(mounts::of_job(job)?);
+        }
+        Ok(Catalogue::of(&self.hands.db, project, &wanted).await?)
     }
 
     /// What placement says of a replica becomes one unit (a seat for all nodes), or one per node.
@@ -153,8 +179,7 @@ impl JobsSubmitted {
         &self,
         replica: &Replica,
         placement: &Placement,
-        chooses: bool,
-        now: Timestamp,
+        site: &Site<'_>,
     ) -> Result<Outcomes, PassError> {
         let mut seated = Vec::new();
         let mut outcomes = Vec::new();
@@ -162,7 +187,7 @@ impl JobsSubmitted {
             .nodes
             .iter()
             .enumerate()
-            .map(|(n, job)| (job, brain::decide(&view(job), Seen::of(&placement.outcome, n), now)))
+            .map(|(n, job)| (job, brain::decide(&unassigned(job), Seen::of(&placement.outcome, n), site.now)))
             .collect();
         let mut fleet_of = None;
         for (job, plan) in &plans {
@@ -173,7 +198,12 @@ impl JobsSubmitted {
                     let moved = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
                     let Some(event) = moved.record else { continue };
                     fleet_of = Some(*fleet);
-                    seated.push(Seated { held: lease.held(), job, seat, event });
+                    seated.push(Seated { held: lease.held(), job, seat: Sits::There { seat, event } });
+                }
+                Plan::Assign { fleet, seat, message, .. } => {
+                    fleet_of = Some(*fleet);
+                    let seat = self.placeholder(lease, job, *fleet, seat, message, site)?;
+                    seated.extend(seat.map(|seat| Seated { held: lease.held(), job, seat }));
                 }
                 Plan::End { ending, change } => {
                     outcomes.push((job.id.0, self.end(lease, job, ending, change.event).await?));
@@ -184,29 +214,119 @@ impl JobsSubmitted {
                     let due = if plans.len() > 1 { together(*due) } else { *due };
                     outcomes.push((job.id.0, self.wait(lease, job, set, due).await?));
                 }
-                // Volumes and new instances arrive with the backends.
-                Plan::Provision { assign: None, due, .. }
-                | Plan::Assign { due, .. }
-                | Plan::Attach { due }
-                | Plan::Create { due, .. }
-                | Plan::Again { due } => {
-                    let due = (*due).max(now + Span::secs(1));
+                Plan::Provision { assign: None, due, .. } | Plan::Attach { due } | Plan::Again { due } => {
+                    let due = (*due).max(site.now + Span::secs(1));
                     outcomes.push((job.id.0, self.wait(lease, job, Vec::new(), due).await?));
                 }
             }
         }
         if let Some(fleet) = fleet_of {
-            let written = placing::seat(&self.0.db, fleet, chooses, &seated).await?;
-            let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
-            let each = match written {
-                Written::Done { .. } => Applied::Written { due_in_us: None, wake },
-                Written::Stale { at: None } => Applied::LeaseLost,
-                // Somebody else took the blocks, or one of the nodes: look again.
-                Written::Stale { at: Some(_) } => Applied::RelatedBusy,
-            };
-            outcomes.extend(seated.iter().map(|one| (one.job.id.0, each.clone())));
+            let ids: Vec<Uuid> = seated.iter().map(|one| one.job.id.0).collect();
+            let each = self.seat(site, fleet, seated).await?;
+            outcomes.extend(ids.into_iter().map(|id| (id, each.clone())));
         }
         Ok(outcomes)
+    }
+
+    /// Seats all nodes or none.
+    async fn seat(
+        &self,
+        site: &Site<'_>,
+        fleet: FleetId,
+        seated: Vec<Seated<'_>>,
+    ) -> Result<Applied, PassError> {
+        let makes = seated.iter().any(|one| matches!(one.seat, Sits::New { .. }));
+        let room = site.inventory.fleets.iter().find(|one| one.id == fleet);
+        let into = Into {
+            fleet,
+            chooses: site.run.fleet_id.is_none(),
+            nodes_max: room.and_then(|room| room.nodes_max),
+        };
+        let written = match placing::seat(&self.hands.db, &into, seated).await {
+            Ok(written) => written,
+            // Somebody else took the number of the new instance: look again.
+            Err(error) if error.is_conflict_on("instances_num_key") => return Ok(Applied::RelatedBusy),
+            Err(error) => return Err(error.into()),
+        };
+        let mut wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
+        if makes {
+            wake.push(super::instances::QUEUE.pipeline);
+        }
+        Ok(match written {
+            Written::Done { .. } => Applied::Written { due_in_us: None, wake },
+            Written::Stale { at: None } => Applied::LeaseLost,
+            // Somebody else took the blocks, the slot, or one of the nodes: look again.
+            Written::Stale { at: Some(_) } => Applied::RelatedBusy,
+        })
+    }
+
+    /// A row for the instance that is to be made for a job.
+    fn placeholder<'a>(
+        &self,
+        lease: &Lease,
+        job: &Job,
+        fleet: FleetId,
+        seat: &Seat,
+        message: &str,
+        site: &Site<'_>,
+    ) -> Result<Option<Sits<'a>>, PassError> {
+        let Seat::New { instance_num, offers, .. } = seat else { return Ok(None) };
+        let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
+        let (shape, run) = (fleet_shape::of(fleet), self.hands.shapes.of(site.run)?);
+        // The job sits on its blocks from now on, so whatever is granted must be as many.
+        let alike = offers.iter().filter(|new| new.blocks == first.blocks);
+        let offers: Vec<Offer> = alike
+            .filter_map(|new| {
+                let offer = site.inventory.offers.get(new.offer)?;
+                Some(Offer { total_blocks: new.total_blocks, ..offer.clone() })
+            })
+            .collect();
+        let id = InstanceId(self.hands.db.new_id()?);
+        let why = format!("{} needs it", job.job_name);
+        let why = because(event::Pipeline::JobSubmitted, lease, "job", why);
+        let created = Event::created::<instance::Instance>(id, instance::Status::Pending, why);
+        let wish = super::fleets::wish(id, &offers, shape.tags(run.tags()))?;
+        let instance = NewInstance {
+            project_id: fleet.project_id,
+            fleet_id: Some(fleet.id),
+            name: format!("{}-{instance_num}", fleet.name),
+            instance_num: (*instance_num).into(),
+            idle_seconds_max: shape.idle_for(run.idle_duration()),
+            ..wish
+        };
+        let blocks = first.blocks.into();
+        Ok(Some(Sits::New { instance: Box::new(instance), created, blocks, message: message.to_owned() }))
+    }
+
+    /// A job whose instance is being made hears how that went.
+    async fn hear(&self, lease: &Lease, job: &Job, instance: Option<&Instance>) -> Result<Applied, PassError> {
+        let since = instance.map_or(job.submitted_at, |instance| instance.created_at);
+        let view = brain::Job {
+            submitted_at: job.submitted_at,
+            stage: Stage::Placeholder { since },
+            has_volumes: false,
+        };
+        match brain::decide(&view, heard(instance), Timestamp(lease.now())) {
+            Plan::Provision { change, .. } => {
+                let why = because(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
+                let step = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
+                let set = vec![
+                    ("status", step.status.into()),
+                    ("provisioned_at", Val::Now),
+                    ("status_message", Val::Null),
+                ];
+                let moved = Moved { set, event: step.record, due_in_us: None };
+                let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
+                let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
+                Ok(applied(&written, None, wake))
+            }
+            Plan::End { ending, change } => self.end(lease, job, &ending, change.event).await,
+            Plan::Assign { due, .. } | Plan::Attach { due } | Plan::Wait { due, .. } | Plan::Again { due } => {
+                let said = instance.and_then(|instance| instance.status_message.clone());
+                let set = said.map(|said| ("status_message", said.into())).into_iter().collect();
+                self.wait(lease, job, set, due).await
+            }
+        }
     }
 
     async fn wait(
@@ -218,7 +338,7 @@ impl JobsSubmitted {
     ) -> Result<Applied, PassError> {
         let due_in_us = Some(due_in(lease, due));
         let moved = Moved { set, event: None, due_in_us };
-        let written = rows::apply(&self.0.db, lease.held(), job, moved).await?;
+        let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
         Ok(applied(&written, due_in_us, vec![]))
     }
 
@@ -233,7 +353,7 @@ impl JobsSubmitted {
         let why = because(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::Job>(job.id, job.status, event, why)?;
         let moved = Moved { set: rows::ending(ending), event: moved.record, due_in_us: None };
-        let written = rows::apply(&self.0.db, lease.held(), job, moved).await?;
+        let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
         Ok(applied(
             &written,
             None,
@@ -247,8 +367,38 @@ fn together(after: Timestamp) -> Timestamp {
     Timestamp::from_secs(after.0.div_euclid(1_000_000) + 1)
 }
 
-fn view(job: &Job) -> brain::Job {
+/// Volumes are attached when the instance is there; placement only has to find one where they can be.
+fn unassigned(job: &Job) -> brain::Job {
     brain::Job { submitted_at: job.submitted_at, stage: Stage::Unassigned, has_volumes: false }
+}
+
+/// How the making of an instance went, for the job it is made for.
+fn heard(instance: Option<&Instance>) -> Seen {
+    let Some(instance) = instance else {
+        return Seen::Refused { said: "its instance is gone".to_owned() };
+    };
+    match instance.status {
+        instance::Status::Pending => Seen::Creating,
+        instance::Status::Provisioning | instance::Status::Idle | instance::Status::Busy => Seen::Created,
+        instance::Status::Terminating | instance::Status::Terminated => {
+            let said = instance.termination_message.clone();
+            Seen::Refused { said: said.unwrap_or_else(|| "its instance ended".to_owned()) }
+        }
+    }
+}
+
+/// Where a replica is placed.
+struct Site<'a> {
+    run: &'a Run,
+    stock: &'a placing::Stock,
+    inventory: &'a Inventory,
+    now: Timestamp,
+}
+
+impl Site<'_> {
+    fn fleet(&self, id: FleetId) -> Option<&Fleet> {
+        self.stock.fleets.iter().find(|fleet| fleet.id == id)
+    }
 }
 
 fn waiting(
@@ -256,6 +406,7 @@ fn waiting(
     run: &Run,
     shape: &RunShape,
     stock: &placing::Stock,
+    volumes: &Catalogue,
 ) -> Result<Waiting, PassError> {
     let first = &replica.nodes[0];
     let choice = match run.fleet_id {
@@ -265,7 +416,8 @@ fn waiting(
     };
     let mut nodes = Vec::with_capacity(replica.nodes.len());
     for job in &replica.nodes {
-        nodes.push(Node { job: job.id, needs: Arc::new(shape.needs(job)?) });
+        let volumes = volumes.locations(&mounts::of_job(job)?)?;
+        nodes.push(Node { job: job.id, needs: Arc::new(Needs { volumes, ..shape.needs(job)? }) });
     }
     let fleets = shape.fleet_names().map(|names| {
         let named = stock.fleets.iter().filter(|f| names.contains(&f.name));

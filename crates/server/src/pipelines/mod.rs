@@ -1,5 +1,6 @@
 //! The hands: one file per pipeline, each the twin of a brain in `model/src/decide/`.
 
+mod fleets;
 mod instances;
 mod jobs_running;
 mod jobs_submitted;
@@ -22,6 +23,7 @@ use crate::{
     app::App,
     db::{Db, Written},
     logs::archive::Archive,
+    market::Market,
     run_shape::Shapes,
     secrets::Keyring,
 };
@@ -45,11 +47,13 @@ pub trait Install {
 
 /// The list. A new pipeline is one line here.
 pub fn install(hands: &Hands, into: &mut impl Install) {
+    let market = Market::new(hands.backends.clone());
     into.add(runs::Runs(hands.clone()));
-    into.add_batch(jobs_submitted::JobsSubmitted(hands.clone()));
+    into.add_batch(jobs_submitted::JobsSubmitted { hands: hands.clone(), market: market.clone() });
     into.add(jobs_running::JobsRunning(hands.clone()));
     into.add(jobs_terminating::JobsTerminating(hands.clone()));
     into.add(instances::Instances(hands.clone()));
+    into.add(fleets::Fleets { hands: hands.clone(), market: market.clone() });
     into.add(volumes::Volumes(hands.clone()));
 }
 

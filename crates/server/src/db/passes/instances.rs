@@ -2,7 +2,10 @@
 
 use uuid::Uuid;
 use windlass_engine::{Held, Lease};
-use windlass_model::{event::Event, id::SubmissionId};
+use windlass_model::{
+    event::Event,
+    id::{FleetId, SubmissionId},
+};
 
 use super::told;
 use crate::{
@@ -14,6 +17,16 @@ statements! {
     LOAD = "SELECT {} FROM instances i WHERE i.id = $1 AND i.lock_token = $2", Instance::columns("i");
     KNOWN = "SELECT j.id, j.lock_epoch, j.finished FROM jobs j WHERE j.id IN \
              (SELECT value FROM json_each(CAST($1 AS TEXT))) AND j.instance_id = $2";
+    FLEET = "SELECT f.spec, (SELECT count(*) FROM instances i WHERE i.fleet_id = f.id AND NOT i.finished \
+             AND i.status <> 'terminating' AND i.termination_asked_at IS NULL) FROM fleets f WHERE f.id = $1";
+    /// Its end and the coming of a job exclude each other: both touch the row, and blocks are on it.
+    STILL_IDLE = "UPDATE instances SET idle_since = idle_since WHERE id = $1 AND busy_blocks = 0";
+    POKE_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished";
+    POKE_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT finished";
+    /// Room was made: the first in line look again at once, the rest when their time comes.
+    POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
+                    WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
+                    ORDER BY j.priority DESC, j.submitted_at LIMIT 32)";
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Instance>, DbError> {
@@ -50,16 +63,79 @@ pub async fn strays(db: &Db, instance: Uuid, tasks: &[SubmissionId]) -> Result<V
     Ok(tasks.iter().filter_map(stray).collect())
 }
 
+/// What an instance needs to know of its fleet.
+pub struct OfFleet {
+    pub spec: String,
+    /// Those that stay.
+    pub members: i64,
+}
+
+pub async fn of_fleet(db: &Db, fleet: FleetId) -> Result<Option<OfFleet>, DbError> {
+    let row = db.query_opt(FLEET.as_str(), params![fleet]).await?;
+    row.map(|row| Ok(OfFleet { spec: row.text(0)?, members: row.int(1)? })).transpose()
+}
+
+/// Writes which offer is asked for, before it is; the row stays locked.
+pub async fn tries(db: &Db, held: Held, tries: &impl serde::Serialize) -> Result<Written, DbError> {
+    db.write(Unit::guarded("instances", held, vec![("offer", Val::json(tries)?)])).await
+}
+
+/// Writes how far its making is; the row stays locked.
+pub async fn progress(db: &Db, held: Held, said: Option<&str>) -> Result<Written, DbError> {
+    db.write(Unit::guarded("instances", held, vec![("status_message", said.into())])).await
+}
+
+/// One pass over an instance, and whom it concerns.
+#[derive(Default)]
+pub struct Moved {
+    pub set: Values,
+    pub event: Option<Event>,
+    /// It ends, unless a job came in the same moment.
+    pub only_while_idle: bool,
+    pub is_over: bool,
+    pub pokes_jobs: bool,
+    pub pokes_waiting: bool,
+    pub pokes_fleet: bool,
+}
+
+impl Moved {
+    /// The pipelines that have something to look at.
+    pub fn wakes(&self) -> Vec<&'static str> {
+        let mut wake = Vec::new();
+        if self.pokes_jobs {
+            wake.extend(["jobs_running", "jobs_terminating"]);
+        }
+        if self.pokes_jobs || self.pokes_waiting {
+            wake.push("jobs_submitted");
+        }
+        if self.pokes_fleet {
+            wake.push("fleets");
+        }
+        wake
+    }
+}
+
 pub async fn apply(
     db: &Db,
     held: Held,
     instance: &Instance,
-    set: Values,
-    event: Option<&Event>,
+    moved: Moved,
     due_in_us: Option<i64>,
 ) -> Result<Written, DbError> {
-    let mut unit = Unit::apply("instances", held, due_in_us, set);
-    if let Some(event) = event {
+    let mut unit = Unit::apply("instances", held, due_in_us, moved.set);
+    if moved.only_while_idle {
+        unit = unit.expect_one(STILL_IDLE.as_str(), params![instance.id]);
+    }
+    if moved.pokes_jobs {
+        unit = unit.exec(POKE_JOBS.as_str(), params![instance.id]);
+    }
+    if moved.pokes_waiting {
+        unit = unit.exec(POKE_WAITING.as_str(), params![instance.project_id]);
+    }
+    if let Some(fleet) = instance.fleet_id.filter(|_| moved.pokes_fleet) {
+        unit = unit.exec(POKE_FLEET.as_str(), params![fleet]);
+    }
+    if let Some(event) = &moved.event {
         unit = unit.and(told(db, held, instance.project_id, event, &instance.name)?);
     }
     db.write(unit).await

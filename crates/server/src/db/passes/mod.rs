@@ -3,6 +3,7 @@
 //! Each write is one unit whose guard names the row and the lease's token. Whoever leaves a request on a
 //! row clears its `due_at`, which makes it due again at once, whatever a pass under way says.
 
+pub mod fleets;
 pub mod instances;
 pub mod jobs;
 pub mod placing;
@@ -12,7 +13,7 @@ pub mod volumes;
 /// For the test that prepares them all on both databases.
 pub(super) fn statements() -> Vec<&'static str> {
     let mut all = [
-        instances::statements(),
+        fleets::statements(), instances::statements(),
         jobs::statements(),
         placing::statements(),
         runs::statements(),

@@ -14,8 +14,12 @@ use windlass_model::{
 use super::{also_guarded, told};
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, Written, fleets::Fleet, instances::Instance, jobs::Job,
-        record::statements, runs::Run,
+        Db, DbError, Unit, Val, Values, Written,
+        fleets::Fleet,
+        instances::{self, Instance, NewInstance},
+        jobs::Job,
+        record::statements,
+        runs::Run,
     },
     params,
 };
@@ -33,7 +37,14 @@ statements! {
     /// Takes blocks only while they are there: two replicas that place at once cannot take the same ones.
     TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, due_at = NULL \
                    WHERE id = $1 AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished \
-                   AND busy_blocks + $2 <= total_blocks";
+                   AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks";
+    /// Whoever adds an instance to a fleet holds its row until the end of the unit: what is counted next is true.
+    HOLD_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT deleted AND status = 'active' \
+                  AND termination_asked_at IS NULL";
+    WITHIN_MAX = "UPDATE fleets SET due_at = NULL WHERE id = $1 \
+                  AND (SELECT count(*) FROM instances i WHERE i.fleet_id = $1 AND NOT i.finished) <= $2";
+    PLACES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
+             Instance::columns("i");
     CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = NULL WHERE id = $1 AND NOT finished";
     POKE_RUN = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
 }
@@ -52,6 +63,16 @@ pub async fn leased(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<Run
     let runs = db.query(RUNS.as_str(), vec![Val::list(jobs.iter().map(|j| j.run_id))]).await?;
     let runs = runs.iter().map(|row| Run::read(row).map(|run| (run.id, run)));
     Ok((jobs, runs.collect::<Result<_, _>>()?))
+}
+
+/// The instances that claimed jobs have already.
+pub async fn places(db: &Db, jobs: &[Job]) -> Result<BTreeMap<InstanceId, Instance>, DbError> {
+    let ids: Vec<InstanceId> = jobs.iter().filter_map(|job| job.instance_id).collect();
+    if ids.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let rows = db.query(PLACES.as_str(), vec![Val::list(ids)]).await?;
+    rows.iter().map(|row| Instance::read(row).map(|instance| (instance.id, instance))).collect()
 }
 
 /// A job's hold on an instance.
@@ -88,47 +109,100 @@ pub async fn stock(db: &Db, project: ProjectId) -> Result<Stock, DbError> {
 pub struct Seated<'a> {
     pub held: Held,
     pub job: &'a Job,
-    pub seat: &'a Seat,
-    pub event: Event,
+    pub seat: Sits<'a>,
 }
 
-/// Seats all nodes of a replica, or none: each row under its own lease, each instance only while it has room.
-pub async fn seat(db: &Db, fleet: FleetId, chooses: bool, seated: &[Seated<'_>]) -> Result<Written, DbError> {
+pub enum Sits<'a> {
+    /// On an instance that is there: the job is provisioning.
+    There { seat: &'a Seat, event: Event },
+    /// On one that is to be made: the job waits for it.
+    New { instance: Box<NewInstance>, created: Event, blocks: i64, message: String },
+}
+
+/// The fleet that a replica goes to.
+pub struct Into {
+    pub fleet: FleetId,
+    /// The run has none yet.
+    pub chooses: bool,
+    pub nodes_max: Option<u32>,
+}
+
+/// Seats all nodes of a replica, or none: each row under its own lease, each instance only while it has room, each
+/// new one only while the fleet has.
+pub async fn seat(db: &Db, into: &Into, seated: Vec<Seated<'_>>) -> Result<Written, DbError> {
     let Some(first) = seated.first() else { return Ok(Written::Stale { at: None }) };
-    let mut unit = Unit::apply("jobs", first.held, None, columns(fleet, first.seat));
+    let (run, fleet) = (first.job.run_id, into.fleet);
+    let mut unit = Unit::apply("jobs", first.held, first.seat.due_in_us(), columns(fleet, &first.seat));
     for other in &seated[1..] {
-        let mut set = Unit::unlocked(None);
-        set.extend(columns(fleet, other.seat));
+        let mut set = Unit::unlocked(other.seat.due_in_us());
+        set.extend(columns(fleet, &other.seat));
         unit = unit.and([also_guarded("jobs", other.held, set)]);
     }
-    for one in seated {
-        if let Seat::Existing { instance, blocks, .. } = one.seat {
-            unit = unit.expect_one(TAKE_BLOCKS.as_str(), params![*instance, *blocks]);
+    let makes = seated.iter().any(|one| matches!(one.seat, Sits::New { .. }));
+    if makes {
+        unit = unit.expect_one(HOLD_FLEET.as_str(), params![fleet]);
+    }
+    let mut told_last = Vec::new();
+    for Seated { held, job, seat } in seated {
+        match seat {
+            Sits::There { seat, event } => {
+                if let Seat::Existing { instance, blocks, .. } = seat {
+                    unit = unit.expect_one(TAKE_BLOCKS.as_str(), params![*instance, *blocks]);
+                }
+                told_last.extend(told(db, held, job.project_id, &event, &job.job_name)?);
+            }
+            Sits::New { instance, created, blocks, .. } => {
+                told_last.extend(told(db, held, job.project_id, &created, &instance.name)?);
+                unit = unit.and([instances::insert_for(*instance, job.id, blocks)]);
+            }
         }
     }
-    let note = if chooses { CHOOSE_FLEET.as_str() } else { POKE_RUN.as_str() };
-    let params = if chooses { params![first.job.run_id, fleet] } else { params![first.job.run_id] };
-    unit = unit.exec(note, params);
-    for one in seated {
-        unit = unit.and(told(db, one.held, one.job.project_id, &one.event, &one.job.job_name)?);
+    if let (true, Some(max)) = (makes, into.nodes_max) {
+        unit = unit.expect_one(WITHIN_MAX.as_str(), params![fleet, i64::from(max)]);
     }
-    db.write(unit).await
+    unit = if into.chooses {
+        unit.exec(CHOOSE_FLEET.as_str(), params![run, fleet])
+    } else {
+        unit.exec(POKE_RUN.as_str(), params![run])
+    };
+    db.write(unit.and(told_last)).await
 }
 
-fn columns(fleet: FleetId, seat: &Seat) -> Values {
-    let mut set: Values = vec![
-        ("status", job::Status::Provisioning.into()),
-        ("fleet_id", fleet.into()),
-        ("provisioned_at", Val::Now),
-        ("shortfalls", Val::Null),
-        ("status_message", Val::Null),
-    ];
-    if let Seat::Existing { instance, blocks, .. } = seat {
-        set.extend([
-            ("instance_id", Val::from(*instance)),
+/// Between two looks of a job at the instance that is made for it; whoever makes it says when it is.
+const NEW_AGAIN_US: i64 = 30_000_000;
+
+impl Sits<'_> {
+    fn due_in_us(&self) -> Option<i64> {
+        match self {
+            Self::There { .. } => None,
+            Self::New { .. } => Some(NEW_AGAIN_US),
+        }
+    }
+}
+
+fn columns(fleet: FleetId, seat: &Sits<'_>) -> Values {
+    let mut set: Values = vec![("fleet_id", fleet.into()), ("shortfalls", Val::Null)];
+    match seat {
+        Sits::There { seat, .. } => {
+            set.extend([
+                ("status", job::Status::Provisioning.into()),
+                ("provisioned_at", Val::Now),
+                ("status_message", Val::Null),
+            ]);
+            if let Seat::Existing { instance, blocks, .. } = seat {
+                set.extend([
+                    ("instance_id", Val::from(*instance)),
+                    ("instance_assigned", true.into()),
+                    ("blocks", (*blocks).into()),
+                ]);
+            }
+        }
+        Sits::New { instance, blocks, message, .. } => set.extend([
+            ("instance_id", Val::from(instance.id)),
             ("instance_assigned", true.into()),
             ("blocks", (*blocks).into()),
-        ]);
+            ("status_message", message.as_str().into()),
+        ]),
     }
     set
 }

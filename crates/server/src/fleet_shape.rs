@@ -1,0 +1,214 @@
+//! A stored fleet specification, read once: what placement and the pipelines of fleets and instances need to know.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use windlass_model::{
+    config::{
+        Configuration,
+        fleet::{Blocks as GivenBlocks, Fleet as Config, FleetNodes, Placement},
+        profile::{Provisioning, SpotPolicy},
+    },
+    id::FleetId,
+    money::Price,
+    plan::{blocks::Blocks, offers::Needs},
+};
+
+use crate::db::fleets::Fleet;
+
+/// How long an idle instance is kept that a fleet made for itself, unless it says otherwise.
+const IDLE_OF_FLEET: i64 = 3 * 24 * 60 * 60;
+/// How long one is kept that was made for a run, unless the run or the fleet say otherwise.
+const IDLE_OF_RUN: i64 = 5 * 60;
+/// What stands for ever in a configuration.
+const FOR_EVER: i64 = -1;
+
+/// One fleet, decoded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FleetShape {
+    /// `None`: it cannot be read (any more). Such a fleet keeps what it has and makes nothing new.
+    configuration: Option<Box<Config>>,
+    is_ssh: bool,
+    is_cluster: bool,
+    limits: Needs,
+}
+
+impl FleetShape {
+    /// Never fails: one fleet with an odd specification must not keep a project's jobs from being placed.
+    pub fn parse(spec: &str) -> Self {
+        let spec: Value = serde_json::from_str(spec).unwrap_or_default();
+        let document = &spec["configuration"];
+        let configuration = match Configuration::from_json(document) {
+            Ok(Configuration::Fleet(config)) => Some(config),
+            Ok(_) | Err(_) => None,
+        };
+        let limits = configuration.as_deref().map(limits).unwrap_or_default();
+        Self {
+            is_ssh: !document["ssh_config"].is_null(),
+            is_cluster: document["placement"] == Placement::Cluster.as_str(),
+            configuration,
+            limits,
+        }
+    }
+
+    pub fn is_ssh(&self) -> bool {
+        self.is_ssh
+    }
+
+    /// `placement: cluster`.
+    pub fn is_cluster(&self) -> bool {
+        self.is_cluster
+    }
+
+    /// Whether it may make instances.
+    pub fn creates(&self) -> bool {
+        !self.is_ssh && self.configuration.is_some()
+    }
+
+    pub fn nodes(&self) -> Option<FleetNodes> {
+        self.configuration.as_ref()?.nodes
+    }
+
+    /// What it asks of new instances.
+    pub fn limits(&self) -> &Needs {
+        &self.limits
+    }
+
+    pub fn blocks(&self) -> Blocks {
+        match self.configuration.as_ref().map(|config| config.blocks) {
+            Some(GivenBlocks::Auto) => Blocks::Auto,
+            Some(GivenBlocks::Count(count)) => Blocks::Count(count),
+            None => Blocks::Count(1),
+        }
+    }
+
+    /// For the agents on its hosts, and for the jobs there below their own.
+    pub fn env(&self) -> BTreeMap<String, String> {
+        self.configuration.as_ref().map(|config| config.env.values()).unwrap_or_default()
+    }
+
+    fn provisioning(&self) -> Option<&Provisioning> {
+        Some(&self.configuration.as_ref()?.provisioning)
+    }
+
+    /// Its own tags, and those of a run over them.
+    pub fn tags(&self, run: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {
+        let own = self.provisioning().and_then(|machines| machines.tags.as_ref());
+        let mut tags = own.map(|tags| tags.0.clone()).unwrap_or_default();
+        tags.extend(run.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
+        tags
+    }
+
+    /// Seconds that an instance of its own may be idle; `None` = for ever.
+    pub fn idle(&self) -> Option<i64> {
+        let given = self.provisioning().and_then(|machines| machines.idle_duration.0);
+        Some(given.unwrap_or(IDLE_OF_FLEET)).filter(|secs| *secs != FOR_EVER)
+    }
+
+    /// Seconds that an instance made for a run may be idle: the shorter of what the two say.
+    pub fn idle_for(&self, run: Option<i64>) -> Option<i64> {
+        let own = self.provisioning().and_then(|machines| machines.idle_duration.0);
+        let shorter = match (own, run) {
+            (Some(FOR_EVER), Some(other)) | (Some(other), Some(FOR_EVER)) => other,
+            (Some(own), Some(run)) => own.min(run),
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => IDLE_OF_RUN,
+        };
+        Some(shorter).filter(|secs| *secs != FOR_EVER)
+    }
+}
+
+fn limits(config: &Config) -> Needs {
+    let machines = &config.provisioning;
+    Needs {
+        resources: config.resources.clone(),
+        max_price: machines.max_price.map(|price| Price::dollars(price.0)),
+        spot: match machines.spot_policy {
+            Some(SpotPolicy::Spot) => Some(true),
+            Some(SpotPolicy::OnDemand) => Some(false),
+            Some(SpotPolicy::Auto) | None => None,
+        },
+        backends: machines.backends.as_ref().map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
+        regions: machines.regions.clone(),
+        zones: machines.availability_zones.clone(),
+        instance_types: machines.instance_types.clone(),
+        reservation: machines.reservation.clone(),
+        volumes: Vec::new(),
+        instances: None,
+        whole: false,
+    }
+}
+
+/// By fleet: the specification, and what it came to.
+type Known = BTreeMap<FleetId, (String, Arc<FleetShape>)>;
+
+/// More fleets than this are rare; then the memory starts afresh.
+const SHAPES_MAX: usize = 4_096;
+
+/// Shapes that were read before: a fleet is looked at with every placement and hardly ever changes.
+pub fn of(fleet: &Fleet) -> Arc<FleetShape> {
+    of_spec(fleet.id, &fleet.spec)
+}
+
+pub fn of_spec(id: FleetId, spec: &str) -> Arc<FleetShape> {
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    if let Some((text, shape)) = KNOWN.lock().get(&id)
+        && text == spec
+    {
+        return Arc::clone(shape);
+    }
+    let shape = Arc::new(FleetShape::parse(spec));
+    let mut known = KNOWN.lock();
+    if known.len() >= SHAPES_MAX {
+        known.clear();
+    }
+    known.insert(id, (spec.to_owned(), Arc::clone(&shape)));
+    shape
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(configuration: Value) -> FleetShape {
+        FleetShape::parse(&serde_json::json!({ "configuration": configuration }).to_string())
+    }
+
+    #[test]
+    fn the_shorter_idle_time_counts_and_for_ever_is_the_longest() {
+        let of = |idle: Value| shape(serde_json::json!({"type": "fleet", "nodes": 1, "idle_duration": idle}));
+        assert_eq!(of(Value::Null).idle(), Some(IDLE_OF_FLEET));
+        assert_eq!(of("off".into()).idle(), None);
+        assert_eq!(of(Value::Null).idle_for(None), Some(IDLE_OF_RUN));
+        assert_eq!(of("1h".into()).idle_for(None), Some(3600));
+        assert_eq!(of("1h".into()).idle_for(Some(60)), Some(60));
+        assert_eq!(of("off".into()).idle_for(Some(60)), Some(60));
+        assert_eq!(of("1h".into()).idle_for(Some(FOR_EVER)), Some(3600));
+        assert_eq!(of("off".into()).idle_for(None), None);
+    }
+
+    #[test]
+    fn what_a_fleet_asks_of_new_instances_is_read() {
+        let shape = shape(serde_json::json!({"type": "fleet", "nodes": "1..4", "blocks": "auto",
+            "backends": ["aws"], "regions": ["eu"], "max_price": 2.5, "spot_policy": "spot",
+            "resources": {"gpu": "H100"}, "tags": {"team": "a", "cost": "b"}}));
+        assert_eq!(shape.limits().backends.as_deref(), Some(&["aws".to_owned()][..]));
+        assert_eq!((shape.limits().spot, shape.limits().max_price), (Some(true), Some(Price::dollars(2.5))));
+        assert!(shape.limits().resources.is_some() && shape.creates() && !shape.is_ssh());
+        assert_eq!(shape.blocks(), Blocks::Auto);
+        let run = BTreeMap::from([("cost".to_owned(), "run".to_owned())]);
+        assert_eq!(shape.tags(Some(&run))["cost"], "run");
+        assert_eq!(shape.tags(Some(&run))["team"], "a");
+    }
+
+    #[test]
+    fn a_fleet_that_cannot_be_read_keeps_its_hosts_and_makes_nothing() {
+        let odd = FleetShape::parse(r#"{"configuration": {"type": "fleet", "placement": "cluster", "nodes": "x"}}"#);
+        assert!(odd.is_cluster() && !odd.creates());
+        assert!(!FleetShape::parse("no document").creates());
+    }
+}

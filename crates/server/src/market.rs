@@ -1,0 +1,74 @@
+//! What backends would create now: asked rarely, remembered shortly.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+use windlass_backend::Backends;
+use windlass_model::plan::offers::Offer;
+
+/// How long an answer serves.
+const FRESH: Duration = Duration::from_secs(5);
+/// How long a backend may take to answer; meanwhile placement waits.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// The offers of all backends, for everybody who places or creates.
+#[derive(Clone, Debug)]
+pub struct Market {
+    backends: Backends,
+    known: Arc<Mutex<Option<(Instant, Arc<Seen>)>>>,
+    /// One asks, the others wait for what it hears.
+    asking: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// What was heard.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    pub offers: Vec<Offer>,
+    /// Backends that did not answer, each with what it said.
+    pub silent: Vec<String>,
+}
+
+impl Market {
+    pub fn new(backends: Backends) -> Self {
+        Self { backends, known: Arc::default(), asking: Arc::default() }
+    }
+
+    pub async fn seen(&self) -> Arc<Seen> {
+        if let Some(seen) = self.fresh() {
+            return seen;
+        }
+        let _asking = self.asking.lock().await;
+        if let Some(seen) = self.fresh() {
+            return seen;
+        }
+        let seen = Arc::new(self.ask().await);
+        *self.known.lock() = Some((Instant::now(), Arc::clone(&seen)));
+        seen
+    }
+
+    fn fresh(&self) -> Option<Arc<Seen>> {
+        let known = self.known.lock();
+        known.as_ref().filter(|(at, _)| at.elapsed() < FRESH).map(|(_, seen)| Arc::clone(seen))
+    }
+
+    async fn ask(&self) -> Seen {
+        let asked = self.backends.all().map(|backend| async {
+            let answer = timeout(ANSWER_MAX, backend.offers()).await;
+            (backend.name(), answer)
+        });
+        let mut seen = Seen::default();
+        for (name, answer) in join_all(asked).await {
+            match answer {
+                Ok(Ok(offers)) => seen.offers.extend(offers),
+                Ok(Err(error)) => seen.silent.push(format!("{name}: {error}")),
+                Err(_) => seen.silent.push(format!("{name}: no answer within {} s", ANSWER_MAX.as_secs())),
+            }
+        }
+        for said in &seen.silent {
+            tracing::warn!(said, "ask a backend for its offers");
+        }
+        seen
+    }
+}

@@ -1,0 +1,297 @@
+//! Pipeline `fleets`: as many instances as a fleet asks for.
+//!
+//! Claims   fleets in Submitted, Active, Terminating.
+//! Owns     fleets.status, fleets.status_message, fleets.finished, fleets.deleted, fleets.deleted_at,
+//!          fleets.consolidation_attempt, fleets.last_consolidated_at.
+//! Wakes    on hint (applied, deleted, an instance came or went), else every 30 s.
+//! Why not  lock the instances? A fleet never changes one: it asks for an end (`termination_asked_at`), or
+//!          adds a row whose number is unique, and the pipeline of instances does the rest.
+
+use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_model::{
+    decide::fleets::{self as brain, Member, Plan},
+    event::{self, Event},
+    fleet::{self, Status},
+    id::InstanceId,
+    instance,
+    plan::{
+        blocks,
+        offers::{Offer, fit, shortfalls},
+        place::OFFERS_MAX,
+    },
+    time::Timestamp,
+};
+
+use super::{Hands, because, due_in};
+use crate::{
+    db::{
+        Change, Val, Written,
+        events::{self, Place, Target},
+        instances::{self, Instance, NewInstance},
+        passes::fleets::{self as rows, Loaded, Moved},
+    },
+    fleet_shape::{self, FleetShape},
+    instance_facts::{OrderFacts, Tries, type_of_offer},
+    market::{Market, Seen},
+    pass_error::PassError,
+};
+
+pub(super) struct Fleets {
+    pub(super) hands: Hands,
+    pub(super) market: Market,
+}
+
+pub(crate) const QUEUE: Queue =
+    Queue { pipeline: "fleets", table: "fleets", statuses: &["submitted", "active", "terminating"] };
+
+pub(crate) struct Row {
+    loaded: Loaded,
+    shape: std::sync::Arc<FleetShape>,
+}
+
+pub(crate) struct Next {
+    plan: Plan,
+    /// What each new instance may become.
+    offers: Vec<Offer>,
+    /// Why there are none.
+    said: Option<String>,
+}
+
+impl Pipeline for Fleets {
+    type Row = Row;
+    type Seen = ();
+    type Plan = Next;
+    type Error = PassError;
+
+    fn queue(&self) -> Queue {
+        QUEUE
+    }
+
+    async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
+        let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
+        let shape = fleet_shape::of(&loaded.fleet);
+        Ok(Some(Row { loaded, shape }))
+    }
+
+    /// Backends are asked only where something is to be made.
+    async fn observe(&self, _lease: &Lease, _row: &Row) -> Result<(), PassError> {
+        Ok(())
+    }
+
+    fn decide(row: &Row, (): (), now: DbTime) -> Next {
+        let plan = brain::decide(&view(row), Timestamp(now));
+        Next { plan, offers: Vec::new(), said: None }
+    }
+
+    async fn act(&self, _lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+        if next.plan.create.is_empty() {
+            return Ok(());
+        }
+        let seen = self.market.seen().await;
+        next.offers = offers(&seen, &row.shape);
+        if next.offers.is_empty() {
+            // Nothing to try is no try.
+            next.said = Some(no_offers(&seen, &row.shape));
+            next.plan.create.clear();
+            let fleet = &row.loaded.fleet;
+            next.plan.attempts = u32::try_from(fleet.consolidation_attempt).unwrap_or_default();
+            next.plan.tried_at = fleet.last_consolidated_at;
+        }
+        Ok(())
+    }
+
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+        let due_in_us = Some(due_in(lease, next.plan.due));
+        let fleet = &row.loaded.fleet;
+        let mut moved = Moved {
+            set: vec![
+                ("consolidation_attempt", i64::from(next.plan.attempts).into()),
+                ("last_consolidated_at", next.plan.tried_at.into()),
+            ],
+            end: next.plan.end.clone(),
+            ..Moved::default()
+        };
+        for num in &next.plan.create {
+            moved.create.extend(self.member(lease, &row, *num, &next.offers)?);
+        }
+        let message = said(&row, &next);
+        if let Some(change) = &next.plan.change {
+            let why = because(event::Pipeline::Fleet, lease, change.reason, &change.message);
+            let step = event::transition::<fleet::Fleet>(fleet.id, fleet.status, change.event, why)?;
+            moved.set.push(("status", step.status.into()));
+            if step.status == Status::Terminated {
+                moved.set.extend([
+                    ("finished", true.into()),
+                    ("deleted", true.into()),
+                    ("deleted_at", Val::Now),
+                ]);
+            }
+            moved.event = step.record;
+        } else if let Some(message) = message.as_ref().filter(|said| fleet.status_message.as_ref() != Some(said)) {
+            let why = because(event::Pipeline::Fleet, lease, "note", message);
+            moved.event = Some(Event::note(event::Entity::Fleet, fleet.id, why));
+        }
+        moved.set.push(("status_message", message.into()));
+        let wake = if moved.end.is_empty() && moved.create.is_empty() {
+            vec![]
+        } else {
+            vec![super::instances::QUEUE.pipeline]
+        };
+        let written = rows::apply(&self.hands.db, lease.held(), fleet, moved, due_in_us).await;
+        match written {
+            Ok(Written::Done { .. }) => Ok(Applied::Written { due_in_us, wake }),
+            Ok(Written::Stale { .. }) => Ok(Applied::LeaseLost),
+            // A job's placeholder took the number in the same moment: look again.
+            Err(error) if error.is_conflict_on("instances_num_key") => Ok(Applied::RelatedBusy),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Fleets {
+    /// One more instance, to be made from the first of the offers that is granted.
+    fn member(&self, lease: &Lease, row: &Row, num: u32, offers: &[Offer]) -> Result<Vec<Change>, PassError> {
+        let (db, fleet) = (&self.hands.db, &row.loaded.fleet);
+        let id = InstanceId(db.new_id()?);
+        let name = format!("{}-{num}", fleet.name);
+        let tags = row.shape.tags(None);
+        let new = NewInstance { idle_seconds_max: row.shape.idle(), ..wish(id, offers, tags)? };
+        let new = NewInstance {
+            project_id: fleet.project_id,
+            fleet_id: Some(fleet.id),
+            name: name.clone(),
+            instance_num: num.into(),
+            ..new
+        };
+        let message = format!("the fleet keeps at least {} nodes", row.shape.nodes().map_or(0, |n| n.min));
+        let why = because(event::Pipeline::Fleet, lease, "nodes_min", message);
+        let created = Event::created::<instance::Instance>(id, instance::Status::Pending, why);
+        let targets = [Target { entity: created.entity, id: id.0, name: &name }];
+        let place = Place {
+            project: Some(fleet.project_id),
+            user: None,
+            lock_token: Some(lease.token),
+            targets: &targets,
+        };
+        let mut changes = vec![instances::insert(new)];
+        changes.extend(events::append(db, &created, &place)?);
+        Ok(changes)
+    }
+}
+
+/// An instance that is to be made from one of these offers; where it belongs is left to the caller.
+pub(super) fn wish(
+    id: InstanceId,
+    offers: &[Offer],
+    tags: std::collections::BTreeMap<String, String>,
+) -> Result<NewInstance, PassError> {
+    let first = offers.first();
+    let document = |value: Result<String, serde_json::Error>| value.map_err(PassError::document);
+    let tries = Tries { at: 0, offers: offers.to_vec() };
+    Ok(NewInstance {
+        id,
+        project_id: windlass_model::id::ProjectId(uuid::Uuid::nil()),
+        fleet_id: None,
+        name: String::new(),
+        instance_num: 0,
+        backend: first.map(|offer| offer.backend.clone()),
+        region: first.map(|offer| offer.region.clone()),
+        hostname: None,
+        price: first.map(|offer| offer.price.as_dollars()),
+        spot: first.is_some_and(|offer| offer.host.spot),
+        instance_type: first.map(|offer| type_of_offer(offer).to_string()),
+        offer: Some(document(serde_json::to_string(&tries))?),
+        provisioning: None,
+        ssh: None,
+        ssh_sealed: None,
+        requirements: None,
+        profile: Some(document(serde_json::to_string(&OrderFacts { tags }))?),
+        status: instance::Status::Pending,
+        total_blocks: first.map(|offer| offer.total_blocks.into()),
+        idle_seconds_max: None,
+    })
+}
+
+/// What the fleet may make, cheapest first, split as it says.
+pub(super) fn offers(seen: &Seen, shape: &FleetShape) -> Vec<Offer> {
+    let mut offers: Vec<Offer> = seen
+        .offers
+        .iter()
+        .filter(|offer| offer.availability.worth_trying() && fit(offer, shape.limits()).is_ok())
+        .filter_map(|offer| {
+            let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
+            let total_blocks = blocks::split(shape.blocks(), offer.host.cpus, gpus).ok()?;
+            Some(Offer { total_blocks, ..offer.clone() })
+        })
+        .collect();
+    offers.sort_by(|left, right| (left.price, left).cmp(&(right.price, right)));
+    offers.truncate(OFFERS_MAX);
+    offers
+}
+
+/// Why there is nothing to make.
+fn no_offers(seen: &Seen, shape: &FleetShape) -> String {
+    let mut said = vec!["no backend offers what the fleet asks for".to_owned()];
+    said.extend(seen.silent.iter().cloned());
+    if seen.offers.is_empty() && seen.silent.is_empty() {
+        said = vec!["no backend offers anything".to_owned()];
+    }
+    let mut misses: Vec<_> =
+        seen.offers.iter().map(|offer| (shortfalls(offer, shape.limits()), offer)).collect();
+    misses.sort_by_key(|(short, _)| short.len());
+    if let Some((short, offer)) = misses.first() {
+        let short: Vec<String> = short.iter().map(ToString::to_string).collect();
+        said.push(format!("nearest is {} {}: {}", offer.backend, offer.instance_type, short.join(", ")));
+    }
+    said.join("; ")
+}
+
+/// Where the fleet stands, for people: nothing while all is well.
+fn said(row: &Row, next: &Next) -> Option<String> {
+    let mut said: Vec<String> = next.plan.note.iter().chain(&next.said).cloned().collect();
+    if next.said.is_some() {
+        said.retain(|text| Some(text) != next.plan.note.as_ref());
+    }
+    if row.loaded.fleet.status == Status::Terminating && !row.loaded.members.is_empty() {
+        said.push(format!("waits for {} instances to end", row.loaded.members.len()));
+    }
+    let (nodes, have) = (row.shape.nodes(), row.loaded.members.len());
+    let short = nodes.is_some_and(|nodes| have < nodes.min as usize);
+    if short && next.plan.attempts > 0 && let Some(last) = &row.loaded.last_word {
+        said.push(format!("the last one failed: {last}"));
+    }
+    if said.is_empty() && short {
+        // A wait between two tries: what was said last still holds.
+        return row.loaded.fleet.status_message.clone();
+    }
+    (!said.is_empty()).then(|| said.join("; "))
+}
+
+fn view(row: &Row) -> brain::Fleet {
+    let (fleet, nodes) = (&row.loaded.fleet, row.shape.nodes());
+    let creates = row.shape.creates();
+    brain::Fleet {
+        status: fleet.status,
+        is_ssh: !creates,
+        delete_asked: fleet.termination_asked_at.is_some(),
+        nodes_min: nodes.map_or(0, |nodes| nodes.min),
+        nodes_target: nodes.map_or(0, |nodes| nodes.target),
+        nodes_max: nodes.and_then(|nodes| nodes.max),
+        members: row.loaded.members.iter().map(|member| of_member(member, &row.shape)).collect(),
+        attempts: u32::try_from(fleet.consolidation_attempt).unwrap_or_default(),
+        tried_at: fleet.last_consolidated_at,
+    }
+}
+
+fn of_member(member: &Instance, shape: &FleetShape) -> Member {
+    // By what its backend promised, not by what it turned out to have: a replacement would be no other.
+    let offered = Tries::of(member).and_then(|tries| tries.current().cloned());
+    Member {
+        id: member.id,
+        instance_num: u32::try_from(member.instance_num).unwrap_or_default(),
+        status: member.status,
+        jobs: u32::from(member.busy_blocks > 0),
+        ending: member.termination_asked_at.is_some(),
+        up_to_date: offered.is_none_or(|offer| fit(&offer, shape.limits()).is_ok()),
+    }
+}

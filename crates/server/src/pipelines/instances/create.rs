@@ -1,0 +1,234 @@
+//! Making a machine, taking it back, and finding it again: the calls to backends.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout};
+use windlass_backend::{Backend, BackendError, Deleted, Found, Machine, Order, Want, remote::Memo};
+use windlass_engine::Lease;
+use windlass_model::{
+    decide::instances::Seen,
+    plan::{blocks, offers::Offer},
+};
+use windlass_tunnel::{HostKey, Learned};
+
+use super::{Instances, Look, Row};
+use crate::{
+    agents::{enrol, site},
+    db::passes::instances as rows,
+    instance_facts::{OrderFacts, Tries},
+    pass_error::PassError,
+};
+
+/// How long a backend may take over one call. The row's lease is kept alive meanwhile.
+const CALL_MAX: Duration = Duration::from_secs(540);
+/// How often the progress of a bring-up is written down.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// Reasons of offers that are told; the rest is counted.
+const REASONS_MAX: usize = 5;
+
+impl Instances {
+    /// The order for an instance: for the SSH host it is, or for this offer.
+    async fn order(&self, row: &Row, offer: Option<&Offer>) -> Result<Order, BackendError> {
+        let (db, keys, id) = (&self.0.db, &*self.0.keys, row.instance.id);
+        let failed = |what, said: String| BackendError::Unavailable { what, said };
+        let enrolment = enrol::enrolment(db, keys, id)
+            .await
+            .map_err(|error| failed("make the agent's credential", chain(&error)))?;
+        let want = if row.is_ssh() {
+            let site = site::site(db, keys, id)
+                .await
+                .map_err(|error| failed("read the host's SSH settings", chain(&error)))?;
+            Want::Host(Box::new(site))
+        } else {
+            let offer = offer.cloned().or_else(|| Tries::of(&row.instance)?.current().cloned());
+            let offer = offer.or_else(|| crate::inventory::offer(&row.instance).ok());
+            let said = || "nothing says what it is".to_owned();
+            Want::Offer(Box::new(offer.ok_or_else(|| failed("read its offer", said()))?))
+        };
+        Ok(Order {
+            instance: id,
+            name: row.instance.name.clone(),
+            want,
+            enrolment,
+            tags: OrderFacts::of(&row.instance).tags,
+            env: row.fleet.as_ref().map(|fleet| fleet.shape.env()).unwrap_or_default(),
+        })
+    }
+
+    /// Asks for the offers in their order until one is granted.
+    ///
+    /// What was made before a write got lost is found again by the instance's id, but only by the backend that made
+    /// it. So the row says which one is asked before another than the first is.
+    pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
+        let Some(mut tries) = Tries::of(&row.instance).filter(|tries| !tries.offers.is_empty()) else {
+            let said = "no backend offers what is asked for".to_owned();
+            return Ok(Look::of(Seen::NoOffers { said }));
+        };
+        let mut refusals = Vec::new();
+        for at in tries.at..tries.offers.len() {
+            let offer = tries.offers[at].clone();
+            let place = format!("{} {} {}", offer.backend, offer.region, offer.instance_type);
+            let Some(backend) = self.0.backends.named(&offer.backend) else {
+                refusals.push(format!("{place}: the server has no backend `{}`", offer.backend));
+                continue;
+            };
+            if tries.offers[tries.at].backend != offer.backend {
+                let asked = Tries { at, ..tries.clone() };
+                if !rows::tries(&self.0.db, lease.held(), &asked).await?.is_done() {
+                    return Ok(Look::of(Seen::NotAsked));
+                }
+            }
+            tries.at = at;
+            let made = match self.order(row, Some(&offer)).await {
+                Ok(order) => self.made(lease, &**backend, &order).await,
+                Err(error) => Err(error),
+            };
+            match made {
+                Ok(machine) => {
+                    let learned = super::Learned { machine: Some(machine), granted: Some(tries), ..super::Learned::default() };
+                    return Ok(Look { seen: Seen::Created, learned });
+                }
+                Err(error @ BackendError::Unavailable { .. }) => {
+                    let seen = Seen::NotDeployed { fatal: false, said: format!("{place}: {error}") };
+                    return Ok(Look { seen, learned: super::Learned { tries: Some(tries), ..super::Learned::default() } });
+                }
+                Err(
+                    error @ (BackendError::NoCapacity { .. }
+                    | BackendError::Refused { .. }
+                    | BackendError::HostKeyChanged { .. }),
+                ) => refusals.push(format!("{place}: {error}")),
+            }
+        }
+        Ok(Look::of(Seen::NoOffers { said: summary(&refusals) }))
+    }
+
+    /// Brings the agent to an SSH host.
+    pub(super) async fn deploy(&self, lease: &Lease, row: &Row) -> Look {
+        let said = "the server has no backend for SSH hosts".to_owned();
+        let Some(backend) = row.backend(&self.0.backends) else {
+            return Look::of(Seen::NotDeployed { fatal: false, said });
+        };
+        let made = match self.order(row, None).await {
+            Ok(order) => self.made(lease, &**backend, &order).await,
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(machine) => self.deployed(row, machine).await,
+            Err(error @ BackendError::HostKeyChanged { .. }) => {
+                Look::of(Seen::Untrusted { said: error.to_string() })
+            }
+            Err(error @ BackendError::Refused { .. }) => {
+                Look::of(Seen::NotDeployed { fatal: true, said: error.to_string() })
+            }
+            Err(error @ (BackendError::NoCapacity { .. } | BackendError::Unavailable { .. })) => {
+                Look::of(Seen::NotDeployed { fatal: false, said: error.to_string() })
+            }
+        }
+    }
+
+    async fn deployed(&self, row: &Row, machine: Machine) -> Look {
+        if let Err(error) = self.pin(row, &machine).await {
+            return Look::of(Seen::Untrusted { said: chain(&error) });
+        }
+        match total_blocks(row, &machine) {
+            Ok(total_blocks) => Look {
+                seen: Seen::Deployed { healthy: false },
+                learned: super::Learned { machine: Some(machine), total_blocks, ..super::Learned::default() },
+            },
+            Err(uneven) => Look::of(Seen::NotDeployed { fatal: true, said: uneven.to_string() }),
+        }
+    }
+
+    /// Keeps the keys that the host and those on the way have shown: from now on they must show them again.
+    async fn pin(&self, row: &Row, machine: &Machine) -> Result<(), site::SiteError> {
+        let keys = Memo::of(machine).host_keys.into_iter();
+        let seen: Vec<Learned> = keys
+            .filter_map(|(host, line)| HostKey::parse(&line).ok().map(|key| Learned { host, key }))
+            .collect();
+        site::pin(&self.0.db, row.instance.id, &seen).await
+    }
+
+    /// Makes the machine, and writes down how far that is while it lasts.
+    async fn made(&self, lease: &Lease, backend: &dyn Backend, order: &Order) -> Result<Machine, BackendError> {
+        let making = timeout(CALL_MAX, backend.create(order));
+        tokio::pin!(making);
+        let mut told = None;
+        let mut look_at = Instant::now() + PROGRESS_EVERY;
+        loop {
+            tokio::select! {
+                made = &mut making => return made.unwrap_or_else(|_| Err(BackendError::Unavailable {
+                    what: "make the machine",
+                    said: format!("no answer within {} s", CALL_MAX.as_secs()),
+                })),
+                () = sleep_until(look_at) => {
+                    look_at = Instant::now() + PROGRESS_EVERY;
+                    let said = backend.progress(order.instance);
+                    if said.is_some() && said != told {
+                        // For people only: whether it is kept or not changes nothing.
+                        let _ = rows::progress(&self.0.db, lease.held(), said.as_deref()).await;
+                        told = said;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the backend says of a machine that does not answer by itself.
+    pub(super) async fn find(&self, row: &Row) -> Option<Result<Found, BackendError>> {
+        let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
+        let order = match self.order(row, None).await {
+            Ok(order) => order,
+            Err(error) => return Some(Err(error)),
+        };
+        let found = timeout(CALL_MAX, backend.find(&order, machine)).await;
+        let said = format!("no answer within {} s", CALL_MAX.as_secs());
+        Some(found.unwrap_or(Err(BackendError::Unavailable { what: "look for the machine", said })))
+    }
+
+    pub(super) async fn delete(&self, row: &Row) -> Seen {
+        let Some(backend) = row.backend(&self.0.backends) else {
+            return match (&row.machine, row.instance.started_at) {
+                (None, None) => Seen::Gone { said: "it was never made".to_owned() },
+                _ => {
+                    let name = row.instance.backend.as_deref().unwrap_or_default();
+                    Seen::NotDeleted { said: format!("the server has no backend `{name}`") }
+                }
+            };
+        };
+        let deleted = match self.order(row, None).await {
+            Ok(order) => timeout(CALL_MAX, backend.delete(&order, row.machine.as_ref())).await,
+            Err(error) => Ok(Err(error)),
+        };
+        match deleted {
+            Ok(Ok(Deleted::Gone)) => Seen::Gone { said: "deleted".to_owned() },
+            Ok(Ok(Deleted::Going)) => Seen::NotDeleted { said: "the backend is at it".to_owned() },
+            Ok(Err(error)) => Seen::NotDeleted { said: error.to_string() },
+            Err(_) => Seen::NotDeleted { said: format!("no answer within {} s", CALL_MAX.as_secs()) },
+        }
+    }
+}
+
+/// Into how many blocks an SSH host is split. `None`: as the row says.
+fn total_blocks(row: &Row, machine: &Machine) -> Result<Option<i64>, blocks::UnevenBlocks> {
+    let Some(has) = &machine.has else { return Ok(None) };
+    let wanted = match row.instance.total_blocks.and_then(|count| u32::try_from(count).ok()) {
+        Some(count) => blocks::Blocks::Count(count),
+        None => blocks::Blocks::Auto,
+    };
+    let gpus = u32::try_from(has.gpus.len()).unwrap_or(u32::MAX);
+    blocks::split(wanted, has.cpus, gpus).map(|count| Some(count.into()))
+}
+
+fn summary(refusals: &[String]) -> String {
+    let mut said = format!("{} offers were tried: ", refusals.len());
+    said += &refusals[..refusals.len().min(REASONS_MAX)].join("; ");
+    if refusals.len() > REASONS_MAX {
+        said += &format!("; and {} more", refusals.len() - REASONS_MAX);
+    }
+    said
+}
+
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
