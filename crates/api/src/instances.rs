@@ -34,6 +34,9 @@ pub struct Instance {
     pub hostname: Option<String>,
     #[schemars(extend("enum" = ["pending", "provisioning", "idle", "busy", "terminating", "terminated"]))]
     pub status: String,
+    /// Where it stands on its way, or what is wrong with it.
+    #[serde(default)]
+    pub status_message: Option<String>,
     #[serde(default)]
     pub unreachable: bool,
     #[schemars(extend("enum" = ["healthy", "warning", "failure"]))]

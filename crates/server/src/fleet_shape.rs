@@ -46,7 +46,8 @@ impl FleetShape {
             Ok(Configuration::Fleet(config)) => Some(config),
             Ok(_) | Err(_) => None,
         };
-        let limits = configuration.as_deref().map(limits).unwrap_or_default();
+        let unknown = || Needs { spot_by_default: true, ..Needs::default() };
+        let limits = configuration.as_deref().map_or_else(unknown, limits);
         Self {
             is_ssh: !document["ssh_config"].is_null(),
             is_cluster: document["placement"] == Placement::Cluster.as_str(),
@@ -76,6 +77,12 @@ impl FleetShape {
     /// What it asks of new instances.
     pub fn limits(&self) -> &Needs {
         &self.limits
+    }
+
+    /// What it asks of instances that it makes for itself: on demand, unless it says something else.
+    pub fn own_limits(&self) -> Needs {
+        let spot = if self.limits.spot_by_default { Some(false) } else { self.limits.spot };
+        Needs { spot, ..self.limits.clone() }
     }
 
     pub fn blocks(&self) -> Blocks {
@@ -132,6 +139,7 @@ fn limits(config: &Config) -> Needs {
             Some(SpotPolicy::OnDemand) => Some(false),
             Some(SpotPolicy::Auto) | None => None,
         },
+        spot_by_default: machines.spot_policy.is_none(),
         backends: machines.backends.as_ref().map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
         regions: machines.regions.clone(),
         zones: machines.availability_zones.clone(),
@@ -207,7 +215,9 @@ mod tests {
 
     #[test]
     fn a_fleet_that_cannot_be_read_keeps_its_hosts_and_makes_nothing() {
-        let odd = FleetShape::parse(r#"{"configuration": {"type": "fleet", "placement": "cluster", "nodes": "x"}}"#);
+        let odd = FleetShape::parse(
+            r#"{"configuration": {"type": "fleet", "placement": "cluster", "nodes": "x"}}"#,
+        );
         assert!(odd.is_cluster() && !odd.creates());
         assert!(!FleetShape::parse("no document").creates());
     }

@@ -87,11 +87,8 @@ fn has(host: &Host) -> Has {
 
 /// What a host has, as its agent tells; for machines whose backend did not look.
 pub(crate) fn has_of(info: &HostInfo) -> Has {
-    let gpu = HasGpu {
-        vendor: info.gpu_vendor.clone(),
-        name: info.gpu_name.clone(),
-        memory_mib: info.gpu_memory,
-    };
+    let gpu =
+        HasGpu { vendor: info.gpu_vendor.clone(), name: info.gpu_name.clone(), memory_mib: info.gpu_memory };
     Has {
         cpus: info.cpus,
         arch: None,

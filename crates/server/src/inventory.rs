@@ -1,7 +1,11 @@
 //! Stored fleets and instances, as placement sees them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::LazyLock,
+};
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 use windlass_model::{
     fleet,
@@ -122,12 +126,8 @@ fn readiness(row: &db::instances::Instance) -> Readiness {
 
 /// What the instance is, by its own document; one that nobody has looked at yet has nothing.
 pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
-    let kind: Option<Kind> = match &row.instance_type {
-        Some(text) => Some(serde_json::from_str(text).map_err(PassError::document)?),
-        None => None,
-    };
-    let (instance_type, host) = match kind {
-        Some(kind) => (kind.name, host(kind.resources)),
+    let (instance_type, host) = match &row.instance_type {
+        Some(text) => known_kind(text)?,
         None => (
             String::new(),
             Host { cpus: 0, arch: None, memory_mib: 0, disk_mib: 0, gpus: Vec::new(), spot: row.spot },
@@ -145,6 +145,25 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
         total_blocks: u32::try_from(row.total_blocks.unwrap_or(1)).unwrap_or(1).max(1),
     })
 }
+
+/// Kinds that were read before: hosts are many, their kinds few, and placement looks at all of them each time.
+fn known_kind(text: &str) -> Result<(String, Host), PassError> {
+    static KNOWN: LazyLock<Mutex<HashMap<String, (String, Host)>>> = LazyLock::new(Mutex::default);
+    if let Some(known) = KNOWN.lock().get(text) {
+        return Ok(known.clone());
+    }
+    let kind: Kind = serde_json::from_str(text).map_err(PassError::document)?;
+    let read = (kind.name, host(kind.resources));
+    let mut known = KNOWN.lock();
+    if known.len() >= KINDS_MAX {
+        known.clear();
+    }
+    known.insert(text.to_owned(), read.clone());
+    Ok(read)
+}
+
+/// More kinds than this are rare; then the memory starts afresh.
+const KINDS_MAX: usize = 4_096;
 
 fn host(resources: Resources) -> Host {
     Host {

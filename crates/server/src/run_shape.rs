@@ -191,6 +191,7 @@ impl RunShape {
             resources: Some(asked.resources.clone()),
             max_price: asked.max_price.map(Price::dollars),
             spot: asked.spot,
+            spot_by_default: machines.spot_policy.is_none() && asked.spot == Some(false),
             backends: backends.map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
             regions: machines.regions.clone(),
             zones: machines.availability_zones.clone(),

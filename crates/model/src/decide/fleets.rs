@@ -149,7 +149,8 @@ fn is_up(status: instance::Status) -> bool {
 
 fn replace(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: Timestamp) -> Plan {
     if fleet.attempts >= ATTEMPTS_MAX {
-        plan.note = Some(format!("{missing} nodes are missing, and {ATTEMPTS_MAX} tries failed: it gives up"));
+        plan.note =
+            Some(format!("{missing} nodes are missing, and {ATTEMPTS_MAX} tries failed: it gives up"));
         return plan;
     }
     let next = match (fleet.attempts.checked_sub(1), fleet.tried_at) {
@@ -171,7 +172,8 @@ fn replace(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: Timesta
     plan.create = (0..).filter(|num| !used.contains(num)).take(room as usize).collect();
     plan.attempts = fleet.attempts + 1;
     plan.tried_at = Some(now);
-    let message = format!("{missing} nodes are missing: creates {room}, try {} of {ATTEMPTS_MAX}", plan.attempts);
+    let message =
+        format!("{missing} nodes are missing: creates {room}, try {} of {ATTEMPTS_MAX}", plan.attempts);
     plan.note = Some(message);
     plan
 }

@@ -368,9 +368,12 @@ fn silent(instance: &Instance, now: Timestamp) -> Plan {
 fn terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
     let since = instance.terminating_since.unwrap_or(now);
     match seen {
-        Seen::Gone { said } => {
-            Plan::change(instance, Event::Deleted, format!("the backend does not have it any more: {said}"), now)
-        }
+        Seen::Gone { said } => Plan::change(
+            instance,
+            Event::Deleted,
+            format!("the backend does not have it any more: {said}"),
+            now,
+        ),
         Seen::NotDeleted { said } if now.since(since) < DELETE_MAX => {
             let due = (now + DELETE_RETRY).min(since + DELETE_MAX);
             Plan { note: Some(format!("not deleted yet: {said}")), ..Plan::keep(instance, due) }

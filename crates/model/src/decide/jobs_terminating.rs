@@ -254,8 +254,9 @@ fn gone(job: &Job, seen: Seen, before: Quiet, now: Timestamp) -> Proof<Gone> {
     match place.status {
         // The machine is no more, and the container with it.
         instance::Status::Terminated => return Ok(Gone { _after: before, gave_up: false }),
-        instance::Status::Pending
-        | instance::Status::Provisioning
+        // Nor is there one yet: nobody hands a task to a machine that is only wished for.
+        instance::Status::Pending => return Ok(Gone { _after: before, gave_up: false }),
+        instance::Status::Provisioning
         | instance::Status::Idle
         | instance::Status::Busy
         | instance::Status::Terminating => {}

@@ -119,6 +119,8 @@ pub struct Needs {
     pub max_price: Option<Price>,
     /// `Some(true)` spot only, `Some(false)` on-demand only.
     pub spot: Option<bool>,
+    /// Nobody said anything about spot: `spot` is only the default, and gives way to what the fleet says.
+    pub spot_by_default: bool,
     pub backends: Option<Vec<String>>,
     pub regions: Option<Vec<String>>,
     pub zones: Option<Vec<String>>,
@@ -129,6 +131,17 @@ pub struct Needs {
     pub instances: Option<Vec<Named>>,
     /// A node of several: it takes whole instances, never a share.
     pub whole: bool,
+}
+
+impl Needs {
+    /// What a job needs inside a fleet with these limits. Both must hold, and they are compared one after the other;
+    /// only where one of them has nothing but a default does the other's word count for both.
+    pub fn within<'a>(&'a self, limits: &Self) -> Cow<'a, Self> {
+        if self.spot_by_default && !limits.spot_by_default {
+            return Cow::Owned(Self { spot: limits.spot, ..self.clone() });
+        }
+        Cow::Borrowed(self)
+    }
 }
 
 /// Case-free, as configurations spell regions, types and names.

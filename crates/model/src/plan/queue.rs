@@ -134,7 +134,10 @@ impl<'a> Round<'a> {
 
     pub(super) fn fit(&self, class: usize, shape: usize) -> Fit {
         let class = &self.classes[class];
-        *class.shapes[shape].get_or_init(|| fit(&self.stock.shapes[shape], &class.needs))
+        *class.shapes[shape].get_or_init(|| {
+            let shape = &self.stock.shapes[shape];
+            fit(shape, &class.needs.within(&self.stock.fleets[shape.fleet].fleet.limits))
+        })
     }
 
     fn place_one(&mut self, waiting: &Waiting, ask: &Ask) -> Option<Outcome> {
@@ -201,11 +204,12 @@ impl<'a> Round<'a> {
             return Arc::default();
         }
         let offers = class.offers.entry(fleet).or_insert_with(|| {
+            let needs = class.needs.within(&room.fleet.limits);
             let admitted = self.stock.offers.iter().zip(&room.admits).enumerate();
             let offers = admitted.filter_map(|(at, ((index, offer), admits))| {
                 let total_blocks = (*admits)?;
                 let mut missing = 0_u32;
-                let blocks = compare(offer, total_blocks, &class.needs, &mut missing);
+                let blocks = compare(offer, total_blocks, &needs, &mut missing);
                 (missing == 0).then_some((at, NewOffer { offer: *index, blocks, total_blocks }))
             });
             Arc::new(offers.collect())
@@ -285,10 +289,13 @@ impl<'a> Round<'a> {
 }
 
 fn equal_but_whole(left: &Needs, right: &Needs) -> bool {
-    let Needs { resources, max_price, spot, backends, regions, zones, instance_types, .. } = left;
+    let Needs {
+        resources, max_price, spot, spot_by_default, backends, regions, zones, instance_types, ..
+    } = left;
     *resources == right.resources
         && *max_price == right.max_price
         && *spot == right.spot
+        && *spot_by_default == right.spot_by_default
         && *backends == right.backends
         && *regions == right.regions
         && *zones == right.zones

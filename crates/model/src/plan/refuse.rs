@@ -121,6 +121,7 @@ impl Round<'_> {
             if !room.fleet.creates {
                 continue;
             }
+            let needs = needs.within(&room.fleet.limits);
             let new = || format!("new instance in fleet {}", room.fleet.name);
             if ask.creation == Creation::Reuse {
                 misses.push(ranked(new(), 1, vec![Shortfall::ReuseOnly]));
@@ -133,7 +134,7 @@ impl Round<'_> {
                 for (position, (_, offer)) in self.stock.offers.iter().enumerate() {
                     let mut missing = 0_u32;
                     let total = split(room.fleet, offer);
-                    compare(offer, *total.as_ref().unwrap_or(&1), needs, &mut missing);
+                    compare(offer, *total.as_ref().unwrap_or(&1), &needs, &mut missing);
                     compare(offer, 1, &room.fleet.limits, &mut missing);
                     missing += u32::from(!offer.availability.worth_trying()) + u32::from(total.is_err());
                     if missing > 0 || full {
@@ -171,7 +172,10 @@ impl Round<'_> {
                 Refusal {
                     place: self.stock.instances[shape.members[0]].name.clone(),
                     count: u32::try_from(shape.members.len()).unwrap_or(u32::MAX),
-                    shortfalls: shortfalls(shape.offer, &self.classes[class].needs),
+                    shortfalls: {
+                        let limits = &self.stock.fleets[shape.fleet].fleet.limits;
+                        shortfalls(shape.offer, &self.classes[class].needs.within(limits))
+                    },
                 }
             }
             Miss::InTheWay { class, instance, count } => {
@@ -184,11 +188,11 @@ impl Round<'_> {
                 }
             }
             Miss::Offer { class, fleet, position } => {
-                let needs = &self.classes[class].needs;
                 let (room, offer) = (&self.stock.fleets[fleet], self.stock.offers[position].1);
+                let needs = self.classes[class].needs.within(&room.fleet.limits);
                 let mut short = Vec::new();
                 let total = split(room.fleet, offer);
-                compare(offer, *total.as_ref().unwrap_or(&1), needs, &mut short);
+                compare(offer, *total.as_ref().unwrap_or(&1), &needs, &mut short);
                 compare(offer, 1, &room.fleet.limits, &mut short);
                 if !offer.availability.worth_trying() {
                     short.push(Shortfall::Unavailable { availability: offer.availability });

@@ -193,14 +193,7 @@ fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more
 
 fn member(n: u32, status: Status, up_to_date: bool) -> Member {
     let id = InstanceId(Uuid::from_u128(n.into()));
-    Member {
-        id,
-        instance_num: n,
-        status,
-        jobs: u32::from(status == Status::Busy),
-        ending: false,
-        up_to_date,
-    }
+    Member { id, instance_num: n, status, jobs: u32::from(status == Status::Busy), ending: false, up_to_date }
 }
 
 fn of(nodes_min: u32, nodes_max: Option<u32>, members: Vec<Member>) -> Fleet {

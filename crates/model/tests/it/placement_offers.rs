@@ -6,9 +6,11 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks::{Blocks, UnevenBlocks, share, smallest, split},
-        offers::{Gpu, Location, Named, Needs, Offer, fit, host_shortfalls, names_instance, shortfalls},
+        offers::{
+            Gpu, Host, Location, Named, Needs, Offer, fit, host_shortfalls, names_instance, shortfalls,
+        },
     },
-    resources::{CpuArch, DiskSpec, GpuSpec, GpuVendor, Range},
+    resources::{CpuArch, DiskSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
 };
 
 use super::placement::{host, needs, offer};
@@ -190,4 +192,31 @@ proptest! {
         let gpus: &[Gpu] = share(&has.host, blocks, blocks).gpus;
         prop_assert_eq!(gpus.len(), has.host.gpus.len());
     }
+}
+
+#[test]
+fn on_the_machine_at_hand_defaults_are_no_wish() {
+    let small = Host { memory_mib: 2 * 1024, disk_mib: 10 * 1024, ..host(1, 0) };
+    let at = |backend: &str| Offer { backend: backend.into(), ..offer(small.clone(), 1, 0.0) };
+    let wish = |change: fn(&mut ResourcesSpec)| {
+        let mut resources = ResourcesSpec::default();
+        change(&mut resources);
+        Needs { resources: Some(resources), ..Needs::default() }
+    };
+    assert_eq!(fit(&at("local"), &wish(|_| ())), Ok(1));
+    assert_eq!(shortfalls(&at("aws"), &wish(|_| ())).len(), 3);
+    assert_eq!(shortfalls(&at("local"), &wish(|wanted| wanted.memory = Range::at_least(4.0))).len(), 1);
+    let shared = Offer { total_blocks: 4, ..Offer { host: host(4, 0), ..at("local") } };
+    assert_eq!(fit(&shared, &wish(|_| ())), Ok(1), "one block of several");
+}
+
+#[test]
+fn a_run_that_says_nothing_about_spot_takes_the_word_of_its_fleet() {
+    let limits = |spot, spot_by_default| Needs { spot, spot_by_default, ..Needs::default() };
+    let run = limits(Some(false), true);
+    assert_eq!(run.within(&limits(None, true)).spot, Some(false));
+    assert_eq!(run.within(&limits(Some(true), false)).spot, Some(true));
+    assert_eq!(run.within(&limits(None, false)).spot, None, "auto");
+    let given = limits(Some(false), false);
+    assert_eq!(given.within(&limits(Some(true), false)).spot, Some(false));
 }

@@ -60,7 +60,8 @@ statements! {
     ASK_DELETE = "UPDATE fleets SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                   WHERE id = $1 AND NOT deleted AND NOT EXISTS (SELECT 1 FROM jobs j JOIN instances i \
                   ON i.id = j.instance_id WHERE i.fleet_id = $1 AND NOT j.finished)";
-    SET_SPEC = "UPDATE fleets SET spec = $2, spec_sealed = $3, due_at = NULL WHERE id = $1 AND NOT deleted \
+    /// Tries that failed were tries of something else.
+    SET_SPEC = "UPDATE fleets SET spec = $2, spec_sealed = $3, consolidation_attempt = 0, due_at = NULL WHERE id = $1 AND NOT deleted \
                 AND termination_asked_at IS NULL";
 }
 

@@ -100,6 +100,8 @@ statements! {
     ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                WHERE id = $1 AND NOT finished AND busy_blocks = 0 \
                AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished)";
+    /// Something takes the place of those that never came to be.
+    HIDE_OVER = "UPDATE instances SET deleted = TRUE WHERE fleet_id = $1 AND finished AND NOT deleted";
     SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
     /// The name of the job a busy instance shows.
     JOB_NAMES = "SELECT j.instance_id, j.job_name FROM jobs j WHERE j.instance_id IN \
@@ -128,6 +130,11 @@ pub fn insert_for(instance: NewInstance, job: SubmissionId, blocks: i64) -> Chan
 /// Stores the wish to end; the instance's pipeline does it. Stale while a job is there.
 pub fn ask_end(id: InstanceId) -> Change {
     Change::Exec { sql: ASK_END.as_str().into(), params: params![id], expect: super::Expect::One }
+}
+
+/// Takes those that are over out of the lists.
+pub fn hide_over(fleet: FleetId) -> Change {
+    Change::Exec { sql: HIDE_OVER.as_str().into(), params: params![fleet], expect: super::Expect::Any }
 }
 
 pub async fn find(db: &Db, id: InstanceId) -> Result<Option<Instance>, DbError> {

@@ -127,7 +127,9 @@ impl Pipeline for Fleets {
                 ]);
             }
             moved.event = step.record;
-        } else if let Some(message) = message.as_ref().filter(|said| fleet.status_message.as_ref() != Some(said)) {
+        } else if let Some(message) =
+            message.as_ref().filter(|said| fleet.status_message.as_ref() != Some(said))
+        {
             let why = because(event::Pipeline::Fleet, lease, "note", message);
             moved.event = Some(Event::note(event::Entity::Fleet, fleet.id, why));
         }
@@ -214,10 +216,11 @@ pub(super) fn wish(
 
 /// What the fleet may make, cheapest first, split as it says.
 pub(super) fn offers(seen: &Seen, shape: &FleetShape) -> Vec<Offer> {
+    let limits = shape.own_limits();
     let mut offers: Vec<Offer> = seen
         .offers
         .iter()
-        .filter(|offer| offer.availability.worth_trying() && fit(offer, shape.limits()).is_ok())
+        .filter(|offer| offer.availability.worth_trying() && fit(offer, &limits).is_ok())
         .filter_map(|offer| {
             let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
             let total_blocks = blocks::split(shape.blocks(), offer.host.cpus, gpus).ok()?;
@@ -236,8 +239,8 @@ fn no_offers(seen: &Seen, shape: &FleetShape) -> String {
     if seen.offers.is_empty() && seen.silent.is_empty() {
         said = vec!["no backend offers anything".to_owned()];
     }
-    let mut misses: Vec<_> =
-        seen.offers.iter().map(|offer| (shortfalls(offer, shape.limits()), offer)).collect();
+    let limits = shape.own_limits();
+    let mut misses: Vec<_> = seen.offers.iter().map(|offer| (shortfalls(offer, &limits), offer)).collect();
     misses.sort_by_key(|(short, _)| short.len());
     if let Some((short, offer)) = misses.first() {
         let short: Vec<String> = short.iter().map(ToString::to_string).collect();
@@ -257,7 +260,10 @@ fn said(row: &Row, next: &Next) -> Option<String> {
     }
     let (nodes, have) = (row.shape.nodes(), row.loaded.members.len());
     let short = nodes.is_some_and(|nodes| have < nodes.min as usize);
-    if short && next.plan.attempts > 0 && let Some(last) = &row.loaded.last_word {
+    if short
+        && next.plan.attempts > 0
+        && let Some(last) = &row.loaded.last_word
+    {
         said.push(format!("the last one failed: {last}"));
     }
     if said.is_empty() && short {

@@ -116,10 +116,9 @@ impl Pipeline for Instances {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(instance) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let fleet = match instance.fleet_id.filter(|_| asks_fleet(&instance)) {
-            Some(id) => rows::of_fleet(&self.0.db, id).await?.map(|OfFleet { spec, members }| Fleet {
-                shape: fleet_shape::of_spec(id, &spec),
-                members,
-            }),
+            Some(id) => rows::of_fleet(&self.0.db, id)
+                .await?
+                .map(|OfFleet { spec, members }| Fleet { shape: fleet_shape::of_spec(id, &spec), members }),
             None => None,
         };
         let machine = instance.provisioning.as_deref().and_then(|text| serde_json::from_str(text).ok());
@@ -273,7 +272,9 @@ fn moved(lease: &Lease, row: &Row, plan: &Plan, learned: &Learned) -> Result<Mov
         moved.set.push(("status", step.status.into()));
         moved.event = step.record;
         message = None;
-    } else if let Some(note) = plan.note.as_ref().filter(|note| instance.status_message.as_ref() != Some(note)) {
+    } else if let Some(note) =
+        plan.note.as_ref().filter(|note| instance.status_message.as_ref() != Some(note))
+    {
         let why = because(event::Pipeline::Instance, lease, "note", note);
         moved.event = Some(event::Event::note(event::Entity::Instance, instance.id, why));
     } else if plan.unreachable_since.is_some() || !is_watched(instance.status) {
@@ -370,6 +371,7 @@ fn facts(row: &Row, learned: &Learned) -> Result<Values, PassError> {
     let (instance, mut set) = (&row.instance, Values::new());
     if let Some(tries) = &learned.tries {
         set.push(("offer", Val::json(tries)?));
+        set.push(("backend", tries.current().map(|offer| offer.backend.clone()).into()));
     }
     if let Some(tries) = &learned.granted
         && let Some(offer) = tries.current()
@@ -448,9 +450,10 @@ fn view(row: &Row) -> brain::Instance {
         end_asked: asked,
         idle_since: instance.idle_since.or(instance.started_at),
         idle_max: instance.idle_seconds_max.map(Span::secs),
-        above_min: row.fleet.as_ref().is_some_and(|fleet| {
-            fleet.members > fleet.shape.nodes().map_or(0, |nodes| i64::from(nodes.min))
-        }),
+        above_min: row
+            .fleet
+            .as_ref()
+            .is_some_and(|fleet| fleet.members > fleet.shape.nodes().map_or(0, |nodes| i64::from(nodes.min))),
         unreachable_since: instance.unreachable_since,
         health: instance.health.parse().unwrap_or(Health::Healthy),
         terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),

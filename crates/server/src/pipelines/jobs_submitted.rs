@@ -299,7 +299,12 @@ impl JobsSubmitted {
     }
 
     /// A job whose instance is being made hears how that went.
-    async fn hear(&self, lease: &Lease, job: &Job, instance: Option<&Instance>) -> Result<Applied, PassError> {
+    async fn hear(
+        &self,
+        lease: &Lease,
+        job: &Job,
+        instance: Option<&Instance>,
+    ) -> Result<Applied, PassError> {
         let since = instance.map_or(job.submitted_at, |instance| instance.created_at);
         let view = brain::Job {
             submitted_at: job.submitted_at,
@@ -321,7 +326,10 @@ impl JobsSubmitted {
                 Ok(applied(&written, None, wake))
             }
             Plan::End { ending, change } => self.end(lease, job, &ending, change.event).await,
-            Plan::Assign { due, .. } | Plan::Attach { due } | Plan::Wait { due, .. } | Plan::Again { due } => {
+            Plan::Assign { due, .. }
+            | Plan::Attach { due }
+            | Plan::Wait { due, .. }
+            | Plan::Again { due } => {
                 let said = instance.and_then(|instance| instance.status_message.clone());
                 let set = said.map(|said| ("status_message", said.into())).into_iter().collect();
                 self.wait(lease, job, set, due).await

@@ -256,6 +256,8 @@ async fn update(
     let live: Vec<_> = members.iter().filter(|member| !member.finished).collect();
     let mut unit = Unit::new().and([fleets::set_spec(found.id, &spec.open.to_string(), sealed)]);
     if spec.ssh_config.is_some() {
+        // Those that never came to be have had their say; each host is tried once more.
+        unit = unit.and([instances::hide_over(found.id)]);
         let gone =
             live.iter().filter(|member| member.hostname.as_deref().is_none_or(|name| !wanted.contains(name)));
         unit = unit.and(gone.map(|member| instances::ask_end(member.id)));

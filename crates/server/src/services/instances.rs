@@ -103,6 +103,7 @@ pub(super) async fn shown(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::In
                 job_name: jobs.remove(&row.id),
                 hostname: row.hostname,
                 status: row.status.as_str().to_owned(),
+                status_message: row.status_message.or(row.health_message),
                 unreachable: row.unreachable,
                 health_status: row.health,
                 termination_reason: row.termination_reason,

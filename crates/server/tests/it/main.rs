@@ -11,6 +11,7 @@ mod db_rows;
 mod db_runs;
 mod db_tables;
 mod db_units;
+mod fleets;
 mod http;
 mod http_client;
 mod http_errors;

@@ -6,7 +6,10 @@ use windlass_model::{event::Event, id::InstanceId, instance};
 use super::told;
 use crate::{
     db::{
-        Change, Db, DbError, Unit, Values, Written, fleets::Fleet, instances::Instance, record::statements,
+        Change, Db, DbError, Unit, Values, Written,
+        fleets::Fleet,
+        instances::{self, Instance},
+        record::statements,
     },
     params,
 };
@@ -23,8 +26,6 @@ statements! {
                    end_reason = $2, due_at = NULL WHERE id = $1 AND NOT finished AND busy_blocks = 0";
     ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                WHERE id = $1 AND NOT finished";
-    /// Something takes the place of those that never came to be.
-    HIDE_OVER = "UPDATE instances SET deleted = TRUE WHERE fleet_id = $1 AND finished AND NOT deleted";
 }
 
 pub struct Loaded {
@@ -74,7 +75,7 @@ pub async fn apply(
         };
     }
     if !moved.create.is_empty() {
-        unit = unit.exec(HIDE_OVER.as_str(), params![fleet.id]);
+        unit = unit.and([instances::hide_over(fleet.id)]);
     }
     unit = unit.and(moved.create);
     if let Some(event) = &moved.event {

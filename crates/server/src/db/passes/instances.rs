@@ -76,8 +76,14 @@ pub async fn of_fleet(db: &Db, fleet: FleetId) -> Result<Option<OfFleet>, DbErro
 }
 
 /// Writes which offer is asked for, before it is; the row stays locked.
-pub async fn tries(db: &Db, held: Held, tries: &impl serde::Serialize) -> Result<Written, DbError> {
-    db.write(Unit::guarded("instances", held, vec![("offer", Val::json(tries)?)])).await
+pub async fn tries(
+    db: &Db,
+    held: Held,
+    tries: &impl serde::Serialize,
+    backend: &str,
+) -> Result<Written, DbError> {
+    let set = vec![("offer", Val::json(tries)?), ("backend", backend.into())];
+    db.write(Unit::guarded("instances", held, set)).await
 }
 
 /// Writes how far its making is; the row stays locked.

@@ -13,7 +13,8 @@ pub mod volumes;
 /// For the test that prepares them all on both databases.
 pub(super) fn statements() -> Vec<&'static str> {
     let mut all = [
-        fleets::statements(), instances::statements(),
+        fleets::statements(),
+        instances::statements(),
         jobs::statements(),
         placing::statements(),
         runs::statements(),

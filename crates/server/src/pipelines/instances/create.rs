@@ -74,7 +74,7 @@ impl Instances {
             };
             if tries.offers[tries.at].backend != offer.backend {
                 let asked = Tries { at, ..tries.clone() };
-                if !rows::tries(&self.0.db, lease.held(), &asked).await?.is_done() {
+                if !rows::tries(&self.0.db, lease.held(), &asked, &offer.backend).await?.is_done() {
                     return Ok(Look::of(Seen::NotAsked));
                 }
             }
@@ -85,12 +85,21 @@ impl Instances {
             };
             match made {
                 Ok(machine) => {
-                    let learned = super::Learned { machine: Some(machine), granted: Some(tries), ..super::Learned::default() };
+                    // The others are of no use any more.
+                    let tries = Tries { at: 0, offers: vec![offer] };
+                    let learned = super::Learned {
+                        machine: Some(machine),
+                        granted: Some(tries),
+                        ..super::Learned::default()
+                    };
                     return Ok(Look { seen: Seen::Created, learned });
                 }
                 Err(error @ BackendError::Unavailable { .. }) => {
                     let seen = Seen::NotDeployed { fatal: false, said: format!("{place}: {error}") };
-                    return Ok(Look { seen, learned: super::Learned { tries: Some(tries), ..super::Learned::default() } });
+                    return Ok(Look {
+                        seen,
+                        learned: super::Learned { tries: Some(tries), ..super::Learned::default() },
+                    });
                 }
                 Err(
                     error @ (BackendError::NoCapacity { .. }
@@ -149,7 +158,12 @@ impl Instances {
     }
 
     /// Makes the machine, and writes down how far that is while it lasts.
-    async fn made(&self, lease: &Lease, backend: &dyn Backend, order: &Order) -> Result<Machine, BackendError> {
+    async fn made(
+        &self,
+        lease: &Lease,
+        backend: &dyn Backend,
+        order: &Order,
+    ) -> Result<Machine, BackendError> {
         let making = timeout(CALL_MAX, backend.create(order));
         tokio::pin!(making);
         let mut told = None;

@@ -1,0 +1,410 @@
+//! A small cloud and the agents of its machines, which do as they are told by a test.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobRecord, JobStarted, JobState, Metrics},
+    shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec, TaskStatus},
+};
+use windlass_backend::{Backend, BackendError, Backends, Deleted, Found, Machine, Order, Reach, Want};
+use windlass_model::{
+    id::{InstanceId, SubmissionId},
+    money::Price,
+    plan::offers::{Availability, Host, Offer},
+};
+use windlass_server::{
+    agents::{AgentError, Agents, Call, HostNews, Pulled, Start},
+    db::{Db, Unit},
+    params,
+    pipelines::{self, Running},
+};
+
+use crate::http::{Ground, TestServer};
+
+/// Far longer than it takes; a state that never comes is a failure, not a wait.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer {
+    Offer {
+        backend: backend.into(),
+        region: "here".into(),
+        zones: Vec::new(),
+        instance_type: name.into(),
+        price: Price::dollars(dollars),
+        availability: Availability::Available,
+        reservation: None,
+        host: Host {
+            cpus,
+            arch: None,
+            memory_mib: 64 << 10,
+            disk_mib: 0,
+            gpus: Vec::new(),
+            spot: name.contains("spot"),
+        },
+        total_blocks: 1,
+    }
+}
+
+/// What a cloud did, and what it is told to do.
+#[derive(Default)]
+pub(crate) struct Book {
+    pub(crate) made: BTreeMap<InstanceId, String>,
+    /// Every call of `create`: instance and type.
+    pub(crate) asked: Vec<(InstanceId, String)>,
+    pub(crate) deleted: Vec<InstanceId>,
+    /// Types of which there are none.
+    pub(crate) none_of: BTreeSet<String>,
+    /// Machines that the cloud took back.
+    pub(crate) taken_back: BTreeSet<InstanceId>,
+    /// The next creations lose their row's lock before they answer.
+    pub(crate) lose_locks: usize,
+    /// Creations wait until this is taken away.
+    pub(crate) hold: bool,
+}
+
+pub(crate) struct Cloud {
+    name: &'static str,
+    offers: Vec<Offer>,
+    pub(crate) book: Mutex<Book>,
+    db: Db,
+}
+
+impl Cloud {
+    pub(crate) fn new(name: &'static str, db: &Db, offers: Vec<Offer>) -> Arc<Self> {
+        Arc::new(Self { name, offers, book: Mutex::default(), db: db.clone() })
+    }
+
+    fn machine(&self, id: InstanceId) -> Machine {
+        Machine {
+            id: id.to_string(),
+            reach: Some(Reach::Socket { path: "/dev/null".into() }),
+            hostname: Some(format!("host-{id}")),
+            internal_ip: None,
+            has: None,
+            agent_version: None,
+            memo: Value::Null,
+        }
+    }
+}
+
+type Answer<'a, T> = windlass_backend::Answer<'a, T>;
+
+impl Backend for Cloud {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+        Box::pin(async { Ok(self.offers.clone()) })
+    }
+
+    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+        Box::pin(async move {
+            let Want::Offer(offer) = &order.want else { panic!("no SSH hosts here") };
+            while self.book.lock().hold {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let lost = {
+                let mut book = self.book.lock();
+                book.asked.push((order.instance, offer.instance_type.clone()));
+                if book.none_of.contains(&offer.instance_type) && !book.made.contains_key(&order.instance) {
+                    return Err(BackendError::NoCapacity { said: format!("no {}", offer.instance_type) });
+                }
+                book.made.entry(order.instance).or_insert_with(|| offer.instance_type.clone());
+                let lost = book.lose_locks > 0;
+                book.lose_locks = book.lose_locks.saturating_sub(1);
+                lost
+            };
+            if lost {
+                let sql = "UPDATE instances SET lock_token = NULL, lock_expires_at = NULL, lock_owner = NULL, \
+                           due_at = NULL WHERE id = $1";
+                let unit = Unit::new().exec(sql, params![order.instance]);
+                self.db.write(unit).await.unwrap().done().unwrap();
+            }
+            Ok(self.machine(order.instance))
+        })
+    }
+
+    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+        let book = self.book.lock();
+        let is_ours = |id: &InstanceId| id.to_string() == machine.id;
+        let gone = book.taken_back.iter().any(is_ours) || !book.made.keys().any(is_ours);
+        let found =
+            if gone { Found::Gone { said: "taken back".into() } } else { Found::Running(machine.clone()) };
+        Box::pin(std::future::ready(Ok(found)))
+    }
+
+    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+        let mut book = self.book.lock();
+        book.made.remove(&order.instance);
+        book.deleted.push(order.instance);
+        Box::pin(std::future::ready(Ok(Deleted::Gone)))
+    }
+}
+
+#[derive(Clone, Default)]
+struct Task {
+    started: bool,
+    done: bool,
+}
+
+/// Agents that answer at once; jobs run until they are told to be done.
+#[derive(Default)]
+pub(crate) struct Crew {
+    tasks: Mutex<BTreeMap<(InstanceId, SubmissionId), Task>>,
+    pub(crate) silent: Mutex<BTreeSet<InstanceId>>,
+    pub(crate) forgotten: Mutex<BTreeSet<InstanceId>>,
+}
+
+impl Crew {
+    /// All jobs that run now, and all to come, are done.
+    pub(crate) fn finish_all(&self) {
+        for task in self.tasks.lock().values_mut() {
+            task.done = true;
+        }
+    }
+
+    pub(crate) fn tasks_on(&self, instance: InstanceId) -> usize {
+        self.tasks.lock().keys().filter(|(on, _)| *on == instance).count()
+    }
+
+    fn answer<'a, T: Send + 'a>(
+        &self,
+        instance: InstanceId,
+        answer: impl FnOnce() -> Result<T, AgentError>,
+    ) -> windlass_server::agents::Answer<'a, T> {
+        let silent = self.silent.lock().contains(&instance);
+        let answer = if silent { Err(AgentError::silent(instance)) } else { answer() };
+        Box::pin(std::future::ready(answer))
+    }
+
+    fn of<T>(&self, call: Call, read: impl FnOnce(&mut Task) -> T) -> Result<T, AgentError> {
+        let mut tasks = self.tasks.lock();
+        let task = tasks.get_mut(&(call.instance, call.submission));
+        task.map(read).ok_or(AgentError::UnknownTask { submission: call.submission })
+    }
+}
+
+type Said<'a, T> = windlass_server::agents::Answer<'a, T>;
+
+impl Agents for Crew {
+    fn tasks(&self, instance: InstanceId) -> Said<'_, Vec<SubmissionId>> {
+        self.answer(instance, || {
+            let tasks = self.tasks.lock();
+            Ok(tasks.keys().filter(|(on, _)| *on == instance).map(|(_, task)| *task).collect())
+        })
+    }
+
+    fn host(&self, instance: InstanceId) -> Said<'_, HostNews> {
+        self.answer(instance, || {
+            Ok(HostNews {
+                version: "1.2.3".into(),
+                info: HostInfo {
+                    gpu_vendor: "none".into(),
+                    gpu_name: String::new(),
+                    gpu_memory: 0,
+                    gpu_count: 0,
+                    addresses: Vec::new(),
+                    disk_size: 1 << 40,
+                    cpus: 8,
+                    memory: 64 << 30,
+                },
+                health: InstanceHealth::default(),
+            })
+        })
+    }
+
+    fn submit_task<'a>(&'a self, call: Call, _task: &'a TaskSpec) -> Said<'a, ()> {
+        self.answer(call.instance, || {
+            self.tasks.lock().entry((call.instance, call.submission)).or_default();
+            Ok(())
+        })
+    }
+
+    fn task(&self, call: Call) -> Said<'_, TaskInfo> {
+        self.answer(call.instance, || {
+            self.of(call, |_| TaskInfo {
+                id: call.submission,
+                status: TaskStatus::Running,
+                termination_reason: String::new(),
+                termination_message: String::new(),
+                ports: Some(Vec::new()),
+                image_pull_progress: None,
+                container_name: String::new(),
+                container_id: String::new(),
+                gpus_ids: Vec::new(),
+                exit_status: None,
+                detail: None,
+                epoch: call.epoch,
+            })
+        })
+    }
+
+    fn terminate_task<'a>(&'a self, call: Call, _reason: &'a str, _timeout_secs: i64) -> Said<'a, ()> {
+        self.answer(call.instance, || self.of(call, |_| ()))
+    }
+
+    fn remove_task(&self, call: Call) -> Said<'_, ()> {
+        self.answer(call.instance, || {
+            self.tasks.lock().remove(&(call.instance, call.submission));
+            Ok(())
+        })
+    }
+
+    fn start_job<'a>(&'a self, call: Call, _job: &'a Start) -> Said<'a, Option<JobStarted>> {
+        self.answer(call.instance, || self.of(call, |task| task.started = true).map(|()| None))
+    }
+
+    fn pull(&self, call: Call) -> Said<'_, Pulled> {
+        self.answer(call.instance, || {
+            let task = self.of(call, |task| task.clone())?;
+            let state = |state: &str, exit_status| JobState {
+                state: state.into(),
+                timestamp: 0,
+                termination_reason: String::new(),
+                termination_message: String::new(),
+                detail: None,
+                exit_status,
+            };
+            let states = match (task.done, task.started) {
+                (true, true) => vec![state("done", Some(0))],
+                (false, true) => vec![state("running", None)],
+                (_, false) => vec![],
+            };
+            let record = JobRecord { states, log_end: 0, log_complete: task.done };
+            Ok(Pulled { record, no_connections_secs: None })
+        })
+    }
+
+    fn log<'a>(&'a self, call: Call, _stream: &'a str, _offset: u64, _limit: usize) -> Said<'a, LogPart> {
+        let done = self.of(call, |task| task.done);
+        self.answer(call.instance, || Ok(LogPart { bytes: Vec::new().into(), end: 0, is_complete: done? }))
+    }
+
+    fn metrics(&self, call: Call) -> Said<'_, Metrics> {
+        self.answer(call.instance, || Err(AgentError::UnknownTask { submission: call.submission }))
+    }
+
+    fn stop_job(&self, call: Call) -> Said<'_, ()> {
+        self.answer(call.instance, || self.of(call, |task| task.done = true))
+    }
+
+    fn forget(&self, instance: InstanceId) {
+        self.forgotten.lock().insert(instance);
+    }
+}
+
+/// A server whose pipelines turn, with clouds and agents of the test's making.
+pub(crate) struct Stage {
+    pub(crate) server: TestServer,
+    pub(crate) crew: Arc<Crew>,
+    running: Vec<Running>,
+}
+
+impl Stage {
+    /// `clouds` are made on the server's database; `replicas` engines turn at once.
+    pub(crate) async fn set(
+        ground: &Ground,
+        replicas: usize,
+        clouds: impl FnOnce(&Db) -> Vec<Arc<Cloud>>,
+    ) -> (Self, Vec<Arc<Cloud>>) {
+        let server = ground.start().await;
+        let clouds = clouds(server.app.db());
+        let crew = Arc::new(Crew::default());
+        let backends = || Backends::new(clouds.iter().map(|cloud| Arc::clone(cloud) as Arc<dyn Backend>));
+        let agents = Arc::clone(&crew) as Arc<dyn Agents>;
+        let start = |_| pipelines::start(&server.app, Arc::clone(&agents), backends()).unwrap();
+        let running = (0..replicas).map(start).collect();
+        (Self { server, crew, running }, clouds)
+    }
+
+    pub(crate) async fn fleet(&self, name: &str, more: Value) -> Value {
+        let mut configuration = json!({"type": "fleet", "name": name, "nodes": {"min": 0}});
+        configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let spec = json!({"configuration": configuration, "profile": {"name": "default"}});
+        let body = json!({"plan": {"spec": spec}, "force": true});
+        self.server.admin("/api/project/main/fleets/apply", body).await
+    }
+
+    pub(crate) async fn run(&self, name: &str, more: Value) {
+        let mut configuration = json!({"type": "task", "name": name, "image": "busybox", "user": "root",
+            "commands": ["work"], "resources": {"cpu": "1..", "memory": "1GB..", "disk": "1GB.."}});
+        configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let spec = json!({"run_name": name, "configuration": configuration, "profile": {"name": "default"}});
+        let body = json!({"plan": {"run_spec": spec}, "force": false});
+        self.server.admin("/api/project/main/runs/apply", body).await;
+    }
+
+    pub(crate) async fn stop_run(&self, name: &str) {
+        let body = json!({"runs_names": [name], "abort": false});
+        self.server.admin("/api/project/main/runs/stop", body).await;
+    }
+
+    pub(crate) async fn run_is(&self, name: &str, wanted: &str) -> Value {
+        let path = "/api/project/main/runs/get";
+        self.until(&format!("run {name} {wanted}"), path, json!({"run_name": name}), |seen| {
+            seen["status"] == wanted
+        })
+        .await
+    }
+
+    pub(crate) async fn seen_fleet(&self, name: &str) -> Value {
+        self.server.admin("/api/project/main/fleets/get", json!({"name": name})).await
+    }
+
+    /// Waits until the fleet's instances have these statuses, in the order of their numbers.
+    pub(crate) async fn instances_are(&self, fleet: &str, wanted: &[&str]) -> Vec<Value> {
+        let what = format!("instances of {fleet} {wanted:?}");
+        let path = "/api/project/main/fleets/get";
+        let seen = self.until(&what, path, json!({"name": fleet}), |seen| statuses(seen) == wanted).await;
+        seen["instances"].as_array().unwrap().clone()
+    }
+
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        path: &str,
+        body: Value,
+        is: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let asked = Instant::now();
+        loop {
+            let seen = self.server.admin(path, body.clone()).await;
+            if is(&seen) {
+                return seen;
+            }
+            assert!(asked.elapsed() < PATIENCE, "never {what}: {seen:#}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Makes every row of a table due, as its time would.
+    pub(crate) async fn poke(&self, table: &'static str) {
+        let unit = Unit::new().exec(format!("UPDATE {table} SET due_at = NULL WHERE NOT finished"), vec![]);
+        self.server.app.db().write(unit).await.unwrap().done().unwrap();
+        self.server.app.wake(&["runs", "jobs_running", "jobs_submitted", "instances", "fleets"]);
+    }
+
+    pub(crate) async fn leave(self) {
+        for running in self.running {
+            running.stop().await;
+        }
+        self.server.stop().await;
+    }
+}
+
+fn statuses(fleet: &Value) -> Vec<&str> {
+    let instances = fleet["instances"].as_array().into_iter().flatten();
+    instances.map(|one| one["status"].as_str().unwrap_or_default()).collect()
+}
+
+pub(crate) fn id_of(instance: &Value) -> InstanceId {
+    InstanceId(instance["id"].as_str().unwrap().parse().unwrap())
+}
