@@ -344,7 +344,7 @@ set -a
 set +a
 "#;
 
-/// Tasks are no part of the service: they outlive its restart.
+/// Tasks are no part of the service: they outlive its restart. No score for the kernel to kill by: tasks would inherit it.
 const UNIT_TEXT: &str = "\
 [Unit]
 Description=windlass agent
@@ -359,7 +359,6 @@ KillMode=process
 Delegate=yes
 LimitNOFILE=1048576
 TasksMax=infinity
-OOMScoreAdjust=-900
 
 [Install]
 WantedBy=multi-user.target

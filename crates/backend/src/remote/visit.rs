@@ -16,7 +16,7 @@ use super::{
     script::{self, AGENT, Answers, Files, Host, INCOMING, SOCKET, Stock},
     words,
 };
-use crate::{BackendError, Enrolment, Machine, Order, Reach};
+use crate::{BackendError, Machine, Order, Reach};
 
 /// A script there takes at most this long.
 const SCRIPT_WITHIN: Duration = Duration::from_secs(60);
@@ -150,11 +150,10 @@ impl<'a> Visit<'a> {
         self.remote.tell(self.order, || format!("uploading the agent, {mib} MiB"));
         self.as_root(host, "make the agent's directory", &script::prepare(host, sha256)).await?;
         let uploaded = self.connection.upload(INCOMING, &binary.bytes, &binary.sha256).await;
-        let uploaded = uploaded.map_err(|error| match words::failure(&error, &self.site.target) {
-            BackendError::Unavailable { said, .. } => {
-                BackendError::Unavailable { what: "upload the agent", said }
-            }
-            other => other,
+        let uploaded = uploaded.map_err(|error| {
+            let told = words::failure(&error, &self.site.target);
+            let BackendError::Unavailable { said, .. } = told else { return told };
+            unavailable("upload the agent", said)
         })?;
         tracing::debug!(
             host = self.site.target.name(),
@@ -252,7 +251,6 @@ impl<'a> Visit<'a> {
             use sha2::Digest as _;
             hex(&sha2::Sha256::digest(&credential))
         };
-        let Enrolment { .. } = &self.order.enrolment;
         let enrol = script::enrol(&self.order.enrolment, Some(&also));
         self.as_root(host, "enrol the host", &enrol).await?;
         let shim = self.shim(&credential).await?;

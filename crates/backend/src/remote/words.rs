@@ -42,16 +42,7 @@ pub(super) fn failure(error: &TunnelError, target: &Target) -> BackendError {
             unavailable("connect", format!("the name of {who} has no address: {said}. Is it spelled right?"))
         }
         TunnelError::Connect { source, .. } => {
-            let hint = match source.kind() {
-                ErrorKind::ConnectionRefused => {
-                    "no SSH server listens there. Is it running, and is the port right?"
-                }
-                ErrorKind::TimedOut => "no answer. Is the host up, and does a firewall drop the port?",
-                ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
-                    "there is no way to it. Is the host up, and is the address right?"
-                }
-                _ => "is the host up?",
-            };
+            let hint = connect_hint(source.kind());
             unavailable("connect", format!("{who}: {source}: {hint}"))
         }
         TunnelError::Timeout { what, limit, .. } => {
@@ -83,6 +74,21 @@ pub(super) fn failure(error: &TunnelError, target: &Target) -> BackendError {
         TunnelError::Damaged { .. } => unavailable("upload the agent", cause.to_string()),
         // A cause never waits.
         TunnelError::Waiting { .. } => unavailable("connect", cause.to_string()),
+    }
+}
+
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "a foreign enum that grows; only these say something here"
+)]
+fn connect_hint(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::ConnectionRefused => "no SSH server listens there. Is it running, and is the port right?",
+        ErrorKind::TimedOut => "no answer. Is the host up, and does a firewall drop the port?",
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
+            "there is no way to it. Is the host up, and is the address right?"
+        }
+        _ => "is the host up?",
     }
 }
 

@@ -15,8 +15,9 @@ use parking_lot::Mutex;
 use windlass_tunnel::{HostKey, Pin, Target};
 
 use super::{
-    GUEST, HOSTS_MAX, Place, WITHIN, WORKER, cgroups,
+    GUEST, HOSTS_MAX, Init, Place, WITHIN, WORKER, cgroups,
     program::{eventually, read, run},
+    systemd,
 };
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
@@ -57,6 +58,7 @@ const GUEST_ID: u32 = 2001;
 pub struct Host {
     place: Place,
     number: usize,
+    init: Init,
     /// What keeps the host's processes, while it is up.
     keeper: Mutex<Option<Child>>,
 }
@@ -72,8 +74,8 @@ pub struct Process {
 
 impl Host {
     /// Writes the host's files.
-    pub(super) fn install(place: &Place, number: usize, all: usize) -> Result<Self> {
-        let host = Self { place: place.clone(), number, keeper: Mutex::new(None) };
+    pub(super) fn install(place: &Place, number: usize, all: usize, init: Init) -> Result<Self> {
+        let host = Self { place: place.clone(), number, init, keeper: Mutex::new(None) };
         let dir = host.dir();
         for name in KEPT {
             fs::create_dir_all(dir.join(name))?;
@@ -91,6 +93,9 @@ impl Host {
         let listed = (1..=all.min(HOSTS_MAX)).map(|n| format!("{} h{n}\n", place.host_address(n)));
         let hosts = format!("127.0.0.1 localhost\n{}", listed.collect::<String>());
         fs::write(dir.join("etc/hosts"), hosts)?;
+        if init == Init::Systemd {
+            systemd::install(&dir)?;
+        }
         host.make_host_key()?;
         fs::write(dir.join("etc/ssh/sshd_config"), SSHD_CONFIG)?;
         host.add_user("root", 0, Path::new("root"))?;
@@ -142,12 +147,17 @@ impl Host {
             script +=
                 &format!("mount --bind {at} {aside}\numount -l {mount}\nmount --move {aside} {mount}\n");
         }
+        let (hide, exec) = match self.init {
+            Init::Sshd => (String::new(), "exec /usr/sbin/sshd -D -e\n".to_owned()),
+            Init::Systemd => systemd::boot(&self.dir()),
+        };
+        script += &hide;
         for name in KEPT {
             script += &format!("mount --bind {}/{name} /{name}\n", self.dir().display());
         }
         script += &format!(
             "hostname {}\nmount -t tmpfs tmpfs /run\nmkdir /run/sshd /run/lock\nmount -t tmpfs -o mode=1777 tmpfs /tmp\n\
-             mount -o remount,bind,ro /\ncd /\nexec /usr/sbin/sshd -D -e\n",
+             mount -o remount,bind,ro /\ncd /\n{exec}",
             self.name()
         );
         fs::write(self.dir().join("boot"), script)?;

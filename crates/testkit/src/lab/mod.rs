@@ -12,12 +12,16 @@
 //! `/tmp`; the last two are empty after a reboot. The rest of the machine is there to be read. Users: `root`, [`WORKER`]
 //! who may use sudo without a password, and [`GUEST`] who may not; the lab's one key opens all three accounts.
 //!
+//! A host's first process is its SSH server; [`Lab::with_systemd`] makes it a real systemd instead, with no service but
+//! the SSH server's and what a test brings.
+//!
 //! Labs of several tests and processes stay apart by their number. All of a lab goes with its guard; what a killed test
 //! left behind goes when the next lab starts.
 
 mod cgroups;
 mod host;
 mod program;
+mod systemd;
 
 use std::{
     fs,
@@ -54,6 +58,13 @@ pub struct Lab {
     site: Site,
 }
 
+/// What keeps a host's other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Init {
+    Sshd,
+    Systemd,
+}
+
 /// What makes one lab another than the next.
 #[derive(Clone, Debug)]
 struct Place {
@@ -72,6 +83,16 @@ struct Site {
 impl Lab {
     /// So many hosts, all up.
     pub fn start(hosts: usize) -> Result<Self> {
+        Self::of(hosts, Init::Sshd)
+    }
+
+    /// The same with systemd on each.
+    pub fn with_systemd(hosts: usize) -> Result<Self> {
+        ensure!(Path::new(systemd::PROGRAM).exists(), "{} is missing", systemd::PROGRAM);
+        Self::of(hosts, Init::Systemd)
+    }
+
+    fn of(hosts: usize, init: Init) -> Result<Self> {
         ensure!(hosts <= HOSTS_MAX, "a lab has at most {HOSTS_MAX} hosts");
         ensure!(read("id", &["-u"])? == "0", "a lab needs root: it makes network namespaces");
         for program in ["/usr/sbin/sshd", "/usr/bin/unshare", "/usr/bin/nsenter"] {
@@ -79,7 +100,7 @@ impl Lab {
         }
         let mut lab = Self { hosts: Vec::new(), site: Site::claim(hosts)? };
         for number in 1..=hosts {
-            lab.hosts.push(Host::install(&lab.site.place, number, hosts)?);
+            lab.hosts.push(Host::install(&lab.site.place, number, hosts, init)?);
         }
         for host in &lab.hosts {
             host.boot()?;

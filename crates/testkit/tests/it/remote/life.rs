@@ -1,10 +1,10 @@
 //! From a bare host to a node and back.
 
-use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
+use std::{fs, os::unix::fs::MetadataExt, path::PathBuf, time::Duration};
 
 use windlass_backend::{
-    Backend, BackendError, Deleted, Found, Machine,
-    remote::{AGENT, CRON, Memo, ROOT, SOCKET, UNIT},
+    Backend, BackendError, Deleted, Found, Machine, Order,
+    remote::{AGENT, CRON, Memo, ROOT, Remote, SOCKET, UNIT},
 };
 use windlass_testkit::lab::{GUEST, Host, Lab, WORKER};
 use windlass_tunnel::{Connection, Pin};
@@ -17,6 +17,18 @@ fn running(found: Found) -> Machine {
     match found {
         Found::Running(machine) => machine,
         Found::Starting(_) | Found::Gone { .. } => panic!("{found:?}"),
+    }
+}
+
+/// An old connection is seen to be dead when its bytes are read; until then the host is silent.
+pub(crate) async fn until_found(remote: &Remote, order: &Order, machine: &Machine) -> Found {
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        match remote.find(order, machine).await {
+            Ok(found) => return found,
+            Err(BackendError::Unavailable { .. }) if tokio::time::Instant::now() < until => {}
+            Err(error) => panic!("{error}"),
+        }
     }
 }
 
@@ -106,14 +118,7 @@ async fn f15_a_reboot_and_a_killed_agent_are_healed_by_the_next_look() {
     let uploaded = stamp(host, AGENT);
     host.reboot().unwrap();
     assert!(pids(host, SHIM).is_empty());
-    // The old connection is seen to be dead when its bytes are read; until then the host is silent.
-    let machine = loop {
-        match remote.find(&order, &machine).await {
-            Ok(found) => break running(found),
-            Err(BackendError::Unavailable { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-    };
+    let machine = running(until_found(&remote, &order, &machine).await);
     shim(&host.target()).await.tasks().await.unwrap();
     host.run(&format!("kill -9 {}", "$(cat /var/lib/windlass/home/lock)")).unwrap();
     running(remote.find(&order, &machine).await.unwrap());
@@ -162,16 +167,11 @@ async fn g6_leaving_a_host_leaves_nothing_there() {
     let machine = created(&remote, &order).await;
     start_task(&order, &host.target()).await;
     host.partition().unwrap();
-    remote_forgets(&remote, &order, &machine).await;
+    let silent = remote.delete(&order, Some(&machine)).await.unwrap_err();
+    assert!(matches!(silent, BackendError::Unavailable { .. }), "{silent}");
     host.heal().unwrap();
-    let gone = loop {
-        match remote.delete(&order, Some(&machine)).await {
-            Ok(deleted) => break deleted,
-            Err(BackendError::Unavailable { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-    };
-    assert_eq!(gone, Deleted::Gone);
+    until_found(&remote, &order, &machine).await;
+    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
     for path in [ROOT, CRON, UNIT] {
         assert!(!host.path(path).exists(), "{path}");
     }
@@ -183,14 +183,4 @@ async fn g6_leaving_a_host_leaves_nothing_there() {
     let groups = host.run("find /sys/fs/cgroup -path '*windlass*' -name cgroup.procs").unwrap();
     assert_eq!(String::from_utf8_lossy(&groups.stdout), "");
     assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
-}
-
-/// Nobody answers: the caller is told so, and asked to try again.
-async fn remote_forgets(
-    remote: &windlass_backend::remote::Remote,
-    order: &windlass_backend::Order,
-    machine: &Machine,
-) {
-    let error = remote.delete(order, Some(machine)).await.unwrap_err();
-    assert!(matches!(error, BackendError::Unavailable { .. }), "{error}");
 }

@@ -3,3 +3,4 @@
 mod ground;
 mod life;
 mod refusals;
+mod systemd;
