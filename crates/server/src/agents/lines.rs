@@ -237,8 +237,9 @@ impl Inner {
     ) -> Result<(Shim, Option<Arc<Connection>>), Setback> {
         let hosts = &self.lines.hosts;
         let site = site::site(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
-        let (below, learned) = hosts.control(&instance, &site.target).await.map_err(tunnel)?;
-        if let Err(error) = site::pin(&self.db, instance, &learned).await {
+        let (below, _) = hosts.control(&instance, &site.target).await.map_err(tunnel)?;
+        // Not only what this call learned: the connection may have been made to bring the host up.
+        if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
             // Nobody goes on over a connection to a host whose key could not be settled.
             hosts.forget(&instance);
             return Err(astray(&error));

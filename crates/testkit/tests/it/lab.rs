@@ -90,3 +90,40 @@ fn lab_leaves_nothing_behind() {
     let groups = Command::new("find").args(["/sys/fs/cgroup", "-maxdepth", "2", "-name", &groups]).output();
     assert_eq!(out(&groups.unwrap()), "");
 }
+
+#[test]
+fn lab_of_a_killed_process_is_cleared_by_the_next() {
+    const HOLD: &str = "WINDLASS_TEST_LAB_HOLD";
+    if let Some(told) = std::env::var_os(HOLD) {
+        // The process to be killed: this very test, started again.
+        let lab = Lab::start(1).unwrap();
+        std::fs::write(told, lab.key_file().to_str().unwrap()).unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+    let told = std::env::temp_dir().join(format!("windlass-lab-hold.{}", std::process::id()));
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "lab::lab_of_a_killed_process_is_cleared_by_the_next"]).env(HOLD, &told);
+    let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    let key = loop {
+        let key = std::fs::read_to_string(&told).unwrap_or_default();
+        if !key.is_empty() || std::time::Instant::now() > until {
+            break key;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let _ = std::fs::remove_file(&told);
+    let dir = std::path::Path::new(&key).parent().unwrap();
+    assert!(dir.exists());
+    let number = dir.file_name().unwrap().to_str().unwrap().rsplit('-').next().unwrap().to_owned();
+    let _lab = Lab::start(0).unwrap();
+    assert!(!dir.exists());
+    let spaces = Command::new("ip").args(["netns", "list"]).output().unwrap();
+    assert!(!out(&spaces).contains(&format!("wlab{number}-")));
+    let left = Command::new("pgrep").args(["-f", &format!("netns/wlab{number}-")]).output().unwrap();
+    assert_eq!(out(&left), "");
+}
