@@ -1,92 +1,106 @@
-//! The first five minutes: both binaries, a server on SQLite, one configuration checked and planned.
+//! The first five minutes: both binaries, a server on SQLite, one task on this machine.
+//!
+//! It does what a new user does, with the same commands. Everything is in a directory of its own, which goes
+//! away at the end with the server; the binaries stay.
 
 use std::{
+    path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::Instant,
 };
 
-use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    http, out,
-    process::{self, Guarded, Scratch},
+    out,
+    process::{self, Scratch},
     workspace::Workspace,
 };
 
 const EXAMPLE: &str = "examples/hello.yml";
-const TOKEN: &str = "demo-token-for-this-machine-only";
-const READY_WITHIN: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    out::heading("build `windlass` and `windlass-agent`");
+    out::heading("build `windlass` and `windlass-agent` (minutes at first, seconds later)");
     process::run(workspace.cargo().args(["build", "-p", "windlass-cli", "-p", "windlass-agent"]))?;
     let windlass = workspace.built("debug", "windlass")?;
-
-    let port = http::free_port()?;
-    out::heading(&format!("start `windlass server --port {port}` on SQLite"));
-    let home = Scratch::new("demo")?;
-    let mut command = Command::new(&windlass);
-    command.args(["server", "--host", "127.0.0.1", "--port", &port.to_string(), "--admin-token", TOKEN]);
-    command.arg("--data-dir").arg(home.path()).env("WINDLASS_HOME", home.path()).stdin(Stdio::null());
-    let mut server = Guarded::spawn(&mut command, "TERM")?;
-    let took = process::wait_until(&mut server, READY_WITHIN, "the server is ready", || {
-        http::get(port, "/healthcheck").is_ok_and(|answer| answer.status == 200)
-    })?;
-    out::talk(&format!("ready after {} ms, pid {}", took.as_millis(), server.id()));
+    let demo = Demo { windlass: windlass.clone(), root: workspace.root.clone(), home: Scratch::new("demo")? };
 
     out::heading(&format!("windlass check {EXAMPLE}"));
-    process::run(Command::new(&windlass).current_dir(&workspace.root).args(["check", EXAMPLE]))?;
-
-    out::heading("submit a task of one line through the HTTP API");
-    submit(port)?;
+    demo.windlass(&["check", EXAMPLE])?;
+    out::heading(&format!("windlass apply -f {EXAMPLE} -y"));
+    let began = Instant::now();
+    demo.windlass(&["apply", "-f", EXAMPLE, "-y"]).context("run the example on this machine")?;
+    out::talk(&format!("server, plan, run and log took {} ms", began.elapsed().as_millis()));
+    out::heading("windlass logs hello");
+    let log = process::read(&mut demo.command(&["logs", "hello"]))?;
+    ensure!(!log.trim().is_empty(), "the log of the example is empty");
+    out::say(log.trim_end());
+    out::heading("windlass ps -a");
+    demo.windlass(&["ps", "-a"])?;
+    drop(demo);
 
     out::heading("what to try next");
-    out::say(&format!(
-        "The server does not drive its agents yet, so no fleet can take the run above: it ends and says so. Running it on this machine arrives with them.\n\
-         \n\
-         windlass:  {windlass}\n\
-         \n\
-         {windlass} server                    a server of your own, data in ~/.windlass\n\
-         {windlass} check FILE…               every problem of a configuration, with line and column\n\
-         cargo xtask test                     every test on this machine",
-        windlass = windlass.display(),
-    ));
+    out::say(&next(&windlass));
     Ok(())
 }
 
-/// Plan, then apply, as a client does.
-fn submit(port: u16) -> Result<()> {
-    let spec = json!({
-        "run_name": "hello",
-        "repo_id": "none",
-        "repo_data": {"repo_type": "virtual"},
-        "configuration_path": EXAMPLE,
-        "configuration": {"type": "task", "name": "hello", "commands": ["echo hello from windlass"]},
-        "profile": {"name": "default", "default": false},
-        "ssh_key_pub": null,
-    });
-    let Some(plan) = call(port, "/api/project/main/runs/get_plan", &json!({"run_spec": spec}))? else {
-        return Ok(());
-    };
-    out::say(&format!("plan: {} `{}`", text(&plan["action"]), text(&plan["run_spec"]["run_name"])));
-    let request = json!({"plan": {"run_spec": spec, "current_resource": null}, "force": false});
-    let Some(run) = call(port, "/api/project/main/runs/apply", &request)? else { return Ok(()) };
-    out::say(&format!("run:  `{}` is {}", text(&run["run_spec"]["run_name"]), text(&run["status"])));
-    Ok(())
+/// Commands that work when they are pasted.
+fn next(windlass: &Path) -> String {
+    let windlass = windlass.display();
+    format!(
+        "The demo's server and its data are gone. The same with a server of your own, which the first command starts\n\
+         in the background with its data in ~/.windlass:\n\
+         \n\
+         alias windlass={windlass}\n\
+         windlass apply -f examples/hello.yml              run it, after a look at the plan\n\
+         windlass apply -f examples/count.yml -y -d        run it and go on\n\
+         windlass logs -f count                            follow it\n\
+         windlass stop -y count                            stop it\n\
+         windlass ps -a                                    what ran\n\
+         windlass fleet                                    where it can run\n\
+         windlass server stop                              stop the server\n\
+         \n\
+         README.md goes on from here; docs/cli.md has every command."
+    )
 }
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or("?")
+struct Demo {
+    windlass: PathBuf,
+    root: PathBuf,
+    home: Scratch,
 }
 
-/// `None` when this server does not have the call yet.
-fn call(port: u16, path: &str, body: &Value) -> Result<Option<Value>> {
-    let answer = http::post(port, path, TOKEN, &body.to_string())?;
-    if matches!(answer.status, 404 | 405 | 501) {
-        out::say(&format!("this server does not answer `{path}` yet"));
-        return Ok(None);
+impl Demo {
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.windlass);
+        command
+            .args(args)
+            .current_dir(&self.root)
+            .env("WINDLASS_HOME", self.home.path())
+            .stdin(Stdio::null());
+        // A login of the user is not the demo's.
+        for name in ["WINDLASS_URL", "WINDLASS_TOKEN", "WINDLASS_PROJECT", "WINDLASS_PROFILE"] {
+            command.env_remove(name);
+        }
+        command
     }
-    ensure!(answer.status == 200, "`{path}` answered {}: {}", answer.status, answer.body);
-    Ok(Some(serde_json::from_str(&answer.body)?))
+
+    fn windlass(&self, args: &[&str]) -> Result<()> {
+        process::run(&mut self.command(args))
+    }
+}
+
+/// Nothing of the demo goes on, also when it failed.
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let quiet = |args: &[&str]| {
+            let mut command = self.command(args);
+            let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        };
+        // A server that stops ends an agent that has nothing to do.
+        if self.home.path().join("server/running.json").exists() {
+            quiet(&["stop", "-x", "-y", "--wait", "hello"]);
+            quiet(&["server", "stop"]);
+        }
+    }
 }

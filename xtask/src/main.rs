@@ -9,7 +9,6 @@ mod codegen;
 mod demo;
 mod elf;
 mod engine;
-mod http;
 mod out;
 mod postgres;
 mod process;
@@ -28,7 +27,7 @@ use crate::{args::Args, workspace::Workspace};
 const HELP: &str = "\
 usage: cargo xtask COMMAND
 
-  demo                       build both binaries, start a server, show what it answers
+  demo                       build both binaries, run a task on this machine, say what to try next
   test [--fast]              set up this machine, then run every level; --fast: format, lints, tidy, tests
   tidy                       the rules a machine can check, alone
   sim [--seeds N] [--from K] [--jobs J]

@@ -69,6 +69,7 @@ impl Guarded {
         }
     }
 
+    #[cfg(test)]
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }

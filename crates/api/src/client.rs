@@ -55,8 +55,9 @@ pub enum CallError {
     Decode(#[source] serde_json::Error),
     #[error("{}", .0.msg)]
     Refused(error::BadRequest),
+    /// 403, 404, 409 and the like, with a reason.
     #[error("{msg}")]
-    Denied { msg: String },
+    Denied { status: u16, msg: String },
     #[error("the server answered {status}: {body}")]
     Status { status: u16, body: String },
 }
@@ -309,7 +310,7 @@ fn refusal(status: StatusCode, body: &[u8]) -> CallError {
         return CallError::Refused(entry);
     }
     if let Ok(denied) = serde_json::from_slice::<error::Body<error::Refusal>>(body) {
-        return CallError::Denied { msg: denied.detail.msg };
+        return CallError::Denied { status: status.as_u16(), msg: denied.detail.msg };
     }
     CallError::Status { status: status.as_u16(), body: String::from_utf8_lossy(body).into_owned() }
 }

@@ -1,18 +1,45 @@
-//! What the exit code means: 0 done, 1 refused or failed, 2 misuse (clap's own).
+//! What the exit code means.
+//!
+//! Below 200 it is the job's own code, where a command waited for a job; `docs/cli.md` has the whole table.
 
 use std::process::ExitCode;
+
+/// Codes from here on are ours and never a job's.
+pub(crate) const OURS_MIN: i64 = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     Done,
+    /// Refused or failed.
     Failed,
+    /// The command was called in a way that cannot work.
+    Misuse,
+    /// What the job itself returned; below 200.
+    Job(u8),
+    /// The run, or what was to be applied, failed, and not by a job's own exit code.
+    RunFailed,
+    /// Somebody stopped the run.
+    RunStopped,
+    /// The job returned 200 or more.
+    JobAbove,
+}
+
+impl Exit {
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Misuse => 2,
+            Self::Job(code) => code,
+            Self::RunFailed => 200,
+            Self::RunStopped => 201,
+            Self::JobAbove => 202,
+        }
+    }
 }
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        match exit {
-            Exit::Done => Self::SUCCESS,
-            Exit::Failed => Self::FAILURE,
-        }
+        exit.code().into()
     }
 }

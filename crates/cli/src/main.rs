@@ -1,9 +1,15 @@
 //! `windlass`: what people type.
 
+mod apply;
 mod cli;
 mod commands;
+mod context;
 mod exit;
+mod home;
+mod local;
+mod login;
 mod output;
+mod problem;
 
 use std::process::ExitCode;
 

@@ -21,6 +21,11 @@ impl Key {
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         decode_secret_key(text, None).map(|key| Self(Arc::new(key))).map_err(KeyError::Private)
     }
+
+    /// The public half, as one line of `authorized_keys`.
+    pub fn public_line(&self) -> String {
+        self.0.public_key().to_openssh().unwrap_or_default()
+    }
 }
 
 impl fmt::Debug for Key {

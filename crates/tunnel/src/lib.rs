@@ -19,5 +19,6 @@ pub use error::TunnelError;
 pub use hosts::{Backoff, Hosts};
 pub use key::{HostKey, Key, KeyError};
 pub use pump::Stream;
+pub use resolve::lookup;
 pub use run::{Output, Uploaded};
 pub use target::{Pin, Target};

@@ -42,7 +42,8 @@ pub(crate) enum ConnectError {
     Io(io::Error),
 }
 
-async fn lookup(name: &str) -> Result<Vec<IpAddr>, String> {
+/// The addresses of a name, at least one; or why it has none.
+pub async fn lookup(name: &str) -> Result<Vec<IpAddr>, String> {
     if let Some(known) = without_network(name, &hosts().unwrap_or_default()) {
         return Ok(known);
     }

@@ -3,36 +3,55 @@
 use std::{io::Read as _, path::Path};
 
 use serde_json::{Value, json};
-use windlass_model::config::{self, error::Diagnosis};
+use windlass_model::config::{
+    self,
+    env::EnvValue,
+    error::{Code, Diagnosis},
+    resolve,
+};
 
 use crate::{
-    cli::{CheckArgs, CheckOutput},
+    cli::{CheckArgs, Format},
     exit::Exit,
     output,
+    problem::Problem,
 };
 
 /// What became of one file.
 enum Checked {
-    Valid { kind: &'static str },
-    Invalid { source: String, problems: Vec<Diagnosis> },
-    Unreadable { problem: String },
+    /// Variables in `unset` are taken from where `apply` runs, and are not set here.
+    Valid {
+        kind: &'static str,
+        unset: Vec<String>,
+    },
+    Invalid {
+        source: String,
+        problems: Vec<Diagnosis>,
+    },
+    Unreadable {
+        problem: String,
+    },
 }
 
-pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
     let checked: Vec<(String, Checked)> =
-        args.files.iter().map(|file| (file.display().to_string(), check(file))).collect();
-    match args.output {
-        CheckOutput::Text => checked.iter().for_each(|(file, checked)| tell(file, checked)),
-        CheckOutput::Json => {
-            let all: Vec<Value> = checked.iter().map(|(file, checked)| document(file, checked)).collect();
-            output::data(&format!("{:#}", Value::Array(all)));
-        }
+        args.files.iter().map(|file| (file.display().to_string(), check(file, &args.env))).collect();
+    let documents = || checked.iter().map(|(file, checked)| document(file, checked)).collect::<Vec<_>>();
+    match args.output.format {
+        Format::Table | Format::Wide => checked.iter().for_each(|(file, checked)| tell(file, checked)),
+        Format::Json => output::json(&documents())?,
+        Format::Jsonl => output::jsonl(&documents())?,
+        // The names of files that are no good, for `xargs`.
+        Format::Name => checked
+            .iter()
+            .filter(|(_, checked)| !matches!(checked, Checked::Valid { .. }))
+            .for_each(|(file, _)| output::data(file)),
     }
     let fine = checked.iter().all(|(_, checked)| matches!(checked, Checked::Valid { .. }));
     Ok(if fine { Exit::Done } else { Exit::Failed })
 }
 
-fn check(file: &Path) -> Checked {
+fn check(file: &Path, env: &[(String, String)]) -> Checked {
     let source = match read(file) {
         Ok(source) => source,
         Err(error) => return Checked::Unreadable { problem: error.to_string() },
@@ -40,13 +59,39 @@ fn check(file: &Path) -> Checked {
     // Profiles are a dialect of their own, known by the name of their file.
     let profiles = file.file_stem().is_some_and(|stem| stem == "profiles");
     let read = if profiles {
-        config::parse_profiles(&source).map(|_| "profiles")
+        config::parse_profiles(&source).map(|_| ("profiles", Vec::new()))
     } else {
-        config::parse(&source).map(|parsed| parsed.configuration.kind())
+        config::parse(&source).and_then(|parsed| resolved(parsed, env))
     };
     match read {
-        Ok(kind) => Checked::Valid { kind },
+        Ok((kind, unset)) => Checked::Valid { kind, unset },
         Err(problems) => Checked::Invalid { source, problems },
+    }
+}
+
+/// What `apply` would do with references and variables. A variable that is taken from the environment need
+/// not be set where a file is only checked.
+fn resolved(
+    mut parsed: config::Parsed,
+    env: &[(String, String)],
+) -> Result<(&'static str, Vec<String>), Vec<Diagnosis>> {
+    let configuration = &mut parsed.configuration;
+    let kind = configuration.kind();
+    let mut unset = Vec::new();
+    if let Some(run) = configuration.run_mut() {
+        for (name, value) in env {
+            run.env.0.insert(name.clone(), EnvValue::Value(value.clone()));
+        }
+    }
+    let environment = |name: &str| {
+        Some(std::env::var(name).unwrap_or_else(|_| {
+            unset.push(name.to_owned());
+            String::new()
+        }))
+    };
+    match resolve::for_client(configuration, &[], environment) {
+        Ok(()) => Ok((kind, unset)),
+        Err(error) => Err(vec![Diagnosis::new(Code::Interpolation, parsed.node.span, error.to_string())]),
     }
 }
 
@@ -61,7 +106,15 @@ fn read(file: &Path) -> std::io::Result<String> {
 
 fn tell(file: &str, checked: &Checked) {
     match checked {
-        Checked::Valid { kind } => output::say(&output::printable(&format!("{file}: valid {kind}"))),
+        Checked::Valid { kind, unset } => {
+            output::say(&output::printable(&format!("{file}: valid {kind}")));
+            if !unset.is_empty() {
+                let names = unset.join(", ");
+                let note =
+                    format!("  note: `apply` takes from its environment, and here is not set: {names}");
+                output::say(&output::printable(&note));
+            }
+        }
         Checked::Invalid { source, problems } => {
             output::say(output::printable(&config::render(problems, file, source)).trim_end());
         }
@@ -73,7 +126,9 @@ fn tell(file: &str, checked: &Checked) {
 
 fn document(file: &str, checked: &Checked) -> Value {
     match checked {
-        Checked::Valid { kind } => json!({ "file": file, "valid": true, "type": kind, "problems": [] }),
+        Checked::Valid { kind, unset } => {
+            json!({ "file": file, "valid": true, "type": kind, "problems": [], "unset": unset })
+        }
         Checked::Invalid { problems, .. } => json!({ "file": file, "valid": false, "problems": problems }),
         Checked::Unreadable { problem } => {
             json!({ "file": file, "valid": false, "problems": [{ "message": format!("read the file: {problem}") }] })

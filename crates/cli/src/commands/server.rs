@@ -1,6 +1,6 @@
 //! `windlass server`: the control plane, until it is told to stop.
 
-use std::{io::IsTerminal as _, path::PathBuf};
+use std::{io::IsTerminal as _, path::Path};
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,29 +13,62 @@ use windlass_server::{
 use crate::{
     cli::{LogFormat, LogLevel, ServerAction, ServerArgs},
     exit::Exit,
+    home::Home,
+    local::{self, Running},
     output,
+    problem::Problem,
 };
 
 /// Enough for the work between database and network; the rest of the machine belongs to jobs.
 const WORKERS_MAX: usize = 4;
 
-pub(crate) fn run(args: ServerArgs) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: ServerArgs) -> Result<Exit, Problem> {
+    if args.background {
+        // A new session has no terminal: neither Ctrl-C nor a closed window reaches it.
+        rustix::process::setsid().map_err(|error| Problem::caused("leave the terminal", &error))?;
+    }
     log(args.log_level, args.log_format);
     let action = args.action;
     let settings = settings(args)?;
+    match action {
+        None => turn(serve(settings, Start::Plain))?,
+        Some(ServerAction::RotateKeys) => turn(rotate_keys(settings))?,
+        Some(ServerAction::Stop) => stop(&settings.data_dir)?,
+        Some(ServerAction::Status) => return Ok(status(&settings.data_dir)),
+    }
+    Ok(Exit::Done)
+}
+
+/// On a runtime of its own, to the end.
+pub(crate) fn turn<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let workers = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, WORKERS_MAX);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers)
         .enable_all()
         .build()
         .context("start the runtime")?;
-    runtime.block_on(async {
-        match action {
-            None => serve(settings).await,
-            Some(ServerAction::RotateKeys) => rotate_keys(settings).await,
+    runtime.block_on(work)
+}
+
+fn stop(data_dir: &Path) -> Result<(), Problem> {
+    match local::stop(data_dir)? {
+        Some(running) => output::say(&format!("Stopped the server at {}.", running.url)),
+        None => output::say(&format!("No server runs with the data in {}.", data_dir.display())),
+    }
+    Ok(())
+}
+
+fn status(data_dir: &Path) -> Exit {
+    match Running::find(data_dir) {
+        Some(running) => {
+            output::data(&format!("running at {} (process {})", running.url, running.pid));
+            Exit::Done
         }
-    })?;
-    Ok(Exit::Done)
+        None => {
+            output::data("not running");
+            Exit::Failed
+        }
+    }
 }
 
 fn settings(args: ServerArgs) -> anyhow::Result<Settings> {
@@ -52,33 +85,64 @@ fn settings(args: ServerArgs) -> anyhow::Result<Settings> {
         docker_socket: args.docker_socket,
         mock_cloud: args.mock_cloud,
     };
-    Ok(Settings::new(given, home().as_deref())?)
+    Ok(Settings::new(given, Home::path().as_deref())?)
 }
 
-fn home() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("WINDLASS_HOME").or_else(|| set("HOME").map(|home| home.join(".windlass")))
+/// Who starts the server, and so what it says.
+pub(crate) enum Start {
+    Plain,
+    /// `windlass dev`: the token was drawn for it.
+    Dev {
+        token: String,
+        kept: bool,
+    },
 }
 
-async fn serve(settings: Settings) -> anyhow::Result<()> {
+pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()> {
     // Asked for before anything else, so that a signal during start ends it in good order too.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let data_dir = settings.data_dir.clone();
     let server = Server::start(settings).await?;
     let url = format!("http://{}", server.address());
     if let Some(token) = server.first_token() {
         output::say(&format!("Token of user `admin`, shown this once: {}", token.text()));
     }
+    // The socket listens already: whoever reads the file may connect.
+    let running = Running::this(&url);
+    if let Some(running) = &running {
+        running.write(&data_dir).context("write down where the server is")?;
+    }
+    match &start {
+        Start::Plain => {}
+        Start::Dev { token, kept } => tell_dev(&url, token, &data_dir, *kept),
+    }
     output::say(&format!("windlass is ready at {url} (stop it with Ctrl-C)"));
-    server
-        .run(async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        })
-        .await;
+    let stopped = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if let Start::Dev { token, kept: false } = start {
+            super::dev::end_runs(&url, &token).await;
+        }
+    };
+    server.run(stopped).await;
+    if let Some(running) = running {
+        running.remove(&data_dir);
+    }
     Ok(())
+}
+
+fn tell_dev(url: &str, token: &str, data_dir: &Path, kept: bool) {
+    let fate = if kept { "kept" } else { "removed at the end" };
+    output::say(&format!(
+        "A server for development; its data in {} is {fate}. In another terminal:\n\n  \
+         export WINDLASS_URL={url} WINDLASS_TOKEN={token}\n  \
+         windlass apply -f FILE\n\nor, to choose it for all terminals:\n\n  \
+         windlass login --url {url} --token {token}\n",
+        data_dir.display()
+    ));
 }
 
 async fn rotate_keys(mut settings: Settings) -> anyhow::Result<()> {
@@ -92,7 +156,7 @@ async fn rotate_keys(mut settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn log(level: LogLevel, format: LogFormat) {
+pub(crate) fn log(level: LogLevel, format: LogFormat) {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,

@@ -93,6 +93,18 @@ fn control_characters_of_a_file_do_not_reach_the_terminal() {
 }
 
 #[test]
+fn variables_are_used_and_those_that_are_not_set_are_named_but_no_error() {
+    let dir = Dir::new();
+    dir.file("env.yml", "type: task\nimage: a\nenv: [SURELY_NOT_SET]\nregistry_auth:\n  username: a\n  password: ${{ env.PASSWORD }}\n");
+    let ran = check(&dir.0, &["env.yml"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stderr.contains("env.PASSWORD"), "{}", ran.stderr);
+    let ran = check(&dir.0, &["-e", "PASSWORD=x", "env.yml"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("is not set: SURELY_NOT_SET"), "{}", ran.stderr);
+}
+
+#[test]
 fn misuse_exits_2() {
     let dir = Dir::new();
     assert_eq!(check(&dir.0, &[]).code, Some(2));

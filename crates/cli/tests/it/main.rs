@@ -2,10 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod apply;
+mod background;
 mod check;
+mod login;
 mod server;
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
 /// A directory that goes away with its test.
 struct Dir(PathBuf);
@@ -21,6 +27,7 @@ impl Dir {
 
     fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
         path
     }
@@ -29,5 +36,78 @@ impl Dir {
 impl Drop for Dir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a command came to.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn ok(self) -> Self {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self
+    }
+
+    #[track_caller]
+    fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {}", self.stdout))
+    }
+
+    #[track_caller]
+    fn says(&self, part: &str) {
+        assert!(self.stderr.contains(part), "no `{part}` in\n{}", self.stderr);
+    }
+}
+
+/// A home of its own, and at the end no server in it.
+struct Home(Dir);
+
+impl Home {
+    fn new() -> Self {
+        Self(Dir::new())
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
+        command.args(args).current_dir(&self.0.0).stdin(Stdio::null());
+        for name in ["URL", "TOKEN", "PROJECT", "PROFILE", "LOG"] {
+            command.env_remove(format!("WINDLASS_{name}"));
+        }
+        command.env("WINDLASS_HOME", self.0.0.join("home")).env("HOME", &self.0.0);
+        command
+    }
+
+    fn windlass(&self, args: &[&str]) -> Ran {
+        ran(&mut self.command(args))
+    }
+}
+
+fn ran(command: &mut Command) -> Ran {
+    let done = command.output().unwrap();
+    Ran {
+        code: done.status.code(),
+        stdout: String::from_utf8(done.stdout).unwrap(),
+        stderr: String::from_utf8(done.stderr).unwrap(),
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if !self.0.0.join("home/server/running.json").exists() {
+            return;
+        }
+        // A server that stops ends an agent that has nothing to do.
+        if let Ok(active) = self.command(&["ps", "-o", "name"]).output() {
+            for name in String::from_utf8_lossy(&active.stdout).lines() {
+                let _ = self.command(&["stop", "-x", "-y", "--wait", name]).output();
+            }
+        }
+        let _ = self.command(&["server", "stop"]).output();
     }
 }

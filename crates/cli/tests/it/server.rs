@@ -9,7 +9,7 @@ use std::{
 
 use crate::Dir;
 
-struct Running {
+pub(crate) struct Running {
     child: Child,
     stderr: Option<BufReader<ChildStderr>>,
     address: String,
@@ -17,9 +17,18 @@ struct Running {
     said: String,
 }
 
+/// One whose log nobody reads: a full pipe would stop it.
+pub(crate) fn quiet(data_dir: &Path, args: &[&str]) -> Running {
+    start_at("error", data_dir, args)
+}
+
 fn start(data_dir: &Path, args: &[&str]) -> Running {
+    start_at("debug", data_dir, args)
+}
+
+fn start_at(level: &str, data_dir: &Path, args: &[&str]) -> Running {
     let child = Command::new(env!("CARGO_BIN_EXE_windlass"))
-        .args(["server", "--port", "0", "--no-local", "--log-level", "debug", "--data-dir"])
+        .args(["server", "--port", "0", "--no-local", "--log-level", level, "--data-dir"])
         .arg(data_dir)
         .args(args)
         .env_remove("WINDLASS_SERVER_ADMIN_TOKEN")
@@ -50,6 +59,10 @@ impl Drop for Running {
 }
 
 impl Running {
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     fn ask(&self, head: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(stream, "{head}\r\nHost: windlass\r\nConnection: close\r\n\r\n").unwrap();

@@ -1,0 +1,270 @@
+//! Files that go along: each entry of `files` is one tar, known by its hash, sent once.
+//!
+//! What `.gitignore` and `.dstackignore` leave out stays here. The same files give the same bytes: entries are
+//! sorted, and neither times nor owners are in them.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use ignore::WalkBuilder;
+use tar::{Builder, EntryType, Header};
+use windlass_api::{
+    files::HashRequest,
+    operations::{ReadArchive, UploadArchive},
+    server::Nothing,
+};
+
+use super::source::Source;
+use crate::{context::Context, local::sha256, problem::Problem};
+
+/// What a server takes unless its operator allows more.
+pub(super) const BYTES_MAX: u64 = 2 << 20;
+const ENTRIES_MAX: usize = 100_000;
+const IGNORE_FILE: &str = ".dstackignore";
+/// How many of the largest files an error names.
+const NAMED_MAX: usize = 3;
+
+/// An archive that the server has, and where its content goes.
+pub(super) struct Brought {
+    pub(super) id: String,
+    pub(super) path: String,
+}
+
+pub(super) async fn upload(cx: &Context, source: &Source) -> Result<Vec<Brought>, Problem> {
+    let mut all = Vec::new();
+    let files = source.configuration.run().map(|run| run.files.as_slice()).unwrap_or_default();
+    for file in files {
+        let from = local_path(&source.dir, &file.local_path)?;
+        let content = one(&from)
+            .map_err(|problem| problem.hint(format!("it is named in `files` of {}", source.file)))?;
+        let hash = sha256(&content);
+        let found = cx.try_call::<ReadArchive>(&HashRequest { hash: hash.clone() }).await;
+        let archive = match found {
+            Ok(archive) => archive,
+            Err(error) if error.is_absent() => {
+                match cx.client.upload::<UploadArchive>(&[], &Nothing {}, &hash, &content).await {
+                    Ok(archive) => archive,
+                    Err(error) => return Err(cx.explain(&error).await),
+                }
+            }
+            Err(error) => return Err(cx.explain(&error).await),
+        };
+        all.push(Brought { id: archive.id.to_string(), path: file.path.clone() });
+    }
+    Ok(all)
+}
+
+/// `~` is the home; the rest is relative to the file that names it.
+pub(super) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, Problem> {
+    if let Some(rest) = path.strip_prefix("~/").or_else(|| (path == "~").then_some("")) {
+        let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+        let home = home.ok_or_else(|| Problem::new(format!("find `{path}`")).why("`HOME` is not set"))?;
+        return Ok(PathBuf::from(home).join(rest));
+    }
+    Ok(dir.join(path))
+}
+
+/// A file or a directory, under its own name.
+fn one(path: &Path) -> Result<Vec<u8>, Problem> {
+    let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
+    let whole = path.canonicalize().map_err(failed)?;
+    let Some(name) = whole.file_name() else {
+        return Err(Problem::new("send the whole file system"));
+    };
+    let top = PathBuf::from(name);
+    if whole.is_dir() {
+        return tar_of(&whole, &top);
+    }
+    let mut tar = Tar::new(path);
+    tar.add(&whole, &top)?;
+    tar.finish()
+}
+
+/// The content of a directory, below `top`.
+pub(super) fn tar_of(root: &Path, top: &Path) -> Result<Vec<u8>, Problem> {
+    let walk = WalkBuilder::new(root)
+        .hidden(false)
+        .parents(true)
+        .ignore(false)
+        .git_global(false)
+        .require_git(false)
+        .add_custom_ignore_filename(IGNORE_FILE)
+        .follow_links(false)
+        .filter_entry(|entry| entry.file_name() != ".git")
+        .sort_by_file_path(std::cmp::Ord::cmp)
+        .build();
+    let mut tar = Tar::new(root);
+    for entry in walk {
+        let entry = entry.map_err(|error| Problem::caused(&format!("read `{}`", root.display()), &error))?;
+        let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
+        if below.as_os_str().is_empty() && top.as_os_str().is_empty() {
+            continue;
+        }
+        tar.add(entry.path(), &top.join(below))?;
+    }
+    tar.finish()
+}
+
+struct Tar {
+    builder: Builder<Vec<u8>>,
+    root: PathBuf,
+    bytes: u64,
+    entries: usize,
+    largest: Vec<(u64, PathBuf)>,
+}
+
+impl Tar {
+    fn new(root: &Path) -> Self {
+        let mut builder = Builder::new(Vec::new());
+        builder.follow_symlinks(false);
+        Self { builder, root: root.to_owned(), bytes: 0, entries: 0, largest: Vec::new() }
+    }
+
+    fn add(&mut self, path: &Path, name: &Path) -> Result<(), Problem> {
+        let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
+        let data = fs::symlink_metadata(path).map_err(failed)?;
+        self.entries += 1;
+        if self.entries > ENTRIES_MAX {
+            return Err(Problem::new(format!("send `{}`", self.root.display()))
+                .why(format!("it holds more than {ENTRIES_MAX} files"))
+                .hint(format!("leave some out with {IGNORE_FILE}")));
+        }
+        let mut header = Header::new_gnu();
+        header.set_mtime(0);
+        header.set_mode(if data.permissions().mode() & 0o100 == 0 { 0o644 } else { 0o755 });
+        if data.is_symlink() {
+            header.set_entry_type(EntryType::Symlink);
+            header.set_size(0);
+            let target = fs::read_link(path).map_err(failed)?;
+            return self.builder.append_link(&mut header, name, target).map_err(failed);
+        }
+        if data.is_dir() {
+            header.set_entry_type(EntryType::Directory);
+            header.set_size(0);
+            return self.builder.append_data(&mut header, name, std::io::empty()).map_err(failed);
+        }
+        if !data.is_file() {
+            // Sockets, pipes and devices are no content.
+            return Ok(());
+        }
+        self.count(data.len(), path);
+        if self.bytes > BYTES_MAX {
+            // Not read any more; the walk goes on to name the largest.
+            return Ok(());
+        }
+        let content = fs::read(path).map_err(failed)?;
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(content.len() as u64);
+        self.builder.append_data(&mut header, name, content.as_slice()).map_err(failed)
+    }
+
+    fn count(&mut self, len: u64, path: &Path) {
+        self.bytes += len;
+        self.largest.push((len, path.to_owned()));
+        self.largest.sort_by(|left, right| right.cmp(left));
+        self.largest.truncate(NAMED_MAX);
+    }
+
+    fn finish(self) -> Result<Vec<u8>, Problem> {
+        let root = self.root.display().to_string();
+        let content =
+            self.builder.into_inner().map_err(|error| Problem::caused(&format!("pack `{root}`"), &error))?;
+        if self.bytes > BYTES_MAX || content.len() as u64 > BYTES_MAX {
+            let largest: Vec<String> = self
+                .largest
+                .iter()
+                .map(|(len, path)| {
+                    let shown = path.strip_prefix(&self.root).unwrap_or(path).display().to_string();
+                    format!("{} ({} KiB)", if shown.is_empty() { &root } else { &shown }, len / 1024)
+                })
+                .collect();
+            return Err(Problem::new(format!("send `{root}`"))
+                .why(format!(
+                    "{} KiB are more than the {} KiB that a server takes; largest: {}",
+                    self.bytes / 1024,
+                    BYTES_MAX / 1024,
+                    largest.join(", ")
+                ))
+                .hint(format!("leave files out with {IGNORE_FILE}, or put large data on a volume")));
+        }
+        Ok(content)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
+
+    use super::{local_path, tar_of};
+
+    struct Dir(PathBuf);
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn dir(name: &str, files: &[(&str, &str)]) -> Dir {
+        let root = std::env::temp_dir().join(format!("windlass-archive-{name}-{}", std::process::id()));
+        for (path, text) in files {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Dir(root)
+    }
+
+    fn names(tar: &[u8]) -> Vec<String> {
+        let mut archive = tar::Archive::new(tar);
+        let entries = archive.entries().unwrap();
+        entries.map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect()
+    }
+
+    #[test]
+    fn ignored_files_and_the_repository_itself_stay_here() {
+        let dir = dir(
+            "ignored",
+            &[
+                (".gitignore", "*.bin\n"),
+                (".dstackignore", "private/\n"),
+                (".git/config", "x"),
+                ("a.bin", "x"),
+                ("private/key", "x"),
+                (".env", "x"),
+                ("src/main.py", "x"),
+            ],
+        );
+        let found = names(&tar_of(&dir.0, Path::new("top")).unwrap());
+        assert_eq!(
+            found,
+            ["top/", "top/.dstackignore", "top/.env", "top/.gitignore", "top/src", "top/src/main.py"]
+        );
+    }
+
+    #[test]
+    fn the_same_files_are_the_same_bytes() {
+        let files = [("b", "2"), ("a", "1")];
+        let (one, two) = (dir("same-1", &files), dir("same-2", &files));
+        assert_eq!(tar_of(&one.0, Path::new("")).unwrap(), tar_of(&two.0, Path::new("")).unwrap());
+    }
+
+    #[test]
+    fn too_much_is_refused_and_the_largest_file_is_named() {
+        let dir = dir("large", &[("small", "x"), ("large", &"x".repeat(3 << 20))]);
+        let said = tar_of(&dir.0, Path::new("")).unwrap_err().text();
+        assert!(said.contains("large (3072 KiB)") && said.contains(".dstackignore"), "{said}");
+    }
+
+    #[test]
+    fn paths_are_relative_to_the_file_that_names_them() {
+        assert_eq!(local_path(Path::new("/conf"), "a/b").unwrap(), Path::new("/conf/a/b"));
+        assert_eq!(local_path(Path::new("/conf"), "/a").unwrap(), Path::new("/a"));
+    }
+}

@@ -1,0 +1,159 @@
+//! Applying a fleet, and waiting until its instances are there.
+
+use std::time::Duration;
+
+use serde_json::json;
+use windlass_api::{
+    Document,
+    fleets::{self, Fleet, FleetPlan},
+    operations::{ApplyFleet, DeleteFleets, PlanFleet, ReadFleet},
+    runs::ApplyAction,
+};
+use windlass_model::{config::fleet::Fleet as Config, plan::diff};
+
+use super::{agreed, keys, plan, source::Source};
+use crate::{
+    cli::{ApplyArgs, Format},
+    commands::instance_status,
+    context::Context,
+    exit::Exit,
+    output,
+    problem::Problem,
+};
+
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+pub(super) async fn apply(
+    cx: &Context,
+    args: &ApplyArgs,
+    source: &Source,
+    config: &Config,
+) -> Result<Exit, Problem> {
+    let mut config = config.clone();
+    keys::fill_in(&mut config, &source.dir)?;
+    let spec = json!({
+        "configuration": config,
+        "configuration_path": source.file,
+        "profile": source.profile,
+    });
+    let spec = Document::new(&spec).map_err(|error| Problem::caused("write the configuration", &error))?;
+    let planned = cx.call::<PlanFleet>(&fleets::PlanRequest { spec: spec.clone() }).await?;
+    show(&planned, &config);
+    let question = match (&planned.current_resource, planned.action) {
+        (None, _) => "Create the fleet?".to_owned(),
+        (Some(fleet), Some(ApplyAction::Update)) => {
+            if !args.force && unchanged(fleet, &planned)? {
+                output::say(&format!("Fleet `{}` exists already and nothing changed.", fleet.name));
+                return finish(cx, args, fleet.clone()).await;
+            }
+            format!("Update fleet `{}`?", fleet.name)
+        }
+        (Some(fleet), Some(ApplyAction::Create) | None) => {
+            say_what_forbids(fleet, &planned);
+            format!("Delete fleet `{}` and make it anew?", fleet.name)
+        }
+    };
+    if !agreed(args, &question)? {
+        return Ok(Exit::Failed);
+    }
+    let mut seen = planned.current_resource.clone();
+    if let Some(fleet) = &planned.current_resource
+        && planned.action != Some(ApplyAction::Update)
+    {
+        delete(cx, fleet).await?;
+        seen = None;
+    }
+    let seen = seen.map(|fleet| fleets::SeenFleet { id: fleet.id, spec: fleet.spec });
+    let request =
+        fleets::ApplyRequest { plan: fleets::ApplyInput { spec, current_resource: seen }, force: args.force };
+    let fleet = cx.call::<ApplyFleet>(&request).await?;
+    finish(cx, args, fleet).await
+}
+
+fn show(planned: &FleetPlan, config: &Config) {
+    let name = config.name.as_ref().map_or("(a generated name)", |name| name.as_str());
+    let kind = match &config.ssh_config {
+        Some(ssh) => crate::output::words::count(ssh.hosts.len(), "SSH host"),
+        None => "backends".to_owned(),
+    };
+    output::say(&format!("Project  {}\nUser     {}", planned.project_name, planned.user));
+    output::say(&output::printable(&format!("Fleet    {name} ({kind})\n")));
+    plan::offers(&planned.offers, planned.total_offers);
+}
+
+fn changes(
+    fleet: &Fleet,
+    planned: &FleetPlan,
+) -> Result<Result<Vec<diff::Change>, diff::Forbidden>, Problem> {
+    let read =
+        |document: &Document| document.value().map_err(|error| Problem::caused("read the plan", &error));
+    let stored = read(&fleet.spec)?;
+    let wanted = read(planned.effective_spec.as_ref().unwrap_or(&planned.spec))?;
+    Ok(diff::fleet(&stored["configuration"], &wanted["configuration"]))
+}
+
+fn unchanged(fleet: &Fleet, planned: &FleetPlan) -> Result<bool, Problem> {
+    Ok(changes(fleet, planned)?.is_ok_and(|changes| changes.is_empty()))
+}
+
+fn say_what_forbids(fleet: &Fleet, planned: &FleetPlan) {
+    if let Ok(Err(forbidden)) = changes(fleet, planned) {
+        output::say(&format!(
+            "Fleet `{}` exists, and `{}` cannot change while it does.",
+            fleet.name, forbidden.path
+        ));
+    }
+}
+
+async fn delete(cx: &Context, fleet: &Fleet) -> Result<(), Problem> {
+    output::say(&format!("Deleting fleet `{}`…", fleet.name));
+    cx.call::<DeleteFleets>(&fleets::DeleteRequest { names: vec![fleet.name.clone()] }).await?;
+    loop {
+        let request = fleets::ReadRequest { name: Some(fleet.name.clone()), id: None };
+        match cx.try_call::<ReadFleet>(&request).await {
+            Ok(_) => tokio::time::sleep(LOOK_EVERY).await,
+            Err(error) if error.is_absent() => return Ok(()),
+            Err(error) => return Err(cx.explain(&error).await),
+        }
+    }
+}
+
+async fn finish(cx: &Context, args: &ApplyArgs, fleet: Fleet) -> Result<Exit, Problem> {
+    let fleet = if args.detach { fleet } else { wait(cx, fleet).await? };
+    match args.output.format {
+        Format::Json => output::json(&fleet)?,
+        Format::Jsonl => output::jsonl(std::slice::from_ref(&fleet))?,
+        Format::Name => output::data(&fleet.name),
+        Format::Table | Format::Wide => {
+            crate::commands::show_fleets(std::slice::from_ref(&fleet), args.output.format)
+        }
+    }
+    let ended = fleet.instances.iter().any(|instance| instance.status == "terminated");
+    Ok(if fleet.status == "failed" || (ended && !args.detach) { Exit::RunFailed } else { Exit::Done })
+}
+
+/// Until no instance is on its way. Each change is said once.
+async fn wait(cx: &Context, mut fleet: Fleet) -> Result<Fleet, Problem> {
+    let mut told = std::collections::BTreeMap::new();
+    loop {
+        for instance in &fleet.instances {
+            let mut status = instance_status(instance);
+            if let Some(why) =
+                instance.termination_reason_message.as_ref().or(instance.termination_reason.as_ref())
+            {
+                status = format!("{status}: {why}");
+            }
+            if told.insert(instance.id, status.clone()).as_ref() != Some(&status) {
+                let host = instance.hostname.as_deref().map(|host| format!(" ({host})")).unwrap_or_default();
+                output::say(&output::printable(&format!("{}{host}: {status}", instance.name)));
+            }
+        }
+        let on_its_way = |status: &str| matches!(status, "pending" | "provisioning" | "terminating");
+        if fleet.status != "submitted" && !fleet.instances.iter().any(|instance| on_its_way(&instance.status))
+        {
+            return Ok(fleet);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        fleet = cx.call::<ReadFleet>(&fleets::ReadRequest { name: None, id: Some(fleet.id) }).await?;
+    }
+}

@@ -1,0 +1,329 @@
+//! The code a run starts from, where `repos` asks for it.
+//!
+//! A clone with a remote is sent as the remote's address, a commit that the remote has, and the difference
+//! between that commit and the files here, new files included. A directory without a remote is sent whole.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde_json::{Value, json};
+use windlass_api::{Document, repos};
+use windlass_model::config::mounts::RepoSpec;
+
+use super::{
+    archive::{BYTES_MAX, local_path, tar_of},
+    keys,
+    source::Source,
+};
+use crate::{cli::ApplyArgs, local::sha256, output, problem::Problem};
+
+/// Code that the server shall know.
+#[derive(Debug)]
+pub(super) struct Code {
+    pub(super) init: repos::InitRequest,
+    /// The run's `repo_data`.
+    pub(super) data: Value,
+    /// A difference, or a tar; may be empty.
+    pub(super) content: Vec<u8>,
+    pub(super) hash: String,
+}
+
+pub(super) fn find(args: &ApplyArgs, source: &Source) -> Result<Option<Code>, Problem> {
+    let repos = source.configuration.run().map(|run| run.repos.as_slice()).unwrap_or_default();
+    let Some(repo) = repos.first() else { return Ok(None) };
+    match (&repo.0.local_path, &repo.0.url) {
+        (Some(path), _) => local(args, &local_path(&source.dir, path)?).map(Some),
+        (None, Some(url)) => remote(args, url, &repo.0).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// A repository by its address: nothing here has to be looked at.
+fn remote(args: &ApplyArgs, url: &str, spec: &RepoSpec) -> Result<Code, Problem> {
+    let data = json!({
+        "repo_type": "remote",
+        "repo_name": name_of(url),
+        "repo_branch": spec.branch,
+        "repo_hash": spec.hash,
+        "repo_config_name": null,
+        "repo_config_email": null,
+    });
+    code(args, url, data, Vec::new())
+}
+
+fn code(args: &ApplyArgs, url: &str, data: Value, content: Vec<u8>) -> Result<Code, Problem> {
+    let name = name_of(url);
+    let identity = args.git_identity.as_ref().map(keys::read).transpose()?;
+    let creds = repos::Creds {
+        clone_url: url.to_owned(),
+        private_key: identity.and_then(|key| key.private),
+        oauth_token: args.git_token.clone().filter(|token| !token.is_empty()),
+    };
+    let info = json!({ "repo_type": "remote", "repo_name": name });
+    let init = repos::InitRequest {
+        repo_id: format!("{name}-{}", &sha256(url.as_bytes())[..8]),
+        repo_info: Document::new(&info).map_err(|error| Problem::caused("name the repository", &error))?,
+        repo_creds: Some(creds),
+    };
+    Ok(Code { init, data, hash: sha256(&content), content })
+}
+
+/// The last part of an address, without `.git`.
+fn name_of(url: &str) -> String {
+    let last = url.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
+    let name = last.strip_suffix(".git").unwrap_or(last);
+    if name.is_empty() { "repo".to_owned() } else { name.to_owned() }
+}
+
+fn local(args: &ApplyArgs, path: &Path) -> Result<Code, Problem> {
+    let whole = path
+        .canonicalize()
+        .map_err(|error| Problem::caused(&format!("find the repository `{}`", path.display()), &error))?;
+    let Some(git) = Git::at(&whole)? else { return directory(&whole, "it is no git repository") };
+    let Some(remote) = git.remote()? else { return directory(&whole, "it has no remote to clone from") };
+    let url = git.text(&["remote", "get-url", &remote])?;
+    let Some(base) = git.base(&remote)? else {
+        return directory(&whole, "no commit of it is known to be at its remote");
+    };
+    let data = json!({
+        "repo_type": "remote",
+        "repo_name": name_of(&url),
+        "repo_branch": git.branch(&remote)?,
+        "repo_hash": base,
+        "repo_config_name": git.maybe(&["config", "user.name"])?,
+        "repo_config_email": git.maybe(&["config", "user.email"])?,
+    });
+    let diff = git.diff(&base)?;
+    if diff.len() as u64 > BYTES_MAX {
+        return Err(Problem::new("send the changes of the repository")
+            .why(format!(
+                "{} KiB are more than the {} KiB that a server takes",
+                diff.len() / 1024,
+                BYTES_MAX / 1024
+            ))
+            .hint("commit and push them, or leave large files out with .gitignore"));
+    }
+    code(args, &url, data, diff)
+}
+
+/// All of a directory, as a tar.
+fn directory(path: &Path, why: &str) -> Result<Code, Problem> {
+    output::say(&format!("Sending the files of {}: {why}.", path.display()));
+    let content = tar_of(path, Path::new(""))?;
+    let info = json!({ "repo_type": "virtual" });
+    let init = repos::InitRequest {
+        repo_id: format!("local-{}", &sha256(path.as_os_str().as_encoded_bytes())[..8]),
+        repo_info: Document::new(&info).map_err(|error| Problem::caused("name the repository", &error))?,
+        repo_creds: None,
+    };
+    Ok(Code { init, data: info, hash: sha256(&content), content })
+}
+
+/// Git, in one working tree.
+struct Git {
+    root: PathBuf,
+}
+
+impl Git {
+    fn at(path: &Path) -> Result<Option<Self>, Problem> {
+        let git = Self { root: path.to_owned() };
+        let root = git.maybe(&["rev-parse", "--show-toplevel"])?;
+        Ok(root.map(|root| Self { root: root.into() }))
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(&self.root).args(args).stdin(Stdio::null());
+        // Nobody is asked for a password, and no pager or colour is in the way.
+        command.env("GIT_TERMINAL_PROMPT", "0").env("LC_ALL", "C").env("GIT_PAGER", "cat");
+        command
+    }
+
+    fn run(&self, command: &mut Command) -> Result<std::process::Output, Problem> {
+        command.output().map_err(|error| {
+            let problem = Problem::caused(&format!("look at the repository {}", self.root.display()), &error);
+            if error.kind() == std::io::ErrorKind::NotFound { problem.hint("install git") } else { problem }
+        })
+    }
+
+    /// What git says; `None` when it ends with an error.
+    fn maybe(&self, args: &[&str]) -> Result<Option<String>, Problem> {
+        let output = self.run(&mut self.command(args))?;
+        if !output.status.success() {
+            return Ok(None);
+        }
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        Ok(Some(text).filter(|text| !text.is_empty()))
+    }
+
+    fn text(&self, args: &[&str]) -> Result<String, Problem> {
+        self.maybe(args)?.ok_or_else(|| Problem::new(format!("run `git {}`", args.join(" "))))
+    }
+
+    fn bytes(&self, command: &mut Command) -> Result<Vec<u8>, Problem> {
+        let output = self.run(command)?;
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(Problem::new("find the changes of the repository").why(format!("git says: {said}")))
+    }
+
+    /// The remote of the current branch, else `origin`, else the only one.
+    fn remote(&self) -> Result<Option<String>, Problem> {
+        if let Some(branch) = self.maybe(&["symbolic-ref", "--short", "-q", "HEAD"])?
+            && let Some(remote) = self.maybe(&["config", &format!("branch.{branch}.remote")])?
+            && remote != "."
+        {
+            return Ok(Some(remote));
+        }
+        let all = self.maybe(&["remote"])?.unwrap_or_default();
+        let mut names = all.lines();
+        if let Some(origin) = names.clone().find(|name| *name == "origin") {
+            return Ok(Some(origin.to_owned()));
+        }
+        Ok(names.next().map(str::to_owned))
+    }
+
+    /// The branch at the remote that the base is on.
+    fn branch(&self, remote: &str) -> Result<Option<String>, Problem> {
+        let upstream = self.maybe(&["rev-parse", "--abbrev-ref", "@{upstream}"])?;
+        let head = || self.maybe(&["rev-parse", "--abbrev-ref", &format!("{remote}/HEAD")]);
+        let full = match upstream {
+            Some(full) => Some(full),
+            None => head()?,
+        };
+        Ok(full.and_then(|full| full.strip_prefix(&format!("{remote}/")).map(str::to_owned)))
+    }
+
+    /// The newest commit here that the remote has.
+    fn base(&self, remote: &str) -> Result<Option<String>, Problem> {
+        for known in ["@{upstream}".to_owned(), format!("{remote}/HEAD")] {
+            if let Some(base) = self.maybe(&["merge-base", "HEAD", &known])? {
+                return Ok(Some(base));
+            }
+        }
+        Ok(None)
+    }
+
+    /// From `base` to the files as they are, new ones that are not ignored included. The index and the
+    /// objects of the repository stay as they are: both are borrowed.
+    fn diff(&self, base: &str) -> Result<Vec<u8>, Problem> {
+        let scratch = Scratch::new()?;
+        let index = scratch.0.join("index");
+        let objects = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "objects"])?;
+        let own = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "index"])?;
+        if Path::new(&own).exists() {
+            std::fs::copy(&own, &index).map_err(|error| Problem::caused("copy git's index", &error))?;
+        }
+        let with = |args: &[&str]| {
+            let mut command = self.command(args);
+            command
+                .env("GIT_INDEX_FILE", &index)
+                .env("GIT_OBJECT_DIRECTORY", scratch.0.join("objects"))
+                .env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &objects);
+            command
+        };
+        std::fs::create_dir(scratch.0.join("objects"))
+            .map_err(|error| Problem::caused("make a directory for git", &error))?;
+        self.bytes(&mut with(&["add", "--all", "."]))?;
+        self.bytes(&mut with(&[
+            "diff",
+            "--cached",
+            "--binary",
+            "--full-index",
+            "--no-color",
+            "--no-ext-diff",
+            base,
+        ]))
+    }
+}
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self, Problem> {
+        let name = format!("windlass-git-{}-{}", std::process::id(), &crate::local::draw()?[..8]);
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).map_err(|error| Problem::caused("make a directory for git", &error))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path, process::Command};
+
+    use super::{Git, Scratch, name_of};
+
+    #[test]
+    fn a_repository_is_called_by_the_last_part_of_its_address() {
+        let names = ["https://host/team/app.git", "git@host:team/app", "ssh://host/app/"].map(name_of);
+        assert_eq!(names, ["app", "app", "app"]);
+    }
+
+    fn git(dir: &Path, args: &[&str]) {
+        let done = Command::new("git")
+            .arg("-C")
+            .arg(dir)
+            .args(["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"])
+            .args(args)
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+
+    /// A clone of a remote with one commit pushed, one not, a changed file and a new one.
+    fn clone(at: &Path) {
+        let (remote, here) = (at.join("remote.git"), at.join("here"));
+        fs::create_dir(&here).unwrap();
+        git(at, &["init", "--bare", "--quiet", remote.to_str().unwrap()]);
+        git(&here, &["init", "--quiet"]);
+        fs::write(here.join("kept"), "1\n").unwrap();
+        fs::write(here.join(".gitignore"), "secret\n").unwrap();
+        git(&here, &["add", "."]);
+        git(&here, &["commit", "--quiet", "-m", "one"]);
+        git(&here, &["remote", "add", "origin", remote.to_str().unwrap()]);
+        git(&here, &["push", "--quiet", "-u", "origin", "main"]);
+        fs::write(here.join("unpushed"), "2\n").unwrap();
+        git(&here, &["add", "."]);
+        git(&here, &["commit", "--quiet", "-m", "two"]);
+        fs::write(here.join("kept"), "1\nchanged\n").unwrap();
+        fs::write(here.join("new"), [0_u8, 255, 10]).unwrap();
+        fs::write(here.join("secret"), "x").unwrap();
+    }
+
+    #[test]
+    fn what_the_remote_lacks_is_in_the_difference_and_the_index_is_left_alone() {
+        let scratch = Scratch::new().unwrap();
+        clone(&scratch.0);
+        let here = scratch.0.join("here");
+        let index = fs::read(here.join(".git/index")).unwrap();
+        let found = Git::at(&here).unwrap().unwrap();
+        assert_eq!(found.remote().unwrap().as_deref(), Some("origin"));
+        assert_eq!(found.branch("origin").unwrap().as_deref(), Some("main"));
+        let base = found.base("origin").unwrap().unwrap();
+        let diff = found.diff(&base).unwrap();
+        assert_eq!(fs::read(here.join(".git/index")).unwrap(), index);
+
+        // Applied to what the remote has, it gives what is here, but for what is ignored.
+        let there = scratch.0.join("there");
+        git(&scratch.0, &["clone", "--quiet", "remote.git", "there"]);
+        git(&there, &["checkout", "--quiet", &base]);
+        let patch = scratch.0.join("patch");
+        fs::write(&patch, diff).unwrap();
+        git(&there, &["apply", patch.to_str().unwrap()]);
+        for name in ["kept", "unpushed", "new", ".gitignore"] {
+            assert_eq!(fs::read(here.join(name)).unwrap(), fs::read(there.join(name)).unwrap(), "{name}");
+        }
+        assert!(!there.join("secret").exists());
+    }
+}

@@ -1,0 +1,76 @@
+//! How a run ended: in words, and as an exit code.
+
+use windlass_api::runs::{JobSubmission, Run};
+
+use crate::exit::{Exit, OURS_MIN};
+
+/// The exit code of a command that waited for the run.
+pub(crate) fn exit(run: &Run) -> Exit {
+    match run.status.as_str() {
+        "done" => Exit::Done,
+        "failed" => job_exit(run).unwrap_or(Exit::RunFailed),
+        _ if by_user(run) => Exit::RunStopped,
+        _ => job_exit(run).unwrap_or(Exit::RunFailed),
+    }
+}
+
+/// Of the first job, in order, that returned something other than 0.
+fn job_exit(run: &Run) -> Option<Exit> {
+    let code = latest(run).find_map(|submission| submission.exit_status.filter(|code| *code != 0))?;
+    match u8::try_from(code) {
+        Ok(small) if code < OURS_MIN => Some(Exit::Job(small)),
+        Ok(_) | Err(_) => Some(Exit::JobAbove),
+    }
+}
+
+fn latest(run: &Run) -> impl Iterator<Item = &JobSubmission> {
+    run.jobs.iter().filter_map(|job| job.job_submissions.last())
+}
+
+fn by_user(run: &Run) -> bool {
+    matches!(run.termination_reason.as_deref(), Some("stopped_by_user" | "aborted_by_user"))
+}
+
+/// Why it ended so, or waits: every distinct thing that was said, most precise first.
+pub(crate) fn reasons(run: &Run) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for submission in latest(run) {
+        let said = submission.termination_reason_message.iter().chain(&submission.error);
+        let exit = submission.exit_status.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
+        all.extend(said.cloned().chain(exit));
+        if let Some(reason) = &submission.termination_reason
+            && reason != "done_by_runner"
+            && all.is_empty()
+        {
+            all.push(reason.replace('_', " "));
+        }
+    }
+    all.extend(run.error.iter().cloned());
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|said| !said.trim().is_empty() && seen.insert(said.trim().to_lowercase()));
+    all
+}
+
+/// What the user can do about it.
+pub(crate) fn hint(run: &Run, name: &str) -> Option<String> {
+    let reason = latest(run).filter_map(|submission| submission.termination_reason.as_deref()).next();
+    let text = match reason? {
+        "failed_to_start_due_to_no_capacity" => {
+            format!("`windlass fleet` shows what there is; `windlass why {name}` says what does not fit")
+        }
+        "creating_container_error" => {
+            "check `image` and `registry_auth`, and that the host can reach the registry".to_owned()
+        }
+        "executor_error" | "waiting_runner_limit_exceeded" => {
+            format!("`windlass logs --diagnose {name}` shows what the agent saw")
+        }
+        "instance_unreachable" => "`windlass fleet` shows the state of the host".to_owned(),
+        "max_duration_exceeded" => "raise `max_duration`, or set it to `off`".to_owned(),
+        "ports_binding_failed" => {
+            "another process on the host has the port; choose another in `ports`".to_owned()
+        }
+        "volume_error" => "`windlass volume` shows the state of the volumes".to_owned(),
+        _ => return None,
+    };
+    Some(text)
+}

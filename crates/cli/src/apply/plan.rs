@@ -1,0 +1,138 @@
+//! What applying would do, in words.
+
+use serde_json::Value;
+use windlass_api::{offers::Offer, runs::RunPlan};
+
+use crate::output::{
+    self,
+    style::Style,
+    table::{Cell, Table},
+    words,
+};
+
+/// The heading of a run's plan and its best offers, to stderr: stdout belongs to the job.
+pub(crate) fn show(plan: &RunPlan) {
+    let spec = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
+    let configuration = &spec["configuration"];
+    let mut lines = vec![("Project", plan.project_name.clone()), ("User", plan.user.clone())];
+    let kind = configuration["type"].as_str().unwrap_or("run");
+    let nodes = configuration["nodes"].as_i64().filter(|nodes| *nodes > 1);
+    let kind = nodes.map_or_else(|| kind.to_owned(), |nodes| format!("{kind}, {nodes} nodes"));
+    let name = spec["run_name"].as_str().unwrap_or("(a generated name)");
+    lines.push(("Run", format!("{name} ({kind})")));
+    for (number, job) in plan.job_plans.iter().enumerate() {
+        let wanted = job.job_spec.value().unwrap_or_default();
+        let label = if number == 0 { "Resources" } else { "" };
+        lines.push((label, resources(&wanted["requirements"]["resources"])));
+    }
+    if let Some(first) = plan.job_plans.first() {
+        let job = first.job_spec.value().unwrap_or_default();
+        let requirements = &job["requirements"];
+        if let Some(price) = requirements["max_price"].as_f64() {
+            lines.push(("Max price", format!("{} per hour", words::price(price))));
+        }
+        if requirements["spot"].as_bool() == Some(true) {
+            lines.push(("Spot", "only".to_owned()));
+        }
+        if let Some(secs) = job["max_duration"].as_i64() {
+            lines.push(("Max duration", words::span(windlass_model::time::Span::secs(secs))));
+        }
+        if let Some(events) = job["retry"]["on_events"].as_array() {
+            let events: Vec<&str> = events.iter().filter_map(Value::as_str).collect();
+            lines.push(("Retry on", events.join(", ")));
+        }
+    }
+    let width = lines.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
+    for (label, text) in lines {
+        output::say(&output::printable(&format!("{label:width$}  {text}")));
+    }
+    output::say("");
+    let all: Vec<Offer> = plan.job_plans.iter().flat_map(|job| job.offers.iter().cloned()).collect();
+    let total: i64 = plan.job_plans.iter().map(|job| job.total_offers).sum();
+    offers(&all, total);
+}
+
+pub(crate) fn offers(all: &[Offer], total: i64) {
+    if all.is_empty() {
+        return;
+    }
+    let mut table = Table::new(["#", "BACKEND", "RESOURCES", "INSTANCE TYPE", "PRICE", "AVAILABILITY"]);
+    for (number, offer) in all.iter().enumerate() {
+        let resources = serde_json::to_value(&offer.instance.resources).unwrap_or_default();
+        let backend = serde_json::to_value(offer.backend).unwrap_or_default();
+        let backend = words::backend(backend.as_str().unwrap_or("?")).to_owned();
+        let backend = if offer.region.is_empty() || offer.region == backend || offer.region == "remote" {
+            backend
+        } else {
+            format!("{backend} ({})", offer.region)
+        };
+        let mut name = offer.instance.name.clone();
+        if offer.total_blocks > 1 {
+            name = format!("{name} ({}/{})", offer.blocks, offer.total_blocks);
+        }
+        table.row(vec![
+            (number + 1).to_string().into(),
+            backend.into(),
+            words::resources(&resources).into(),
+            name.into(),
+            words::price(offer.price).into(),
+            Cell::status(offer.availability.replace('_', " ")),
+        ]);
+    }
+    table.lines(Style::stderr()).iter().for_each(|line| output::say(line));
+    let shown = i64::try_from(all.len()).unwrap_or(i64::MAX);
+    if total > shown {
+        output::say(&format!("Shown {shown} of {total} offers."));
+    }
+    output::say("");
+}
+
+/// `cpu=2.. mem=8GB.. gpu=H100:80GB:8` of wanted resources.
+pub(crate) fn resources(wanted: &Value) -> String {
+    let mut parts = Vec::new();
+    let cpu = &wanted["cpu"];
+    if let Some(count) = range(&cpu["count"], "") {
+        let arch = cpu["arch"].as_str().map(|arch| format!("{arch}:")).unwrap_or_default();
+        parts.push(format!("cpu={arch}{count}"));
+    }
+    parts.extend(range(&wanted["memory"], "GB").map(|memory| format!("mem={memory}")));
+    parts.extend(range(&wanted["disk"]["size"], "GB").map(|disk| format!("disk={disk}")));
+    let gpu = &wanted["gpu"];
+    if gpu["count"]["max"].as_i64() != Some(0)
+        && (gpu["count"]["min"].as_i64().unwrap_or(0) > 0 || gpu["name"].is_array())
+    {
+        let names =
+            gpu["name"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
+        let mut all = vec![names.join(",")];
+        all.extend(range(&gpu["memory"], "GB"));
+        all.extend(range(&gpu["count"], ""));
+        all.retain(|part| !part.is_empty());
+        parts.push(format!("gpu={}", all.join(":")));
+    }
+    if parts.is_empty() { "any".to_owned() } else { parts.join(" ") }
+}
+
+fn range(value: &Value, unit: &str) -> Option<String> {
+    let bound = |value: &Value| value.as_f64().map(|number| format!("{number}{unit}"));
+    match (bound(&value["min"]), bound(&value["max"])) {
+        (None, None) => None,
+        (Some(min), Some(max)) if min == max => Some(min),
+        (min, max) => Some(format!("{}..{}", min.unwrap_or_default(), max.unwrap_or_default())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::resources;
+
+    #[test]
+    fn wishes_are_one_line_and_what_was_not_wished_is_left_out() {
+        let wanted = json!({"cpu": {"arch": null, "count": {"min": 2, "max": null}}, "memory": {"min": 16.0, "max": 16.0},
+            "gpu": {"name": ["H100"], "memory": {"min": 80.0, "max": 80.0}, "count": {"min": 8, "max": 8}}, "disk": null});
+        assert_eq!(resources(&wanted), "cpu=2.. mem=16GB gpu=H100:80GB:8");
+        let none = json!({"cpu": {"count": {"min": 1}}, "gpu": {"count": {"min": 0, "max": null}}});
+        assert_eq!(resources(&none), "cpu=1..");
+    }
+}

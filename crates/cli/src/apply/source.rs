@@ -1,0 +1,177 @@
+//! What is applied: a file, with the name, the variables and the profile that the command line adds.
+
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+use windlass_model::config::{
+    self, Configuration,
+    env::{Env, EnvValue, is_env_name},
+    name::{Name, is_resource_name},
+    resolve,
+};
+
+use crate::{cli::ApplyArgs, output, problem::Problem};
+
+/// Tried in this order when no file is named.
+const DEFAULT_FILES: [&str; 4] = ["windlass.yml", "windlass.yaml", ".dstack.yml", ".dstack.yaml"];
+const PROFILE_FILES: [&str; 4] =
+    [".windlass/profiles.yml", ".windlass/profiles.yaml", ".dstack/profiles.yml", ".dstack/profiles.yaml"];
+/// Larger files are not configurations; the reader has its own, smaller bound.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// As it was named, for messages and for the server.
+    pub(crate) file: String,
+    /// What relative paths in the file are relative to.
+    pub(crate) dir: PathBuf,
+    pub(crate) configuration: Configuration,
+    /// The profile as it is sent.
+    pub(crate) profile: Value,
+}
+
+pub(crate) fn read(args: &ApplyArgs) -> Result<Source, Problem> {
+    let path = match &args.file {
+        Some(path) => path.clone(),
+        None => default_file()?,
+    };
+    let file = path.display().to_string();
+    let stdin = path.as_os_str() == "-";
+    if stdin && !args.yes {
+        return Err(Problem::misuse("the file comes from standard input, where the answer would come from")
+            .hint("`-y` says yes"));
+    }
+    let text = text(&path, stdin)?;
+    let mut configuration = parse(&file, &text)?;
+    if let Some(name) = &args.name {
+        rename(&mut configuration, name)?;
+    }
+    variables(&mut configuration, args)?;
+    let parent = if stdin { None } else { path.parent().filter(|parent| !parent.as_os_str().is_empty()) };
+    let dir = parent.unwrap_or(Path::new(".")).to_owned();
+    Ok(Source { file, dir, configuration, profile: profile(args)? })
+}
+
+fn default_file() -> Result<PathBuf, Problem> {
+    DEFAULT_FILES.iter().map(PathBuf::from).find(|path| path.is_file()).ok_or_else(|| {
+        Problem::misuse("no configuration was named")
+            .why(format!("there is none of {} here", DEFAULT_FILES.join(", ")))
+            .hint("`windlass apply -f FILE`")
+    })
+}
+
+fn text(path: &Path, stdin: bool) -> Result<String, Problem> {
+    let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
+    let mut text = String::new();
+    if stdin {
+        std::io::stdin().lock().take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    } else {
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    }
+    Ok(text)
+}
+
+fn parse(file: &str, text: &str) -> Result<Configuration, Problem> {
+    config::parse(text).map(|parsed| parsed.configuration).map_err(|problems| {
+        output::say(output::printable(&config::render(&problems, file, text)).trim_end());
+        Problem::told()
+    })
+}
+
+fn rename(configuration: &mut Configuration, name: &str) -> Result<(), Problem> {
+    if !is_resource_name(name) {
+        return Err(Problem::misuse(format!("`{name}` cannot be a name"))
+            .hint("2 to 41 characters: lower case letters, digits and dashes, starting with a letter"));
+    }
+    let name = Some(Name(name.to_owned()));
+    match configuration {
+        Configuration::Task(task) => task.run.name = name,
+        Configuration::Service(service) => service.0.run.name = name,
+        Configuration::DevEnvironment(dev) => dev.run.name = name,
+        Configuration::Fleet(fleet) => fleet.name = name,
+        Configuration::Gateway(gateway) => gateway.name = name,
+        Configuration::Volume(_) => return rename_volume(configuration, name),
+    }
+    Ok(())
+}
+
+/// Each backend has a type of its own for volumes; as a document they all have a `name`.
+fn rename_volume(configuration: &mut Configuration, name: Option<Name>) -> Result<(), Problem> {
+    let mut document = serde_json::to_value(&*configuration)
+        .map_err(|error| Problem::caused("rename the volume", &error))?;
+    document["name"] = json!(name);
+    *configuration = Configuration::from_json(&document)
+        .map_err(|problems| Problem::new("rename the volume").why(config::error::summary(&problems)))?;
+    Ok(())
+}
+
+/// `-e` first, then what the file leaves to the environment of this command.
+fn variables(configuration: &mut Configuration, args: &ApplyArgs) -> Result<(), Problem> {
+    let kind = configuration.kind();
+    let Some(env) = env_of(configuration) else {
+        if args.env.is_empty() {
+            return Ok(());
+        }
+        return Err(Problem::misuse(format!("a {kind} has no variables")).hint("leave out `-e`"));
+    };
+    for (name, value) in &args.env {
+        if !is_env_name(name) {
+            return Err(Problem::misuse(format!("`{name}` cannot be the name of a variable")));
+        }
+        let value = value.clone().map_or(EnvValue::FromClient, EnvValue::Value);
+        env.0.insert(name.clone(), value);
+    }
+    env.resolve(|name| std::env::var(name).ok());
+    let unset = env.unresolved();
+    if !unset.is_empty() {
+        return Err(Problem::new(format!("variables without a value: {}", unset.join(", ")))
+            .why("the configuration takes them from your environment, where they are not set")
+            .hint(format!("`-e {}=VALUE`, or set them", unset[0])));
+    }
+    resolve::for_client(configuration, &args.args, |_| None)
+        .map_err(|error| Problem::caused("complete the configuration", &error))
+}
+
+fn env_of(configuration: &mut Configuration) -> Option<&mut Env> {
+    match configuration {
+        Configuration::Fleet(fleet) => Some(&mut fleet.env),
+        Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
+            configuration.run_mut().map(|run| &mut run.env)
+        }
+        Configuration::Gateway(_) | Configuration::Volume(_) => None,
+    }
+}
+
+/// The profile that was named, or the one that calls itself the default.
+fn profile(args: &ApplyArgs) -> Result<Value, Problem> {
+    let wanted = args.profile.as_deref().filter(|name| !name.is_empty());
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let near = PROFILE_FILES.iter().map(PathBuf::from);
+    let far = home.iter().flat_map(|home| PROFILE_FILES.iter().map(|file| home.join(file)));
+    for path in near.chain(far).filter(|path| path.is_file()) {
+        let text = text(&path, false)?;
+        let file = path.display().to_string();
+        let profiles = config::parse_profiles(&text).map_err(|problems| {
+            output::say(output::printable(&config::render(&problems, &file, &text)).trim_end());
+            Problem::told()
+        })?;
+        let found = profiles.profiles.into_iter().find(|profile| match wanted {
+            Some(name) => profile.name == name,
+            None => profile.default,
+        });
+        if let Some(profile) = found {
+            return serde_json::to_value(profile)
+                .map_err(|error| Problem::caused("write the profile", &error));
+        }
+    }
+    match wanted {
+        Some(name) => Err(Problem::new(format!("find profile `{name}`"))
+            .why("no profiles.yml here or in your home has it")
+            .hint(format!("profiles are looked for in {}", PROFILE_FILES[0]))),
+        None => Ok(json!({ "name": "default", "default": false })),
+    }
+}

@@ -1,0 +1,97 @@
+//! `windlass dev`: a server in the foreground with everything in a directory that goes away at the end.
+
+use std::{
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use windlass_api::{
+    operations::{ListRuns, StopRuns},
+    runs::{ListRequest, StopRequest},
+};
+use windlass_server::config::{Given, Settings};
+
+use super::server::{Start, log, serve, turn};
+use crate::{
+    cli::{DevArgs, LogFormat},
+    context::{Context, name_of},
+    exit::Exit,
+    local,
+    login::{Chosen, PROJECT},
+    output,
+    problem::Problem,
+};
+
+/// How long runs get to end with the server they belong to.
+const END_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// A directory that goes away with its guard, unless somebody named it.
+struct Place {
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Place {
+    fn new(given: Option<&Path>) -> Result<Self, Problem> {
+        if let Some(path) = given {
+            return Ok(Self { path: path.to_owned(), kept: true });
+        }
+        let name = format!("windlass-dev-{}-{}", std::process::id(), &local::draw()?[..8]);
+        let path = std::env::temp_dir().join(name);
+        // It must be new: in a shared /tmp somebody else may have put something there.
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(|error| Problem::caused(&format!("make `{}`", path.display()), &error))?;
+        Ok(Self { path, kept: false })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.kept {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+pub(crate) fn run(args: &DevArgs) -> Result<Exit, Problem> {
+    log(args.log_level, LogFormat::Text);
+    let place = Place::new(args.data_dir.as_deref())?;
+    let token = local::draw()?;
+    let given = Given {
+        port: Some(args.port),
+        data_dir: Some(place.path.clone()),
+        admin_token: Some(token.clone()),
+        ..Given::default()
+    };
+    let settings =
+        Settings::new(given, None).map_err(|error| Problem::caused("read the settings", &error))?;
+    turn(serve(settings, Start::Dev { token, kept: place.kept }))?;
+    Ok(Exit::Done)
+}
+
+/// Runs on this machine would go on without their server; here nothing shall.
+pub(super) async fn end_runs(url: &str, token: &str) {
+    match tokio::time::timeout(END_WITHIN, try_end_runs(url, token)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(problem)) => output::say(&problem.text()),
+        Err(_) => output::say("Some runs have not ended in time; they may go on without their server."),
+    }
+}
+
+async fn try_end_runs(url: &str, token: &str) -> Result<(), Problem> {
+    let chosen = Chosen { url: url.to_owned(), token: token.to_owned(), project: PROJECT.to_owned() };
+    let cx = Context::new(chosen).await?;
+    let request = ListRequest { only_active: true, include_jobs: false, ..ListRequest::default() };
+    loop {
+        let runs_names: Vec<String> = cx.call::<ListRuns>(&request).await?.iter().map(name_of).collect();
+        if runs_names.is_empty() {
+            return Ok(());
+        }
+        cx.call::<StopRuns>(&StopRequest { runs_names, abort: true }).await?;
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

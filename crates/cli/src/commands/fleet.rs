@@ -1,0 +1,201 @@
+//! `windlass fleet`: fleets and their instances.
+
+use serde_json::{Value, json};
+use windlass_api::{
+    fleets::{DeleteInstancesRequest, DeleteRequest, Fleet, ProjectListRequest, ReadRequest},
+    instances::Instance,
+    operations::{DeleteFleetInstances, DeleteFleets, ListProjectFleets, ReadFleet},
+};
+
+use super::stop::confirm;
+use crate::{
+    cli::{FleetAction, FleetArgs, Format},
+    context::{self, Context, closest},
+    exit::Exit,
+    output::{
+        self,
+        table::{Cell, Table},
+        words,
+    },
+    problem::Problem,
+};
+
+pub(crate) fn run(args: &FleetArgs) -> Result<Exit, Problem> {
+    let format = args.output.format;
+    context::with(&args.at, async |cx| match &args.action {
+        None | Some(FleetAction::List) => {
+            let fleets = list(cx).await?;
+            match format {
+                Format::Json => output::json(&json!({ "project": cx.project, "fleets": fleets }))?,
+                Format::Jsonl => output::jsonl(&fleets)?,
+                Format::Name => fleets.iter().for_each(|fleet| output::data(&fleet.name)),
+                Format::Table | Format::Wide => show(&fleets, format),
+            }
+            Ok(Exit::Done)
+        }
+        Some(FleetAction::Get { name }) => {
+            let fleet = find(cx, name).await?;
+            match format {
+                Format::Json => output::json(&fleet)?,
+                Format::Jsonl => output::jsonl(&[fleet])?,
+                Format::Name => output::data(&fleet.name),
+                Format::Table | Format::Wide => show(&[fleet], format),
+            }
+            Ok(Exit::Done)
+        }
+        Some(FleetAction::Delete { names, instance, yes }) => delete(cx, names, instance, *yes).await,
+    })
+}
+
+async fn list(cx: &Context) -> Result<Vec<Fleet>, Problem> {
+    cx.call::<ListProjectFleets>(&ProjectListRequest { include_imported: true }).await
+}
+
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, Problem> {
+    let request = ReadRequest { name: Some(name.to_owned()), id: None };
+    match cx.try_call::<ReadFleet>(&request).await {
+        Ok(fleet) => Ok(fleet),
+        Err(error) if error.is_absent() => {
+            let all = list(cx).await?;
+            let problem = Problem::new(format!("find fleet `{name}`"))
+                .why(format!("project `{}` has none of that name", cx.project));
+            Err(match closest(name, all.iter().map(|fleet| fleet.name.as_str())) {
+                Some(near) => problem.hint(format!("did you mean `{near}`?")),
+                None => problem.hint("`windlass fleet` lists the fleets"),
+            })
+        }
+        Err(error) => Err(cx.explain(&error).await),
+    }
+}
+
+async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Result<Exit, Problem> {
+    for name in names {
+        find(cx, name).await?;
+    }
+    let listed = names.join(", ");
+    let what = match (names, nums) {
+        (_, []) => listed,
+        ([name], nums) => {
+            let nums: Vec<String> = nums.iter().map(ToString::to_string).collect();
+            format!("instance {} of {name}", nums.join(", "))
+        }
+        _ => return Err(Problem::misuse("`-i` names instances of one fleet, and several fleets are given")),
+    };
+    if !yes && !confirm(&format!("Delete {what}?"))? {
+        output::say("Nothing was deleted.");
+        return Ok(Exit::Failed);
+    }
+    match names {
+        [name] if !nums.is_empty() => {
+            let request = DeleteInstancesRequest { name: name.clone(), instance_nums: nums.to_vec() };
+            cx.call::<DeleteFleetInstances>(&request).await?;
+        }
+        names => cx.call::<DeleteFleets>(&DeleteRequest { names: names.to_vec() }).await?,
+    }
+    output::say(&format!("Deleting {what}."));
+    Ok(Exit::Done)
+}
+
+pub(crate) fn show(fleets: &[Fleet], format: Format) {
+    if fleets.is_empty() {
+        output::say("No fleets. `windlass apply -f FLEET.yml` makes one.");
+    }
+    table(fleets, format == Format::Wide).print();
+}
+
+fn table(fleets: &[Fleet], wide: bool) -> Table {
+    let now = words::now();
+    let mut table = if wide {
+        Table::new([
+            "NAME",
+            "NODES",
+            "RESOURCES",
+            "INSTANCE",
+            "BACKEND",
+            "PRICE",
+            "STATUS",
+            "CREATED",
+            "ERROR",
+        ])
+    } else {
+        Table::new(["NAME", "NODES", "RESOURCES", "BACKEND", "PRICE", "STATUS", "CREATED"])
+    };
+    for fleet in fleets {
+        let spec = fleet.spec.value().unwrap_or_default();
+        let mut row: Vec<Cell> =
+            vec![fleet.name.as_str().into(), nodes(&spec["configuration"]).into(), "".into()];
+        if wide {
+            row.push("".into());
+        }
+        row.extend([
+            "".into(),
+            "".into(),
+            Cell::status(&fleet.status),
+            words::ago(fleet.created_at, now).into(),
+        ]);
+        if wide {
+            row.push(fleet.status_message.clone().unwrap_or_default().into());
+        }
+        table.row(row);
+        for instance in fleet.instances.iter().filter(|instance| wide || instance.status != "terminated") {
+            table.row(instance_row(instance, wide, now));
+        }
+    }
+    table
+}
+
+/// `1..4`, or the number of hosts.
+fn nodes(configuration: &Value) -> String {
+    if let Some(hosts) = configuration["ssh_config"]["hosts"].as_array() {
+        return hosts.len().to_string();
+    }
+    let (min, max) =
+        (configuration["nodes"]["min"].as_i64().unwrap_or(0), configuration["nodes"]["max"].as_i64());
+    match max {
+        Some(max) if max == min => min.to_string(),
+        Some(max) => format!("{min}..{max}"),
+        None => format!("{min}.."),
+    }
+}
+
+fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Timestamp) -> Vec<Cell> {
+    let kind = instance.instance_type.as_ref().and_then(|kind| kind.value().ok()).unwrap_or_default();
+    let backend = instance.backend.as_deref().map(words::backend).unwrap_or_default();
+    let mut row: Vec<Cell> = vec![
+        format!("  instance={}", instance.instance_num).into(),
+        "".into(),
+        words::resources(&kind["resources"]).into(),
+    ];
+    if wide {
+        row.push(kind["name"].as_str().unwrap_or_default().into());
+    }
+    row.extend([
+        backend.into(),
+        instance.price.map(words::price).unwrap_or_default().into(),
+        Cell::status(status(instance)),
+        words::ago(instance.created, now).into(),
+    ]);
+    if wide {
+        let reason =
+            instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
+        row.push(reason.unwrap_or_default().into());
+    }
+    row
+}
+
+/// `2/8 busy` when it is shared, and what is wrong with it.
+pub(crate) fn status(instance: &Instance) -> String {
+    let mut text = match instance.total_blocks {
+        Some(total) if total > 1 && instance.status == "busy" => {
+            format!("{}/{total} busy", instance.busy_blocks)
+        }
+        Some(_) | None => instance.status.clone(),
+    };
+    if instance.unreachable {
+        text.push_str(" (unreachable)");
+    }
+    if instance.health_status != "healthy" && !instance.health_status.is_empty() {
+        text = format!("{text} ({})", instance.health_status);
+    }
+    text
+}

@@ -1,0 +1,81 @@
+//! `windlass login`: nothing is written before the server has accepted the token.
+
+use std::io::Read as _;
+
+use windlass_api::{
+    client::{CallError, Client},
+    operations::{ListProjects, ReadMyUser, ReadProject},
+    projects,
+    server::Nothing,
+};
+
+use crate::{
+    cli::LoginArgs,
+    context::{self, Context},
+    exit::Exit,
+    home::Home,
+    login::{Chosen, Login, PROJECT},
+    output,
+    problem::Problem,
+};
+
+pub(crate) fn run(args: &LoginArgs) -> Result<Exit, Problem> {
+    let home = Home::find()?;
+    let token = token(&args.token)?;
+    let url = args.url.trim_end_matches('/').to_owned();
+    let login = context::block_on(check(args, url, token))?;
+    login.0.write(&home)?;
+    output::say(&format!(
+        "Logged in at {} as `{}`, project `{}` (written to {}).",
+        login.0.url,
+        login.1,
+        login.0.project.as_deref().unwrap_or(PROJECT),
+        home.login_file().display()
+    ));
+    Ok(Exit::Done)
+}
+
+/// On the command line others can see it: `-` reads it from standard input.
+fn token(given: &str) -> Result<String, Problem> {
+    let mut token = given.to_owned();
+    if given == "-" {
+        token.clear();
+        std::io::stdin()
+            .lock()
+            .read_to_string(&mut token)
+            .map_err(|error| Problem::caused("read the token", &error))?;
+    }
+    let token = token.trim().to_owned();
+    if token.is_empty() || token.contains(|letter: char| letter.is_control()) {
+        return Err(Problem::misuse("the token is empty or has a line break in it"));
+    }
+    Ok(token)
+}
+
+async fn check(args: &LoginArgs, url: String, token: String) -> Result<(Login, String), Problem> {
+    let project = args.project.clone().unwrap_or_default();
+    let context = Context::new(Chosen { url: url.clone(), token: token.clone(), project }).await?;
+    let user = context.call::<ReadMyUser>(&Nothing {}).await?;
+    let project = match &args.project {
+        Some(name) => {
+            // Refused with the names that there are.
+            context.call::<ReadProject>(&Nothing {}).await?;
+            Some(name.clone())
+        }
+        None => default_project(&context.client).await.map_err(|error| Problem::call(&url, &error))?,
+    };
+    Ok((Login { url, token, project }, user.username))
+}
+
+/// `main` if there is one, else the only project, else none: commands then want `--project`.
+async fn default_project(client: &Client) -> Result<Option<String>, CallError> {
+    let request = projects::ListRequest { include_not_joined: false, ..projects::ListRequest::default() };
+    let all = match client.call::<ListProjects>(&[], &request).await? {
+        projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. } => all,
+    };
+    let mut names: Vec<String> = all.into_iter().map(|project| project.project_name).collect();
+    if names.iter().any(|name| name == PROJECT) {
+        return Ok(Some(PROJECT.to_owned()));
+    }
+    Ok(if names.len() == 1 { names.pop() } else { None })
+}

@@ -1,0 +1,97 @@
+//! `windlass why RUN`: why it waits, failed or ended, in words.
+
+use serde_json::json;
+use windlass_api::{
+    operations::PlanRun,
+    runs::{PlanRequest, Run, RunPlan},
+};
+
+use super::stop::is_finished;
+use crate::{
+    apply,
+    cli::{Format, WhyArgs},
+    context::{self, Context, name_of},
+    exit::Exit,
+    output::{self, words},
+    problem::Problem,
+};
+
+pub(crate) fn run(args: &WhyArgs) -> Result<Exit, Problem> {
+    context::with(&args.at, async |cx| {
+        let run = cx.run(&args.name).await?;
+        let plan = if waits(&run) { Some(plan(cx, &run).await?) } else { None };
+        match args.output.format {
+            Format::Json | Format::Jsonl => {
+                let document = json!({
+                    "name": name_of(&run),
+                    "status": run.status,
+                    "status_message": run.status_message,
+                    "termination_reason": run.termination_reason,
+                    "reasons": apply::reasons(&run),
+                    "hint": apply::hint(&run, &name_of(&run)),
+                    "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
+                });
+                if args.output.format == Format::Json {
+                    output::json(&document)?
+                } else {
+                    output::jsonl(&[document])?
+                }
+            }
+            Format::Name => output::data(&name_of(&run)),
+            Format::Table | Format::Wide => tell(&run, plan.as_ref()),
+        }
+        Ok(Exit::Done)
+    })
+}
+
+/// Only a question about capacity is worth a look at what is on offer.
+fn waits(run: &Run) -> bool {
+    let mut latest = run.jobs.iter().filter_map(|job| job.job_submissions.last());
+    matches!(run.status.as_str(), "pending" | "submitted")
+        || latest.any(|last| last.termination_reason.as_deref() == Some("failed_to_start_due_to_no_capacity"))
+}
+
+async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, Problem> {
+    let request = PlanRequest {
+        run_spec: run.run_spec.clone(),
+        max_offers: Some(3),
+        full_offers: false,
+        unallocated_resources: false,
+        reverse_offers: false,
+        for_offers_only: true,
+    };
+    cx.call::<PlanRun>(&request).await
+}
+
+fn tell(run: &Run, plan: Option<&RunPlan>) {
+    let name = name_of(run);
+    let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
+    let since = words::ago(run.last_processed_at, words::now());
+    output::data(&output::printable(&format!("{name}: {status} (last looked at {since})")));
+    for why in apply::reasons(run) {
+        output::data(&output::printable(&format!("  why:  {}", why.trim_end())));
+    }
+    for job in &run.jobs {
+        let Some(latest) =
+            job.job_submissions.last().filter(|_| run.jobs.len() > 1 || !is_finished(&run.status))
+        else {
+            continue;
+        };
+        let spec = job.job_spec.value().unwrap_or_default();
+        let job_name = spec["job_name"].as_str().unwrap_or("?").to_owned();
+        output::data(&output::printable(&format!("  {job_name}: {}", latest.status_message)));
+    }
+    if let Some(plan) = plan {
+        for job in &plan.job_plans {
+            let spec = job.job_spec.value().unwrap_or_default();
+            output::data(&format!("  wants: {}", apply::resources(&spec["requirements"]["resources"])));
+            output::data(&format!(
+                "  fits now: {}",
+                words::count(usize::try_from(job.total_offers).unwrap_or(0), "offer")
+            ));
+        }
+    }
+    if let Some(hint) = apply::hint(run, &name) {
+        output::data(&format!("  hint: {hint}"));
+    }
+}

@@ -1,0 +1,167 @@
+//! A command's way to the server: one client, one project, and answers that explain themselves.
+
+use std::{net::SocketAddr, time::Duration};
+
+use windlass_api::{
+    Operation,
+    client::{CallError, Client},
+    operations::{ListProjects, ListRuns, ReadRun},
+    projects, runs,
+};
+
+use crate::{
+    cli::At,
+    login::{self, Chosen},
+    problem::Problem,
+};
+
+/// Names that a "did you mean" looks at.
+const NAMES_MAX: i64 = 100;
+/// From this likeness on, a name is worth a question.
+const ALIKE_MIN: f64 = 0.75;
+/// What is left behind when a command ends, such as a question nobody answered, gets this long.
+const LEAVE_WITHIN: Duration = Duration::from_millis(20);
+
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) url: String,
+    pub(crate) project: String,
+}
+
+/// Runs a command that talks to a server.
+pub(crate) fn with<T>(
+    at: &At,
+    command: impl AsyncFnOnce(&Context) -> Result<T, Problem>,
+) -> Result<T, Problem> {
+    let chosen = login::choose(at)?;
+    block_on(async {
+        let context = Context::new(chosen).await?;
+        command(&context).await
+    })
+}
+
+pub(crate) fn block_on<T>(command: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Problem::caused("start the runtime", &error))?;
+    let done = runtime.block_on(command);
+    runtime.shutdown_timeout(LEAVE_WITHIN);
+    done
+}
+
+impl Context {
+    pub(crate) async fn new(chosen: Chosen) -> Result<Self, Problem> {
+        let Chosen { url, token, project } = chosen;
+        let client = Client::new(&url, Some(&token)).map_err(|error| Problem::call(&url, &error))?;
+        let addresses = match client.host() {
+            Some((host, port)) => addresses(host, port).await?,
+            None => Vec::new(),
+        };
+        Ok(Self { client: client.at(addresses), url, project })
+    }
+
+    /// Calls an operation of the project.
+    pub(crate) async fn call<O: Operation>(&self, request: &O::Request) -> Result<O::Response, Problem> {
+        match self.try_call::<O>(request).await {
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(self.explain(&error).await),
+        }
+    }
+
+    /// The same, for those who know what to do about an error.
+    pub(crate) async fn try_call<O: Operation>(
+        &self,
+        request: &O::Request,
+    ) -> Result<O::Response, CallError> {
+        let path: &[&str] = if O::ACCESS.in_project() { &[&self.project] } else { &[] };
+        self.client.call::<O>(path, request).await
+    }
+
+    pub(crate) async fn explain(&self, error: &CallError) -> Problem {
+        if let CallError::Denied { status: 404, .. } = error {
+            return self.unknown_project().await;
+        }
+        Problem::call(&self.url, error)
+    }
+
+    async fn unknown_project(&self) -> Problem {
+        let problem =
+            Problem::new(format!("find project `{}`", self.project)).why("the server has none of that name");
+        let request = projects::ListRequest::default();
+        let names: Vec<String> = match self.client.call::<ListProjects>(&[], &request).await {
+            Ok(projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. }) => {
+                all.into_iter().map(|project| project.project_name).collect()
+            }
+            Err(_) => Vec::new(),
+        };
+        let near = closest(&self.project, names.iter().map(String::as_str));
+        match near {
+            Some(name) => problem.hint(format!("did you mean `--project {name}`?")),
+            None if names.is_empty() => problem.hint("you are a member of no project"),
+            None => problem.hint(format!("your projects: {}", names.join(", "))),
+        }
+    }
+
+    /// One run by its name.
+    pub(crate) async fn run(&self, name: &str) -> Result<runs::Run, Problem> {
+        let request = runs::ReadRequest { run_name: Some(name.to_owned()), id: None };
+        match self.try_call::<ReadRun>(&request).await {
+            Ok(run) => Ok(run),
+            Err(error) if error.is_absent() => Err(self.unknown_run(name).await),
+            Err(error) => Err(self.explain(&error).await),
+        }
+    }
+
+    pub(crate) async fn unknown_run(&self, name: &str) -> Problem {
+        let request = runs::ListRequest {
+            project_name: Some(self.project.clone()),
+            include_jobs: false,
+            limit: NAMES_MAX,
+            ..runs::ListRequest::default()
+        };
+        let runs = self.client.call::<ListRuns>(&[], &request).await.unwrap_or_default();
+        let names: Vec<String> = runs.iter().map(name_of).collect();
+        let problem = Problem::new(format!("find run `{name}`"))
+            .why(format!("project `{}` has none of that name", self.project));
+        match closest(name, names.iter().map(String::as_str)) {
+            Some(near) => problem.hint(format!("did you mean `{near}`?")),
+            None => problem.hint("`windlass ps -a` lists the runs"),
+        }
+    }
+}
+
+/// The name of a run, which is inside its specification.
+pub(crate) fn name_of(run: &runs::Run) -> String {
+    let spec = run.run_spec.value().unwrap_or_default();
+    spec["run_name"].as_str().unwrap_or("?").to_owned()
+}
+
+/// A static binary cannot use the C library's name service, so names are looked up by ours.
+async fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>, Problem> {
+    let found = windlass_tunnel::lookup(host)
+        .await
+        .map_err(|why| Problem::new(format!("find the server's host `{host}`")).why(why))?;
+    Ok(found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
+}
+
+/// The name that was probably meant.
+pub(crate) fn closest<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    all.map(|other| (strsim::jaro_winkler(name, other), other))
+        .filter(|(alike, _)| *alike >= ALIKE_MIN)
+        .max_by(|left, right| left.0.total_cmp(&right.0))
+        .map(|(_, other)| other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::closest;
+
+    #[test]
+    fn a_slip_of_the_finger_finds_its_name_and_nonsense_none() {
+        let names = ["hello", "train-7b"];
+        assert_eq!(closest("helo", names.into_iter()), Some("hello"));
+        assert_eq!(closest("trian-7b", names.into_iter()), Some("train-7b"));
+        assert_eq!(closest("zzzz", names.into_iter()), None);
+    }
+}

@@ -1,0 +1,71 @@
+//! `WINDLASS_HOME`: where every file of ours is, and how those with secrets are written.
+
+use std::{
+    fs::{DirBuilder, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use crate::problem::Problem;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Home(PathBuf);
+
+impl Home {
+    /// `WINDLASS_HOME`, else `~/.windlass`.
+    pub(crate) fn find() -> Result<Self, Problem> {
+        Self::path()
+            .map(Self)
+            .ok_or_else(|| Problem::new("find a home").hint("set `WINDLASS_HOME` or `HOME` to a directory"))
+    }
+
+    pub(crate) fn path() -> Option<PathBuf> {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        set("WINDLASS_HOME").or_else(|| set("HOME").map(|home| home.join(".windlass")))
+    }
+
+    /// Which server to talk to, and as whom.
+    pub(crate) fn login_file(&self) -> PathBuf {
+        self.0.join("login.json")
+    }
+
+    /// The data of the server that runs on this machine by default.
+    pub(crate) fn server_dir(&self) -> PathBuf {
+        self.0.join("server")
+    }
+}
+
+/// Makes a directory that others may not even list. One that is there stays as it is.
+pub(crate) fn make_private_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Replaces a file as a whole; only its owner may read it, from the first byte on.
+pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        make_private_dir(parent)?;
+    }
+    let fresh = path.with_extension(format!("new-{}", std::process::id()));
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&fresh)
+        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&fresh, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&fresh);
+    }
+    written
+}
+
+/// The text of a file; `None` when there is none.
+pub(crate) fn read_if_there(path: &Path) -> Result<Option<String>, Problem> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Problem::caused(&format!("read `{}`", path.display()), &error)),
+    }
+}

@@ -1,0 +1,280 @@
+//! The server on this machine that a command starts when nobody told it of another.
+//!
+//! A server writes `running.json` into its data directory when it is ready and removes it when it stops. The
+//! process id in it counts only together with the moment that process began: ids are used again. Whoever wants
+//! to start one holds `start.lock`, so two commands at once start one server.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{Read as _, Seek as _, SeekFrom},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::{Pid, Signal, kill_process},
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    home::{Home, make_private_dir, read_if_there, write_private},
+    login::Login,
+    output,
+    problem::Problem,
+};
+
+const READY_WITHIN: Duration = Duration::from_secs(30);
+const STOP_WITHIN: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How much of the log a failed start shows.
+const TAIL_BYTES: u64 = 2000;
+const TAIL_LINES: usize = 8;
+
+/// A server that is ready.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct Running {
+    pub(crate) pid: i32,
+    /// When the process began, in the kernel's ticks.
+    pub(crate) began: u64,
+    pub(crate) url: String,
+}
+
+impl Running {
+    pub(crate) fn this(url: &str) -> Option<Self> {
+        let pid = i32::try_from(std::process::id()).ok()?;
+        Some(Self { pid, began: began(pid)?, url: url.to_owned() })
+    }
+
+    fn path(data_dir: &Path) -> PathBuf {
+        data_dir.join("running.json")
+    }
+
+    pub(crate) fn write(&self, data_dir: &Path) -> std::io::Result<()> {
+        let text = serde_json::to_string(self).map_err(std::io::Error::other)?;
+        write_private(&Self::path(data_dir), &text)
+    }
+
+    /// Only its own: another server may be ready there by now.
+    pub(crate) fn remove(&self, data_dir: &Path) {
+        if Self::stored(data_dir).as_ref() == Some(self) {
+            let _ = std::fs::remove_file(Self::path(data_dir));
+        }
+    }
+
+    fn stored(data_dir: &Path) -> Option<Self> {
+        serde_json::from_str(&std::fs::read_to_string(Self::path(data_dir)).ok()?).ok()
+    }
+
+    /// The one that is alive.
+    pub(crate) fn find(data_dir: &Path) -> Option<Self> {
+        Self::stored(data_dir).filter(Self::lives)
+    }
+
+    fn lives(&self) -> bool {
+        began(self.pid) == Some(self.began)
+    }
+}
+
+/// When a process began; `None` when it is gone or only waits to be buried.
+fn began(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program is in parentheses and may hold anything, parentheses too.
+    let rest = stat.rsplit_once(") ")?.1;
+    let mut fields = rest.split(' ');
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn token_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("admin-token")
+}
+
+fn log_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("server.log")
+}
+
+/// The local server, when it runs and we have its token.
+pub(crate) fn find(home: &Home) -> Result<Option<Login>, Problem> {
+    let dir = home.server_dir();
+    let Some(running) = Running::find(&dir) else { return Ok(None) };
+    let token = read_if_there(&token_file(&dir))?;
+    Ok(token.map(|token| Login { url: running.url, token: token.trim().to_owned(), project: None }))
+}
+
+pub(crate) fn find_or_start(home: &Home) -> Result<Login, Problem> {
+    if let Some(found) = find(home)? {
+        return Ok(found);
+    }
+    let dir = home.server_dir();
+    make_private_dir(&dir).map_err(|error| Problem::caused(&format!("make `{}`", dir.display()), &error))?;
+    let _lock = lock(&dir)?;
+    // Whoever held the lock before us may have started it.
+    if let Some(found) = find(home)? {
+        return Ok(found);
+    }
+    if let Some(running) = Running::find(&dir) {
+        return Err(Problem::new(format!("use the server at {}", running.url))
+            .why("it was started by hand, so its token is not known here")
+            .hint(format!(
+                "`windlass login --url {} --token TOKEN`, with the token it showed at its first start",
+                running.url
+            )));
+    }
+    start(&dir)
+}
+
+/// Held until it is dropped. Waiting for it is waiting for another command that starts the server.
+fn lock(dir: &Path) -> Result<File, Problem> {
+    let path = dir.join("start.lock");
+    let failed = |error: std::io::Error| Problem::caused(&format!("lock `{}`", path.display()), &error);
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed)?;
+    let until = Instant::now() + READY_WITHIN;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => thread::sleep(LOOK_EVERY),
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
+}
+
+fn start(dir: &Path) -> Result<Login, Problem> {
+    let log = log_file(dir);
+    let problem = |error: &dyn std::error::Error| Problem::caused("start a local server", error);
+    let token = token(dir)?;
+    let open = || OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
+    let (out, err) = (open().map_err(|e| problem(&e))?, open().map_err(|e| problem(&e))?);
+    let from = out.metadata().map_or(0, |data| data.len());
+    let program = std::env::current_exe().map_err(|e| problem(&e))?;
+    let mut child = Command::new(program)
+        .args(["server", "--background", "--host", "127.0.0.1", "--port", "0", "--data-dir"])
+        .arg(dir)
+        // Not on the command line, which everybody on the machine can read.
+        .env("WINDLASS_SERVER_ADMIN_TOKEN", &token)
+        .env_remove("WINDLASS_SERVER_DATABASE_URL")
+        .env_remove("WINDLASS_SERVER_HOST")
+        .env_remove("WINDLASS_SERVER_PORT")
+        .env_remove("WINDLASS_SERVER_DATA_DIR")
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(err)
+        .current_dir("/")
+        .spawn()
+        .map_err(|e| problem(&e))?;
+    let running = wait(dir, &mut child, &log, from)?;
+    output::say(&format!(
+        "No server is configured: started one at {} (data and log in {}; stop it with `windlass server stop`).",
+        running.url,
+        dir.display()
+    ));
+    Ok(Login { url: running.url, token, project: None })
+}
+
+/// The token of an earlier start, or a new one.
+fn token(dir: &Path) -> Result<String, Problem> {
+    let path = token_file(dir);
+    if let Some(token) =
+        read_if_there(&path)?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    {
+        return Ok(token);
+    }
+    let token = draw()?;
+    write_private(&path, &format!("{token}\n"))
+        .map_err(|error| Problem::caused(&format!("write `{}`", path.display()), &error))?;
+    Ok(token)
+}
+
+/// 256 random bits.
+pub(crate) fn draw() -> Result<String, Problem> {
+    let mut bytes = [0_u8; 32];
+    getrandom::fill(&mut bytes).map_err(|error| Problem::caused("draw a token", &error))?;
+    Ok(hex(&bytes))
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+fn wait(dir: &Path, child: &mut Child, log: &Path, from: u64) -> Result<Running, Problem> {
+    let until = Instant::now() + READY_WITHIN;
+    let failed = |why: String| {
+        Problem::new("start a local server").why(why).hint(format!("its log is {}", log.display()))
+    };
+    loop {
+        if let Some(running) =
+            Running::find(dir).filter(|running| u32::try_from(running.pid) == Ok(child.id()))
+        {
+            return Ok(running);
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(failed(format!("it ended with {status}\n{}", tail(log, from))));
+        }
+        if Instant::now() > until {
+            return Err(failed(format!("it was not ready after {} s", READY_WITHIN.as_secs())));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The last lines of what was logged since `from`.
+fn tail(log: &Path, from: u64) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(log)?;
+        let from = from.max(file.metadata()?.len().saturating_sub(TAIL_BYTES));
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+}
+
+/// Stops the server of a data directory and waits until it is gone. `None` when none runs.
+pub(crate) fn stop(data_dir: &Path) -> Result<Option<Running>, Problem> {
+    let Some(running) = Running::find(data_dir) else { return Ok(None) };
+    let what = || format!("stop the server at {} (process {})", running.url, running.pid);
+    if let Some(pid) = Pid::from_raw(running.pid) {
+        kill_process(pid, Signal::TERM).map_err(|error| Problem::caused(&what(), &error))?;
+    }
+    let until = Instant::now() + STOP_WITHIN;
+    while running.lives() {
+        if Instant::now() > until {
+            let why = format!("it is still there after {} s", STOP_WITHIN.as_secs());
+            return Err(Problem::new(what()).why(why));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    Ok(Some(running))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Running, began};
+
+    #[test]
+    fn a_process_that_took_over_an_old_id_is_not_the_server() {
+        let this = Running::this("http://127.0.0.1:1").unwrap();
+        assert!(this.lives());
+        assert!(!Running { began: this.began + 1, ..this.clone() }.lives());
+        assert_eq!(began(0), None);
+    }
+}

@@ -1,0 +1,92 @@
+//! Which server, as whom, in which project: flags and environment first, then what `login` wrote, then the
+//! server on this machine.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cli::At,
+    home::{Home, read_if_there, write_private},
+    local,
+    problem::Problem,
+};
+
+/// The project of a new server.
+pub(crate) const PROJECT: &str = "main";
+
+/// What `windlass login` writes.
+#[derive(Clone, Deserialize, Serialize)]
+pub(crate) struct Login {
+    pub(crate) url: String,
+    pub(crate) token: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) project: Option<String>,
+}
+
+impl Login {
+    pub(crate) fn read(home: &Home) -> Result<Option<Self>, Problem> {
+        let path = home.login_file();
+        let Some(text) = read_if_there(&path)? else { return Ok(None) };
+        let login = serde_json::from_str(&text).map_err(|error| {
+            Problem::caused(&format!("understand `{}`", path.display()), &error)
+                .hint("`windlass login --url URL --token TOKEN` writes it anew")
+        })?;
+        Ok(Some(login))
+    }
+
+    pub(crate) fn write(&self, home: &Home) -> Result<(), Problem> {
+        let path = home.login_file();
+        let failed =
+            |error: &dyn std::error::Error| Problem::caused(&format!("write `{}`", path.display()), error);
+        let text = serde_json::to_string_pretty(self).map_err(|error| failed(&error))?;
+        write_private(&path, &format!("{text}\n")).map_err(|error| failed(&error))
+    }
+}
+
+/// Where a command goes.
+pub(crate) struct Chosen {
+    pub(crate) url: String,
+    pub(crate) token: String,
+    pub(crate) project: String,
+}
+
+/// Decides, and starts a server on this machine when nothing names one.
+pub(crate) fn choose(at: &At) -> Result<Chosen, Problem> {
+    let home = Home::find()?;
+    let set = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+    let (url, token, project) = (set(&at.url), set(&at.token), set(&at.project));
+    let stored = Login::read(&home)?;
+    let (found, default) = match (url, token) {
+        (Some(url), Some(token)) => (Login { url, token, project: None }, None),
+        (Some(url), None) => (known(&home, stored, url)?, None),
+        (None, Some(token)) => {
+            let base = match stored {
+                Some(login) => login,
+                None => local::find_or_start(&home)?,
+            };
+            let default = base.project.clone();
+            (Login { token, ..base }, default)
+        }
+        (None, None) => match stored {
+            Some(login) => {
+                let default = login.project.clone();
+                (login, default)
+            }
+            None => (local::find_or_start(&home)?, None),
+        },
+    };
+    let project = project.or(default).or(found.project).unwrap_or_else(|| PROJECT.to_owned());
+    Ok(Chosen { url: found.url.trim_end_matches('/').to_owned(), token: found.token, project })
+}
+
+/// A server named without a token: one that we know.
+fn known(home: &Home, stored: Option<Login>, url: String) -> Result<Login, Problem> {
+    let same = |login: &Login| login.url.trim_end_matches('/') == url.trim_end_matches('/');
+    if let Some(login) = stored.filter(same) {
+        return Ok(login);
+    }
+    if let Some(login) = local::find(home)?.filter(same) {
+        return Ok(login);
+    }
+    Err(Problem::misuse(format!("no token is known for {url}"))
+        .hint("set `WINDLASS_TOKEN`, or `windlass login --url URL --token TOKEN`"))
+}

@@ -1,0 +1,110 @@
+//! Times, money and resources, as people say them.
+
+use serde_json::Value;
+use windlass_model::time::{Span, Timestamp};
+
+/// Now, by this machine's clock: only for words such as "3 minutes ago".
+#[expect(clippy::disallowed_methods, reason = "the one clock of the command line; nothing is decided by it")]
+pub(crate) fn now() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+/// `5 s`, `3 min`, `2 h`, `4 d`.
+pub(crate) fn span(span: Span) -> String {
+    let secs = span.as_secs().max(0);
+    match secs {
+        0..60 => format!("{secs} s"),
+        60..3600 => format!("{} min", secs / 60),
+        3600..172_800 => format!("{} h", secs / 3600),
+        _ => format!("{} d", secs / 86_400),
+    }
+}
+
+pub(crate) fn ago(time: Timestamp, now: Timestamp) -> String {
+    if now.since(time).as_secs() < 1 { "now".to_owned() } else { format!("{} ago", span(now.since(time))) }
+}
+
+/// `$1.25`, with up to four digits; free is `$0`.
+pub(crate) fn price(dollars: f64) -> String {
+    let text = format!("{dollars:.4}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    format!("${text}")
+}
+
+/// Hosts of one's own are reached over SSH, whatever the wire calls them.
+pub(crate) fn backend(name: &str) -> &str {
+    if name == "remote" { "ssh" } else { name }
+}
+
+/// `cpu=x86:26 mem=224GB disk=800GB gpu=H100:80GB:1` of an instance type's `resources`.
+pub(crate) fn resources(value: &Value) -> String {
+    let mut parts = Vec::new();
+    if let Some(cpus) = value["cpus"].as_i64() {
+        let arch = value["cpu_arch"].as_str().map(|arch| format!("{arch}:")).unwrap_or_default();
+        parts.push(format!("cpu={arch}{cpus}"));
+    }
+    if let Some(memory) = value["memory_mib"].as_i64() {
+        parts.push(format!("mem={}", gigabytes(memory)));
+    }
+    if let Some(disk) = value["disk"]["size_mib"].as_i64().filter(|size| *size > 0) {
+        parts.push(format!("disk={}", gigabytes(disk)));
+    }
+    if let Some(gpu) = gpu(value) {
+        parts.push(gpu);
+    }
+    if value["spot"].as_bool() == Some(true) {
+        parts.push("(spot)".to_owned());
+    }
+    parts.join(" ")
+}
+
+/// `gpu=H100:80GB:8`; `None` without any.
+pub(crate) fn gpu(resources: &Value) -> Option<String> {
+    let gpus = resources["gpus"].as_array()?;
+    let first = gpus.first()?;
+    let name = first["name"].as_str().unwrap_or("?");
+    let memory = gigabytes(first["memory_mib"].as_i64().unwrap_or(0));
+    Some(format!("gpu={name}:{memory}:{}", gpus.len()))
+}
+
+fn gigabytes(mib: i64) -> String {
+    if mib % 1024 == 0 {
+        return format!("{}GB", mib / 1024);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "sizes of machines, shown with one digit")]
+    let gb = mib as f64 / 1024.0;
+    format!("{gb:.1}GB")
+}
+
+/// `1 run`, `3 runs`.
+pub(crate) fn count(n: usize, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn times_are_said_in_their_largest_unit() {
+        let now = Timestamp::from_secs(1_000_000);
+        let said = |secs| ago(now - Span::secs(secs), now);
+        let all = [said(0), said(59), said(60), said(7200), said(3 * 86_400)];
+        assert_eq!(all, ["now", "59 s ago", "1 min ago", "2 h ago", "3 d ago"]);
+    }
+
+    #[test]
+    fn money_has_as_many_digits_as_it_needs() {
+        assert_eq!([price(0.0), price(1.25), price(0.0004), price(12.0)], ["$0", "$1.25", "$0.0004", "$12"]);
+    }
+
+    #[test]
+    fn resources_are_one_line() {
+        let host = json!({"cpus": 26, "cpu_arch": "x86", "memory_mib": 229_376, "spot": true, "disk": {"size_mib": 1536},
+            "gpus": [{"name": "H100", "memory_mib": 81920}, {"name": "H100", "memory_mib": 81920}]});
+        assert_eq!(resources(&host), "cpu=x86:26 mem=224GB disk=1.5GB gpu=H100:80GB:2 (spot)");
+    }
+}

@@ -1,0 +1,138 @@
+//! Errors for people: what went wrong, why, and what to do about it.
+
+use std::fmt::Write as _;
+
+use windlass_api::client::CallError;
+
+use crate::{exit::Exit, output::printable};
+
+/// Nobody reacts to a kind of it: it is shown, and sets the exit code.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    what: String,
+    why: Vec<String>,
+    hint: Option<String>,
+    exit: Exit,
+}
+
+impl Problem {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), why: Vec::new(), hint: None, exit: Exit::Failed }
+    }
+
+    /// The command cannot work as it was called.
+    pub(crate) fn misuse(what: impl Into<String>) -> Self {
+        Self { exit: Exit::Misuse, ..Self::new(what) }
+    }
+
+    /// Everything was said already; only the exit code is left.
+    pub(crate) fn told() -> Self {
+        Self::new("")
+    }
+
+    #[must_use]
+    pub(crate) fn why(mut self, why: impl Into<String>) -> Self {
+        self.why.push(why.into());
+        self
+    }
+
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The same problem in a command whose lower exit codes belong to a job.
+    #[must_use]
+    pub(crate) fn ours(mut self) -> Self {
+        if self.exit == Exit::Failed {
+            self.exit = Exit::RunFailed;
+        }
+        self
+    }
+
+    pub(crate) const fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// `error: what: why` and a line for the hint; empty when all was said.
+    pub(crate) fn text(&self) -> String {
+        if self.what.is_empty() {
+            return String::new();
+        }
+        let mut text = format!("error: {}", self.what);
+        for why in &self.why {
+            let _ = write!(text, ": {why}");
+        }
+        if let Some(hint) = &self.hint {
+            let _ = write!(text, "\n  hint: {hint}");
+        }
+        printable(&text)
+    }
+
+    /// A call to the server at `url` that failed.
+    pub(crate) fn call(url: &str, error: &CallError) -> Self {
+        match error {
+            CallError::Connect { source, .. } => Self::new(format!("reach the server at {url}"))
+                .why(source.to_string())
+                .hint("is it running? `windlass login --url URL --token TOKEN` chooses another one"),
+            CallError::Address { url } if url.starts_with("https://") => Self::new(format!(
+                "use the server at {url}"
+            ))
+            .why("https is not supported yet")
+            .hint(
+                "forward a port to it, e.g. `ssh -L 3000:localhost:3000 HOST`, and use http://localhost:3000",
+            ),
+            CallError::Address { url } => Self::new(format!("understand the server's address `{url}`"))
+                .hint("it looks like http://host:3000"),
+            CallError::Denied { status: 403, msg } if msg == "Invalid token" => {
+                Self::new(format!("log in at {url}"))
+                    .why("the server does not know this token")
+                    .hint("`windlass login --url URL --token TOKEN` with a token of that server")
+            }
+            CallError::Denied { status: 403, .. } => Self::new("do this")
+                .why("the server does not allow it to this user in this project")
+                .hint("ask an admin of the project for a role in it"),
+            CallError::Exchange(_)
+            | CallError::Silent
+            | CallError::Encode(_)
+            | CallError::Build(_)
+            | CallError::Decode(_) => Self::caused(&format!("talk to the server at {url}"), error),
+            CallError::Refused(_) | CallError::Denied { .. } | CallError::Status { .. } => {
+                Self::caused("the server refuses", error)
+            }
+        }
+    }
+
+    /// An error with all its causes.
+    pub(crate) fn caused(what: &str, error: &dyn std::error::Error) -> Self {
+        let mut problem = Self::new(what).why(error.to_string());
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            problem = problem.why(error.to_string());
+            cause = error.source();
+        }
+        problem
+    }
+}
+
+impl From<anyhow::Error> for Problem {
+    fn from(error: anyhow::Error) -> Self {
+        let mut causes = error.chain().map(ToString::to_string);
+        let what = causes.next().unwrap_or_default();
+        Self { why: causes.collect(), ..Self::new(what) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Exit, Problem};
+
+    #[test]
+    fn a_problem_says_what_why_and_what_to_do() {
+        let problem = Problem::new("do it").why("no").why("never").hint("wait");
+        assert_eq!(problem.text(), "error: do it: no: never\n  hint: wait");
+        assert_eq!(problem.ours().exit(), Exit::RunFailed);
+        assert_eq!(Problem::misuse("x").ours().exit(), Exit::Misuse);
+    }
+}

@@ -1,0 +1,212 @@
+//! `windlass apply`, `ps`, `stop`, `logs` and `fleet` against a server without machines.
+
+use crate::{Home, Ran, ran, server};
+
+const TOKEN: &str = "a-token-for-this-test-only";
+/// A schedule that keeps a run waiting as long as a test may take.
+const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
+const TASK: &str = "type: task\nname: hello\ncommands: [echo hi]\n";
+
+struct Stage {
+    /// Stopped before its data goes away.
+    server: server::Running,
+    home: Home,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let home = Home::new();
+        let server = server::quiet(&home.0.0.join("data"), &["--admin-token", TOKEN]);
+        Self { server, home }
+    }
+
+    fn windlass(&self, args: &[&str]) -> Ran {
+        let mut command = self.home.command(args);
+        ran(command.env("WINDLASS_URL", self.server.url()).env("WINDLASS_TOKEN", TOKEN))
+    }
+
+    fn file(&self, name: &str, text: &str) {
+        self.home.0.file(name, text);
+    }
+}
+
+#[test]
+fn a_run_is_submitted_listed_and_stopped() {
+    let stage = Stage::new();
+    stage.file("later.yml", WAITING);
+    let applied = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    assert_eq!(applied.stdout, "later\n");
+    applied.says("Run        later (task)");
+    let listed = stage.windlass(&["ps", "-o", "json"]).ok().json();
+    assert_eq!(listed["runs"][0]["run_spec"]["run_name"], "later");
+    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "later\n");
+    let line = stage.windlass(&["ps", "-o", "jsonl"]).ok();
+    assert_eq!(line.stdout.lines().count(), 1);
+    let table = stage.windlass(&["ps"]).ok().stdout;
+    assert!(table.starts_with("NAME") && table.contains("later"), "{table}");
+    assert!(!table.contains('\u{1b}'), "colours go to terminals only");
+
+    // Again, and nothing changed: the run that is there is the answer.
+    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok().says("nothing changed");
+    // Another name is another run.
+    let other = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", "other", "-o", "name"]).ok();
+    assert_eq!(other.stdout, "other\n");
+
+    assert_eq!(stage.windlass(&["stop", "later"]).code, Some(2), "nobody can answer");
+    let typo = stage.windlass(&["stop", "-y", "laterr", "other"]);
+    assert_eq!(typo.code, Some(1));
+    typo.says("did you mean `later`?");
+    stage.windlass(&["stop", "-y", "--wait", "later", "other"]).ok();
+    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "");
+    let all = stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout;
+    assert_eq!(all.lines().count(), 2, "{all}");
+    stage.windlass(&["stop", "-y", "later"]).ok().says("has already ended");
+    stage.windlass(&["why", "later"]).ok();
+}
+
+#[test]
+fn a_change_that_an_active_run_cannot_take_names_the_field_and_replaces_it() {
+    let stage = Stage::new();
+    stage.file("later.yml", WAITING);
+    let before = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok().json();
+    stage.file("later.yml", &WAITING.replace("echo hi", "echo ho"));
+    let after = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok();
+    after.says("`configuration.commands` cannot change");
+    assert_ne!(before["id"], after.json()["id"]);
+    stage.file(
+        "later.yml",
+        &WAITING.replace("echo hi", "echo ho").replace("name: later", "name: later\npriority: 5"),
+    );
+    let updated = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok();
+    updated.says("changed: configuration.priority");
+    assert_eq!(updated.json()["id"], after.json()["id"]);
+}
+
+#[test]
+fn a_run_that_fits_nowhere_ends_above_200_and_says_why() {
+    let stage = Stage::new();
+    stage.file("hello.yml", TASK);
+    let applied = stage.windlass(&["apply", "-f", "hello.yml", "-y"]);
+    assert_eq!(applied.code, Some(200), "{}", applied.stderr);
+    assert_eq!(applied.stdout, "");
+    applied.says("why:");
+    applied.says("hint: `windlass fleet`");
+    let why = stage.windlass(&["why", "hello", "-o", "json"]).ok().json();
+    assert!(!why["reasons"].as_array().unwrap().is_empty(), "{why}");
+    // Nothing was written, and that is no error.
+    assert_eq!(stage.windlass(&["logs", "hello"]).ok().stdout, "");
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_shown_where_it_is_and_no_server_is_needed() {
+    let home = Home::new();
+    home.0.file("bad.yml", "type: task\ncomands: [echo]\n");
+    let bad = home.windlass(&["apply", "-f", "bad.yml", "-y"]);
+    assert_eq!(bad.code, Some(200));
+    bad.says("2 | comands: [echo]");
+    bad.says("did you mean `commands`?");
+    home.0.file("env.yml", "type: task\ncommands: [echo]\nenv: [SURELY_NOT_SET]\n");
+    let unset = home.windlass(&["apply", "-f", "env.yml", "-y"]);
+    assert_eq!(unset.code, Some(200));
+    unset.says("hint: `-e SURELY_NOT_SET=VALUE`");
+    let absent = home.windlass(&["apply", "-f", "absent.yml", "-y"]);
+    assert_eq!(absent.code, Some(200));
+    absent.says("read `absent.yml`");
+    assert!(!home.0.0.join("home/server").exists(), "no server was started for that");
+}
+
+#[test]
+fn misuse_exits_2_and_names_the_flag() {
+    let home = Home::new();
+    home.0.file("hello.yml", TASK);
+    let ask = home.windlass(&["apply", "-f", "hello.yml"]);
+    assert_eq!(ask.code, Some(2));
+    ask.says("`-y` says yes");
+    let output = home.windlass(&["apply", "-f", "hello.yml", "-y", "-o", "json"]);
+    assert_eq!(output.code, Some(2));
+    output.says("`-o` goes together with `-d`");
+    assert_eq!(home.windlass(&["apply", "-y"]).code, Some(2), "no file");
+    assert_eq!(home.windlass(&["apply", "-f", "hello.yml", "-y", "-n", "Not A Name"]).code, Some(2));
+    assert_eq!(home.windlass(&["apply", "-f", "hello.yml", "-y", "-e", "=x"]).code, Some(2));
+}
+
+#[test]
+fn variables_and_arguments_of_the_command_line_reach_the_run() {
+    let stage = Stage::new();
+    let text = WAITING.replace("echo hi", "\"echo ${{ run.args }}\"") + "env: [A=1, B]\n";
+    stage.file("later.yml", &text);
+    let args =
+        ["apply", "-f", "later.yml", "-y", "-d", "-o", "json", "-e", "B=2", "-e", "C=3", "--", "--lr", "a b"];
+    let run = stage.windlass(&args).ok().json();
+    let configuration = &run["run_spec"]["configuration"];
+    assert_eq!(configuration["env"], serde_json::json!({ "A": "1", "B": "2", "C": "3" }));
+    assert_eq!(configuration["commands"][0], "echo --lr 'a b'");
+}
+
+#[test]
+fn files_go_along_once() {
+    let stage = Stage::new();
+    stage.file("conf/data/a.txt", "1");
+    stage.file("conf/later.yml", &(WAITING.to_owned() + "files: [data, data/a.txt:/etc/a]\n"));
+    let apply = |name: &str| {
+        let args = ["apply", "-f", "conf/later.yml", "-y", "-d", "-o", "json", "-n", name];
+        stage.windlass(&args).ok().json()["run_spec"]["file_archives"].clone()
+    };
+    let (first, second) = (apply("one"), apply("two"));
+    assert_eq!(first.as_array().unwrap().len(), 2);
+    assert_eq!((&first[0]["path"], &first[1]["path"]), (&"data".into(), &"/etc/a".into()));
+    assert_eq!(first, second, "the same content is the same archive");
+}
+
+#[test]
+fn a_directory_that_is_no_clone_is_sent_whole() {
+    let stage = Stage::new();
+    stage.file("code/main.py", "print(1)");
+    stage.file("code/later.yml", &(WAITING.to_owned() + "repos: [.]\n"));
+    let run = stage.windlass(&["apply", "-f", "code/later.yml", "-y", "-d", "-o", "json"]).ok();
+    run.says("it is no git repository");
+    let spec = &run.json()["run_spec"];
+    assert_eq!(spec["repo_data"]["repo_type"], "virtual");
+    assert_eq!(spec["repo_code_hash"].as_str().unwrap().len(), 64);
+}
+
+#[test]
+fn keys_of_an_ssh_fleet_are_read_here_and_their_private_half_never_comes_back() {
+    let stage = Stage::new();
+    let key = stage.home.0.0.join("id");
+    let made = std::process::Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"])
+        .arg(&key)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let text =
+        "type: fleet\nname: rack\nssh_config:\n  user: root\n  identity_file: id\n  hosts: [127.0.0.1]\n";
+    stage.file("rack.yml", text);
+    let fleet = stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d", "-o", "json"]).ok();
+    let ssh = fleet.json()["spec"]["configuration"]["ssh_config"]["ssh_key"].clone();
+    let public = std::fs::read_to_string(key.with_extension("pub")).unwrap();
+    assert_eq!(ssh["public"].as_str().unwrap().trim(), public.trim());
+    assert_eq!(ssh["private"], serde_json::Value::Null);
+    let private = std::fs::read_to_string(&key).unwrap();
+    assert!(!fleet.stdout.contains(private.lines().nth(1).unwrap()));
+    assert_eq!(stage.windlass(&["fleet", "-o", "name"]).ok().stdout, "rack\n");
+    let near = stage.windlass(&["fleet", "get", "rac"]);
+    assert_eq!(near.code, Some(1));
+    near.says("did you mean `rack`?");
+    stage.windlass(&["fleet", "delete", "-y", "rack"]).ok();
+}
+
+#[test]
+fn a_key_that_cannot_be_used_is_refused_here() {
+    let stage = Stage::new();
+    stage.file("id", "not a key");
+    stage.file(
+        "rack.yml",
+        "type: fleet\nname: rack\nssh_config:\n  user: root\n  identity_file: id\n  hosts: [127.0.0.1]\n",
+    );
+    let refused = stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]);
+    assert_eq!(refused.code, Some(200));
+    refused.says("read the private key");
+    refused.says("no passphrase");
+}

@@ -1,0 +1,74 @@
+//! A command without a server starts one, once.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    process::{Command, Stdio},
+};
+
+use crate::Home;
+
+fn running(home: &Home) -> serde_json::Value {
+    let text = std::fs::read_to_string(home.0.0.join("home/server/running.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn the_first_command_starts_a_server_and_says_so_and_the_next_finds_it() {
+    let home = Home::new();
+    let first = home.windlass(&["ps", "-o", "name"]).ok();
+    first.says("No server is configured: started one at http://127.0.0.1:");
+    first.says("windlass server stop");
+    assert_eq!(first.stdout, "");
+    let before = running(&home);
+    let second = home.windlass(&["ps", "-o", "name"]).ok();
+    assert_eq!((second.stderr.as_str(), running(&home)), ("", before));
+    let token = std::fs::metadata(home.0.0.join("home/server/admin-token")).unwrap();
+    assert_eq!(token.permissions().mode() & 0o777, 0o600);
+    home.windlass(&["server", "status"]).ok();
+    home.windlass(&["server", "stop"]).ok().says("Stopped the server at");
+    assert_eq!(home.windlass(&["server", "status"]).code, Some(1));
+    home.windlass(&["server", "stop"]).ok().says("No server runs");
+}
+
+#[test]
+fn commands_that_race_start_one_server() {
+    let home = Home::new();
+    let start = || {
+        let mut command = home.command(&["ps", "-o", "json"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let racing: Vec<_> = (0..8).map(|_| start()).collect();
+    let mut started = 0;
+    for child in racing {
+        let done = child.wait_with_output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.success(), "{said}");
+        started += usize::from(said.contains("started one at"));
+    }
+    assert_eq!(started, 1);
+}
+
+#[test]
+fn a_server_that_was_killed_is_started_again_with_its_data_and_its_token() {
+    let home = Home::new();
+    home.windlass(&["ps"]).ok();
+    let dead = running(&home);
+    let killed = Command::new("kill").args(["-9", &dead["pid"].to_string()]).status().unwrap();
+    assert!(killed.success());
+    // Until the kernel has taken it away: its socket may still take a connection.
+    while std::path::Path::new(&format!("/proc/{}/cwd", dead["pid"])).exists() {
+        std::thread::yield_now();
+    }
+    home.windlass(&["ps"]).ok().says("started one at");
+    assert_ne!(running(&home)["pid"], dead["pid"]);
+}
+
+#[test]
+fn a_server_that_cannot_start_is_explained_by_its_log() {
+    let home = Home::new();
+    home.0.file("home/server/config.yml", "prot: 1\n");
+    let ran = home.windlass(&["ps"]);
+    assert_eq!(ran.code, Some(1));
+    ran.says("start a local server");
+    ran.says("`prot`");
+}

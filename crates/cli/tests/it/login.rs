@@ -1,0 +1,67 @@
+//! `windlass login`: the server decides before anything is written.
+
+use std::{os::unix::fs::PermissionsExt as _, path::Path};
+
+use crate::{Home, server};
+
+const TOKEN: &str = "a-token-for-this-test-only";
+
+fn served(home: &Home) -> server::Running {
+    server::quiet(&home.0.0.join("data"), &["--admin-token", TOKEN])
+}
+
+fn login_file(home: &Home) -> std::path::PathBuf {
+    home.0.0.join("home/login.json")
+}
+
+#[test]
+fn a_login_is_checked_then_kept_where_only_its_owner_reads() {
+    let home = Home::new();
+    let server = served(&home);
+    let url = server.url();
+    let ran = home.windlass(&["login", "--url", &url, "--token", TOKEN]).ok();
+    ran.says("as `admin`, project `main`");
+    assert!(!ran.stderr.contains(TOKEN));
+    let mode = std::fs::metadata(login_file(&home)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // Later commands go there, and start nothing of their own.
+    let ps = home.windlass(&["ps", "-o", "json"]).ok();
+    assert_eq!(ps.json()["project"], "main");
+    assert!(!home.0.0.join("home/server").exists());
+}
+
+#[test]
+fn a_wrong_token_or_project_is_refused_and_nothing_is_written() {
+    let home = Home::new();
+    let server = served(&home);
+    let url = server.url();
+    let wrong = home.windlass(&["login", "--url", &url, "--token", "wrong"]);
+    assert_eq!(wrong.code, Some(1));
+    wrong.says("does not know this token");
+    let project = home.windlass(&["login", "--url", &url, "--token", TOKEN, "--project", "mian"]);
+    assert_eq!(project.code, Some(1));
+    project.says("did you mean `--project main`?");
+    let nobody = home.windlass(&["login", "--url", "http://127.0.0.1:9", "--token", TOKEN]);
+    assert_eq!(nobody.code, Some(1));
+    nobody.says("reach the server at http://127.0.0.1:9");
+    let odd = home.windlass(&["login", "--url", "gopher://x", "--token", TOKEN]);
+    odd.says("understand the server's address");
+    assert!(!Path::exists(&login_file(&home)));
+}
+
+#[test]
+fn the_environment_wins_over_the_login() {
+    let home = Home::new();
+    let server = served(&home);
+    home.windlass(&["login", "--url", &server.url(), "--token", TOKEN]).ok();
+    let bad = crate::ran(home.command(&["ps"]).env("WINDLASS_TOKEN", "other"));
+    assert_eq!(bad.code, Some(1));
+    bad.says("does not know this token");
+    let elsewhere = crate::ran(home.command(&["ps"]).env("WINDLASS_URL", "http://127.0.0.1:9"));
+    // The token of one server is not shown to another.
+    assert_eq!(elsewhere.code, Some(2));
+    elsewhere.says("no token is known for http://127.0.0.1:9");
+    let project = crate::ran(home.command(&["ps"]).env("WINDLASS_PROJECT", "other"));
+    assert_eq!(project.code, Some(1));
+    project.says("your projects: main");
+}
