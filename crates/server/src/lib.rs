@@ -13,6 +13,7 @@ pub mod http;
 mod instance_facts;
 mod inventory;
 pub mod job_facts;
+pub mod job_orders;
 mod listen;
 pub mod logs;
 pub mod machines;

@@ -2,7 +2,7 @@
 
 use windlass_model::event::Refused;
 
-use crate::{db::DbError, run_shape::ShapeError};
+use crate::{db::DbError, job_orders::node_key::NodeKeyError, run_shape::ShapeError, secrets::KeyError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {
@@ -18,6 +18,12 @@ pub enum PassError {
     },
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error(transparent)]
+    NodeKey(#[from] NodeKeyError),
+    #[error("tell a host about a job: the job has no instance")]
+    NoInstance,
     #[error("end a job that is {status}: it does not move")]
     NoMove { status: &'static str },
 }

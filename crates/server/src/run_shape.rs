@@ -124,6 +124,11 @@ impl RunShape {
         }
     }
 
+    /// The groups of a service's replicas, by position.
+    pub fn replica_group_names(&self) -> Vec<String> {
+        derive::replica_group_names(&self.configuration)
+    }
+
     /// What a start of the run submits: each replica and how many jobs it has.
     pub fn starts(&self) -> Result<Vec<Start>, ShapeError> {
         let mut starts: Vec<Start> = Vec::new();

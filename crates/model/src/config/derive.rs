@@ -144,6 +144,26 @@ pub fn replica_groups(configuration: &Configuration) -> usize {
     }
 }
 
+/// What the groups are called, by position.
+pub fn replica_group_names(configuration: &Configuration) -> Vec<String> {
+    let groups = match configuration {
+        Configuration::Service(service) => service.groups.as_deref(),
+        Configuration::Task(_)
+        | Configuration::DevEnvironment(_)
+        | Configuration::Fleet(_)
+        | Configuration::Gateway(_)
+        | Configuration::Volume(_) => None,
+    };
+    match groups {
+        None => vec!["0".to_owned()],
+        Some(groups) => groups.iter().enumerate().map(|(index, group)| group_name(index, group)).collect(),
+    }
+}
+
+fn group_name(index: usize, group: &ReplicaGroup) -> String {
+    group.name.as_ref().map_or_else(|| index.to_string(), |name| name.0.clone())
+}
+
 /// How many replicas a group may have.
 pub fn replicas_of(configuration: &Configuration, group: usize) -> Result<Replicas, Error> {
     match configuration {
@@ -264,8 +284,7 @@ fn service_spec(
         None => (base, "0".to_owned()),
         Some(groups) => {
             let found = groups.get(group).ok_or(Error::NoSuchGroup { index: group })?;
-            let name = found.name.as_ref().map_or_else(|| group.to_string(), |name| name.0.clone());
-            (group_part(base, found), name)
+            (group_part(base, found), group_name(group, found))
         }
     };
     let position = Position {

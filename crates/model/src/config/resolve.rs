@@ -1,5 +1,7 @@
 //! Who replaces which reference, and when: the client before it sends, the server before a job starts.
 
+use std::collections::BTreeSet;
+
 use super::{
     Configuration,
     env::EnvValue,
@@ -112,6 +114,20 @@ fn replace(
     let replaced = interpolate::substitute(text, Dollars::Unescape, resolve);
     *text = replaced.map_err(|error| Error::Reference { place, reason: error.reason })?;
     Ok(())
+}
+
+/// The secrets that the variables and credentials of a job name, each once.
+pub fn secret_names(spec: &JobSpec) -> BTreeSet<String> {
+    let credentials = spec.registry_auth.iter().flat_map(|auth| [&auth.username, &auth.password]);
+    let texts = spec.env.values().chain(credentials);
+    // A value that is no template is a value.
+    let named = texts.flat_map(|text| interpolate::references(text).unwrap_or_default());
+    named
+        .filter_map(|reference| match reference {
+            Reference::Named { namespace, name } if namespace == "secrets" => Some(name),
+            Reference::Named { .. } | Reference::Address { .. } => None,
+        })
+        .collect()
 }
 
 /// Puts secrets into the variables and credentials of a job that is about to start. All that are missing are

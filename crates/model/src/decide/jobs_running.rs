@@ -89,6 +89,10 @@ pub enum Host {
     Fine,
     /// The backend took it back, or ended it.
     Gone,
+    /// It was to be made and no offer could be had.
+    NeverCame,
+    /// It was to be made and was not ready in time.
+    TooLate,
     /// The fleet's export to this project was withdrawn.
     AccessRevoked,
 }
@@ -112,11 +116,8 @@ pub enum Task {
     Running {
         ports_known: bool,
     },
-    /// `reason` is a word of ours, or empty.
-    Terminated {
-        reason: String,
-        message: String,
-    },
+    /// Its reason is a word of ours, or empty.
+    Terminated(Ended),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,6 +142,8 @@ pub struct Ended {
     pub how: How,
     pub reason: String,
     pub message: String,
+    /// A word of the termination details, or nothing.
+    pub detail: Option<String>,
     pub exit_status: Option<i32>,
 }
 
@@ -229,6 +232,14 @@ fn host_ended(job: &Job, seen: &Seen, now: Timestamp) -> Option<Plan> {
     match seen.host {
         Host::Fine => None,
         Host::Gone => Some(lost(unreachable_reason(job), "the instance is gone", now)),
+        Host::NeverCame => {
+            let reason = TerminationReason::FailedToStartDueToNoCapacity;
+            Some(lost(reason, "its instance could not be made: no offer was to be had", now))
+        }
+        Host::TooLate => {
+            let reason = TerminationReason::WaitingInstanceLimitExceeded;
+            Some(lost(reason, "its instance was not ready in time", now))
+        }
         Host::AccessRevoked => {
             let reason = TerminationReason::InstanceAccessRevoked;
             Some(lost(reason, "the fleet is no longer shared with this project", now))
@@ -280,6 +291,10 @@ fn took_task(actions: Vec<Action>, now: Timestamp) -> Plan {
 
 /// Who must run before this job gets its task.
 fn startup_turn(job: &Job) -> Option<&'static str> {
+    // A runner waits for its job only so long: it is started when nothing else can keep it waiting.
+    if !job.siblings.all_have_ips {
+        return Some("the other nodes' addresses");
+    }
     match job.startup_order {
         StartupOrder::MasterFirst if !job.is_master && !job.siblings.master_runs => Some("the master to run"),
         StartupOrder::WorkersFirst if job.is_master && !job.siblings.workers_run => {
@@ -305,7 +320,7 @@ fn pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         Shim::Task(Task::Pulling) => bound("the image"),
         Shim::Task(Task::Creating) => bound("the container"),
         Shim::Task(Task::Running { ports_known: false }) => bound("the container's ports"),
-        Shim::Task(Task::Terminated { reason, message }) => exited(shim_ending(reason, message), now),
+        Shim::Task(Task::Terminated(ended)) => exited(ending(ended), now),
         Shim::NotAsked | Shim::Silent | Shim::Task(Task::Running { ports_known: true }) => match &seen.runner
         {
             Runner::NotAsked | Runner::Silent => bound("the runner"),
@@ -346,7 +361,7 @@ fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         Runner::Ready => return lost(TerminationReason::ExecutorError, "the runner lost the job", now),
     };
     if let Some(ended) = &pulled.ended {
-        let mut plan = exited(runner_ending(ended), now);
+        let mut plan = exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
     }
@@ -375,9 +390,9 @@ fn backstop(job: &Job) -> Option<Timestamp> {
 }
 
 fn silent_runner(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
-    if let Shim::Task(Task::Terminated { reason, message }) = &seen.shim {
+    if let Shim::Task(Task::Terminated(ended)) = &seen.shim {
         // The runner went down with its container; the shim knows how that ended.
-        return exited(shim_ending(reason, message), now);
+        return exited(ending(ended), now);
     }
     if matches!(seen.shim, Shim::NoTask) {
         return lost(TerminationReason::ExecutorError, "the host does not know the task any more", now);
@@ -408,12 +423,7 @@ fn policies(job: &Job, seen: &Seen, pulled: &Pulled, now: Timestamp) -> Option<P
     None
 }
 
-fn shim_ending(reason: &str, message: &str) -> Ending {
-    let reason = reason.to_lowercase().parse().unwrap_or(TerminationReason::ContainerExitedWithError);
-    Ending::new(reason).saying(message)
-}
-
-fn runner_ending(ended: &Ended) -> Ending {
+fn ending(ended: &Ended) -> Ending {
     let reason = match ended.how {
         How::Done => TerminationReason::DoneByRunner,
         How::Failed | How::Terminated => {
@@ -424,7 +434,30 @@ fn runner_ending(ended: &Ended) -> Ending {
     if let Some(code) = ended.exit_status {
         ending = ending.with_exit_status(code);
     }
+    if let Some(detail) = ended.detail.as_deref().and_then(|word| word.parse().ok()) {
+        ending = ending.with(detail);
+    }
     if ended.message.is_empty() { ending } else { ending.saying(&ended.message) }
+}
+
+/// The agent understood and will not: no further try would help.
+pub fn refused(said: &str, now: Timestamp) -> Plan {
+    exited(Ending::new(TerminationReason::ExecutorError).saying(said), now)
+}
+
+/// The job cannot be started as it was submitted.
+pub fn unfit(said: &str, now: Timestamp) -> Plan {
+    end(Event::StopAsked, Ending::new(TerminationReason::TerminatedByServer).saying(said), now)
+}
+
+/// A volume that it needs will not come.
+pub fn no_volume(said: &str, now: Timestamp) -> Plan {
+    lost(TerminationReason::VolumeError, said, now)
+}
+
+/// Nothing was done: look again soon. What was known of the connection stays.
+pub fn postponed(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {
+    wait(job.disconnected_at, waits_for, now + POLL_STARTING)
 }
 
 /// Agents that once answered are silent: a grace, then the end.

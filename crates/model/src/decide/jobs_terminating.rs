@@ -43,6 +43,8 @@ pub struct Job {
     pub registered: bool,
     /// Whether it ever reached its runner: only then are there logs, and somebody to ask to stop.
     pub ran: bool,
+    /// Whether its task may be on the host: it was handed over, or somebody died while doing so.
+    pub handed_over: bool,
     /// Until when its logs are drained; set by the first pass.
     pub deadline: Option<Timestamp>,
     pub stop_duration: Option<Span>,
@@ -256,6 +258,10 @@ fn gone(job: &Job, seen: Seen, before: Quiet, now: Timestamp) -> Proof<Gone> {
         instance::Status::Terminated => return Ok(Gone { _after: before, gave_up: false }),
         // Nor is there one yet: nobody hands a task to a machine that is only wished for.
         instance::Status::Pending => return Ok(Gone { _after: before, gave_up: false }),
+        // Nor was one that is not ready yet ever told of it.
+        instance::Status::Provisioning if !job.handed_over => {
+            return Ok(Gone { _after: before, gave_up: false });
+        }
         instance::Status::Provisioning
         | instance::Status::Idle
         | instance::Status::Busy

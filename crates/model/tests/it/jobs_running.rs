@@ -47,7 +47,7 @@ fn runner(runner: Runner) -> Seen {
 }
 
 fn ended(how: How, reason: &str, exit_status: Option<i32>) -> Seen {
-    let ended = Some(Ended { how, reason: reason.into(), message: String::new(), exit_status });
+    let ended = Some(Ended { how, reason: reason.into(), message: String::new(), detail: None, exit_status });
     runner(Runner::Pulled(Pulled { ended, no_connections: None }))
 }
 
@@ -148,7 +148,7 @@ fn pulling_follows_the_task() {
 fn pulling_ends_with_the_tasks_own_reason() {
     let job = job(Status::Pulling, 60);
     let ended =
-        |reason: &str| shim(Shim::Task(Task::Terminated { reason: reason.into(), message: "m".into() }));
+        |reason: &str| shim(Shim::Task(Task::Terminated(failed(reason, "m"))));
     check(&job, &ended("CREATING_CONTAINER_ERROR"), "exited: creating_container_error, again in 0 s");
     check(&job, &ended("done_by_runner"), "exited: done_by_runner, again in 0 s");
     check(&job, &ended("a word of tomorrow"), "exited: container_exited_with_error, again in 0 s");
@@ -209,7 +209,7 @@ fn a_silent_agent_gets_its_grace_period() {
 
 #[test]
 fn a_runner_that_died_with_its_container_ends_at_once() {
-    let task = Task::Terminated { reason: "container_exited_with_error".into(), message: "killed".into() };
+    let task = Task::Terminated(failed("container_exited_with_error", "killed"));
     let seen = Seen { shim: Shim::Task(task), ..runner(Runner::Silent) };
     check(&job(Status::Running, 50), &seen, "exited: container_exited_with_error, again in 0 s");
     let lost = "lost: executor_error, again in 0 s";
@@ -263,13 +263,13 @@ fn any_seen() -> impl Strategy<Value = Seen> {
         Just(Task::Pulling),
         Just(Task::Creating),
         any::<bool>().prop_map(|ports_known| Task::Running { ports_known }),
-        Just(Task::Terminated { reason: "executor_error".into(), message: String::new() }),
+        Just(Task::Terminated(failed("executor_error", ""))),
     ];
     let shim =
         prop_oneof![Just(Shim::NotAsked), Just(Shim::Silent), Just(Shim::NoTask), task.prop_map(Shim::Task)];
     let how = prop::sample::select(vec![How::Done, How::Failed, How::Terminated]);
     let ended =
-        how.prop_map(|how| Ended { how, reason: String::new(), message: String::new(), exit_status: None });
+        how.prop_map(|how| Ended { how, reason: String::new(), message: String::new(), detail: None, exit_status: None });
     let pulled = (prop::option::of(ended), prop::option::of(0_i64..4_000));
     let pulled = pulled.prop_map(|(ended, idle)| Pulled { ended, no_connections: idle.map(Span::secs) });
     let runner = prop_oneof![
@@ -278,7 +278,7 @@ fn any_seen() -> impl Strategy<Value = Seen> {
         Just(Runner::Ready),
         pulled.prop_map(Runner::Pulled)
     ];
-    let host = prop::sample::select(vec![Host::Fine, Host::Fine, Host::Gone, Host::AccessRevoked]);
+    let host = prop::sample::select(vec![Host::Fine, Host::Fine, Host::Gone, Host::NeverCame, Host::TooLate, Host::AccessRevoked]);
     (host, shim, runner, any::<bool>()).prop_map(|(host, shim, runner, gpu_idle)| Seen {
         host,
         shim,

@@ -30,6 +30,7 @@ use crate::{
     },
     inventory,
     job_facts::JobFacts,
+    job_orders::address,
     pass_error::PassError,
 };
 
@@ -258,7 +259,7 @@ pub(super) fn call(lease: &Lease, loaded: &Loaded) -> Option<Call> {
 }
 
 fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
-    let Loaded { job, instance, siblings } = loaded;
+    let Loaded { job, instance, siblings, run: _ } = loaded;
     let since = job.provisioned_at.unwrap_or(job.submitted_at);
     let (backend, kind) =
         instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
@@ -280,7 +281,7 @@ fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
         siblings: brain::Siblings {
             all_have_ips: i64::from(facts.jobs_per_replica) == 1
                 || (siblings.len() as i64 + 1 >= i64::from(facts.jobs_per_replica)
-                    && siblings.iter().all(|s| s.has_instance)),
+                    && siblings.iter().all(|s| address::of(s.machine.as_deref(), s.hostname.as_deref()).is_some())),
             master_runs: siblings.iter().any(|s| s.job_num == 0 && s.ran),
             workers_run: siblings.iter().filter(|s| s.job_num != 0).all(|s| s.ran),
         },

@@ -5,15 +5,17 @@ use windlass_model::{event::Event, instance, job};
 
 use super::told;
 use crate::{
-    db::{Db, DbError, Unit, Val, Values, Written, instances::Instance, jobs::Job, record::statements},
+    db::{Db, DbError, Unit, Val, Values, Written, instances::Instance, jobs::Job, record::statements, runs::Run},
     params,
 };
 
 statements! {
     LOAD = "SELECT {} FROM jobs j WHERE j.id = $1 AND j.lock_token = $2", Job::columns("j");
     INSTANCE = "SELECT {} FROM instances i WHERE i.id = $1", Instance::columns("i");
+    RUN = "SELECT {} FROM runs r WHERE r.id = $1", Run::columns("r");
     /// A replica is resubmitted as a whole, so its generation has one number; one that is over already counts.
-    SIBLINGS = "SELECT j.job_num, j.instance_id, j.running_at FROM jobs j WHERE j.run_id = $1 \
+    SIBLINGS = "SELECT j.job_num, j.running_at, i.hostname, i.provisioning FROM jobs j \
+                LEFT JOIN instances i ON i.id = j.instance_id WHERE j.run_id = $1 \
                 AND j.replica_num = $2 AND j.submission_num = $3 AND j.id <> $4 ORDER BY j.job_num";
     OTHER_JOBS = "SELECT count(*) FROM jobs WHERE instance_id = $1 AND id <> $2 AND NOT finished";
     /// The blocks go back in the transaction that makes the job final, so they are counted once.
@@ -27,10 +29,12 @@ statements! {
 }
 
 /// Another job of the same generation of the replica.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sibling {
     pub job_num: i64,
-    pub has_instance: bool,
+    /// Of its instance, where that has come so far.
+    pub hostname: Option<String>,
+    pub machine: Option<String>,
     /// It runs, or did.
     pub ran: bool,
 }
@@ -38,6 +42,7 @@ pub struct Sibling {
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub job: Job,
+    pub run: Run,
     pub instance: Option<Instance>,
     pub siblings: Vec<Sibling>,
 }
@@ -47,6 +52,8 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
         return Ok(None);
     };
     let job = Job::read(&row)?;
+    let Some(run) = db.query_opt(RUN.as_str(), params![job.run_id]).await? else { return Ok(None) };
+    let run = Run::read(&run)?;
     let instance = match job.instance_id {
         Some(id) => {
             db.query_opt(INSTANCE.as_str(), params![id]).await?.as_ref().map(Instance::read).transpose()?
@@ -58,11 +65,12 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
     let siblings = siblings.iter().map(|row| {
         Ok(Sibling {
             job_num: row.int(0)?,
-            has_instance: row.opt_uuid(1)?.is_some(),
-            ran: row.opt_int(2)?.is_some(),
+            ran: row.opt_int(1)?.is_some(),
+            hostname: row.opt_text(2)?,
+            machine: row.opt_text(3)?,
         })
     });
-    Ok(Some(Loaded { siblings: siblings.collect::<Result<_, DbError>>()?, job, instance }))
+    Ok(Some(Loaded { siblings: siblings.collect::<Result<_, DbError>>()?, job, run, instance }))
 }
 
 /// Other jobs on the instance that are not final.

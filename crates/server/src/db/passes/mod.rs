@@ -6,6 +6,7 @@
 pub mod fleets;
 pub mod instances;
 pub mod jobs;
+pub mod orders;
 pub mod placing;
 pub mod runs;
 pub mod volumes;
@@ -16,6 +17,7 @@ pub(super) fn statements() -> Vec<&'static str> {
         fleets::statements(),
         instances::statements(),
         jobs::statements(),
+        orders::statements(),
         placing::statements(),
         runs::statements(),
         volumes::statements(),

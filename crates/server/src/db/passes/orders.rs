@@ -1,0 +1,74 @@
+//! What the orders of a placed job are made from: everything that is read, in one place.
+
+use windlass_model::id::{InstanceId, ProjectId};
+
+use crate::{
+    db::{
+        Db, DbError, Val, instances::Instance, jobs::Job, record::statements, runs::Run,
+    },
+    params,
+};
+
+statements! {
+    PROJECT = "SELECT p.name, p.ssh_public_key FROM projects p WHERE p.id = $1";
+    /// The whole generation of a replica, the job itself included.
+    NODES = "SELECT j.job_num, j.blocks, j.job_spec, j.instance_id FROM jobs j WHERE j.run_id = $1 \
+             AND j.replica_num = $2 AND j.submission_num = $3 ORDER BY j.job_num";
+    /// The replicas of a service that live now.
+    REPLICAS = "SELECT j.replica_num, j.blocks, j.job_spec, j.instance_id FROM jobs j WHERE j.run_id = $1 \
+                AND j.job_num = 0 AND NOT j.finished ORDER BY j.replica_num";
+    INSTANCES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
+                Instance::columns("i");
+}
+
+/// What of its project a job is told.
+#[derive(Clone, Debug)]
+pub struct Project {
+    pub name: String,
+    pub ssh_public_key: Option<String>,
+}
+
+pub async fn project(db: &Db, id: ProjectId) -> Result<Option<Project>, DbError> {
+    let row = db.query_opt(PROJECT.as_str(), params![id]).await?;
+    row.map(|row| Ok(Project { name: row.text(0)?, ssh_public_key: row.opt_text(1)? })).transpose()
+}
+
+/// A job of the same run, and the machine it is on.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Its place: the number of the job among the nodes, or of the replica among those of a service.
+    pub num: i64,
+    pub blocks: i64,
+    pub job_spec: String,
+    pub instance: Option<Instance>,
+}
+
+/// The nodes of the job's replica, in order.
+pub async fn nodes(db: &Db, job: &Job) -> Result<Vec<Node>, DbError> {
+    with_instances(db, NODES.as_str(), params![job.run_id, job.replica_num, job.submission_num]).await
+}
+
+/// One job of each living replica, in order.
+pub async fn replicas(db: &Db, run: &Run) -> Result<Vec<Node>, DbError> {
+    with_instances(db, REPLICAS.as_str(), params![run.id]).await
+}
+
+async fn with_instances(db: &Db, sql: &'static str, params: Vec<Val>) -> Result<Vec<Node>, DbError> {
+    let rows = db.query(sql, params).await?;
+    let mut ids = std::collections::BTreeSet::<InstanceId>::new();
+    for row in &rows {
+        ids.extend(row.opt_id::<InstanceId>(3)?);
+    }
+    let found = db.query(INSTANCES.as_str(), vec![Val::list(&ids)]).await?;
+    let found = found.iter().map(Instance::read).collect::<Result<Vec<_>, _>>()?;
+    let node = |row: &crate::db::Row| {
+        let id: Option<InstanceId> = row.opt_id(3)?;
+        Ok(Node {
+            num: row.int(0)?,
+            blocks: row.int(1)?,
+            job_spec: row.text(2)?,
+            instance: id.and_then(|id| found.iter().find(|i| i.id == id)).cloned(),
+        })
+    };
+    rows.iter().map(node).collect()
+}

@@ -1,0 +1,24 @@
+//! Where the other nodes of a run find a machine.
+
+use serde::Deserialize;
+
+use crate::db::instances::Instance;
+
+/// What is needed of the stored `Machine`; the rest is its backend's.
+#[derive(Default, Deserialize)]
+struct Machine {
+    internal_ip: Option<String>,
+    hostname: Option<String>,
+}
+
+/// The private address, else the public one. `None` until the machine has any.
+pub fn of(machine: Option<&str>, hostname: Option<&str>) -> Option<String> {
+    let machine: Machine =
+        machine.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let known = machine.internal_ip.or(machine.hostname).or_else(|| hostname.map(str::to_owned));
+    known.filter(|address| !address.is_empty())
+}
+
+pub fn of_instance(instance: &Instance) -> Option<String> {
+    of(instance.provisioning.as_deref(), instance.hostname.as_deref())
+}

@@ -1,0 +1,256 @@
+//! What the host of a placed job is told: the task for its shim, the start for its runner.
+//!
+//! Builders are pure (`task`, `start`, `shown`); here they are given what the database holds. Secrets are opened
+//! for one call and are in nothing that is stored, logged or shown.
+
+pub mod address;
+pub mod node_key;
+pub mod shown;
+mod start;
+mod task;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::Deserialize;
+use uuid::Uuid;
+use windlass_api::agent::{runner::RepoCredentials, shim::TaskSpec};
+use windlass_engine::Lease;
+use windlass_model::config::{
+    job_spec::JobSpec,
+    resolve::{self, awaited_addresses},
+};
+
+use crate::{
+    agents::Start,
+    attachments::{self, Attach},
+    db::{
+        fleets,
+        passes::{jobs::Loaded, orders as rows},
+        repos, secrets,
+    },
+    pass_error::PassError,
+    pipelines::Hands,
+    run_shape::RunShape,
+    secrets::{Belongs, KeyError},
+};
+
+/// Why there are no orders.
+#[derive(Debug, thiserror::Error)]
+pub enum OrderError {
+    /// The job can never be started as it is: it ends, and this is said.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// Something it needs is on its way.
+    #[error("{said}")]
+    NotYet { said: String },
+    /// The next pass may succeed.
+    #[error(transparent)]
+    Pass(#[from] PassError),
+}
+
+/// What a job lacks. For the people who submitted it.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    #[error(
+        "start the job: {} not in this project; hint: `windlass secret set NAME`, then submit the run again",
+        missing(.names)
+    )]
+    MissingSecrets { names: Vec<String> },
+    #[error("start the job: repository `{id}` is not known to the project any more; hint: submit the run again")]
+    NoRepo { id: String },
+    #[error("start the job: the code `{hash}` of its repository is not stored any more; hint: submit the run again")]
+    NoCode { hash: String },
+    #[error("start the job: file archive {id} is not stored any more; hint: submit the run again")]
+    NoArchive { id: Uuid },
+    #[error("start the job: {said}")]
+    NoVolume { said: String },
+}
+
+fn missing(names: &[String]) -> String {
+    match names {
+        [one] => format!("secret `{one}` is"),
+        many => format!("secrets `{}` are", many.join("`, `")),
+    }
+}
+
+impl From<crate::db::DbError> for OrderError {
+    fn from(error: crate::db::DbError) -> Self {
+        Self::Pass(error.into())
+    }
+}
+
+impl From<KeyError> for OrderError {
+    fn from(error: KeyError) -> Self {
+        Self::Pass(error.into())
+    }
+}
+
+/// The task of a job for the shim of its instance.
+pub async fn task(hands: &Hands, lease: &Lease, loaded: &Loaded) -> Result<TaskSpec, OrderError> {
+    let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
+    let spec = spec_with_secrets(hands, loaded).await?;
+    let project = rows::project(&hands.db, loaded.job.project_id).await?;
+    let attach = attachments::attach(&hands.db, &hands.backends, lease, &loaded.job, instance);
+    let mounts = match attach.await? {
+        Attach::Ready(mounts) => mounts,
+        Attach::Coming { said } => return Err(OrderError::NotYet { said }),
+        Attach::Failed { said } => return Err(Unfit::NoVolume { said }.into()),
+    };
+    let fleet = fleet_spec(hands, loaded).await?;
+    let login = shown::Login::of(instance, fleet.as_ref());
+    let built = task::build(&task::Inputs {
+        job: &loaded.job,
+        spec: &spec,
+        instance,
+        mounts,
+        user_key: user_key(loaded)?.as_deref(),
+        project_key: project.as_ref().and_then(|project| project.ssh_public_key.as_deref()),
+        login: login.as_ref(),
+    });
+    Ok(built?)
+}
+
+/// Everything the runner of a job needs to begin.
+pub async fn start(hands: &Hands, loaded: &Loaded) -> Result<Start, OrderError> {
+    let shape = hands.shapes.of(&loaded.run).map_err(PassError::from)?;
+    let spec = spec_with_secrets(hands, loaded).await?;
+    let project = rows::project(&hands.db, loaded.job.project_id).await?;
+    let nodes = rows::nodes(&hands.db, &loaded.job).await?;
+    let addresses = addresses(hands, loaded, &shape, &spec).await?;
+    let fleet = fleet_spec(hands, loaded).await?;
+    let key = node_key::open(hands, &loaded.job).await?;
+    let (repo_credentials, code) = repo(hands, loaded, &spec).await?;
+    let submit = start::build(&start::Inputs {
+        run: &loaded.run,
+        job: &loaded.job,
+        spec,
+        project_name: project.as_ref().map(|project| project.name.as_str()),
+        fleet_env: fleet.map(|spec| start::variables(&spec["configuration"]["env"])).unwrap_or_default(),
+        nodes: &nodes,
+        addresses: &addresses,
+        key,
+        repo_credentials,
+    })?;
+    let mut archives = Vec::new();
+    for file in &submit.job_spec.file_archives {
+        archives.push((file.id.clone(), archive(hands, loaded, &file.id).await?));
+    }
+    Ok(Start { submit, code, archives })
+}
+
+/// Whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.
+pub async fn addresses_known(hands: &Hands, loaded: &Loaded) -> Result<bool, PassError> {
+    let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+    let awaited = awaited_addresses(&spec);
+    if awaited.is_empty() {
+        return Ok(true);
+    }
+    let shape = hands.shapes.of(&loaded.run)?;
+    match addresses(hands, loaded, &shape, &spec).await {
+        Ok(known) => Ok(awaited.iter().all(|(group, member, _)| known.contains_key(&(*group, *member)))),
+        Err(OrderError::Pass(error)) => Err(error),
+        Err(OrderError::Unfit(_) | OrderError::NotYet { .. }) => Ok(true),
+    }
+}
+
+async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, OrderError> {
+    let mut spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+    let names = resolve::secret_names(&spec);
+    let mut values = BTreeMap::new();
+    for name in names {
+        if let Some(secret) = secrets::find(&hands.db, loaded.job.project_id, &name).await? {
+            let belongs =
+                Belongs { table: "secrets", owner: secret.project_id.0, name: &name, version: secret.version };
+            let plain = hands.keys.open_sealed(&belongs, &secret.sealed)?;
+            values.insert(name, String::from_utf8_lossy(&plain).into_owned());
+        }
+    }
+    match resolve::put_secrets(&mut spec, |name| values.get(name).cloned()) {
+        Ok(()) => Ok(spec),
+        Err(resolve::Error::MissingSecrets { names }) => Err(Unfit::MissingSecrets { names }.into()),
+        // Only what is missing can fail here.
+        Err(resolve::Error::Reference { .. } | resolve::Error::Unset { .. }) => Ok(spec),
+    }
+}
+
+/// The key of the user whose run it is.
+fn user_key(loaded: &Loaded) -> Result<Option<String>, PassError> {
+    #[derive(Deserialize)]
+    struct Spec {
+        ssh_key_pub: Option<String>,
+    }
+    let spec: Spec = serde_json::from_str(&loaded.run.spec).map_err(PassError::document)?;
+    Ok(spec.ssh_key_pub)
+}
+
+/// Addresses by group and member: nodes of the replica, or replicas of the service.
+async fn addresses(
+    hands: &Hands,
+    loaded: &Loaded,
+    shape: &RunShape,
+    spec: &JobSpec,
+) -> Result<BTreeMap<(u32, u32), String>, OrderError> {
+    if awaited_addresses(spec).is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let is_service = spec.service_port.is_some();
+    let nodes = if is_service {
+        rows::replicas(&hands.db, &loaded.run).await?
+    } else {
+        rows::nodes(&hands.db, &loaded.job).await?
+    };
+    Ok(start::by_place(&nodes, is_service.then(|| shape.replica_group_names()).as_deref())?)
+}
+
+/// What is stored of the fleet of a job's instance; without private keys.
+pub async fn fleet_spec(hands: &Hands, loaded: &Loaded) -> Result<Option<serde_json::Value>, PassError> {
+    let Some(fleet) = loaded.instance.as_ref().and_then(|instance| instance.fleet_id) else { return Ok(None) };
+    let Some(fleet) = fleets::find(&hands.db, fleet).await? else { return Ok(None) };
+    serde_json::from_str(&fleet.spec).map(Some).map_err(PassError::document)
+}
+
+/// How to clone the repository, and what was changed in it.
+async fn repo(
+    hands: &Hands,
+    loaded: &Loaded,
+    spec: &JobSpec,
+) -> Result<(Option<RepoCredentials>, Option<Arc<[u8]>>), OrderError> {
+    let kind = spec.repo_data.as_ref().and_then(|data| data["repo_type"].as_str()).unwrap_or("virtual");
+    let hash = spec.repo_code_hash.as_deref();
+    if kind == "virtual" && hash.is_none() {
+        return Ok((None, None));
+    }
+    let id = loaded.run.repo_id.clone().unwrap_or_default();
+    let Some(repo) = repos::find(&hands.db, loaded.job.project_id, &id).await? else {
+        return Err(Unfit::NoRepo { id }.into());
+    };
+    let code = match hash {
+        None => None,
+        Some(hash) => match repos::code(&hands.db, repo.id, hash).await? {
+            Some(blob) => Some(blob.into()),
+            None => return Err(Unfit::NoCode { hash: hash.to_owned() }.into()),
+        },
+    };
+    let user = loaded.run.user_id;
+    let stored = match repos::creds(&hands.db, repo.id, user).await? {
+        Some(sealed) => {
+            let user = user.to_string();
+            let belongs = Belongs { table: "repo_creds", owner: repo.id, name: &user, version: 1 };
+            let plain = hands.keys.open_sealed(&belongs, &sealed)?;
+            Some(serde_json::from_slice(&plain).map_err(PassError::document)?)
+        }
+        None => None,
+    };
+    // Without credentials a public repository is cloned by its own address.
+    Ok((stored.or_else(|| start::public_repo(&loaded.run.spec)).filter(|_| kind == "remote"), code))
+}
+
+async fn archive(hands: &Hands, loaded: &Loaded, id: &str) -> Result<Arc<[u8]>, OrderError> {
+    let id: Uuid = id.parse().unwrap_or_default();
+    match repos::archive(&hands.db, id).await? {
+        Some((owner, _, blob)) if owner == loaded.run.user_id => Ok(blob.into()),
+        Some(_) | None => Err(Unfit::NoArchive { id }.into()),
+    }
+}

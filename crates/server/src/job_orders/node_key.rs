@@ -1,0 +1,60 @@
+//! The key with which the nodes of one replica reach each other: drawn for each generation, sealed on each job.
+
+use serde::{Deserialize, Serialize};
+use windlass_api::agent::runner::SshKey;
+use windlass_model::id::SubmissionId;
+
+use super::OrderError;
+use crate::{
+    db::jobs::{self, Job},
+    pass_error::PassError,
+    pipelines::Hands,
+    secrets::{Belongs, KeyError, Keyring},
+    services::users,
+};
+
+/// What is in `jobs.secrets_sealed`.
+#[derive(Serialize, Deserialize)]
+struct Sealed {
+    ssh_key: SshKey,
+}
+
+/// One key for a whole replica.
+pub struct NodeKey(SshKey);
+
+#[derive(Debug, thiserror::Error)]
+pub enum NodeKeyError {
+    #[error("draw a key for the nodes of a replica")]
+    Draw(#[source] Box<crate::error::Error>),
+    #[error("write a key for the nodes of a replica")]
+    Write(#[source] serde_json::Error),
+    #[error(transparent)]
+    Seal(#[from] KeyError),
+}
+
+impl NodeKey {
+    pub fn draw() -> Result<Self, NodeKeyError> {
+        let (public, private) =
+            users::key_pair("windlass").map_err(|error| NodeKeyError::Draw(Box::new(error)))?;
+        Ok(Self(SshKey { private, public }))
+    }
+
+    /// For one job of the replica.
+    pub fn sealed_for(&self, keys: &Keyring, job: SubmissionId) -> Result<Vec<u8>, NodeKeyError> {
+        let plain =
+            serde_json::to_vec(&Sealed { ssh_key: self.0.clone() }).map_err(NodeKeyError::Write)?;
+        Ok(keys.seal(&belongs(job), &plain)?)
+    }
+}
+
+fn belongs(job: SubmissionId) -> Belongs<'static> {
+    Belongs::row("jobs", "secrets_sealed", job.0)
+}
+
+/// The key of a job, where its replica has several.
+pub(super) async fn open(hands: &Hands, job: &Job) -> Result<Option<SshKey>, OrderError> {
+    let Some(sealed) = jobs::secrets(&hands.db, job.id).await? else { return Ok(None) };
+    let plain = hands.keys.open_sealed(&belongs(job.id), &sealed)?;
+    let sealed: Sealed = serde_json::from_slice(&plain).map_err(PassError::document)?;
+    Ok(Some(sealed.ssh_key))
+}

@@ -1,0 +1,102 @@
+//! The task specification of a submission, from what is stored.
+
+use windlass_api::agent::shim::{self, TaskSpec};
+use windlass_model::{
+    config::{job_spec::JobSpec, mounts::Mount},
+    plan::blocks::share,
+};
+
+use super::shown::{Login, network};
+use crate::{
+    attachments::Mounts,
+    db::{instances::Instance, jobs::Job},
+    inventory,
+    pass_error::PassError,
+};
+
+const MIB: u64 = 1 << 20;
+const GIB: f64 = (1_u64 << 30) as f64;
+
+pub(super) struct Inputs<'a> {
+    pub(super) job: &'a Job,
+    /// With its secrets.
+    pub(super) spec: &'a JobSpec,
+    pub(super) instance: &'a Instance,
+    /// Its network volumes, attached.
+    pub(super) mounts: Mounts,
+    pub(super) user_key: Option<&'a str>,
+    pub(super) project_key: Option<&'a str>,
+    /// The account on the host, where it is reached over SSH.
+    pub(super) login: Option<&'a Login>,
+}
+
+pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
+    let Inputs { job, spec, instance, .. } = inputs;
+    let offer = inventory::offer(instance)?;
+    let blocks = u32::try_from(job.blocks).unwrap_or_default();
+    // It gets the devices of its blocks, all of them and no others.
+    let part = share(&offer.host, blocks, offer.total_blocks);
+    let whole = blocks >= offer.total_blocks;
+    let several = spec.jobs_per_replica > 1;
+    let auth = spec.registry_auth.as_ref();
+    let host_keys = host_keys(inputs);
+    Ok(TaskSpec {
+        id: job.id,
+        name: job.job_name.clone(),
+        registry_username: auth.map(|auth| auth.username.clone()).unwrap_or_default(),
+        registry_password: auth.map(|auth| auth.password.clone()).unwrap_or_default(),
+        image_name: spec.image_name.clone(),
+        // The runner becomes the user of the job; until then it prepares what only root may.
+        container_user: "root".to_owned(),
+        privileged: spec.privileged,
+        gpu: i64::try_from(part.gpus.len()).unwrap_or(i64::MAX),
+        cpu: if whole { 0.0 } else { f64::from(part.cpus) },
+        memory: if whole { 0 } else { bytes(part.memory_mib.saturating_mul(MIB)) },
+        shm_size: spec.requirements.resources.shm_size.map_or(0, gigabytes),
+        network_mode: network(whole, spec.jobs_per_replica),
+        volumes: inputs.mounts.volumes.clone(),
+        volume_mounts: inputs.mounts.volume_mounts.clone(),
+        instance_mounts: instance_mounts(spec),
+        gpu_devices: Vec::new(),
+        host_ssh_user: host_keys.as_ref().map(|(user, _)| user.clone()).unwrap_or_default(),
+        host_ssh_keys: host_keys.map(|(_, key)| vec![key]).unwrap_or_default(),
+        container_ssh_keys: [inputs.project_key, inputs.user_key]
+            .into_iter()
+            .flatten()
+            .map(|key| key.trim().to_owned())
+            .filter(|key| !key.is_empty())
+            .collect(),
+        pids: 0,
+        cluster: several,
+        claims: None,
+    })
+}
+
+/// Whose account on the host lets the user pass to the container, and the key. Hosts forbid that for root, and one
+/// that is not reached over SSH has no such account.
+fn host_keys(inputs: &Inputs<'_>) -> Option<(String, String)> {
+    let login = inputs.login?;
+    let key = inputs.user_key.map(str::trim).filter(|key| !key.is_empty())?;
+    (login.username != "root").then(|| (login.username.clone(), key.to_owned()))
+}
+
+fn instance_mounts(spec: &JobSpec) -> Vec<shim::InstanceMount> {
+    let mount = |mount: &Mount| match mount {
+        Mount::Instance(mount) => Some(shim::InstanceMount {
+            instance_path: mount.instance_path.clone(),
+            path: mount.path.clone(),
+            optional: mount.optional,
+        }),
+        Mount::Volume(_) => None,
+    };
+    spec.volumes.iter().flatten().filter_map(mount).collect()
+}
+
+fn bytes(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a size of memory in bytes; more than fits is all there is")]
+fn gigabytes(amount: f64) -> i64 {
+    (amount * GIB) as i64
+}

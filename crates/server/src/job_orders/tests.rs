@@ -1,0 +1,1 @@
+//! Tables over the builders.
