@@ -325,8 +325,11 @@ fn pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         {
             Runner::NotAsked | Runner::Silent => bound("the runner"),
             Runner::Ready => start(job, since, PULLING_MAX, now),
-            // A holder before us started it and could not write that down.
-            Runner::Pulled(_) => started(Vec::new(), now),
+            // A holder before us started it and could not write that down. It may be over by now.
+            Runner::Pulled(pulled) => {
+                let plan = started(Vec::new(), now);
+                Plan { due: if pulled.ended.is_some() { now } else { plan.due }, ..plan }
+            }
         },
     }
 }

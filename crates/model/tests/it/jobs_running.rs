@@ -6,7 +6,7 @@ use windlass_model::{
         Action, Ended, Host, How, Job, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings,
         StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, provisioning_max,
     },
-    job::{self, Status},
+    job::{self, Detail, Status, TerminationReason},
     machine::Step,
     time::{Span, Timestamp},
 };
@@ -49,6 +49,11 @@ fn runner(runner: Runner) -> Seen {
 fn ended(how: How, reason: &str, exit_status: Option<i32>) -> Seen {
     let ended = Some(Ended { how, reason: reason.into(), message: String::new(), detail: None, exit_status });
     runner(Runner::Pulled(Pulled { ended, no_connections: None }))
+}
+
+fn failed(reason: &str, message: &str) -> Ended {
+    let (reason, message) = (reason.into(), message.into());
+    Ended { how: How::Failed, reason, message, detail: None, exit_status: None }
 }
 
 fn alive() -> Seen {
@@ -147,8 +152,7 @@ fn pulling_follows_the_task() {
 #[test]
 fn pulling_ends_with_the_tasks_own_reason() {
     let job = job(Status::Pulling, 60);
-    let ended =
-        |reason: &str| shim(Shim::Task(Task::Terminated(failed(reason, "m"))));
+    let ended = |reason: &str| shim(Shim::Task(Task::Terminated(failed(reason, "m"))));
     check(&job, &ended("CREATING_CONTAINER_ERROR"), "exited: creating_container_error, again in 0 s");
     check(&job, &ended("done_by_runner"), "exited: done_by_runner, again in 0 s");
     check(&job, &ended("a word of tomorrow"), "exited: container_exited_with_error, again in 0 s");
@@ -157,6 +161,28 @@ fn pulling_ends_with_the_tasks_own_reason() {
 #[test]
 fn r7_a_task_the_host_forgot_is_never_handed_over_again() {
     check(&job(Status::Pulling, 60), &shim(Shim::NoTask), "lost: executor_error, again in 0 s");
+}
+
+#[test]
+fn a_job_that_ended_before_its_start_was_written_down_is_looked_at_again_at_once() {
+    check(&job(Status::Pulling, 60), &ended(How::Done, "", Some(0)), "started, again in 0 s");
+}
+
+#[test]
+fn an_end_keeps_what_the_agent_says_of_it() {
+    let oom = Ended { detail: Some("oom_killed".into()), exit_status: Some(137), ..failed("", "last line") };
+    let plan = decide(&job(Status::Pulling, 60), &shim(Shim::Task(Task::Terminated(oom))), NOW);
+    let ending = plan.ending.unwrap();
+    assert_eq!(ending.reason(), TerminationReason::ContainerExitedWithError);
+    assert_eq!(ending.detail().map(Detail::as_str), Some("oom_killed"));
+    assert_eq!((ending.exit_status(), ending.said()), (Some(137), Some("last line")));
+}
+
+#[test]
+fn a_node_gets_its_task_only_when_all_nodes_have_addresses() {
+    let siblings = Siblings { all_have_ips: false, ..Siblings::NONE };
+    let job = Job { siblings, several: true, ..job(Status::Provisioning, 60) };
+    check(&job, &shim(Shim::NoTask), "waits for the other nodes' addresses, again in 2 s");
 }
 
 #[test]
@@ -223,6 +249,11 @@ fn an_instance_that_is_gone_ends_its_job_at_once() {
     check(&job(Status::Running, 5), &gone, "lost: instance_unreachable, again in 0 s");
     let spot = Job { spot: true, ..job(Status::Pulling, 5) };
     check(&spot, &gone, "lost: interrupted_by_no_capacity, again in 0 s");
+    let never = Seen { host: Host::NeverCame, ..alive() };
+    let no_capacity = "lost: failed_to_start_due_to_no_capacity, again in 0 s";
+    check(&job(Status::Provisioning, 5), &never, no_capacity);
+    let late = Seen { host: Host::TooLate, ..alive() };
+    check(&job(Status::Provisioning, 5), &late, "lost: waiting_instance_limit_exceeded, again in 0 s");
     let revoked = Seen { host: Host::AccessRevoked, ..alive() };
     check(&job(Status::Provisioning, 5), &revoked, "lost: instance_access_revoked, again in 0 s");
 }
@@ -268,8 +299,13 @@ fn any_seen() -> impl Strategy<Value = Seen> {
     let shim =
         prop_oneof![Just(Shim::NotAsked), Just(Shim::Silent), Just(Shim::NoTask), task.prop_map(Shim::Task)];
     let how = prop::sample::select(vec![How::Done, How::Failed, How::Terminated]);
-    let ended =
-        how.prop_map(|how| Ended { how, reason: String::new(), message: String::new(), detail: None, exit_status: None });
+    let ended = how.prop_map(|how| Ended {
+        how,
+        reason: String::new(),
+        message: String::new(),
+        detail: None,
+        exit_status: None,
+    });
     let pulled = (prop::option::of(ended), prop::option::of(0_i64..4_000));
     let pulled = pulled.prop_map(|(ended, idle)| Pulled { ended, no_connections: idle.map(Span::secs) });
     let runner = prop_oneof![
@@ -278,7 +314,14 @@ fn any_seen() -> impl Strategy<Value = Seen> {
         Just(Runner::Ready),
         pulled.prop_map(Runner::Pulled)
     ];
-    let host = prop::sample::select(vec![Host::Fine, Host::Fine, Host::Gone, Host::NeverCame, Host::TooLate, Host::AccessRevoked]);
+    let host = prop::sample::select(vec![
+        Host::Fine,
+        Host::Fine,
+        Host::Gone,
+        Host::NeverCame,
+        Host::TooLate,
+        Host::AccessRevoked,
+    ]);
     (host, shim, runner, any::<bool>()).prop_map(|(host, shim, runner, gpu_idle)| Seen {
         host,
         shim,

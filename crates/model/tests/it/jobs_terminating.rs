@@ -25,6 +25,7 @@ fn job(reason: TerminationReason) -> Job {
         terminating_since: ago(10),
         registered: false,
         ran: true,
+        handed_over: true,
         deadline: None,
         stop_duration: Some(Span::mins(5)),
         volumes: Vec::new(),
@@ -146,6 +147,16 @@ fn g4_volumes_are_detached_softly_then_by_force() {
     gone(&patient, "wait, for its volumes to detach, again in 2 s");
     let free = Job { volumes: vec![Volume { attached: false, ..volume(Some(5)) }], ..stopped(40, None) };
     gone(&free, "released-terminated (terminated_by_user), instance Freed");
+}
+
+#[test]
+fn a_job_whose_instance_was_never_ready_ends_without_asking_it() {
+    let place = Some(Place { has_shim: true, status: instance::Status::Provisioning, other_jobs: 0 });
+    let early = Job { place, ran: false, handed_over: false, ..job(TerminationReason::TerminatedByUser) };
+    let expect = "released-terminated (terminated_by_user), instance Ends";
+    check(&early, Logs::NotAsked, Task::NotAsked, expect);
+    let told = Job { handed_over: true, ..early };
+    check(&told, Logs::NotAsked, Task::NotAsked, "remove, for its container to go, again in 0 s");
 }
 
 #[test]

@@ -13,8 +13,7 @@ struct Machine {
 
 /// The private address, else the public one. `None` until the machine has any.
 pub fn of(machine: Option<&str>, hostname: Option<&str>) -> Option<String> {
-    let machine: Machine =
-        machine.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let machine: Machine = machine.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let known = machine.internal_ip.or(machine.hostname).or_else(|| hostname.map(str::to_owned));
     known.filter(|address| !address.is_empty())
 }

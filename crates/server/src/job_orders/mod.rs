@@ -58,9 +58,13 @@ pub enum Unfit {
         missing(.names)
     )]
     MissingSecrets { names: Vec<String> },
-    #[error("start the job: repository `{id}` is not known to the project any more; hint: submit the run again")]
+    #[error(
+        "start the job: repository `{id}` is not known to the project any more; hint: submit the run again"
+    )]
     NoRepo { id: String },
-    #[error("start the job: the code `{hash}` of its repository is not stored any more; hint: submit the run again")]
+    #[error(
+        "start the job: the code `{hash}` of its repository is not stored any more; hint: submit the run again"
+    )]
     NoCode { hash: String },
     #[error("start the job: file archive {id} is not stored any more; hint: submit the run again")]
     NoArchive { id: Uuid },
@@ -161,8 +165,12 @@ async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, Or
     let mut values = BTreeMap::new();
     for name in names {
         if let Some(secret) = secrets::find(&hands.db, loaded.job.project_id, &name).await? {
-            let belongs =
-                Belongs { table: "secrets", owner: secret.project_id.0, name: &name, version: secret.version };
+            let belongs = Belongs {
+                table: "secrets",
+                owner: secret.project_id.0,
+                name: &name,
+                version: secret.version,
+            };
             let plain = hands.keys.open_sealed(&belongs, &secret.sealed)?;
             values.insert(name, String::from_utf8_lossy(&plain).into_owned());
         }
@@ -206,7 +214,9 @@ async fn addresses(
 
 /// What is stored of the fleet of a job's instance; without private keys.
 pub async fn fleet_spec(hands: &Hands, loaded: &Loaded) -> Result<Option<serde_json::Value>, PassError> {
-    let Some(fleet) = loaded.instance.as_ref().and_then(|instance| instance.fleet_id) else { return Ok(None) };
+    let Some(fleet) = loaded.instance.as_ref().and_then(|instance| instance.fleet_id) else {
+        return Ok(None);
+    };
     let Some(fleet) = fleets::find(&hands.db, fleet).await? else { return Ok(None) };
     serde_json::from_str(&fleet.spec).map(Some).map_err(PassError::document)
 }

@@ -41,8 +41,7 @@ impl NodeKey {
 
     /// For one job of the replica.
     pub fn sealed_for(&self, keys: &Keyring, job: SubmissionId) -> Result<Vec<u8>, NodeKeyError> {
-        let plain =
-            serde_json::to_vec(&Sealed { ssh_key: self.0.clone() }).map_err(NodeKeyError::Write)?;
+        let plain = serde_json::to_vec(&Sealed { ssh_key: self.0.clone() }).map_err(NodeKeyError::Write)?;
         Ok(keys.seal(&belongs(job), &plain)?)
     }
 }

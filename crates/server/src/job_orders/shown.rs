@@ -52,7 +52,8 @@ impl Login {
             if own[key].is_null() { of_fleet() } else { own[key].clone() }
         };
         let proxy = setting("proxy_jump");
-        let port = |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(HOST_SSH_PORT);
+        let port =
+            |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok()).unwrap_or(HOST_SSH_PORT);
         let user = setting("user");
         Some(Self {
             username: user.as_str()?.to_owned(),
@@ -148,7 +149,8 @@ pub(super) fn network(whole: bool, jobs_per_replica: u32) -> NetworkMode {
 }
 
 fn instance_type(instance: &Instance) -> Value {
-    let known: Option<Value> = instance.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok());
+    let known: Option<Value> =
+        instance.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok());
     known.unwrap_or_else(|| {
         json!({ "name": "", "resources": { "cpus": 0, "memory_mib": 0, "gpus": [], "spot": instance.spot } })
     })
@@ -186,7 +188,12 @@ pub fn provisioning(instance: &Instance, login: Option<&Login>, runtime: Option<
 }
 
 /// How people come in: the SSH command once they are attached, and the link that opens their editor.
-pub fn connection(run_name: &str, job: &Job, configuration: &Configuration, working_dir: Option<&str>) -> Value {
+pub fn connection(
+    run_name: &str,
+    job: &Job,
+    configuration: &Configuration,
+    working_dir: Option<&str>,
+) -> Value {
     let is_first = job.replica_num == 0 && job.job_num == 0;
     let host = if is_first { run_name } else { job.job_name.as_str() };
     let ide = match configuration {
@@ -200,7 +207,9 @@ pub fn connection(run_name: &str, job: &Job, configuration: &Configuration, work
     let dir = working_dir.unwrap_or("/");
     let (name, url) = match ide {
         None => (None, None),
-        Some(Ide::Vscode) => (Some("VS Code"), Some(format!("vscode://vscode-remote/ssh-remote+{host}{dir}"))),
+        Some(Ide::Vscode) => {
+            (Some("VS Code"), Some(format!("vscode://vscode-remote/ssh-remote+{host}{dir}")))
+        }
         Some(Ide::Cursor) => (Some("Cursor"), Some(format!("cursor://vscode-remote/ssh-remote+{host}{dir}"))),
         Some(Ide::Windsurf) => {
             (Some("Windsurf"), Some(format!("windsurf://vscode-remote/ssh-remote+{host}{dir}")))

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Bytes of output an hour.
-pub const LOG_QUOTA_HOUR: u64 = 50 << 20;
+pub(super) const LOG_QUOTA_HOUR: u64 = 50 << 20;
 
 pub(super) struct Inputs<'a> {
     pub(super) run: &'a Run,
@@ -180,7 +180,11 @@ pub(super) fn by_place(
 /// Variables of a fleet: those with a value.
 pub(super) fn variables(env: &Value) -> BTreeMap<String, String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    env.as_object().into_iter().flatten().filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
+    env.as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, value)| Some((name.clone(), text(value)?)))
+        .collect()
 }
 
 /// The address of a repository that needs no credentials.

@@ -96,7 +96,10 @@ fn bytes(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a size of memory in bytes; more than fits is all there is")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a size of memory in bytes; more than fits is all there is"
+)]
 fn gigabytes(amount: f64) -> i64 {
     (amount * GIB) as i64
 }

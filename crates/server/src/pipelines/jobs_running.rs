@@ -2,36 +2,44 @@
 //!
 //! Claims   jobs in Provisioning, Pulling, Running.
 //! Owns     jobs.status (from there), jobs.pulling_at, jobs.running_at, jobs.disconnected_at,
-//!          jobs.status_message.
+//!          jobs.status_message, jobs.runtime, jobs.provisioning, jobs.connection_info,
+//!          jobs.pull_progress, jobs.inactive_since, jobs.seen_at, jobs.run_deadline_at.
 //! Wakes    on hint, else every 5 to 10 s; a silent agent is given 2 min.
 //! Why not  push from the agent alone? The server must survive forgetting; polling is the one path
 //!          that is exercised every day. Events of agents only make the row due.
 
-use windlass_api::agent::{
-    runner,
-    shim::{NetworkMode, TaskInfo, TaskSpec, TaskStatus},
-};
+mod look;
+mod record;
+
+use std::sync::Arc;
+
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::jobs_running::{self as brain, Action, Plan, Seen},
     event,
     id::InstanceId,
-    instance, job,
-    time::{Span, Timestamp},
+    job,
+    time::Timestamp,
 };
 
+use self::record::Learned;
 use super::{Hands, applied, because, due_in};
 use crate::{
-    agents::{AgentError, Call, Pulled, Start},
+    agents::{AgentError, Call},
     db::{
         Val, Values,
+        jobs::Job,
         mutant::{self, Mutant},
         passes::jobs::{self as rows, Loaded, Moved},
     },
-    inventory,
     job_facts::JobFacts,
-    job_orders::address,
+    job_orders::{self, OrderError, Unfit},
+    logs::{
+        Log, Stream,
+        copy::{self, Limits},
+    },
     pass_error::PassError,
+    run_shape::RunShape,
 };
 
 pub(super) struct JobsRunning(pub(super) Hands);
@@ -41,19 +49,19 @@ pub(crate) const QUEUE: Queue =
 
 pub(crate) struct Row {
     loaded: Loaded,
-    facts: JobFacts,
+    shape: Arc<RunShape>,
     job: brain::Job,
 }
 
 /// What was seen, unless somebody asked for the end: then there is nothing to look at.
 pub(crate) enum Look {
     Asked(job::Ending),
-    Seen(Seen),
+    Seen(Seen, Learned),
 }
 
 pub(crate) enum Next {
     End(job::Ending),
-    Go(Plan),
+    Go(Plan, Learned),
 }
 
 impl Pipeline for JobsRunning {
@@ -69,61 +77,83 @@ impl Pipeline for JobsRunning {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let facts = JobFacts::of(&loaded.job)?;
-        let job = view(&loaded, &facts);
-        Ok(Some(Row { loaded, facts, job }))
+        let shape = self.0.shapes.of(&loaded.run)?;
+        let known = match loaded.job.status {
+            job::Status::Provisioning => job_orders::addresses_known(&self.0, &loaded).await?,
+            _ => true,
+        };
+        let job = look::view(&loaded, &facts, &shape, known);
+        Ok(Some(Row { loaded, shape, job }))
     }
 
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
         if let Some(ending) = row.loaded.job.end_asked() {
             return Ok(Look::Asked(ending));
         }
+        let mut learned = Learned::default();
         let mut seen = Seen {
-            host: host(&row.loaded),
+            host: look::host(&row.loaded),
             shim: brain::Shim::NotAsked,
             runner: brain::Runner::NotAsked,
             gpu_idle: false,
         };
-        let Some(call) = call(lease, &row.loaded) else { return Ok(Look::Seen(seen)) };
+        let answers = row.loaded.instance.as_ref().is_some_and(look::may_answer);
+        let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::Host::Fine)
+        else {
+            return Ok(Look::Seen(seen, learned));
+        };
         let ask = brain::asks(&row.job);
         if ask.shim {
-            seen.shim = shim(self.0.agents.task(call).await);
+            seen.shim = self.shim(call, &mut learned).await;
         }
         let runner_may_be_there =
             !ask.shim || matches!(&seen.shim, brain::Shim::Task(brain::Task::Running { .. }));
         if ask.runner && runner_may_be_there {
-            seen.runner = runner(self.0.agents.pull(call).await);
+            let pulled = self.0.agents.pull(call).await;
+            learned.answered |= pulled.is_ok();
+            seen.runner = look::runner(pulled);
+        }
+        if let brain::Runner::Pulled(pulled) = &seen.runner {
+            learned.no_connections = pulled.no_connections;
         }
         if row.job.status == job::Status::Running && seen.runner == brain::Runner::Silent {
             // The runner may have gone down with its container: the shim knows.
-            seen.shim = shim(self.0.agents.task(call).await);
+            seen.shim = self.shim(call, &mut learned).await;
         }
-        Ok(Look::Seen(seen))
+        Ok(Look::Seen(seen, learned))
     }
 
     fn decide(row: &Row, look: Look, now: DbTime) -> Next {
         match look {
             Look::Asked(ending) => Next::End(ending),
-            Look::Seen(seen) => Next::Go(brain::decide(&row.job, &seen, Timestamp(now))),
+            Look::Seen(seen, learned) => Next::Go(brain::decide(&row.job, &seen, Timestamp(now)), learned),
         }
     }
 
     async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
-        let (Next::Go(plan), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
+        let (Next::Go(plan, learned), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
         for action in plan.actions.clone() {
             let done = match action {
-                Action::SubmitTask => self.0.agents.submit_task(call, &row.task()?).await,
-                Action::SubmitJob => self.0.agents.start_job(call, &row.start()?).await.map(drop),
-                // The log store arrives with the agents; nothing is lost until the task is removed.
-                Action::PullLogs => Ok(()),
+                Action::SubmitTask => self.submit_task(lease, row, call).await?,
+                Action::SubmitJob => self.submit_job(lease, row, call, learned).await?,
+                Action::PullLogs => {
+                    self.pull_logs(lease, row, call).await;
+                    Done::Yes
+                }
             };
-            if let Err(error) = done {
+            let now = Timestamp(lease.now());
+            match done {
+                Done::Yes => {}
                 // Not done, so the change that rests on it is not made; the next pass sees for itself.
-                tracing::debug!(job = %row.loaded.job.id, ?action, %error, "agent call failed");
-                plan.change = None;
-                plan.ending = None;
-                plan.disconnected_at = row.job.disconnected_at;
-                plan.due = Timestamp(lease.now()) + brain::POLL_STARTING;
-                break;
+                Done::NotYet(said) => {
+                    *plan = brain::postponed(&row.job, "its host", now);
+                    learned.waits = Some(said);
+                    break;
+                }
+                Done::Never(ended) => {
+                    *plan = *ended;
+                    break;
+                }
             }
         }
         Ok(())
@@ -136,21 +166,27 @@ impl Pipeline for JobsRunning {
                 let message = ending.said().unwrap_or("the run asked for its end").to_owned();
                 (Some((job::Event::StopAsked, ending.reason().as_str(), message)), Some(ending), vec![], None)
             }
-            Next::Go(plan) => {
+            Next::Go(plan, learned) => {
                 let change = plan.change.as_ref().map(|c| (c.event, c.reason, c.message.clone()));
-                let set = vec![
-                    ("disconnected_at", plan.disconnected_at.into()),
-                    ("status_message", plan.waits_for.map(|what| format!("waits for {what}")).into()),
-                ];
+                let waits = plan.waits_for.map(|what| match &learned.waits {
+                    Some(said) => format!("waits: {said}"),
+                    None => format!("waits for {what}"),
+                });
+                let set =
+                    vec![("disconnected_at", plan.disconnected_at.into()), ("status_message", waits.into())];
                 (change, plan.ending.as_ref(), set, Some(due_in(lease, plan.due)))
             }
         };
-        let mut event = None;
+        let (mut event, mut came_to) = (None, None);
         if let Some((what, reason, message)) = change {
             let why = because(event::Pipeline::JobRunning, lease, reason, message);
             let moved = event::transition::<job::Job>(job.id, job.status, what, why)?;
             event = moved.record;
             set.extend(entered(job.status, moved.status));
+            came_to = Some(moved.status).filter(|status| *status != job.status);
+        }
+        if let Next::Go(_, learned) = &next {
+            set.extend(record::columns(&self.0, &row.loaded, &row.shape, learned, came_to).await?);
         }
         if let Some(ending) = ending {
             set.extend(rows::ending(ending));
@@ -165,9 +201,93 @@ impl Pipeline for JobsRunning {
             }
             Some(_) => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
         };
-        let written =
-            rows::apply(&self.0.db, lease.held(), job, Moved { set, event, due_in_us: due }).await?;
+        let moved = Moved { set, event, due_in_us: due, pokes_siblings: row.job.several };
+        let written = rows::apply(&self.0.db, lease.held(), job, moved).await?;
         Ok(applied(&written, due, wake))
+    }
+}
+
+/// What came of one thing that was to be done.
+enum Done {
+    Yes,
+    NotYet(String),
+    /// It never will be: the job ends.
+    Never(Box<Plan>),
+}
+
+impl JobsRunning {
+    async fn shim(&self, call: Call, learned: &mut Learned) -> brain::Shim {
+        let answer = self.0.agents.task(call).await;
+        let seen = look::shim(&answer);
+        learned.answered |= seen != brain::Shim::Silent;
+        match answer {
+            Ok(task) => learned.task = Some(task),
+            Err(error) if seen == brain::Shim::Silent => learned.waits = Some(error.to_string()),
+            Err(_) => {}
+        }
+        seen
+    }
+
+    async fn submit_task(&self, lease: &Lease, row: &Row, call: Call) -> Result<Done, PassError> {
+        let now = Timestamp(lease.now());
+        match job_orders::task(&self.0, lease, &row.loaded).await {
+            Ok(task) => Ok(outcome(self.0.agents.submit_task(call, &task).await, now)),
+            Err(error) => no_orders(error, now),
+        }
+    }
+
+    async fn submit_job(
+        &self,
+        lease: &Lease,
+        row: &Row,
+        call: Call,
+        learned: &mut Learned,
+    ) -> Result<Done, PassError> {
+        let now = Timestamp(lease.now());
+        match job_orders::start(&self.0, &row.loaded).await {
+            Ok(start) => {
+                let started = self.0.agents.start_job(call, &start).await;
+                Ok(outcome(started.map(|started| learned.started = started), now))
+            }
+            Err(error) => no_orders(error, now),
+        }
+    }
+
+    /// A log that does not come now is copied by a later pass, at the latest by the one that drains it.
+    async fn pull_logs(&self, lease: &Lease, row: &Row, call: Call) {
+        let log = log_of(&row.loaded.job, Stream::Job);
+        let (now, limits) = (Timestamp(lease.now()), Limits::default());
+        if let Err(error) = copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await {
+            tracing::debug!(job = %row.loaded.job.id, %error, "copy a log");
+        }
+    }
+}
+
+fn outcome(answer: Result<(), AgentError>, now: Timestamp) -> Done {
+    match answer {
+        Ok(()) => Done::Yes,
+        Err(AgentError::Refused { reason }) => Done::Never(Box::new(brain::refused(&reason, now))),
+        Err(error @ AgentError::Gone { .. }) => {
+            Done::Never(Box::new(brain::refused(&error.to_string(), now)))
+        }
+        Err(
+            error @ (AgentError::Unreachable { .. }
+            | AgentError::Barred { .. }
+            | AgentError::Fenced { .. }
+            | AgentError::UnknownTask { .. }
+            | AgentError::Conflict { .. }),
+        ) => Done::NotYet(error.to_string()),
+    }
+}
+
+fn no_orders(error: OrderError, now: Timestamp) -> Result<Done, PassError> {
+    match error {
+        OrderError::Pass(error) => Err(error),
+        OrderError::NotYet { said } => Ok(Done::NotYet(said)),
+        OrderError::Unfit(unfit @ Unfit::NoVolume { .. }) => {
+            Ok(Done::Never(Box::new(brain::no_volume(&unfit.to_string(), now))))
+        }
+        OrderError::Unfit(unfit) => Ok(Done::Never(Box::new(brain::unfit(&unfit.to_string(), now)))),
     }
 }
 
@@ -201,150 +321,12 @@ fn entered(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)> {
     }
 }
 
-impl Row {
-    fn task(&self) -> Result<TaskSpec, PassError> {
-        let shared = self.loaded.instance.as_ref().is_some_and(|i| i.total_blocks.unwrap_or(1) > 1);
-        // A part of an instance gets ports of its own; several nodes always have the whole one.
-        let bridge = shared && self.facts.jobs_per_replica == 1;
-        // It gets the devices of its blocks, all of them and no others.
-        let gpus = match &self.loaded.instance {
-            Some(instance) => inventory::gpus_of(instance, self.loaded.job.blocks)?,
-            None => 0,
-        };
-        Ok(TaskSpec {
-            id: self.loaded.job.id,
-            name: self.loaded.job.job_name.clone(),
-            registry_username: String::new(),
-            registry_password: String::new(),
-            image_name: self.facts.image_name.clone(),
-            container_user: String::new(),
-            privileged: false,
-            gpu: gpus.into(),
-            cpu: 0.0,
-            memory: 0,
-            shm_size: 0,
-            network_mode: if bridge { NetworkMode::Bridge } else { NetworkMode::Host },
-            volumes: Vec::new(),
-            volume_mounts: Vec::new(),
-            instance_mounts: Vec::new(),
-            gpu_devices: Vec::new(),
-            host_ssh_user: String::new(),
-            host_ssh_keys: Vec::new(),
-            container_ssh_keys: Vec::new(),
-            pids: 0,
-            cluster: self.facts.jobs_per_replica > 1,
-            claims: None,
-        })
-    }
-
-    fn start(&self) -> Result<Start, PassError> {
-        let job_spec = serde_json::from_str(&self.loaded.job.job_spec).map_err(PassError::document)?;
-        let submit = runner::Submit {
-            run: runner::Run::default(),
-            job_spec,
-            job_submission: runner::JobSubmission { id: self.loaded.job.id.to_string() },
-            cluster_info: None,
-            secrets: std::collections::BTreeMap::new(),
-            repo_credentials: None,
-            log_quota_hour: None,
-            run_spec: None,
-        };
-        Ok(Start { submit, code: None, archives: Vec::new() })
-    }
-}
-
 pub(super) fn call(lease: &Lease, loaded: &Loaded) -> Option<Call> {
     let instance: InstanceId = loaded.job.instance_id?;
     Some(Call { instance, submission: loaded.job.id, epoch: lease.epoch })
 }
 
-fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
-    let Loaded { job, instance, siblings, run: _ } = loaded;
-    let since = job.provisioned_at.unwrap_or(job.submitted_at);
-    let (backend, kind) =
-        instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
-    brain::Job {
-        status: job.status,
-        provisioning_since: since,
-        provisioning_max: brain::provisioning_max(backend, kind),
-        pulling_since: job.pulling_at,
-        running_since: job.running_at,
-        disconnected_at: job.disconnected_at,
-        instance_was_ready: instance
-            .as_ref()
-            .is_some_and(|i| matches!(i.status, instance::Status::Idle | instance::Status::Busy)),
-        has_shim: true,
-        spot: instance.as_ref().is_some_and(|i| i.spot),
-        several: facts.jobs_per_replica > 1,
-        is_master: job.job_num == 0,
-        startup_order: facts.startup_order,
-        siblings: brain::Siblings {
-            all_have_ips: i64::from(facts.jobs_per_replica) == 1
-                || (siblings.len() as i64 + 1 >= i64::from(facts.jobs_per_replica)
-                    && siblings.iter().all(|s| address::of(s.machine.as_deref(), s.hostname.as_deref()).is_some())),
-            master_runs: siblings.iter().any(|s| s.job_num == 0 && s.ran),
-            workers_run: siblings.iter().filter(|s| s.job_num != 0).all(|s| s.ran),
-        },
-        max_duration: facts.max_duration.map(Span::secs),
-        inactivity_duration: facts.inactivity_duration.map(Span::secs),
-    }
-}
-
-fn host(loaded: &Loaded) -> brain::Host {
-    match loaded.instance_status() {
-        None | Some(instance::Status::Terminated) => brain::Host::Gone,
-        Some(
-            instance::Status::Pending
-            | instance::Status::Provisioning
-            | instance::Status::Idle
-            | instance::Status::Busy
-            | instance::Status::Terminating,
-        ) => brain::Host::Fine,
-    }
-}
-
-fn shim(answer: Result<TaskInfo, AgentError>) -> brain::Shim {
-    let info = match answer {
-        Ok(info) => info,
-        Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => return brain::Shim::NoTask,
-        Err(
-            AgentError::Unreachable { .. }
-            | AgentError::Barred { .. }
-            | AgentError::Fenced { .. }
-            | AgentError::Conflict { .. }
-            | AgentError::Refused { .. },
-        ) => {
-            return brain::Shim::Silent;
-        }
-    };
-    brain::Shim::Task(match info.status {
-        TaskStatus::Pending => brain::Task::Pending,
-        TaskStatus::Preparing => brain::Task::Preparing,
-        TaskStatus::Pulling => brain::Task::Pulling,
-        TaskStatus::Creating => brain::Task::Creating,
-        TaskStatus::Running => brain::Task::Running { ports_known: info.ports.is_some() },
-        TaskStatus::Terminated => {
-            brain::Task::Terminated { reason: info.termination_reason, message: info.termination_message }
-        }
-    })
-}
-
-fn runner(answer: Result<Pulled, AgentError>) -> brain::Runner {
-    let Ok(pulled) = answer else { return brain::Runner::Silent };
-    let Some(state) = pulled.record.states.into_iter().next_back() else { return brain::Runner::Ready };
-    let how = match state.state.as_str() {
-        "done" => Some(brain::How::Done),
-        "failed" => Some(brain::How::Failed),
-        "terminated" => Some(brain::How::Terminated),
-        _ => None,
-    };
-    brain::Runner::Pulled(brain::Pulled {
-        ended: how.map(|how| brain::Ended {
-            how,
-            reason: state.termination_reason,
-            message: state.termination_message,
-            exit_status: state.exit_status,
-        }),
-        no_connections: pulled.no_connections_secs.map(Span::secs),
-    })
+/// One of a job's logs.
+pub(super) fn log_of(job: &Job, stream: Stream) -> Log {
+    Log { project: job.project_id, run: job.run_id, submission: job.id, stream }
 }

@@ -345,7 +345,7 @@ impl JobsSubmitted {
         due: Timestamp,
     ) -> Result<Applied, PassError> {
         let due_in_us = Some(due_in(lease, due));
-        let moved = Moved { set, event: None, due_in_us };
+        let moved = Moved { set, event: None, due_in_us, pokes_siblings: false };
         let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
         Ok(applied(&written, due_in_us, vec![]))
     }
@@ -360,7 +360,8 @@ impl JobsSubmitted {
         let message = ending.said().unwrap_or("the run asked for its end");
         let why = because(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::Job>(job.id, job.status, event, why)?;
-        let moved = Moved { set: rows::ending(ending), event: moved.record, due_in_us: None };
+        let moved =
+            Moved { set: rows::ending(ending), event: moved.record, due_in_us: None, pokes_siblings: false };
         let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
         Ok(applied(
             &written,

@@ -8,16 +8,24 @@
 
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    decide::jobs_terminating::{self as brain, Plan, Seen, Step},
+    decide::jobs_terminating::{self as brain, Plan, Seen, Step, Volume},
     event, job,
     time::{Span, Timestamp},
 };
 
-use super::{Hands, applied, because, due_in, jobs_running::call};
+use super::{
+    Hands, applied, because, due_in,
+    jobs_running::{call, log_of},
+};
 use crate::{
     agents::{self, AgentError, Call},
+    attachments,
     db::passes::jobs::{self as rows, End, Loaded, Moved},
     job_facts::JobFacts,
+    logs::{
+        Stream,
+        copy::{self, CopyError, Limits},
+    },
     pass_error::PassError,
 };
 
@@ -38,11 +46,13 @@ pub(crate) struct Row {
 pub(crate) struct Next {
     plan: Plan,
     deadline: Option<Timestamp>,
+    /// With its volumes.
+    job: brain::Job,
 }
 
 impl Pipeline for JobsTerminating {
     type Row = Row;
-    type Seen = ();
+    type Seen = Vec<Volume>;
     type Plan = Next;
     type Error = PassError;
 
@@ -58,24 +68,33 @@ impl Pipeline for JobsTerminating {
         Ok(Some(Row { loaded, job }))
     }
 
-    /// Nothing is known until it is asked for: each step brings its own news.
-    async fn observe(&self, _lease: &Lease, _row: &Row) -> Result<(), PassError> {
-        Ok(())
+    /// Its volumes; of everything else nothing is known until it is asked for: each step brings its own news.
+    async fn observe(&self, lease: &Lease, row: &Row) -> Result<Vec<Volume>, PassError> {
+        let Loaded { job, instance, .. } = &row.loaded;
+        attachments::standing(&self.0.db, &self.0.backends, lease, job, instance.as_ref()).await
     }
 
-    fn decide(row: &Row, (): (), now: DbTime) -> Next {
-        Next { plan: brain::decide(&row.job, Seen::NOTHING, Timestamp(now)), deadline: row.job.deadline }
+    fn decide(row: &Row, volumes: Vec<Volume>, now: DbTime) -> Next {
+        let job = brain::Job { volumes, ..row.job.clone() };
+        Next { plan: brain::decide(&job, Seen::NOTHING, Timestamp(now)), deadline: job.deadline, job }
     }
 
     /// Takes steps until one has to wait: what a step shows decides the next, so that a job that ended by
     /// itself is gone in one pass.
     async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
         let Some(call) = call(lease, &row.loaded) else { return Ok(()) };
-        let (mut job, mut seen) = (row.job.clone(), Seen::NOTHING);
+        let (mut job, mut seen) = (next.job.clone(), Seen::NOTHING);
         for _ in 0..STEPS_MAX {
             let Plan::Step { step, .. } = &next.plan else { return Ok(()) };
             match step {
-                Step::Wait | Step::Unregister | Step::Detach { .. } => return Ok(()),
+                Step::Wait | Step::Unregister => return Ok(()),
+                Step::Detach { volumes, force } => {
+                    let Some(instance) = &row.loaded.instance else { return Ok(()) };
+                    let Hands { db, backends, .. } = &self.0;
+                    let stored = &row.loaded.job;
+                    job.volumes =
+                        attachments::detach(db, backends, lease, stored, instance, volumes, *force).await?;
+                }
                 Step::Stop { ask, deadline } => {
                     if *ask {
                         // Whether it heard or not, it has until the deadline.
@@ -85,7 +104,7 @@ impl Pipeline for JobsTerminating {
                     next.deadline = job.deadline;
                 }
                 Step::DrainLogs if seen.logs != brain::Logs::NotAsked => return Ok(()),
-                Step::DrainLogs => seen.logs = self.logs(call).await,
+                Step::DrainLogs => seen.logs = self.logs(lease, row, call).await,
                 Step::RemoveTask if seen.task != brain::Task::NotAsked => return Ok(()),
                 Step::RemoveTask => seen.task = self.remove(call, job.ending.reason().as_str()).await,
             }
@@ -103,7 +122,7 @@ impl Pipeline for JobsTerminating {
                     ("stop_deadline_at", next.deadline.into()),
                     ("status_message", format!("waits for {waits_for}").into()),
                 ];
-                let moved = Moved { set, event: None, due_in_us };
+                let moved = Moved { set, event: None, due_in_us, pokes_siblings: false };
                 let written = rows::apply(&self.0.db, lease.held(), &row.loaded.job, moved).await?;
                 Ok(applied(&written, due_in_us, vec![]))
             }
@@ -112,18 +131,29 @@ impl Pipeline for JobsTerminating {
 }
 
 impl JobsTerminating {
-    async fn logs(&self, call: Call) -> brain::Logs {
-        match self.0.agents.pull(call).await {
-            Ok(pulled) if !pulled.record.log_complete => brain::Logs::More,
-            Ok(_) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => brain::Logs::Drained,
-            Err(
-                AgentError::Unreachable { .. }
-                | AgentError::Barred { .. }
-                | AgentError::Fenced { .. }
-                | AgentError::Conflict { .. }
-                | AgentError::Refused { .. },
-            ) => brain::Logs::Silent,
+    /// Copies what is left. The runner's own words come along where they can.
+    async fn logs(&self, lease: &Lease, row: &Row, call: Call) -> brain::Logs {
+        let (now, limits) = (Timestamp(lease.now()), Limits::default());
+        let copy = async |stream| {
+            let log = log_of(&row.loaded.job, stream);
+            copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await
+        };
+        let drained = match copy(Stream::Job).await {
+            Ok(progress) if progress.complete => brain::Logs::Drained,
+            Ok(_) => brain::Logs::More,
+            Err(CopyError::Agent(AgentError::UnknownTask { .. })) => brain::Logs::Drained,
+            Err(CopyError::Agent(_)) => brain::Logs::Silent,
+            Err(CopyError::Store(error)) => {
+                tracing::warn!(job = %row.loaded.job.id, %error, "keep the end of a log");
+                brain::Logs::More
+            }
+        };
+        if drained == brain::Logs::Drained
+            && let Err(error) = copy(Stream::Runner).await
+        {
+            tracing::debug!(job = %row.loaded.job.id, %error, "copy the runner's log");
         }
+        drained
     }
 
     async fn remove(&self, call: Call, reason: &str) -> brain::Task {
@@ -147,6 +177,8 @@ impl JobsTerminating {
             event: &event,
             host_given_up: end.gave_up_host(),
             frees: job.blocks > 0,
+            ends_instance: end.instance() == brain::Instance::Ends,
+            ending: end.ending(),
         };
         let wake = vec![
             super::runs::QUEUE.pipeline,
@@ -181,6 +213,7 @@ fn view(loaded: &Loaded, facts: &JobFacts, others: i64) -> brain::Job {
         terminating_since: job.terminating_at.unwrap_or(job.last_processed_at),
         registered: job.replica_registered,
         ran: job.running_at.is_some(),
+        handed_over: job.pulling_at.is_some(),
         deadline: job.stop_deadline_at,
         stop_duration: facts.stop_duration.map(Span::secs),
         volumes: Vec::new(),

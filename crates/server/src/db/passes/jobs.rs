@@ -5,7 +5,10 @@ use windlass_model::{event::Event, instance, job};
 
 use super::told;
 use crate::{
-    db::{Db, DbError, Unit, Val, Values, Written, instances::Instance, jobs::Job, record::statements, runs::Run},
+    db::{
+        Db, DbError, Unit, Val, Values, Written, instances::Instance, jobs::Job, record::statements,
+        runs::Run,
+    },
     params,
 };
 
@@ -21,6 +24,12 @@ statements! {
     /// The blocks go back in the transaction that makes the job final, so they are counted once.
     FREE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks - $2, due_at = NULL, \
                    idle_since = CASE WHEN busy_blocks = $2 THEN now_us() ELSE idle_since END WHERE id = $1";
+    /// Nodes wait for each other: one that came further makes the others look.
+    POKE_SIBLINGS = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
+                     AND id <> $4 AND NOT finished AND status IN ('provisioning', 'pulling')";
+    /// A request that the instance's pipeline reads: nobody else will use it.
+    END_INSTANCE = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), \
+                    due_at = NULL WHERE id = $1 AND NOT finished";
     POKE_RUN = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
     /// Room was made: the first in line look again at once, the rest when their time comes.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
@@ -84,6 +93,8 @@ pub struct Moved {
     pub set: Values,
     pub event: Option<Event>,
     pub due_in_us: Option<i64>,
+    /// Other nodes of its replica wait for what it becomes.
+    pub pokes_siblings: bool,
 }
 
 pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Written, DbError> {
@@ -91,6 +102,10 @@ pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Writt
     if let Some(event) = &moved.event {
         // What the run makes of it is decided by the run's pipeline; it only has to look.
         unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
+        if moved.pokes_siblings {
+            let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
+            unit = unit.exec(POKE_SIBLINGS.as_str(), generation);
+        }
         unit = unit.and(told(db, held, job.project_id, event, &job.job_name)?);
     }
     db.write(unit).await
@@ -114,6 +129,10 @@ pub struct End<'a> {
     pub event: &'a Event,
     pub host_given_up: bool,
     pub frees: bool,
+    /// Nobody else is to use the instance.
+    pub ends_instance: bool,
+    /// As it was in the end: an abort may have hurried a stop.
+    pub ending: &'a job::Ending,
 }
 
 pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written, DbError> {
@@ -122,6 +141,8 @@ pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written
         ("finished", true.into()),
         ("finished_at", Val::Now),
         ("host_given_up", end.host_given_up.into()),
+        ("termination_reason", end.ending.reason().as_str().into()),
+        ("status_message", Val::Null),
         // Nobody needs them after the end.
         ("secrets_sealed", Val::Null),
     ];
@@ -131,6 +152,11 @@ pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written
     {
         unit = unit.exec(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
         unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id]);
+    }
+    if end.ends_instance
+        && let Some(instance) = job.instance_id
+    {
+        unit = unit.exec(END_INSTANCE.as_str(), params![instance]);
     }
     unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
     unit = unit.and(told(db, held, job.project_id, end.event, &job.job_name)?);

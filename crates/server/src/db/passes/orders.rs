@@ -3,9 +3,7 @@
 use windlass_model::id::{InstanceId, ProjectId};
 
 use crate::{
-    db::{
-        Db, DbError, Val, instances::Instance, jobs::Job, record::statements, runs::Run,
-    },
+    db::{Db, DbError, Val, instances::Instance, jobs::Job, record::statements, runs::Run},
     params,
 };
 

@@ -1,0 +1,153 @@
+//! Stored rows and agents' answers, as the brain sees them.
+
+use windlass_api::agent::shim::{TaskInfo, TaskStatus};
+use windlass_model::{config::Configuration, decide::jobs_running as brain, instance, time::Span};
+
+use crate::{
+    agents::{AgentError, Pulled},
+    db::{instances::Instance, passes::jobs::Loaded},
+    job_facts::JobFacts,
+    job_orders::address,
+    run_shape::RunShape,
+};
+
+pub(super) fn view(loaded: &Loaded, facts: &JobFacts, shape: &RunShape, addresses_known: bool) -> brain::Job {
+    let Loaded { job, instance, siblings, run: _ } = loaded;
+    let since = job.provisioned_at.unwrap_or(job.submitted_at);
+    let (backend, kind) =
+        instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
+    let nodes = i64::from(facts.jobs_per_replica);
+    let all_here = nodes == 1 || siblings.len() as i64 + 1 >= nodes;
+    let has_address = |s: &crate::db::passes::jobs::Sibling| {
+        address::of(s.machine.as_deref(), s.hostname.as_deref()).is_some()
+    };
+    brain::Job {
+        status: job.status,
+        provisioning_since: since,
+        provisioning_max: brain::provisioning_max(backend, kind),
+        pulling_since: job.pulling_at,
+        running_since: job.running_at,
+        disconnected_at: job.disconnected_at,
+        instance_was_ready: instance.as_ref().is_some_and(is_ready),
+        has_shim: true,
+        spot: instance.as_ref().is_some_and(|i| i.spot),
+        several: nodes > 1,
+        is_master: job.job_num == 0,
+        startup_order: facts.startup_order,
+        siblings: brain::Siblings {
+            all_have_ips: all_here && addresses_known && siblings.iter().all(has_address),
+            master_runs: siblings.iter().any(|s| s.job_num == 0 && s.ran),
+            workers_run: siblings.iter().filter(|s| s.job_num != 0).all(|s| s.ran),
+        },
+        max_duration: facts.max_duration.map(Span::secs),
+        inactivity_duration: inactivity(shape).map(Span::secs),
+    }
+}
+
+/// Of the run as it is now: it may change while the environment is up.
+fn inactivity(shape: &RunShape) -> Option<i64> {
+    match shape.configuration() {
+        Configuration::DevEnvironment(dev) => dev.inactivity_duration.0,
+        Configuration::Task(_)
+        | Configuration::Service(_)
+        | Configuration::Fleet(_)
+        | Configuration::Gateway(_)
+        | Configuration::Volume(_) => None,
+    }
+}
+
+pub(super) fn is_ready(instance: &Instance) -> bool {
+    match instance.status {
+        instance::Status::Idle | instance::Status::Busy => true,
+        instance::Status::Pending
+        | instance::Status::Provisioning
+        | instance::Status::Terminating
+        | instance::Status::Terminated => false,
+    }
+}
+
+/// Whether there is anybody to ask: a machine that is being made has no agent yet.
+pub(super) fn may_answer(instance: &Instance) -> bool {
+    match instance.status {
+        instance::Status::Pending | instance::Status::Provisioning => false,
+        instance::Status::Idle
+        | instance::Status::Busy
+        | instance::Status::Terminating
+        | instance::Status::Terminated => true,
+    }
+}
+
+pub(super) fn host(loaded: &Loaded) -> brain::Host {
+    let Some(instance) = &loaded.instance else { return brain::Host::Gone };
+    if instance.project_id != loaded.job.project_id {
+        return brain::Host::AccessRevoked;
+    }
+    match instance.status {
+        instance::Status::Terminated => gone(instance),
+        instance::Status::Pending
+        | instance::Status::Provisioning
+        | instance::Status::Idle
+        | instance::Status::Busy
+        | instance::Status::Terminating => brain::Host::Fine,
+    }
+}
+
+/// An instance that never was is another loss than one that went.
+fn gone(instance: &Instance) -> brain::Host {
+    match instance.termination_reason.as_deref().and_then(|word| word.parse().ok()) {
+        Some(instance::TerminationReason::NoOffers | instance::TerminationReason::NoBalance) => {
+            brain::Host::NeverCame
+        }
+        Some(instance::TerminationReason::ProvisioningTimeout) => brain::Host::TooLate,
+        Some(_) | None => brain::Host::Gone,
+    }
+}
+
+pub(super) fn shim(answer: &Result<TaskInfo, AgentError>) -> brain::Shim {
+    let info = match answer {
+        Ok(info) => info,
+        Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => return brain::Shim::NoTask,
+        Err(
+            AgentError::Unreachable { .. }
+            | AgentError::Barred { .. }
+            | AgentError::Fenced { .. }
+            | AgentError::Conflict { .. }
+            | AgentError::Refused { .. },
+        ) => return brain::Shim::Silent,
+    };
+    brain::Shim::Task(match info.status {
+        TaskStatus::Pending => brain::Task::Pending,
+        TaskStatus::Preparing => brain::Task::Preparing,
+        TaskStatus::Pulling => brain::Task::Pulling,
+        TaskStatus::Creating => brain::Task::Creating,
+        TaskStatus::Running => brain::Task::Running { ports_known: info.ports.is_some() },
+        TaskStatus::Terminated => brain::Task::Terminated(brain::Ended {
+            how: brain::How::Failed,
+            reason: info.termination_reason.clone(),
+            message: info.termination_message.clone(),
+            detail: info.detail.clone(),
+            exit_status: info.exit_status,
+        }),
+    })
+}
+
+pub(super) fn runner(answer: Result<Pulled, AgentError>) -> brain::Runner {
+    let Ok(pulled) = answer else { return brain::Runner::Silent };
+    let Some(state) = pulled.record.states.into_iter().next_back() else { return brain::Runner::Ready };
+    let how = match state.state.as_str() {
+        "done" => Some(brain::How::Done),
+        "failed" => Some(brain::How::Failed),
+        "terminated" => Some(brain::How::Terminated),
+        _ => None,
+    };
+    brain::Runner::Pulled(brain::Pulled {
+        ended: how.map(|how| brain::Ended {
+            how,
+            reason: state.termination_reason,
+            message: state.termination_message,
+            detail: state.detail,
+            exit_status: state.exit_status,
+        }),
+        no_connections: pulled.no_connections_secs.map(Span::secs),
+    })
+}

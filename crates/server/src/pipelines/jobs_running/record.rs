@@ -1,0 +1,85 @@
+//! What a pass learned, in the columns that clients read.
+
+use windlass_api::agent::{runner::JobStarted, shim::TaskInfo};
+use windlass_model::{config::job_spec::JobSpec, job, time::Span};
+
+use crate::{
+    db::{Val, Values, passes::jobs::Loaded},
+    job_orders::{
+        self,
+        shown::{self, Login, Runtime},
+    },
+    pass_error::PassError,
+    pipelines::Hands,
+    run_shape::RunShape,
+};
+
+/// Beside what is decided on.
+#[derive(Debug, Default)]
+pub(crate) struct Learned {
+    pub(super) answered: bool,
+    pub(super) task: Option<TaskInfo>,
+    pub(super) started: Option<JobStarted>,
+    pub(super) no_connections: Option<Span>,
+    /// What it waits for, where the plan's own word says too little.
+    pub(super) waits: Option<String>,
+}
+
+/// The columns, as far as they change. `entered` is the status it moves to in this pass.
+pub(super) async fn columns(
+    hands: &Hands,
+    loaded: &Loaded,
+    shape: &RunShape,
+    learned: &Learned,
+    entered: Option<job::Status>,
+) -> Result<Values, PassError> {
+    let (job, mut set) = (&loaded.job, Values::new());
+    if learned.answered {
+        set.push(("seen_at", Val::Now));
+    }
+    if let Some(progress) = learned.task.as_ref().and_then(|task| task.image_pull_progress.as_ref()) {
+        set.push(("pull_progress", Val::json(progress)?));
+    }
+    if let Some(idle) = learned.no_connections {
+        let since = (idle.0 > 0).then_some(Val::NowPlus(-idle.0));
+        set.push(("inactive_since", since.unwrap_or(Val::Null)));
+    }
+    let Some(instance) = &loaded.instance else { return Ok(set) };
+    let stored: Option<Runtime> = job.runtime.as_deref().and_then(|text| serde_json::from_str(text).ok());
+    let mut runtime = match &stored {
+        Some(stored) => stored.clone(),
+        None => {
+            let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+            Runtime::placed(job, &spec, instance)?
+        }
+    };
+    if let Some(task) = &learned.task {
+        runtime.seen(task);
+    }
+    if let Some(started) = &learned.started {
+        runtime.started(started);
+    }
+    let is_new = stored.as_ref() != Some(&runtime);
+    if is_new {
+        set.push(("runtime", Val::json(&runtime)?));
+    }
+    if is_new || entered.is_some() || job.provisioning.is_none() {
+        let fleet = job_orders::fleet_spec(hands, loaded).await?;
+        let login = Login::of(instance, fleet.as_ref());
+        let shown = shown::provisioning(instance, login.as_ref(), Some(&runtime)).to_string();
+        if job.provisioning.as_ref() != Some(&shown) {
+            set.push(("provisioning", shown.into()));
+        }
+    }
+    if entered == Some(job::Status::Running) {
+        let way =
+            shown::connection(&loaded.run.name, job, shape.configuration(), runtime.working_dir.as_deref());
+        set.push(("connection_info", way.to_string().into()));
+        let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+        if let Some(secs) = spec.max_duration {
+            // Placement counts on its seat from then on.
+            set.push(("run_deadline_at", Val::NowPlus(Span::secs(secs).0)));
+        }
+    }
+    Ok(set)
+}
