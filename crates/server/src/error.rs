@@ -2,7 +2,10 @@
 
 use windlass_api::error::{Code, Violation};
 
-use crate::{db::DbError, logs::LogError, secrets::KeyError};
+use crate::{
+    db::DbError, job_orders::node_key::NodeKeyError, logs::LogError, secrets::KeyError,
+    ssh_keys::KeyPairError,
+};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -39,8 +42,12 @@ pub enum Error {
     Random(#[from] getrandom::Error),
     #[error("use the logs")]
     Logs(#[from] LogError),
-    #[error("make an SSH key")]
+    #[error("read an SSH key")]
     SshKey(#[from] ssh_key::Error),
+    #[error("make an SSH key")]
+    KeyPair(#[from] KeyPairError),
+    #[error("make a key for the nodes of a replica")]
+    NodeKey(#[from] NodeKeyError),
 }
 
 impl Error {

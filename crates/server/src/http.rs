@@ -424,6 +424,8 @@ fn refusal(error: &Error, id: &str) -> Response {
         | Error::Document(_)
         | Error::Random(_)
         | Error::SshKey(_)
+        | Error::KeyPair(_)
+        | Error::NodeKey(_)
         | Error::Logs(_) => internal(StatusCode::INTERNAL_SERVER_ERROR),
     }
 }

@@ -25,6 +25,7 @@ pub mod routes;
 pub mod run_shape;
 pub mod secrets;
 pub mod services;
+pub mod ssh_keys;
 
 use std::{
     future::Future,

@@ -206,7 +206,9 @@ fn unregistered(job: &Job, now: Timestamp) -> Proof<Unregistered> {
 /// The job had its grace and its logs are in, or its time is up.
 fn quiet(job: &Job, seen: Seen, before: Unregistered, now: Timestamp) -> Proof<Quiet> {
     let reason = job.ending.reason();
-    if job.place.is_none() || !job.ran || reason == TerminationReason::AbortedByUser {
+    // A machine that is no more has nothing to say.
+    let is_gone = job.place.is_none_or(|place| place.status == instance::Status::Terminated);
+    if is_gone || !job.ran || reason == TerminationReason::AbortedByUser {
         return Ok(Quiet(before));
     }
     let Some(deadline) = job.deadline else {

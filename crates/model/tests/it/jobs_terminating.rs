@@ -123,9 +123,9 @@ fn a_silent_host_keeps_the_job_until_it_is_given_up() {
     let expect = "released-failed (instance_unreachable), instance Freed, host given up";
     check(&late, Logs::Silent, Task::Silent, expect);
     let place = Place { has_shim: true, status: instance::Status::Terminated, other_jobs: 0 };
-    let ended = Job { place: Some(place), ..lost };
+    let ended = Job { place: Some(place), deadline: None, ..lost };
     let expect = "released-failed (instance_unreachable), instance Untouched";
-    check(&ended, Logs::Silent, Task::Silent, expect);
+    check(&ended, Logs::NotAsked, Task::NotAsked, expect);
 }
 
 #[test]

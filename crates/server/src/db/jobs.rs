@@ -7,7 +7,7 @@ use windlass_model::{
 };
 
 use super::{
-    Change, Db, DbError, Val,
+    Change, Db, DbError, Expect, Val,
     record::{record, statements},
 };
 use crate::params;
@@ -123,6 +123,8 @@ statements! {
                ORDER BY j.run_id, j.replica_num, j.job_num, j.submission_num", Job::columns("j");
     OF_INSTANCE = "SELECT {} FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished ORDER BY j.submitted_at, j.id",
                   Job::columns("j");
+    /// A job follows the priority of its run; whatever else follows the run's specification looks again.
+    SET_PRIORITY = "UPDATE jobs SET priority = $2, due_at = NULL WHERE run_id = $1 AND NOT finished";
     SECRETS = "SELECT secrets_sealed FROM jobs WHERE id = $1";
 }
 
@@ -131,6 +133,11 @@ pub fn insert(job: NewJob) -> Change {
     let mut values = job.into_values();
     values.extend([("submitted_at", Val::Now), ("last_processed_at", Val::Now)]);
     Change::Insert { table: "jobs", values }
+}
+
+/// The specification of a run changed under its living jobs.
+pub fn set_priority(run: RunId, priority: i64) -> Change {
+    Change::Exec { sql: SET_PRIORITY.as_str().into(), params: params![run, priority], expect: Expect::Any }
 }
 
 pub async fn find(db: &Db, id: SubmissionId) -> Result<Option<Job>, DbError> {

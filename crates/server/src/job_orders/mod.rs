@@ -8,8 +8,6 @@ pub mod node_key;
 pub mod shown;
 mod start;
 mod task;
-#[cfg(test)]
-mod tests;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -54,7 +52,7 @@ pub enum OrderError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     #[error(
-        "start the job: {} not in this project; hint: `windlass secret set NAME`, then submit the run again",
+        "start the job: {} not in this project; hint: set it with `windlass secret set NAME`, then submit the run",
         missing(.names)
     )]
     MissingSecrets { names: Vec<String> },

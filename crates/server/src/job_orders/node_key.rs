@@ -10,7 +10,7 @@ use crate::{
     pass_error::PassError,
     pipelines::Hands,
     secrets::{Belongs, KeyError, Keyring},
-    services::users,
+    ssh_keys::{KeyPairError, key_pair},
 };
 
 /// What is in `jobs.secrets_sealed`.
@@ -24,8 +24,8 @@ pub struct NodeKey(SshKey);
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeKeyError {
-    #[error("draw a key for the nodes of a replica")]
-    Draw(#[source] Box<crate::error::Error>),
+    #[error(transparent)]
+    Draw(#[from] KeyPairError),
     #[error("write a key for the nodes of a replica")]
     Write(#[source] serde_json::Error),
     #[error(transparent)]
@@ -34,8 +34,7 @@ pub enum NodeKeyError {
 
 impl NodeKey {
     pub fn draw() -> Result<Self, NodeKeyError> {
-        let (public, private) =
-            users::key_pair("windlass").map_err(|error| NodeKeyError::Draw(Box::new(error)))?;
+        let (public, private) = key_pair("windlass")?;
         Ok(Self(SshKey { private, public }))
     }
 

@@ -2,7 +2,12 @@
 
 use windlass_api::agent::shim::{self, TaskSpec};
 use windlass_model::{
-    config::{job_spec::JobSpec, mounts::Mount},
+    config::{
+        interpolate::{self, Answer, Dollars, Reference},
+        job_spec::JobSpec,
+        mounts::Mount,
+        run::RegistryAuth,
+    },
     plan::blocks::share,
 };
 
@@ -38,13 +43,15 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
     let part = share(&offer.host, blocks, offer.total_blocks);
     let whole = blocks >= offer.total_blocks;
     let several = spec.jobs_per_replica > 1;
-    let auth = spec.registry_auth.as_ref();
+    let auth = |part: fn(&RegistryAuth) -> &String| {
+        spec.registry_auth.as_ref().map(|auth| with_variables(part(auth), spec)).unwrap_or_default()
+    };
     let host_keys = host_keys(inputs);
     Ok(TaskSpec {
         id: job.id,
         name: job.job_name.clone(),
-        registry_username: auth.map(|auth| auth.username.clone()).unwrap_or_default(),
-        registry_password: auth.map(|auth| auth.password.clone()).unwrap_or_default(),
+        registry_username: auth(|auth| &auth.username),
+        registry_password: auth(|auth| &auth.password),
         image_name: spec.image_name.clone(),
         // The runner becomes the user of the job; until then it prepares what only root may.
         container_user: "root".to_owned(),
@@ -70,6 +77,17 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
         cluster: several,
         claims: None,
     })
+}
+
+/// Variables that no client has put in.
+fn with_variables(text: &str, spec: &JobSpec) -> String {
+    let resolve = |reference: &Reference| match reference {
+        Reference::Named { namespace, name } if namespace == "env" => {
+            Ok(spec.env.get(name).map_or(Answer::Keep, |value| Answer::Value(value.clone())))
+        }
+        Reference::Named { .. } | Reference::Address { .. } => Ok(Answer::Keep),
+    };
+    interpolate::substitute(text, Dollars::Keep, resolve).unwrap_or_else(|_| text.to_owned())
 }
 
 /// Whose account on the host lets the user pass to the container, and the key. Hosts forbid that for root, and one

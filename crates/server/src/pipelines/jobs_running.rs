@@ -78,10 +78,8 @@ impl Pipeline for JobsRunning {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let facts = JobFacts::of(&loaded.job)?;
         let shape = self.0.shapes.of(&loaded.run)?;
-        let known = match loaded.job.status {
-            job::Status::Provisioning => job_orders::addresses_known(&self.0, &loaded).await?,
-            _ => true,
-        };
+        let is_new = loaded.job.status == job::Status::Provisioning;
+        let known = !is_new || job_orders::addresses_known(&self.0, &loaded).await?;
         let job = look::view(&loaded, &facts, &shape, known);
         Ok(Some(Row { loaded, shape, job }))
     }

@@ -320,7 +320,7 @@ impl JobsSubmitted {
                     ("provisioned_at", Val::Now),
                     ("status_message", Val::Null),
                 ];
-                let moved = Moved { set, event: step.record, due_in_us: None };
+                let moved = Moved { set, event: step.record, due_in_us: None, pokes_siblings: false };
                 let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
                 let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
                 Ok(applied(&written, None, wake))

@@ -8,11 +8,15 @@
 //! Why not  turn jobs terminating here? Their own pipelines may be at work on them: a request on the row
 //!          is honoured by whoever holds it, and no two pipelines write one column.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
+    config::Configuration,
     decide::runs::{self as brain, Plan, RunView, Scheduled, State},
     event::{self, Event},
     id::SubmissionId,
@@ -29,6 +33,7 @@ use crate::{
         passes::runs::{self as rows, EndAsked, Outcome},
         runs::Run,
     },
+    job_orders::node_key::NodeKey,
     pass_error::PassError,
     run_shape::RunShape,
 };
@@ -121,8 +126,9 @@ impl Runs {
             events.extend(moved.record.map(|record| (record, row.run.name.clone())));
         }
         let mut submissions = Vec::new();
+        let mut keys = BTreeMap::new();
         for submit in &plan.submit {
-            let new = self.submission(row, *submit)?;
+            let new = self.submission(row, *submit, &mut keys)?;
             let why = because(
                 event::Pipeline::Run,
                 lease,
@@ -144,10 +150,26 @@ impl Runs {
         Ok(Outcome { plan, tracking, submissions, ends: ends.collect(), events, due_in_us })
     }
 
-    fn submission(&self, row: &Loaded, submit: brain::Submit) -> Result<NewJob, PassError> {
+    /// `keys` holds what the nodes of each replica of this pass share.
+    fn submission(
+        &self,
+        row: &Loaded,
+        submit: brain::Submit,
+        keys: &mut BTreeMap<u32, NodeKey>,
+    ) -> Result<NewJob, PassError> {
         let (spec, job_spec) = row.shape.job(submit.replica, submit.job)?;
+        let id = SubmissionId(self.0.db.new_id()?);
+        let secrets_sealed = if spec.jobs_per_replica > 1 {
+            let key = match keys.entry(submit.replica) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(none) => none.insert(NodeKey::draw()?),
+            };
+            Some(key.sealed_for(&self.0.keys, id)?)
+        } else {
+            None
+        };
         Ok(NewJob {
-            id: SubmissionId(self.0.db.new_id()?),
+            id,
             run_id: row.run.id,
             project_id: row.run.project_id,
             job_name: spec.job_name,
@@ -158,7 +180,7 @@ impl Runs {
             replica_group: Some(spec.replica_group),
             status: job::Status::Submitted,
             job_spec,
-            secrets_sealed: None,
+            secrets_sealed,
             priority: row.run.priority,
         })
     }
@@ -227,10 +249,22 @@ fn view(run: &Run, jobs: &[Job], shape: &RunShape) -> Result<RunView, PassError>
         retry: shape.retry().cloned(),
         stop_criteria: shape.stop_criteria(),
         gateway_failed: false,
+        surplus: surplus(jobs, shape)?,
         replicas,
         start: shape.starts()?,
-        surplus: Vec::new(),
     })
+}
+
+/// Replicas of a service that its specification, as it is now, has no place for.
+fn surplus(jobs: &[Job], shape: &RunShape) -> Result<Vec<u32>, PassError> {
+    let Configuration::Service(_) = shape.configuration() else { return Ok(Vec::new()) };
+    let wanted = shape.jobs()?;
+    let has_place = |job: &Job| {
+        let at = wanted.iter().find(|spec| i64::from(spec.replica_num) == job.replica_num);
+        at.is_some_and(|spec| job.replica_group.as_ref().is_none_or(|group| *group == spec.replica_group))
+    };
+    let live = latest(jobs).into_values().filter(|job| !job.finished);
+    Ok(live.filter(|job| !has_place(job)).map(|job| number(job.replica_num)).collect())
 }
 
 /// A submission that was asked to end is ending, though its own pipeline has not said so yet.

@@ -1,6 +1,6 @@
 //! Users, their tokens and keys.
 
-use ssh_key::{HashAlg, LineEnding, PrivateKey, PublicKey, private::Ed25519Keypair};
+use ssh_key::{HashAlg, PublicKey};
 use windlass_api::{error::Code, users as wire};
 use windlass_model::{event::Entity, id::UserId};
 
@@ -15,6 +15,7 @@ use crate::{
     error::{Error, Result},
     events::{About, note},
     secrets::Belongs,
+    ssh_keys::key_pair,
 };
 
 const LIST_MAX: i64 = 2000;
@@ -200,16 +201,6 @@ pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> 
     app.db().write(unit).await?.done()?;
     app.access().forget();
     Ok(())
-}
-
-pub(crate) fn key_pair(name: &str) -> Result<(String, String)> {
-    let mut seed = [0_u8; 32];
-    getrandom::fill(&mut seed)?;
-    let mut key = PrivateKey::from(Ed25519Keypair::from_seed(&seed));
-    key.set_comment(name);
-    // Clients compare the public key byte for byte with the one in run specs, newline included.
-    let public = key.public_key().to_openssh()? + "\n";
-    Ok((public, key.to_openssh(LineEnding::LF)?.to_string()))
 }
 
 fn belongs(user: UserId) -> Belongs<'static> {

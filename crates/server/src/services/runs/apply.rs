@@ -1,6 +1,6 @@
 //! Making what was planned true: a new run, or a changed one.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use windlass_api::runs as wire;
 use windlass_model::{
@@ -24,8 +24,9 @@ use crate::{
     },
     error::{Error, Result},
     events::{About, actor, note, record},
-    secrets::{Belongs, hex},
-    services::{names, users},
+    job_orders::node_key::NodeKey,
+    secrets::hex,
+    services::names,
 };
 
 /// How often a generated name may be taken before that is an error.
@@ -50,7 +51,7 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
         Some(current) if !current.run.finished => update(app, scope, &spec, &asked, &current).await?,
         finished => create(app, scope, spec, finished.as_ref(), &hash).await?,
     };
-    app.wake(&["runs", "jobs_submitted"]);
+    app.wake(&["runs", "jobs_submitted", "jobs_running"]);
     let run = runs::find(app.db(), id).await?.ok_or_else(|| Error::absent("Run"))?;
     one(app, run).await
 }
@@ -102,7 +103,8 @@ async fn update(
     let by = scope.caller.user.id;
     let about = About { entity: Entity::Run, id: run.id.0, name: &run.name, project: Some(run.project_id) };
     let change = runs::update_spec(run.id, &run.spec, &spec.value.to_string(), spec.priority(), rolls);
-    let unit = Unit::new().and([change]).and(note(
+    let waiting = jobs::set_priority(run.id, spec.priority());
+    let unit = Unit::new().and([change, waiting]).and(note(
         app.db(),
         Some(by),
         &about,
@@ -207,17 +209,10 @@ fn submissions(
 ) -> Result<Vec<(NewJob, Option<Vec<u8>>)>> {
     let mut all = Vec::with_capacity(specs.len());
     for replica in specs.chunk_by(|a, b| a.replica_num == b.replica_num) {
-        let key = if replica.len() > 1 { Some(users::key_pair("windlass")?) } else { None };
+        let key = if replica.len() > 1 { Some(NodeKey::draw()?) } else { None };
         for job in replica {
             let id = SubmissionId(app.db().new_id()?);
-            let sealed = match &key {
-                Some((public, private)) => {
-                    let plain = json!({ "ssh_key": { "public": public, "private": private } }).to_string();
-                    let belongs = Belongs::row("jobs", "secrets_sealed", id.0);
-                    Some(app.keys().seal(&belongs, plain.as_bytes())?)
-                }
-                None => None,
-            };
+            let sealed = key.as_ref().map(|key| key.sealed_for(app.keys(), id)).transpose()?;
             let row = NewJob {
                 id,
                 run_id: run,

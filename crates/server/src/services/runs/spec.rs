@@ -1,14 +1,17 @@
 //! A run spec that a client sent, read and completed.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use windlass_api::{Document, error::Code};
-use windlass_model::config::{Configuration, effective::effective_run_spec, job_spec::JobSpec};
+use windlass_model::config::{Configuration, effective::effective_run_spec, job_spec::JobSpec, resolve};
 
 use crate::{
     app::App,
     auth::Scope,
-    db::repos,
+    db::{repos, secrets},
     error::{Error, Result},
+    job_orders::Unfit,
     run_shape::{RunShape, ShapeError},
     services::volumes,
 };
@@ -97,8 +100,42 @@ impl Spec {
         if !repos::owns_archives(app.db(), scope.caller.user.id, &ids).await? {
             return Err(Error::absent("File archive"));
         }
-        volumes::check_mounts(app, scope.project.id, &self.plan()?).await
+        let jobs = self.plan()?;
+        check_variables(&jobs)?;
+        check_secrets(app, scope, &jobs).await?;
+        volumes::check_mounts(app, scope.project.id, &jobs).await
     }
+}
+
+/// What no program can be given is refused now, not on a host.
+fn check_variables(jobs: &[JobSpec]) -> Result<()> {
+    for (name, value) in jobs.iter().flat_map(|job| &job.env) {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(Error::refused(format!(
+                "`{}` cannot be the name of a variable",
+                name.escape_debug()
+            )));
+        }
+        if value.contains('\0') {
+            return Err(Error::refused(format!("the value of variable `{name}` holds a NUL byte")));
+        }
+    }
+    Ok(())
+}
+
+/// Secrets are put in when a job starts; one that is missing now would only fail later.
+async fn check_secrets(app: &App, scope: &Scope, jobs: &[JobSpec]) -> Result<()> {
+    let names: BTreeSet<String> = jobs.iter().flat_map(resolve::secret_names).collect();
+    let mut missing = Vec::new();
+    for name in names {
+        if secrets::find(app.db(), scope.project.id, &name).await?.is_none() {
+            missing.push(name);
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::refused(Unfit::MissingSecrets { names: missing }.to_string()))
 }
 
 fn is_unset(value: Option<&Value>) -> bool {

@@ -1,0 +1,328 @@
+//! Every way a job can end, through the pipelines that bring it there.
+
+use serde_json::{Value, json};
+use windlass_api::agent::shim::TaskStatus;
+use windlass_server::params;
+
+use crate::{
+    http::{Ground, on_both},
+    jobs_stage::{Stage, ends},
+};
+
+on_both! {
+    a_job_that_ends_well_is_done_with_its_log_kept
+    a_job_that_fails_says_with_what
+    a_job_ends_with_the_word_of_its_runner
+    a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason
+    a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words
+    a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server
+    a_stop_asks_the_runner_and_an_abort_does_not
+    an_abort_hurries_a_stop
+    a_silent_host_ends_its_job_as_unreachable
+    a_spot_host_that_was_taken_back_interrupts_its_job
+    an_instance_that_was_never_made_is_no_capacity
+    an_instance_of_another_project_is_access_revoked
+    an_instance_that_is_not_ready_in_time_ends_the_job
+    a_pull_that_never_ends_is_ended
+    a_dev_environment_that_nobody_uses_is_ended
+    a_runner_that_forgets_max_duration_is_reminded_by_the_server
+    a_service_that_shrinks_scales_down_its_last_replica
+    a_job_whose_volume_is_gone_ends_with_a_volume_error
+}
+
+fn ended(run: &Value) -> (&str, &str, &str) {
+    let job = &run["latest_job_submission"];
+    (
+        run["status"].as_str().unwrap(),
+        job["status"].as_str().unwrap(),
+        job["termination_reason"].as_str().unwrap_or_default(),
+    )
+}
+
+async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.direct(|script| {
+        script.job_ends = Some(ends("done", "", Some(0)));
+        script.log = b"hello\n".to_vec();
+    });
+    stage.apply("good", json!({})).await;
+    stage.job_comes_to("good", "running").await;
+    stage.poke().await;
+    let run = stage.comes_to("good", "done").await;
+    assert_eq!(ended(&run), ("done", "done", "done_by_runner"));
+    assert_eq!(run["latest_job_submission"]["exit_status"], 0);
+    assert_eq!(run["latest_job_submission"]["status_message"], "exited (0)");
+    let asked = json!({"run_name": "good", "job_submission_id": run["latest_job_submission"]["id"]});
+    let logs = stage.server.admin("/api/project/main/logs/poll", asked).await;
+    assert_eq!(logs["logs"][0]["message"], "aGVsbG8K");
+    assert_eq!(*stage.hosts.calls.lock(), ["terminate done_by_runner", "remove"]);
+    stage.end().await;
+}
+
+async fn a_job_that_fails_says_with_what(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    let oom = Some("oom_killed".to_owned());
+    stage.direct(|script| {
+        let failed = ends("failed", "container_exited_with_error", Some(137));
+        script.job_ends = Some(windlass_api::agent::runner::JobState { detail: oom, ..failed });
+    });
+    stage.apply("bad", json!({})).await;
+    stage.job_comes_to("bad", "running").await;
+    stage.poke().await;
+    let run = stage.comes_to("bad", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "container_exited_with_error"));
+    assert_eq!(run["latest_job_submission"]["status_message"], "exited (137)");
+    stage.end().await;
+}
+
+async fn a_job_ends_with_the_word_of_its_runner(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    for (name, reason, status) in [
+        ("quota", "log_quota_exceeded", "failed"),
+        ("long", "max_duration_exceeded", "terminated"),
+        ("broken", "executor_error", "failed"),
+    ] {
+        stage.direct(|script| script.job_ends = Some(ends("failed", reason, None)));
+        stage.apply(name, json!({})).await;
+        stage.job_comes_to(name, "running").await;
+        stage.poke().await;
+        let run = stage.comes_to(name, "failed").await;
+        assert_eq!(ended(&run), ("failed", status, reason));
+    }
+    stage.end().await;
+}
+
+async fn a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    for (name, reason, message) in [
+        ("image", "creating_container_error", "no such image"),
+        ("ports", "ports_binding_failed", "port 8000 is taken"),
+    ] {
+        stage.direct(|script| script.task_ends = Some((reason, message)));
+        stage.apply(name, json!({})).await;
+        let run = stage.comes_to(name, "failed").await;
+        assert_eq!(ended(&run), ("failed", "failed", reason));
+        assert_eq!(run["latest_job_submission"]["termination_reason_message"], message);
+    }
+    stage.end().await;
+}
+
+async fn a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.direct(|script| script.refuses = Some("privileged: not on this host"));
+    stage.apply("proud", json!({"privileged": true})).await;
+    let run = stage.comes_to("proud", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "executor_error"));
+    let said = &run["latest_job_submission"]["termination_reason_message"];
+    assert_eq!(said, "privileged: not on this host");
+    stage.end().await;
+}
+
+async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    let set = json!({"name": "token", "value": "s3cret"});
+    stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
+    stage.direct(|script| script.deaf = true);
+    stage.apply("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;
+    stage.job_comes_to("needy", "provisioning").await;
+    stage.server.admin("/api/project/main/secrets/delete", json!({"secrets_names": ["token"]})).await;
+    stage.direct(|script| script.deaf = false);
+    stage.poke().await;
+    let run = stage.comes_to("needy", "failed").await;
+    assert_eq!(ended(&run), ("failed", "terminated", "terminated_by_server"));
+    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(said.contains("secret `token` is not in this project"), "{said}");
+    assert!(stage.hosts.specs.lock().is_empty());
+    stage.end().await;
+}
+
+async fn a_stop_asks_the_runner_and_an_abort_does_not(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.apply("gentle", json!({})).await;
+    stage.job_comes_to("gentle", "running").await;
+    stage.stop_run("gentle", false).await;
+    let run = stage.comes_to("gentle", "terminated").await;
+    assert_eq!(ended(&run), ("terminated", "terminated", "terminated_by_user"));
+    assert_eq!(run["latest_job_submission"]["status_message"], "stopped");
+    assert_eq!(*stage.hosts.calls.lock(), ["stop", "terminate terminated_by_user", "remove"]);
+    stage.hosts.calls.lock().clear();
+    stage.apply("rough", json!({})).await;
+    stage.job_comes_to("rough", "running").await;
+    stage.stop_run("rough", true).await;
+    let run = stage.comes_to("rough", "terminated").await;
+    assert_eq!(ended(&run), ("terminated", "aborted", "aborted_by_user"));
+    assert_eq!(*stage.hosts.calls.lock(), ["terminate aborted_by_user", "remove"]);
+    stage.end().await;
+}
+
+async fn an_abort_hurries_a_stop(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.apply("slow", json!({})).await;
+    stage.job_comes_to("slow", "running").await;
+    // A host that does not answer keeps the stop waiting.
+    stage.direct(|script| script.silent = true);
+    stage.stop_run("slow", false).await;
+    stage.job_comes_to("slow", "terminating").await;
+    stage.stop_run("slow", true).await;
+    stage.direct(|script| script.silent = false);
+    stage.poke().await;
+    let run = stage.comes_to("slow", "terminated").await;
+    assert_eq!(ended(&run), ("terminated", "aborted", "aborted_by_user"));
+    stage.end().await;
+}
+
+async fn a_silent_host_ends_its_job_as_unreachable(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.apply("lost", json!({})).await;
+    stage.job_comes_to("lost", "running").await;
+    stage.direct(|script| script.silent = true);
+    stage.poke().await;
+    let waits =
+        |run: &Value| run["latest_job_submission"]["status_message"].as_str().unwrap().starts_with("waits");
+    stage.until("lost", "waiting", waits).await;
+    stage.age("disconnected_at", 121).await;
+    stage.job_comes_to("lost", "terminating").await;
+    let drains = |run: &Value| run["latest_job_submission"]["status_message"] == "waits for its last output";
+    stage.until("lost", "draining", drains).await;
+    stage.age("stop_deadline_at", 31).await;
+    stage.age("terminating_at", 301).await;
+    let run = stage.comes_to("lost", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "instance_unreachable"));
+    assert_eq!(run["latest_job_submission"]["error"], "instance unreachable");
+    stage.end().await;
+}
+
+async fn a_spot_host_that_was_taken_back_interrupts_its_job(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.write("UPDATE instances SET spot = TRUE", vec![]).await;
+    stage.apply("spot", json!({})).await;
+    stage.job_comes_to("spot", "running").await;
+    stage.write("UPDATE instances SET status = 'terminated', finished = TRUE", vec![]).await;
+    stage.poke().await;
+    let run = stage.comes_to("spot", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "interrupted_by_no_capacity"));
+    assert_eq!(run["latest_job_submission"]["status_message"], "interrupted");
+    stage.end().await;
+}
+
+async fn an_instance_that_was_never_made_is_no_capacity(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.direct(|script| script.deaf = true);
+    stage.apply("early", json!({})).await;
+    stage.job_comes_to("early", "provisioning").await;
+    let sql = "UPDATE instances SET status = 'terminated', finished = TRUE, termination_reason = 'no_offers'";
+    stage.write(sql, vec![]).await;
+    stage.poke().await;
+    let run = stage.comes_to("early", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "failed_to_start_due_to_no_capacity"));
+    stage.end().await;
+}
+
+async fn an_instance_of_another_project_is_access_revoked(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.server.admin("/api/projects/create", json!({"project_name": "other", "is_public": false})).await;
+    stage.apply("guest", json!({})).await;
+    stage.job_comes_to("guest", "running").await;
+    let sql = "UPDATE instances SET project_id = (SELECT id FROM projects WHERE name = 'other')";
+    stage.write(sql, vec![]).await;
+    stage.poke().await;
+    let run = stage.comes_to("guest", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "instance_access_revoked"));
+    stage.end().await;
+}
+
+async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.direct(|script| script.deaf = true);
+    stage.apply("patient", json!({})).await;
+    stage.job_comes_to("patient", "provisioning").await;
+    // As a machine that is still being made; nobody but its own pipeline may look at it.
+    let sql = "UPDATE instances SET status = 'provisioning', lock_token = 'held', \
+               lock_expires_at = now_us() + 600000000";
+    stage.write(sql, vec![]).await;
+    stage.age("provisioned_at", 601).await;
+    let run = stage.comes_to("patient", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "waiting_instance_limit_exceeded"));
+    stage.end().await;
+}
+
+async fn a_pull_that_never_ends_is_ended(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.direct(|script| script.stuck = Some(TaskStatus::Pulling));
+    stage.apply("heavy", json!({})).await;
+    stage.job_comes_to("heavy", "pulling").await;
+    stage.age("pulling_at", 26 * 60).await;
+    let run = stage.comes_to("heavy", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "waiting_runner_limit_exceeded"));
+    stage.end().await;
+}
+
+async fn a_dev_environment_that_nobody_uses_is_ended(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    let dev = |secs: i64| {
+        json!({"run_name": "dev", "profile": {"name": "default"}, "configuration":
+            {"type": "dev-environment", "name": "dev", "image": "busybox", "user": "root", "ide": "vscode",
+             "inactivity_duration": secs}})
+    };
+    let apply = async |secs| {
+        let plan = json!({"plan": {"run_spec": dev(secs)}, "force": true});
+        stage.server.admin("/api/project/main/runs/apply", plan).await
+    };
+    stage.direct(|script| script.no_connections_secs = Some(100));
+    apply(3600).await;
+    let run = stage.comes_to("dev", "running").await;
+    let way = &run["jobs"][0]["job_connection_info"];
+    assert_eq!(way["attached_ide_url"], "vscode://vscode-remote/ssh-remote+dev/workflow");
+    assert_eq!(way["ide_name"], "VS Code");
+    assert_eq!(stage.hosts.starts.lock()[0].submit.job_spec.tty, Some(true));
+    // Changed in place: the environment that is up follows.
+    apply(60).await;
+    let run = stage.comes_to("dev", "failed").await;
+    assert_eq!(ended(&run), ("failed", "terminated", "inactivity_duration_exceeded"));
+    stage.end().await;
+}
+
+async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.apply("endless", json!({"max_duration": 600})).await;
+    stage.job_comes_to("endless", "running").await;
+    stage.age("running_at", 721).await;
+    let run = stage.comes_to("endless", "failed").await;
+    assert_eq!(ended(&run), ("failed", "terminated", "max_duration_exceeded"));
+    stage.end().await;
+}
+
+async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &Ground) {
+    let stage = Stage::new(ground, 2, 1).await;
+    let service = |count: i64| json!({"type": "service", "port": 8000, "replicas": {"min": count, "max": count}, "auth": false});
+    stage.apply("web", service(2)).await;
+    let all_run = |run: &Value| {
+        run["jobs"].as_array().unwrap().iter().all(|job| job["job_submissions"][0]["status"] == "running")
+    };
+    stage.until("web", "all running", all_run).await;
+    stage.apply("web", service(1)).await;
+    let run = stage
+        .until("web", "smaller", |run| run["jobs"][1]["job_submissions"][0]["status"] == "terminated")
+        .await;
+    assert_eq!(run["jobs"][1]["job_submissions"][0]["termination_reason"], "scaled_down");
+    assert_eq!(run["jobs"][0]["job_submissions"][0]["status"], "running");
+    assert_eq!(run["status"], "running");
+    stage.end().await;
+}
+
+async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.direct(|script| script.deaf = true);
+    stage.apply("disk", json!({})).await;
+    stage.job_comes_to("disk", "provisioning").await;
+    // The volume was there when the run was submitted.
+    let rows = stage.server.app.db().query("SELECT job_spec FROM jobs", vec![]).await.unwrap();
+    let mut spec: Value = serde_json::from_str(&rows[0].text(0).unwrap()).unwrap();
+    spec["volumes"] = json!([{"name": ["data"], "path": "/data"}]);
+    stage.write("UPDATE jobs SET job_spec = $1", params![spec.to_string()]).await;
+    stage.direct(|script| script.deaf = false);
+    stage.poke().await;
+    let run = stage.comes_to("disk", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "volume_error"));
+    stage.end().await;
+}

@@ -1,0 +1,342 @@
+//! A server with its pipelines turning over hosts that do as they are told.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobRecord, JobStarted, JobState, Metrics},
+    shim::{HostInfo, InstanceHealth, Port, TaskInfo, TaskSpec, TaskStatus},
+};
+use windlass_backend::Backends;
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_server::{
+    agents::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start},
+    db::{Unit, Val},
+    params, pipelines,
+};
+
+use crate::http::{Ground, TestServer};
+
+/// Far longer than it takes; a state that never comes is a failure, not a wait.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How every task and job on the hosts behaves.
+#[derive(Clone, Default)]
+pub(crate) struct Script {
+    pub(crate) silent: bool,
+    /// The host answers, and to nothing that is about a job.
+    pub(crate) deaf: bool,
+    /// The host takes no task, and says this.
+    pub(crate) refuses: Option<&'static str>,
+    /// Tasks stay at this.
+    pub(crate) stuck: Option<TaskStatus>,
+    /// Tasks end with this reason and message before their runner is there.
+    pub(crate) task_ends: Option<(&'static str, &'static str)>,
+    /// Commands end so as soon as they are started.
+    pub(crate) job_ends: Option<JobState>,
+    pub(crate) no_connections_secs: Option<i64>,
+    pub(crate) log: Vec<u8>,
+}
+
+struct Task {
+    on: InstanceId,
+    start: Option<Start>,
+    ended: Option<JobState>,
+    stopped: bool,
+    terminated: Option<String>,
+}
+
+/// Hosts, and everything they were asked for.
+#[derive(Default)]
+pub(crate) struct Hosts {
+    pub(crate) script: Mutex<Script>,
+    tasks: Mutex<BTreeMap<SubmissionId, Task>>,
+    pub(crate) specs: Mutex<Vec<TaskSpec>>,
+    pub(crate) starts: Mutex<Vec<Start>>,
+    /// `stop`, `terminate REASON` and `remove`, in order.
+    pub(crate) calls: Mutex<Vec<String>>,
+}
+
+pub(crate) fn ends(state: &str, reason: &str, exit_status: Option<i32>) -> JobState {
+    JobState {
+        state: state.into(),
+        timestamp: 2,
+        termination_reason: reason.into(),
+        termination_message: String::new(),
+        detail: None,
+        exit_status,
+    }
+}
+
+impl Hosts {
+    fn script(&self, call: Call) -> Result<Script, AgentError> {
+        let script = self.script.lock().clone();
+        if script.silent || script.deaf { Err(AgentError::silent(call.instance)) } else { Ok(script) }
+    }
+
+    fn on<T>(
+        &self,
+        call: Call,
+        act: impl FnOnce(&Script, &mut Task) -> Result<T, AgentError>,
+    ) -> Result<T, AgentError> {
+        let script = self.script(call)?;
+        let mut tasks = self.tasks.lock();
+        let task = tasks.get_mut(&call.submission);
+        act(&script, task.ok_or(AgentError::UnknownTask { submission: call.submission })?)
+    }
+
+    fn info(script: &Script, call: Call, task: &Task) -> TaskInfo {
+        let (reason, message) = script.task_ends.unwrap_or_default();
+        let status = match (&task.terminated, script.task_ends, script.stuck) {
+            (Some(_), _, _) | (None, Some(_), _) => TaskStatus::Terminated,
+            (None, None, Some(stuck)) => stuck,
+            (None, None, None) => TaskStatus::Running,
+        };
+        TaskInfo {
+            id: call.submission,
+            status,
+            termination_reason: task.terminated.clone().unwrap_or_else(|| reason.into()),
+            termination_message: message.into(),
+            ports: Some(vec![Port { host: 32_768, container: 10_022 }]),
+            image_pull_progress: None,
+            container_name: "box".into(),
+            container_id: "c0".into(),
+            gpus_ids: vec!["GPU-0".into()],
+            exit_status: None,
+            detail: None,
+            epoch: call.epoch,
+        }
+    }
+}
+
+fn now<'a, T: Send + 'a>(answer: Result<T, AgentError>) -> Answer<'a, T> {
+    Box::pin(std::future::ready(answer))
+}
+
+impl Agents for Hosts {
+    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+        let silent = self.script.lock().silent;
+        now(if silent {
+            Err(AgentError::silent(instance))
+        } else {
+            Ok(self.tasks.lock().iter().filter(|(_, task)| task.on == instance).map(|(id, _)| *id).collect())
+        })
+    }
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+        let info = HostInfo {
+            gpu_vendor: "nvidia".into(),
+            gpu_name: "A100".into(),
+            gpu_memory: 81_920,
+            gpu_count: 4,
+            addresses: vec![],
+            disk_size: 1 << 40,
+            cpus: 32,
+            memory: 64 << 30,
+        };
+        let news = HostNews { version: "0.0.0".into(), info, health: InstanceHealth::default() };
+        now(if self.script.lock().silent { Err(AgentError::silent(instance)) } else { Ok(news) })
+    }
+    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+        now(self.script(call).and_then(|script| match script.refuses {
+            Some(reason) => Err(AgentError::Refused { reason: reason.into() }),
+            None => {
+                self.specs.lock().push(task.clone());
+                let fresh =
+                    Task { on: call.instance, start: None, ended: None, stopped: false, terminated: None };
+                self.tasks.lock().entry(call.submission).or_insert(fresh);
+                Ok(())
+            }
+        }))
+    }
+    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+        now(self.on(call, |script, task| Ok(Self::info(script, call, task))))
+    }
+    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+        self.calls.lock().push(format!("terminate {reason}"));
+        now(self.on(call, |_, task| {
+            task.terminated.get_or_insert_with(|| reason.to_owned());
+            Ok(())
+        }))
+    }
+    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+        self.calls.lock().push("remove".into());
+        now(self.script(call).map(|_| drop(self.tasks.lock().remove(&call.submission))))
+    }
+    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+        now(self.on(call, |_, task| {
+            self.starts.lock().push(job.clone());
+            task.start = Some(job.clone());
+            Ok(Some(JobStarted { working_dir: "/workflow".into(), username: "root".into() }))
+        }))
+    }
+    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+        now(self.on(call, |script, task| {
+            if task.terminated.is_some() || script.task_ends.is_some() {
+                return Err(AgentError::silent(call.instance));
+            }
+            let ended = task.ended.clone().or_else(|| script.job_ends.clone());
+            let ended = ended.filter(|_| task.start.is_some());
+            let running = task.start.as_ref().map(|_| ends("running", "", None));
+            let log_complete = ended.is_some();
+            let states: Vec<_> = running.into_iter().chain(ended).collect();
+            let record = JobRecord { states, log_end: script.log.len() as u64, log_complete };
+            Ok(Pulled { record, no_connections_secs: script.no_connections_secs })
+        }))
+    }
+    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+        now(self.on(call, |script, task| {
+            let log: &[u8] = if stream == "job" { &script.log } else { b"" };
+            let from = usize::try_from(offset).unwrap().min(log.len());
+            let bytes = log[from..log.len().min(from + limit)].to_vec().into();
+            let over = task.ended.is_some() || script.job_ends.is_some() || task.stopped;
+            Ok(LogPart { bytes, end: log.len() as u64, is_complete: over })
+        }))
+    }
+    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+        now(Err(AgentError::silent(call.instance)))
+    }
+    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+        self.calls.lock().push("stop".into());
+        now(self.on(call, |_, task| {
+            task.stopped = true;
+            task.ended.get_or_insert_with(|| ends("terminated", "", Some(130)));
+            Ok(())
+        }))
+    }
+    fn forget(&self, _instance: InstanceId) {}
+}
+
+/// One server, its hosts, and what a test does to them.
+pub(crate) struct Stage {
+    pub(crate) server: TestServer,
+    pub(crate) hosts: Arc<Hosts>,
+    running: pipelines::Running,
+}
+
+impl Stage {
+    /// A fleet `hosts` of so many idle machines with 32 CPUs, 64 GB and 4 GPUs in so many blocks.
+    pub(crate) async fn new(ground: &Ground, machines: usize, blocks: i64) -> Self {
+        let server = ground.start().await;
+        let hosts = Arc::new(Hosts::default());
+        let agents: Arc<dyn Agents> = Arc::clone(&hosts) as _;
+        let running = pipelines::start(&server.app, agents, Backends::default()).unwrap();
+        let stage = Self { server, hosts, running };
+        let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
+            "env": {"OF_FLEET": "1", "BOTH": "fleet"},
+            "ssh_config": {"user": "ubuntu", "port": 2222, "hosts": []}}, "profile": {"name": "default"}});
+        stage
+            .write(
+                "INSERT INTO fleets (id, project_id, name, spec, status, created_at, last_processed_at) \
+                 SELECT new_uuid(), id, 'hosts', $1, 'active', now_us(), now_us() FROM projects WHERE name = 'main'",
+                params![spec.to_string()],
+            )
+            .await;
+        for num in 0..machines {
+            stage.machine(num, blocks).await;
+        }
+        stage
+    }
+
+    async fn machine(&self, num: usize, blocks: i64) {
+        let gpu = json!({"name": "A100", "memory_mib": 81_920, "vendor": "nvidia"});
+        let kind = json!({"name": "big", "resources": {"cpus": 32, "memory_mib": 65_536, "spot": false,
+            "cpu_arch": "x86", "disk": {"size_mib": 1_048_576}, "gpus": [gpu, gpu, gpu, gpu]}});
+        let machine = json!({"id": format!("m-{num}"), "reach": null, "hostname": format!("host-{num}"),
+            "internal_ip": format!("10.0.0.{num}"), "has": null, "agent_version": null, "memo": null});
+        self.write(
+            "INSERT INTO instances (id, project_id, fleet_id, name, instance_num, backend, region, hostname, price, \
+             instance_type, provisioning, ssh, status, total_blocks, created_at, last_processed_at) \
+             SELECT new_uuid(), f.project_id, f.id, 'hosts-' || $1, $2, 'remote', 'remote', 'host-' || $1, 0.5, \
+             $3, $4, $5, 'idle', $6, now_us(), now_us() FROM fleets f WHERE f.name = 'hosts'",
+            params![
+                num.to_string(),
+                i64::try_from(num).unwrap(),
+                kind.to_string(),
+                machine.to_string(),
+                json!({"hostname": format!("host-{num}")}).to_string(),
+                blocks
+            ],
+        )
+        .await;
+    }
+
+    /// Changes rows behind the server's back, and makes it look.
+    pub(crate) async fn write(&self, sql: &str, params: Vec<Val>) {
+        self.server.app.db().write(Unit::new().exec(sql.to_owned(), params)).await.unwrap().done().unwrap();
+        self.look();
+    }
+
+    pub(crate) fn look(&self) {
+        self.server.app.wake(&["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "instances"]);
+    }
+
+    /// As if so many seconds had passed since the time in a column of all jobs.
+    pub(crate) async fn age(&self, column: &str, secs: i64) {
+        let sql = format!("UPDATE jobs SET {column} = {column} - $1, due_at = NULL WHERE NOT finished");
+        self.write(&sql, params![secs * 1_000_000]).await;
+    }
+
+    /// All living jobs look again at once: a host told of something.
+    pub(crate) async fn poke(&self) {
+        self.write("UPDATE jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
+    }
+
+    pub(crate) fn direct(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut self.hosts.script.lock());
+    }
+
+    pub(crate) fn spec(name: &str, more: Value) -> Value {
+        let mut configuration =
+            json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"]});
+        configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"run_name": name, "configuration": configuration, "profile": {"name": "default"}})
+    }
+
+    pub(crate) async fn apply(&self, name: &str, more: Value) -> Value {
+        let plan = json!({"plan": {"run_spec": Self::spec(name, more)}, "force": true});
+        self.server.admin("/api/project/main/runs/apply", plan).await
+    }
+
+    pub(crate) async fn stop_run(&self, name: &str, abort: bool) {
+        let body = json!({"runs_names": [name], "abort": abort});
+        self.server.admin("/api/project/main/runs/stop", body).await;
+    }
+
+    pub(crate) async fn run(&self, name: &str) -> Value {
+        self.server.admin("/api/project/main/runs/get", json!({"run_name": name})).await
+    }
+
+    pub(crate) async fn until(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let asked = Instant::now();
+        loop {
+            let seen = self.run(name).await;
+            if is_so(&seen) {
+                return seen;
+            }
+            assert!(asked.elapsed() < PATIENCE, "never {what}: {seen:#}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Waits for the run's status.
+    pub(crate) async fn comes_to(&self, name: &str, status: &str) -> Value {
+        self.until(name, status, |run| run["status"] == status).await
+    }
+
+    /// Waits until the latest submission is at this status.
+    pub(crate) async fn job_comes_to(&self, name: &str, status: &str) -> Value {
+        let run = self.until(name, status, |run| run["latest_job_submission"]["status"] == status).await;
+        run["latest_job_submission"].clone()
+    }
+
+    pub(crate) async fn end(self) {
+        self.running.stop().await;
+        self.server.stop().await;
+    }
+}
