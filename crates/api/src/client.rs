@@ -22,7 +22,10 @@ use tokio::{
 
 use crate::{
     error,
+    log_stream::LogStream,
+    logs,
     operation::{Body, Operation},
+    operations,
 };
 
 /// A server that does not take a connection by then is not there.
@@ -53,6 +56,10 @@ pub enum CallError {
     Build(#[source] hyper::http::Error),
     #[error("decode the answer")]
     Decode(#[source] serde_json::Error),
+    #[error("decode the bytes of a log")]
+    Base64(#[source] base64::DecodeError),
+    #[error("read a stream: one of its lines is too long")]
+    LongLine,
     #[error("{}", .0.msg)]
     Refused(error::BadRequest),
     /// 403, 404, 409 and the like, with a reason.
@@ -165,7 +172,7 @@ impl Client {
         let mut uri = self.uri(O::PATH, path);
         let body = match O::BODY {
             Body::Json => serde_json::to_vec(request).map_err(CallError::Encode)?,
-            Body::File | Body::Query | Body::Text => {
+            Body::File | Body::Query | Body::Text | Body::Events => {
                 query(&mut uri, request)?;
                 Vec::new()
             }
@@ -203,6 +210,27 @@ impl Client {
             Message { method: O::METHOD.name(), uri: &uri, body: body.into(), kind: &kind, key: None };
         let answer = self.exchange(message).await?;
         serde_json::from_slice(&answer).map_err(CallError::Decode)
+    }
+
+    /// Follows a log, on a connection of its own.
+    pub async fn stream_logs(
+        &self,
+        project: &str,
+        request: &logs::StreamRequest,
+    ) -> Result<LogStream, CallError> {
+        let mut uri = self.uri(operations::StreamLogs::PATH, &[project]);
+        query(&mut uri, request)?;
+        let kind = "application/json";
+        let message = Message { method: "GET", uri: &uri, body: Bytes::new(), kind, key: None };
+        let mut sender = self.connect().await?;
+        let sent = timeout(ANSWER_TIMEOUT, sender.send_request(self.request(&message)?));
+        let response = sent.await.map_err(|_| CallError::Silent)?.map_err(CallError::Exchange)?;
+        let status = response.status();
+        if !status.is_success() {
+            let answer = response.into_body().collect().await.map_err(CallError::Exchange)?.to_bytes();
+            return Err(refusal(status, &answer));
+        }
+        Ok(LogStream::new(response.into_body(), request.offset))
     }
 
     fn uri(&self, template: &str, values: &[&str]) -> String {

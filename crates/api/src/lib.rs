@@ -16,6 +16,7 @@ pub mod fleets;
 pub mod gateways;
 pub mod gpus;
 pub mod instances;
+pub mod log_stream;
 pub mod logs;
 pub mod metrics;
 pub mod offers;

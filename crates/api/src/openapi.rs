@@ -70,7 +70,7 @@ fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
                 } } },
             });
         }
-        Body::Query | Body::Text => parameters.extend(query(&request)),
+        Body::Query | Body::Text | Body::Events => parameters.extend(query(&request)),
     }
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
@@ -90,7 +90,11 @@ fn query(request: &Value) -> Vec<Value> {
 
 fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     let answer = (entry.response)(schemas).to_value();
-    let kind = if entry.body == Body::Text { "text/plain" } else { "application/json" };
+    let kind = match entry.body {
+        Body::Json | Body::File | Body::Query => "application/json",
+        Body::Text => "text/plain",
+        Body::Events => "text/event-stream",
+    };
     let mut responses = json!({
         "200": { "description": "Done.", "content": { kind: { "schema": answer } } },
     });

@@ -91,6 +91,8 @@ pub enum Body {
     Query,
     /// As `Query`, and the answer is plain text instead of JSON.
     Text,
+    /// As `Query`, and the answer is a stream of events that lasts; the response type is one of them.
+    Events,
 }
 
 pub trait Operation: 'static {

@@ -110,6 +110,8 @@ operations! {
     DeleteRuns = "delete_runs": Post Json "/api/project/{project_name}/runs/delete" ProjectUser (runs::DeleteRequest) -> ();
     /// What a job wrote.
     PollLogs = "poll_logs": Post Json "/api/project/{project_name}/logs/poll" ProjectUser (logs::PollRequest) -> logs::Page;
+    /// What a job writes, as it comes.
+    StreamLogs = "stream_logs": Get Events "/api/project/{project_name}/logs/stream" ProjectUser (logs::StreamRequest) -> logs::StreamEvent;
     /// What a job used.
     ReadJobMetrics = "read_job_metrics": Get Query "/api/project/{project_name}/metrics/job/{run_name}" ProjectUser (metrics::Query) -> metrics::JobMetrics;
     /// GPUs on offer, grouped.
@@ -195,7 +197,7 @@ mod tests {
             let named = entry.parameters().next() == Some("project_name");
             assert_eq!(entry.access.in_project(), named, "{}", entry.id);
             assert_eq!(
-                matches!(entry.body, Body::Query | Body::Text),
+                matches!(entry.body, Body::Query | Body::Text | Body::Events),
                 entry.method == Method::Get,
                 "{}",
                 entry.id

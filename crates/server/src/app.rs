@@ -6,13 +6,14 @@ use std::sync::{
 };
 
 use windlass_backend::Backends;
+use tokio::sync::watch;
 use windlass_engine::Hints;
 
 use crate::{
     auth::AccessCache,
     config::Settings,
     db::Db,
-    logs::{archive::Archive, files::Files},
+    logs::{archive::Archive, files::Files, tail::Tails},
     metrics::Metrics,
     secrets::Keyring,
 };
@@ -29,6 +30,9 @@ struct Inner {
     hints: Hints,
     logs: Arc<Archive>,
     backends: Backends,
+    tails: Tails,
+    /// Said once, to those whose answers have no end of their own.
+    closing: watch::Sender<bool>,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
     /// joined.
     process: String,
@@ -50,15 +54,19 @@ impl App {
         let mut process = [0_u8; 6];
         getrandom::fill(&mut process)?;
         let logs = Arc::new(Archive::new(Arc::new(Files::new(settings.data_dir.join("logs")))));
+        let hints = Hints::new();
+        let tails = Tails::new(db.clone(), Arc::clone(&logs), hints.clone());
         Ok(Self(Arc::new(Inner {
             db,
             settings,
             keys: Arc::new(keys),
             metrics: Metrics::new(),
             access: AccessCache::default(),
-            hints: Hints::new(),
+            hints,
             logs,
             backends,
+            tails,
+            closing: watch::Sender::new(false),
             process: crate::secrets::hex(&process),
             requests: AtomicU64::new(1),
         })))
@@ -92,6 +100,20 @@ impl App {
     /// Where machines come from.
     pub fn backends(&self) -> &Backends {
         &self.0.backends
+    /// Those who follow them.
+    pub fn tails(&self) -> &Tails {
+        &self.0.tails
+    }
+
+    /// Ends answers that would last for ever: the server stops.
+    pub fn close(&self) {
+        self.0.closing.send_replace(true);
+    }
+
+    /// Returns when the server stops.
+    pub async fn closed(&self) {
+        // The sender lives as long as this.
+        let _ = self.0.closing.subscribe().wait_for(|closing| *closing).await;
     }
 
     /// Where pipelines of this replica listen.

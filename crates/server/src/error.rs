@@ -32,6 +32,9 @@ pub enum Error {
     /// The client took too long to send its body: 408.
     #[error("the request took too long to arrive")]
     Slow,
+    /// As many as this server takes: 503.
+    #[error("{msg}")]
+    Busy { msg: &'static str },
     #[error("use the database")]
     Db(#[from] DbError),
     #[error("use the keys")]

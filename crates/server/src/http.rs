@@ -26,8 +26,10 @@ use crate::{
     app::App,
     auth::{self, Caller, Scope},
     error::{Error, Result},
-    services::Upload,
+    services::{Beats, Upload},
 };
+
+mod lasting;
 
 /// A client must have sent its body by then.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -147,11 +149,51 @@ impl Routes {
         })
     }
 
-    fn mount<O, F, R>(mut self, handle: F) -> Self
+    /// As `project`, with an answer that lasts. The handler is given the id of the last event that a client had
+    /// which comes back.
+    #[must_use]
+    pub fn project_events<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Scope, O::Request, Option<u64>) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<Beats<O::Response>>> + Send,
+    {
+        const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Events)) }
+        self.mount_raw::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let authorization = arrived.authorization().map(str::to_owned);
+                let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
+                let within = scope::<O>(&app, authorization.as_deref(), &path).await?;
+                let request = arrived.read::<O>(&app).await?;
+                let beats = handler(app.clone(), within, request, last).await?;
+                let watched = app.clone();
+                let allowed = move || {
+                    let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
+                    async move { scope::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
+                };
+                Ok(lasting::answer(app, beats, allowed))
+            }
+        })
+    }
+
+    fn mount<O, F, R>(self, handle: F) -> Self
     where
         O: Operation,
         F: Fn(App, Arrived) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<O::Response>> + Send,
+    {
+        self.mount_raw::<O, _, _>(move |app, arrived| {
+            let answer = handle(app, arrived);
+            async move { answer.await.map(|answer| success::<O>(&answer)) }
+        })
+    }
+
+    fn mount_raw<O, F, R>(mut self, handle: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Arrived) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<Response>> + Send,
     {
         let filter = match O::METHOD {
             Method::Get => MethodFilter::GET,
@@ -165,7 +207,7 @@ impl Routes {
                 let path = params.iter().map(|(_, value)| value.to_owned()).collect();
                 let done = handle(app.clone(), Arrived { request, path }).await;
                 let mut response = match done {
-                    Ok(answer) => success::<O>(&answer),
+                    Ok(answer) => answer,
                     Err(error) => refusal(&error, &id),
                 };
                 let took = began.elapsed();
@@ -228,6 +270,12 @@ impl Arrived {
         key.map(|key| Some(key.to_owned())).ok_or_else(|| Error::refused("invalid Idempotency-Key"))
     }
 
+    fn last_event_id(&self) -> Result<Option<u64>> {
+        let Some(id) = self.request.headers().get("last-event-id") else { return Ok(None) };
+        let id = id.to_str().ok().and_then(|id| id.parse().ok());
+        id.map(Some).ok_or_else(|| Error::refused("invalid Last-Event-ID"))
+    }
+
     async fn read<O: Operation>(self, app: &App) -> Result<O::Request> {
         match O::BODY {
             Kind::Json => {
@@ -235,7 +283,7 @@ impl Arrived {
                 let body = collect(self.request.into_body(), limit).await?;
                 decode(if body.is_empty() || &body[..] == b"null" { b"{}" } else { &body })
             }
-            Kind::Query | Kind::Text | Kind::File => query(&self.request),
+            Kind::Query | Kind::Text | Kind::File | Kind::Events => query(&self.request),
         }
     }
 
@@ -415,6 +463,7 @@ fn refusal(error: &Error, id: &str) -> Response {
         }
         Error::Denied { msg } => plain(StatusCode::FORBIDDEN, msg),
         Error::Unknown { msg } => plain(StatusCode::NOT_FOUND, msg),
+        Error::Busy { msg } => plain(StatusCode::SERVICE_UNAVAILABLE, msg),
         Error::Conflict { msg } => plain(StatusCode::CONFLICT, msg),
         Error::TooLarge { .. } => plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
         Error::Slow => plain(StatusCode::REQUEST_TIMEOUT, &error.to_string()),

@@ -68,6 +68,7 @@ pub(crate) async fn serve(
         });
     }
     drop(listener);
+    app.close();
     if timeout(GRACE, graceful.shutdown()).await.is_err() {
         tracing::warn!("requests still in flight were cut off");
     }

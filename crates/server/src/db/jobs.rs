@@ -125,6 +125,8 @@ statements! {
                   Job::columns("j");
     /// A job follows the priority of its run; whatever else follows the run's specification looks again.
     SET_PRIORITY = "UPDATE jobs SET priority = $2, due_at = NULL WHERE run_id = $1 AND NOT finished";
+    ENDED = "SELECT id, status, exit_status, termination_reason FROM jobs WHERE finished \
+             AND id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     SECRETS = "SELECT secrets_sealed FROM jobs WHERE id = $1";
 }
 
@@ -155,6 +157,21 @@ pub async fn of_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result<Vec<
 /// What runs there, or is about to.
 pub async fn of_instance(db: &Db, instance: InstanceId) -> Result<Vec<Job>, DbError> {
     db.query(OF_INSTANCE.as_str(), params![instance]).await?.iter().map(Job::read).collect()
+}
+
+record! {
+    /// How a submission ended.
+    pub struct Ended {
+        pub id: SubmissionId,
+        pub status: Status,
+        pub exit_status: Option<i64>,
+        pub termination_reason: Option<String>,
+    }
+}
+
+/// Those of these that are over.
+pub async fn ended(db: &Db, ids: &[SubmissionId]) -> Result<Vec<Ended>, DbError> {
+    db.query(ENDED.as_str(), params![Val::list(ids)]).await?.iter().map(Ended::read).collect()
 }
 
 /// Sealed; never part of `Job`, so that no list or log carries it.

@@ -30,8 +30,24 @@ struct State {
     copying: tokio::sync::Mutex<()>,
     /// Somebody heard of more since the last look.
     heard: AtomicBool,
-    /// Where the log ended when it was last appended to.
-    end: watch::Sender<u64>,
+    news: watch::Sender<News>,
+}
+
+/// What is known of an open log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// Where the log ended when it was last appended to, or looked at.
+    pub end: u64,
+    /// The job is over: nothing is added any more.
+    pub over: Option<Over>,
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Over {
+    pub status: &'static str,
+    pub exit_status: Option<i64>,
+    pub termination_reason: Option<String>,
 }
 
 /// An open log. It is closed with the last of them.
@@ -57,29 +73,43 @@ impl Archive {
         self.open.lock().len()
     }
 
-    /// Tells of appends to this log from now on.
+    /// Tells of this log from now on.
     pub fn follow(&self, log: &Log) -> Follow {
         let open = self.open(log);
-        Follow { end: open.state.end.subscribe(), _open: open }
+        Follow { news: open.state.news.subscribe(), _open: open }
+    }
+
+    /// The logs that somebody follows and whose end is not known.
+    pub(super) fn followed(&self) -> Vec<Log> {
+        let table = self.open.lock();
+        let waited = |state: &State| state.news.receiver_count() > 0 && state.news.borrow().over.is_none();
+        table.iter().filter(|(_, state)| waited(state)).map(|(log, _)| *log).collect()
     }
 
     pub(super) fn open(&self, log: &Log) -> Open {
         let mut table = self.open.lock();
         let state = table.entry(*log).or_insert_with(|| {
-            let end = watch::Sender::new(0);
-            Arc::new(State { copying: tokio::sync::Mutex::default(), heard: AtomicBool::new(false), end })
+            let news = watch::Sender::default();
+            Arc::new(State { copying: tokio::sync::Mutex::default(), heard: AtomicBool::new(false), news })
         });
         Open { log: *log, state: Arc::clone(state), table: Arc::clone(&self.open) }
     }
 
-    fn tell(&self, log: &Log, end: u64) {
+    /// Tells whoever follows where the log ends.
+    pub(super) fn tell(&self, log: &Log, end: u64) {
         if let Some(state) = self.open.lock().get(log) {
-            // Nobody may listen: then nobody is told.
-            state.end.send_if_modified(|known| {
-                let grew = end > *known;
-                *known = end.max(*known);
+            state.news.send_if_modified(|news| {
+                let grew = end > news.end;
+                news.end = end.max(news.end);
                 grew
             });
+        }
+    }
+
+    /// Tells whoever follows that nothing more will come.
+    pub(super) fn tell_over(&self, log: &Log, over: Over) {
+        if let Some(state) = self.open.lock().get(log) {
+            state.news.send_if_modified(|news| news.over.replace(over).is_none());
         }
     }
 }
@@ -113,16 +143,20 @@ impl Drop for Open {
     }
 }
 
-/// News of one log.
+/// Hears of one log.
 pub struct Follow {
-    end: watch::Receiver<u64>,
+    news: watch::Receiver<News>,
     _open: Open,
 }
 
 impl Follow {
-    /// Returns when this process has appended since the last call.
-    pub async fn grown(&mut self) {
-        if self.end.changed().await.is_err() {
+    /// What is known now; [`Follow::changed`] waits for more than this.
+    pub fn news(&mut self) -> News {
+        self.news.borrow_and_update().clone()
+    }
+
+    pub async fn changed(&mut self) {
+        if self.news.changed().await.is_err() {
             // The sender lives as long as this.
             std::future::pending::<()>().await;
         }

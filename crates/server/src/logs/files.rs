@@ -209,7 +209,7 @@ impl Open {
             Some(from) if range.descending => {
                 high = high.min(self.seek(count, |record| record.offset < from)?)
             }
-            Some(from) => low = low.max(self.seek(count, |record| record.offset < from)?),
+            Some(from) => low = low.max(self.seek(count, |record| record.end() <= from)?),
             None => {}
         }
         let mut taken = Vec::new();
@@ -230,8 +230,15 @@ impl Open {
                 if !taken.is_empty() && bytes + len > range.bytes_max {
                     return Ok(taken);
                 }
-                bytes += len;
-                taken.push(self.piece(&record)?);
+                let mut piece = self.piece(&record)?;
+                if taken.is_empty() {
+                    range.cut(&mut piece);
+                }
+                bytes += piece.bytes.len();
+                taken.push(piece);
+                if bytes >= range.bytes_max {
+                    return Ok(taken);
+                }
             }
         }
         Ok(taken)

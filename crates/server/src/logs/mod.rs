@@ -8,6 +8,7 @@ pub mod archive;
 pub mod copy;
 pub mod files;
 pub mod page;
+pub mod tail;
 
 use futures_util::future::BoxFuture;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
@@ -50,7 +51,8 @@ pub struct Piece {
 /// Which pieces are wanted: in order, newest first if `descending`, and no more than the two bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
-    /// The first piece's offset; descending, the offset before which to begin. `None`: from the respective end.
+    /// The first byte, be it in the middle of a piece; descending, the offset before which to begin. `None`: from
+    /// the respective end.
     pub from: Option<u64>,
     /// Exclusive.
     pub after: Option<i64>,
@@ -58,8 +60,22 @@ pub struct Range {
     pub until: Option<i64>,
     pub descending: bool,
     pub pieces_max: usize,
-    /// The first piece is given even when it is longer.
+    /// The first piece is given even when it is longer, ascending only this much of it (and one byte at least).
     pub bytes_max: usize,
+}
+
+impl Range {
+    /// The first piece of an ascending answer, as far as it was asked for.
+    pub(crate) fn cut(&self, piece: &mut Piece) {
+        if self.descending {
+            return;
+        }
+        let before = self.from.unwrap_or(0).saturating_sub(piece.offset);
+        let before = usize::try_from(before).unwrap_or(usize::MAX).min(piece.bytes.len());
+        piece.bytes.drain(..before);
+        piece.offset += before as u64;
+        piece.bytes.truncate(self.bytes_max.max(1));
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -2,11 +2,18 @@
 
 use windlass_api::{exports, gpus, logs, metrics, operations::*, server::Nothing, templates};
 
-use crate::{app::App, auth::Scope, error::Result, http::Routes, services::watch};
+use crate::{
+    app::App,
+    auth::Scope,
+    error::Result,
+    http::Routes,
+    services::{Beats, watch},
+};
 
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
         .project::<PollLogs, _, _>(poll_logs)
+        .project_events::<StreamLogs, _, _>(stream_logs)
         .project::<ReadJobMetrics, _, _>(job_metrics)
         .project::<ListGpus, _, _>(list_gpus)
         .project::<ListExports, _, _>(list_exports)
@@ -16,6 +23,15 @@ pub(super) fn mount(routes: Routes) -> Routes {
 
 async fn poll_logs(app: App, scope: Scope, asked: logs::PollRequest) -> Result<logs::Page> {
     watch::poll_logs(&app, &scope, &asked).await
+}
+
+async fn stream_logs(
+    app: App,
+    scope: Scope,
+    asked: logs::StreamRequest,
+    last: Option<u64>,
+) -> Result<Beats<logs::StreamEvent>> {
+    watch::stream_logs(&app, &scope, &asked, last).await
 }
 
 async fn job_metrics(app: App, scope: Scope, asked: metrics::Query) -> Result<metrics::JobMetrics> {

@@ -21,3 +21,15 @@ pub struct Upload {
     pub name: String,
     pub content: Vec<u8>,
 }
+
+/// What goes over an answer that lasts.
+#[derive(Debug)]
+pub enum Beat<T> {
+    /// Whoever comes back after it names its `id`.
+    Event { id: u64, name: &'static str, data: T },
+    /// Nothing happened for a while.
+    Alive,
+}
+
+/// An answer that lasts. It ends by itself, with its caller's rights, or with the server.
+pub type Beats<T> = futures_util::stream::BoxStream<'static, Beat<T>>;

@@ -1,36 +1,94 @@
 //! Logs, metrics and what is on offer. Only for those who may ask.
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use futures_util::{StreamExt as _, stream};
+use uuid::Uuid;
 use windlass_api::{gpus, logs, metrics};
-use windlass_model::id::{RunId, SubmissionId};
+use windlass_model::{
+    id::{RunId, SubmissionId},
+    time::Timestamp,
+};
 
-use super::{offers, runs::Spec};
+use super::{Beat, Beats, offers, runs::Spec};
 use crate::{
     app::App,
     auth::Scope,
     db::{jobs, runs},
     error::{Error, Result},
-    logs::{Log, Stream, page},
+    logs::{
+        Log, Stream, page,
+        tail::{Reader, Start, Turn},
+    },
 };
 
 const LIMIT_MAX: i64 = 1000;
 
-/// The submission must be one of that run, and the run one of this project (O5).
 pub async fn poll_logs(app: &App, scope: &Scope, asked: &logs::PollRequest) -> Result<logs::Page> {
     if !(0..=LIMIT_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 0 to 1000"));
     }
-    let job = jobs::find(app.db(), SubmissionId(asked.job_submission_id)).await?;
+    let range = page::range(asked).map_err(|error| Error::field("next_token", error.to_string()))?;
+    let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
+    Ok(page::read(app.logs().as_ref(), &log, range).await?)
+}
+
+/// `resume` is where a client stopped that comes back.
+pub async fn stream_logs(
+    app: &App,
+    scope: &Scope,
+    asked: &logs::StreamRequest,
+    resume: Option<u64>,
+) -> Result<Beats<logs::StreamEvent>> {
+    let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
+    let start = Start {
+        offset: resume.unwrap_or(asked.offset),
+        after: asked.start_time.map(|time| time.0),
+        follow: asked.follow,
+    };
+    let reader = app.tails().read(log, start).ok_or(Error::Busy { msg: "Too many streams are open" })?;
+    Ok(beats(reader))
+}
+
+/// Everything a reader comes to, as events.
+fn beats(reader: Reader) -> Beats<logs::StreamEvent> {
+    stream::unfold(Some(reader), |reader| async move {
+        let mut reader = reader?;
+        let turn = reader.next_in_time().await?;
+        let end = reader.offset();
+        let data = match turn {
+            Turn::Quiet => return Some((Beat::Alive, Some(reader))),
+            Turn::Piece(piece) => logs::StreamEvent::Log {
+                offset: piece.offset,
+                timestamp: Timestamp(piece.at),
+                message: STANDARD.encode(&piece.bytes),
+            },
+            Turn::End(over) => {
+                let data = logs::StreamEvent::End {
+                    offset: end,
+                    status: over.status.to_owned(),
+                    exit_status: over.exit_status,
+                    termination_reason: over.termination_reason,
+                };
+                return Some((Beat::Event { id: end, name: data.name(), data }, None));
+            }
+        };
+        Some((Beat::Event { id: end, name: data.name(), data }, Some(reader)))
+    })
+    .boxed()
+}
+
+/// The submission must be one of that run, and the run one of this project (O5).
+async fn find_log(app: &App, scope: &Scope, submission: Uuid, run_name: &str, diagnose: bool) -> Result<Log> {
+    let job = jobs::find(app.db(), SubmissionId(submission)).await?;
     let job = job
         .filter(|job| job.project_id == scope.project.id)
         .ok_or_else(|| Error::absent("Job submission"))?;
     let run = runs::find(app.db(), job.run_id).await?;
-    if run.is_none_or(|run| run.run.name != asked.run_name) {
+    if run.is_none_or(|run| run.run.name != run_name) {
         return Err(Error::absent("Job submission"));
     }
-    let range = page::range(asked).map_err(|error| Error::field("next_token", error.to_string()))?;
-    let stream = if asked.diagnose { Stream::Runner } else { Stream::Job };
-    let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream };
-    Ok(page::read(app.logs().as_ref(), &log, range).await?)
+    let stream = if diagnose { Stream::Runner } else { Stream::Job };
+    Ok(Log { project: job.project_id, run: job.run_id, submission: job.id, stream })
 }
 
 pub async fn job_metrics(app: &App, scope: &Scope, asked: &metrics::Query) -> Result<metrics::JobMetrics> {

@@ -1,0 +1,141 @@
+//! A log as it grows, read from the server's event stream.
+
+use std::time::Duration;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::timeout;
+use windlass_model::time::Timestamp;
+
+use crate::{client::CallError, logs::StreamEvent};
+
+/// Longest line of a stream; the server's are far shorter.
+const LINE_BYTES_MAX: usize = 2 * 1024 * 1024;
+
+/// A server that has nothing to tell says so every few seconds; one that is silent for this long is gone.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// What a stream brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    Bytes {
+        offset: u64,
+        at: Timestamp,
+        bytes: Vec<u8>,
+    },
+    /// Nothing follows. `status` is the job's.
+    End {
+        status: String,
+        exit_status: Option<i64>,
+        termination_reason: Option<String>,
+    },
+}
+
+/// An open stream. Dropping it closes its connection.
+#[derive(Debug)]
+pub struct LogStream {
+    body: Incoming,
+    lines: Lines,
+    offset: u64,
+}
+
+impl LogStream {
+    pub(crate) fn new(body: Incoming, offset: u64) -> Self {
+        Self { body, lines: Lines::default(), offset }
+    }
+
+    /// After the last byte that was given: where to go on if the connection breaks.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The next news; `None` when the server closed the stream without an end. Then the caller asks again from
+    /// [`LogStream::offset`].
+    pub async fn next(&mut self) -> Result<Option<News>, CallError> {
+        loop {
+            while let Some(data) = self.lines.event() {
+                match serde_json::from_slice(&data).map_err(CallError::Decode)? {
+                    StreamEvent::Log { offset, timestamp, message } => {
+                        let bytes = STANDARD.decode(message).map_err(CallError::Base64)?;
+                        self.offset = offset.saturating_add(bytes.len() as u64);
+                        return Ok(Some(News::Bytes { offset, at: timestamp, bytes }));
+                    }
+                    StreamEvent::End { offset, status, exit_status, termination_reason } => {
+                        self.offset = offset;
+                        return Ok(Some(News::End { status, exit_status, termination_reason }));
+                    }
+                }
+            }
+            let frame = timeout(SILENCE_MAX, self.body.frame()).await.map_err(|_| CallError::Silent)?;
+            let Some(frame) = frame else { return Ok(None) };
+            if let Some(data) = frame.map_err(CallError::Exchange)?.data_ref()
+                && !self.lines.add(data)
+            {
+                return Err(CallError::LongLine);
+            }
+        }
+    }
+}
+
+/// Bytes that become lines, and lines that become events.
+#[derive(Debug, Default)]
+struct Lines {
+    rest: Vec<u8>,
+    /// How much of `rest` holds no line end.
+    looked: usize,
+    data: Vec<u8>,
+}
+
+impl Lines {
+    /// False: a line is too long.
+    fn add(&mut self, bytes: &[u8]) -> bool {
+        self.rest.extend_from_slice(bytes);
+        self.rest.len() <= LINE_BYTES_MAX && self.data.len() <= LINE_BYTES_MAX
+    }
+
+    /// The data of the next whole event. Names and ids are in the data too; comments only show that the server
+    /// lives.
+    fn event(&mut self) -> Option<Vec<u8>> {
+        while let Some(found) = self.rest[self.looked..].iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=self.looked + found).collect();
+            self.looked = 0;
+            let line = line.trim_ascii_end();
+            if line.is_empty() {
+                if !self.data.is_empty() {
+                    return Some(std::mem::take(&mut self.data));
+                }
+            } else if let Some(data) = line.strip_prefix(b"data:") {
+                self.data.extend_from_slice(data.trim_ascii_start());
+            }
+        }
+        self.looked = self.rest.len();
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LINE_BYTES_MAX, Lines};
+
+    #[test]
+    fn events_are_found_however_the_bytes_are_cut() {
+        let text = b": alive\n\nid: 3\nevent: log\ndata: {\"a\":1}\n\ndata:{\"b\":2}\r\n\r\ndata: x";
+        for step in 1..text.len() {
+            let (mut lines, mut events) = (Lines::default(), Vec::new());
+            for part in text.chunks(step) {
+                assert!(lines.add(part));
+                events.extend(std::iter::from_fn(|| lines.event()));
+            }
+            assert_eq!(events, [b"{\"a\":1}".to_vec(), b"{\"b\":2}".to_vec()], "by {step}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut lines = Lines::default();
+        let part = vec![b'x'; LINE_BYTES_MAX];
+        assert!(lines.add(&part) && lines.event().is_none());
+        assert!(!lines.add(b"x"));
+    }
+}

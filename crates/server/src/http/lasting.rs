@@ -1,0 +1,97 @@
+//! Answers that last: events over one response, for as long as the caller may hear them.
+//!
+//! The next event is made when the client has taken the one before, so a slow client costs one event and delays
+//! nobody. A caller who lost their rights is cut off, and a server that stops does not wait for the end.
+
+use std::{convert::Infallible, future::Future, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    http::{HeaderValue, StatusCode, header},
+    response::Response,
+};
+use futures_util::{StreamExt as _, stream};
+use serde::Serialize;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+use super::with_body;
+use crate::{
+    app::App,
+    error::{Error, Result},
+    services::{Beat, Beats},
+};
+
+/// How often the caller's rights are looked up again.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+struct Lasting<T, A> {
+    app: App,
+    beats: Beats<T>,
+    allowed: A,
+    look: Interval,
+}
+
+pub(super) fn answer<T, A, R>(app: App, beats: Beats<T>, allowed: A) -> Response
+where
+    T: Serialize + Send + 'static,
+    A: Fn() -> R + Send + 'static,
+    R: Future<Output = Result<()>> + Send,
+{
+    let mut look = tokio::time::interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let lasting = Lasting { app, beats, allowed, look };
+    let frames = stream::unfold(lasting, |mut lasting| async move {
+        let frame = lasting.next().await?;
+        Some((Ok::<_, Infallible>(frame), lasting))
+    });
+    let mut response = with_body(StatusCode::OK, "text/event-stream", Body::from_stream(frames));
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // Some proxies keep an answer back until it is whole.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+impl<T, A, R> Lasting<T, A>
+where
+    T: Serialize,
+    A: Fn() -> R,
+    R: Future<Output = Result<()>>,
+{
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let beat = tokio::select! {
+                // What comes after the rights were lost is not told, however much of it is there.
+                biased;
+                _ = self.look.tick() => {
+                    match (self.allowed)().await {
+                        // A database that does not answer takes nobody's rights away.
+                        Ok(()) | Err(Error::Db(_)) => continue,
+                        Err(_) => return None,
+                    }
+                }
+                () = self.app.closed() => return None,
+                beat = self.beats.next() => beat?,
+            };
+            return match frame(&beat) {
+                Ok(frame) => Some(frame),
+                Err(error) => {
+                    tracing::error!(%error, "encode an event");
+                    None
+                }
+            };
+        }
+    }
+}
+
+fn frame<T: Serialize>(beat: &Beat<T>) -> serde_json::Result<Bytes> {
+    match beat {
+        Beat::Alive => Ok(Bytes::from_static(b": alive\n\n")),
+        Beat::Event { id, name, data } => {
+            let mut out = format!("id: {id}\nevent: {name}\ndata: ").into_bytes();
+            serde_json::to_writer(&mut out, data)?;
+            out.extend_from_slice(b"\n\n");
+            Ok(out.into())
+        }
+    }
+}
