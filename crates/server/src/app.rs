@@ -5,15 +5,16 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use windlass_backend::Backends;
 use tokio::sync::watch;
+use windlass_backend::Backends;
 use windlass_engine::Hints;
 
 use crate::{
+    StartError,
     auth::AccessCache,
     config::Settings,
     db::Db,
-    logs::{archive::Archive, files::Files, tail::Tails},
+    logs::{archive::Archive, tail::Tails},
     metrics::Metrics,
     secrets::Keyring,
 };
@@ -41,7 +42,7 @@ struct Inner {
 
 impl App {
     /// One that has no machines.
-    pub fn new(db: Db, settings: Settings, keys: Keyring) -> Result<Self, getrandom::Error> {
+    pub fn new(db: Db, settings: Settings, keys: Keyring) -> Result<Self, StartError> {
         Self::with_backends(db, settings, keys, Backends::default())
     }
 
@@ -50,10 +51,10 @@ impl App {
         settings: Settings,
         keys: Keyring,
         backends: Backends,
-    ) -> Result<Self, getrandom::Error> {
+    ) -> Result<Self, StartError> {
         let mut process = [0_u8; 6];
         getrandom::fill(&mut process)?;
-        let logs = Arc::new(Archive::new(Arc::new(Files::new(settings.data_dir.join("logs")))));
+        let logs = Arc::new(Archive::new(settings.log_store.open(settings.data_dir.join("logs"))?));
         let hints = Hints::new();
         let tails = Tails::new(db.clone(), Arc::clone(&logs), hints.clone());
         Ok(Self(Arc::new(Inner {
@@ -100,6 +101,8 @@ impl App {
     /// Where machines come from.
     pub fn backends(&self) -> &Backends {
         &self.0.backends
+    }
+
     /// Those who follow them.
     pub fn tails(&self) -> &Tails {
         &self.0.tails

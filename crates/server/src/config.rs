@@ -7,12 +7,21 @@ use std::{
 };
 
 use windlass_backend::local::Runtime;
-use windlass_model::config::{
-    error::Diagnosis,
-    yaml::{self, Value},
+use windlass_model::{
+    config::{
+        error::Diagnosis,
+        yaml::{self, Value},
+    },
+    time::Span,
 };
 
-use crate::db::{DatabaseUrl, DbError};
+use crate::{
+    db::{DatabaseUrl, DbError},
+    logs::{
+        place::{Place, PlaceError},
+        retention,
+    },
+};
 
 /// Largest JSON body, unless told otherwise.
 const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
@@ -30,6 +39,12 @@ pub enum SettingsError {
     Runtime { word: String },
     #[error("understand the database url")]
     Database(#[from] DbError),
+    #[error(
+        "understand how long to keep logs, `{text}`: want days like `30d`, or `off` to keep them for ever"
+    )]
+    KeepLogs { text: String },
+    #[error(transparent)]
+    LogStore(#[from] PlaceError),
     #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
     NoHome,
     #[error("read `{}`", path.display())]
@@ -61,6 +76,8 @@ pub struct Given {
     pub docker_socket: Option<PathBuf>,
     /// The script of a mock cloud.
     pub mock_cloud: Option<PathBuf>,
+    pub keep_logs: Option<String>,
+    pub log_store: Option<String>,
 }
 
 impl Given {
@@ -100,9 +117,11 @@ impl Given {
                 "local_runtime" => given.local_runtime = Some(word.text),
                 "docker_socket" => given.docker_socket = Some(word.text.into()),
                 "mock_cloud" => given.mock_cloud = Some(word.text.into()),
+                "log_store" => given.log_store = Some(word.text),
+                "keep_logs" => given.keep_logs = Some(word.text),
                 unknown => {
                     let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
-                                agent, local_runtime, docker_socket, mock_cloud";
+                                agent, local_runtime, docker_socket, mock_cloud, keep_logs, log_store";
                     return Err(wrong(unknown, want));
                 }
             }
@@ -125,6 +144,8 @@ impl Given {
             local_runtime: self.local_runtime.or(other.local_runtime),
             docker_socket: self.docker_socket.or(other.docker_socket),
             mock_cloud: self.mock_cloud.or(other.mock_cloud),
+            keep_logs: self.keep_logs.or(other.keep_logs),
+            log_store: self.log_store.or(other.log_store),
         }
     }
 }
@@ -148,6 +169,9 @@ pub struct Settings {
     pub mock_cloud: Option<PathBuf>,
     /// Whether this replica turns the pipelines; one that does not only answers requests.
     pub pipelines: bool,
+    /// How long logs are kept after the end of their run; `None` is for ever.
+    pub keep_logs: Option<Span>,
+    pub log_store: Place,
     pub body_bytes_max: usize,
     pub upload_bytes_max: usize,
     pub owned_projects_max: i64,
@@ -192,7 +216,14 @@ impl Settings {
             Some(word) => Some(Runtime::parse(&word).ok_or(SettingsError::Runtime { word })?),
             None => None,
         };
+        let keep_logs = match given.keep_logs.as_deref() {
+            None => Some(retention::KEEP),
+            Some("off") => None,
+            Some(text) => Some(days(text).ok_or_else(|| SettingsError::KeepLogs { text: text.to_owned() })?),
+        };
         Ok(Self {
+            keep_logs,
+            log_store: given.log_store.as_deref().unwrap_or("files").parse()?,
             address: SocketAddr::new(host, given.port.unwrap_or(3000)),
             key_file: given.key_file.unwrap_or_else(|| data_dir.join("keys").join("master")),
             data_dir,
@@ -210,6 +241,12 @@ impl Settings {
             head_timeout: HEAD_TIMEOUT,
         })
     }
+}
+
+/// `30d`.
+fn days(text: &str) -> Option<Span> {
+    let days: u16 = text.strip_suffix('d')?.parse().ok()?;
+    (days > 0).then(|| Span::days(days.into()))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub mod http;
 mod instance_facts;
 mod inventory;
 pub mod job_facts;
+pub mod job_metrics;
 pub mod job_orders;
 mod listen;
 pub mod logs;
@@ -45,6 +46,7 @@ use crate::{
     auth::Token,
     config::Settings,
     db::{Db, DbError},
+    logs::{Store as _, place::PlaceError},
     machines::Machines,
     secrets::{KeyError, Keyring},
 };
@@ -64,6 +66,8 @@ pub enum StartError {
     Keys(#[from] KeyError),
     #[error("open the database")]
     Db(#[from] DbError),
+    #[error("set up the log store")]
+    Logs(#[from] PlaceError),
     #[error("draw random bytes")]
     Random(#[from] getrandom::Error),
     #[error("set up the first user and project")]
@@ -103,6 +107,7 @@ impl Server {
 
     async fn set_up(app: &App, machines: Machines) -> Result<Self, StartError> {
         services::secrets::claim_key(app).await?;
+        app.logs().check().await.map_err(PlaceError::Check)?;
         let first_token = services::boot::ensure(app).await?;
         let address = app.settings().address;
         let failed = |source| StartError::Listen { address, source };

@@ -1,7 +1,7 @@
 //! Counters of the server itself, for `GET /metrics`.
 //!
-//! Labels are operation ids and statuses: both are closed sets, so the number of series is bounded.
-//! Nothing a user names ever becomes a label.
+//! Labels are operation ids and statuses: both are closed sets, so the number of series is bounded. What running jobs
+//! use is added by `job_metrics::prometheus`, which bounds its own.
 
 use std::{fmt::Write as _, sync::OnceLock, time::Duration};
 
@@ -93,8 +93,8 @@ impl Metrics {
         self.connections.dec();
     }
 
-    /// The text that Prometheus reads.
-    pub fn text(&self) -> String {
+    /// The text that Prometheus reads, with more series at the end.
+    pub fn text(&self, more: &str) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut out, &self.registry);
@@ -118,6 +118,7 @@ impl Metrics {
                 );
             }
         }
+        out.push_str(more);
         out.push_str(end);
         out
     }

@@ -29,6 +29,7 @@ macro_rules! migrations {
 const MIGRATIONS: &[Migration] = migrations! {
     1 "0001_core.sql";
     2 "0002_agents.sql";
+    3 "0003_metrics.sql";
     4 "0004_fleets.sql";
     5 "0005_volumes.sql";
 };

@@ -23,6 +23,7 @@ pub mod fleets;
 pub mod gateways;
 mod ids;
 pub mod instances;
+pub mod job_metrics;
 pub mod jobs;
 mod leases;
 mod migrate;
@@ -271,6 +272,7 @@ pub fn statements() -> Vec<&'static str> {
         fleets::statements(),
         gateways::statements(),
         instances::statements(),
+        job_metrics::statements(),
         jobs::statements(),
         passes::statements(),
         repos::statements(),

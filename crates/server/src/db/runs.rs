@@ -3,11 +3,11 @@
 use windlass_model::{
     id::{FleetId, GatewayId, ProjectId, RunId, UserId},
     run::Status,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use super::{
-    Change, Db, DbError, Expect, Val,
+    Change, Db, DbError, Expect, Unit, Val,
     filter::{Filter, Page},
     record::{record, statements},
 };
@@ -84,6 +84,9 @@ const JOINS: &str = "JOIN projects p ON p.id = r.project_id JOIN users u ON u.id
                      LEFT JOIN fleets f ON f.id = r.fleet_id";
 
 statements! {
+    OLD_LOGS = "SELECT {} FROM runs r WHERE r.finished AND NOT r.logs_removed AND (r.finished_at < now_us() - $1 \
+                OR r.deleted AND r.finished_at < now_us() - $2) ORDER BY r.finished_at LIMIT $3", Logged::columns("r");
+    LOGS_REMOVED = "UPDATE runs SET logs_removed = TRUE WHERE id = $1 AND finished";
     FIND = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.id = $1", Run::columns("r");
     FIND_BY_NAME = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.project_id = $1 AND r.name = $2 \
                     AND NOT r.deleted", Run::columns("r");
@@ -197,6 +200,30 @@ pub fn update_spec(id: RunId, old: &str, new: &str, priority: i64, new_deploymen
 /// Stale unless the run is finished.
 pub fn delete(id: RunId) -> Change {
     exec(&DELETE, params![id])
+}
+
+record! {
+    /// A run with logs.
+    pub struct Logged {
+        pub id: RunId,
+        pub project_id: ProjectId,
+    }
+}
+
+/// Runs that ended longer ago than `keep` (`keep_deleted` for deleted ones) and may still have logs; the oldest first.
+pub async fn with_old_logs(
+    db: &Db,
+    keep: Span,
+    keep_deleted: Span,
+    limit: usize,
+) -> Result<Vec<Logged>, DbError> {
+    let rows = db.query(OLD_LOGS.as_str(), params![keep.0, keep_deleted.0, limit]).await?;
+    rows.iter().map(Logged::read).collect()
+}
+
+/// The logs of this run are gone.
+pub async fn logs_were_removed(db: &Db, id: RunId) -> Result<(), DbError> {
+    db.write(Unit::new().exec(LOGS_REMOVED.as_str(), params![id])).await?.done().map(drop)
 }
 
 pub async fn count_active(db: &Db, project: ProjectId) -> Result<i64, DbError> {

@@ -5,12 +5,15 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use windlass_model::id::{ProjectId, RunId};
@@ -186,5 +189,13 @@ impl Store for Archive {
 
     fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()> {
         self.store.remove(project, run)
+    }
+
+    fn look_every(&self) -> Duration {
+        self.store.look_every()
+    }
+
+    fn check(&self) -> BoxFuture<'_, io::Result<()>> {
+        self.store.check()
     }
 }

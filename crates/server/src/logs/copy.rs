@@ -87,13 +87,16 @@ pub async fn catch_up(
     let (mut end, mut gaps) = (first, 0);
     loop {
         if end > limits.kept {
-            return done(archive, log, end).await;
+            return done(archive, agents, call, log, end).await;
         }
         let room = usize::try_from(limits.kept - end).unwrap_or(usize::MAX);
         let part = agents.log(call, log.stream.name(), end, PIECE_BYTES_MAX.min(room.max(1))).await?;
         if room == 0 {
             if part.end <= end {
-                return stand(archive, log, end, part.is_complete).await;
+                return match part.is_complete {
+                    true => done(archive, agents, call, log, end).await,
+                    false => Ok(Progress { end, complete: false, more: false }),
+                };
             }
             end = archive.append(log, end, now.0, CUT).await?;
             continue;
@@ -103,7 +106,10 @@ pub async fn catch_up(
             if part.end > end {
                 return Ok(Progress { end, complete: false, more: true });
             }
-            return stand(archive, log, end, part.is_complete).await;
+            return match part.is_complete {
+                true => done(archive, agents, call, log, end).await,
+                false => Ok(Progress { end, complete: false, more: false }),
+            };
         }
         match archive.append(log, end, now.0, bytes).await {
             Ok(grown) => end = grown,
@@ -115,7 +121,7 @@ pub async fn catch_up(
             Err(error) => return Err(error.into()),
         }
         if part.is_complete && end >= part.end {
-            return done(archive, log, end).await;
+            return done(archive, agents, call, log, end).await;
         }
         if end.saturating_sub(first) >= limits.bytes || began.elapsed() >= limits.time {
             return Ok(Progress { end, complete: false, more: end < part.end });
@@ -123,13 +129,16 @@ pub async fn catch_up(
     }
 }
 
-/// The host has no more than we.
-async fn stand(archive: &Archive, log: &Log, end: u64, complete: bool) -> Result<Progress, CopyError> {
-    if complete { done(archive, log, end).await } else { Ok(Progress { end, complete, more: false }) }
-}
-
-async fn done(archive: &Archive, log: &Log, end: u64) -> Result<Progress, CopyError> {
+/// All is here. A runner that waits for that need wait no longer; one that does not hear it goes by itself.
+async fn done(
+    archive: &Archive,
+    agents: &dyn Agents,
+    call: Call,
+    log: &Log,
+    end: u64,
+) -> Result<Progress, CopyError> {
     archive.sync(log).await?;
+    let _ = agents.log_was_read(call, log.stream.name(), end).await;
     Ok(Progress { end, complete: true, more: false })
 }
 

@@ -7,8 +7,13 @@
 pub mod archive;
 pub mod copy;
 pub mod files;
+pub mod objects;
 pub mod page;
+pub mod place;
+pub mod retention;
 pub mod tail;
+
+use std::{io, time::Duration};
 
 use futures_util::future::BoxFuture;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
@@ -48,6 +53,13 @@ pub struct Piece {
     pub bytes: Vec<u8>,
 }
 
+impl Piece {
+    /// The offset after its last byte.
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
 /// Which pieces are wanted: in order, newest first if `descending`, and no more than the two bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
@@ -85,7 +97,7 @@ pub enum LogError {
         what: &'static str,
         submission: SubmissionId,
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The writer must go back to `end`.
     #[error("append at {offset}, but the log ends at {end}")]
@@ -109,4 +121,14 @@ pub trait Store: Send + Sync + 'static {
 
     /// Forgets all logs of a run.
     fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()>;
+
+    /// How often it may be asked whether other processes appended.
+    fn look_every(&self) -> Duration {
+        Duration::from_millis(500)
+    }
+
+    /// Whether it can be used at all; asked once, at the start.
+    fn check(&self) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
 }

@@ -94,7 +94,7 @@ impl Tails {
         let tails = self.clone();
         tokio::spawn(async move {
             let hints = tails.0.hints.subscribe(HINT);
-            let mut pause = LOOK_EVERY;
+            let (mut pause, mut looked) = (LOOK_EVERY, None);
             loop {
                 let _ = timeout(pause, hints.hinted()).await;
                 sleep(LOOK_PAUSE).await;
@@ -110,14 +110,18 @@ impl Tails {
                     continue;
                 }
                 let began = Instant::now();
-                tails.look_at(&followed).await;
+                let store_too = looked.is_none_or(|at: Instant| at.elapsed() >= tails.0.archive.look_every());
+                tails.look_at(&followed, store_too).await;
+                if store_too {
+                    looked = Some(began);
+                }
                 // A slow store is not asked all the time.
                 pause = LOOK_EVERY.max(began.elapsed() * 4);
             }
         });
     }
 
-    async fn look_at(&self, followed: &[Log]) {
+    async fn look_at(&self, followed: &[Log], store_too: bool) {
         let ids: Vec<SubmissionId> = followed.iter().map(|log| log.submission).collect();
         let ended = match jobs::ended(&self.0.db, &ids).await {
             Ok(ended) => ended,
@@ -129,7 +133,7 @@ impl Tails {
         for log in followed {
             if let Some(job) = ended.iter().find(|job| job.id == log.submission) {
                 self.0.archive.tell_over(log, over(job.clone()));
-            } else if let Ok(end) = self.0.archive.end(log).await {
+            } else if store_too && let Ok(end) = self.0.archive.end(log).await {
                 self.0.archive.tell(log, end);
             }
         }

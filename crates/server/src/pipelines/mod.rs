@@ -22,7 +22,8 @@ use crate::{
     agents::Agents,
     app::App,
     db::{Db, Written},
-    logs::archive::Archive,
+    job_metrics::sampler,
+    logs::{archive::Archive, retention},
     market::Market,
     run_shape::Shapes,
     secrets::Keyring,
@@ -81,6 +82,8 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
     let mut hints = JoinSet::new();
     hints.spawn(hear(app.db().clone(), app.hints().clone()));
     hints.spawn(tell(app.db().clone(), app.hints().clone()));
+    hints.spawn(sampler::run(app.db().clone(), Arc::clone(&hands.agents)));
+    hints.spawn(retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     Ok(Running { engine, _hints: hints })
 }
 

@@ -9,7 +9,7 @@ use windlass_api::{
 
 use windlass_engine::status::Snapshot;
 
-use crate::{app::App, auth::Caller, error::Result, http::Routes};
+use crate::{app::App, auth::Caller, error::Result, http::Routes, services::watch};
 
 /// The version of the API that clients compare with their own.
 const API_VERSION: &str = "0.22.5";
@@ -30,7 +30,7 @@ async fn health(_: App, _: Nothing) -> Result<Health> {
 }
 
 async fn metrics(app: App, _: Caller, _: Nothing) -> Result<String> {
-    Ok(app.metrics().text())
+    Ok(watch::prometheus(&app).await)
 }
 
 async fn pipelines(app: App, _: Caller, _: Nothing) -> Result<Vec<Pipeline>> {

@@ -13,8 +13,9 @@ use super::{Beat, Beats, offers, runs::Spec};
 use crate::{
     app::App,
     auth::Scope,
-    db::{jobs, runs},
+    db::{job_metrics::recent, jobs, runs},
     error::{Error, Result},
+    job_metrics::{prometheus, series},
     logs::{
         Log, Stream, page,
         tail::{Reader, Start, Turn},
@@ -91,15 +92,34 @@ async fn find_log(app: &App, scope: &Scope, submission: Uuid, run_name: &str, di
     Ok(Log { project: job.project_id, run: job.run_id, submission: job.id, stream })
 }
 
+/// The newest submission of the job counts.
 pub async fn job_metrics(app: &App, scope: &Scope, asked: &metrics::Query) -> Result<metrics::JobMetrics> {
+    if !(1..=LIMIT_MAX).contains(&asked.limit) {
+        return Err(Error::field("limit", "must be from 1 to 1000"));
+    }
     let name = scope.path.first().map(String::as_str).unwrap_or_default();
     let found = match asked.run_id {
         Some(id) => runs::find(app.db(), RunId(id)).await?,
         None => runs::find_by_name(app.db(), scope.project.id, name).await?,
     };
     let found = found.filter(|found| found.run.project_id == scope.project.id && found.run.name == name);
-    found.ok_or_else(|| Error::absent("Run"))?;
-    Ok(metrics::JobMetrics { metrics: Vec::new() })
+    let run = found.ok_or_else(|| Error::absent("Run"))?.run.id;
+    let jobs = jobs::of_runs(app.db(), &[run], Some(1)).await?;
+    let job = jobs.iter().find(|job| job.replica_num == asked.replica_num && job.job_num == asked.job_num);
+    let job = job.ok_or_else(|| Error::absent("Job"))?;
+    // A point needs the sample before it.
+    let samples = recent(app.db(), job.id, asked.after, asked.before, asked.limit + 1).await?;
+    Ok(series(job, &samples))
+}
+
+/// What the server counts of itself, and what running jobs use.
+pub async fn prometheus(app: &App) -> String {
+    let jobs = prometheus::text(app.db()).await.unwrap_or_else(|error| {
+        // Counters of the server are wanted most when its database is in trouble.
+        tracing::warn!(%error, "read what jobs use");
+        String::new()
+    });
+    app.metrics().text(&jobs)
 }
 
 /// Offers of the first job, by GPU.

@@ -8,10 +8,10 @@ use windlass_api::logs::PollRequest;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 use windlass_server::logs::{Log, LogError, Piece, Range, Store, Stream, files::Files, page};
 
-struct Home(PathBuf);
+pub(crate) struct Home(pub(crate) PathBuf);
 
 impl Home {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let path = std::env::temp_dir().join(format!("windlass-logs-{}", random_id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)
@@ -24,13 +24,13 @@ impl Drop for Home {
     }
 }
 
-fn random_id() -> uuid::Uuid {
+pub(crate) fn random_id() -> uuid::Uuid {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).unwrap();
     uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
-fn log() -> Log {
+pub(crate) fn log() -> Log {
     Log {
         project: ProjectId(random_id()),
         run: RunId(random_id()),
@@ -39,7 +39,7 @@ fn log() -> Log {
     }
 }
 
-const ALL: Range = Range {
+pub(crate) const ALL: Range = Range {
     from: None,
     after: None,
     until: None,
@@ -48,7 +48,7 @@ const ALL: Range = Range {
     bytes_max: usize::MAX,
 };
 
-fn text(pieces: &[Piece]) -> String {
+pub(crate) fn text(pieces: &[Piece]) -> String {
     let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.bytes.clone()).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -89,7 +89,9 @@ async fn pages_go_forward_and_backward_and_by_time() {
     assert_eq!(read(Range { descending: true, from: Some(16), pieces_max: 2, ..ALL }).await, "7;6;");
     assert_eq!(read(Range { after: Some(102), until: Some(104), ..ALL }).await, "3;4;5;");
     assert_eq!(read(Range { bytes_max: 5, ..ALL }).await, "0;1;");
-    assert_eq!(read(Range { bytes_max: 1, ..ALL }).await, "0;");
+    assert_eq!(read(Range { bytes_max: 1, ..ALL }).await, "0");
+    assert_eq!(read(Range { from: Some(3), bytes_max: 4, ..ALL }).await, ";2;");
+    assert_eq!(read(Range { from: Some(7), bytes_max: 0, pieces_max: 1, ..ALL }).await, ";");
     assert_eq!(read(Range { after: Some(999), ..ALL }).await, "");
 }
 

@@ -1,0 +1,111 @@
+//! Table `job_metrics`: samples of what jobs used.
+
+use windlass_model::{
+    id::{InstanceId, SubmissionId},
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Db, DbError, Unit, Val,
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct Sample {
+        pub at: Timestamp,
+        /// By the host's clock.
+        pub host_at: Timestamp,
+        /// Of all processors together, since the job began.
+        pub cpu_us: i64,
+        pub memory_bytes: i64,
+        pub working_set_bytes: i64,
+        /// JSON: `[[bytes of memory, percent], …]`.
+        pub gpus: String,
+    }
+}
+
+record! {
+    /// A job that is to be sampled.
+    pub struct Due {
+        pub id: SubmissionId,
+        pub instance_id: InstanceId,
+        pub lock_epoch: i64,
+    }
+}
+
+record! {
+    /// The last sample of a job that runs, and what people call it.
+    pub struct Active {
+        pub project: String,
+        pub run: String,
+        pub replica_num: i64,
+        pub job_num: i64,
+        pub cpu_us: i64,
+        pub memory_bytes: i64,
+        pub working_set_bytes: i64,
+        pub gpus: String,
+    }
+}
+
+statements! {
+    DUE = "SELECT {} FROM jobs j WHERE j.status = 'running' AND NOT j.finished AND j.instance_id IS NOT NULL \
+           AND NOT EXISTS (SELECT 1 FROM job_metrics m WHERE m.job_id = j.id AND m.at > now_us() - $1) \
+           ORDER BY j.id LIMIT $2", Due::columns("j");
+    /// The same sample twice is one: two replicas may ask at the same moment.
+    INSERT = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
+              VALUES ($1, now_us(), $2, $3, $4, $5, $6) ON CONFLICT (job_id, at) DO NOTHING";
+    TRIM = "DELETE FROM job_metrics WHERE job_id = $1 AND at < now_us() - $2";
+    EXPIRE = "DELETE FROM job_metrics WHERE (job_id, at) IN \
+              (SELECT m.job_id, m.at FROM job_metrics m WHERE m.at < now_us() - $1 ORDER BY m.at LIMIT $2)";
+    RECENT = "SELECT {} FROM job_metrics m WHERE m.job_id = $1 AND m.at > $2 AND m.at < $3 \
+              ORDER BY m.at DESC LIMIT $4", Sample::columns("m");
+    ACTIVE = "SELECT p.name, r.name, j.replica_num, j.job_num, m.cpu_us, m.memory_bytes, m.working_set_bytes, m.gpus \
+              FROM jobs j JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = j.project_id \
+              JOIN job_metrics m ON m.job_id = j.id \
+              AND m.at = (SELECT max(n.at) FROM job_metrics n WHERE n.job_id = j.id) \
+              WHERE j.status = 'running' AND NOT j.finished AND m.at > now_us() - $1 \
+              ORDER BY j.submitted_at, j.id LIMIT $2";
+}
+
+/// Jobs that run and have no sample as young as `younger`.
+pub async fn due(db: &Db, younger: Span, limit: usize) -> Result<Vec<Due>, DbError> {
+    db.query(DUE.as_str(), params![younger.0, limit]).await?.iter().map(Due::read).collect()
+}
+
+/// Keeps a sample taken now, and none of the job that is older than `keep`.
+pub async fn keep(db: &Db, job: SubmissionId, sample: Sample, keep: Span) -> Result<(), DbError> {
+    let values = params![
+        job,
+        sample.host_at,
+        sample.cpu_us,
+        sample.memory_bytes,
+        sample.working_set_bytes,
+        sample.gpus
+    ];
+    let unit = Unit::new().exec(TRIM.as_str(), params![job, keep.0]).exec(INSERT.as_str(), values);
+    db.write(unit).await?.done().map(drop)
+}
+
+/// Forgets up to `limit` samples older than `keep`, whatever became of their jobs.
+pub async fn expire(db: &Db, keep: Span, limit: usize) -> Result<(), DbError> {
+    db.write(Unit::new().exec(EXPIRE.as_str(), params![keep.0, limit])).await?.done().map(drop)
+}
+
+/// Samples of a job between two moments, both exclusive; newest first.
+pub async fn recent(
+    db: &Db,
+    job: SubmissionId,
+    after: Option<Timestamp>,
+    before: Option<Timestamp>,
+    limit: i64,
+) -> Result<Vec<Sample>, DbError> {
+    let (after, before) = (after.unwrap_or(Timestamp(i64::MIN)), before.unwrap_or(Timestamp(i64::MAX)));
+    let params: Vec<Val> = params![job, after, before, limit];
+    db.query(RECENT.as_str(), params).await?.iter().map(Sample::read).collect()
+}
+
+/// The last samples of jobs that run, if no older than `younger`.
+pub async fn active(db: &Db, younger: Span, limit: usize) -> Result<Vec<Active>, DbError> {
+    db.query(ACTIVE.as_str(), params![younger.0, limit]).await?.iter().map(Active::read).collect()
+}

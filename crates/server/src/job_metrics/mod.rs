@@ -1,0 +1,99 @@
+//! What jobs use: sampled while they run, shown as series, and judged by the utilization policy.
+//!
+//! A sample is taken every [`EVERY`]. Of a job that runs, the last hour is kept; what is there when it ends stays for
+//! a week.
+
+pub mod prometheus;
+pub mod sampler;
+mod series;
+
+pub use series::series;
+
+use std::time::Duration;
+
+use windlass_api::agent::runner::Metrics;
+use windlass_model::{
+    decide::utilization,
+    id::SubmissionId,
+    time::{Span, Timestamp},
+};
+
+use crate::db::{Db, DbError, job_metrics as rows};
+
+pub const EVERY: Duration = Duration::from_secs(10);
+pub const KEEP_RUNNING: Span = Span::hours(1);
+pub const KEEP_FINISHED: Span = Span::days(7);
+/// GPUs of one job that are looked at.
+const GPUS_MAX: usize = 64;
+/// Samples of one window: an hour of them, and as many again for replicas that asked at the same moment.
+const WINDOW_SAMPLES_MAX: i64 = 720;
+
+/// What a host says, as it is kept. A host may say anything: what cannot be is cut to what can.
+fn sample(said: &Metrics) -> rows::Sample {
+    let gpus: Vec<(i64, i64)> = said
+        .gpus
+        .iter()
+        .take(GPUS_MAX)
+        .map(|gpu| (gpu.gpu_memory_usage_bytes.max(0), gpu.gpu_util_percent.clamp(0, 100)))
+        .collect();
+    rows::Sample {
+        at: Timestamp::default(),
+        host_at: Timestamp(said.timestamp_micro.max(0)),
+        cpu_us: said.cpu_usage_micro.max(0),
+        memory_bytes: said.memory_usage_bytes.max(0),
+        working_set_bytes: said.memory_working_set_bytes.max(0),
+        gpus: serde_json::to_string(&gpus).unwrap_or_default(),
+    }
+}
+
+/// Bytes of memory and percent of each GPU.
+fn gpus(text: &str) -> Vec<(i64, i64)> {
+    serde_json::from_str(text).unwrap_or_default()
+}
+
+/// Whether a GPU of the job was below `percent_min` for the whole window that ends now.
+pub async fn is_gpu_idle(
+    db: &Db,
+    job: SubmissionId,
+    percent_min: u32,
+    window: Span,
+    now: Timestamp,
+) -> Result<bool, DbError> {
+    // A moment more, so that a sample on the very start counts.
+    let start = Timestamp((now - window).0 - 1);
+    let samples: Vec<utilization::Sample> = rows::recent(db, job, Some(start), None, WINDOW_SAMPLES_MAX)
+        .await?
+        .iter()
+        .map(|sample| utilization::Sample {
+            at: sample.at,
+            gpu_percent: gpus(&sample.gpus)
+                .iter()
+                .map(|(_, percent)| u32::try_from(*percent).unwrap_or(0))
+                .collect(),
+        })
+        .collect();
+    Ok(utilization::is_gpu_idle(&samples, percent_min, window, now))
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_api::agent::runner::{GpuMetrics, Metrics};
+
+    use super::{gpus, sample};
+
+    #[test]
+    fn what_cannot_be_is_cut_to_what_can() {
+        let gpu = GpuMetrics { gpu_memory_usage_bytes: -5, gpu_util_percent: 900 };
+        let said = Metrics {
+            timestamp_micro: i64::MIN,
+            cpu_usage_micro: -1,
+            memory_usage_bytes: i64::MIN,
+            memory_working_set_bytes: 3,
+            gpus: vec![gpu; 1000],
+        };
+        let kept = sample(&said);
+        assert_eq!((kept.host_at.0, kept.cpu_us, kept.memory_bytes, kept.working_set_bytes), (0, 0, 0, 3));
+        assert_eq!(gpus(&kept.gpus), vec![(0, 100); 64]);
+        assert!(gpus("nonsense").is_empty());
+    }
+}

@@ -1,0 +1,106 @@
+//! Samples as the series that clients draw.
+
+use serde_json::Value;
+use windlass_api::metrics::{JobMetrics, Metric};
+use windlass_model::time::Timestamp;
+
+use super::gpus;
+use crate::db::{job_metrics::Sample, jobs::Job};
+
+/// What the job was given.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Given {
+    cpus: Option<i64>,
+    memory_bytes: Option<i64>,
+    gpu_memory_bytes: Option<i64>,
+}
+
+impl Given {
+    /// A job may have a part of its instance; what it has is in its own document then.
+    fn of(job: &Job) -> Self {
+        let read = |text: &Option<String>| -> Option<Value> { serde_json::from_str(text.as_deref()?).ok() };
+        let runtime = read(&job.runtime).unwrap_or_default();
+        let provisioning = read(&job.provisioning).unwrap_or_default();
+        let own = &runtime["offer"]["instance"]["resources"];
+        let resources = if own.is_object() { own } else { &provisioning["instance_type"]["resources"] };
+        let bytes = |mib: &Value| mib.as_i64().and_then(|mib| mib.checked_mul(1 << 20));
+        Self {
+            cpus: resources["cpus"].as_i64(),
+            memory_bytes: bytes(&resources["memory_mib"]),
+            gpu_memory_bytes: bytes(&resources["gpus"][0]["memory_mib"]),
+        }
+    }
+}
+
+/// Newest first. Each point needs the sample before it, so there is one point fewer than samples.
+pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
+    let points: Vec<(&Sample, &Sample)> = samples.iter().zip(samples.iter().skip(1)).collect();
+    if points.is_empty() {
+        return JobMetrics { metrics: Vec::new() };
+    }
+    let timestamps: Vec<Timestamp> = points.iter().map(|(point, _)| point.at).collect();
+    let mut metrics = Vec::new();
+    let mut add = |name: String, values: Vec<Value>| {
+        metrics.push(Metric { name, timestamps: timestamps.clone(), values });
+    };
+    let of = |value: fn(&Sample) -> i64| points.iter().map(|(point, _)| value(point).into()).collect();
+    let cpu = points.iter().map(|(point, before)| cpu_percent(point, before).into()).collect();
+    add("cpu_usage_percent".into(), cpu);
+    add("memory_usage_bytes".into(), of(|sample| sample.memory_bytes));
+    add("memory_working_set_bytes".into(), of(|sample| sample.working_set_bytes));
+    let given = Given::of(job);
+    let read: Vec<Vec<(i64, i64)>> = points.iter().map(|(point, _)| gpus(&point.gpus)).collect();
+    // A GPU that was not seen for a moment has no value to draw: only those that always were are shown.
+    let count = read.iter().map(Vec::len).min().unwrap_or(0);
+    let constants = [
+        ("cpus_detected_num", given.cpus),
+        ("memory_total_bytes", given.memory_bytes),
+        ("gpus_detected_num", i64::try_from(count).ok()),
+        ("gpu_memory_total_bytes", given.gpu_memory_bytes),
+    ];
+    for (name, value) in constants {
+        if let Some(value) = value {
+            add(name.into(), vec![value.into(); points.len()]);
+        }
+    }
+    for gpu in 0..count {
+        add(format!("gpu_memory_usage_bytes_gpu{gpu}"), read.iter().map(|g| g[gpu].0.into()).collect());
+        add(format!("gpu_util_percent_gpu{gpu}"), read.iter().map(|g| g[gpu].1.into()).collect());
+    }
+    JobMetrics { metrics }
+}
+
+/// Of one processor: a job that keeps four busy is at 400. By the host's clock, which may jump: then nothing is known.
+fn cpu_percent(point: &Sample, before: &Sample) -> i64 {
+    let took = point.host_at.0.saturating_sub(before.host_at.0);
+    let used = point.cpu_us.saturating_sub(before.cpu_us);
+    if took <= 0 || used < 0 { 0 } else { (used as f64 / took as f64 * 100.0).round() as i64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cpu_percent;
+    use crate::db::job_metrics::Sample;
+    use windlass_model::time::Timestamp;
+
+    fn at(host_at: i64, cpu_us: i64) -> Sample {
+        Sample {
+            at: Timestamp(0),
+            host_at: Timestamp(host_at),
+            cpu_us,
+            memory_bytes: 0,
+            working_set_bytes: 0,
+            gpus: "[]".into(),
+        }
+    }
+
+    #[test]
+    fn use_of_processors_is_of_the_time_between_two_samples() {
+        assert_eq!(cpu_percent(&at(20_000_000, 15_000_000), &at(10_000_000, 5_000_000)), 100);
+        assert_eq!(cpu_percent(&at(20_000_000, 45_000_000), &at(10_000_000, 5_000_000)), 400);
+        // A clock that jumped, a counter that began again.
+        assert_eq!(cpu_percent(&at(10, 15), &at(20, 5)), 0);
+        assert_eq!(cpu_percent(&at(20, 5), &at(10, 15)), 0);
+        assert_eq!(cpu_percent(&at(i64::MAX, i64::MAX), &at(0, 0)), 100);
+    }
+}

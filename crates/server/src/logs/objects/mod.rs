@@ -1,0 +1,181 @@
+//! Logs as objects in a bucket, for servers of several replicas.
+//!
+//! An object holds one piece and is named by its offset, `PROJECT/RUN/SUBMISSION/STREAM/OFFSET`, so that the list of
+//! names and sizes is the whole index. Names are never written twice: of two writers at the same offset one is told
+//! that it is late, and goes on behind the other. What is in an object never changes.
+//!
+//! Small appends are gathered for a moment ([`delay`]) before they become an object. Readers of this process see them
+//! at once, those of others when the object is there; [`Store::sync`] does not wait for the moment to pass. A process
+//! that dies takes with it what it had gathered: the host still has it, and the next copy brings it again.
+
+pub mod dir;
+pub mod s3;
+mod shelf;
+
+use std::{
+    collections::HashMap,
+    io::{self, ErrorKind},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use windlass_model::id::{ProjectId, RunId, SubmissionId};
+
+use self::shelf::Shelf;
+use super::{Answer, Log, LogError, Piece, Range, Store};
+
+/// Before the bytes of an object: their time, and a check sum over it, the offset and the bytes.
+const HEAD: usize = 12;
+/// Bytes of one object, at most.
+const OBJECT_BYTES_MAX: usize = 1 << 20;
+/// Logs whose index is remembered; the rest is listed again when asked for.
+const SHELVES_MAX: usize = 4096;
+
+pub type Ask<'a, T> = BoxFuture<'a, io::Result<T>>;
+
+/// Names in order, and how long each object is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    pub objects: Vec<(String, u64)>,
+    /// There are more after the last.
+    pub more: bool,
+}
+
+/// The little that is asked of an object store.
+pub trait Bucket: Send + Sync + 'static {
+    /// Writes an object that is not there yet. False: one of this name is there, and stays.
+    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Ask<'a, bool>;
+
+    /// The first bytes of an object, all without a limit; `None` if there is no such object.
+    fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> Ask<'a, Option<Vec<u8>>>;
+
+    /// Objects whose names begin with `prefix` (which ends with a slash) and come after `after`.
+    fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> Ask<'a, Page>;
+
+    /// One that is not there is deleted all the same.
+    fn delete<'a>(&'a self, name: &'a str) -> Ask<'a, ()>;
+
+    /// Deletes everything whose name begins with `prefix` (which ends with a slash).
+    fn delete_all<'a>(&'a self, prefix: &'a str) -> Ask<'a, ()> {
+        Box::pin(async move {
+            loop {
+                let page = self.list(prefix, None).await?;
+                for (name, _) in &page.objects {
+                    self.delete(name).await?;
+                }
+                if !page.more {
+                    return Ok(());
+                }
+            }
+        })
+    }
+
+    /// How old a list may be that answers a reader.
+    fn fresh_for(&self) -> Duration;
+
+    /// Whether it can be used as it must be.
+    fn check(&self) -> Ask<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// How long small appends are gathered: longer the more objects there are already, so that no log has too many.
+fn delay(objects: usize) -> Duration {
+    match objects {
+        0..600 => Duration::from_secs(1),
+        600..3000 => Duration::from_secs(5),
+        _ => Duration::from_secs(30),
+    }
+}
+
+pub struct Objects {
+    bucket: Arc<dyn Bucket>,
+    shelves: Mutex<HashMap<Log, Arc<Shelf>>>,
+}
+
+impl Objects {
+    pub fn new(bucket: Arc<dyn Bucket>) -> Self {
+        Self { bucket, shelves: Mutex::default() }
+    }
+
+    fn shelf(&self, log: &Log) -> Arc<Shelf> {
+        let mut shelves = self.shelves.lock();
+        if shelves.len() >= SHELVES_MAX && !shelves.contains_key(log) {
+            // What waits to be written is not forgotten; all else can be listed again.
+            shelves.retain(|_, shelf| shelf.is_waiting() || Arc::strong_count(shelf) > 1);
+        }
+        let shelf = shelves.entry(*log);
+        Arc::clone(shelf.or_insert_with(|| Arc::new(Shelf::new(Arc::clone(&self.bucket), prefix(log)))))
+    }
+}
+
+fn prefix(log: &Log) -> String {
+    format!("{}/{}/{}/{}/", log.project, log.run, log.submission, log.stream.name())
+}
+
+impl std::fmt::Debug for Objects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Objects").field("shelves", &self.shelves.lock().len()).finish_non_exhaustive()
+    }
+}
+
+fn failed(what: &'static str, submission: SubmissionId) -> impl Fn(io::Error) -> LogError {
+    move |source| LogError::Io { what, submission, source }
+}
+
+impl Store for Objects {
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
+        Box::pin(async move {
+            let shelf = self.shelf(log);
+            let failed = failed("append to", log.submission);
+            if offset > shelf.end().await.map_err(&failed)? {
+                // Another replica may have written since.
+                shelf.refreshed_end().await.map_err(&failed)?;
+            }
+            let end = shelf.add(offset, at, bytes).await.map_err(&failed)?;
+            if offset > end { Err(LogError::Gap { offset, end }) } else { Ok(end) }
+        })
+    }
+
+    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64> {
+        Box::pin(
+            async move { self.shelf(log).refreshed_end().await.map_err(failed("measure", log.submission)) },
+        )
+    }
+
+    fn read<'a>(&'a self, log: &'a Log, range: Range) -> Answer<'a, Vec<Piece>> {
+        Box::pin(async move {
+            let shelf = self.shelf(log);
+            match shelf.read(range).await {
+                // Another replica removed the log: what is there now is what counts.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    shelf.forget();
+                    shelf.read(range).await.map_err(failed("read", log.submission))
+                }
+                other => other.map_err(failed("read", log.submission)),
+            }
+        })
+    }
+
+    fn sync<'a>(&'a self, log: &'a Log) -> Answer<'a, ()> {
+        Box::pin(async move { self.shelf(log).write().await.map_err(failed("sync", log.submission)) })
+    }
+
+    fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()> {
+        Box::pin(async move {
+            let failed = failed("remove", SubmissionId(run.0));
+            self.shelves.lock().retain(|log, _| log.run != run);
+            self.bucket.delete_all(&format!("{project}/{run}/")).await.map_err(failed)
+        })
+    }
+
+    fn look_every(&self) -> Duration {
+        self.bucket.fresh_for()
+    }
+
+    fn check(&self) -> BoxFuture<'_, io::Result<()>> {
+        self.bucket.check()
+    }
+}

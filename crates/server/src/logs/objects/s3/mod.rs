@@ -1,0 +1,279 @@
+//! A bucket of a store that speaks S3: AWS, MinIO, Ceph and others.
+//!
+//! Four calls and nothing else, so the client is ours: a library for them would bring fifty more and a second TLS.
+//! The store must honour `If-None-Match: *` on a write; one that does not would let two writers replace each other,
+//! and is found out at the start ([`Bucket::check`]).
+
+mod connect;
+mod sign;
+
+use std::{io, time::Duration};
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{Request, StatusCode, body::Bytes};
+use parking_lot::Mutex;
+use tokio::time::{sleep, timeout};
+
+pub use self::sign::Identity;
+use self::{
+    connect::{Peer, Sender},
+    sign::{Asked, authorization, encode, hash, query},
+};
+use super::{Ask, Bucket, HEAD, OBJECT_BYTES_MAX, Page};
+
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Of one answer. A list of a thousand names takes about half a megabyte.
+const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
+const PAGE_MAX: usize = 1000;
+/// Connections that are kept.
+const IDLE_MAX: usize = 16;
+const TRIES_MAX: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Where a bucket is.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub bucket: String,
+    /// Before every name; empty, or with a slash at the end.
+    pub prefix: String,
+    pub region: String,
+    pub host: String,
+    pub port: u16,
+    pub tls: bool,
+    /// A file of certificates to trust instead of the system's.
+    pub roots: Option<String>,
+}
+
+pub struct S3 {
+    place: Place,
+    identity: Identity,
+    peer: Peer,
+    idle: Mutex<Vec<Sender>>,
+}
+
+struct Call<'a> {
+    method: &'static str,
+    /// With the prefix; empty for the bucket itself.
+    name: &'a str,
+    query: Vec<(String, String)>,
+    headers: Vec<(&'static str, String)>,
+    body: Bytes,
+}
+
+impl S3 {
+    pub fn new(place: Place, identity: Identity) -> io::Result<Self> {
+        let peer = Peer::new(&place.host, place.port, place.tls, place.roots.as_deref())?;
+        Ok(Self { place, identity, peer, idle: Mutex::default() })
+    }
+
+    /// Whether the bucket is there, may be written, and refuses to write a name twice.
+    async fn try_out(&self) -> io::Result<()> {
+        let name = format!("check/{:016x}", getrandom::u64().map_err(io::Error::other)?);
+        let first = self.put_new(&name, b"first".to_vec()).await?;
+        let second = self.put_new(&name, b"second".to_vec()).await?;
+        self.delete(&name).await?;
+        if first && !second {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the object store does not honour `If-None-Match: *` on writes; two servers would replace each other's \
+             logs",
+        ))
+    }
+
+    fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.place.prefix)
+    }
+
+    /// Sends until there is an answer that is no passing trouble.
+    async fn ask(&self, call: &Call<'_>) -> io::Result<(StatusCode, Bytes)> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+            let answer = timeout(ANSWER_TIMEOUT, self.exchange(call)).await.map_err(late).flatten();
+            let is_passing = match &answer {
+                Ok((status, _)) => {
+                    status.is_server_error()
+                        || *status == StatusCode::TOO_MANY_REQUESTS
+                        || *status == StatusCode::CONFLICT
+                }
+                Err(_) => true,
+            };
+            if !is_passing || tries >= TRIES_MAX {
+                return answer;
+            }
+            sleep(PAUSE * 3_u32.pow(tries - 1)).await;
+        }
+    }
+
+    async fn exchange(&self, call: &Call<'_>) -> io::Result<(StatusCode, Bytes)> {
+        let kept = self.idle.lock().pop().filter(Sender::is_ready);
+        let mut sender = match kept {
+            Some(sender) => sender,
+            None => self.peer.connect().await?,
+        };
+        let response = sender.send_request(self.request(call)?).await.map_err(io::Error::other)?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
+        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let mut idle = self.idle.lock();
+        if idle.len() < IDLE_MAX {
+            idle.push(sender);
+        }
+        Ok((status, body))
+    }
+
+    fn request(&self, call: &Call<'_>) -> io::Result<Request<Full<Bytes>>> {
+        let time = now();
+        let path = match call.name {
+            "" => format!("/{}", encode(&self.place.bucket, false)),
+            name => format!("/{}/{}", encode(&self.place.bucket, false), encode(name, true)),
+        };
+        let standard = if self.place.tls { 443 } else { 80 };
+        let host = match self.place.port {
+            port if port == standard => self.place.host.clone(),
+            port => format!("{}:{port}", self.place.host),
+        };
+        let body_hash = hash(&call.body);
+        let mut headers =
+            vec![("host", host.as_str()), ("x-amz-content-sha256", &body_hash), ("x-amz-date", &time)];
+        if let Some(session) = &self.identity.session {
+            headers.push(("x-amz-security-token", session));
+        }
+        headers.extend(call.headers.iter().map(|(name, value)| (*name, value.as_str())));
+        let asked = Asked {
+            method: call.method,
+            path: &path,
+            query: &call.query,
+            headers: &headers,
+            body_hash: &body_hash,
+        };
+        let signed = authorization(&self.identity, &self.place.region, &time, &asked);
+        let uri = if call.query.is_empty() { path } else { format!("{path}?{}", query(&call.query)) };
+        let mut request = Request::builder().method(call.method).uri(uri).header("authorization", signed);
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        request.body(Full::new(call.body.clone())).map_err(io::Error::other)
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a signature is good at one moment, by the wall clock")]
+fn now() -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now = i64::try_from(since.as_secs()).ok().and_then(|secs| jiff::Timestamp::from_second(secs).ok());
+    now.unwrap_or_default().strftime("%Y%m%dT%H%M%SZ").to_string()
+}
+
+/// What a store says when it refuses, in a few words.
+fn refused(what: &str, status: StatusCode, body: &[u8]) -> io::Error {
+    let text = String::from_utf8_lossy(body);
+    let said = |tag| between(&text, tag).next().unwrap_or_default().chars().take(200).collect::<String>();
+    io::Error::other(format!(
+        "{what}: the object store answered {status} {}: {}",
+        said("Code"),
+        said("Message")
+    ))
+}
+
+/// The texts inside `<tag>…</tag>`.
+fn between<'a>(text: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+    let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let (_, after) = rest.split_once(open.as_str())?;
+        let (inside, after) = after.split_once(close.as_str())?;
+        rest = after;
+        Some(inside)
+    })
+}
+
+impl Bucket for S3 {
+    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Ask<'a, bool> {
+        Box::pin(async move {
+            let name = self.full(name);
+            let headers = vec![("if-none-match", "*".to_owned())];
+            let body = Bytes::from(bytes);
+            let call = Call { method: "PUT", name: &name, query: vec![], headers, body: body.clone() };
+            match self.ask(&call).await? {
+                (StatusCode::OK, _) => Ok(true),
+                // A write whose answer was lost finds itself there when it is sent again.
+                (StatusCode::PRECONDITION_FAILED, _) => Ok(false),
+                (status, body) => Err(refused("write an object", status, &body)),
+            }
+        })
+    }
+
+    fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> Ask<'a, Option<Vec<u8>>> {
+        Box::pin(async move {
+            let name = self.full(name);
+            let limit = limit.unwrap_or(HEAD + OBJECT_BYTES_MAX);
+            let headers = vec![("range", format!("bytes=0-{}", limit.max(1) - 1))];
+            let call = Call { method: "GET", name: &name, query: vec![], headers, body: Bytes::new() };
+            match self.ask(&call).await? {
+                (StatusCode::OK | StatusCode::PARTIAL_CONTENT, body) => {
+                    Ok(Some(body[..body.len().min(limit)].to_vec()))
+                }
+                (StatusCode::NOT_FOUND, _) => Ok(None),
+                (status, body) => Err(refused("read an object", status, &body)),
+            }
+        })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> Ask<'a, Page> {
+        Box::pin(async move {
+            let pair = |name: &str, value: String| (name.to_owned(), value);
+            let mut query = vec![
+                pair("list-type", "2".into()),
+                pair("max-keys", PAGE_MAX.to_string()),
+                pair("prefix", self.full(prefix)),
+            ];
+            if let Some(after) = after {
+                query.push(pair("start-after", self.full(after)));
+            }
+            let call = Call { method: "GET", name: "", query, headers: vec![], body: Bytes::new() };
+            let (status, body) = self.ask(&call).await?;
+            if status != StatusCode::OK {
+                return Err(refused("list objects", status, &body));
+            }
+            let text = std::str::from_utf8(&body).map_err(io::Error::other)?;
+            // Names of ours need no escapes in XML: they are ids, words and digits.
+            let objects = between(text, "Contents")
+                .filter_map(|object| {
+                    let name = between(object, "Key").next()?.strip_prefix(&self.place.prefix)?;
+                    Some((name.to_owned(), between(object, "Size").next()?.parse().ok()?))
+                })
+                .collect();
+            Ok(Page { objects, more: between(text, "IsTruncated").next() == Some("true") })
+        })
+    }
+
+    fn delete<'a>(&'a self, name: &'a str) -> Ask<'a, ()> {
+        Box::pin(async move {
+            let name = self.full(name);
+            let call =
+                Call { method: "DELETE", name: &name, query: vec![], headers: vec![], body: Bytes::new() };
+            match self.ask(&call).await? {
+                (StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND, _) => Ok(()),
+                (status, body) => Err(refused("delete an object", status, &body)),
+            }
+        })
+    }
+
+    fn check(&self) -> Ask<'_, ()> {
+        Box::pin(self.try_out())
+    }
+
+    /// A list is a request that costs money.
+    fn fresh_for(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+}
+
+impl std::fmt::Debug for S3 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("S3").field("place", &self.place).finish_non_exhaustive()
+    }
+}

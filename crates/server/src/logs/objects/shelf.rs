@@ -1,0 +1,350 @@
+//! One log in a bucket: what is known of its objects, and what waits to become one.
+
+use std::{
+    collections::VecDeque,
+    io::{self, ErrorKind},
+    sync::{Arc, Weak},
+};
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use super::{Bucket, HEAD, OBJECT_BYTES_MAX, Piece, Range, delay};
+
+/// Times a write goes on behind another writer before it gives up.
+const LATE_MAX: usize = 16;
+
+pub(super) struct Shelf {
+    bucket: Arc<dyn Bucket>,
+    prefix: String,
+    known: Mutex<Known>,
+    /// One write or list at a time.
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Known {
+    objects: Arc<Vec<Object>>,
+    listed: Option<Instant>,
+    /// Pieces behind the last object, without gaps.
+    waiting: VecDeque<Piece>,
+    bytes: usize,
+    is_timed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Object {
+    offset: u64,
+    len: u64,
+}
+
+impl Object {
+    fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+impl Known {
+    fn written(&self) -> u64 {
+        self.objects.last().map_or(0, Object::end)
+    }
+
+    fn end(&self) -> u64 {
+        self.waiting.back().map_or_else(|| self.written(), Piece::end)
+    }
+
+    /// Drops what waits and is in the bucket already.
+    fn settle(&mut self) {
+        let written = self.written();
+        while let Some(first) = self.waiting.front_mut() {
+            let done = usize::try_from(written.saturating_sub(first.offset)).unwrap_or(usize::MAX);
+            if done < first.bytes.len() {
+                first.bytes.drain(..done);
+                first.offset += done as u64;
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        self.bytes = self.waiting.iter().map(|piece| piece.bytes.len()).sum();
+    }
+}
+
+impl Shelf {
+    pub(super) fn new(bucket: Arc<dyn Bucket>, prefix: String) -> Self {
+        Self { bucket, prefix, known: Mutex::default(), turn: tokio::sync::Mutex::default() }
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.known.lock().waiting.is_empty()
+    }
+
+    /// Forgets what is known. What waits goes too: without what was before it, it has no place any more.
+    pub(super) fn forget(&self) {
+        let mut known = self.known.lock();
+        *known = Known { is_timed: known.is_timed, ..Known::default() };
+    }
+
+    /// Where the log ends, as far as is known.
+    pub(super) async fn end(&self) -> io::Result<u64> {
+        if self.known.lock().listed.is_none() {
+            return self.refreshed_end().await;
+        }
+        Ok(self.known.lock().end())
+    }
+
+    /// Where it ends, seen now. Who has something to write knows best.
+    pub(super) async fn refreshed_end(&self) -> io::Result<u64> {
+        if !self.is_waiting() {
+            let _turn = self.turn.lock().await;
+            self.list().await?;
+        }
+        Ok(self.known.lock().end())
+    }
+
+    /// Adds what is new of these bytes, nothing if the log does not reach to `offset`, and says where it ends.
+    pub(super) async fn add(self: &Arc<Self>, offset: u64, at: i64, bytes: &[u8]) -> io::Result<u64> {
+        let (end, is_full, pause) = {
+            let mut known = self.known.lock();
+            let end = known.end();
+            let Some(old) = end.checked_sub(offset) else { return Ok(end) };
+            let old = usize::try_from(old).unwrap_or(usize::MAX);
+            if let Some(fresh) = bytes.get(old..).filter(|fresh| !fresh.is_empty()) {
+                known.bytes += fresh.len();
+                known.waiting.push_back(Piece { offset: end, at, bytes: fresh.to_vec() });
+            }
+            let is_full = known.bytes >= OBJECT_BYTES_MAX;
+            let starts = !is_full && !known.waiting.is_empty() && !known.is_timed;
+            known.is_timed |= starts;
+            (known.end(), is_full, starts.then(|| delay(known.objects.len())))
+        };
+        if is_full {
+            // Whoever brings more than can be written waits for it.
+            self.write().await?;
+        }
+        if let Some(pause) = pause {
+            let shelf = Arc::downgrade(self);
+            tokio::spawn(async move {
+                sleep(pause).await;
+                Self::write_late(&shelf).await;
+            });
+        }
+        Ok(end)
+    }
+
+    async fn write_late(shelf: &Weak<Self>) {
+        let Some(shelf) = shelf.upgrade() else { return };
+        shelf.known.lock().is_timed = false;
+        if let Err(error) = shelf.write().await {
+            // It stays where it is: the next append or sync tries again.
+            tracing::warn!(log = %shelf.prefix, %error, "write a piece of a log");
+        }
+    }
+
+    /// Writes all that waits.
+    pub(super) async fn write(&self) -> io::Result<()> {
+        let _turn = self.turn.lock().await;
+        let mut late = 0;
+        while let Some((offset, object)) = self.next_object() {
+            let len = (object.len() - HEAD) as u64;
+            if self.bucket.put_new(&self.name(offset), object).await? {
+                let mut known = self.known.lock();
+                if known.written() == offset {
+                    Arc::make_mut(&mut known.objects).push(Object { offset, len });
+                }
+                known.settle();
+            } else {
+                late += 1;
+                self.list().await?;
+                if late > LATE_MAX || self.known.lock().written() <= offset {
+                    let what = format!("an object of {} is there and is not listed", self.prefix);
+                    return Err(io::Error::other(what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next object to write: as much of what waits as fits.
+    fn next_object(&self) -> Option<(u64, Vec<u8>)> {
+        let known = self.known.lock();
+        let first = known.waiting.front()?;
+        let mut bytes = Vec::with_capacity(known.bytes.min(OBJECT_BYTES_MAX));
+        for piece in &known.waiting {
+            let room = OBJECT_BYTES_MAX - bytes.len();
+            bytes.extend_from_slice(&piece.bytes[..piece.bytes.len().min(room)]);
+        }
+        Some((first.offset, encode(first.offset, first.at, &bytes)))
+    }
+
+    fn name(&self, offset: u64) -> String {
+        format!("{}{offset:016x}", self.prefix)
+    }
+
+    /// Learns of objects behind the last that is known.
+    async fn list(&self) -> io::Result<()> {
+        loop {
+            let last = self.known.lock().objects.last().map(|object| self.name(object.offset));
+            let page = self.bucket.list(&self.prefix, last.as_deref()).await?;
+            let mut known = self.known.lock();
+            for (name, size) in &page.objects {
+                let offset =
+                    name.strip_prefix(&self.prefix).and_then(|hex| u64::from_str_radix(hex, 16).ok());
+                let (Some(offset), Some(len)) = (offset, size.checked_sub(HEAD as u64)) else { continue };
+                let end = known.written();
+                if offset > end {
+                    let what = format!("an object of {} is missing at {end}", self.prefix);
+                    return Err(io::Error::new(ErrorKind::InvalidData, what));
+                }
+                if offset == end {
+                    Arc::make_mut(&mut known.objects).push(Object { offset, len });
+                }
+            }
+            known.listed = Some(Instant::now());
+            known.settle();
+            if !page.more {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) async fn read(&self, range: Range) -> io::Result<Vec<Piece>> {
+        let is_old = {
+            let known = self.known.lock();
+            let old = |listed: Instant| listed.elapsed() >= self.bucket.fresh_for();
+            known.waiting.is_empty() && known.listed.is_none_or(old)
+        };
+        if is_old {
+            let _turn = self.turn.lock().await;
+            self.list().await?;
+        }
+        let (objects, waiting) = {
+            let known = self.known.lock();
+            (Arc::clone(&known.objects), known.waiting.iter().cloned().collect::<Vec<_>>())
+        };
+        let view = View { shelf: self, objects: &objects, waiting: &waiting };
+        view.read(range).await
+    }
+}
+
+/// A log at one moment: objects, then what waits.
+struct View<'a> {
+    shelf: &'a Shelf,
+    objects: &'a [Object],
+    waiting: &'a [Piece],
+}
+
+impl View<'_> {
+    fn len(&self) -> usize {
+        self.objects.len() + self.waiting.len()
+    }
+
+    fn offset(&self, at: usize) -> u64 {
+        self.objects
+            .get(at)
+            .map_or_else(|| self.waiting[at - self.objects.len()].offset, |object| object.offset)
+    }
+
+    fn end(&self, at: usize) -> u64 {
+        self.objects.get(at).map_or_else(|| self.waiting[at - self.objects.len()].end(), Object::end)
+    }
+
+    async fn time(&self, at: usize) -> io::Result<i64> {
+        let Some(object) = self.objects.get(at) else { return Ok(self.waiting[at - self.objects.len()].at) };
+        let head = self.get(object.offset, Some(HEAD)).await?;
+        let time = head.get(..8).and_then(|time| time.try_into().ok()).map(i64::from_be_bytes);
+        time.ok_or_else(|| damaged(object.offset))
+    }
+
+    async fn piece(&self, at: usize) -> io::Result<Piece> {
+        match self.objects.get(at) {
+            Some(object) => decode(object.offset, &self.get(object.offset, None).await?),
+            None => Ok(self.waiting[at - self.objects.len()].clone()),
+        }
+    }
+
+    async fn get(&self, offset: u64, limit: Option<usize>) -> io::Result<Vec<u8>> {
+        let got = self.shelf.bucket.get(&self.shelf.name(offset), limit).await?;
+        got.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "an object of the log is gone"))
+    }
+
+    /// The first piece that came after this moment. Times do not go back.
+    async fn seek(&self, time: i64) -> io::Result<usize> {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.time(middle).await? <= time { low = middle + 1 } else { high = middle }
+        }
+        Ok(low)
+    }
+
+    /// The first piece for which `before` no longer holds.
+    fn partition(&self, before: impl Fn(usize) -> bool) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if before(middle) { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
+    async fn read(&self, range: Range) -> io::Result<Vec<Piece>> {
+        let mut low = match range.after {
+            Some(after) => self.seek(after).await?,
+            None => 0,
+        };
+        let mut high = match range.until {
+            Some(until) => self.seek(until).await?,
+            None => self.len(),
+        };
+        match range.from {
+            Some(from) if range.descending => high = high.min(self.partition(|at| self.offset(at) < from)),
+            Some(from) => low = low.max(self.partition(|at| self.end(at) <= from)),
+            None => {}
+        }
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while low < high && taken.len() < range.pieces_max && bytes < range.bytes_max.max(1) {
+            let at = if range.descending { high - 1 } else { low };
+            let len = usize::try_from(self.end(at) - self.offset(at)).unwrap_or(usize::MAX);
+            if !taken.is_empty() && bytes.saturating_add(len) > range.bytes_max {
+                break;
+            }
+            let mut piece = self.piece(at).await?;
+            if taken.is_empty() {
+                range.cut(&mut piece);
+            }
+            bytes += piece.bytes.len();
+            taken.push(piece);
+            if range.descending { high -= 1 } else { low += 1 }
+        }
+        Ok(taken)
+    }
+}
+
+fn sum(offset: u64, at: i64, bytes: &[u8]) -> u32 {
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(&offset.to_be_bytes());
+    sum.update(&at.to_be_bytes());
+    sum.update(bytes);
+    sum.finalize()
+}
+
+fn encode(offset: u64, at: i64, bytes: &[u8]) -> Vec<u8> {
+    let mut object = Vec::with_capacity(HEAD + bytes.len());
+    object.extend_from_slice(&at.to_be_bytes());
+    object.extend_from_slice(&sum(offset, at, bytes).to_be_bytes());
+    object.extend_from_slice(bytes);
+    object
+}
+
+fn decode(offset: u64, object: &[u8]) -> io::Result<Piece> {
+    let head = object.split_at_checked(HEAD).and_then(|(head, bytes)| {
+        let at = i64::from_be_bytes(head.get(..8)?.try_into().ok()?);
+        let said = u32::from_be_bytes(head.get(8..)?.try_into().ok()?);
+        (said == sum(offset, at, bytes)).then(|| Piece { offset, at, bytes: bytes.to_vec() })
+    });
+    head.ok_or_else(|| damaged(offset))
+}
+
+fn damaged(offset: u64) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("the piece at {offset} is damaged"))
+}

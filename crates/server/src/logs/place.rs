@@ -1,0 +1,150 @@
+//! Where logs are kept, as people write it: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
+
+use std::{io, path::PathBuf, str::FromStr, sync::Arc};
+
+use super::{
+    Store,
+    files::Files,
+    objects::{
+        Objects,
+        dir::Dir,
+        s3::{self, Identity, S3},
+    },
+};
+
+const REGION: &str = "us-east-1";
+
+/// Files are for one server; the others for any number of them.
+#[derive(Clone, Debug, Default)]
+pub enum Place {
+    /// In the data directory.
+    #[default]
+    Files,
+    /// A directory that all servers see.
+    Dir(PathBuf),
+    S3(s3::Place),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    #[error("understand where to keep logs, `{text}`: {want}")]
+    Text { text: String, want: &'static str },
+    #[error("find `{name}` in the environment: the object store wants to know who asks")]
+    NoIdentity { name: &'static str },
+    #[error("open the log store")]
+    Open(#[source] io::Error),
+    #[error("use the log store")]
+    Check(#[source] io::Error),
+}
+
+impl FromStr for Place {
+    type Err = PlaceError;
+
+    fn from_str(text: &str) -> Result<Self, PlaceError> {
+        let wrong = |want| PlaceError::Text { text: text.to_owned(), want };
+        if text == "files" {
+            return Ok(Self::Files);
+        }
+        if let Some(path) = text.strip_prefix("dir:") {
+            let path = PathBuf::from(path);
+            return if path.is_absolute() {
+                Ok(Self::Dir(path))
+            } else {
+                Err(wrong("want a path from `/` on"))
+            };
+        }
+        let rest = text.strip_prefix("s3://");
+        let rest =
+            rest.ok_or_else(|| wrong("want `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`"))?;
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
+        if bucket.is_empty() || !path.bytes().all(is_plain) {
+            return Err(wrong("want letters, digits, `-`, `_`, `.` and `/` in bucket and prefix"));
+        }
+        let (mut region, mut endpoint, mut roots) = (REGION.to_owned(), None, None);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("region", value)) => region = value.to_owned(),
+                Some(("endpoint", value)) => endpoint = Some(value.to_owned()),
+                Some(("ca", value)) => roots = Some(value.to_owned()),
+                Some(_) | None => {
+                    return Err(wrong("want `endpoint=URL`, `region=NAME` or `ca=FILE` behind the `?`"));
+                }
+            }
+        }
+        let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
+        let (tls, authority) = match endpoint.split_once("://") {
+            Some(("https", authority)) => (true, authority),
+            Some(("http", authority)) => (false, authority),
+            Some(_) | None => return Err(wrong("want an endpoint like `https://HOST:PORT`")),
+        };
+        let authority: hyper::http::uri::Authority = authority
+            .trim_end_matches('/')
+            .parse()
+            .map_err(|_| wrong("want an endpoint like `https://HOST:PORT`"))?;
+        let prefix = prefix.trim_matches('/');
+        Ok(Self::S3(s3::Place {
+            bucket: bucket.to_owned(),
+            prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
+            region,
+            host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
+            port: authority.port_u16().unwrap_or(if tls { 443 } else { 80 }),
+            tls,
+            roots,
+        }))
+    }
+}
+
+/// What needs no escape anywhere.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_./".contains(&byte)
+}
+
+impl Place {
+    /// `files` is where files go; who asks an object store is taken from the environment, as its own tools do.
+    pub fn open(&self, files: PathBuf) -> Result<Arc<dyn Store>, PlaceError> {
+        Ok(match self {
+            Self::Files => Arc::new(Files::new(files)),
+            Self::Dir(path) => Arc::new(Objects::new(Arc::new(Dir::new(path.clone())))),
+            Self::S3(place) => {
+                let must = |name| std::env::var(name).map_err(|_| PlaceError::NoIdentity { name });
+                let identity = Identity {
+                    key: must("AWS_ACCESS_KEY_ID")?,
+                    secret: must("AWS_SECRET_ACCESS_KEY")?,
+                    session: std::env::var("AWS_SESSION_TOKEN").ok(),
+                };
+                let bucket = S3::new(place.clone(), identity).map_err(PlaceError::Open)?;
+                Arc::new(Objects::new(Arc::new(bucket)))
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Place;
+
+    #[test]
+    fn places_are_read_and_what_is_wrong_is_said() {
+        assert!(matches!("files".parse(), Ok(Place::Files)));
+        assert!(
+            matches!("dir:/mnt/logs".parse(), Ok(Place::Dir(path)) if path.to_str() == Some("/mnt/logs"))
+        );
+        let Ok(Place::S3(place)) = "s3://jobs/a/b/?endpoint=http://[::1]:9000&region=eu-1".parse() else {
+            panic!("an object store")
+        };
+        assert_eq!(
+            (place.bucket.as_str(), place.prefix.as_str(), place.region.as_str()),
+            ("jobs", "a/b/", "eu-1")
+        );
+        assert_eq!((place.host.as_str(), place.port, place.tls), ("::1", 9000, false));
+        let Ok(Place::S3(place)) = "s3://jobs".parse() else { panic!("an object store") };
+        assert_eq!((place.host.as_str(), place.port, place.tls), ("s3.us-east-1.amazonaws.com", 443, true));
+        for wrong in
+            ["", "dir:logs", "s3://", "s3:///x", "s3://b?colour=red", "s3://b?endpoint=ftp://h", "s3://b c"]
+        {
+            let error = wrong.parse::<Place>().unwrap_err().to_string();
+            assert!(error.contains("want"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Forgets logs nobody can want any more: of runs that ended long ago, and of runs that were deleted.
+//!
+//! Removing twice is removing once, so replicas need not agree who does it. A run counts as done only after its logs
+//! are gone; a crash in between repeats the removal.
+
+use std::{sync::Arc, time::Duration};
+
+use windlass_model::time::Span;
+
+use super::{Store, archive::Archive};
+use crate::db::{Db, DbError, runs};
+
+/// How long logs are kept after the end of their run, unless told otherwise.
+pub const KEEP: Span = Span::days(30);
+/// Logs of a deleted run stay this long after its end: somebody may still be copying its last lines.
+const KEEP_DELETED: Span = Span::hours(1);
+const EVERY: Duration = Duration::from_secs(600);
+/// Runs whose logs are removed in one round.
+const RUNS_MAX: usize = 200;
+
+/// Removes for ever; ends when it is dropped. `keep` of `None`: only logs of deleted runs are removed.
+pub async fn run(db: Db, archive: Arc<Archive>, keep: Option<Span>) {
+    loop {
+        // Replicas that were started together must not remove in step.
+        let jitter = u64::from(getrandom::u32().unwrap_or(0)) % EVERY.as_secs();
+        tokio::time::sleep(EVERY / 2 + Duration::from_secs(jitter)).await;
+        if let Err(error) = round(&db, &archive, keep).await {
+            tracing::warn!(%error, "look which logs are old");
+        }
+    }
+}
+
+/// One round; says of how many runs the logs were removed.
+pub async fn round(db: &Db, archive: &Archive, keep: Option<Span>) -> Result<usize, DbError> {
+    let old = runs::with_old_logs(db, keep.unwrap_or(Span(i64::MAX / 4)), KEEP_DELETED, RUNS_MAX).await?;
+    let mut removed = 0;
+    for run in old {
+        match archive.remove(run.project_id, run.id).await {
+            Ok(()) => {
+                runs::logs_were_removed(db, run.id).await?;
+                removed += 1;
+            }
+            Err(error) => tracing::warn!(run = %run.id, %error, "remove the logs of a run"),
+        }
+    }
+    Ok(removed)
+}

@@ -1,0 +1,223 @@
+//! What jobs use: sampled, kept for its time, shown as clients expect it; and how long logs are kept.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use serde_json::{Value, json};
+use windlass_api::agent::runner::{GpuMetrics, Metrics};
+use windlass_model::{
+    id::{InstanceId, SubmissionId},
+    time::Span,
+};
+use windlass_server::{
+    db::{Unit, job_metrics as rows, jobs},
+    job_metrics::{is_gpu_idle, sampler},
+    logs::{Log, Store, Stream, retention},
+    params,
+};
+
+use crate::{
+    http::{ADMIN, Ground, TestServer, on_both},
+    log_copy::Host,
+};
+
+on_both! {
+    running_jobs_are_sampled_and_shown_as_series
+    samples_are_kept_for_their_time
+    a_gpu_that_idles_for_the_whole_window_is_found
+    logs_of_old_and_of_deleted_runs_are_removed_and_no_others
+}
+
+struct Scene {
+    server: TestServer,
+    job: SubmissionId,
+}
+
+impl Scene {
+    /// One job that runs on an instance.
+    async fn new(ground: &Ground) -> Self {
+        let server = ground.start().await;
+        let job = submit(&server, "train-1").await;
+        let project = jobs::find(server.app.db(), job).await.unwrap().unwrap().project_id;
+        let instance = InstanceId(server.app.db().new_id().unwrap());
+        let unit = Unit::new()
+            .exec(
+                "INSERT INTO instances (id, project_id, name, instance_num, created_at, status, last_processed_at) \
+                 VALUES ($1, $2, 'one', 0, now_us(), 'busy', now_us())",
+                params![instance, project],
+            )
+            .expect_one(
+                "UPDATE jobs SET status = 'running', instance_id = $2, provisioning = $3 WHERE id = $1",
+                params![
+                    job,
+                    instance,
+                    json!({ "instance_type": { "resources": {
+                        "cpus": 8, "memory_mib": 1024, "gpus": [{ "memory_mib": 2 }, { "memory_mib": 2 }],
+                    } } })
+                    .to_string(),
+                ],
+            );
+        server.app.db().write(unit).await.unwrap().done().unwrap();
+        Self { server, job }
+    }
+
+    async fn count(&self) -> usize {
+        rows::recent(self.server.app.db(), self.job, None, None, 10_000).await.unwrap().len()
+    }
+
+    /// Makes all samples so much older.
+    async fn age(&self, by: Span) {
+        let unit = Unit::new().exec("UPDATE job_metrics SET at = at - $1", params![by.0]);
+        self.server.app.db().write(unit).await.unwrap().done().unwrap();
+    }
+
+    async fn read(&self, query: &str) -> (u16, Value) {
+        let (status, body) =
+            self.server.get(ADMIN, &format!("/api/project/main/metrics/job/train-1{query}")).await;
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+}
+
+async fn submit(server: &TestServer, name: &str) -> SubmissionId {
+    let spec = json!({ "run_name": name, "configuration": { "type": "task", "commands": ["true"] } });
+    let plan = json!({ "plan": { "run_spec": spec }, "force": false });
+    let run = server.admin("/api/project/main/runs/apply", plan).await;
+    SubmissionId(run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap())
+}
+
+/// A host whose job uses two processors and half of its second GPU; each look is ten seconds after the last.
+fn host() -> Host {
+    let looks = AtomicI64::new(0);
+    Host::with_metrics(move || {
+        let look = looks.fetch_add(1, Ordering::SeqCst);
+        Metrics {
+            timestamp_micro: 1_000_000_000 + look * 10_000_000,
+            cpu_usage_micro: look * 20_000_000,
+            memory_usage_bytes: 100 + look,
+            memory_working_set_bytes: 50,
+            gpus: vec![
+                GpuMetrics { gpu_memory_usage_bytes: 7, gpu_util_percent: 0 },
+                GpuMetrics { gpu_memory_usage_bytes: 8, gpu_util_percent: 50 },
+            ],
+        }
+    })
+}
+
+async fn running_jobs_are_sampled_and_shown_as_series(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    submit(&scene.server, "waits").await;
+    let host = host();
+    assert_eq!(scene.read("").await, (200, json!({ "metrics": [] })));
+    sampler::round(scene.server.app.db(), &host).await;
+    sampler::round(scene.server.app.db(), &host).await;
+    assert_eq!(scene.count().await, 1, "whoever comes second finds a young sample");
+    assert_eq!(scene.read("").await, (200, json!({ "metrics": [] })), "one sample is no series");
+    for _ in 0..2 {
+        scene.age(Span::secs(10)).await;
+        sampler::round(scene.server.app.db(), &host).await;
+    }
+    let (status, answer) = scene.read("?limit=1000").await;
+    assert_eq!(status, 200);
+    let series = |name: &str| {
+        let all = answer["metrics"].as_array().unwrap();
+        let one =
+            all.iter().find(|series| series["name"] == name).unwrap_or_else(|| panic!("{name}: {answer}"));
+        assert_eq!(one["timestamps"].as_array().unwrap().len(), 2, "{name}");
+        one["values"].clone()
+    };
+    assert_eq!(series("cpu_usage_percent"), json!([200, 200]));
+    assert_eq!(series("memory_usage_bytes"), json!([102, 101]), "newest first");
+    assert_eq!(series("memory_working_set_bytes"), json!([50, 50]));
+    assert_eq!(series("cpus_detected_num"), json!([8, 8]));
+    assert_eq!(series("memory_total_bytes"), json!([1 << 30, 1 << 30]));
+    assert_eq!(series("gpus_detected_num"), json!([2, 2]));
+    assert_eq!(series("gpu_memory_total_bytes"), json!([2 << 20, 2 << 20]));
+    assert_eq!(series("gpu_memory_usage_bytes_gpu1"), json!([8, 8]));
+    assert_eq!(series("gpu_util_percent_gpu1"), json!([50, 50]));
+    let (_, newest) = scene.read("?limit=1").await;
+    assert_eq!(newest["metrics"][1]["values"], json!([102]));
+    assert_eq!(scene.read("?job_num=7").await.0, 400);
+    assert_eq!(scene.read("?limit=0").await.0, 422);
+    let (_, text) = scene.server.get(ADMIN, "/metrics").await;
+    let text = String::from_utf8(text).unwrap();
+    let line = "windlass_job_gpu_usage_ratio{project=\"main\",run=\"train-1\",replica=\"0\",job=\"0\",gpu=\"1\"} 0.5\n";
+    assert!(text.contains(line) && text.ends_with("# EOF\n"), "{text}");
+    assert!(!text.contains("waits"), "a job that does not run has no series");
+    scene.server.stop().await;
+}
+
+async fn samples_are_kept_for_their_time(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let (host, db) = (host(), scene.server.app.db().clone());
+    sampler::round(&db, &host).await;
+    scene.age(Span::mins(59)).await;
+    sampler::round(&db, &host).await;
+    assert_eq!(scene.count().await, 2);
+    scene.age(Span::mins(2)).await;
+    sampler::round(&db, &host).await;
+    assert_eq!(scene.count().await, 2, "of a job that runs the last hour is kept");
+    let ended = "UPDATE jobs SET status = 'done', finished = TRUE WHERE id = $1";
+    db.write(Unit::new().expect_one(ended, params![scene.job])).await.unwrap().done().unwrap();
+    scene.age(Span::days(6)).await;
+    sampler::round(&db, &host).await;
+    assert_eq!(scene.count().await, 2, "what was there at the end stays");
+    scene.age(Span::days(1)).await;
+    sampler::round(&db, &host).await;
+    assert_eq!(scene.count().await, 0);
+    scene.server.stop().await;
+}
+
+async fn a_gpu_that_idles_for_the_whole_window_is_found(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let (host, db) = (host(), scene.server.app.db().clone());
+    let judge = async |percent| {
+        let now = db.now().await.unwrap();
+        is_gpu_idle(&db, scene.job, percent, Span::mins(10), now).await.unwrap()
+    };
+    for _ in 0..5 {
+        sampler::round(&db, &host).await;
+        assert!(!judge(10).await, "the window is not covered yet");
+        scene.age(Span::secs(110)).await;
+    }
+    sampler::round(&db, &host).await;
+    assert!(judge(10).await, "the first GPU did nothing");
+    assert!(!judge(0).await);
+    scene.server.stop().await;
+}
+
+async fn logs_of_old_and_of_deleted_runs_are_removed_and_no_others(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let (db, archive) = (scene.server.app.db().clone(), scene.server.app.logs().clone());
+    let mut logs = Vec::new();
+    // Name, days since its end (`None`: it runs), whether it was deleted.
+    let runs = [
+        ("active", None, false),
+        ("young", Some(29), false),
+        ("old", Some(31), false),
+        ("gone", Some(1), true),
+    ];
+    for (name, days, deleted) in runs {
+        let job = jobs::find(&db, submit(&scene.server, name).await).await.unwrap().unwrap();
+        let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream: Stream::Job };
+        archive.append(&log, 0, 0, b"dear").await.unwrap();
+        if let Some(days) = days {
+            let sql = "UPDATE runs SET status = 'done', finished = TRUE, finished_at = now_us() - $2, deleted = $3 \
+                       WHERE id = $1";
+            let unit = Unit::new().expect_one(sql, params![job.run_id, Span::days(days).0, deleted]);
+            db.write(unit).await.unwrap().done().unwrap();
+        }
+        logs.push(log);
+    }
+    let left = async || {
+        let mut ends = Vec::new();
+        for log in &logs {
+            ends.push(archive.end(log).await.unwrap());
+        }
+        ends
+    };
+    assert_eq!(retention::round(&db, &archive, None).await.unwrap(), 1);
+    assert_eq!(left().await, [4, 4, 4, 0], "for ever is not for the deleted");
+    assert_eq!(retention::round(&db, &archive, Some(retention::KEEP)).await.unwrap(), 1);
+    assert_eq!(left().await, [4, 4, 0, 0]);
+    assert_eq!(retention::round(&db, &archive, Some(retention::KEEP)).await.unwrap(), 0);
+    scene.server.stop().await;
+}

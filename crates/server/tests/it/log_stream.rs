@@ -1,0 +1,247 @@
+//! Logs as they come, over real HTTP.
+
+use std::{sync::Arc, time::Duration};
+
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::{net::TcpStream, time::timeout};
+use windlass_api::{
+    client::Client,
+    log_stream::{LogStream, News},
+    logs::StreamRequest,
+};
+use windlass_model::id::SubmissionId;
+use windlass_server::{
+    db::{Unit, jobs},
+    logs::{Log, Store, Stream},
+    params,
+};
+
+use crate::http::{ADMIN, Ground, TestServer, on_both};
+
+/// Far longer than it takes; what never comes is a failure, not a wait.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+on_both! {
+    o4_hundreds_of_readers_see_the_same_bytes_and_the_end
+    a_reader_that_comes_back_goes_on_where_it_stopped
+    a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too
+    o5_a_stream_is_for_those_with_rights_on_the_run
+    f34_a_reader_who_loses_the_right_is_cut_off
+    appends_of_another_replica_reach_the_readers_of_this_one
+}
+
+struct Scene {
+    server: TestServer,
+    log: Log,
+}
+
+impl Scene {
+    async fn new(ground: &Ground) -> Self {
+        let server = ground.start().await;
+        let run = json!({ "run_name": "train-1", "configuration": { "type": "task", "commands": ["true"] } });
+        let plan = json!({ "plan": { "run_spec": run }, "force": false });
+        let run = server.admin("/api/project/main/runs/apply", plan).await;
+        let submission = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
+        let job = jobs::find(server.app.db(), SubmissionId(submission)).await.unwrap().unwrap();
+        let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream: Stream::Job };
+        Self { server, log }
+    }
+
+    fn asked(&self) -> StreamRequest {
+        StreamRequest {
+            run_name: "train-1".into(),
+            job_submission_id: self.log.submission.0,
+            offset: 0,
+            start_time: None,
+            follow: true,
+            diagnose: false,
+        }
+    }
+
+    async fn stream_as(&self, token: &str, asked: &StreamRequest) -> LogStream {
+        let client = Client::new(&format!("http://{}", self.server.authority), Some(token)).unwrap();
+        client.stream_logs("main", asked).await.unwrap()
+    }
+
+    async fn write(&self, offset: u64, bytes: &[u8]) -> u64 {
+        self.server.app.logs().append(&self.log, offset, 5, bytes).await.unwrap()
+    }
+
+    async fn end_job(&self) {
+        let sql = "UPDATE jobs SET status = 'failed', finished = TRUE, finished_at = now_us(), exit_status = 3, \
+                   termination_reason = 'container_exited_with_error' WHERE id = $1";
+        let unit = Unit::new().expect_one(sql, params![self.log.submission]);
+        self.server.app.db().write(unit).await.unwrap().done().unwrap();
+        self.server.app.wake(&["runs"]);
+    }
+}
+
+/// Reads to the end: the bytes, and what the end says.
+async fn read(stream: &mut LogStream) -> (Vec<u8>, News) {
+    let mut bytes = Vec::new();
+    let reading = async {
+        loop {
+            match stream.next().await.unwrap().expect("an end") {
+                News::Bytes { offset, bytes: part, .. } => {
+                    assert_eq!(offset, bytes.len() as u64, "in order, without gaps");
+                    bytes.extend(part);
+                }
+                end @ News::End { .. } => return end,
+            }
+        }
+    };
+    let end = timeout(PATIENCE, reading).await.expect("an end in time");
+    (bytes, end)
+}
+
+fn failed() -> News {
+    News::End {
+        status: "failed".into(),
+        exit_status: Some(3),
+        termination_reason: Some("container_exited_with_error".into()),
+    }
+}
+
+async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &Ground) {
+    let scene = Arc::new(Scene::new(ground).await);
+    let mut end = scene.write(0, b"before anybody came\n").await;
+    let mut readers = Vec::new();
+    for _ in 0..200 {
+        let mut stream = scene.stream_as(ADMIN, &scene.asked()).await;
+        readers.push(tokio::spawn(async move { read(&mut stream).await }));
+    }
+    // Nobody reads these: they hold up neither the writer nor the others.
+    let mut asleep = Vec::new();
+    for _ in 0..20 {
+        asleep.push(scene.stream_as(ADMIN, &scene.asked()).await);
+    }
+    let mut whole = b"before anybody came\n".to_vec();
+    for n in 0..40_u8 {
+        let part = vec![n; 500];
+        end = scene.write(end, &part).await;
+        whole.extend(part);
+    }
+    scene.end_job().await;
+    for reader in readers {
+        let (bytes, said) = reader.await.unwrap();
+        assert!(bytes == whole);
+        assert_eq!(said, failed());
+    }
+    for mut stream in asleep {
+        assert!(read(&mut stream).await.0 == whole);
+    }
+    let scene = Arc::into_inner(scene).unwrap();
+    let app = scene.server.app.clone();
+    scene.server.stop().await;
+    assert_eq!(app.logs().open_logs(), 0, "nothing is remembered of logs nobody follows");
+}
+
+/// Raw, as a browser does it: the text of the stream until `enough`.
+async fn raw(scene: &Scene, last: Option<&str>, enough: &str) -> String {
+    let path =
+        format!("/api/project/main/logs/stream?run_name=train-1&job_submission_id={}", scene.log.submission);
+    let mut request = Request::get(path)
+        .header("host", &scene.server.authority)
+        .header("authorization", format!("Bearer {ADMIN}"));
+    if let Some(last) = last {
+        request = request.header("last-event-id", last);
+    }
+    let stream = TcpStream::connect(&scene.server.authority).await.unwrap();
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let response = sender.send_request(request.body(Full::new(Bytes::new())).unwrap()).await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let (mut body, mut text) = (response.into_body(), String::new());
+    while !text.contains(enough) {
+        let frame = timeout(PATIENCE, body.frame()).await.unwrap().expect("more").unwrap();
+        text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap());
+    }
+    text
+}
+
+async fn a_reader_that_comes_back_goes_on_where_it_stopped(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    scene.write(0, b"one\n").await;
+    let text = raw(&scene, None, "\n\n").await;
+    let expect = "id: 4\nevent: log\ndata: {\"type\":\"log\",\"offset\":0,\"timestamp\":\"1970-01-01T00:00:00.000005Z\",\
+                  \"message\":\"b25lCg==\"}\n\n";
+    assert_eq!(text.replace("+00:00", "Z"), expect);
+    scene.write(4, b"two\n").await;
+    let text = raw(&scene, Some("4"), "\n\n").await;
+    assert!(text.starts_with("id: 8\n") && text.contains("\"offset\":4"), "{text}");
+    // In the middle of what came together.
+    let text = raw(&scene, Some("5"), "\n\n").await;
+    assert!(text.starts_with("id: 8\n") && text.contains("\"offset\":5"), "{text}");
+    scene.end_job().await;
+    let text = raw(&scene, Some("8"), "\n\n").await;
+    let end = "id: 8\nevent: end\ndata: {\"type\":\"end\",\"offset\":8,\"status\":\"failed\",\"exit_status\":3,\
+               \"termination_reason\":\"container_exited_with_error\"}\n\n";
+    assert_eq!(text, end);
+    scene.server.stop().await;
+}
+
+async fn a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let long = vec![b'z'; 300_000];
+    scene.write(0, &long).await;
+    let asked = StreamRequest { follow: false, ..scene.asked() };
+    let (bytes, end) = read(&mut scene.stream_as(ADMIN, &asked).await).await;
+    assert!(bytes == long);
+    assert_eq!(end, News::End { status: "submitted".into(), exit_status: None, termination_reason: None });
+    scene.end_job().await;
+    let (bytes, end) = read(&mut scene.stream_as(ADMIN, &scene.asked()).await).await;
+    assert!(bytes == long);
+    assert_eq!(end, failed());
+    // The runner's own log is another one, and is empty.
+    let asked = StreamRequest { diagnose: true, ..scene.asked() };
+    assert_eq!(read(&mut scene.stream_as(ADMIN, &asked).await).await, (Vec::new(), failed()));
+    scene.server.stop().await;
+}
+
+async fn o5_a_stream_is_for_those_with_rights_on_the_run(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let token = scene.server.user("other").await;
+    scene.server.ok(&token, "/api/projects/create", json!({ "project_name": "theirs" })).await;
+    let client = Client::new(&format!("http://{}", scene.server.authority), Some(&token)).unwrap();
+    assert!(client.stream_logs("main", &scene.asked()).await.is_err());
+    // Not through a project of their own either.
+    assert!(client.stream_logs("theirs", &scene.asked()).await.unwrap_err().is_absent());
+    let admin = Client::new(&format!("http://{}", scene.server.authority), Some(ADMIN)).unwrap();
+    let other = StreamRequest { run_name: "train-2".into(), ..scene.asked() };
+    assert!(admin.stream_logs("main", &other).await.unwrap_err().is_absent());
+    scene.server.stop().await;
+}
+
+async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let token = scene.server.user("member").await;
+    scene.server.join("main", &[("member", "user")]).await;
+    scene.write(0, b"theirs to read\n").await;
+    let mut theirs = scene.stream_as(&token, &scene.asked()).await;
+    let mut ours = scene.stream_as(ADMIN, &scene.asked()).await;
+    assert!(matches!(theirs.next().await.unwrap(), Some(News::Bytes { .. })));
+    let gone = json!({ "usernames": ["member"] });
+    scene.server.admin("/api/projects/main/remove_members", gone).await;
+    let ended = timeout(Duration::from_secs(5), theirs.next()).await.expect("cut off in time");
+    assert_eq!(ended.unwrap(), None);
+    scene.write(15, b"not theirs\n").await;
+    scene.end_job().await;
+    assert_eq!(read(&mut ours).await.0, b"theirs to read\nnot theirs\n");
+    scene.server.stop().await;
+}
+
+async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let mut stream = scene.stream_as(ADMIN, &scene.asked()).await;
+    let elsewhere = windlass_server::logs::files::Files::new(ground.dir.0.join("logs"));
+    elsewhere.append(&scene.log, 0, 5, b"from afar").await.unwrap();
+    let next = timeout(PATIENCE, stream.next()).await.unwrap().unwrap();
+    assert!(matches!(next, Some(News::Bytes { bytes, .. }) if bytes == b"from afar"));
+    // A server that stops does not wait for its readers.
+    let stopping = timeout(Duration::from_secs(5), scene.server.stop());
+    stopping.await.expect("streams end with the server");
+    assert_eq!(stream.next().await.unwrap(), None);
+}
