@@ -348,6 +348,12 @@ pub(crate) struct ServerArgs {
     /// Script of a mock cloud: a backend `mock` for trials
     #[arg(long, env = "WINDLASS_MOCK_CLOUD", global = true, value_name = "FILE", hide = true)]
     pub(crate) mock_cloud: Option<PathBuf>,
+    /// Where logs of jobs are kept: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`
+    #[arg(long, env = "WINDLASS_SERVER_LOG_STORE", global = true, value_name = "PLACE")]
+    pub(crate) log_store: Option<String>,
+    /// How long logs of jobs are kept after the end of their run: `30d`, or `off` for ever
+    #[arg(long, env = "WINDLASS_SERVER_KEEP_LOGS", global = true, value_name = "DAYS")]
+    pub(crate) keep_logs: Option<String>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,

@@ -84,6 +84,8 @@ fn settings(args: ServerArgs) -> anyhow::Result<Settings> {
         local_runtime: args.local_runtime,
         docker_socket: args.docker_socket,
         mock_cloud: args.mock_cloud,
+        keep_logs: args.keep_logs,
+        log_store: args.log_store,
     };
     Ok(Settings::new(given, Home::path().as_deref())?)
 }
