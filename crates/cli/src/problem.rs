@@ -97,7 +97,9 @@ impl Problem {
             | CallError::Silent
             | CallError::Encode(_)
             | CallError::Build(_)
-            | CallError::Decode(_) => Self::caused(&format!("talk to the server at {url}"), error),
+            | CallError::Decode(_)
+            | CallError::Base64(_)
+            | CallError::LongLine => Self::caused(&format!("talk to the server at {url}"), error),
             CallError::Refused(_) | CallError::Denied { .. } | CallError::Status { .. } => {
                 Self::caused("the server refuses", error)
             }
