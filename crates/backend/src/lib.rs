@@ -4,6 +4,8 @@
 //! matters in its memory: whatever it must know later is in the [`Machine`] it hands out, which the server stores.
 //! Every call may be repeated, by any replica, and has the effect of one.
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod engine;
 pub mod local;
 pub mod mock;

@@ -1,1 +1,224 @@
-//! A scripted cloud for tests and trials: prices, spot, preemption, no capacity, slow boots.
+//! A scripted cloud for tests and trials: prices, spot, preemption, no capacity, slow boots, network volumes.
+//!
+//! Its machines are real agents on this machine, so whole runs work on them. What goes wrong is in the script. What was
+//! made is in files below a directory: the cloud outlives the server, and all replicas see the same one. An empty file
+//! `preempt/INSTANCE` there takes a machine back, as [`Mock::preempt`] does.
+
+mod ledger;
+pub mod script;
+mod volumes;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::json;
+use windlass_model::{id::InstanceId, plan::offers::Offer};
+
+use self::{
+    ledger::{Ledger, Made, now_ms},
+    script::{Kind, Runtime, Script},
+};
+use crate::{
+    Answer, Backend, BackendError, Deleted, Found, Machine, Order, Reach, Want,
+    program::Program,
+    shim_process::{Alone, Home, Owner, StartWith},
+    volumes::Volumes,
+};
+
+pub const NAME: &str = "mock";
+/// Of an instance's id, in the names of directories: paths of sockets are short.
+const SHORT: usize = 8;
+
+/// A cloud and where it keeps its books.
+pub struct Mock {
+    script: Script,
+    dir: PathBuf,
+    ledger: Ledger,
+    agent: Option<PathBuf>,
+}
+
+impl Mock {
+    /// `agent` is the agent's program, if it is not beside ours.
+    pub fn new(script: Script, dir: &Path, agent: Option<PathBuf>) -> Self {
+        let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+        Self { script, ledger: Ledger::new(&dir), dir, agent }
+    }
+
+    /// Takes a machine back now, as a cloud does with spot instances.
+    pub async fn preempt(&self, instance: InstanceId) -> Result<(), BackendError> {
+        let _alone = self.books().await?;
+        match self.ledger.machine(instance)? {
+            Some(made) => self.take_back(made).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Nobody else writes the books meanwhile.
+    async fn books(&self) -> Result<Alone, BackendError> {
+        Ok(Home::new(&self.dir.join("books")).alone().await?)
+    }
+
+    fn home(&self, instance: InstanceId) -> Home {
+        Home::new(&self.dir.join(&instance.to_string()[..SHORT]))
+    }
+
+    fn start_with(&self) -> Result<StartWith, BackendError> {
+        let program = Program::find(self.agent.as_deref()).map_err(|error| BackendError::Refused {
+            what: "start an agent for the mock cloud",
+            said: error.to_string(),
+        })?;
+        let runtime = match self.script.runtime {
+            Runtime::Hollow => "hollow",
+            Runtime::Process => "process",
+        };
+        Ok(StartWith { program, runtime, docker_socket: None, env: Default::default() })
+    }
+
+    fn kind_of(&self, made: &Made) -> Option<&Kind> {
+        self.script.offers.iter().find(|kind| kind.key() == made.kind)
+    }
+
+    async fn made(&self, order: &Order) -> Result<Machine, BackendError> {
+        let refused = |said: String| BackendError::Refused { what: "create the instance", said };
+        let Want::Offer(offer) = &order.want else {
+            return Err(refused("the mock cloud has no hosts of yours".to_owned()));
+        };
+        let kind = self.script.kind(&offer.instance_type, &offer.region, offer.host.spot);
+        let kind = kind.ok_or_else(|| refused(format!("no {} in {}", offer.instance_type, offer.region)))?;
+        let machine = {
+            let _alone = self.books().await?;
+            let made = match self.ledger.machine(order.instance)? {
+                Some(made) => made,
+                None => {
+                    if self.ledger.is_among_first(&format!("no capacity {}", kind.key()), kind.no_capacity)? {
+                        let said =
+                            format!("no {} in {}, as the script says", kind.instance_type, kind.region);
+                        return Err(BackendError::NoCapacity { said });
+                    }
+                    let (made_ms, deletes, preempted) = (now_ms(), 0, false);
+                    let made =
+                        Made { instance: order.instance, kind: kind.key(), made_ms, deletes, preempted };
+                    self.ledger.keep_machine(&made)?;
+                    made
+                }
+            };
+            if made.preempted {
+                return Err(BackendError::NoCapacity { said: "it was taken back".to_owned() });
+            }
+            let ready = now_ms() >= made.made_ms + kind.boot_ms;
+            if ready { self.serve(order, &made).await? } else { self.machine(&made, None) }
+        };
+        tokio::time::sleep(Duration::from_millis(kind.late_ms)).await;
+        if self.ledger.is_among_first(&format!("lost answer {}", kind.key()), kind.lost_answers)? {
+            let said = "the answer is lost, as the script says".to_owned();
+            return Err(BackendError::Unavailable { what: "create the instance", said });
+        }
+        Ok(machine)
+    }
+
+    /// The machine with its agent, which is started where it does not run.
+    async fn serve(&self, order: &Order, made: &Made) -> Result<Machine, BackendError> {
+        let (home, with) = (self.home(made.instance), self.start_with()?);
+        let owner = Owner {
+            instance_id: order.instance,
+            credential_sha256: vec![order.enrolment.credential_sha256.clone()],
+            server_keys: vec![order.enrolment.server_key.clone()],
+        };
+        if home.owner().as_ref() != Some(&owner) {
+            home.enrol(&with.program, &owner).await?;
+        }
+        let env = order.env.clone();
+        let health = home.ensure(&StartWith { env, ..with }).await?;
+        Ok(self.machine(made, Some((home.socket(), health.version))))
+    }
+
+    fn machine(&self, made: &Made, agent: Option<(PathBuf, String)>) -> Machine {
+        let (path, agent_version) = agent.unzip();
+        Machine {
+            id: format!("i-{}", &made.instance.to_string()[..SHORT]),
+            hostname: path.is_some().then(|| "127.0.0.1".to_owned()),
+            internal_ip: path.is_some().then(|| "127.0.0.1".to_owned()),
+            reach: path.map(|path| Reach::Socket { path }),
+            has: None,
+            agent_version,
+            memo: json!({ "said": "a machine of the mock cloud" }),
+        }
+    }
+
+    async fn found(&self, order: &Order) -> Result<Found, BackendError> {
+        let _alone = self.books().await?;
+        let Some(made) = self.ledger.machine(order.instance)? else {
+            return Ok(Found::Gone { said: "the mock cloud has no such instance".to_owned() });
+        };
+        let kind = self.kind_of(&made);
+        let is_due =
+            |kind: &Kind| kind.preempt_after_ms.is_some_and(|after| now_ms() >= made.made_ms + after);
+        if made.preempted || self.ledger.preemption(made.instance).exists() || kind.is_some_and(is_due) {
+            self.take_back(made).await?;
+            return Ok(Found::Gone { said: "the spot instance was taken back".to_owned() });
+        }
+        let boot_ms = kind.map_or(0, |kind| kind.boot_ms);
+        if now_ms() < made.made_ms + boot_ms {
+            return Ok(Found::Starting(self.machine(&made, None)));
+        }
+        Ok(Found::Running(self.serve(order, &made).await?))
+    }
+
+    async fn take_back(&self, made: Made) -> Result<(), BackendError> {
+        if !made.preempted {
+            self.end(made.instance).await?;
+            self.ledger.keep_machine(&Made { preempted: true, ..made })?;
+        }
+        Ok(())
+    }
+
+    async fn end(&self, instance: InstanceId) -> Result<(), BackendError> {
+        let home = self.home(instance);
+        if !home.is_idle() {
+            home.end_tasks(&self.start_with()?).await?;
+        }
+        home.stop().await?;
+        Ok(home.remove()?)
+    }
+
+    async fn taken_back(&self, order: &Order) -> Result<Deleted, BackendError> {
+        let _alone = self.books().await?;
+        let Some(mut made) = self.ledger.machine(order.instance)? else { return Ok(Deleted::Gone) };
+        made.deletes += 1;
+        if self.kind_of(&made).is_some_and(|kind| made.deletes <= kind.slow_deletes) {
+            self.ledger.keep_machine(&made)?;
+            return Ok(Deleted::Going);
+        }
+        self.end(made.instance).await?;
+        self.ledger.drop_machine(made.instance)?;
+        Ok(Deleted::Gone)
+    }
+}
+
+impl Backend for Mock {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+        Box::pin(async { Ok(self.script.offers.iter().map(Kind::offer).collect()) })
+    }
+
+    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+        Box::pin(self.made(order))
+    }
+
+    fn find<'a>(&'a self, order: &'a Order, _machine: &'a Machine) -> Answer<'a, Found> {
+        Box::pin(self.found(order))
+    }
+
+    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+        Box::pin(self.taken_back(order))
+    }
+
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        Some(self)
+    }
+}

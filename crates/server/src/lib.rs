@@ -68,6 +68,8 @@ pub enum StartError {
     Db(#[from] DbError),
     #[error("set up the log store")]
     Logs(#[from] PlaceError),
+    #[error("set up the mock cloud")]
+    Mock(#[from] windlass_backend::mock::script::ScriptError),
     #[error("draw random bytes")]
     Random(#[from] getrandom::Error),
     #[error("set up the first user and project")]
@@ -94,8 +96,8 @@ impl Server {
     pub async fn start(settings: Settings) -> Result<Self, StartError> {
         make_dir(&settings.data_dir)?;
         let keys = Keyring::open(&settings.key_file)?;
+        let machines = Machines::new(&settings)?;
         let db = Db::open(&settings.database_url).await?;
-        let machines = Machines::new(&settings);
         let app = App::with_backends(db, settings, keys, machines.backends.clone())?;
         let started = Self::set_up(&app, machines).await;
         if started.is_err() {

@@ -1,10 +1,14 @@
 //! Where this server's machines come from: its backends, and what is shared between them and the agents.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use windlass_backend::{
     Backend, Backends,
     local::{self, Local},
+    mock::{
+        Mock,
+        script::{Script, ScriptError},
+    },
     program::Program,
     remote::{Binaries, Remote},
 };
@@ -23,7 +27,7 @@ pub struct Machines {
 
 impl Machines {
     /// Starts nothing.
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &Settings) -> Result<Self, ScriptError> {
         let hosts = Arc::new(Hosts::new(Backoff::STANDARD));
         let binaries = match Program::find(settings.agent_binary.as_deref()) {
             Ok(program) => Binaries::beside(program.path()),
@@ -35,7 +39,14 @@ impl Machines {
         let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Remote::new(Arc::clone(&hosts), binaries))];
         let local = settings.local.then(|| Arc::new(Local::new(local_settings(settings))));
         backends.extend(local.clone().map(|local| local as Arc<dyn Backend>));
-        Self { backends: Backends::new(backends), hosts, local }
+        if let Some(file) = &settings.mock_cloud {
+            // Beside the script, so that all replicas that read it see one cloud.
+            let mut dir = file.clone().into_os_string();
+            dir.push(".d");
+            let mock = Mock::new(Script::read(file)?, Path::new(&dir), settings.agent_binary.clone());
+            backends.push(Arc::new(mock));
+        }
+        Ok(Self { backends: Backends::new(backends), hosts, local })
     }
 
     /// What an earlier start left asleep answers again before anybody asks.

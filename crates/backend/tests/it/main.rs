@@ -1,4 +1,6 @@
 //! Backends against real agents.
 
+mod conformance;
 mod local;
+mod mock;
 mod support;

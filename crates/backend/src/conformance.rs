@@ -1,0 +1,93 @@
+//! What every backend promises, tried out. A backend's tests call [`holds`] with a way to open it anew.
+
+use std::sync::Arc;
+
+use crate::{Backend, Deleted, Found, Machine, Order};
+
+/// Opens the backend as a fresh process would: nothing of an earlier one is in memory.
+pub type Open<'a> = &'a dyn Fn() -> Arc<dyn Backend>;
+/// Most looks until a machine runs, or is gone.
+const LOOKS_MAX: usize = 2000;
+const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(10);
+
+/// Runs all of it. `order` is for a machine that nobody made yet, and is taken back at the end.
+///
+/// Panics where a promise does not hold: this is for tests.
+pub async fn holds(open: Open<'_>, order: &Order) {
+    offers_are_stable(open).await;
+    what_was_never_made_is_gone(open, order).await;
+    let machine = one_machine_for_any_number_of_creations(open, order).await;
+    a_fresh_process_finds_the_machine(open, order, &machine).await;
+    deletion_may_be_repeated(open, order, &machine).await;
+}
+
+async fn offers_are_stable(open: Open<'_>) {
+    let kinds = async |backend: Arc<dyn Backend>| {
+        let offers = backend.offers().await.expect("offers");
+        let mut kinds: Vec<_> = offers
+            .into_iter()
+            .map(|offer| {
+                assert_eq!(offer.backend, backend.name(), "an offer names its backend");
+                assert!(offer.total_blocks >= 1 && offer.host.cpus >= 1, "{offer:?}");
+                (offer.instance_type, offer.region, offer.host.spot, offer.price)
+            })
+            .collect();
+        kinds.sort();
+        kinds
+    };
+    let first = kinds(open()).await;
+    assert_eq!(first, kinds(open()).await, "two looks see the same offers");
+    let mut unique = first.clone();
+    unique.dedup();
+    assert_eq!(first, unique, "no offer is there twice");
+}
+
+async fn what_was_never_made_is_gone(open: Open<'_>, order: &Order) {
+    assert_eq!(open().delete(order, None).await.expect("delete what was never made"), Deleted::Gone);
+}
+
+async fn one_machine_for_any_number_of_creations(open: Open<'_>, order: &Order) -> Machine {
+    let (one, other) = (open(), open());
+    let (first, second) = tokio::join!(one.create(order), other.create(order));
+    let first = first.expect("create");
+    assert_eq!(first.id, second.expect("create at the same time").id, "two creations made two machines");
+    let again = open().create(order).await.expect("create again");
+    assert_eq!(first.id, again.id, "a repeat made another machine");
+    until_it_runs(open, order, first).await
+}
+
+async fn until_it_runs(open: Open<'_>, order: &Order, mut machine: Machine) -> Machine {
+    for _ in 0..LOOKS_MAX {
+        match open().find(order, &machine).await.expect("find") {
+            Found::Running(found) => {
+                assert!(found.reach.is_some(), "a machine that runs can be reached: {found:?}");
+                return found;
+            }
+            Found::Starting(found) => machine = found,
+            Found::Gone { said } => panic!("the machine is gone: {said}"),
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    panic!("the machine does not start: {machine:?}");
+}
+
+async fn a_fresh_process_finds_the_machine(open: Open<'_>, order: &Order, machine: &Machine) {
+    let text = serde_json::to_string(machine).expect("a machine is stored as JSON");
+    let stored: Machine = serde_json::from_str(&text).expect("and read again");
+    assert_eq!(&stored, machine);
+    let found = until_it_runs(open, order, stored).await;
+    assert_eq!((&found.id, &found.reach), (&machine.id, &machine.reach));
+}
+
+async fn deletion_may_be_repeated(open: Open<'_>, order: &Order, machine: &Machine) {
+    let mut looks = 0;
+    while open().delete(order, Some(machine)).await.expect("delete") == Deleted::Going {
+        looks += 1;
+        assert!(looks < LOOKS_MAX, "the deletion does not end");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    assert_eq!(open().delete(order, Some(machine)).await.expect("delete twice"), Deleted::Gone);
+    assert_eq!(open().delete(order, None).await.expect("delete without the machine"), Deleted::Gone);
+    let found = open().find(order, machine).await.expect("find what was deleted");
+    assert!(matches!(found, Found::Gone { .. }), "{found:?}");
+}

@@ -1,0 +1,146 @@
+//! What a mock cloud remembers: files below its directory, so that it outlives servers and all replicas see the same.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use windlass_model::id::InstanceId;
+
+use crate::BackendError;
+
+/// A machine that was made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Made {
+    pub instance: InstanceId,
+    /// Of the kind in the script.
+    pub kind: String,
+    pub made_ms: i64,
+    /// How often its deletion was asked for.
+    #[serde(default)]
+    pub deletes: i64,
+    /// It was taken back: a machine that is gone although nobody deleted it.
+    #[serde(default)]
+    pub preempted: bool,
+}
+
+/// A network volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Volume {
+    pub id: String,
+    pub region: String,
+    pub zone: Option<String>,
+    pub size_gb: Option<f64>,
+    pub made_ms: i64,
+    /// By machine: when the attachment was asked for.
+    #[serde(default)]
+    pub attached: BTreeMap<String, i64>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Ledger(PathBuf);
+
+/// A clock that all processes share.
+#[expect(clippy::disallowed_methods, reason = "the cloud has a clock of its own, as real ones have")]
+pub(super) fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn failed(path: &Path, error: &io::Error) -> BackendError {
+    BackendError::Unavailable {
+        what: "keep the books of the mock cloud",
+        said: format!("{}: {error}", path.display()),
+    }
+}
+
+impl Ledger {
+    pub(super) fn new(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+
+    fn read<T: DeserializeOwned>(&self, path: &Path) -> Result<Option<T>, BackendError> {
+        match fs::read(path) {
+            Ok(text) => match serde_json::from_slice(&text) {
+                Ok(value) => Ok(Some(value)),
+                Err(error) => Err(failed(path, &error.into())),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(path, &error)),
+        }
+    }
+
+    fn write(&self, path: &Path, value: &impl Serialize) -> Result<(), BackendError> {
+        let written = (|| {
+            if let Some(dir) = path.parent() {
+                fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+            }
+            let part = path.with_extension("part");
+            fs::write(&part, serde_json::to_vec(value)?)?;
+            fs::rename(&part, path)
+        })();
+        written.map_err(|error| failed(path, &error))
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), BackendError> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(path, &error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    fn instance(&self, instance: InstanceId) -> PathBuf {
+        self.0.join("machines").join(format!("{instance}.json"))
+    }
+
+    fn volume_file(&self, id: &str) -> PathBuf {
+        self.0.join("volumes").join(format!("{id}.json"))
+    }
+
+    pub(super) fn machine(&self, instance: InstanceId) -> Result<Option<Made>, BackendError> {
+        self.read(&self.instance(instance))
+    }
+
+    pub(super) fn keep_machine(&self, made: &Made) -> Result<(), BackendError> {
+        self.write(&self.instance(made.instance), made)
+    }
+
+    pub(super) fn drop_machine(&self, instance: InstanceId) -> Result<(), BackendError> {
+        self.remove(&self.instance(instance))
+    }
+
+    /// A file that people make by hand to take a machine back.
+    pub(super) fn preemption(&self, instance: InstanceId) -> PathBuf {
+        self.0.join("preempt").join(instance.to_string())
+    }
+
+    /// Whether this is one of the first `most` times that `what` is asked for; with `-1`, always.
+    pub(super) fn is_among_first(&self, what: &str, most: i64) -> Result<bool, BackendError> {
+        if most <= 0 {
+            return Ok(most < 0);
+        }
+        let path = self.0.join("counts").join(format!("{}.json", what.replace('/', "_")));
+        let seen: i64 = self.read(&path)?.unwrap_or(0);
+        if seen >= most {
+            return Ok(false);
+        }
+        self.write(&path, &(seen + 1))?;
+        Ok(true)
+    }
+
+    pub(super) fn volume(&self, id: &str) -> Result<Option<Volume>, BackendError> {
+        self.read(&self.volume_file(id))
+    }
+
+    pub(super) fn keep_volume(&self, volume: &Volume) -> Result<(), BackendError> {
+        self.write(&self.volume_file(&volume.id), volume)
+    }
+
+    pub(super) fn drop_volume(&self, id: &str) -> Result<(), BackendError> {
+        self.remove(&self.volume_file(id))
+    }
+}

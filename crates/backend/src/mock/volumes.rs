@@ -1,0 +1,120 @@
+//! Network volumes of the mock cloud: they exist in its books only.
+
+use super::{
+    Mock,
+    ledger::{Volume, now_ms},
+};
+use crate::{
+    Answer, BackendError, Machine,
+    volumes::{Attached, Attachment, Made, VolumeOrder, Volumes},
+};
+
+impl Mock {
+    fn shown(&self, volume: &Volume) -> Made {
+        let script = &self.script.volumes;
+        Made {
+            id: volume.id.clone(),
+            size_gb: volume.size_gb,
+            zone: volume.zone.clone(),
+            price: volume.size_gb.map(|size| size * script.price_gb),
+            ready: now_ms() >= volume.made_ms + script.ready_ms,
+        }
+    }
+
+    fn known(&self, id: &str) -> Result<Volume, BackendError> {
+        let absent = || BackendError::Refused { what: "find the volume", said: format!("there is no {id}") };
+        self.ledger.volume(id)?.ok_or_else(absent)
+    }
+
+    fn how(&self, volume: &Volume, machine: &Machine) -> Attached {
+        match volume.attached.get(&machine.id) {
+            None => Attached::No,
+            Some(since) if now_ms() < since + self.script.volumes.attach_ms => Attached::Coming,
+            Some(_) => Attached::Yes(Attachment { device_name: Some(format!("/dev/{}", volume.id)) }),
+        }
+    }
+}
+
+impl Volumes for Mock {
+    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made> {
+        Box::pin(async move {
+            let _alone = self.books().await?;
+            if let Some(external) = &order.external {
+                return Ok(self.shown(&self.known(external)?));
+            }
+            let id = format!("vol-{}", order.volume);
+            if let Some(made) = self.ledger.volume(&id)? {
+                return Ok(self.shown(&made));
+            }
+            let volume = Volume {
+                id,
+                region: order.region.clone(),
+                zone: order.zone.clone(),
+                size_gb: order.size_gb,
+                made_ms: now_ms(),
+                attached: Default::default(),
+            };
+            self.ledger.keep_volume(&volume)?;
+            Ok(self.shown(&volume))
+        })
+    }
+
+    fn look<'a>(&'a self, _order: &'a VolumeOrder, id: &'a str) -> Answer<'a, Option<Made>> {
+        Box::pin(async move { Ok(self.ledger.volume(id)?.map(|volume| self.shown(&volume))) })
+    }
+
+    fn remove<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let _alone = self.books().await?;
+            if order.external.is_some() {
+                return Ok(());
+            }
+            match self.ledger.volume(id)? {
+                Some(volume) if !volume.attached.is_empty() => Err(BackendError::Unavailable {
+                    what: "delete the volume",
+                    said: format!("{id} is attached"),
+                }),
+                Some(_) => self.ledger.drop_volume(id),
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+        Box::pin(async move {
+            let _alone = self.books().await?;
+            let mut volume = self.known(id)?;
+            let failed = |said| Err(BackendError::Unavailable { what: "attach the volume", said });
+            if let Some(other) = volume.attached.keys().find(|other| **other != machine.id) {
+                return failed(format!("{id} is attached to {other}"));
+            }
+            if !volume.attached.contains_key(&machine.id) {
+                if self.ledger.is_among_first(&format!("attach {id}"), self.script.volumes.attach_fails)? {
+                    return failed("as the script says".to_owned());
+                }
+                volume.attached.insert(machine.id.clone(), now_ms());
+                self.ledger.keep_volume(&volume)?;
+            }
+            Ok(self.how(&volume, machine))
+        })
+    }
+
+    fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let _alone = self.books().await?;
+            let Some(mut volume) = self.ledger.volume(id)? else { return Ok(()) };
+            if force || !self.script.volumes.detach_hangs {
+                volume.attached.remove(&machine.id);
+                self.ledger.keep_volume(&volume)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+        Box::pin(async move {
+            let volume = self.ledger.volume(id)?;
+            Ok(volume.map_or(Attached::No, |volume| self.how(&volume, machine)))
+        })
+    }
+}

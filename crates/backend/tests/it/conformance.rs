@@ -1,0 +1,43 @@
+//! Every backend keeps the promises of the trait.
+
+use std::sync::Arc;
+
+use windlass_backend::{
+    Backend,
+    conformance::holds,
+    local::{Local, Runtime, Settings},
+    mock::{Mock, script::Script},
+    scratch::Scratch,
+};
+
+use crate::support::{Sweep, agent, order};
+
+#[tokio::test]
+async fn this_machine_keeps_the_promises() {
+    let dir = Scratch::new("keeps");
+    let _sweep = Sweep(dir.path());
+    let open = || -> Arc<dyn Backend> {
+        Arc::new(Local::new(Settings {
+            home: dir.path().join("local"),
+            agent: Some(agent().path().to_owned()),
+            runtime: Some(Runtime::Process),
+            docker_socket: None,
+        }))
+    };
+    let order = order(&*open(), 1).await;
+    holds(&open, &order).await;
+}
+
+#[tokio::test]
+async fn the_mock_cloud_keeps_the_promises_slow_as_it_may_be() {
+    let dir = Scratch::new("keeps");
+    let _sweep = Sweep(dir.path());
+    let script =
+        "offers: [{instance_type: a, price: 1.5, cpus: 4, memory_gb: 16, boot_ms: 300, slow_deletes: 2}]";
+    let script = Script::parse(script).unwrap();
+    let open = || -> Arc<dyn Backend> {
+        Arc::new(Mock::new(script.clone(), dir.path(), Some(agent().path().to_owned())))
+    };
+    let order = order(&*open(), 1).await;
+    holds(&open, &order).await;
+}
