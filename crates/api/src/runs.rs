@@ -180,6 +180,10 @@ pub struct JobPlan {
     pub total_offers: i64,
     #[serde(default)]
     pub max_price: Option<f64>,
+    /// Why the job would not start at once, if it would not: `{refusals: [{place, count, shortfalls}], left_out}`,
+    /// nearest miss first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Document>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

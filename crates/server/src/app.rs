@@ -15,6 +15,8 @@ use crate::{
     config::Settings,
     db::Db,
     logs::{archive::Archive, tail::Tails},
+    logs::{archive::Archive, files::Files},
+    market::Market,
     metrics::Metrics,
     secrets::Keyring,
 };
@@ -34,6 +36,7 @@ struct Inner {
     tails: Tails,
     /// Said once, to those whose answers have no end of their own.
     closing: watch::Sender<bool>,
+    market: Market,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
     /// joined.
     process: String,
@@ -65,6 +68,7 @@ impl App {
             access: AccessCache::default(),
             hints,
             logs,
+            market: Market::new(backends.clone()),
             backends,
             tails,
             closing: watch::Sender::new(false),
@@ -117,6 +121,11 @@ impl App {
     pub async fn closed(&self) {
         // The sender lives as long as this.
         let _ = self.0.closing.subscribe().wait_for(|closing| *closing).await;
+    }
+
+    /// What they would create now.
+    pub fn market(&self) -> &Market {
+        &self.0.market
     }
 
     /// Where pipelines of this replica listen.

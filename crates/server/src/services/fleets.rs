@@ -20,7 +20,7 @@ use windlass_model::{
 };
 
 use super::{
-    instances as instance_service, names,
+    instances as instance_service, names, offers,
     runs::{refused, visible},
 };
 use crate::{
@@ -34,12 +34,15 @@ use crate::{
     },
     error::{Error, Result},
     events::{About, actor, note, record},
+    fleet_shape::FleetShape,
     secrets::Belongs,
 };
 
 const LIST_MAX: i64 = 100;
 const NAMES_TRIED: u8 = 10;
 const HOSTS_MAX: usize = 1000;
+/// Offers that one answer shows.
+const OFFERS_MAX: usize = 50;
 
 pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Fleet>> {
     if !(0..=LIST_MAX).contains(&asked.limit) {
@@ -181,15 +184,21 @@ pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result
             current = Some(one(app, found).await?);
         }
     }
+    let shape = FleetShape::parse(&spec.open.to_string());
+    let offers = if shape.creates() {
+        offers::for_fleet(&app.market().seen().await.offers, &shape.own_limits(), shape.blocks())
+    } else {
+        Vec::new()
+    };
     Ok(wire::FleetPlan {
         project_name: scope.project.name.clone(),
         user: scope.caller.user.name.clone(),
         spec: Document::new(&spec.open)?,
         effective_spec: Some(Document::new(&spec.open)?),
         current_resource: current,
-        offers: Vec::new(),
-        total_offers: 0,
-        max_offer_price: None,
+        total_offers: i64::try_from(offers.len()).unwrap_or(i64::MAX),
+        max_offer_price: offers.iter().map(|offer| offer.price).reduce(f64::max),
+        offers: offers.into_iter().take(OFFERS_MAX).collect(),
         action: Some(action),
     })
 }

@@ -1,6 +1,6 @@
-//! What a project's own instances offer to a job.
+//! What a project's own instances, and the backends its fleets may use, offer to a job.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::{Value, json};
 use windlass_api::{
@@ -9,119 +9,199 @@ use windlass_api::{
 };
 use windlass_model::{
     config::job_spec::JobSpec,
-    id::ProjectId,
-    instance::Status,
-    money::Price,
-    plan::offers::{Availability, Gpu, Host, Needs, Offer, fit},
-    resources::GpuVendor,
+    id::{FleetId, ProjectId, RunId, SubmissionId},
+    plan::{
+        blocks,
+        offers::{Needs, Offer, fit, names_instance},
+        place::{
+            Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, Readiness, Waiting, Why, place,
+        },
+    },
+    resources::CpuArch,
+    time::Timestamp,
 };
 
 use crate::{
     app::App,
-    db::{
-        Page,
-        instances::{self, Instance, Query},
-    },
-    error::Result,
+    db::passes::placing,
+    error::{Error, Result},
+    inventory,
+    pass_error::PassError,
+    run_shape::RunShape,
 };
 
-/// More instances than a person would look at; placement looks at all of them.
-const INSTANCES_MAX: i64 = 1000;
-
-/// An instance that could be used, as the wire and as placement see it.
-pub(crate) struct Existing {
-    instance: InstanceType,
-    offer: Offer,
-    backend: BackendType,
-    free_blocks: u32,
+/// Everything a job of a project may be put on, as placement sees it.
+pub(crate) struct Supply {
+    project: ProjectId,
+    inventory: Inventory,
 }
 
-/// Instances that answer, whether they are in use or not.
-pub(crate) async fn existing(app: &App, project: ProjectId) -> Result<Vec<Existing>> {
-    let page = Page { limit: INSTANCES_MAX, ..Page::default() };
-    let query = Query { projects: Some(vec![project]), fleets: None, only_active: true, page };
-    let rows = instances::list(app.db(), &query).await?;
-    Ok(rows.iter().filter_map(read).collect())
+pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<Supply> {
+    let stock = placing::stock(app.db(), project).await?;
+    let seen = app.market().seen().await;
+    let inventory = inventory::of(&stock, &seen.offers).map_err(|error| match error {
+        PassError::Db(error) => error.into(),
+        PassError::Document { source } => source.into(),
+        other @ (PassError::Refused(_) | PassError::Shape(_) | PassError::NoMove { .. }) => {
+            Error::refused(other.to_string())
+        }
+    })?;
+    Ok(Supply { project, inventory })
 }
 
-/// `None` for what cannot take a job: not ready, not reachable, not well, or not known well enough.
-fn read(row: &Instance) -> Option<Existing> {
-    let ready = matches!(row.status, Status::Idle | Status::Busy);
-    if !ready || row.unreachable || row.health == "failure" {
-        return None;
+/// What a job asks for, and in which fleets.
+struct Asked<'a> {
+    needs: Needs,
+    fleets: Option<Vec<String>>,
+    creation: Creation,
+    inventory: &'a Inventory,
+}
+
+impl Asked<'_> {
+    /// Nodes of several stay together: only cluster fleets have places for them.
+    fn may_use(&self, fleet: &Fleet) -> bool {
+        let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.name));
+        named && (fleet.cluster || !self.needs.whole)
     }
-    let instance: InstanceType = serde_json::from_str(row.instance_type.as_deref()?).ok()?;
-    let backend = serde_json::from_value(json!(row.backend)).ok()?;
-    let total_blocks = u32::try_from(row.total_blocks.unwrap_or(1)).ok()?.max(1);
-    let busy_blocks = u32::try_from(row.busy_blocks).unwrap_or(total_blocks);
-    let offer = Offer {
-        backend: row.backend.clone()?,
-        region: row.region.clone().unwrap_or_default(),
-        zones: row.availability_zone.iter().cloned().collect(),
-        instance_type: instance.name.clone(),
-        price: Price::dollars(row.price.unwrap_or(0.0)),
-        availability: if row.status == Status::Idle { Availability::Idle } else { Availability::Busy },
-        reservation: None,
-        host: host(&instance.resources)?,
-        total_blocks,
-    };
-    Some(Existing { instance, offer, backend, free_blocks: total_blocks.saturating_sub(busy_blocks) })
+
+    fn existing(&self, instance: &Instance) -> Option<wire::Offer> {
+        let fleet = self.inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet)?;
+        if instance.readiness != Readiness::Ready || !self.may_use(fleet) {
+            return None;
+        }
+        let (name, host) = (&instance.name, instance.hostname.as_deref());
+        let named = self.needs.instances.as_ref();
+        if named.is_some_and(|list| !names_instance(list, name, host, &fleet.name, instance.instance_num)) {
+            return None;
+        }
+        let total = instance.offer.total_blocks;
+        let blocks = fit(&instance.offer, &self.needs.within(&fleet.limits)).ok()?;
+        let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
+        let free = total.saturating_sub(held);
+        let availability = if blocks <= free { "idle" } else { "busy" };
+        Some(shown(&instance.offer, availability.to_owned(), blocks, total))
+    }
+
+    /// One that a fleet would make. The first fleet that would do stands for all.
+    fn new(&self, offer: &Offer) -> Option<wire::Offer> {
+        if self.creation == Creation::Reuse || self.needs.instances.is_some() {
+            return None;
+        }
+        self.inventory.fleets.iter().filter(|fleet| has_room(fleet) && self.may_use(fleet)).find_map(|fleet| {
+            let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
+            let total_blocks = blocks::split(fleet.blocks, offer.host.cpus, gpus).ok()?;
+            let divided = Offer { total_blocks, ..offer.clone() };
+            fit(offer, &fleet.limits).ok()?;
+            let blocks = fit(&divided, &self.needs.within(&fleet.limits)).ok()?;
+            Some(shown(&divided, word(offer), blocks, total_blocks))
+        })
+    }
 }
 
-fn host(resources: &wire::Resources) -> Option<Host> {
-    let gpu = |gpu: &wire::Gpu| {
-        Some(Gpu {
-            vendor: match &gpu.vendor {
-                None => GpuVendor::Nvidia,
-                Some(vendor) => serde_json::from_value(json!(vendor)).ok()?,
+fn has_room(fleet: &Fleet) -> bool {
+    let has = u32::try_from(fleet.instance_nums.len()).unwrap_or(u32::MAX);
+    fleet.creates && fleet.nodes_max.is_none_or(|max| has < max)
+}
+
+/// The availability, as the wire spells it.
+fn word(offer: &Offer) -> String {
+    json!(offer.availability).as_str().unwrap_or("unknown").to_owned()
+}
+
+fn shown(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) -> wire::Offer {
+    let size = |mib: u64| i64::try_from(mib).unwrap_or(i64::MAX);
+    let gpus = offer.host.gpus.iter().map(|gpu| wire::Gpu {
+        name: gpu.name.clone(),
+        memory_mib: size(gpu.memory_mib),
+        vendor: json!(gpu.vendor).as_str().map(str::to_owned),
+    });
+    wire::Offer {
+        backend: BackendType::of(&offer.backend),
+        instance: InstanceType {
+            name: offer.instance_type.clone(),
+            resources: wire::Resources {
+                cpus: offer.host.cpus.into(),
+                memory_mib: size(offer.host.memory_mib),
+                gpus: gpus.collect(),
+                spot: offer.host.spot,
+                disk: (offer.host.disk_mib > 0).then(|| wire::Disk { size_mib: size(offer.host.disk_mib) }),
+                cpu_arch: offer.host.arch.map(|arch| {
+                    let word = match arch {
+                        CpuArch::X86 => "x86",
+                        CpuArch::Arm => "arm",
+                    };
+                    word.to_owned()
+                }),
+                description: String::new(),
             },
-            name: gpu.name.clone(),
-            memory_mib: u64::try_from(gpu.memory_mib).ok()?,
-            compute_capability: None,
-        })
-    };
-    Some(Host {
-        cpus: u32::try_from(resources.cpus).ok()?,
-        arch: resources.cpu_arch.as_ref().and_then(|arch| serde_json::from_value(json!(arch)).ok()),
-        memory_mib: u64::try_from(resources.memory_mib).ok()?,
-        disk_mib: resources.disk.as_ref().and_then(|disk| u64::try_from(disk.size_mib).ok()).unwrap_or(0),
-        gpus: resources.gpus.iter().map(gpu).collect::<Option<_>>()?,
-        spot: resources.spot,
-    })
+        },
+        region: offer.region.clone(),
+        price: offer.price.as_dollars(),
+        availability,
+        blocks: blocks.into(),
+        total_blocks: total_blocks.into(),
+    }
 }
 
-/// Those that fit the job: free ones first, then by price.
-pub(crate) fn for_job(existing: &[Existing], job: &JobSpec) -> Vec<wire::Offer> {
-    let needs = Needs {
-        resources: Some(job.requirements.resources.clone()),
-        max_price: job.requirements.max_price.map(Price::dollars),
-        spot: job.requirements.spot,
-        reservation: job.requirements.reservation.clone(),
-        whole: job.requirements.multinode == Some(true),
-        ..Needs::default()
+/// Those that fit the job: idle ones first, then by price.
+pub(crate) fn for_job(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<wire::Offer> {
+    let inventory = &supply.inventory;
+    let asked = Asked {
+        needs: shape.needs_of(job),
+        fleets: shape.fleet_names(),
+        creation: shape.creation(),
+        inventory,
     };
-    let mut offers: Vec<wire::Offer> = existing
-        .iter()
-        .filter_map(|one| {
-            let blocks = fit(&one.offer, &needs).ok()?;
-            let free = blocks <= one.free_blocks;
-            Some(wire::Offer {
-                backend: one.backend,
-                instance: one.instance.clone(),
-                region: one.offer.region.clone(),
-                price: one.offer.price.as_dollars(),
-                availability: if free { "idle" } else { "busy" }.into(),
-                blocks: blocks.into(),
-                total_blocks: one.offer.total_blocks.into(),
-            })
-        })
-        .collect();
+    let existing = inventory.instances.iter().filter_map(|instance| asked.existing(instance));
+    sorted(existing.chain(inventory.offers.iter().filter_map(|offer| asked.new(offer))).collect())
+}
+
+/// What backends would make for a fleet with these limits.
+pub(crate) fn for_fleet(offers: &[Offer], limits: &Needs, split: blocks::Blocks) -> Vec<wire::Offer> {
+    let fits = offers.iter().filter(|offer| fit(offer, limits).is_ok());
+    let divided = fits.filter_map(|offer| {
+        let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
+        let total = blocks::split(split, offer.host.cpus, gpus).ok()?;
+        Some(shown(offer, word(offer), total, total))
+    });
+    sorted(divided.collect())
+}
+
+fn sorted(mut offers: Vec<wire::Offer>) -> Vec<wire::Offer> {
     offers.sort_by(|a, b| {
         (a.availability != "idle", a.price)
             .partial_cmp(&(b.availability != "idle", b.price))
             .unwrap_or(std::cmp::Ordering::Equal)
     });
     offers
+}
+
+/// Why the jobs of one replica would not start at once: every reason, nearest miss first. `None`: they would.
+pub(crate) fn why(supply: &Supply, shape: &RunShape, jobs: &[&JobSpec]) -> Option<Arc<Why>> {
+    let node = |(number, job): (u128, &&JobSpec)| Node {
+        job: SubmissionId(uuid::Uuid::from_u128(number)),
+        needs: Arc::new(shape.needs_of(job)),
+    };
+    let fleets = shape.fleet_names().map(|names| {
+        let named = supply.inventory.fleets.iter().filter(|fleet| names.contains(&fleet.name));
+        named.map(|fleet| fleet.id).collect::<Vec<FleetId>>()
+    });
+    let waiting = Waiting {
+        project: supply.project,
+        run: RunId(uuid::Uuid::nil()),
+        replica_num: 0,
+        priority: 0,
+        since: Timestamp(0),
+        nodes: (0..).zip(jobs).map(node).collect(),
+        choice: FleetChoice::Choose,
+        fleets,
+        creation: shape.creation(),
+        lasts: None,
+    };
+    match place(&[waiting], &supply.inventory, Timestamp(0)).pop()?.outcome {
+        Outcome::Placed { .. } => None,
+        Outcome::Waits { why, .. } | Outcome::Never { why } => Some(why),
+    }
 }
 
 /// The same offers, by what GPU they have.

@@ -29,18 +29,22 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
         }
         current = Some(one(app, found).await?);
     }
-    let existing = offers::existing(app, scope.project.id).await?;
+    let supply = offers::supply(app, scope.project.id).await?;
     let shown_max =
         asked.max_offers.and_then(|max| usize::try_from(max).ok()).unwrap_or(OFFERS_MAX).min(OFFERS_MAX);
-    let job_plans = spec
-        .plan()?
+    let jobs = spec.plan()?;
+    let job_plans = jobs
         .iter()
         .map(|job| {
-            let mut offers = offers::for_job(&existing, job);
+            let mut offers = offers::for_job(&supply, &spec.shape, job);
+            // Nodes of one replica start together or not at all.
+            let together: Vec<_> = jobs.iter().filter(|other| other.replica_num == job.replica_num).collect();
+            let why = offers::why(&supply, &spec.shape, &together);
+            let why = why.map(|why| Document::new(&*why)).transpose()?;
             let total_offers = i64::try_from(offers.len()).unwrap_or(i64::MAX);
             let max_price = offers.iter().map(|offer| offer.price).reduce(f64::max);
             offers.truncate(shown_max);
-            Ok(wire::JobPlan { job_spec: Document::new(job)?, offers, total_offers, max_price })
+            Ok(wire::JobPlan { job_spec: Document::new(job)?, offers, total_offers, max_price, why })
         })
         .collect::<Result<_>>()?;
     Ok(wire::RunPlan {
