@@ -15,7 +15,6 @@ use crate::{
     config::Settings,
     db::Db,
     logs::{archive::Archive, tail::Tails},
-    logs::{archive::Archive, files::Files},
     market::Market,
     metrics::Metrics,
     secrets::Keyring,

@@ -39,14 +39,15 @@ pub(crate) struct Supply {
 pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<Supply> {
     let stock = placing::stock(app.db(), project).await?;
     let seen = app.market().seen().await;
-    let inventory = inventory::of(&stock, &seen.offers).map_err(|error| match error {
-        PassError::Db(error) => error.into(),
-        PassError::Document { source } => source.into(),
-        other @ (PassError::Refused(_) | PassError::Shape(_) | PassError::NoMove { .. }) => {
-            Error::refused(other.to_string())
-        }
-    })?;
+    let inventory = inventory::of(&stock, &seen.offers).map_err(unreadable)?;
     Ok(Supply { project, inventory })
+}
+
+fn unreadable(error: PassError) -> Error {
+    if let PassError::Db(error) = error {
+        return error.into();
+    }
+    Error::refused(format!("what the project has cannot be read: {error}"))
 }
 
 /// What a job asks for, and in which fleets.
@@ -87,14 +88,16 @@ impl Asked<'_> {
         if self.creation == Creation::Reuse || self.needs.instances.is_some() {
             return None;
         }
-        self.inventory.fleets.iter().filter(|fleet| has_room(fleet) && self.may_use(fleet)).find_map(|fleet| {
-            let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
-            let total_blocks = blocks::split(fleet.blocks, offer.host.cpus, gpus).ok()?;
-            let divided = Offer { total_blocks, ..offer.clone() };
-            fit(offer, &fleet.limits).ok()?;
-            let blocks = fit(&divided, &self.needs.within(&fleet.limits)).ok()?;
-            Some(shown(&divided, word(offer), blocks, total_blocks))
-        })
+        self.inventory.fleets.iter().filter(|fleet| has_room(fleet) && self.may_use(fleet)).find_map(
+            |fleet| {
+                let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
+                let total_blocks = blocks::split(fleet.blocks, offer.host.cpus, gpus).ok()?;
+                let divided = Offer { total_blocks, ..offer.clone() };
+                fit(offer, &fleet.limits).ok()?;
+                let blocks = fit(&divided, &self.needs.within(&fleet.limits)).ok()?;
+                Some(shown(&divided, word(offer), blocks, total_blocks))
+            },
+        )
     }
 }
 
