@@ -168,6 +168,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Takes it back, agent and all. One that was never made, or is gone already, is `Gone`.
     fn delete<'a>(&'a self, order: &'a Order, machine: Option<&'a Machine>) -> Answer<'a, Deleted>;
 
+    /// Whether the machine's agent is another than it should be. Cheap; [`Self::find`] then brings it up to date.
+    fn is_outdated<'a>(&'a self, _machine: &'a Machine) -> BoxFuture<'a, bool> {
+        Box::pin(std::future::ready(false))
+    }
+
     /// Where a [`Self::create`] or [`Self::find`] that is under way stands, in words for people. `None`: nothing is
     /// under way, or there is nothing to tell.
     fn progress(&self, _instance: InstanceId) -> Option<String> {

@@ -16,6 +16,7 @@ use std::{
     sync::Arc,
 };
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -123,7 +124,7 @@ impl Remote {
     }
 
     /// Whether the host has another agent than it should.
-    async fn is_outdated(&self, machine: &Machine, version: &str) -> Result<bool, BackendError> {
+    async fn has_another(&self, machine: &Machine, version: &str) -> Result<bool, BackendError> {
         let arch = machine.has.as_ref().and_then(|has| script::arch_of(has.arch.as_deref()?));
         let Some(arch) = arch else { return Ok(false) };
         Ok(self.sum(arch).await? != Memo::of(machine).agent_sha256 && !is_newer(version, VERSION))
@@ -132,7 +133,7 @@ impl Remote {
     async fn found(&self, order: &Order, machine: &Machine) -> Result<Found, BackendError> {
         let visit = Visit::begin(self, order, site(order)?).await?;
         match visit.health().await {
-            Ok(health) if !self.is_outdated(machine, &health.version).await? => {
+            Ok(health) if !self.has_another(machine, &health.version).await? => {
                 let agent_version = Some(health.version);
                 Ok(Found::Running(Machine { agent_version, ..machine.clone() }))
             }
@@ -205,6 +206,14 @@ impl Backend for Remote {
             visit.leave().await?;
             self.hosts.forget(&order.instance);
             Ok(Deleted::Gone)
+        })
+    }
+
+    fn is_outdated<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            let version = machine.agent_version.as_deref().unwrap_or_default();
+            // A server that cannot read its own binary upgrades nobody; whoever creates a host is told so.
+            self.has_another(machine, version).await.unwrap_or(false)
         })
     }
 

@@ -199,11 +199,31 @@ impl Instances {
             Ok((tasks, news)) => {
                 let strays = rows::strays(&self.0.db, id.0, &tasks).await?;
                 let seen = Seen::Answers { health: health_of(&news).0 };
-                Ok(Look { seen, learned: Learned { news: Some(news), strays, ..Learned::default() } })
+                let machine = self.brought_up_to_date(row).await;
+                Ok(Look {
+                    seen,
+                    learned: Learned { news: Some(news), strays, machine, ..Learned::default() },
+                })
             }
             Err(error) => {
                 tracing::debug!(instance = %id, %error, "does not answer");
                 Ok(self.missed(row).await)
+            }
+        }
+    }
+
+    /// The machine as it is after its agent was replaced by the one it should have. Its tasks go on meanwhile.
+    async fn brought_up_to_date(&self, row: &Row) -> Option<Machine> {
+        let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
+        if !backend.is_outdated(machine).await {
+            return None;
+        }
+        match self.find(row).await? {
+            Ok(Found::Running(found)) => (found != *machine).then_some(found),
+            Ok(Found::Starting(_) | Found::Gone { .. }) => None,
+            Err(error) => {
+                tracing::debug!(instance = %row.instance.id, %error, "not brought up to date");
+                None
             }
         }
     }
