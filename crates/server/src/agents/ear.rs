@@ -28,7 +28,7 @@ use super::{
     wire::{Inner, Wire},
 };
 use crate::{
-    db::{Change, Unit, agents as rows, agents::Which},
+    db::{Change, Unit, Written, agents as rows, agents::Which},
     logs::{Log, Stream},
     pipelines,
 };
@@ -100,7 +100,7 @@ pub(super) fn start(inner: Weak<Inner>, slot: &Arc<Slot>, line: &Arc<Line>, came
 impl Ear {
     async fn run(mut self, came_back: bool) {
         if came_back {
-            self.write(&Batch { instance: true, ..Batch::default() }).await;
+            look_at(self.inner.clone(), self.instance).await;
         }
         let mut again = AGAIN_FIRST;
         while !self.shim.is_closed() {
@@ -118,7 +118,8 @@ impl Ear {
         }
         let Some(slot) = self.slot.upgrade() else { return };
         if slot.lose(&self.line) {
-            self.write(&Batch { instance: true, ..Batch::default() }).await;
+            // The connection took this task along when it was given up: somebody else must tell.
+            tokio::spawn(look_at(self.inner.clone(), self.instance));
         }
     }
 
@@ -204,34 +205,12 @@ impl Ear {
 
     /// Rows first, logs after them: copying takes its time.
     async fn deliver(&mut self, batch: &Batch) {
-        self.write(batch).await;
+        write(&self.inner, self.instance, batch).await;
         for (submission, stream) in &batch.logs {
             self.copy(*submission, STREAMS[usize::from(*stream)]).await;
         }
         if let (Some(slot), Some(heard)) = (self.slot.upgrade(), &batch.heard) {
             *slot.heard.lock() = Some(heard.clone());
-        }
-    }
-
-    async fn write(&self, batch: &Batch) {
-        let changes = batch.changes(self.instance);
-        if changes.is_empty() {
-            return;
-        }
-        for _ in 0..WRITES_MAX {
-            let Some(inner) = self.inner.upgrade() else { return };
-            match inner.db.write(Unit::new().and(changes.clone())).await.and_then(|written| written.done()) {
-                Ok((_, rows)) => {
-                    let jobs = rows.iter().flatten().filter_map(|row| row.text(0).ok());
-                    let mut wake: BTreeSet<_> = jobs.map(|status| pipelines::of_job(&status)).collect();
-                    wake.extend(batch.instance.then_some(pipelines::INSTANCES));
-                    wake.into_iter().for_each(|pipeline| inner.hints.hint(pipeline));
-                    return;
-                }
-                Err(error) => tracing::debug!(instance = %self.instance, %error, "make rows due"),
-            }
-            drop(inner);
-            sleep(WRITE_AGAIN).await;
         }
     }
 
@@ -258,6 +237,34 @@ impl Ear {
         }
         self.places.insert(job, (Instant::now(), place));
         place
+    }
+}
+
+/// Has the instance looked at: its host was lost, or is back.
+pub(super) async fn look_at(inner: Weak<Inner>, instance: InstanceId) {
+    write(&inner, instance, &Batch { instance: true, ..Batch::default() }).await;
+}
+
+/// Makes rows due in one transaction, and wakes their pipelines after it.
+async fn write(inner: &Weak<Inner>, instance: InstanceId, batch: &Batch) {
+    let changes = batch.changes(instance);
+    if changes.is_empty() {
+        return;
+    }
+    for _ in 0..WRITES_MAX {
+        let Some(inner) = inner.upgrade() else { return };
+        match inner.db.write(Unit::new().and(changes.clone())).await.and_then(Written::done) {
+            Ok((_, rows)) => {
+                let jobs = rows.iter().flatten().filter_map(|row| row.text(0).ok());
+                let mut wake: BTreeSet<_> = jobs.map(|status| pipelines::of_job(&status)).collect();
+                wake.extend(batch.instance.then_some(pipelines::INSTANCES));
+                wake.into_iter().for_each(|pipeline| inner.hints.hint(pipeline));
+                return;
+            }
+            Err(error) => tracing::debug!(%instance, %error, "make rows due"),
+        }
+        drop(inner);
+        sleep(WRITE_AGAIN).await;
     }
 }
 

@@ -129,11 +129,18 @@ impl Slot {
             Way::Live(live) if Weak::ptr_eq(&Arc::downgrade(live), line) => {}
             Way::Live(_) | Way::Trying(_) | Way::None => return false,
         }
-        state.way = Way::None;
-        state.lost = true;
-        let is_due = state.loss_told.is_none_or(|at| at.elapsed() >= LOSS_TOLD_EVERY);
+        state.lose()
+    }
+}
+
+impl State {
+    /// Whether the loss is to be told.
+    fn lose(&mut self) -> bool {
+        self.way = Way::None;
+        self.lost = true;
+        let is_due = self.loss_told.is_none_or(|at| at.elapsed() >= LOSS_TOLD_EVERY);
         if is_due {
-            state.loss_told = Some(Instant::now());
+            self.loss_told = Some(Instant::now());
         }
         is_due
     }
@@ -190,7 +197,9 @@ impl Inner {
                 Way::Live(line) if !line.shim.is_closed() => return Ok((Arc::clone(line), true)),
                 Way::Trying(attempt) => attempt.clone(),
                 Way::Live(_) | Way::None => {
-                    state.lost |= matches!(state.way, Way::Live(_));
+                    if matches!(state.way, Way::Live(_)) && state.lose() {
+                        tokio::spawn(ear::look_at(Arc::downgrade(self), instance));
+                    }
                     if let Some((until, why)) = &state.failed
                         && Instant::now() < *until
                     {
@@ -206,9 +215,10 @@ impl Inner {
     }
 
     /// A call found that nothing comes over this connection any more.
-    pub(super) fn lost(&self, instance: InstanceId, line: &Arc<Line>) {
-        let slot = self.lines.slot(instance);
-        slot.lose(&Arc::downgrade(line));
+    pub(super) fn lost(self: &Arc<Self>, instance: InstanceId, line: &Arc<Line>) {
+        if self.lines.slot(instance).lose(&Arc::downgrade(line)) {
+            tokio::spawn(ear::look_at(Arc::downgrade(self), instance));
+        }
     }
 
     async fn reach(&self, instance: InstanceId) -> Result<(Shim, Option<Arc<Connection>>), Setback> {

@@ -284,7 +284,11 @@ fn about_host(instance: InstanceId, trouble: Trouble) -> AgentError {
         AgentError::UnknownTask { .. } | AgentError::Gone { .. } => {
             AgentError::Refused { reason: "it does not know this call".into() }
         }
-        other => other,
+        other @ (AgentError::Unreachable { .. }
+        | AgentError::Barred { .. }
+        | AgentError::Fenced { .. }
+        | AgentError::Conflict { .. }
+        | AgentError::Refused { .. }) => other,
     }
 }
 

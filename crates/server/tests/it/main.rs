@@ -2,6 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod agents_ear;
+mod agents_enrol;
+mod agents_host;
+mod agents_hostile;
+mod agents_many;
+mod agents_ssh;
+mod agents_wire;
 mod auth_matrix;
 mod db;
 mod db_durability;
@@ -33,5 +40,8 @@ mod logs;
 mod openapi;
 mod pipelines;
 mod postgres;
+#[path = "../../../tunnel/tests/it/sshd.rs"]
+#[expect(dead_code, reason = "the tests of the tunnel use more of it")]
+mod sshd;
 mod volumes;
 mod wire;

@@ -1,0 +1,123 @@
+//! What hosts tell reaches the rows: events make them due and wake pipelines, output is copied.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
+use windlass_api::agent::shim::TaskStatus;
+use windlass_backend::Reach;
+use windlass_server::{
+    agents::{Agents, discard},
+    logs::{Log, Store, Stream},
+};
+
+use crate::agents_host::{Kit, PATIENCE, Shim, call, figure, job, on_both_kits, task};
+
+on_both_kits! {
+    an_event_makes_the_job_due_and_wakes_its_pipeline
+    x6_a_host_has_no_say_over_jobs_of_other_hosts
+    a_lost_host_and_one_that_came_back_are_looked_at
+    output_is_copied_without_being_asked_for
+}
+
+async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
+    let shim = Shim::start(kit, "hollow").await;
+    let run = kit.run("train").await;
+    let one = kit.job(run, 0, shim.instance, "running").await;
+    let two = kit.job(run, 1, shim.instance, "terminating").await;
+    let waiting = kit.job(run, 2, shim.instance, "submitted").await;
+    let running = kit.app.hints().subscribe("jobs_running");
+    let terminating = kit.app.hints().subscribe("jobs_terminating");
+
+    // The first connection cannot know what it missed.
+    kit.wire.tasks(shim.instance).await.unwrap();
+    kit.until_due("jobs", one.0).await;
+    kit.until_due("jobs", two.0).await;
+    assert!(!kit.is_due("jobs", waiting.0).await, "it waits for a place, not for its host");
+    timeout(PATIENCE, running.hinted()).await.unwrap();
+    timeout(PATIENCE, terminating.hinted()).await.unwrap();
+
+    for (id, hinted) in [(one, running), (two, terminating)] {
+        kit.put_off("jobs", id.0).await;
+        hinted.take();
+        let at = call(shim.instance, id, 1);
+        let asked = Instant::now();
+        kit.wire.submit_task(at, &task(id)).await.unwrap();
+        timeout(PATIENCE, hinted.hinted()).await.unwrap();
+        figure(format_args!(
+            "from the call that caused an event to the pipeline's hint: {:?}",
+            asked.elapsed()
+        ));
+        assert!(kit.is_due("jobs", id.0).await, "the hint comes after the commit");
+        discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
+    }
+    let mut taken = Vec::new();
+    for n in 0..20 {
+        // Let the last batch pass: what is measured is one event in a quiet moment.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let id = kit.job(run, 100 + n, shim.instance, "running").await;
+        let hinted = kit.app.hints().subscribe("jobs_running");
+        let asked = Instant::now();
+        kit.wire.submit_task(call(shim.instance, id, 1), &task(id)).await.unwrap();
+        timeout(PATIENCE, hinted.hinted()).await.unwrap();
+        taken.push(asked.elapsed());
+    }
+    taken.sort();
+    figure(format_args!(
+        "submit to hint after the poke's commit: median {:?}, worst {:?}",
+        taken[10], taken[19]
+    ));
+}
+
+async fn x6_a_host_has_no_say_over_jobs_of_other_hosts(kit: &Kit) {
+    let shim = Shim::start(kit, "hollow").await;
+    let run = kit.run("train").await;
+    let elsewhere = kit.instance(1, Reach::Socket { path: "/nowhere".into() }).await;
+    let foreign = kit.job(run, 0, elsewhere, "running").await;
+    let own = kit.job(run, 1, shim.instance, "running").await;
+    kit.wire.tasks(shim.instance).await.unwrap();
+    kit.until_due("jobs", own.0).await;
+    kit.put_off("jobs", own.0).await;
+    // The host tells of both, of the foreign one first.
+    kit.wire.submit_task(call(shim.instance, foreign, 1), &task(foreign)).await.unwrap();
+    kit.wire.submit_task(call(shim.instance, own, 1), &task(own)).await.unwrap();
+    kit.until_due("jobs", own.0).await;
+    assert!(!kit.is_due("jobs", foreign.0).await);
+}
+
+async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &Kit) {
+    let mut shim = Shim::start(kit, "hollow").await;
+    let hinted = kit.app.hints().subscribe("instances");
+    kit.wire.tasks(shim.instance).await.unwrap();
+    kit.put_off("instances", shim.instance.0).await;
+    hinted.take();
+    let killed = Instant::now();
+    shim.kill();
+    timeout(PATIENCE, hinted.hinted()).await.unwrap();
+    figure(format_args!("from the kill of a shim to the instance's hint: {:?}", killed.elapsed()));
+    assert!(kit.is_due("instances", shim.instance.0).await);
+    assert_eq!(kit.wire.connected(), 0);
+
+    kit.put_off("instances", shim.instance.0).await;
+    hinted.take();
+    shim.start_again();
+    kit.wire.tasks(shim.instance).await.unwrap();
+    timeout(PATIENCE, hinted.hinted()).await.unwrap();
+    assert!(kit.is_due("instances", shim.instance.0).await);
+}
+
+async fn output_is_copied_without_being_asked_for(kit: &Kit) {
+    let shim = Shim::start(kit, "process").await;
+    let run = kit.run("train").await;
+    let id = kit.job(run, 0, shim.instance, "running").await;
+    let at = call(shim.instance, id, 1);
+    kit.wire.submit_task(at, &task(id)).await.unwrap();
+    kit.until_task(at, TaskStatus::Running).await;
+    kit.wire.start_job(at, &job(&["/bin/sh", "-c", "echo hello; exec sleep 600"])).await.unwrap();
+    let log = Log { project: kit.made.project, run, submission: id, stream: Stream::Job };
+    let asked = Instant::now();
+    while kit.app.logs().end(&log).await.unwrap() < 6 {
+        assert!(asked.elapsed() < PATIENCE, "nobody copies the log");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
+}

@@ -1,0 +1,410 @@
+//! A server's side and real agents beside it: what the tests of the agents stand on.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    os::unix::{fs::OpenOptionsExt, net::UnixStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use windlass_api::agent::shim::TaskSpec;
+use windlass_backend::{Machine, Reach};
+use windlass_model::{
+    id::{InstanceId, RunId, SubmissionId},
+    instance,
+};
+use windlass_server::{
+    agents::{Agents, Call, Start, Wire, enrol},
+    app::App,
+    config::{Given, Settings},
+    db::{Db, Unit, Val, instances},
+    params,
+    secrets::Keyring,
+};
+use windlass_tunnel::{Backoff, Hosts};
+
+use crate::{
+    db::Home,
+    db_rows::{self, Made},
+    http::Dir,
+};
+
+/// Nothing a test waits for takes longer, on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A server without routes and pipelines: database, keys, and the wire.
+pub(crate) struct Kit {
+    home: Home,
+    pub(crate) dir: Dir,
+    pub(crate) app: App,
+    pub(crate) wire: Arc<Wire>,
+    pub(crate) made: Made,
+}
+
+impl Kit {
+    pub(crate) async fn sqlite() -> Self {
+        Self::on(Home::sqlite().await).await
+    }
+
+    pub(crate) async fn postgres() -> Self {
+        Self::on(Home::postgres().await).await
+    }
+
+    async fn on(home: Home) -> Self {
+        let dir = Dir::new();
+        let given = Given { data_dir: Some(dir.0.join("data")), ..Given::default() };
+        let settings = Settings::new(given, None).unwrap();
+        let keys = Keyring::open(&dir.0.join("keys/master")).unwrap();
+        let app = App::new(home.db().clone(), settings, keys).unwrap();
+        windlass_server::services::secrets::claim_key(&app).await.unwrap();
+        let made = db_rows::made(home.db()).await;
+        let wire = Wire::new(&app, hosts());
+        Self { home, dir, app, wire, made }
+    }
+
+    pub(crate) fn db(&self) -> &Db {
+        self.home.db()
+    }
+
+    /// Another replica's view of the same hosts.
+    pub(crate) fn another_wire(&self) -> Arc<Wire> {
+        Wire::new(&self.app, hosts())
+    }
+
+    /// An instance whose agent answers there, or will.
+    pub(crate) async fn instance(&self, num: i64, reach: Reach) -> InstanceId {
+        let id = InstanceId(self.db().new_id().unwrap());
+        let row = new_instance(self, id, num, Some(&machine(reach)), None);
+        self.write(Unit::new().and([instances::insert(row)])).await;
+        id
+    }
+
+    pub(crate) async fn write(&self, unit: Unit) {
+        self.db().write(unit).await.unwrap().done().unwrap();
+    }
+
+    /// A job that is on the instance and due in an hour.
+    pub(crate) async fn job(&self, run: RunId, num: i64, instance: InstanceId, status: &str) -> SubmissionId {
+        let id = SubmissionId(self.db().new_id().unwrap());
+        let values = vec![
+            ("id", id.into()),
+            ("run_id", run.into()),
+            ("project_id", self.made.project.into()),
+            ("job_name", format!("train-0-{num}").into()),
+            ("replica_num", 0_i64.into()),
+            ("job_num", num.into()),
+            ("submission_num", 0_i64.into()),
+            ("job_spec", "{}".into()),
+            ("instance_id", instance.into()),
+            ("submitted_at", Val::Now),
+            ("status", status.into()),
+            ("last_processed_at", Val::Now),
+            ("due_at", Val::NowPlus(3_600_000_000)),
+        ];
+        self.write(Unit::new().insert("jobs", values)).await;
+        id
+    }
+
+    pub(crate) async fn run(&self, name: &str) -> RunId {
+        db_rows::run(self.db(), &self.made, name).await
+    }
+
+    /// Whether the row is due at once.
+    pub(crate) async fn is_due(&self, table: &str, id: uuid::Uuid) -> bool {
+        let sql = format!("SELECT due_at FROM {table} WHERE id = $1");
+        let row = self.db().query_opt(sql, params![id]).await.unwrap().unwrap();
+        row.opt_int(0).unwrap().is_none()
+    }
+
+    pub(crate) async fn put_off(&self, table: &str, id: uuid::Uuid) {
+        let sql = format!("UPDATE {table} SET due_at = now_us() + 3600000000 WHERE id = $1");
+        self.write(Unit::new().exec(sql, params![id])).await;
+    }
+
+    pub(crate) async fn until_due(&self, table: &str, id: uuid::Uuid) {
+        let asked = Instant::now();
+        while !self.is_due(table, id).await {
+            assert!(asked.elapsed() < PATIENCE, "nobody makes the row of {table} due");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Waits until the task is this far.
+    pub(crate) async fn until_task(&self, call: Call, status: windlass_api::agent::shim::TaskStatus) {
+        let asked = Instant::now();
+        loop {
+            let info = self.wire.task(call).await.unwrap();
+            if info.status == status {
+                return;
+            }
+            assert!(asked.elapsed() < PATIENCE, "the task stays {info:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until the job has ended, and says as what.
+    pub(crate) async fn until_ended(&self, call: Call) -> (String, Option<i32>) {
+        let asked = Instant::now();
+        loop {
+            let pulled = self.wire.pull(call).await.unwrap();
+            if let Some(last) = pulled.record.states.last()
+                && last.state != "running"
+            {
+                return (last.state.clone(), last.exit_status);
+            }
+            assert!(asked.elapsed() < PATIENCE, "the job does not end: {pulled:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+pub(crate) fn hosts() -> Arc<Hosts<InstanceId>> {
+    let backoff = Backoff { first: Duration::from_millis(50), last: Duration::from_secs(1) };
+    Arc::new(Hosts::new(backoff))
+}
+
+pub(crate) fn machine(reach: Reach) -> Machine {
+    Machine {
+        id: "test".into(),
+        reach: Some(reach),
+        hostname: None,
+        internal_ip: None,
+        has: None,
+        agent_version: None,
+        memo: serde_json::Value::Null,
+    }
+}
+
+pub(crate) fn new_instance(
+    kit: &Kit,
+    id: InstanceId,
+    num: i64,
+    machine: Option<&Machine>,
+    ssh_sealed: Option<Vec<u8>>,
+) -> instances::NewInstance {
+    instances::NewInstance {
+        id,
+        project_id: kit.made.project,
+        fleet_id: None,
+        name: format!("host-{num}"),
+        instance_num: num,
+        backend: Some("local".into()),
+        region: None,
+        hostname: None,
+        price: Some(0.0),
+        spot: false,
+        instance_type: None,
+        offer: None,
+        provisioning: machine.map(|machine| serde_json::to_string(machine).unwrap()),
+        ssh: None,
+        ssh_sealed,
+        requirements: None,
+        profile: None,
+        status: instance::Status::Idle,
+        total_blocks: None,
+        idle_seconds_max: None,
+    }
+}
+
+pub(crate) fn call(instance: InstanceId, submission: SubmissionId, epoch: i64) -> Call {
+    Call { instance, submission, epoch }
+}
+
+/// The plainest task.
+pub(crate) fn task(id: SubmissionId) -> TaskSpec {
+    serde_json::from_value(json!({"id": id, "name": "train-0-0", "image_name": "none"})).unwrap()
+}
+
+pub(crate) fn job(commands: &[&str]) -> Start {
+    let job = json!({
+        "run": {"id": "1", "run_spec": {"run_name": "train"}},
+        "job_spec": {"commands": commands, "env": {"GREETING": "hello"}},
+    });
+    Start { submit: serde_json::from_value(job).unwrap(), code: None, archives: Vec::new() }
+}
+
+/// Something measured, for people: timings are not tests.
+pub(crate) fn figure(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// The agent's binary: beside this test, built with it by `cargo xtask test`, else now.
+pub(crate) fn agent() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let binary = test.parent().and_then(Path::parent).unwrap().join("windlass-agent");
+    if !binary.exists() {
+        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+        let built = Command::new(cargo).args(["build", "-q", "-p", "windlass-agent"]).status().unwrap();
+        assert!(built.success() && binary.exists(), "build windlass-agent first");
+    }
+    binary
+}
+
+/// A real shim, enrolled, gone with all it started.
+pub(crate) struct Shim {
+    pub(crate) instance: InstanceId,
+    home: PathBuf,
+    args: Vec<String>,
+    credential: String,
+    child: Option<Child>,
+}
+
+impl Shim {
+    /// One whose instance is made here, over its socket.
+    pub(crate) async fn start(kit: &Kit, runtime: &str) -> Self {
+        let home = kit.dir.0.join("agent");
+        let instance = kit.instance(0, Reach::Socket { path: home.join("shim.sock") }).await;
+        Self::of(kit, instance, home, &["--runtime", runtime]).await
+    }
+
+    pub(crate) async fn of(kit: &Kit, instance: InstanceId, home: PathBuf, args: &[&str]) -> Self {
+        let told = enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
+        let credential = enrol::credential(kit.db(), kit.app.keys(), instance).await.unwrap();
+        let args = args.iter().map(|&arg| arg.to_owned()).collect();
+        let mut shim = Self { instance, home, args, credential, child: None };
+        shim.enrol(&told.credential_sha256, &told.server_key);
+        shim.start_again();
+        shim
+    }
+
+    pub(crate) fn enrol(&self, credential_sha256: &str, server_key: &str) {
+        let mut command = Command::new(agent());
+        command.args(["shim", "enrol", "--home"]).arg(&self.home);
+        command.args(["--instance", &self.instance.to_string(), "--server-key", server_key]);
+        command.args(["--credential-sha256", credential_sha256]);
+        assert!(command.status().unwrap().success());
+    }
+
+    pub(crate) fn start_again(&mut self) {
+        let mut policy = fs::OpenOptions::new();
+        policy.create(true).append(true).mode(0o600).open(self.home.join("policy.yml")).unwrap();
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.home.join("log")).unwrap();
+        let mut command = Command::new(agent());
+        command.args(["shim", "--log", "debug", "--home"]).arg(&self.home);
+        command.arg("--policy").arg(self.home.join("policy.yml")).args(&self.args);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.child = Some(command.spawn().unwrap());
+        let until = Instant::now() + PATIENCE;
+        while self.call("GET", "/api/healthcheck").is_none() {
+            let exited = self.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(exited.is_none() && Instant::now() < until, "no shim: {exited:?}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        let many = self.args.iter().any(|arg| arg == "--hosts");
+        self.home.join(if many { "host-0001/shim.sock" } else { "shim.sock" })
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.home.join("log")).unwrap_or_default()
+    }
+
+    /// One call without a runtime.
+    fn call(&self, method: &str, path: &str) -> Option<String> {
+        let mut stream = UnixStream::connect(self.socket()).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: shim\r\nAuthorization: Bearer {}\r\nConnection: close\r\n\
+             Content-Length: 2\r\n\r\n{{}}",
+            self.credential
+        );
+        stream.write_all(head.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+    }
+
+    /// Ends and removes every task that a failed test left.
+    fn clear(&mut self) {
+        let left = fs::read_dir(self.home.join("tasks")).map_or(0, Iterator::count);
+        if left == 0 || self.child.is_none() {
+            return;
+        }
+        let until = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < until {
+            let Some(list) = self.call("GET", "/api/tasks") else { return };
+            let list: serde_json::Value = serde_json::from_str(&list).unwrap_or_default();
+            let ids: Vec<_> =
+                list["tasks"].as_array().into_iter().flatten().filter_map(|t| t["id"].as_str()).collect();
+            if ids.is_empty() {
+                return;
+            }
+            for id in ids {
+                self.call("POST", &format!("/api/tasks/{id}/terminate"));
+                self.call("POST", &format!("/api/tasks/{id}/remove"));
+            }
+        }
+    }
+}
+
+impl Drop for Shim {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = writeln!(std::io::stderr(), "── the shim said\n{}", self.log());
+        }
+        self.clear();
+        self.kill();
+        kill_all_below(&self.home);
+    }
+}
+
+/// Kills what still runs with a path below `home` in its command line.
+fn kill_all_below(home: &Path) {
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        let mut found = false;
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let name = entry.file_name();
+            let Some(pid) = name.to_str().filter(|name| name.bytes().all(|b| b.is_ascii_digit())) else {
+                continue;
+            };
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let named = String::from_utf8_lossy(&line).contains(&*home.to_string_lossy());
+            if named && pid != std::process::id().to_string() {
+                found = true;
+                let _ = Command::new("kill").args(["-9", pid]).stderr(Stdio::null()).status();
+            }
+        }
+        if !found {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs each test, a function of `&Kit`, on both databases.
+macro_rules! on_both_kits {
+    ($($name:ident)*) => {
+        mod sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name(&crate::agents_host::Kit::sqlite().await).await;
+                }
+            )*
+        }
+        mod postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name(&crate::agents_host::Kit::postgres().await).await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use on_both_kits;

@@ -1,0 +1,230 @@
+//! A host that lies, drawls and never stops talking: nothing grows, nothing hangs, nobody else is touched.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures_util::{StreamExt, stream};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    Request, Response,
+    body::{Bytes, Frame, Incoming},
+    server::conn::http2,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::{net::UnixListener, sync::Notify};
+use windlass_api::agent::LOG_END;
+use windlass_backend::Reach;
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_server::agents::{AgentError, Agents, CALL_WITHIN, enrol};
+
+use crate::agents_host::{Kit, PATIENCE, call};
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+fn whole(text: impl Into<Bytes>) -> Body {
+    Full::new(text.into()).boxed_unsync()
+}
+
+fn endless(piece: Bytes, every: Option<Duration>, sent: Arc<AtomicUsize>) -> Body {
+    let pieces = stream::unfold((), move |()| {
+        let (piece, sent) = (piece.clone(), Arc::clone(&sent));
+        async move {
+            if let Some(every) = every {
+                tokio::time::sleep(every).await;
+            }
+            sent.fetch_add(1, Ordering::Relaxed);
+            Some((Ok(Frame::data(piece)), ()))
+        }
+    });
+    StreamBody::new(pieces).boxed_unsync()
+}
+
+/// What the hostile host does with the stream of events.
+#[derive(Clone)]
+enum Events {
+    Endless(Bytes),
+    /// Says this, and ends the whole connection when told to.
+    Once(Bytes, Arc<Notify>),
+}
+
+struct Liar {
+    own: SubmissionId,
+    events: Events,
+    lines_sent: Arc<AtomicUsize>,
+    /// How the streams of events were asked for.
+    asked: Mutex<Vec<String>>,
+}
+
+impl Liar {
+    fn answer(&self, path: &str, query: &str) -> Response<Body> {
+        let task = format!("/api/tasks/{}", self.own);
+        let body = if path == "/api/healthcheck" {
+            whole(json!({"service": "dstack-shim", "version": "1".repeat(1 << 20)}).to_string())
+        } else if path == "/api/tasks" {
+            // Never done, never silent.
+            endless(Bytes::from_static(b" "), Some(Duration::from_millis(100)), Arc::default())
+        } else if path == "/api/instance/host" || path == "/api/instance/health" {
+            endless(vec![b' '; 1 << 20].into(), None, Arc::default())
+        } else if path == task {
+            let other = uuid::Uuid::from_u128(7);
+            whole(
+                json!({"id": other, "status": "running", "termination_reason": "", "termination_message": "",
+                "ports": null, "image_pull_progress": null, "container_name": "", "container_id": "",
+                "gpus_ids": []})
+                .to_string(),
+            )
+        } else if path == format!("{task}/job") {
+            let state = json!({"state": "done", "timestamp": 1, "termination_message": "x".repeat(100_000)});
+            let states = vec![state; 70];
+            whole(json!({"states": states, "log_end": u64::MAX, "log_complete": false}).to_string())
+        } else if path == format!("{task}/logs") {
+            whole(vec![b'x'; 1 << 20])
+        } else if path == "/api/events" {
+            self.asked.lock().push(query.to_owned());
+            match &self.events {
+                Events::Endless(piece) => endless(piece.clone(), None, Arc::clone(&self.lines_sent)),
+                Events::Once(lines, _) => {
+                    let lines = lines.clone();
+                    let first = stream::once(async move { Ok(Frame::data(lines)) });
+                    StreamBody::new(first.chain(stream::pending())).boxed_unsync()
+                }
+            }
+        } else {
+            whole(Bytes::new())
+        };
+        let mut answer = Response::new(body);
+        if path.ends_with("/logs") {
+            answer.headers_mut().insert(LOG_END, u64::MAX.into());
+        }
+        answer
+    }
+
+    fn serve(self: &Arc<Self>, kit: &Kit) -> Reach {
+        let path = kit.dir.0.join("liar.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let liar = Arc::clone(self);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (liar, end) = (Arc::clone(&liar), liar.end());
+                tokio::spawn(async move {
+                    let service = service_fn(move |request: Request<Incoming>| {
+                        let answer =
+                            liar.answer(request.uri().path(), request.uri().query().unwrap_or_default());
+                        std::future::ready(Ok::<_, Infallible>(answer))
+                    });
+                    let served = http2::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(stream), service);
+                    tokio::select! {
+                        _ = served => {}
+                        () = end.notified() => {}
+                    }
+                });
+            }
+        });
+        Reach::Socket { path }
+    }
+
+    fn end(&self) -> Arc<Notify> {
+        match &self.events {
+            Events::Once(_, end) => Arc::clone(end),
+            Events::Endless(_) => Arc::new(Notify::new()),
+        }
+    }
+}
+
+async fn liar(kit: &Kit, instance_num: i64, events: Events) -> (Arc<Liar>, InstanceId) {
+    let own = SubmissionId(uuid::Uuid::from_u128(0x1234_5678_0000_4000_8000_0000_0000_0001));
+    let liar = Arc::new(Liar { own, events, lines_sent: Arc::default(), asked: Mutex::default() });
+    let instance = kit.instance(instance_num, liar.serve(kit)).await;
+    enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
+    (liar, instance)
+}
+
+fn quiet() -> Events {
+    Events::Once(Bytes::new(), Arc::new(Notify::new()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_are_cut_to_size_and_slow_ones_cut_off() {
+    let kit = Kit::sqlite().await;
+    let (liar, instance) = liar(&kit, 0, quiet()).await;
+    let at = call(instance, liar.own, 1);
+    let pulled = kit.wire.pull(at).await.unwrap().record;
+    assert_eq!((pulled.states.len(), i64::try_from(pulled.log_end)), (64, Ok(i64::MAX)));
+    assert!(pulled.states.iter().all(|state| state.termination_message.len() <= 4096));
+    let log = kit.wire.log(at, "job", 0, 10).await.unwrap();
+    assert_eq!((log.bytes.len(), i64::try_from(log.end)), (10, Ok(i64::MAX)));
+    let another = kit.wire.task(at).await;
+    assert!(matches!(another, Err(AgentError::Unreachable { .. })), "{another:?}");
+    let asked = Instant::now();
+    let (drawl, flood) = tokio::join!(kit.wire.tasks(instance), kit.wire.host(instance));
+    assert!(asked.elapsed() < CALL_WITHIN + Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(
+        matches!(&drawl, Err(AgentError::Unreachable { why, .. }) if why.contains("within")),
+        "{drawl:?}"
+    );
+    assert!(
+        matches!(&flood, Err(AgentError::Unreachable { why, .. }) if why.contains("longer")),
+        "{flood:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endless_events_are_read_no_faster_than_they_may_be_told() {
+    let kit = Kit::sqlite().await;
+    let run = kit.run("train").await;
+    let elsewhere = kit.instance(1, Reach::Socket { path: "/nowhere".into() }).await;
+    let foreign = kit.job(run, 0, elsewhere, "running").await;
+    // A line for a job that is not its own, and one that is no event.
+    let line = json!({"seq": u64::MAX, "at": 0, "event": "gone", "id": foreign}).to_string();
+    let piece = Bytes::from(format!("{line}\nnonsense\n"));
+    let (liar, instance) = liar(&kit, 0, Events::Endless(piece)).await;
+    let own = kit.job(run, 1, instance, "running").await;
+    let at = call(instance, liar.own, 1);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(2) {
+        kit.wire.log(at, "job", 0, 10).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // 256 in each 20 ms, and what lies in windows and buffers.
+    let sent = liar.lines_sent.load(Ordering::Relaxed);
+    assert!((100..60_000).contains(&sent), "{sent} lines were taken in two seconds");
+    assert!(!kit.is_due("jobs", foreign.0).await, "a host has no say over jobs of others");
+    assert!(!kit.is_due("jobs", own.0).await, "nothing was said of this one");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_lost_its_stream_goes_on_where_it_was() {
+    let kit = Kit::sqlite().await;
+    let lines = [
+        json!({"seq": 7, "at": 0, "event": "reset", "boot": "b1"}),
+        json!({"seq": 9, "at": 0, "event": "alive"}),
+    ];
+    let lines = lines.map(|line| format!("{line}\n")).concat();
+    let end = Arc::new(Notify::new());
+    let (liar, instance) = liar(&kit, 0, Events::Once(lines.into(), Arc::clone(&end))).await;
+    let run = kit.run("train").await;
+    let job = kit.job(run, 0, instance, "running").await;
+    let at = call(instance, liar.own, 1);
+    kit.wire.log(at, "job", 0, 10).await.unwrap();
+    kit.until_due("jobs", job.0).await;
+    kit.put_off("instances", instance.0).await;
+    end.notify_waiters();
+    kit.until_due("instances", instance.0).await;
+    kit.wire.log(at, "job", 0, 10).await.unwrap();
+    let asked = Instant::now();
+    while liar.asked.lock().len() < 2 {
+        assert!(asked.elapsed() < PATIENCE, "no second stream");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(*liar.asked.lock(), ["", "boot=b1&after=9"]);
+}

@@ -1,0 +1,105 @@
+//! The same reach through a real SSH server.
+
+use std::time::Instant;
+
+use serde_json::json;
+use windlass_api::agent::shim::TaskStatus;
+use windlass_backend::Reach;
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_server::{
+    agents::{AgentError, Agents, discard},
+    db::{Unit, instances},
+    secrets::Belongs,
+};
+
+use crate::{
+    agents_host::{Kit, PATIENCE, Shim, call, job, machine, new_instance, task},
+    sshd::Sshd,
+};
+
+/// A host of an SSH fleet with an agent behind it.
+async fn host(kit: &Kit, sshd: &Sshd) -> Shim {
+    let id = InstanceId(kit.db().new_id().unwrap());
+    let home = kit.dir.0.join("agent");
+    let private = std::fs::read_to_string(sshd.home().join("user")).unwrap();
+    let public = std::fs::read_to_string(sshd.home().join("user.pub")).unwrap();
+    let settings = json!({"user": "root", "port": sshd.port, "ssh_key": {"public": public, "private": private},
+        "hosts": [{"hostname": "127.0.0.1"}]});
+    let belongs = Belongs::row("instances", "ssh_sealed", id.0);
+    let sealed = kit.app.keys().seal(&belongs, settings.to_string().as_bytes()).unwrap();
+    let reach = Reach::Ssh { socket: home.join("shim.sock").display().to_string() };
+    let row = new_instance(kit, id, 0, Some(&machine(reach)), Some(sealed));
+    kit.write(Unit::new().and([instances::insert(row)])).await;
+    Shim::of(kit, id, home, &["--runtime", "process"]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_is_driven_through_ssh() {
+    let kit = Kit::sqlite().await;
+    let sshd = Sshd::start();
+    let mut shim = host(&kit, &sshd).await;
+    let run = kit.run("train").await;
+    let id = kit.job(run, 0, shim.instance, "running").await;
+    let at = call(shim.instance, id, 1);
+    kit.wire.submit_task(at, &task(id)).await.unwrap();
+    kit.until_task(at, TaskStatus::Running).await;
+    kit.wire.start_job(at, &job(&["/bin/sh", "-c", "echo $GREETING; sleep 0.3"])).await.unwrap();
+    kit.until_due("jobs", id.0).await;
+    assert_eq!(kit.until_ended(at).await, ("done".into(), Some(0)));
+    let log = kit.wire.log(at, "job", 0, 100).await.unwrap();
+    assert_eq!(&log.bytes[..], b"hello\n");
+
+    // Only the shim dies: the SSH connection below stays and carries the next one.
+    shim.kill();
+    shim.start_again();
+    assert_eq!(kit.wire.tasks(shim.instance).await.unwrap(), [id]);
+    discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_lost_all_connections_is_reached_again() {
+    let kit = Kit::sqlite().await;
+    let mut sshd = Sshd::start();
+    let shim = host(&kit, &sshd).await;
+    kit.wire.tasks(shim.instance).await.unwrap();
+    sshd.start_again();
+    let asked = Instant::now();
+    while kit.wire.tasks(shim.instance).await.is_err() {
+        assert!(asked.elapsed() < PATIENCE, "the host answers again, nobody asks it");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn x10_a_host_with_another_key_is_told_nothing() {
+    let kit = Kit::sqlite().await;
+    let mut sshd = Sshd::start();
+    let shim = host(&kit, &sshd).await;
+    kit.wire.tasks(shim.instance).await.unwrap();
+    let known = sshd.host_key();
+    let pinned = instances::find(kit.db(), shim.instance).await.unwrap().unwrap().host_key.unwrap();
+    assert!(pinned.contains(&known.line()), "{pinned}");
+
+    sshd.change_host_key();
+    let at = call(shim.instance, SubmissionId(uuid::Uuid::from_u128(1)), 1);
+    let asked = Instant::now();
+    let why = loop {
+        match kit.wire.submit_task(at, &task(at.submission)).await {
+            Err(AgentError::Barred { why, .. }) => break why,
+            // The old connection may be found gone first.
+            Err(AgentError::Unreachable { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(asked.elapsed() < PATIENCE, "nobody notices");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    assert!(why.contains(&known.to_string()) && why.contains(&sshd.host_key().to_string()), "{why}");
+    for _ in 0..5 {
+        let again = kit.wire.tasks(shim.instance).await;
+        assert!(matches!(again, Err(AgentError::Barred { .. })), "it stays so: {again:?}");
+    }
+    // Another replica, which was never there, is warned by the same pin.
+    let another = kit.another_wire();
+    let refused = another.tasks(shim.instance).await;
+    assert!(matches!(refused, Err(AgentError::Barred { .. })), "{refused:?}");
+}
