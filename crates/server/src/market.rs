@@ -6,7 +6,12 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use windlass_backend::Backends;
-use windlass_model::plan::offers::Offer;
+use windlass_model::plan::{
+    blocks,
+    offers::{Offer, fit},
+};
+
+use crate::fleet_shape::FleetShape;
 
 /// How long an answer serves.
 const FRESH: Duration = Duration::from_secs(5);
@@ -28,6 +33,24 @@ pub struct Seen {
     pub offers: Vec<Offer>,
     /// Backends that did not answer, each with what it said.
     pub silent: Vec<String>,
+}
+
+impl Seen {
+    /// What a fleet may make for itself, cheapest first, split as it says.
+    pub fn for_fleet(&self, shape: &FleetShape) -> Vec<Offer> {
+        let limits = shape.own_limits();
+        let wanted = self.offers.iter().filter(|offer| offer.availability.worth_trying());
+        let mut offers: Vec<Offer> = wanted
+            .filter(|offer| fit(offer, &limits).is_ok())
+            .filter_map(|offer| {
+                let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
+                let total_blocks = blocks::split(shape.blocks(), offer.host.cpus, gpus).ok()?;
+                Some(Offer { total_blocks, ..offer.clone() })
+            })
+            .collect();
+        offers.sort_by(|left, right| (left.price, left).cmp(&(right.price, right)));
+        offers
+    }
 }
 
 impl Market {

@@ -15,7 +15,6 @@ use windlass_model::{
     id::InstanceId,
     instance,
     plan::{
-        blocks,
         offers::{Offer, fit, shortfalls},
         place::OFFERS_MAX,
     },
@@ -88,7 +87,8 @@ impl Pipeline for Fleets {
             return Ok(());
         }
         let seen = self.market.seen().await;
-        next.offers = offers(&seen, &row.shape);
+        next.offers = seen.for_fleet(&row.shape);
+        next.offers.truncate(OFFERS_MAX);
         if next.offers.is_empty() {
             // Nothing to try is no try.
             next.said = Some(no_offers(&seen, &row.shape));
@@ -212,24 +212,6 @@ pub(super) fn wish(
         total_blocks: first.map(|offer| offer.total_blocks.into()),
         idle_seconds_max: None,
     })
-}
-
-/// What the fleet may make, cheapest first, split as it says.
-pub(super) fn offers(seen: &Seen, shape: &FleetShape) -> Vec<Offer> {
-    let limits = shape.own_limits();
-    let mut offers: Vec<Offer> = seen
-        .offers
-        .iter()
-        .filter(|offer| offer.availability.worth_trying() && fit(offer, &limits).is_ok())
-        .filter_map(|offer| {
-            let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
-            let total_blocks = blocks::split(shape.blocks(), offer.host.cpus, gpus).ok()?;
-            Some(Offer { total_blocks, ..offer.clone() })
-        })
-        .collect();
-    offers.sort_by(|left, right| (left.price, left).cmp(&(right.price, right)));
-    offers.truncate(OFFERS_MAX);
-    offers
 }
 
 /// Why there is nothing to make.

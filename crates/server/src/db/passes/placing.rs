@@ -43,6 +43,8 @@ statements! {
                   AND termination_asked_at IS NULL";
     WITHIN_MAX = "UPDATE fleets SET due_at = NULL WHERE id = $1 \
                   AND (SELECT count(*) FROM instances i WHERE i.fleet_id = $1 AND NOT i.finished) <= $2";
+    /// After the instance is there: the row refers to it.
+    SIT_ON_NEW = "UPDATE jobs SET instance_id = $2 WHERE id = $1";
     PLACES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
              Instance::columns("i");
     CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = NULL WHERE id = $1 AND NOT finished";
@@ -153,7 +155,9 @@ pub async fn seat(db: &Db, into: &Into, seated: Vec<Seated<'_>>) -> Result<Writt
             }
             Sits::New { instance, created, blocks, .. } => {
                 told_last.extend(told(db, held, job.project_id, &created, &instance.name)?);
+                let on = instance.id;
                 unit = unit.and([instances::insert_for(*instance, job.id, blocks)]);
+                unit = unit.expect_one(SIT_ON_NEW.as_str(), params![job.id, on]);
             }
         }
     }
@@ -197,8 +201,7 @@ fn columns(fleet: FleetId, seat: &Sits<'_>) -> Values {
                 ]);
             }
         }
-        Sits::New { instance, blocks, message, .. } => set.extend([
-            ("instance_id", Val::from(instance.id)),
+        Sits::New { blocks, message, .. } => set.extend([
             ("instance_assigned", true.into()),
             ("blocks", (*blocks).into()),
             ("status_message", message.as_str().into()),
