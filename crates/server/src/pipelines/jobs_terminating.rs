@@ -177,7 +177,6 @@ impl JobsTerminating {
             event: &event,
             host_given_up: end.gave_up_host(),
             frees: job.blocks > 0,
-            ends_instance: end.instance() == brain::Instance::Ends,
             ending: end.ending(),
         };
         let wake = vec![

@@ -27,9 +27,6 @@ statements! {
     /// Nodes wait for each other: one that came further makes the others look.
     POKE_SIBLINGS = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND NOT finished AND status IN ('provisioning', 'pulling')";
-    /// A request that the instance's pipeline reads: nobody else will use it.
-    END_INSTANCE = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), \
-                    due_at = NULL WHERE id = $1 AND NOT finished";
     POKE_RUN = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
     /// Room was made: the first in line look again at once, the rest when their time comes.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
@@ -129,8 +126,6 @@ pub struct End<'a> {
     pub event: &'a Event,
     pub host_given_up: bool,
     pub frees: bool,
-    /// Nobody else is to use the instance.
-    pub ends_instance: bool,
     /// As it was in the end: an abort may have hurried a stop.
     pub ending: &'a job::Ending,
 }
@@ -152,11 +147,6 @@ pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written
     {
         unit = unit.exec(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
         unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id]);
-    }
-    if end.ends_instance
-        && let Some(instance) = job.instance_id
-    {
-        unit = unit.exec(END_INSTANCE.as_str(), params![instance]);
     }
     unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
     unit = unit.and(told(db, held, job.project_id, end.event, &job.job_name)?);

@@ -1,17 +1,14 @@
 //! A run spec that a client sent, read and completed.
 
-use std::collections::BTreeSet;
-
 use serde_json::{Value, json};
 use windlass_api::{Document, error::Code};
-use windlass_model::config::{Configuration, effective::effective_run_spec, job_spec::JobSpec, resolve};
+use windlass_model::config::{Configuration, effective::effective_run_spec, job_spec::JobSpec};
 
 use crate::{
     app::App,
     auth::Scope,
-    db::{repos, secrets},
+    db::repos,
     error::{Error, Result},
-    job_orders::Unfit,
     run_shape::{RunShape, ShapeError},
     services::volumes,
 };
@@ -102,7 +99,6 @@ impl Spec {
         }
         let jobs = self.plan()?;
         check_variables(&jobs)?;
-        check_secrets(app, scope, &jobs).await?;
         volumes::check_mounts(app, scope.project.id, &jobs).await
     }
 }
@@ -121,21 +117,6 @@ fn check_variables(jobs: &[JobSpec]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Secrets are put in when a job starts; one that is missing now would only fail later.
-async fn check_secrets(app: &App, scope: &Scope, jobs: &[JobSpec]) -> Result<()> {
-    let names: BTreeSet<String> = jobs.iter().flat_map(resolve::secret_names).collect();
-    let mut missing = Vec::new();
-    for name in names {
-        if secrets::find(app.db(), scope.project.id, &name).await?.is_none() {
-            missing.push(name);
-        }
-    }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Error::refused(Unfit::MissingSecrets { names: missing }.to_string()))
 }
 
 fn is_unset(value: Option<&Value>) -> bool {
