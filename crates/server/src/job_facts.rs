@@ -14,6 +14,14 @@ pub struct JobFacts {
     pub stop_duration: Option<i64>,
     pub inactivity_duration: Option<i64>,
     pub startup_order: StartupOrder,
+    pub utilization: Option<Utilization>,
+}
+
+/// How busy its GPUs must be: percent, and seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Utilization {
+    pub min_gpu_utilization: u32,
+    pub time_window: i64,
 }
 
 #[derive(Deserialize)]
@@ -26,6 +34,7 @@ struct Document {
     stop_duration: Option<i64>,
     inactivity_duration: Option<i64>,
     startup_order: Option<String>,
+    utilization_policy: Option<Utilization>,
 }
 
 fn one() -> u32 {
@@ -40,6 +49,7 @@ impl JobFacts {
             image_name: document.image_name,
             max_duration: document.max_duration,
             stop_duration: document.stop_duration,
+            utilization: document.utilization_policy,
             inactivity_duration: document.inactivity_duration,
             startup_order: match document.startup_order.as_deref() {
                 Some("master-first") => StartupOrder::MasterFirst,

@@ -19,7 +19,7 @@ use windlass_model::{
     event,
     id::InstanceId,
     job,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use self::record::Learned;
@@ -32,7 +32,8 @@ use crate::{
         mutant::{self, Mutant},
         passes::jobs::{self as rows, Loaded, Moved},
     },
-    job_facts::JobFacts,
+    job_facts::{JobFacts, Utilization},
+    job_metrics,
     job_orders::{self, OrderError, Unfit},
     logs::{
         Log, Stream,
@@ -49,6 +50,7 @@ pub(crate) const QUEUE: Queue =
 
 pub(crate) struct Row {
     loaded: Loaded,
+    utilization: Option<Utilization>,
     shape: Arc<RunShape>,
     job: brain::Job,
 }
@@ -81,7 +83,7 @@ impl Pipeline for JobsRunning {
         let is_new = loaded.job.status == job::Status::Provisioning;
         let known = !is_new || job_orders::addresses_known(&self.0, &loaded).await?;
         let job = look::view(&loaded, &facts, &shape, known);
-        Ok(Some(Row { loaded, shape, job }))
+        Ok(Some(Row { loaded, utilization: facts.utilization, shape, job }))
     }
 
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
@@ -93,7 +95,7 @@ impl Pipeline for JobsRunning {
             host: look::host(&row.loaded),
             shim: brain::Shim::NotAsked,
             runner: brain::Runner::NotAsked,
-            gpu_idle: false,
+            gpu_idle: self.is_gpu_idle(lease, row).await?,
         };
         let answers = row.loaded.instance.as_ref().is_some_and(look::may_answer);
         let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::Host::Fine)
@@ -214,6 +216,17 @@ enum Done {
 }
 
 impl JobsRunning {
+    /// A window counts from the start of the commands on.
+    async fn is_gpu_idle(&self, lease: &Lease, row: &Row) -> Result<bool, PassError> {
+        let (Some(policy), Some(since)) = (row.utilization, row.job.running_since) else { return Ok(false) };
+        let (window, now) = (Span::secs(policy.time_window), Timestamp(lease.now()));
+        if now.since(since) < window {
+            return Ok(false);
+        }
+        let id = row.loaded.job.id;
+        Ok(job_metrics::is_gpu_idle(&self.0.db, id, policy.min_gpu_utilization, window, now).await?)
+    }
+
     async fn shim(&self, call: Call, learned: &mut Learned) -> brain::Shim {
         let answer = self.0.agents.task(call).await;
         let seen = look::shim(&answer);

@@ -26,6 +26,7 @@ on_both! {
     a_pull_that_never_ends_is_ended
     a_dev_environment_that_nobody_uses_is_ended
     a_runner_that_forgets_max_duration_is_reminded_by_the_server
+    a_job_whose_gpu_idles_for_the_whole_window_is_ended
     a_service_that_shrinks_scales_down_its_last_replica
     a_job_whose_volume_is_gone_ends_with_a_volume_error
 }
@@ -289,6 +290,25 @@ async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &G
     stage.age("running_at", 721).await;
     let run = stage.comes_to("endless", "failed").await;
     assert_eq!(ended(&run), ("failed", "terminated", "max_duration_exceeded"));
+    stage.end().await;
+}
+
+async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    let policy = json!({"utilization_policy": {"min_gpu_utilization": 20, "time_window": 300}});
+    stage.apply("idle", policy).await;
+    stage.job_comes_to("idle", "running").await;
+    // A sample every half a minute, all the way back; one GPU works, the other does not.
+    for ago in 0..12_i64 {
+        let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
+                   SELECT id, now_us() - $1, now_us() - $1, 0, 0, 0, '[[0,95],[0,3]]' FROM jobs";
+        stage.write(sql, params![ago * 30_000_000]).await;
+    }
+    stage.poke().await;
+    assert_eq!(stage.run("idle").await["status"], "running", "it has not run for the whole window yet");
+    stage.age("running_at", 301).await;
+    let run = stage.comes_to("idle", "failed").await;
+    assert_eq!(ended(&run), ("failed", "terminated", "terminated_due_to_utilization_policy"));
     stage.end().await;
 }
 
