@@ -1,5 +1,7 @@
 //! Backends against real agents.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 mod conformance;
 mod local;
 mod mock;
