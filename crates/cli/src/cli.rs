@@ -290,6 +290,12 @@ pub(crate) struct DevArgs {
     /// Keep everything in this directory; without it, a temporary one that goes away at the end
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
+    /// The program `windlass-agent`, if it is not beside this one
+    #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
+    pub(crate) agent: Option<PathBuf>,
+    /// How jobs run on this machine: `docker` or `process`; containers where an engine answers, if not given
+    #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", value_name = "RUNTIME")]
+    pub(crate) local_runtime: Option<String>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,

@@ -54,7 +54,7 @@ pub(super) async fn apply(
         }
     };
     if !agreed(args, &question)? {
-        return Ok(Exit::Failed);
+        return Ok(Exit::RunFailed);
     }
     let mut seen = planned.current_resource.clone();
     if let Some(fleet) = &planned.current_resource

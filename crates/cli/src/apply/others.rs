@@ -34,7 +34,7 @@ pub(super) async fn volume(cx: &Context, args: &ApplyArgs, source: &Source) -> R
     }
     let name = source.configuration.name().unwrap_or("(a generated name)");
     if !agreed(args, &format!("Create volume `{name}` in project `{}`?", cx.project))? {
-        return Ok(Exit::Failed);
+        return Ok(Exit::RunFailed);
     }
     let mut volume =
         cx.call::<CreateVolume>(&volumes::CreateRequest { configuration: document(source)? }).await?;
@@ -88,7 +88,7 @@ pub(super) async fn gateway(cx: &Context, args: &ApplyArgs, source: &Source) -> 
         }
     };
     if !agreed(args, &format!("{verb} gateway `{name}` in project `{}`?", cx.project))? {
-        return Ok(Exit::Failed);
+        return Ok(Exit::RunFailed);
     }
     let seen = plan
         .current_resource

@@ -47,7 +47,7 @@ pub(super) async fn apply(cx: &Context, args: &ApplyArgs, source: &Source) -> Re
         return finish(cx, args, run).await;
     }
     if !agreed(args, &step.question())? {
-        return Ok(Exit::Failed);
+        return Ok(Exit::RunFailed);
     }
     if let Step::Replace(run) = &step {
         let name = name_of(run);

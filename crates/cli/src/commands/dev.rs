@@ -65,6 +65,8 @@ pub(crate) fn run(args: &DevArgs) -> Result<Exit, Problem> {
         port: Some(args.port),
         data_dir: Some(place.path.clone()),
         admin_token: Some(token.clone()),
+        agent: args.agent.clone(),
+        local_runtime: args.local_runtime.clone(),
         ..Given::default()
     };
     let settings =

@@ -3,8 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod apply;
+mod attached;
 mod background;
 mod check;
+mod dev;
 mod login;
 mod server;
 
@@ -18,9 +20,10 @@ struct Dir(PathBuf);
 
 impl Dir {
     fn new() -> Self {
-        let mut name = [0_u8; 8];
+        let mut name = [0_u8; 4];
         getrandom::fill(&mut name).unwrap();
-        let path = std::env::temp_dir().join(format!("windlass-cli-{:016x}", u64::from_be_bytes(name)));
+        // Short: an agent's sockets are deep below it, and the kernel allows them 107 bytes.
+        let path = std::env::temp_dir().join(format!("wl-{:08x}", u32::from_be_bytes(name)));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }

@@ -1,0 +1,37 @@
+//! `windlass dev`: a server that leaves nothing behind.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+};
+
+use crate::{Home, ran};
+
+#[test]
+fn a_development_server_says_how_to_reach_it_and_is_gone_with_its_data() {
+    let home = Home::new();
+    let mut command = home.command(&["dev", "--log-level", "error"]);
+    command.env("TMPDIR", &home.0.0);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    while !said.contains("windlass is ready") {
+        assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    let word = |name: &str| {
+        let (_, rest) = said.split_once(&format!("{name}=")).unwrap();
+        rest.split_whitespace().next().unwrap().to_owned()
+    };
+    let mut ps = home.command(&["ps", "-o", "json"]);
+    let listed =
+        ran(ps.env("WINDLASS_URL", word("WINDLASS_URL")).env("WINDLASS_TOKEN", word("WINDLASS_TOKEN")));
+    assert_eq!(listed.ok().json()["project"], "main");
+    let left = || {
+        let all = std::fs::read_dir(&home.0.0).unwrap().flatten();
+        all.filter(|entry| entry.file_name().to_string_lossy().starts_with("windlass-dev-")).count()
+    };
+    assert_eq!(left(), 1);
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(left(), 0);
+}
