@@ -48,6 +48,29 @@ pub struct Script {
     pub run_us: i64,
     /// Exits with 1 in its first so many submissions, then with 0.
     pub fails: usize,
+    /// Bytes a second that it writes to its log.
+    pub log_rate: u64,
+    /// The runner ends it after this long.
+    pub max_us: Option<i64>,
+}
+
+/// What every job writes, over and over: who it is, and which line this is.
+const LINE: u64 = 36 + 1 + 8 + 1;
+/// Bytes of a log that a host hands out at once.
+const LOG_PART_MAX: usize = 16 * 1024;
+
+/// The bytes of a job's log: known to everybody, so that what a server stored can be held against them.
+pub fn log_bytes(submission: SubmissionId, range: std::ops::Range<u64>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let line = format!("{submission} {:08}\n", at / LINE);
+        let from = usize::try_from(at % LINE).unwrap_or_default();
+        let to = usize::try_from((range.end - at).saturating_add(at % LINE).min(LINE)).unwrap_or_default();
+        bytes.extend_from_slice(&line.as_bytes()[from..to]);
+        at = (at / LINE + 1) * LINE;
+    }
+    bytes
 }
 
 /// Which submissions of each job have come to any host.
@@ -65,6 +88,9 @@ struct SimTask {
     started: bool,
     /// When the commands were handed over.
     job_at: Option<i64>,
+    log_rate: u64,
+    /// It ends because its time is over.
+    overruns: bool,
     /// When the container ends, once that is known.
     ends_at: Option<i64>,
     ended: Option<Ended>,
@@ -72,8 +98,20 @@ struct SimTask {
 
 #[derive(Clone, Debug)]
 struct Ended {
+    at: i64,
     reason: String,
     exit: Option<i32>,
+}
+
+impl SimTask {
+    /// How much of its log is written; its last word comes with its end.
+    fn log_end(&self, now: i64) -> u64 {
+        let Some(from) = self.job_at else { return 0 };
+        let until = self.ended.as_ref().map_or(now, |ended| ended.at);
+        let millis = u64::try_from((until - from).max(0)).unwrap_or_default() / 1_000;
+        let last = if self.ended.is_some() { 7 } else { 0 };
+        millis * self.log_rate / 1_000 + last
+    }
 }
 
 #[derive(Debug)]
@@ -84,13 +122,58 @@ pub struct Host {
     gone: BTreeMap<SubmissionId, i64>,
     ledger: Ledger<String, SubmissionId>,
     tries: Tries,
+    /// From when on its agent answers.
+    up_at: i64,
     pub journal: Vec<Entry>,
+    /// How long the logs of ended jobs are; those of a machine that is gone are lost with it.
+    pub logs: BTreeMap<SubmissionId, u64>,
 }
+
+/// Nobody answers there.
+const NEVER: i64 = i64::MAX;
 
 impl Host {
     pub fn new(id: InstanceId, gpus: usize, tries: Tries) -> Self {
         let ledger = Ledger::new((0..gpus).map(|n| format!("GPU-{n}")));
-        Self { id, tasks: BTreeMap::new(), gone: BTreeMap::new(), ledger, tries, journal: Vec::new() }
+        Self {
+            id,
+            tasks: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            ledger,
+            tries,
+            up_at: NEVER,
+            journal: Vec::new(),
+            logs: BTreeMap::new(),
+        }
+    }
+
+    /// A new machine of this instance, with an agent from that moment on.
+    pub fn boot(&mut self, up_at: i64) {
+        self.up_at = up_at;
+    }
+
+    /// An agent is brought to a host that stood there.
+    pub fn deploy(&mut self, now: i64) {
+        self.up_at = self.up_at.min(now);
+    }
+
+    pub fn answers(&self, now: i64) -> bool {
+        now >= self.up_at
+    }
+
+    /// The machine is no more, with everything on it.
+    pub fn power_off(&mut self, at: i64) {
+        self.reboot(at);
+        for (id, task) in std::mem::take(&mut self.tasks) {
+            self.gone.insert(id, task.epoch);
+            self.logs.remove(&id);
+        }
+        self.up_at = NEVER;
+    }
+
+    pub fn running(&mut self, now: i64) -> usize {
+        self.advance(now);
+        self.alive().count()
     }
 
     /// Submissions whose container runs now.
@@ -114,8 +197,12 @@ impl Host {
             let Some(task) = self.tasks.get_mut(&id) else { return };
             if task.started {
                 let exit = task.exit;
-                let reason = if exit == 0 { "done_by_runner" } else { "container_exited_with_error" };
-                self.end(id, at, reason, Some(exit));
+                let reason = match exit {
+                    _ if task.overruns => "max_duration_exceeded",
+                    0 => "done_by_runner",
+                    _ => "container_exited_with_error",
+                };
+                self.end(id, at, reason, (!task_overran(reason)).then_some(exit));
             } else {
                 task.started = true;
                 let epoch = task.epoch;
@@ -163,6 +250,8 @@ impl Host {
                 starts_at: now + pull_us(&task.image_name),
                 started: false,
                 job_at: None,
+                log_rate: 0,
+                overruns: false,
                 ends_at: None,
                 ended: None,
             },
@@ -202,8 +291,10 @@ impl Host {
         }
         if task.job_at.is_none() {
             task.job_at = Some(now);
+            task.log_rate = script.log_rate;
             task.exit = i32::from(task.earlier < script.fails);
-            task.ends_at = Some(now + script.run_us);
+            task.overruns = script.max_us.is_some_and(|max| max < script.run_us);
+            task.ends_at = Some(now + script.max_us.map_or(script.run_us, |max| max.min(script.run_us)));
         }
         Ok(())
     }
@@ -223,20 +314,33 @@ impl Host {
             exit_status,
         };
         let states = match (&task.ended, task.job_at) {
+            (Some(ended), _) if task_overran(&ended.reason) => vec![state("terminated", &ended.reason, None)],
             (Some(ended), _) if ended.exit == Some(0) => vec![state("done", "", ended.exit)],
             (Some(ended), _) => vec![state("failed", &ended.reason, ended.exit)],
             (None, Some(_)) => vec![state("running", "", None)],
             (None, None) => vec![],
         };
-        let record = JobRecord { states, log_end: 0, log_complete: task.ended.is_some() };
+        let log_end = task.log_end(now);
+        let record = JobRecord { states, log_end, log_complete: task.ended.is_some() };
         Ok(Pulled { record, no_connections_secs: None })
     }
 
-    /// Its jobs write nothing.
-    pub fn log(&mut self, call: Call, now: i64) -> Result<LogPart, AgentError> {
+    /// Its runners write nothing; its jobs write what everybody knows.
+    pub fn log(
+        &mut self,
+        call: Call,
+        stream: &str,
+        offset: u64,
+        limit: usize,
+        now: i64,
+    ) -> Result<LogPart, AgentError> {
         self.admit(call, now)?;
         let task = self.known(call)?;
-        Ok(LogPart { bytes: Vec::new().into(), end: 0, is_complete: task.ended.is_some() })
+        let is_complete = task.ended.is_some();
+        let end = if stream == "job" { task.log_end(now) } else { 0 };
+        let until = end.min(offset.saturating_add(limit.min(LOG_PART_MAX) as u64));
+        let bytes = log_bytes(call.submission, offset..until);
+        Ok(LogPart { bytes: bytes.into(), end, is_complete })
     }
 
     pub fn metrics(&mut self, call: Call, now: i64) -> Result<Metrics, AgentError> {
@@ -275,6 +379,7 @@ impl Host {
         let task = self.known(call)?;
         if task.ended.is_none() && task.started {
             task.exit = 130;
+            task.overruns = false;
             task.ends_at = Some(task.ends_at.map_or(now + 1_000_000, |at| at.min(now + 1_000_000)));
         }
         Ok(())
@@ -337,8 +442,9 @@ impl Host {
 
     fn end(&mut self, id: SubmissionId, at: i64, reason: &str, exit: Option<i32>) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
-        task.ended = Some(Ended { reason: reason.into(), exit });
-        let (started, epoch) = (task.started, task.epoch);
+        task.ended = Some(Ended { at, reason: reason.into(), exit });
+        let (started, epoch, log_end) = (task.started, task.epoch, task.log_end(at));
+        self.logs.insert(id, log_end);
         if started {
             self.write(at, id, epoch, Effect::ContainerExited);
         }
@@ -354,6 +460,10 @@ impl Host {
     fn write(&mut self, at: i64, submission: SubmissionId, epoch: i64, kind: Effect) {
         self.journal.push(Entry { at, host: self.id, submission, epoch, kind });
     }
+}
+
+fn task_overran(reason: &str) -> bool {
+    reason == "max_duration_exceeded"
 }
 
 /// How long the image takes to come is written in its tag: `sim:pull-MS`.

@@ -3,17 +3,24 @@
 //! Names carry the ids of the invariants they hold. Safety checkers may run at any moment; those under
 //! `after_faults` only once faults have stopped and the system has had time to settle.
 
+mod machines;
+mod output;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use windlass_model::{
-    id::SubmissionId,
-    job,
+    fleet,
+    id::{InstanceId, SubmissionId, VolumeId},
+    instance, job,
     machine::{Machine, Step, Word},
-    run,
+    run, volume,
 };
 
-use crate::host::{Effect, Entry};
+use crate::{
+    cloud,
+    host::{Effect, Entry},
+};
 
 /// One row of `events`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +67,41 @@ pub struct InstanceRow {
     pub id: Uuid,
     pub busy_blocks: i64,
     pub total_blocks: i64,
+    pub status: String,
+    pub finished: bool,
+    pub fleet_id: Option<Uuid>,
+    /// Why it ends or ended.
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetRow {
+    pub id: Uuid,
+    pub status: String,
+    pub finished: bool,
+    /// SSH fleets have neither.
+    pub nodes_min: Option<i64>,
+    pub nodes_max: Option<i64>,
+    /// The highest maximum it ever had.
+    pub nodes_max_ever: Option<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRow {
+    pub id: Uuid,
+    pub deleted: bool,
+    pub delete_asked: bool,
+}
+
+/// The stored log of one submission, held against what its job wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogRow {
+    pub submission: Uuid,
+    /// Every stored byte is the one that was written at its place.
+    pub is_true: bool,
+    pub stored: u64,
+    /// How much was written in all; `None` while the job runs, and when its machine is gone.
+    pub written: Option<u64>,
 }
 
 /// Everything the checkers read.
@@ -73,6 +115,20 @@ pub struct History {
     pub instances: Vec<InstanceRow>,
     /// Submissions whose container is alive on some host now.
     pub containers: Vec<SubmissionId>,
+    pub fleets: Vec<FleetRow>,
+    pub volumes: Vec<VolumeRow>,
+    /// Volume and instance.
+    pub attachments: Vec<(Uuid, Uuid)>,
+    /// Finished jobs that still have a volume.
+    pub holders: Vec<Uuid>,
+    pub logs: Vec<LogRow>,
+    /// Machines that the cloud has now, and for which instance.
+    pub machines: Vec<(InstanceId, String)>,
+    pub machine_journal: Vec<cloud::Entry>,
+    /// Disks that the cloud has now, and the machines each is attached to.
+    pub disks: Vec<(VolumeId, Vec<String>)>,
+    /// What the cloud was asked for and nobody may ask.
+    pub outrages: Vec<String>,
 }
 
 /// What was broken, in a sentence, with the invariant's id.
@@ -100,6 +156,8 @@ pub fn safety(h: &History) -> Vec<Violation> {
     found.extend(r22_a_final_job_has_no_container(h));
     found.extend(l2_no_effect_of_an_older_holder(&h.journal));
     found.extend(g1_a_gpu_has_one_owner(&h.journal));
+    found.extend(machines::safety(h));
+    found.extend(output::o1_a_stored_log_is_what_was_written(h));
     found
 }
 
@@ -119,7 +177,13 @@ pub fn after_faults(h: &History) -> Vec<Violation> {
             found.push(broken("R8", format!("instance {} keeps {} busy blocks", i.id, i.busy_blocks)));
         }
     }
+    found.extend(machines::at_rest(h));
     found
+}
+
+/// Must hold once every fleet and volume was deleted as well, and time has passed: nothing costs money.
+pub fn swept(h: &History) -> Vec<Violation> {
+    machines::swept(h)
 }
 
 fn statuses(events: &[Event]) -> impl Iterator<Item = &Event> {
@@ -161,8 +225,8 @@ fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
     for e in statuses(events) {
         let (from, Some(to)) = (e.from.as_deref(), e.to.as_deref()) else { continue };
         let known = at.insert(e.entity_id, to.to_owned());
-        // Hosts of a test stand there before the first event.
-        let began_unseen = known.is_none() && e.entity == "instance";
+        // Fleets and volumes of a test stand there before the first event.
+        let began_unseen = known.is_none() && (e.entity == "fleet" || e.entity == "volume");
         if known.as_deref() != from && !began_unseen {
             found.push(broken(
                 "R5",
@@ -173,6 +237,9 @@ fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
         let legal = match e.entity.as_str() {
             "job" => is_edge::<job::Job>(from, to),
             "run" => is_edge::<run::Run>(from, to),
+            "instance" => is_edge::<instance::Instance>(from, to),
+            "fleet" => is_edge::<fleet::Fleet>(from, to),
+            "volume" => is_edge::<volume::Volume>(from, to),
             _ => true,
         };
         if !legal {

@@ -2,6 +2,7 @@
 //! together with the real pipelines.
 
 pub mod bench;
+pub mod cloud;
 pub mod host;
 pub mod invariants;
 pub mod lab;

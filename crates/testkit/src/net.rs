@@ -13,7 +13,8 @@ use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::agents::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start};
 
 use crate::{
-    host::{Host, Script},
+    cloud::Cloud,
+    host::{Host, Script, Tries},
     rng::Rng,
 };
 
@@ -37,8 +38,10 @@ pub struct Rates {
 pub struct World {
     started: Instant,
     epoch_us: i64,
-    hosts: BTreeMap<InstanceId, Host>,
-    rng: Rng,
+    pub(crate) hosts: BTreeMap<InstanceId, Host>,
+    pub cloud: Cloud,
+    pub(crate) tries: Tries,
+    pub(crate) rng: Rng,
     rates: Rates,
     /// Hosts nobody can reach until then.
     cut_until: BTreeMap<InstanceId, Instant>,
@@ -49,11 +52,13 @@ pub struct World {
 pub type SharedWorld = Arc<Mutex<World>>;
 
 impl World {
-    pub fn new(epoch_us: i64, rng: Rng, hosts: impl IntoIterator<Item = Host>) -> SharedWorld {
+    pub fn new(epoch_us: i64, rng: Rng) -> SharedWorld {
         Arc::new(Mutex::new(Self {
             started: Instant::now(),
             epoch_us,
-            hosts: hosts.into_iter().map(|h| (h.id, h)).collect(),
+            hosts: BTreeMap::new(),
+            cloud: Cloud::default(),
+            tries: Tries::default(),
             rng,
             rates: Rates::default(),
             cut_until: BTreeMap::new(),
@@ -64,6 +69,18 @@ impl World {
     /// True time in this world, microseconds since 1970.
     pub fn now(&self) -> i64 {
         self.epoch_us + i64::try_from(self.started.elapsed().as_micros()).unwrap_or(i64::MAX)
+    }
+
+    /// A host stands there, without an agent.
+    pub fn stand(&mut self, id: InstanceId, gpus: usize) {
+        let host = Host::new(id, gpus, self.tries.clone());
+        self.hosts.insert(id, host);
+    }
+
+    /// Hosts whose agents answer now.
+    pub fn up(&self) -> Vec<InstanceId> {
+        let now = self.now();
+        self.hosts.values().filter(|host| host.answers(now)).map(|host| host.id).collect()
     }
 
     pub fn set_rates(&mut self, rates: Rates) {
@@ -89,17 +106,18 @@ impl World {
 
     pub fn hosts(&mut self) -> impl Iterator<Item = &Host> {
         let now = self.now();
+        self.advance_cloud(now);
         self.hosts.values_mut().map(move |h| {
             h.advance(now);
             &*h
         })
     }
 
-    fn count(&mut self, fault: &'static str) {
+    pub(crate) fn count(&mut self, fault: &'static str) {
         *self.fired.entry(fault).or_default() += 1;
     }
 
-    fn roll(&mut self, percent: u64, fault: &'static str) -> bool {
+    pub(crate) fn roll(&mut self, percent: u64, fault: &'static str) -> bool {
         let hit = percent > 0 && self.rng.chance(percent);
         if hit {
             self.count(fault);
@@ -107,7 +125,7 @@ impl World {
         hit
     }
 
-    fn is_cut(&self, host: InstanceId) -> bool {
+    pub(crate) fn is_cut(&self, host: InstanceId) -> bool {
         self.cut_until.get(&host).is_some_and(|until| Instant::now() < *until)
     }
 }
@@ -193,11 +211,13 @@ fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &Effect<T>) -> 
 }
 
 /// How the simulated commands behave is written in the job's own environment.
-fn script(env: &BTreeMap<String, String>) -> Script {
+fn script(env: &BTreeMap<String, String>, max_secs: Option<i64>) -> Script {
     let number = |key: &str| env.get(key).and_then(|v| v.parse::<i64>().ok()).unwrap_or_default();
     Script {
         run_us: number("SIM_RUN_MS") * 1_000,
         fails: usize::try_from(number("SIM_FAILS")).unwrap_or_default(),
+        max_us: max_secs.map(|secs| secs * 1_000_000),
+        log_rate: u64::try_from(number("SIM_LOG_RATE")).unwrap_or_default(),
     }
 }
 
@@ -229,7 +249,7 @@ impl Agents for Net {
     }
 
     fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
-        let script = script(&job.submit.job_spec.env);
+        let script = script(&job.submit.job_spec.env, job.submit.job_spec.max_duration);
         let start = move |host: &mut Host, now| host.start_job(call, script, now).map(|()| None);
         self.call(call.instance, Arc::new(start))
     }
@@ -238,8 +258,10 @@ impl Agents for Net {
         self.call(call.instance, Arc::new(move |host, now| host.pull(call, now)))
     }
 
-    fn log<'a>(&'a self, call: Call, _stream: &'a str, _offset: u64, _limit: usize) -> Answer<'a, LogPart> {
-        self.call(call.instance, Arc::new(move |host, now| host.log(call, now)))
+    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+        let stream = stream.to_owned();
+        let read = move |host: &mut Host, now| host.log(call, &stream, offset, limit, now);
+        self.call(call.instance, Arc::new(read))
     }
 
     fn metrics(&self, call: Call) -> Answer<'_, Metrics> {

@@ -220,3 +220,98 @@ pub(super) fn reaches(at: &Location, instance: &Instance) -> bool {
             || instance.availability_zone.is_none()
             || at.zone.as_deref().is_some_and(|zone| same(zone, &instance.availability_zone)))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use uuid::Uuid;
+    use windlass_model::{
+        id::{UserId, VolumeId},
+        time::Timestamp,
+    };
+
+    use super::*;
+
+    fn volume(name: &str, backend: &str, region: &str) -> Volume {
+        let configuration =
+            json!({"type": "volume", "name": name, "backend": backend, "region": region, "size": 10});
+        Volume {
+            id: VolumeId(Uuid::nil()),
+            project_id: ProjectId(Uuid::nil()),
+            user_id: UserId(Uuid::nil()),
+            name: name.to_owned(),
+            configuration: configuration.to_string(),
+            external: false,
+            status: Status::Active,
+            finished: false,
+            status_message: None,
+            volume_id: Some("disk".to_owned()),
+            provisioning: None,
+            delete_asked_at: None,
+            last_job_processed_at: None,
+            created_at: Timestamp(0),
+            last_processed_at: Timestamp(0),
+            deleted: false,
+            deleted_at: None,
+            tracking: None,
+            lock_epoch: 0,
+        }
+    }
+
+    fn catalogue() -> Catalogue {
+        let young = Volume { status: Status::Provisioning, ..volume("young", "mock", "here") };
+        let all = [
+            volume("a", "mock", "here"),
+            volume("b", "mock", "here"),
+            volume("c", "mock", "there"),
+            volume("shared", "runpod", "here"),
+            young,
+        ];
+        Catalogue(all.map(|volume| (volume.name.clone(), volume)).into())
+    }
+
+    fn mounts(documents: serde_json::Value) -> Vec<VolumeMount> {
+        let mounts: Vec<Mount> = serde_json::from_value(documents).unwrap();
+        network(Some(&mounts))
+    }
+
+    /// What is said of a run with these jobs.
+    fn said(jobs: &[serde_json::Value]) -> Option<String> {
+        let jobs: Vec<_> = jobs.iter().cloned().map(mounts).collect();
+        catalogue().refuse(&jobs, |backend| backend == "runpod").unwrap()
+    }
+
+    #[test]
+    fn volumes_that_fit_together_are_fine() {
+        assert_eq!(said(&[]), None);
+        assert_eq!(said(&[json!(["/host:/data"])]), None);
+        assert_eq!(said(&[json!(["a:/x", "b:/y", "/host:/data"])]), None);
+        assert_eq!(said(&[json!([{"name": ["a", "c"], "path": "/x"}])]), None);
+        assert_eq!(said(&[json!(["a:/x"]), json!(["b:/x"])]), None);
+        assert_eq!(said(&[json!(["shared:/x"]), json!(["shared:/x"])]), None);
+    }
+
+    #[test]
+    fn a_run_whose_volumes_cannot_be_mounted_is_told_why() {
+        for (jobs, expected) in [
+            (vec![json!(["nothing:/x"])], "`nothing` does not exist"),
+            (vec![json!(["young:/x"])], "`young` is not ready yet"),
+            (vec![json!(["a:/x", "a:/y"])], "`a` is mounted twice"),
+            (vec![json!(["a:/x", "c:/y"])], "in mock/here, those at `/y` in mock/there"),
+            (vec![json!(["a:/x"]), json!(["a:/x"])], "mounted by two jobs"),
+        ] {
+            let said = said(&jobs).unwrap_or_default();
+            assert!(said.contains(expected), "{jobs:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn placement_is_told_where_the_usable_volumes_are() {
+        let wanted = mounts(json!([{"name": ["young", "c", "a"], "path": "/x"}]));
+        let at = |region: &str| Location { backend: "mock".into(), region: region.into(), zone: None };
+        assert_eq!(catalogue().locations(&wanted).unwrap(), [[at("there"), at("here")]]);
+        let young = mounts(json!(["young:/x"]));
+        assert_eq!(catalogue().locations(&young).unwrap(), [Vec::new()]);
+        assert!(catalogue().problem(&young).is_some() && catalogue().problem(&wanted).is_none());
+    }
+}

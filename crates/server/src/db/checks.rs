@@ -10,4 +10,16 @@ pub const JOBS: &str =
     "SELECT id, run_id, replica_num, job_num, submission_num, status, finished, instance_id, blocks,
     submitted_at, host_given_up FROM jobs ORDER BY run_id, replica_num, job_num, submission_num";
 
-pub const INSTANCES: &str = "SELECT id, busy_blocks, coalesce(total_blocks, 1) FROM instances ORDER BY id";
+pub const INSTANCES: &str = "SELECT id, busy_blocks, coalesce(total_blocks, 1), status, finished, fleet_id,
+    termination_reason FROM instances ORDER BY id";
+
+pub const FLEETS: &str = "SELECT id, status, finished, spec FROM fleets ORDER BY id";
+
+pub const VOLUMES: &str = "SELECT id, deleted, delete_asked_at FROM volumes ORDER BY id";
+
+pub const ATTACHMENTS: &str =
+    "SELECT volume_id, instance_id FROM volume_attachments ORDER BY volume_id, instance_id";
+
+pub const HELD_BY_FINISHED: &str = "SELECT j.id FROM jobs j WHERE j.finished AND (EXISTS
+    (SELECT 1 FROM volume_holds h WHERE h.job_id = j.id) OR EXISTS
+    (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id)) ORDER BY j.id";

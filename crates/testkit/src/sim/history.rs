@@ -1,20 +1,30 @@
-//! Reads what the checkers need, straight from the database and the hosts.
+//! Reads what the checkers need, straight from the database, the hosts and the cloud.
+
+use std::collections::BTreeMap;
 
 use anyhow::Result;
+use serde_json::Value;
 use uuid::Uuid;
 use windlass_server::{
     db::{Db, checks},
     params,
 };
 
-use super::cast::Cast;
+use super::{cast::Cast, shelf::Shelf};
 use crate::{
-    invariants::{Event, History, InstanceRow, JobRow, RunRow},
+    host::log_bytes,
+    invariants::{Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow},
     net::SharedWorld,
 };
 
 /// Brings the history up to date: what is new in the append-only part, and the rows as they are now.
-pub(super) async fn read(history: &mut History, db: &Db, world: &SharedWorld, cast: &Cast) -> Result<()> {
+pub(super) async fn read(
+    history: &mut History,
+    db: &Db,
+    world: &SharedWorld,
+    cast: &Cast,
+    shelf: &Shelf,
+) -> Result<()> {
     let seen = history.events.last().map_or(0, |event| event.seq);
     for row in db.query(checks::EVENTS, params![seen]).await? {
         history.events.push(Event {
@@ -32,9 +42,6 @@ pub(super) async fn read(history: &mut History, db: &Db, world: &SharedWorld, ca
     }
     history.jobs.clear();
     history.runs.clear();
-    history.instances.clear();
-    history.journal.clear();
-    history.containers.clear();
     for row in db.query(checks::JOBS, Vec::new()).await? {
         history.jobs.push(JobRow {
             id: row.uuid(0)?,
@@ -54,17 +61,75 @@ pub(super) async fn read(history: &mut History, db: &Db, world: &SharedWorld, ca
         let id: Uuid = row.uuid(0)?;
         history.runs.push(RunRow { id, status: row.text(1)?, stopped_at: cast.stopped_at(id) });
     }
+    resources(history, db, cast).await?;
+    let mut written = BTreeMap::new();
+    history.journal.clear();
+    history.containers.clear();
+    let mut world = world.lock();
+    for host in world.hosts() {
+        history.journal.extend(host.journal.iter().cloned());
+        history.containers.extend(host.alive());
+        written.extend(host.logs.iter().map(|(id, end)| (id.0, *end)));
+    }
+    history.machines = world.cloud.machines().map(|(id, machine)| (id, machine.to_owned())).collect();
+    history.machine_journal = world.cloud.journal.clone();
+    history.outrages = world.cloud.outrages.clone();
+    let names =
+        |machines: std::collections::BTreeSet<&str>| machines.into_iter().map(str::to_owned).collect();
+    history.disks = world.cloud.disks().map(|(id, machines)| (id, names(machines))).collect();
+    history.logs.clear();
+    shelf.each(|submission, bytes| {
+        let stored = bytes.len() as u64;
+        let is_true = bytes == log_bytes(submission, 0..stored);
+        let written = written.remove(&submission.0);
+        history.logs.push(LogRow { submission: submission.0, is_true, stored, written });
+    });
+    // Of these nothing was stored at all.
+    let missing =
+        |(submission, end): (Uuid, u64)| LogRow { submission, is_true: true, stored: 0, written: Some(end) };
+    history.logs.extend(written.into_iter().map(missing));
+    Ok(())
+}
+
+/// Instances, fleets and volumes.
+async fn resources(history: &mut History, db: &Db, cast: &Cast) -> Result<()> {
+    history.instances.clear();
+    history.fleets.clear();
+    history.volumes.clear();
+    history.attachments.clear();
+    history.holders.clear();
     for row in db.query(checks::INSTANCES, Vec::new()).await? {
         history.instances.push(InstanceRow {
             id: row.uuid(0)?,
             busy_blocks: row.int(1)?,
             total_blocks: row.int(2)?,
+            status: row.text(3)?,
+            finished: row.bool(4)?,
+            fleet_id: row.opt_uuid(5)?,
+            reason: row.opt_text(6)?,
         });
     }
-    let mut world = world.lock();
-    for host in world.hosts() {
-        history.journal.extend(host.journal.iter().cloned());
-        history.containers.extend(host.alive());
+    for row in db.query(checks::FLEETS, Vec::new()).await? {
+        let (id, spec): (Uuid, Value) = (row.uuid(0)?, row.json(3)?);
+        let nodes = &spec["configuration"]["nodes"];
+        history.fleets.push(FleetRow {
+            id,
+            status: row.text(1)?,
+            finished: row.bool(2)?,
+            nodes_min: nodes["min"].as_i64(),
+            nodes_max: nodes["max"].as_i64(),
+            nodes_max_ever: cast.nodes_max_ever(id),
+        });
+    }
+    for row in db.query(checks::VOLUMES, Vec::new()).await? {
+        let delete_asked = row.opt_int(2)?.is_some();
+        history.volumes.push(VolumeRow { id: row.uuid(0)?, deleted: row.bool(1)?, delete_asked });
+    }
+    for row in db.query(checks::ATTACHMENTS, Vec::new()).await? {
+        history.attachments.push((row.uuid(0)?, row.uuid(1)?));
+    }
+    for row in db.query(checks::HELD_BY_FINISHED, Vec::new()).await? {
+        history.holders.push(row.uuid(0)?);
     }
     Ok(())
 }

@@ -1,10 +1,12 @@
 //! The simulation: the real pipelines and the real SQL on virtual time, with seeded misfortune.
 //!
-//! One seed is one history: two or three replicas, a few hosts with GPUs, users who submit and stop runs,
-//! and faults of every kind — replicas killed at any await or frozen past their leases, lost and doubled
-//! hints and calls, cut and rebooted hosts, slow roads, commits whose news is lost, a database clock that
-//! jumps. Then the faults stop, and everything must come to its end. Checkers read the events, the hosts'
-//! journals and the rows; never logs.
+//! One seed is one history: two or three replicas, a few hosts with GPUs and a cloud with more of them, users
+//! who submit and stop runs and change fleets and volumes, and faults of every kind — replicas killed at any
+//! await or frozen past their leases, lost and doubled hints and calls, cut and rebooted hosts, slow roads,
+//! commits whose news is lost, a database clock that jumps, a cloud that is full, deaf, mute or slow, takes
+//! machines back and holds on to disks. Then the faults stop, and everything must come to its end; at last
+//! everything is deleted, and nothing may be left. Checkers read the events, the journals of hosts and cloud,
+//! the rows and the stored logs of jobs; never our own logs.
 
 mod cast;
 mod history;
@@ -25,6 +27,7 @@ use std::{
 
 use anyhow::Result;
 use tokio::time::{Instant, sleep};
+use windlass_model::id::InstanceId;
 use windlass_server::{db::Db, secrets::Keyring};
 
 use self::{
@@ -34,7 +37,7 @@ use self::{
     watch::Watch,
 };
 use crate::{
-    host::{Host, Tries},
+    cloud,
     invariants::{self, History, Violation},
     net::{Rates, SharedWorld, World},
     rng::Rng,
@@ -47,6 +50,8 @@ const EPOCH_US: i64 = 1_767_225_600_000_000;
 const FAULTS_LAST: Duration = Duration::from_secs(8 * 60);
 /// What must be over this long after it stopped. The longest legal wait is a retry's back-off.
 const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
+/// What was deleted must be gone this long after.
+const SWEEP_MAX: Duration = Duration::from_secs(60 * 60);
 /// How often the safety checkers look.
 const LOOK_EVERY: Duration = Duration::from_secs(120);
 
@@ -81,8 +86,16 @@ struct Sim {
     cast: Cast,
     replicas: Vec<Replica>,
     watch: Watch,
+    shelf: Arc<Shelf>,
+    keys: Arc<Keyring>,
     history: History,
     started: Instant,
+}
+
+/// A key that opens nothing, for hosts that nobody logs in to.
+fn ssh_key() -> Result<String> {
+    let key = ssh_key::PrivateKey::from(ssh_key::private::Ed25519Keypair::from_seed(&[7; 32]));
+    Ok(key.to_openssh(ssh_key::LineEnding::LF)?.to_string())
 }
 
 impl Sim {
@@ -97,12 +110,11 @@ impl Sim {
         };
         let db = Db::open_inline(Arc::new(clock), rng.draw())?;
         let cast = Cast::draw(&mut rng, &db)?;
-        let tries = Tries::default();
-        let hosts: Vec<_> = cast.hosts.iter().map(|h| Host::new(h.id, h.gpus, tries.clone())).collect();
-        let world = World::new(EPOCH_US, rng.fork(), hosts);
+        let world = World::new(EPOCH_US, rng.fork());
         let watch = Watch::default();
         let count = rng.between(2, 3) as usize;
-        let shared = Shared { logs: Arc::new(Shelf::default()), keys: Arc::new(Keyring::ephemeral()?) };
+        let (shelf, keys) = (Arc::new(Shelf::default()), Arc::new(Keyring::ephemeral()?));
+        let shared = Shared { logs: shelf.clone(), keys: keys.clone() };
         let replicas =
             (0..count).map(|n| Replica::new(n, &db, &world, &watch, shared.clone(), rng.fork())).collect();
         Ok(Self {
@@ -114,13 +126,15 @@ impl Sim {
             cast,
             replicas,
             watch,
+            shelf,
+            keys,
             history: History::default(),
             started,
         })
     }
 
     async fn play(mut self) -> Result<Report> {
-        self.cast.set_the_stage(&self.db).await?;
+        self.cast.set_the_stage(&mut self.rng, &self.db, &self.keys, &self.world).await?;
         self.set_misfortune(true);
         for replica in &mut self.replicas {
             replica.start();
@@ -128,6 +142,9 @@ impl Sim {
         let mut violations = self.trouble().await?;
         if violations.is_empty() {
             violations = self.settle().await?;
+        }
+        if violations.is_empty() {
+            violations = self.sweep().await?;
         }
         self.read().await?;
         let history = &self.history;
@@ -169,6 +186,19 @@ impl Sim {
         } else {
             (Rates::default(), Storm::default(), 0)
         };
+        let bad = |rng: &mut Rng, most: u64| if on { rng.between(0, most) } else { 0 };
+        let cloud = cloud::Rates {
+            lost: bad(&mut self.rng, 6),
+            unanswered: bad(&mut self.rng, 6),
+            slow: bad(&mut self.rng, 10),
+            no_capacity: bad(&mut self.rng, 40),
+            slow_boot: bad(&mut self.rng, 20),
+            never_boots: bad(&mut self.rng, 6),
+            attach_refused: bad(&mut self.rng, 20),
+            attach_hangs: bad(&mut self.rng, 20),
+            detach_hangs: bad(&mut self.rng, 40),
+        };
+        self.world.lock().cloud.rates = cloud;
         self.world.lock().set_rates(rates);
         for replica in &mut self.replicas {
             replica.set_misfortune(storm, hints_lost);
@@ -200,9 +230,8 @@ impl Sim {
     }
 
     fn break_something(&mut self) {
-        let host = self.rng.pick(&self.cast.hosts).id;
         let victim = self.rng.between(0, self.replicas.len() as u64 - 1) as usize;
-        match self.rng.between(1, 10) {
+        match self.rng.between(1, 12) {
             1..=4 => {
                 let back = self.rng.millis(100, 60_000);
                 self.replicas[victim].kill(back);
@@ -213,9 +242,17 @@ impl Sim {
             }
             7 | 8 => {
                 let lasts = self.rng.millis(1_000, 300_000);
-                self.world.lock().cut(host, lasts);
+                if let Some(host) = self.some_host() {
+                    self.world.lock().cut(host, lasts);
+                }
             }
-            9 => self.world.lock().reboot(host),
+            9 => {
+                if let Some(host) = self.some_host() {
+                    self.world.lock().reboot(host);
+                }
+            }
+            10 => self.world.lock().take_machine(true),
+            11 => self.world.lock().take_machine(false),
             _ => {
                 // Ahead only: a database that promised a time cannot take it back.
                 let by = self.rng.between(0, 20_000_000);
@@ -225,6 +262,11 @@ impl Sim {
         }
     }
 
+    fn some_host(&mut self) -> Option<InstanceId> {
+        let up = self.world.lock().up();
+        (!up.is_empty()).then(|| *self.rng.pick(&up))
+    }
+
     /// Faults stop; everything that was begun must come to its end, and stay clean on the way.
     async fn settle(&mut self) -> Result<Vec<Violation>> {
         self.set_misfortune(false);
@@ -232,6 +274,7 @@ impl Sim {
         for replica in &mut self.replicas {
             replica.recover();
         }
+        self.cast.stop_schedules(&self.db).await?;
         let deadline = Instant::now() + SETTLE_MAX;
         loop {
             sleep(LOOK_EVERY).await;
@@ -246,8 +289,25 @@ impl Sim {
         }
     }
 
+    /// Everything is deleted; nothing may be left that costs money.
+    async fn sweep(&mut self) -> Result<Vec<Violation>> {
+        let deadline = Instant::now() + SWEEP_MAX;
+        loop {
+            self.cast.sweep(&self.db).await?;
+            sleep(LOOK_EVERY).await;
+            let found = self.check().await?;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+            let left = invariants::swept(&self.history);
+            if left.is_empty() || Instant::now() >= deadline {
+                return Ok(left);
+            }
+        }
+    }
+
     async fn read(&mut self) -> Result<()> {
-        history::read(&mut self.history, &self.db, &self.world, &self.cast).await
+        history::read(&mut self.history, &self.db, &self.world, &self.cast, &self.shelf).await
     }
 
     async fn check(&mut self) -> Result<Vec<Violation>> {

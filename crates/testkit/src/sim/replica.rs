@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use windlass_backend::Backends;
+use windlass_backend::{Backend, Backends};
 use windlass_engine::{Engine, Hints, Settings};
 use windlass_server::{
     db::Db,
@@ -19,6 +19,7 @@ use super::{
     weather::{Road, Storm},
 };
 use crate::{
+    cloud::{Door, RemoteDoor},
     net::{Freeze, Net, SharedWorld},
     rng::Rng,
 };
@@ -81,7 +82,10 @@ impl Replica {
         let hands = Hands {
             db: db.clone(),
             agents: Arc::new(net),
-            backends: Backends::default(),
+            backends: Backends::new([
+                Arc::new(self.door()) as Arc<dyn Backend>,
+                Arc::new(RemoteDoor(self.door())) as Arc<dyn Backend>,
+            ]),
             logs: Arc::new(Archive::new(self.shared.logs.clone())),
             keys: self.shared.keys.clone(),
             shapes: Shapes::default(),
@@ -99,6 +103,10 @@ impl Replica {
         settings.workers = 4;
         pipelines::install(&hands, &mut Watched { engine: &mut engine, settings, eye });
         self.running = Some(engine);
+    }
+
+    fn door(&self) -> Door {
+        Door { world: self.world.clone(), freeze: self.freeze.clone() }
     }
 
     /// Abrupt death: every task stops at the await it stands at.

@@ -3,11 +3,20 @@
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
-use windlass_model::id::{ProjectId, RunId};
-use windlass_server::logs::{Answer, Log, LogError, Piece, Range, Store};
+use windlass_model::id::{ProjectId, RunId, SubmissionId};
+use windlass_server::logs::{Answer, Log, LogError, Piece, Range, Store, Stream};
 
 #[derive(Default)]
 pub(super) struct Shelf(Mutex<HashMap<Log, Vec<u8>>>);
+
+impl Shelf {
+    /// Every job's log.
+    pub(super) fn each(&self, mut look: impl FnMut(SubmissionId, &[u8])) {
+        for (log, bytes) in self.0.lock().iter().filter(|(log, _)| log.stream == Stream::Job) {
+            look(log.submission, bytes);
+        }
+    }
+}
 
 impl Store for Shelf {
     fn append<'a>(&'a self, log: &'a Log, offset: u64, _at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {

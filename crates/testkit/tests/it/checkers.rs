@@ -1,13 +1,18 @@
 //! A checker that cannot fail proves nothing: each is shown a history that breaks its rule.
 
 use uuid::Uuid;
-use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_model::id::{InstanceId, SubmissionId, VolumeId};
 use windlass_testkit::{
+    cloud::{self, Happened},
     host::{Effect, Entry},
-    invariants::{Event, History, InstanceRow, JobRow, RunRow, after_faults, safety},
+    invariants::{
+        Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow, after_faults, safety, swept,
+    },
 };
 
 const HOST: InstanceId = InstanceId(Uuid::from_u128(1));
+const FLEET: Uuid = Uuid::from_u128(50);
+const VOLUME: VolumeId = VolumeId(Uuid::from_u128(60));
 
 fn submission(n: u128) -> SubmissionId {
     SubmissionId(Uuid::from_u128(n))
@@ -54,6 +59,39 @@ fn job(id: u128, submission_num: i64, finished: bool) -> JobRow {
     }
 }
 
+fn instance(busy_blocks: i64, total_blocks: i64) -> InstanceRow {
+    InstanceRow {
+        id: HOST.0,
+        busy_blocks,
+        total_blocks,
+        status: "idle".into(),
+        finished: false,
+        fleet_id: Some(FLEET),
+        reason: None,
+    }
+}
+
+fn fleet(nodes_min: i64, nodes_max: i64) -> FleetRow {
+    FleetRow {
+        id: FLEET,
+        status: "active".into(),
+        finished: false,
+        nodes_min: Some(nodes_min),
+        nodes_max: Some(nodes_max),
+        nodes_max_ever: Some(nodes_max),
+    }
+}
+
+fn machine(name: &str, kind: Happened) -> cloud::Entry {
+    cloud::Entry { at: 1, instance: HOST, machine: name.into(), kind }
+}
+
+#[track_caller]
+fn is_left(id: &str, history: &History) {
+    let found = after_faults(history);
+    assert!(found.iter().any(|v| v.id == id), "expected {id}, found {found:?}");
+}
+
 #[track_caller]
 fn breaks(id: &str, history: &History) {
     let found = safety(history);
@@ -85,7 +123,7 @@ fn a_clean_history_breaks_nothing() {
             entry(7, 5, 3, Effect::GpuReleased("GPU-0".into())),
         ],
         jobs: vec![job(7, 0, true)],
-        instances: vec![InstanceRow { id: HOST.0, busy_blocks: 0, total_blocks: 1 }],
+        instances: vec![instance(0, 1)],
         ..History::default()
     };
     assert_eq!(safety(&history), []);
@@ -144,7 +182,6 @@ fn r7_a_second_container_is_seen() {
 
 #[test]
 fn r8_wrong_or_too_many_busy_blocks_are_seen() {
-    let instance = |busy_blocks, total_blocks| InstanceRow { id: HOST.0, busy_blocks, total_blocks };
     let jobs = vec![job(7, 0, false)];
     breaks("R8", &History { jobs: jobs.clone(), instances: vec![instance(0, 4)], ..History::default() });
     breaks("R8", &History { jobs, instances: vec![instance(1, 0)], ..History::default() });
@@ -190,4 +227,55 @@ fn r2_and_g6_what_is_left_over_is_seen() {
     let history = History { runs: vec![run], containers: vec![submission(7)], ..History::default() };
     let ids: Vec<_> = after_faults(&history).iter().map(|v| v.id).collect();
     assert_eq!(ids, ["R2", "G6"]);
+}
+
+#[test]
+fn g4_a_volume_in_two_places_or_torn_away_is_seen() {
+    let both = vec![(VOLUME, vec!["vm-1".to_owned(), "vm-2".to_owned()])];
+    breaks("G4", &History { disks: both, ..History::default() });
+    let rows = vec![(VOLUME.0, HOST.0), (VOLUME.0, Uuid::from_u128(2))];
+    breaks("G4", &History { attachments: rows, ..History::default() });
+    breaks("G4", &History { outrages: vec!["deleted while attached".into()], ..History::default() });
+    let volumes = vec![VolumeRow { id: VOLUME.0, deleted: true, delete_asked: true }];
+    breaks("G4", &History { volumes, attachments: vec![(VOLUME.0, HOST.0)], ..History::default() });
+    breaks("G4", &History { holders: vec![Uuid::from_u128(7)], ..History::default() });
+    is_left("G4", &History { attachments: vec![(VOLUME.0, HOST.0)], ..History::default() });
+}
+
+#[test]
+fn g5_a_fleet_that_is_too_large_or_too_small_is_seen() {
+    let two = vec![instance(0, 1), InstanceRow { id: Uuid::from_u128(2), ..instance(0, 1) }];
+    breaks("G5", &History { instances: two.clone(), fleets: vec![fleet(0, 1)], ..History::default() });
+    is_left("G5", &History { instances: two.clone(), fleets: vec![fleet(3, 4)], ..History::default() });
+    let shrunk = FleetRow { nodes_max_ever: Some(2), ..fleet(0, 1) };
+    is_left("G5", &History { instances: two, fleets: vec![shrunk], ..History::default() });
+}
+
+#[test]
+fn g7_machines_that_nobody_owns_or_that_go_under_a_job_are_seen() {
+    let machines = vec![(HOST, "vm-1".to_owned())];
+    breaks("G7", &History { machines: machines.clone(), ..History::default() });
+    let over = InstanceRow { finished: true, ..instance(0, 1) };
+    breaks("G7", &History { machines: machines.clone(), instances: vec![over], ..History::default() });
+    let twice = vec![machine("vm-1", Happened::Created), machine("vm-2", Happened::Created)];
+    breaks("G7", &History { machine_journal: twice, ..History::default() });
+    let idle = InstanceRow { reason: Some("idle_timeout".into()), ..instance(0, 1) };
+    let under = vec![machine("vm-1", Happened::DeleteAsked { running: 1 })];
+    breaks("G7", &History { instances: vec![idle], machine_journal: under, ..History::default() });
+    let left: Vec<_> = swept(&History { machines, ..History::default() }).iter().map(|v| v.id).collect();
+    assert_eq!(left, ["G7"]);
+}
+
+#[test]
+fn o1_a_log_with_other_bytes_or_without_its_end_is_seen() {
+    let log = LogRow { submission: Uuid::from_u128(7), is_true: true, stored: 5, written: Some(9) };
+    let events = [
+        "job 7: pulling -> running by JobRunning @1",
+        "job 7: running -> terminating by JobRunning @2",
+        "job 7: terminating -> done by JobTerminating @3",
+    ];
+    let history = |log| History { events: events.map(event).into(), logs: vec![log], ..History::default() };
+    breaks("O1", &history(log.clone()));
+    breaks("O1", &history(LogRow { is_true: false, stored: 9, ..log.clone() }));
+    breaks("O1", &history(LogRow { stored: 10, ..log }));
 }

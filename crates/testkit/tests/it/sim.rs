@@ -31,6 +31,17 @@ fn every_kind_of_fault_really_happens() {
         "reboot",
         "replica frozen",
         "replica killed",
+        "no capacity",
+        "slow boot",
+        "machine never boots",
+        "preemption",
+        "machine vanished",
+        "cloud deaf",
+        "cloud mute",
+        "slow cloud",
+        "attach refused",
+        "attach hangs",
+        "detach hangs",
     ] {
         assert!(fired.get(fault).is_some_and(|times| *times > 0), "`{fault}` never happened: {fired:?}");
     }

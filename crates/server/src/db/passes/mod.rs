@@ -24,6 +24,8 @@ pub(super) fn statements() -> Vec<&'static str> {
     ]
     .concat();
     all.extend([super::checks::EVENTS, super::checks::RUNS, super::checks::JOBS, super::checks::INSTANCES]);
+    all.extend([super::checks::FLEETS, super::checks::VOLUMES, super::checks::ATTACHMENTS]);
+    all.push(super::checks::HELD_BY_FINISHED);
     all
 }
 

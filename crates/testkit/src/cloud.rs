@@ -1,0 +1,574 @@
+//! A simulated cloud on virtual time: machines that become hosts, disks that are attached to them, and the
+//! misfortune of both.
+//!
+//! It keeps the promises of a backend (the instance's id is the key of a machine, the volume's of a disk) and no
+//! others: answers get lost, capacity is short, boots are slow or never end, disks hang, spot machines are taken
+//! back, machines vanish. Whatever it did stands in a journal that the checkers read.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::oneshot, time::sleep};
+use windlass_backend::{
+    Answer, Backend, BackendError, Deleted, Found, Has, HasGpu, Machine, Order, Reach, Want,
+    volumes::{Attached, Attachment, Made, VolumeOrder, Volumes},
+};
+use windlass_model::{
+    id::{InstanceId, VolumeId},
+    money::Price,
+    plan::offers::{Availability, Gpu, Host as Hardware, Offer},
+    resources::{CpuArch, GpuVendor},
+};
+
+use crate::{
+    host::Host,
+    net::{Freeze, SharedWorld, World},
+};
+
+/// How long a caller waits before it gives a call up.
+const CALL_TIMEOUT: Duration = Duration::from_secs(9);
+const SECOND: i64 = 1_000_000;
+/// A machine that never boots.
+const NEVER: i64 = i64::MAX;
+pub const REGION: &str = "sim-1";
+pub const GPUS: usize = 4;
+
+/// How often things go wrong, in percent. All zero once faults have stopped.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rates {
+    pub lost: u64,
+    pub unanswered: u64,
+    pub slow: u64,
+    pub no_capacity: u64,
+    pub slow_boot: u64,
+    pub never_boots: u64,
+    pub attach_refused: u64,
+    pub attach_hangs: u64,
+    pub detach_hangs: u64,
+}
+
+/// What happened to a machine, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub at: i64,
+    pub instance: InstanceId,
+    pub machine: String,
+    pub kind: Happened,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happened {
+    Created,
+    /// The server asked for its end while so many containers ran on it.
+    DeleteAsked {
+        running: usize,
+    },
+    /// Nothing of it is left.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Vm {
+    id: String,
+    spot: bool,
+    boots_at: i64,
+    /// When it goes, once that is settled.
+    goes_at: Option<i64>,
+    gone: Option<&'static str>,
+}
+
+#[derive(Debug)]
+struct Disk {
+    volume: VolumeId,
+    ready_at: i64,
+    removed: bool,
+    /// By machine.
+    attached: BTreeMap<String, Fastening>,
+}
+
+#[derive(Debug)]
+struct Fastening {
+    ready_at: i64,
+    /// Deaf to soft requests.
+    stuck: Option<bool>,
+    ends_at: Option<i64>,
+}
+
+/// Its machines and disks; part of the world.
+#[derive(Debug, Default)]
+pub struct Cloud {
+    vms: BTreeMap<InstanceId, Vec<Vm>>,
+    disks: BTreeMap<String, Disk>,
+    pub rates: Rates,
+    pub journal: Vec<Entry>,
+    /// What no server may ask for.
+    pub outrages: Vec<String>,
+    count: u64,
+}
+
+impl Cloud {
+    /// Machines that exist now, by the instance they were made for.
+    pub fn machines(&self) -> impl Iterator<Item = (InstanceId, &str)> {
+        self.vms.iter().flat_map(|(id, vms)| {
+            vms.iter().filter(|vm| vm.gone.is_none()).map(move |vm| (*id, vm.id.as_str()))
+        })
+    }
+
+    /// Disks that we made and that exist now, and the machines each is attached to.
+    pub fn disks(&self) -> impl Iterator<Item = (VolumeId, BTreeSet<&str>)> {
+        self.disks
+            .values()
+            .filter(|disk| !disk.removed)
+            .map(|disk| (disk.volume, disk.attached.keys().map(String::as_str).collect()))
+    }
+
+    fn is_there(&self, machine: &str) -> bool {
+        self.vms.values().flatten().any(|vm| vm.id == machine && vm.gone.is_none())
+    }
+
+    fn machine(vm: &Vm) -> Machine {
+        Machine {
+            id: vm.id.clone(),
+            reach: Some(Reach::Socket { path: format!("/run/sim/{}.sock", vm.id).into() }),
+            hostname: Some(format!("{}.sim", vm.id)),
+            internal_ip: Some("10.0.0.1".into()),
+            has: None,
+            agent_version: Some("0.0.0".into()),
+            memo: serde_json::Value::Null,
+        }
+    }
+}
+
+impl World {
+    /// Lets everything happen to machines and disks that is due by now.
+    pub(crate) fn advance_cloud(&mut self, now: i64) {
+        let mut over = Vec::new();
+        for (id, vms) in &mut self.cloud.vms {
+            for vm in vms.iter_mut().filter(|vm| vm.gone.is_none()) {
+                if let Some(at) = vm.goes_at.filter(|at| *at <= now) {
+                    vm.gone = Some("deleted");
+                    over.push((*id, vm.id.clone(), at));
+                }
+            }
+        }
+        for (id, machine, at) in over {
+            self.machine_gone(id, &machine, at);
+        }
+        for disk in self.cloud.disks.values_mut() {
+            disk.attached.retain(|_, fastening| fastening.ends_at.is_none_or(|at| at > now));
+        }
+    }
+
+    fn machine_gone(&mut self, id: InstanceId, machine: &str, at: i64) {
+        if let Some(host) = self.hosts.get_mut(&id) {
+            host.power_off(at);
+        }
+        for disk in self.cloud.disks.values_mut() {
+            disk.attached.remove(machine);
+        }
+        self.cloud.journal.push(Entry {
+            at,
+            instance: id,
+            machine: machine.to_owned(),
+            kind: Happened::Gone,
+        });
+    }
+
+    /// Takes a machine away: a spot machine that somebody pays more for, or any that is lost.
+    pub fn take_machine(&mut self, spot: bool) {
+        let now = self.now();
+        self.advance_cloud(now);
+        let there: Vec<(InstanceId, usize)> = self
+            .cloud
+            .vms
+            .iter()
+            .flat_map(|(id, vms)| vms.iter().enumerate().map(move |(n, vm)| (*id, n, vm)))
+            .filter(|(_, _, vm)| vm.gone.is_none() && (!spot || vm.spot))
+            .map(|(id, n, _)| (id, n))
+            .collect();
+        if there.is_empty() {
+            return;
+        }
+        let (id, n) = *self.rng.pick(&there);
+        let Some(vm) = self.cloud.vms.get_mut(&id).and_then(|vms| vms.get_mut(n)) else { return };
+        vm.gone = Some(if spot { "preempted" } else { "vanished" });
+        let machine = vm.id.clone();
+        self.machine_gone(id, &machine, now);
+        self.count(if spot { "preemption" } else { "machine vanished" });
+    }
+
+    fn create(&mut self, order: &Order, now: i64) -> Result<Machine, BackendError> {
+        self.advance_cloud(now);
+        let rates = self.cloud.rates;
+        let known = self.cloud.vms.entry(order.instance).or_default();
+        if let Some(vm) = known.iter().find(|vm| vm.gone.is_none()) {
+            return Ok(Cloud::machine(vm));
+        }
+        let Want::Offer(offer) = &order.want else {
+            return Err(BackendError::Refused { what: "create a machine", said: "it is no offer".into() });
+        };
+        let spot = offer.host.spot;
+        if self.roll(rates.no_capacity, "no capacity") {
+            return Err(BackendError::NoCapacity { said: format!("no {} left", offer.instance_type) });
+        }
+        let boots_at = if self.roll(rates.never_boots, "machine never boots") {
+            NEVER
+        } else if self.roll(rates.slow_boot, "slow boot") {
+            now + self.rng.between(60, 540) as i64 * SECOND
+        } else {
+            now + self.rng.between(1, 30) as i64 * SECOND
+        };
+        self.cloud.count += 1;
+        let vm = Vm { id: format!("vm-{}", self.cloud.count), spot, boots_at, goes_at: None, gone: None };
+        let machine = Cloud::machine(&vm);
+        let entry =
+            Entry { at: now, instance: order.instance, machine: vm.id.clone(), kind: Happened::Created };
+        self.cloud.journal.push(entry);
+        self.cloud.vms.entry(order.instance).or_default().push(vm);
+        let tries = self.tries.clone();
+        let host = self.hosts.entry(order.instance);
+        host.or_insert_with(|| Host::new(order.instance, GPUS, tries)).boot(boots_at);
+        Ok(machine)
+    }
+
+    fn find(&mut self, order: &Order, machine: &Machine, now: i64) -> Found {
+        self.advance_cloud(now);
+        let vms = self.cloud.vms.get(&order.instance);
+        match vms.and_then(|vms| vms.iter().find(|vm| vm.id == machine.id)) {
+            None => Found::Gone { said: "there is no such machine".into() },
+            Some(vm) => match vm.gone {
+                Some(how) => Found::Gone { said: how.into() },
+                None if now < vm.boots_at => Found::Starting(Cloud::machine(vm)),
+                None => Found::Running(Cloud::machine(vm)),
+            },
+        }
+    }
+
+    fn delete(&mut self, order: &Order, now: i64) -> Deleted {
+        self.advance_cloud(now);
+        let id = order.instance;
+        let running = self.hosts.get_mut(&id).map_or(0, |host| host.running(now));
+        let takes = self.rng.between(0, 20) as i64 * SECOND;
+        let mut asked = Vec::new();
+        for vm in self.cloud.vms.entry(id).or_default().iter_mut().filter(|vm| vm.gone.is_none()) {
+            if vm.goes_at.is_none() {
+                vm.goes_at = Some(now + takes);
+                asked.push(vm.id.clone());
+            }
+        }
+        for machine in asked {
+            let kind = Happened::DeleteAsked { running };
+            self.cloud.journal.push(Entry { at: now, instance: id, machine, kind });
+        }
+        self.advance_cloud(now);
+        let left = self.cloud.vms.get(&id).is_some_and(|vms| vms.iter().any(|vm| vm.gone.is_none()));
+        if left { Deleted::Going } else { Deleted::Gone }
+    }
+
+    fn make_disk(&mut self, order: &VolumeOrder, now: i64) -> Made {
+        let id = format!("disk-{}", order.volume);
+        let takes = self.rng.between(0, 40) as i64 * SECOND;
+        let fresh = || Disk {
+            volume: order.volume,
+            ready_at: now + takes,
+            removed: false,
+            attached: BTreeMap::new(),
+        };
+        let disk = self.cloud.disks.entry(id.clone()).or_insert_with(fresh);
+        // Made again by somebody who only wants to be sure that it goes.
+        disk.removed = false;
+        Made { id, size_gb: order.size_gb, zone: None, price: Some(1.0), ready: disk.ready_at <= now }
+    }
+
+    fn look_disk(&mut self, order: &VolumeOrder, id: &str, now: i64) -> Option<Made> {
+        let disk = self.cloud.disks.get(id).filter(|disk| !disk.removed)?;
+        let ready = disk.ready_at <= now;
+        Some(Made { id: id.to_owned(), size_gb: order.size_gb, zone: None, price: Some(1.0), ready })
+    }
+
+    fn remove_disk(&mut self, id: &str, now: i64) -> Result<(), BackendError> {
+        self.advance_cloud(now);
+        let Some(disk) = self.cloud.disks.get_mut(id) else { return Ok(()) };
+        if !disk.attached.is_empty() {
+            self.cloud.outrages.push(format!("{id} is to be deleted while it is attached"));
+            return Err(BackendError::Refused { what: "delete a disk", said: "it is attached".into() });
+        }
+        disk.removed = true;
+        Ok(())
+    }
+
+    fn attach(&mut self, id: &str, machine: &Machine, now: i64) -> Result<Attached, BackendError> {
+        self.advance_cloud(now);
+        let refused = |said: &str| BackendError::Refused { what: "attach a disk", said: said.to_owned() };
+        if !self.cloud.is_there(&machine.id) {
+            return Err(refused("there is no such machine"));
+        }
+        let rates = self.cloud.rates;
+        let Some(disk) = self.cloud.disks.get(id).filter(|disk| !disk.removed) else {
+            return Err(refused("there is no such disk"));
+        };
+        if let Some(other) = disk.attached.keys().find(|other| **other != machine.id) {
+            let what = format!("{id} is to be attached to {} while it is attached to {other}", machine.id);
+            self.cloud.outrages.push(what);
+            return Err(refused("it is attached to another machine"));
+        }
+        if !disk.attached.contains_key(&machine.id) {
+            if self.roll(rates.attach_refused, "attach refused") {
+                return Err(refused("it does not like the machine"));
+            }
+            let ready_at = if self.roll(rates.attach_hangs, "attach hangs") {
+                NEVER
+            } else {
+                now + self.rng.between(0, 20) as i64 * SECOND
+            };
+            let fastening = Fastening { ready_at, stuck: None, ends_at: None };
+            if let Some(disk) = self.cloud.disks.get_mut(id) {
+                disk.attached.insert(machine.id.clone(), fastening);
+            }
+        }
+        Ok(self.attached(id, machine, now))
+    }
+
+    fn attached(&mut self, id: &str, machine: &Machine, now: i64) -> Attached {
+        self.advance_cloud(now);
+        match self.cloud.disks.get(id).and_then(|disk| disk.attached.get(&machine.id)) {
+            None => Attached::No,
+            Some(fastening) if now < fastening.ready_at => Attached::Coming,
+            Some(_) => Attached::Yes(Attachment { device_name: Some("/dev/sim".into()) }),
+        }
+    }
+
+    fn detach(&mut self, id: &str, machine: &Machine, force: bool, now: i64) {
+        self.advance_cloud(now);
+        let percent = self.cloud.rates.detach_hangs;
+        let takes = self.rng.between(0, 10) as i64 * SECOND;
+        let fastening = |world: &mut Self| {
+            let disk = world.cloud.disks.get_mut(id)?;
+            disk.attached.get(&machine.id).map(|fastening| (fastening.stuck, fastening.ends_at))
+        };
+        let Some((stuck, ends_at)) = fastening(self) else { return };
+        let stuck = stuck.unwrap_or_else(|| self.roll(percent, "detach hangs"));
+        let ends_at = match (force, stuck, ends_at) {
+            (true, _, _) => Some(now),
+            (false, true, already) => already,
+            (false, false, already) => already.or(Some(now + takes)),
+        };
+        let disk = self.cloud.disks.get_mut(id);
+        if let Some(fastening) = disk.and_then(|disk| disk.attached.get_mut(&machine.id)) {
+            (fastening.stuck, fastening.ends_at) = (Some(stuck), ends_at);
+        }
+    }
+}
+
+/// One replica's way to the cloud.
+pub struct Door {
+    pub world: SharedWorld,
+    pub freeze: Freeze,
+}
+
+/// The same way, for the backend of SSH hosts.
+pub struct RemoteDoor(pub Door);
+
+impl Door {
+    /// What was sent arrives, even if the sender dies meanwhile.
+    fn call<'a, T: Send + 'static>(
+        &'a self,
+        what: &'static str,
+        effect: impl FnOnce(&mut World, i64) -> Result<T, BackendError> + Send + 'static,
+    ) -> Answer<'a, T> {
+        let silence = move || BackendError::Unavailable { what, said: "no answer".into() };
+        Box::pin(async move {
+            self.freeze.wait().await;
+            let (there, back, lost, unanswered) = {
+                let mut w = self.world.lock();
+                let rates = w.cloud.rates;
+                let most = if w.roll(rates.slow, "slow cloud") { 8_000 } else { 400 };
+                let (there, back) = (w.rng.millis(1, most), w.rng.millis(1, most / 8));
+                (there, back, w.roll(rates.lost, "cloud deaf"), w.roll(rates.unanswered, "cloud mute"))
+            };
+            if lost {
+                sleep(CALL_TIMEOUT).await;
+                return Err(silence());
+            }
+            let (tell, told) = oneshot::channel();
+            let world = Arc::clone(&self.world);
+            tokio::spawn(async move {
+                sleep(there).await;
+                let mut w = world.lock();
+                let now = w.now();
+                // Nobody may be left to hear it.
+                let _ = tell.send(effect(&mut w, now));
+            });
+            let answer = told.await;
+            if unanswered {
+                sleep(CALL_TIMEOUT).await;
+                return Err(silence());
+            }
+            sleep(back).await;
+            self.freeze.wait().await;
+            answer.unwrap_or_else(|_| Err(silence()))
+        })
+    }
+}
+
+fn offer(instance_type: &str, price: f64, spot: bool) -> Offer {
+    let gpu =
+        Gpu { vendor: GpuVendor::Nvidia, name: "A100".into(), memory_mib: 81_920, compute_capability: None };
+    Offer {
+        backend: "mock".into(),
+        region: REGION.into(),
+        zones: Vec::new(),
+        instance_type: instance_type.into(),
+        price: Price::dollars(price),
+        availability: Availability::Available,
+        reservation: None,
+        host: Hardware {
+            cpus: 32,
+            arch: Some(CpuArch::X86),
+            memory_mib: 262_144,
+            disk_mib: 1_048_576,
+            gpus: vec![gpu; GPUS],
+            spot,
+        },
+        total_blocks: 1,
+    }
+}
+
+impl Backend for Door {
+    fn name(&self) -> &'static str {
+        "mock"
+    }
+
+    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+        self.call("list offers", |_, _| {
+            Ok(vec![offer("sim.spot", 1.0, true), offer("sim.large", 2.0, false)])
+        })
+    }
+
+    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+        let order = order.clone();
+        self.call("create a machine", move |world, now| world.create(&order, now))
+    }
+
+    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+        let (order, machine) = (order.clone(), machine.clone());
+        self.call("find a machine", move |world, now| Ok(world.find(&order, &machine, now)))
+    }
+
+    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+        let order = order.clone();
+        self.call("delete a machine", move |world, now| Ok(world.delete(&order, now)))
+    }
+
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        Some(self)
+    }
+}
+
+impl Volumes for Door {
+    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made> {
+        let order = order.clone();
+        self.call("make a disk", move |world, now| Ok(world.make_disk(&order, now)))
+    }
+
+    fn look<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, Option<Made>> {
+        let (order, id) = (order.clone(), id.to_owned());
+        self.call("look at a disk", move |world, now| Ok(world.look_disk(&order, &id, now)))
+    }
+
+    fn remove<'a>(&'a self, _order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()> {
+        let id = id.to_owned();
+        self.call("delete a disk", move |world, now| world.remove_disk(&id, now))
+    }
+
+    fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+        let (id, machine) = (id.to_owned(), machine.clone());
+        self.call("attach a disk", move |world, now| world.attach(&id, &machine, now))
+    }
+
+    fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
+        let (id, machine) = (id.to_owned(), machine.clone());
+        self.call("detach a disk", move |world, now| {
+            world.detach(&id, &machine, force, now);
+            Ok(())
+        })
+    }
+
+    fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+        let (id, machine) = (id.to_owned(), machine.clone());
+        self.call("look at a disk", move |world, now| Ok(world.attached(&id, &machine, now)))
+    }
+}
+
+impl RemoteDoor {
+    fn machine(order: &Order) -> Machine {
+        let gpu = HasGpu { vendor: "nvidia".into(), name: "A100".into(), memory_mib: 81_920 };
+        Machine {
+            id: order.instance.to_string(),
+            reach: Some(Reach::Ssh { socket: "/run/sim.sock".into() }),
+            hostname: Some("host.sim".into()),
+            internal_ip: Some("10.0.0.1".into()),
+            has: Some(Has {
+                cpus: 32,
+                arch: Some("x86".into()),
+                memory_mib: 262_144,
+                disk_mib: 1_048_576,
+                gpus: vec![gpu; GPUS],
+                runtime: "docker".into(),
+                addresses: vec!["10.0.0.1/24".into()],
+            }),
+            agent_version: Some("0.0.0".into()),
+            memo: serde_json::Value::Null,
+        }
+    }
+}
+
+impl Backend for RemoteDoor {
+    fn name(&self) -> &'static str {
+        "remote"
+    }
+
+    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+        let order = order.clone();
+        self.0.call("deploy to a host", move |world, now| {
+            let cut = world.is_cut(order.instance);
+            match world.hosts.get_mut(&order.instance) {
+                Some(host) if !cut => {
+                    host.deploy(now);
+                    Ok(Self::machine(&order))
+                }
+                Some(_) | None => {
+                    Err(BackendError::Unavailable { what: "deploy to a host", said: "no route".into() })
+                }
+            }
+        })
+    }
+
+    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+        let (order, machine) = (order.clone(), machine.clone());
+        self.0.call("look at a host", move |world, _| match world.is_cut(order.instance) {
+            true => Err(BackendError::Unavailable { what: "look at a host", said: "no route".into() }),
+            false => Ok(Found::Running(machine)),
+        })
+    }
+
+    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+        let id = order.instance;
+        self.0.call("clean a host", move |world, now| {
+            if world.is_cut(id) {
+                return Err(BackendError::Unavailable { what: "clean a host", said: "no route".into() });
+            }
+            if let Some(host) = world.hosts.get_mut(&id) {
+                host.power_off(now);
+            }
+            Ok(Deleted::Gone)
+        })
+    }
+}

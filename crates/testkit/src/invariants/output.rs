@@ -1,0 +1,52 @@
+//! Logs: what is stored is what was written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+use super::{History, Violation, broken, statuses};
+
+/// How long the end of a log is waited for; after that a host that does not answer has lost it.
+const DRAIN_US: i64 = 30_000_000;
+
+/// Every stored byte was written there, and all of them are stored once the job is final: unless the end of
+/// its log was waited for in vain, its host was given up, its user did not want to wait, or it never ran.
+pub(super) fn o1_a_stored_log_is_what_was_written(h: &History) -> Vec<Violation> {
+    let mut turned: BTreeMap<Uuid, i64> = BTreeMap::new();
+    let mut ran: BTreeSet<Uuid> = BTreeSet::new();
+    let mut drained: BTreeMap<Uuid, bool> = BTreeMap::new();
+    for e in statuses(&h.events).filter(|e| e.entity == "job") {
+        if e.to.as_deref() == Some("running") {
+            ran.insert(e.entity_id);
+        } else if e.to.as_deref() == Some("terminating") {
+            turned.insert(e.entity_id, e.at);
+        } else if e.is_final {
+            let in_time = turned.get(&e.entity_id).is_some_and(|at| e.at - at < DRAIN_US);
+            let in_time = in_time && ran.contains(&e.entity_id);
+            drained.insert(e.entity_id, in_time && e.to.as_deref() != Some("aborted"));
+        }
+    }
+    let lost = |id: Uuid| h.jobs.iter().any(|job| job.id == id && job.host_lost);
+    let mut found = Vec::new();
+    for log in &h.logs {
+        if !log.is_true {
+            found.push(broken(
+                "O1",
+                format!("the log of {} has bytes that were never written", log.submission),
+            ));
+        }
+        let Some(written) = log.written else { continue };
+        if log.stored > written {
+            found
+                .push(broken("O1", format!("the log of {} is longer than what was written", log.submission)));
+        }
+        let due = drained.get(&log.submission).copied().unwrap_or_default() && !lost(log.submission);
+        if due && log.stored < written {
+            found.push(broken(
+                "O1",
+                format!("{} of {written} bytes of the log of {} are stored", log.stored, log.submission),
+            ));
+        }
+    }
+    found
+}

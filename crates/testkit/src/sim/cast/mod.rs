@@ -1,0 +1,167 @@
+//! Who plays: a project with hosts, fleets in a cloud and volumes, and users who use and change all of it.
+
+mod fleets;
+mod runs;
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use uuid::Uuid;
+use windlass_model::id::{FleetId, InstanceId, ProjectId, RunId, UserId, VolumeId};
+use windlass_server::{
+    db::{
+        Db, Unit,
+        events::{Place, Target},
+        projects, users,
+    },
+    secrets::Keyring,
+};
+
+use self::fleets::CloudFleet;
+use super::replica::Replica;
+use crate::{net::SharedWorld, rng::Rng};
+
+const RUNS_MAX: usize = 14;
+const FLEETS_MAX: usize = 4;
+
+/// A host of an SSH fleet.
+pub(super) struct SshHost {
+    id: InstanceId,
+    blocks: i64,
+}
+
+pub(super) struct Cast {
+    user: UserId,
+    project: ProjectId,
+    ssh_fleet: FleetId,
+    hosts: Vec<SshHost>,
+    fleets: Vec<CloudFleet>,
+    volumes: Vec<(VolumeId, String)>,
+    runs: Vec<RunId>,
+    /// Runs that come back at their times until they are stopped.
+    scheduled: Vec<RunId>,
+    /// When each stop was acknowledged, by the database's clock.
+    stopped: BTreeMap<Uuid, i64>,
+}
+
+impl Cast {
+    pub(super) fn draw(rng: &mut Rng, db: &Db) -> Result<Self> {
+        let mut hosts = Vec::new();
+        for _ in 0..rng.between(1, 3) {
+            let blocks = *rng.pick(&[1, 2, 4]);
+            hosts.push(SshHost { id: InstanceId(db.new_id()?), blocks });
+        }
+        Ok(Self {
+            user: UserId(db.new_id()?),
+            project: ProjectId(db.new_id()?),
+            ssh_fleet: FleetId(db.new_id()?),
+            hosts,
+            fleets: Vec::new(),
+            volumes: Vec::new(),
+            runs: Vec::new(),
+            scheduled: Vec::new(),
+            stopped: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn stopped_at(&self, run: Uuid) -> Option<i64> {
+        self.stopped.get(&run).copied()
+    }
+
+    /// The highest maximum that a fleet ever had.
+    pub(super) fn nodes_max_ever(&self, fleet: Uuid) -> Option<i64> {
+        self.fleets.iter().find(|one| one.id.0 == fleet).map(|one| one.max_ever)
+    }
+
+    pub(super) async fn set_the_stage(
+        &mut self,
+        rng: &mut Rng,
+        db: &Db,
+        keys: &Keyring,
+        world: &SharedWorld,
+    ) -> Result<()> {
+        let unit = Unit::new().and([
+            users::create(users::New {
+                id: self.user,
+                name: "ada",
+                admin: true,
+                email: None,
+                active: true,
+                ssh_public_key: "",
+                ssh_private_key_sealed: Vec::new(),
+            }),
+            projects::create(self.project, "sim", self.user, false, None),
+        ]);
+        db.write(unit).await?.done()?;
+        self.bring_hosts(db, keys, world).await?;
+        for _ in 0..rng.between(1, 2) {
+            self.new_fleet(rng, db).await?;
+        }
+        for _ in 0..rng.between(1, 3) {
+            self.new_volume(rng, db).await?;
+        }
+        Ok(())
+    }
+
+    /// One thing a user does: mostly a new run, sometimes a stop, and now and then a change of what there is.
+    pub(super) async fn act(&mut self, rng: &mut Rng, db: &Db, replicas: &[Replica]) -> Result<()> {
+        let heard: &[&'static str] = match rng.between(1, 100) {
+            1..=10 => {
+                self.change_something(rng, db).await?;
+                &["fleets", "instances", "volumes"]
+            }
+            11..=70 if self.runs.len() < RUNS_MAX => {
+                self.submit(rng, db).await?;
+                &["runs", "jobs_submitted"]
+            }
+            _ if self.runs.is_empty() => return Ok(()),
+            _ => {
+                let run = *rng.pick(&self.runs);
+                self.stop(db, run, rng.chance(30)).await?;
+                &["runs"]
+            }
+        };
+        // The request reached one replica; only that one hears of it at once.
+        let at = rng.between(0, replicas.len() as u64 - 1) as usize;
+        if rng.chance(70) {
+            for pipeline in heard {
+                replicas[at].hint(pipeline);
+            }
+        }
+        Ok(())
+    }
+
+    async fn change_something(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
+        match rng.between(1, 10) {
+            1..=4 => self.update_fleet(rng, db).await,
+            5 if self.fleets.len() < FLEETS_MAX => self.new_fleet(rng, db).await,
+            5 | 6 => self.delete_fleet(rng, db).await,
+            7 | 8 => self.new_volume(rng, db).await,
+            _ => self.delete_volume(rng, db).await,
+        }
+    }
+
+    /// Faults are over, and so are schedules: what comes back by itself would never come to rest.
+    pub(super) async fn stop_schedules(&mut self, db: &Db) -> Result<()> {
+        for run in self.scheduled.clone() {
+            self.stop(db, run, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Everything is given back; what is refused (in use) is asked for again by whoever calls.
+    pub(super) async fn sweep(&mut self, db: &Db) -> Result<()> {
+        let fleets: Vec<FleetId> = self.fleets.iter().map(|fleet| fleet.id).chain([self.ssh_fleet]).collect();
+        for fleet in fleets {
+            db.write(Unit::new().and([windlass_server::db::fleets::ask_delete(fleet)])).await?;
+        }
+        for (volume, _) in &self.volumes {
+            db.write(Unit::new().and(windlass_server::db::volumes::ask_delete(*volume))).await?;
+        }
+        Ok(())
+    }
+
+    fn place<'a>(&self, targets: &'a [Target<'a>]) -> Place<'a> {
+        Place { project: Some(self.project), user: Some(self.user), lock_token: None, targets }
+    }
+}
