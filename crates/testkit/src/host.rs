@@ -231,7 +231,7 @@ impl Host {
         let gpus = self
             .ledger
             .acquire(&call.submission, Want::Count(usize::try_from(task.gpu).unwrap_or_default()))
-            .map_err(|e| AgentError::Refused { reason: e.to_string() })?;
+            .map_err(|e| AgentError::Conflict { reason: e.to_string() })?;
         for gpu in &gpus {
             self.write(now, call.submission, call.epoch, Effect::GpuAcquired(gpu.clone()));
         }
