@@ -192,11 +192,11 @@ impl Sim {
             unanswered: bad(&mut self.rng, 6),
             slow: bad(&mut self.rng, 10),
             no_capacity: bad(&mut self.rng, 40),
-            slow_boot: bad(&mut self.rng, 20),
+            slow_boot: bad(&mut self.rng, 30),
             never_boots: bad(&mut self.rng, 6),
-            attach_refused: bad(&mut self.rng, 20),
-            attach_hangs: bad(&mut self.rng, 20),
-            detach_hangs: bad(&mut self.rng, 40),
+            attach_refused: bad(&mut self.rng, 30),
+            attach_hangs: bad(&mut self.rng, 30),
+            detach_hangs: bad(&mut self.rng, 60),
         };
         self.world.lock().cloud.rates = cloud;
         self.world.lock().set_rates(rates);

@@ -38,7 +38,7 @@ impl Cast {
     fn specification(&self, rng: &mut Rng, name: &str) -> Value {
         let nodes = *rng.pick(&[1, 1, 1, 1, 1, 2, 3]);
         let retry = *rng.pick(&["none", "all", "error"]);
-        let volumes: Value = if nodes == 1 && !self.volumes.is_empty() && rng.chance(35) {
+        let volumes: Value = if nodes == 1 && !self.volumes.is_empty() && rng.chance(50) {
             let names: Vec<&str> =
                 (0..rng.between(1, 2)).map(|_| rng.pick(&self.volumes).1.as_str()).collect();
             json!([{ "name": names, "path": "/data" }])
