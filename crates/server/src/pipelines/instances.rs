@@ -346,6 +346,10 @@ fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut Moved) -> 
             if to == Status::Terminating {
                 moved.set.push(("termination_deadline_at", Val::NowPlus(DELETE_MAX.0)));
                 moved.only_while_idle = instance.busy_blocks == 0 && is_watched(instance.status);
+                if plan.reason == Some(TerminationReason::IdleTimeout) {
+                    let nodes = row.fleet.as_ref().and_then(|fleet| fleet.shape.nodes());
+                    moved.leaves_at_least = Some(nodes.map_or(0, |nodes| nodes.min.into()));
+                }
                 return None;
             }
             moved.is_over = true;

@@ -21,6 +21,11 @@ statements! {
              AND i.status <> 'terminating' AND i.termination_asked_at IS NULL) FROM fleets f WHERE f.id = $1";
     /// Its end and the coming of a job exclude each other: both touch the row, and blocks are on it.
     STILL_IDLE = "UPDATE instances SET idle_since = idle_since WHERE id = $1 AND busy_blocks = 0";
+    /// Two that are idle at once may not both go: held until the end of the unit, what is counted next is true.
+    HOLD_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1";
+    ABOVE_MIN = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND (SELECT count(*) FROM instances i \
+                 WHERE i.fleet_id = $1 AND NOT i.finished AND i.status <> 'terminating' \
+                 AND i.termination_asked_at IS NULL) >= $2";
     POKE_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished";
     POKE_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT finished";
     /// Room was made: the first in line look again at once, the rest when their time comes.
@@ -98,6 +103,8 @@ pub struct Moved {
     pub event: Option<Event>,
     /// It ends, unless a job came in the same moment.
     pub only_while_idle: bool,
+    /// It ends, unless its fleet would then have fewer than these.
+    pub leaves_at_least: Option<i64>,
     pub is_over: bool,
     pub pokes_jobs: bool,
     pub pokes_waiting: bool,
@@ -131,6 +138,10 @@ pub async fn apply(
     let mut unit = Unit::apply("instances", held, due_in_us, moved.set);
     if moved.only_while_idle {
         unit = unit.expect_one(STILL_IDLE.as_str(), params![instance.id]);
+    }
+    if let (Some(fleet), Some(least)) = (instance.fleet_id, moved.leaves_at_least) {
+        unit = unit.exec(HOLD_FLEET.as_str(), params![fleet]);
+        unit = unit.expect_one(ABOVE_MIN.as_str(), params![fleet, least]);
     }
     if moved.pokes_jobs {
         unit = unit.exec(POKE_JOBS.as_str(), params![instance.id]);
