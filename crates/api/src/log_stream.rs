@@ -54,7 +54,7 @@ impl LogStream {
     /// [`LogStream::offset`].
     pub async fn next(&mut self) -> Result<Option<News>, CallError> {
         loop {
-            while let Some(data) = self.lines.event() {
+            if let Some(data) = self.lines.event() {
                 match serde_json::from_slice(&data).map_err(CallError::Decode)? {
                     StreamEvent::Log { offset, timestamp, message } => {
                         let bytes = STANDARD.decode(message).map_err(CallError::Base64)?;

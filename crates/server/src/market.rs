@@ -18,11 +18,14 @@ const FRESH: Duration = Duration::from_secs(5);
 /// How long a backend may take to answer; meanwhile placement waits.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
+/// What was heard last, and when.
+type Heard = Option<(Instant, Arc<Seen>)>;
+
 /// The offers of all backends, for everybody who places or creates.
 #[derive(Clone, Debug)]
 pub struct Market {
     backends: Backends,
-    known: Arc<Mutex<Option<(Instant, Arc<Seen>)>>>,
+    known: Arc<Mutex<Heard>>,
     /// One asks, the others wait for what it hears.
     asking: Arc<tokio::sync::Mutex<()>>,
 }

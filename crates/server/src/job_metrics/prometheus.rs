@@ -15,11 +15,14 @@ const JOBS_MAX: usize = 5_000;
 /// An older sample says nothing about now.
 const YOUNGER: Span = Span::mins(1);
 
+/// Each with the number of its GPU, where it is one's.
+type Values = Vec<(Option<usize>, f64)>;
+
 struct Series {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    values: fn(&rows::Active) -> Vec<(Option<usize>, f64)>,
+    values: fn(&rows::Active) -> Values,
 }
 
 const SERIES: &[Series] = &[

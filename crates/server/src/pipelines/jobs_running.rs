@@ -58,12 +58,12 @@ pub(crate) struct Row {
 /// What was seen, unless somebody asked for the end: then there is nothing to look at.
 pub(crate) enum Look {
     Asked(job::Ending),
-    Seen(Seen, Learned),
+    Seen(Box<Seen>, Box<Learned>),
 }
 
 pub(crate) enum Next {
     End(job::Ending),
-    Go(Plan, Learned),
+    Go(Box<Plan>, Box<Learned>),
 }
 
 impl Pipeline for JobsRunning {
@@ -100,7 +100,7 @@ impl Pipeline for JobsRunning {
         let answers = row.loaded.instance.as_ref().is_some_and(look::may_answer);
         let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::Host::Fine)
         else {
-            return Ok(Look::Seen(seen, learned));
+            return Ok(Look::Seen(Box::new(seen), Box::new(learned)));
         };
         let ask = brain::asks(&row.job);
         if ask.shim {
@@ -120,13 +120,15 @@ impl Pipeline for JobsRunning {
             // The runner may have gone down with its container: the shim knows.
             seen.shim = self.shim(call, &mut learned).await;
         }
-        Ok(Look::Seen(seen, learned))
+        Ok(Look::Seen(Box::new(seen), Box::new(learned)))
     }
 
     fn decide(row: &Row, look: Look, now: DbTime) -> Next {
         match look {
             Look::Asked(ending) => Next::End(ending),
-            Look::Seen(seen, learned) => Next::Go(brain::decide(&row.job, &seen, Timestamp(now)), learned),
+            Look::Seen(seen, learned) => {
+                Next::Go(Box::new(brain::decide(&row.job, &seen, Timestamp(now))), learned)
+            }
         }
     }
 

@@ -84,7 +84,7 @@ impl Asked<'_> {
     }
 
     /// One that a fleet would make. The first fleet that would do stands for all.
-    fn new(&self, offer: &Offer) -> Option<wire::Offer> {
+    fn made(&self, offer: &Offer) -> Option<wire::Offer> {
         if self.creation == Creation::Reuse || self.needs.instances.is_some() {
             return None;
         }
@@ -156,7 +156,7 @@ pub(crate) fn for_job(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<w
         inventory,
     };
     let existing = inventory.instances.iter().filter_map(|instance| asked.existing(instance));
-    sorted(existing.chain(inventory.offers.iter().filter_map(|offer| asked.new(offer))).collect())
+    sorted(existing.chain(inventory.offers.iter().filter_map(|offer| asked.made(offer))).collect())
 }
 
 /// What backends would make for a fleet with these limits.

@@ -138,7 +138,7 @@ async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
     let mut stage = Stage::new(Machines::Processes).await;
     let fleet = stage.hosts_ready("local", 1).await;
     let instance = &fleet["instances"][0];
-    assert_eq!((&instance["backend"], &instance["price"]), (&json!("local"), &json!(0.0)), "{instance:#}");
+    assert_eq!((&instance["backend"], &instance["price"]), (&json!("remote"), &json!(0.0)), "{instance:#}");
     assert!(instance["instance_type"]["resources"]["cpus"].as_u64().unwrap() > 0);
     // It is the same machine after a restart, not a second one.
     stage.stop_server();
