@@ -148,12 +148,12 @@ impl Pipeline for JobsRunning {
                 Done::Yes => {}
                 // Not done, so the change that rests on it is not made; the next pass sees for itself.
                 Done::NotYet(said) => {
-                    *plan = brain::postponed(&row.job, "its host", now);
+                    **plan = brain::postponed(&row.job, "its host", now);
                     learned.waits = Some(said);
                     break;
                 }
                 Done::Never(ended) => {
-                    *plan = *ended;
+                    *plan = ended;
                     break;
                 }
             }
