@@ -357,11 +357,13 @@ fn started(actions: Vec<Action>, now: Timestamp) -> Plan {
 }
 
 fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+    let starting = Pulled::default();
     let pulled = match &seen.runner {
         Runner::Pulled(pulled) => pulled,
         Runner::NotAsked | Runner::Silent => return silent_runner(job, seen, now),
-        // It forgot the job: it was restarted, and the job went with its predecessor.
-        Runner::Ready => return lost(TerminationReason::ExecutorError, "the runner lost the job", now),
+        // It took the job and says nothing of it yet: code is fetched before commands start. A runner is never
+        // started twice, so it cannot have forgotten.
+        Runner::Ready => &starting,
     };
     if let Some(ended) = &pulled.ended {
         let mut plan = exited(ending(ended), now);

@@ -239,8 +239,12 @@ fn a_runner_that_died_with_its_container_ends_at_once() {
     let seen = Seen { shim: Shim::Task(task), ..runner(Runner::Silent) };
     check(&job(Status::Running, 50), &seen, "exited: container_exited_with_error, again in 0 s");
     let lost = "lost: executor_error, again in 0 s";
-    check(&job(Status::Running, 50), &runner(Runner::Ready), lost);
     check(&job(Status::Running, 50), &Seen { shim: Shim::NoTask, ..runner(Runner::Silent) }, lost);
+}
+
+#[test]
+fn a_runner_that_says_nothing_yet_is_starting() {
+    check(&job(Status::Running, 50), &runner(Runner::Ready), "PullLogs, again in 10 s");
 }
 
 #[test]

@@ -261,9 +261,9 @@ mod tests {
     fn catalogue() -> Catalogue {
         let young = Volume { status: Status::Provisioning, ..volume("young", "mock", "here") };
         let all = [
-            volume("a", "mock", "here"),
-            volume("b", "mock", "here"),
-            volume("c", "mock", "there"),
+            volume("aa", "mock", "here"),
+            volume("bb", "mock", "here"),
+            volume("cc", "mock", "there"),
             volume("shared", "runpod", "here"),
             young,
         ];
@@ -285,9 +285,9 @@ mod tests {
     fn volumes_that_fit_together_are_fine() {
         assert_eq!(said(&[]), None);
         assert_eq!(said(&[json!(["/host:/data"])]), None);
-        assert_eq!(said(&[json!(["a:/x", "b:/y", "/host:/data"])]), None);
-        assert_eq!(said(&[json!([{"name": ["a", "c"], "path": "/x"}])]), None);
-        assert_eq!(said(&[json!(["a:/x"]), json!(["b:/x"])]), None);
+        assert_eq!(said(&[json!(["aa:/x", "bb:/y", "/host:/data"])]), None);
+        assert_eq!(said(&[json!([{"name": ["aa", "cc"], "path": "/x"}])]), None);
+        assert_eq!(said(&[json!(["aa:/x"]), json!(["bb:/x"])]), None);
         assert_eq!(said(&[json!(["shared:/x"]), json!(["shared:/x"])]), None);
     }
 
@@ -296,9 +296,9 @@ mod tests {
         for (jobs, expected) in [
             (vec![json!(["nothing:/x"])], "`nothing` does not exist"),
             (vec![json!(["young:/x"])], "`young` is not ready yet"),
-            (vec![json!(["a:/x", "a:/y"])], "`a` is mounted twice"),
-            (vec![json!(["a:/x", "c:/y"])], "in mock/here, those at `/y` in mock/there"),
-            (vec![json!(["a:/x"]), json!(["a:/x"])], "mounted by two jobs"),
+            (vec![json!(["aa:/x", "aa:/y"])], "`aa` is mounted twice"),
+            (vec![json!(["aa:/x", "cc:/y"])], "in mock/here, those at `/y` in mock/there"),
+            (vec![json!(["aa:/x"]), json!(["aa:/x"])], "mounted by two jobs"),
         ] {
             let said = said(&jobs).unwrap_or_default();
             assert!(said.contains(expected), "{jobs:?}: {said}");
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn placement_is_told_where_the_usable_volumes_are() {
-        let wanted = mounts(json!([{"name": ["young", "c", "a"], "path": "/x"}]));
+        let wanted = mounts(json!([{"name": ["young", "cc", "aa"], "path": "/x"}]));
         let at = |region: &str| Location { backend: "mock".into(), region: region.into(), zone: None };
         assert_eq!(catalogue().locations(&wanted).unwrap(), [[at("there"), at("here")]]);
         let young = mounts(json!(["young:/x"]));

@@ -127,7 +127,8 @@ impl Unit {
 /// bury that wish.
 pub(super) fn assign(column: &str, value: &str) -> String {
     match column {
-        "due_at" => format!("due_at = CASE WHEN due_at IS NULL THEN NULL ELSE {value} END"),
+        // Postgres takes a bare parameter beside NULL for text.
+        "due_at" => format!("due_at = CASE WHEN due_at IS NULL THEN NULL ELSE CAST({value} AS BIGINT) END"),
         _ => format!("{column} = {value}"),
     }
 }

@@ -24,11 +24,11 @@ fn image() {
 async fn a_docker_job_runs_in_its_image_and_nothing_is_left_of_it() {
     image();
     let mut stage = Stage::new(Machines::Containers).await;
-    let mut job = task("contained", &["echo from $(cat /proc/1/comm)", "ls / || echo /*"]);
+    let mut job = task("contained", &["echo from $(cat /proc/1/comm)", "echo /*"]);
     job["image"] = json!(IMAGE);
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}");
-    assert!(stage.log(&run).await.contains("/bin"), "{}", stage.log(&run).await);
+    assert!(stage.log(&run).await.contains("/bin /dev"), "{}", stage.log(&run).await);
     let host = format!("unix://{}", engine().display());
     let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
     let left = std::process::Command::new("docker")

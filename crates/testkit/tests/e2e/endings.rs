@@ -1,5 +1,7 @@
 //! Every way a job ends that a user can bring about on this machine.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use crate::stage::{Machines, Stage, submission_of, task};
@@ -11,7 +13,7 @@ async fn a_job_that_takes_longer_than_its_max_duration_is_ended() {
     job["max_duration"] = json!(1);
     let run = stage.ends(&job).await;
     assert_eq!(submission_of(&run)["termination_reason"], "max_duration_exceeded", "{run:#}");
-    assert_eq!(run["status"], "terminated", "{run:#}");
+    assert_eq!((&run["status"], &submission_of(&run)["status"]), (&json!("failed"), &json!("terminated")));
 }
 
 #[tokio::test]
@@ -25,15 +27,28 @@ async fn a_missing_secret_ends_the_job_and_is_named() {
 }
 
 #[tokio::test]
-async fn a_job_is_retried_until_the_duration_is_over() {
+async fn a_job_without_a_place_is_tried_again_until_the_duration_is_over() {
     let mut stage = Stage::new(Machines::Processes).await;
-    let mut job = task("stubborn", &["exit 1"]);
-    job["retry"] = json!({"on_events": ["error"], "duration": 1});
+    let mut job = task("stubborn", &["true"]);
+    job["resources"] = json!({"cpu": {"count": {"min": 4096}}});
+    job["retry"] = json!({"on_events": ["no-capacity"], "duration": 20});
     stage.apply(&job).await;
-    let run = stage.reaches("stubborn", &["failed"]).await;
+    let run = stage.reaches_within("stubborn", &["failed"], Duration::from_secs(120)).await;
     let tries = run["jobs"][0]["job_submissions"].as_array().unwrap().len();
     assert!(tries >= 2, "{run:#}");
     assert_eq!(run["termination_reason"], "retry_limit_exceeded", "{run:#}");
+}
+
+#[tokio::test]
+async fn a_job_that_fails_once_is_tried_again_and_done() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let flag = stage.home().join("tried");
+    let once = format!("[ -e {flag} ] || {{ touch {flag}; exit 1; }}", flag = flag.display());
+    let mut job = task("second", &[&once]);
+    job["retry"] = json!({"on_events": ["error"], "duration": 600});
+    stage.apply(&job).await;
+    let run = stage.reaches("second", &["done"]).await;
+    assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 2, "{run:#}");
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ const AFTER_SILENCE: Duration = Duration::from_secs(240);
 
 /// A fleet of all hosts of the lab.
 async fn fleet(stage: &mut Stage, lab: &Lab, blocks: u32) {
-    let (public, private) = lab.key_pair().unwrap();
+    let (private, public) = lab.key_pair().unwrap();
     let hosts: Vec<String> = lab.hosts().iter().map(|host| host.addr().to_string()).collect();
     let configuration = json!({"type": "fleet", "name": "lab", "placement": "cluster", "blocks": blocks,
         "ssh_config": {"user": "root", "port": 22, "ssh_key": {"public": public, "private": private},

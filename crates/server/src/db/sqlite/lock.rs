@@ -5,9 +5,14 @@ use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{Read, Seek, Write},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use crate::db::error::DbError;
+
+/// How long a holder may take to be gone, once it is dead.
+const DYING_MAX: Duration = Duration::from_secs(5);
+const DYING_LOOK: Duration = Duration::from_millis(5);
 
 pub(super) struct FileLock {
     _file: File,
@@ -24,7 +29,7 @@ impl FileLock {
             .truncate(false)
             .open(&path)
             .map_err(failed)?;
-        match file.try_lock() {
+        match locked(&file, &path) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
@@ -39,6 +44,24 @@ impl FileLock {
         file.rewind().map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(Self { _file: file })
+    }
+}
+
+/// Waits for a holder that is dying: the kernel lets go of a lock with the last of its threads.
+fn locked(file: &File, path: &Path) -> Result<(), TryLockError> {
+    let started = Instant::now();
+    loop {
+        let taken = file.try_lock();
+        if !matches!(taken, Err(TryLockError::WouldBlock)) || started.elapsed() > DYING_MAX {
+            return taken;
+        }
+        let holder = std::fs::read_to_string(path).unwrap_or_default();
+        let alive = std::fs::read_to_string(format!("/proc/{}/stat", holder.trim()))
+            .is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X'])));
+        if alive {
+            return taken;
+        }
+        std::thread::sleep(DYING_LOOK);
     }
 }
 
