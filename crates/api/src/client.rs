@@ -14,18 +14,14 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
-use tokio::{
-    net::{TcpStream, UnixStream},
-    sync::Mutex,
-    time::timeout,
-};
+use tokio::{net::TcpStream, sync::Mutex, time::timeout};
 
 use crate::{
     error,
     log_stream::LogStream,
     logs,
     operation::{Body, Operation},
-    operations,
+    operations, unix,
 };
 
 /// A server that does not take a connection by then is not there.
@@ -73,6 +69,11 @@ impl CallError {
     /// True when the server says that the thing asked for does not exist.
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.code == error::Code::ResourceNotExists)
+    }
+
+    /// True when it is not known whether the server got it: nobody answered.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Exchange(_) | Self::Silent | Self::Connect { .. })
     }
 }
 
@@ -153,8 +154,7 @@ impl Client {
         let mut tries = 1;
         loop {
             let answer = self.call_keyed::<O>(path, request, Some(key)).await;
-            let lost =
-                matches!(answer, Err(CallError::Exchange(_) | CallError::Silent | CallError::Connect { .. }));
+            let lost = answer.as_ref().is_err_and(CallError::is_lost);
             if !lost || tries == TRIES_MAX {
                 return answer;
             }
@@ -304,7 +304,7 @@ impl Client {
             }
             Target::Unix(path) => {
                 let failed = |source| CallError::Connect { target: path.display().to_string(), source };
-                join(TokioIo::new(UnixStream::connect(path).await.map_err(failed)?)).await
+                join(TokioIo::new(unix::connect(path).await.map_err(failed)?)).await
             }
         }
     }

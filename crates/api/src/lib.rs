@@ -29,6 +29,7 @@ pub mod runs;
 pub mod secrets;
 pub mod server;
 pub mod templates;
+pub mod unix;
 pub mod users;
 pub mod volumes;
 

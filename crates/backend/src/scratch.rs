@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Short, because sockets are made below it.
     pub fn new(name: &str) -> Self {
         let tag = getrandom::u32().expect("draw a random number");
         let path = std::env::temp_dir().join(format!("wl-{name}-{tag:08x}"));

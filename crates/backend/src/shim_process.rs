@@ -18,13 +18,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::{
-    net::UnixStream,
     process::{Child, Command},
     time::{Instant, sleep, timeout},
 };
-use windlass_api::agent::{
-    Health, client,
-    shim::{TaskStatus, Terminate},
+use windlass_api::{
+    agent::{
+        Health, client,
+        shim::{TaskStatus, Terminate},
+    },
+    unix,
 };
 use windlass_model::id::InstanceId;
 
@@ -39,10 +41,6 @@ const LOCK: &str = "lock";
 const LOG: &str = "shim.log";
 const BUILD: &str = "program.json";
 const TASKS: &str = "tasks";
-/// What an address of a unix socket holds, with its end.
-const SOCKET_PATH_MAX: usize = 107;
-/// Sockets of tasks are this much deeper than the home.
-const TASK_SOCKET_EXTRA: usize = "/tasks/00000000-0000-4000-8000-000000000000/run/runner.sock".len();
 /// From start to first answer. With an engine that is slow to come up, the next look finds it.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -96,8 +94,6 @@ pub enum ShimProcessError {
         #[source]
         source: io::Error,
     },
-    #[error("use {}: the path is {over} bytes too long for the sockets below it", path.display())]
-    TooLong { path: PathBuf, over: usize },
     #[error("start the agent: {said}")]
     Ended { said: String },
     #[error("wait for the agent at {}: no answer within {} s; {said}", socket.display(), READY_WITHIN.as_secs())]
@@ -116,7 +112,7 @@ impl From<ShimProcessError> for BackendError {
     fn from(error: ShimProcessError) -> Self {
         let said = with_causes(&error);
         match error {
-            ShimProcessError::Program(ProgramError::Missing { .. }) | ShimProcessError::TooLong { .. } => {
+            ShimProcessError::Program(ProgramError::Missing { .. }) => {
                 Self::Refused { what: "start the agent on this machine", said }
             }
             ShimProcessError::Program(_)
@@ -219,10 +215,6 @@ impl Home {
 
     /// A running shim takes it up with the next call.
     pub async fn enrol(&self, program: &Program, owner: &Owner) -> Result<(), ShimProcessError> {
-        let over = (self.0.as_os_str().len() + TASK_SOCKET_EXTRA).saturating_sub(SOCKET_PATH_MAX);
-        if over > 0 {
-            return Err(ShimProcessError::TooLong { path: self.0.clone(), over });
-        }
         let instance = owner.instance_id.to_string();
         let mut args: Vec<&OsStr> = ["shim", "enrol", "--home"].map(OsStr::new).to_vec();
         args.extend([self.0.as_os_str(), "--instance".as_ref(), instance.as_ref()]);
@@ -255,7 +247,7 @@ impl Home {
     /// Who answers at the socket.
     pub async fn answer(&self) -> Option<Health> {
         let asked = timeout(ANSWER_WITHIN, async {
-            let stream = UnixStream::connect(self.socket()).await.ok()?;
+            let stream = unix::connect(&self.socket()).await.ok()?;
             client::Shim::connect(stream, "").await.ok()?.health().await.ok()
         });
         asked.await.ok().flatten()
@@ -407,7 +399,7 @@ impl Home {
     }
 
     async fn end_each(&self, credential: &str) -> Result<(), ShimProcessError> {
-        let stream = UnixStream::connect(self.socket()).await.map_err(self.failed("connect to"))?;
+        let stream = unix::connect(&self.socket()).await.map_err(self.failed("connect to"))?;
         let shim = client::Shim::connect(stream, credential).await?;
         let how = Terminate {
             termination_reason: "terminated_by_server".into(),

@@ -73,6 +73,32 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
 }
 
 #[tokio::test]
+async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
+    let dir = Scratch::new("local");
+    let _sweep = Sweep(dir.path());
+    let with = Settings { home: dir.path().join("h".repeat(90)).join("local"), ..settings(&dir) };
+    let home = Home::new(&with.home);
+    assert!(home.socket().as_os_str().len() > 107);
+    let local = Local::new(with.clone());
+    let order = order(&local, 1).await;
+    let machine = local.create(&order).await.unwrap();
+    let shim = connect(&machine).await;
+    let task = submit(&shim, &order, 1, "none").await;
+    until(&shim, task, TaskStatus::Running).await;
+    // The runner has its socket far below; calls for the job go through it.
+    shim.no_connections(task).await.unwrap();
+    drop((shim, local));
+
+    // The next server finds it there, and takes it away with its task.
+    let local = Local::new(with);
+    let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
+    until(&connect(&found).await, task, TaskStatus::Running).await;
+    assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), Deleted::Gone);
+    assert_eq!(home.pid(), None);
+    assert!(!home.dir().exists());
+}
+
+#[tokio::test]
 async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
     let dir = Scratch::new("local");
     let _sweep = Sweep(dir.path());

@@ -6,11 +6,13 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use tokio::net::UnixStream;
-use windlass_api::agent::{
-    SIGNED_PREFIX,
-    client::{Shim, SignedSpec},
-    shim::TaskStatus,
+use windlass_api::{
+    agent::{
+        SIGNED_PREFIX,
+        client::{Shim, SignedSpec},
+        shim::TaskStatus,
+    },
+    unix,
 };
 use windlass_backend::{Backend, Enrolment, Machine, Order, Reach, Want, program::Program};
 use windlass_model::id::{InstanceId, SubmissionId};
@@ -58,7 +60,7 @@ pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> Order {
 
 pub(crate) async fn connect(machine: &Machine) -> Shim {
     let Some(Reach::Socket { path }) = &machine.reach else { panic!("no socket: {machine:?}") };
-    Shim::connect(UnixStream::connect(path).await.unwrap(), CREDENTIAL).await.unwrap()
+    Shim::connect(unix::connect(path).await.unwrap(), CREDENTIAL).await.unwrap()
 }
 
 /// Starts a task of plain processes that does nothing until it is ended.

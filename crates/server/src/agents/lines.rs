@@ -17,11 +17,13 @@ use futures_util::{
 };
 use parking_lot::Mutex;
 use tokio::{
-    net::UnixStream,
     task::AbortHandle,
     time::{Instant, timeout},
 };
-use windlass_api::agent::client::{Shim, ShimError};
+use windlass_api::{
+    agent::client::{Shim, ShimError},
+    unix,
+};
 use windlass_backend::{Machine, Reach};
 use windlass_model::id::InstanceId;
 use windlass_tunnel::{Backoff, Connection, Hosts, TunnelError};
@@ -319,7 +321,7 @@ fn settle(
 }
 
 async fn over_socket(path: &Path, credential: &str) -> Result<Shim, Setback> {
-    let connected = timeout(HELLO_WITHIN, UnixStream::connect(path)).await;
+    let connected = timeout(HELLO_WITHIN, unix::connect(path)).await;
     let connected = connected.map_err(|_| failed("its socket takes no connection".into()))?;
     let stream = connected
         .map_err(|error| failed(format!("connect to its socket {}: {}", path.display(), told(&error))))?;
