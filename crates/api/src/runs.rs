@@ -97,6 +97,9 @@ pub struct JobSubmission {
     pub image_pull_progress: Option<Document>,
     #[serde(default)]
     pub probes: Vec<Probe>,
+    /// Why it waits for a machine, or got none, as in `JobPlan`. Only where one run is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Document>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -200,6 +200,8 @@ pub(crate) struct StopArgs {
     pub(crate) wait: bool,
     #[command(flatten)]
     pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -242,6 +244,9 @@ pub(crate) enum FleetAction {
         /// Do not ask
         #[arg(short, long)]
         yes: bool,
+        /// Return when they are gone, not when the server knows that they shall be
+        #[arg(short, long)]
+        wait: bool,
     },
 }
 
@@ -280,6 +285,8 @@ pub(crate) struct LoginArgs {
     /// Project to work in; the only one, or `main`, if not given
     #[arg(long, value_name = "NAME")]
     pub(crate) project: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,10 @@ const ALIKE_MIN: f64 = 0.75;
 /// What is left behind when a command ends, such as a question nobody answered, gets this long.
 const LEAVE_WITHIN: Duration = Duration::from_millis(20);
 
+/// How long whoever follows a run waits for a server that is away.
+const PATIENCE: Duration = Duration::from_secs(30);
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) url: String,
@@ -69,7 +73,21 @@ impl Context {
         }
     }
 
-    /// The same, for those who know what to do about an error.
+    /// The same, for a question that may be asked again: a server that restarts is waited for.
+    pub(crate) async fn patiently<O: Operation>(&self, request: &O::Request) -> Result<O::Response, Problem> {
+        let began = tokio::time::Instant::now();
+        loop {
+            match self.try_call::<O>(request).await {
+                Err(error) if error.is_lost() && began.elapsed() < PATIENCE => {
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                }
+                Ok(answer) => return Ok(answer),
+                Err(error) => return Err(self.explain(&error).await),
+            }
+        }
+    }
+
+    /// Calls once, for those who know what to do about an error.
     pub(crate) async fn try_call<O: Operation>(
         &self,
         request: &O::Request,

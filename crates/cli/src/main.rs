@@ -8,6 +8,7 @@ mod exit;
 mod home;
 mod local;
 mod login;
+mod open_files;
 mod output;
 mod problem;
 

@@ -1,17 +1,19 @@
 //! Staying with a run: its status on stderr, its output on stdout to the byte, its exit code at the end.
 
-use std::time::Duration;
-
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     task::JoinHandle,
+    time::{Instant, sleep_until},
 };
 use windlass_api::{
     operations::{ReadRun, StopRuns},
     runs::{JobSubmission, ReadRequest, Run, StopRequest},
 };
 
-use super::{outcome, tail::Tail};
+use super::{
+    outcome,
+    tail::{Copied, Pace, Tail},
+};
 use crate::{
     commands::is_finished,
     context::{Context, name_of},
@@ -22,9 +24,6 @@ use crate::{
     },
     problem::Problem,
 };
-
-/// How soon news is seen.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What interrupts have asked for so far.
 enum Wish {
@@ -39,7 +38,8 @@ struct Attached<'a> {
     cx: &'a Context,
     name: String,
     said: String,
-    tail: Option<Tail>,
+    tail: Option<Tail<'a>>,
+    pace: Pace,
     wish: Wish,
 }
 
@@ -47,13 +47,20 @@ pub(super) async fn follow(cx: &Context, run: &Run) -> Result<Exit, Problem> {
     let failed = |error: std::io::Error| Problem::caused("listen for signals", &error);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut attached = Attached { cx, name: name_of(run), said: String::new(), tail: None, wish: Wish::None };
+    let mut attached = Attached {
+        cx,
+        name: name_of(run),
+        said: String::new(),
+        tail: None,
+        pace: Pace::new(),
+        wish: Wish::None,
+    };
     let request = ReadRequest { run_name: None, id: Some(run.id) };
     let mut run = run.clone();
     loop {
         attached.tell(&run);
         let finished = is_finished(&run.status);
-        if !attached.copy(&run, finished).await? {
+        if !attached.turn_to(&run, finished).await? {
             // Nobody reads our output any more; the run does not depend on that.
             return Ok(Exit::Done);
         }
@@ -63,7 +70,7 @@ pub(super) async fn follow(cx: &Context, run: &Run) -> Result<Exit, Problem> {
         if let Some(exit) = attached.wait(&mut interrupt, &mut terminate).await? {
             return Ok(exit);
         }
-        run = cx.call::<ReadRun>(&request).await?;
+        run = cx.patiently::<ReadRun>(&request).await?;
     }
 }
 
@@ -75,6 +82,7 @@ impl Attached<'_> {
             return;
         }
         self.said.clone_from(status);
+        self.pace.news();
         // How it ended is said at the end, with the reason.
         if !is_finished(&run.status) {
             let style = Style::stderr();
@@ -83,41 +91,43 @@ impl Attached<'_> {
         }
     }
 
-    /// Copies what the job wrote meanwhile. False when nobody reads it.
-    async fn copy(&mut self, run: &Run, finished: bool) -> Result<bool, Problem> {
-        let Some(latest) = first_job(run) else { return Ok(true) };
-        if self.tail.as_ref().is_none_or(|tail| tail.submission() != latest.id) {
-            // What the submission before wrote last has been stored by now.
-            if !self.drain().await? {
+    /// The newest submission is the one to follow, after all of the one before. False when nobody reads it.
+    async fn turn_to(&mut self, run: &Run, finished: bool) -> Result<bool, Problem> {
+        if let Some(latest) = first_job(run)
+            && self.tail.as_ref().is_none_or(|tail| tail.submission() != latest.id)
+        {
+            if !self.finish().await? {
                 return Ok(false);
             }
-            self.tail = Some(Tail::new(&self.name, latest.id, None, false));
+            self.tail = Some(Tail::new(self.cx, &self.name, latest.id, None, false));
         }
-        let may_have_written = finished
-            || matches!(latest.status.as_str(), "running" | "terminating")
-            || latest.finished_at.is_some();
-        if may_have_written { self.drain().await } else { Ok(true) }
+        if finished { self.finish().await } else { Ok(true) }
     }
 
-    async fn drain(&mut self) -> Result<bool, Problem> {
-        let Some(tail) = &mut self.tail else { return Ok(true) };
-        loop {
-            let bytes = tail.next(self.cx).await?;
-            if bytes.is_empty() {
-                return Ok(true);
-            }
-            if !output::raw(&bytes) {
-                return Ok(false);
-            }
+    async fn finish(&mut self) -> Result<bool, Problem> {
+        match &mut self.tail {
+            Some(tail) => tail.finish().await,
+            None => Ok(true),
         }
     }
 
-    /// Waits for a moment, or for what the user wants. `Some` ends the command.
+    /// Copies what the job writes until it is time to look at the run, or until the user wants something. `Some` ends
+    /// the command.
     async fn wait(
         &mut self,
         interrupt: &mut Signal,
         terminate: &mut Signal,
     ) -> Result<Option<Exit>, Problem> {
+        let due = Instant::now() + self.pace.wait();
+        let copied = async {
+            match &mut self.tail {
+                Some(tail) => tail.copy(due).await,
+                None => {
+                    sleep_until(due).await;
+                    Ok(Copied::Due)
+                }
+            }
+        };
         let answer = async {
             match &mut self.wish {
                 Wish::Asking(asked) => asked.await.unwrap_or(false),
@@ -125,7 +135,14 @@ impl Attached<'_> {
             }
         };
         tokio::select! {
-            () = tokio::time::sleep(LOOK_EVERY) => Ok(None),
+            copied = copied => Ok(match copied? {
+                Copied::Due => None,
+                Copied::Over => {
+                    self.pace.news();
+                    None
+                }
+                Copied::Unread => Some(Exit::Done),
+            }),
             yes = answer => self.answered(yes).await,
             _ = interrupt.recv() => self.interrupted(output::can_ask()).await,
             _ = terminate.recv() => self.interrupted(false).await,
@@ -174,7 +191,14 @@ impl Attached<'_> {
         let mut text = format!("{}: {}", self.name, style.paint(Colour::of_status(&run.status), status));
         if exit != Exit::Done {
             for why in outcome::reasons(run) {
-                text.push_str(&format!("\n  why:  {}", output::printable(&why).trim_end()));
+                // Below the first line are the last lines of the output, if it was the commands that failed; they
+                // stand right above.
+                let shown = if matches!(exit, Exit::Job(_) | Exit::JobAbove) {
+                    why.lines().next().unwrap_or_default()
+                } else {
+                    why.trim_end()
+                };
+                text.push_str(&format!("\n  why:  {}", outcome::indented(&output::printable(shown))));
             }
             if let Some(hint) = outcome::hint(run, &self.name) {
                 text.push_str(&format!("\n  hint: {hint}"));

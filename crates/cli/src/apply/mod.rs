@@ -15,9 +15,9 @@ mod tail;
 use windlass_model::config::Configuration;
 
 pub(crate) use self::{
-    outcome::{hint, reasons},
-    plan::resources,
-    tail::Tail,
+    outcome::{hint, indented, reasons},
+    plan::{refusals, resources},
+    tail::{Copied, Pace, Pages, Tail},
 };
 use crate::{
     cli::{ApplyArgs, Format},

@@ -36,8 +36,14 @@ pub(crate) fn reasons(run: &Run) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for submission in latest(run) {
         let said = submission.termination_reason_message.iter().chain(&submission.error);
-        let exit = submission.exit_status.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
-        all.extend(said.cloned().chain(exit));
+        let before = all.len();
+        all.extend(said.filter(|said| !said.trim().is_empty()).cloned());
+        // What the agent says has the exit code in it.
+        if all.len() == before
+            && let Some(code) = submission.exit_status.filter(|code| *code != 0)
+        {
+            all.push(format!("exit code {code}"));
+        }
         if let Some(reason) = &submission.termination_reason
             && reason != "done_by_runner"
             && all.is_empty()
@@ -45,10 +51,15 @@ pub(crate) fn reasons(run: &Run) -> Vec<String> {
             all.push(reason.replace('_', " "));
         }
     }
-    all.extend(run.error.iter().cloned());
+    all.extend(run.error.iter().filter(|said| !said.trim().is_empty()).cloned());
     let mut seen = std::collections::BTreeSet::new();
-    all.retain(|said| !said.trim().is_empty() && seen.insert(said.trim().to_lowercase()));
+    all.retain(|said| seen.insert(said.trim().to_lowercase()));
     all
+}
+
+/// Lines after the first stand below it, after `why:`.
+pub(crate) fn indented(text: &str) -> String {
+    text.trim_end().replace('\n', "\n        ")
 }
 
 /// What the user can do about it.

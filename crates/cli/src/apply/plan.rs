@@ -1,5 +1,7 @@
 //! What applying would do, in words.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 use windlass_api::{offers::Offer, runs::RunPlan};
 
@@ -9,6 +11,9 @@ use crate::output::{
     table::{Cell, Table},
     words,
 };
+
+/// Places that a plan names; `windlass why` names all.
+const SHOWN_MAX: usize = 5;
 
 /// The heading of a run's plan and its best offers, to stderr: stdout belongs to the job.
 pub(crate) fn show(plan: &RunPlan) {
@@ -50,6 +55,50 @@ pub(crate) fn show(plan: &RunPlan) {
     let all: Vec<Offer> = plan.job_plans.iter().flat_map(|job| job.offers.iter().cloned()).collect();
     let total: i64 = plan.job_plans.iter().map(|job| job.total_offers).sum();
     offers(&all, total);
+    let mut told = BTreeSet::new();
+    for why in plan.job_plans.iter().filter_map(|job| job.why.as_ref()) {
+        let why = why.value().unwrap_or_default();
+        // Jobs that want the same are refused the same.
+        let lines = refusals(&why, SHOWN_MAX);
+        if !lines.is_empty() && told.insert(lines.clone()) {
+            let heading = if all.is_empty() { "Nothing fits now:" } else { "It would not start at once:" };
+            output::say(heading);
+            lines.iter().for_each(|line| output::say(&output::printable(&format!("  {line}"))));
+            output::say("");
+        }
+    }
+}
+
+/// Why a job has no place, in words: a line for each place, the nearest miss first, with every reason and its cure.
+pub(crate) fn refusals(why: &Value, most: usize) -> Vec<String> {
+    let all = why["refusals"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut lines: Vec<String> = all.iter().take(most).map(refusal).collect();
+    let rest = all.len().saturating_sub(most) as u64 + why["left_out"].as_u64().unwrap_or(0);
+    if rest > 0 {
+        lines.push(format!(
+            "and {}",
+            words::count(usize::try_from(rest).unwrap_or(usize::MAX), "other place")
+        ));
+    }
+    lines
+}
+
+fn refusal(one: &Value) -> String {
+    // This machine is `local` in every respect: its backend, its region, its type.
+    let mut words: Vec<&str> = one["place"].as_str().unwrap_or("?").split(' ').collect();
+    words.dedup();
+    let mut line = words.join(" ");
+    if let Some(more) = one["count"].as_u64().filter(|count| *count > 1) {
+        line.push_str(&format!(" and {} more", more - 1));
+    }
+    for (index, short) in one["shortfalls"].as_array().into_iter().flatten().enumerate() {
+        line.push_str(if index == 0 { ": " } else { "; " });
+        line.push_str(short["message"].as_str().unwrap_or("?"));
+        if let Some(cure) = short["cure"].as_str().filter(|cure| !cure.is_empty()) {
+            line.push_str(&format!(" ({cure})"));
+        }
+    }
+    line
 }
 
 pub(crate) fn offers(all: &[Offer], total: i64) {
@@ -60,7 +109,7 @@ pub(crate) fn offers(all: &[Offer], total: i64) {
     for (number, offer) in all.iter().enumerate() {
         let resources = serde_json::to_value(&offer.instance.resources).unwrap_or_default();
         let backend = serde_json::to_value(offer.backend).unwrap_or_default();
-        let backend = words::backend(backend.as_str().unwrap_or("?")).to_owned();
+        let backend = words::backend(backend.as_str().unwrap_or("?"), &offer.region).to_owned();
         let backend = if offer.region.is_empty() || offer.region == backend || offer.region == "remote" {
             backend
         } else {
@@ -125,7 +174,21 @@ fn range(value: &Value, unit: &str) -> Option<String> {
 mod tests {
     use serde_json::json;
 
-    use super::resources;
+    use super::{refusals, resources};
+
+    #[test]
+    fn a_refusal_names_the_place_every_reason_and_its_cure() {
+        let short =
+            |message, cure| json!({"kind": "cpus", "message": message, "cure": cure, "passes": false});
+        let why = json!({"left_out": 3, "refusals": [
+            {"place": "gpu-0", "count": 4, "shortfalls": [short("needs 8 CPUs, has 2", "lower cpu"), short("is full", "")]},
+            {"place": "local local local in fleet local", "count": 1, "shortfalls": []},
+        ]});
+        let first = "gpu-0 and 3 more: needs 8 CPUs, has 2 (lower cpu); is full";
+        assert_eq!(refusals(&why, 8), [first, "local in fleet local", "and 3 other places"]);
+        assert_eq!(refusals(&why, 1), [first, "and 4 other places"]);
+        assert!(refusals(&json!({}), 8).is_empty());
+    }
 
     #[test]
     fn wishes_are_one_line_and_what_was_not_wished_is_left_out() {

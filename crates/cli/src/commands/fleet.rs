@@ -1,6 +1,9 @@
 //! `windlass fleet`: fleets and their instances.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use uuid::Uuid;
 use windlass_api::{
     fleets::{DeleteInstancesRequest, DeleteRequest, Fleet, ProjectListRequest, ReadRequest},
     instances::Instance,
@@ -19,6 +22,8 @@ use crate::{
     },
     problem::Problem,
 };
+
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: &FleetArgs) -> Result<Exit, Problem> {
     let format = args.output.format;
@@ -43,7 +48,14 @@ pub(crate) fn run(args: &FleetArgs) -> Result<Exit, Problem> {
             }
             Ok(Exit::Done)
         }
-        Some(FleetAction::Delete { names, instance, yes }) => delete(cx, names, instance, *yes).await,
+        Some(FleetAction::Delete { names, instance, yes, wait }) => {
+            let fleets = delete(cx, names, instance, *yes).await?;
+            if *wait && !fleets.is_empty() {
+                wait_for_end(cx, &fleets, instance).await?;
+                output::say("Deleted.");
+            }
+            Ok(if fleets.is_empty() { Exit::Failed } else { Exit::Done })
+        }
     })
 }
 
@@ -68,9 +80,11 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, Problem> {
     }
 }
 
-async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Result<Exit, Problem> {
+/// The fleets that it asked the server for; none when the user does not want it.
+async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Result<Vec<Uuid>, Problem> {
+    let mut fleets = Vec::new();
     for name in names {
-        find(cx, name).await?;
+        fleets.push(find(cx, name).await?.id);
     }
     let listed = names.join(", ");
     let what = match (names, nums) {
@@ -83,7 +97,7 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Resu
     };
     if !yes && !confirm(&format!("Delete {what}?"))? {
         output::say("Nothing was deleted.");
-        return Ok(Exit::Failed);
+        return Ok(Vec::new());
     }
     match names {
         [name] if !nums.is_empty() => {
@@ -93,7 +107,23 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Resu
         names => cx.call::<DeleteFleets>(&DeleteRequest { names: names.to_vec() }).await?,
     }
     output::say(&format!("Deleting {what}."));
-    Ok(Exit::Done)
+    Ok(fleets)
+}
+
+/// Until the fleets, or those instances of the one, are no longer listed as alive.
+async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(), Problem> {
+    loop {
+        let listed = list(cx).await?;
+        let alive = listed.iter().filter(|fleet| fleets.contains(&fleet.id)).any(|fleet| {
+            let mut instances = fleet.instances.iter();
+            nums.is_empty()
+                || instances.any(|one| nums.contains(&one.instance_num) && one.status != "terminated")
+        });
+        if !alive {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 pub(crate) fn show(fleets: &[Fleet], format: Format) {
@@ -160,7 +190,8 @@ fn nodes(configuration: &Value) -> String {
 
 fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Timestamp) -> Vec<Cell> {
     let kind = instance.instance_type.as_ref().and_then(|kind| kind.value().ok()).unwrap_or_default();
-    let backend = instance.backend.as_deref().map(words::backend).unwrap_or_default();
+    let region = instance.region.as_deref().unwrap_or_default();
+    let backend = instance.backend.as_deref().map(|name| words::backend(name, region)).unwrap_or_default();
     let mut row: Vec<Cell> = vec![
         format!("  instance={}", instance.instance_num).into(),
         "".into(),

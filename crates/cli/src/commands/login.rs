@@ -2,6 +2,7 @@
 
 use std::io::Read as _;
 
+use serde_json::json;
 use windlass_api::{
     client::{CallError, Client},
     operations::{ListProjects, ReadMyUser, ReadProject},
@@ -10,7 +11,7 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::LoginArgs,
+    cli::{Format, LoginArgs},
     context::{self, Context},
     exit::Exit,
     home::Home,
@@ -32,6 +33,14 @@ pub(crate) fn run(args: &LoginArgs) -> Result<Exit, Problem> {
         login.0.project.as_deref().unwrap_or(PROJECT),
         home.login_file().display()
     ));
+    // The token stays where it was written.
+    let document = json!({ "url": login.0.url, "user": login.1, "project": login.0.project });
+    match args.output.format {
+        Format::Json => output::json(&document)?,
+        Format::Jsonl => output::jsonl(&[document])?,
+        Format::Name => output::data(login.0.project.as_deref().unwrap_or(PROJECT)),
+        Format::Table | Format::Wide => {}
+    }
     Ok(Exit::Done)
 }
 

@@ -1,7 +1,6 @@
 //! `windlass logs RUN`: what a job wrote, to the byte.
 
-use std::time::Duration;
-
+use tokio::time::{Instant, sleep_until};
 use windlass_api::{
     operations::ReadRun,
     runs::{JobSubmission, ReadRequest, Run},
@@ -13,15 +12,13 @@ use windlass_model::{
 
 use super::stop::is_finished;
 use crate::{
-    apply::Tail,
+    apply::{Copied, Pace, Pages, Tail},
     cli::LogsArgs,
     context::{self, Context},
     exit::Exit,
-    output::{self, words},
+    output::words,
     problem::Problem,
 };
-
-const LOOK_EVERY: Duration = Duration::from_millis(150);
 
 pub(crate) fn run(args: &LogsArgs) -> Result<Exit, Problem> {
     let since = args.since.as_deref().map(since).transpose()?;
@@ -40,40 +37,60 @@ fn since(text: &str) -> Result<Timestamp, Problem> {
 }
 
 async fn print(cx: &Context, args: &LogsArgs, since: Option<Timestamp>) -> Result<Exit, Problem> {
-    let mut run = cx.run(&args.name).await?;
+    let run = cx.run(&args.name).await?;
+    if args.follow {
+        return follow(cx, args, since, run).await;
+    }
+    let latest = job(&run, args).ok_or_else(|| no_job(&run, args))?;
+    Pages::new(&args.name, latest.id, since, args.diagnose).copy(cx).await?;
+    Ok(Exit::Done)
+}
+
+async fn follow(
+    cx: &Context,
+    args: &LogsArgs,
+    since: Option<Timestamp>,
+    mut run: Run,
+) -> Result<Exit, Problem> {
     let request = ReadRequest { run_name: None, id: Some(run.id) };
-    let mut tail: Option<Tail> = None;
+    let mut tail: Option<Tail<'_>> = None;
+    let mut pace = Pace::new();
     loop {
         let finished = is_finished(&run.status);
         match job(&run, args) {
             Some(latest) if tail.as_ref().is_none_or(|tail| tail.submission() != latest.id) => {
-                if !drain(cx, tail.as_mut()).await? {
+                // First all of the submission before.
+                if !finish(tail.as_mut()).await? {
                     return Ok(Exit::Done);
                 }
-                tail = Some(Tail::new(&args.name, latest.id, since, args.diagnose));
+                tail = Some(Tail::new(cx, &args.name, latest.id, since, args.diagnose));
+                pace.news();
             }
             Some(_) => {}
-            None if finished || !args.follow => return Err(no_job(&run, args)),
+            None if finished => return Err(no_job(&run, args)),
             None => {}
         }
-        if !drain(cx, tail.as_mut()).await? || finished || !args.follow {
+        if finished {
+            finish(tail.as_mut()).await?;
             return Ok(Exit::Done);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
-        run = cx.call::<ReadRun>(&request).await?;
+        let due = Instant::now() + pace.wait();
+        match &mut tail {
+            Some(tail) => match tail.copy(due).await? {
+                Copied::Due => {}
+                Copied::Over => pace.news(),
+                Copied::Unread => return Ok(Exit::Done),
+            },
+            None => sleep_until(due).await,
+        }
+        run = cx.patiently::<ReadRun>(&request).await?;
     }
 }
 
-async fn drain(cx: &Context, tail: Option<&mut Tail>) -> Result<bool, Problem> {
-    let Some(tail) = tail else { return Ok(true) };
-    loop {
-        let bytes = tail.next(cx).await?;
-        if bytes.is_empty() {
-            return Ok(true);
-        }
-        if !output::raw(&bytes) {
-            return Ok(false);
-        }
+async fn finish(tail: Option<&mut Tail<'_>>) -> Result<bool, Problem> {
+    match tail {
+        Some(tail) => tail.finish().await,
+        None => Ok(true),
     }
 }
 

@@ -141,7 +141,8 @@ fn row(
     let latest = job.and_then(|job| job.job_submissions.last());
     let given = latest.and_then(provisioned).unwrap_or_default();
     let resources = &given["instance_type"]["resources"];
-    let backend = given["backend"].as_str().map(words::backend).unwrap_or_default();
+    let region = given["region"].as_str().unwrap_or_default();
+    let backend = given["backend"].as_str().map(|name| words::backend(name, region)).unwrap_or_default();
     let price = given["price"].as_f64().map(words::price).unwrap_or_default();
     // A run of one job is what its job is; with several, each says its own.
     let status = latest.filter(|_| run.jobs.len() != 1 || !run.status_message.contains("retry"));

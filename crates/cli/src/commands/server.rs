@@ -104,6 +104,7 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
     // Asked for before anything else, so that a signal during start ends it in good order too.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    crate::open_files::raise();
     let data_dir = settings.data_dir.clone();
     let server = Server::start(settings).await?;
     let url = format!("http://{}", server.address());

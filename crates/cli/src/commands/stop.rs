@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use windlass_api::{operations::StopRuns, runs};
+use serde_json::json;
+use windlass_api::{
+    operations::{ReadRun, StopRuns},
+    runs,
+};
 
 use crate::{
-    cli::StopArgs,
-    context::{self, Context},
+    cli::{Format, StopArgs},
+    context::{self, Context, name_of},
     exit::Exit,
     output,
     problem::Problem,
@@ -20,32 +24,39 @@ pub(crate) fn run(args: &StopArgs) -> Result<Exit, Problem> {
 
 async fn stop(cx: &Context, args: &StopArgs) -> Result<Exit, Problem> {
     // Every name is looked at first: a typo stops nothing.
-    let mut active = Vec::new();
+    let (mut runs, mut active) = (Vec::new(), Vec::new());
     for name in &args.names {
         let run = cx.run(name).await?;
         if is_finished(&run.status) {
             output::say(&format!("`{name}` has already ended: {}.", run.status_message));
         } else {
-            active.push((name.clone(), run.id));
+            active.push(name.clone());
         }
+        runs.push(run);
     }
-    if active.is_empty() {
-        return Ok(Exit::Done);
+    if !active.is_empty() {
+        let verb = if args.abort { "Abort" } else { "Stop" };
+        if !args.yes && !confirm(&format!("{verb} {}?", active.join(", ")))? {
+            output::say("Nothing was stopped.");
+            return Ok(Exit::Failed);
+        }
+        cx.call::<StopRuns>(&runs::StopRequest { runs_names: active, abort: args.abort }).await?;
     }
-    let names: Vec<String> = active.iter().map(|(name, _)| name.clone()).collect();
-    let verb = if args.abort { "Abort" } else { "Stop" };
-    if !args.yes && !confirm(&format!("{verb} {}?", names.join(", ")))? {
-        output::say("Nothing was stopped.");
-        return Ok(Exit::Failed);
-    }
-    cx.call::<StopRuns>(&runs::StopRequest { runs_names: names.clone(), abort: args.abort }).await?;
-    for (name, id) in active {
-        if !args.wait {
+    for run in runs.iter_mut().filter(|run| !is_finished(&run.status)) {
+        let name = name_of(run);
+        if args.wait {
+            *run = wait_for_end(cx, run.id).await?;
+            output::say(&format!("`{name}` has ended: {}.", run.status_message));
+        } else {
+            *run = cx.call::<ReadRun>(&runs::ReadRequest { run_name: None, id: Some(run.id) }).await?;
             output::say(&format!("`{name}` is stopping."));
-            continue;
         }
-        let run = wait_for_end(cx, id).await?;
-        output::say(&format!("`{name}` has ended: {}.", run.status_message));
+    }
+    match args.output.format {
+        Format::Json => output::json(&json!({ "project": cx.project, "runs": runs }))?,
+        Format::Jsonl => output::jsonl(&runs)?,
+        Format::Name => runs.iter().for_each(|run| output::data(&name_of(run))),
+        Format::Table | Format::Wide => {}
     }
     Ok(Exit::Done)
 }
@@ -65,7 +76,7 @@ pub(crate) fn is_finished(status: &str) -> bool {
 pub(crate) async fn wait_for_end(cx: &Context, id: uuid::Uuid) -> Result<runs::Run, Problem> {
     let request = runs::ReadRequest { run_name: None, id: Some(id) };
     loop {
-        let run = cx.call::<windlass_api::operations::ReadRun>(&request).await?;
+        let run = cx.patiently::<ReadRun>(&request).await?;
         if is_finished(&run.status) {
             return Ok(run);
         }

@@ -1,9 +1,9 @@
 //! `windlass why RUN`: why it waits, failed or ended, in words.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use windlass_api::{
     operations::PlanRun,
-    runs::{PlanRequest, Run, RunPlan},
+    runs::{Job, PlanRequest, Run, RunPlan},
 };
 
 use super::stop::is_finished;
@@ -29,6 +29,7 @@ pub(crate) fn run(args: &WhyArgs) -> Result<Exit, Problem> {
                     "termination_reason": run.termination_reason,
                     "reasons": apply::reasons(&run),
                     "hint": apply::hint(&run, &name_of(&run)),
+                    "shortfalls": shortfalls(&run),
                     "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
                 });
                 if args.output.format == Format::Json {
@@ -51,6 +52,16 @@ fn waits(run: &Run) -> bool {
         || latest.any(|last| last.termination_reason.as_deref() == Some("failed_to_start_due_to_no_capacity"))
 }
 
+/// What was noted when a place was last looked for, of each job that has none: its name, and the refusals.
+fn shortfalls(run: &Run) -> Vec<Value> {
+    let of_job = |job: &Job| {
+        let why = job.job_submissions.last()?.why.as_ref()?.value().ok()?;
+        let spec = job.job_spec.value().unwrap_or_default();
+        Some(json!({ "job": spec["job_name"], "refusals": why["refusals"], "left_out": why["left_out"] }))
+    };
+    run.jobs.iter().filter_map(of_job).collect()
+}
+
 async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, Problem> {
     let request = PlanRequest {
         run_spec: run.run_spec.clone(),
@@ -68,8 +79,14 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
     let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
     let since = words::ago(run.last_processed_at, words::now());
     output::data(&output::printable(&format!("{name}: {status} (last looked at {since})")));
+    let mut ended = run.jobs.iter().filter_map(|job| job.job_submissions.last());
+    if let Some(reason) = ended.find_map(|last| last.termination_reason.as_deref())
+        && is_finished(&run.status)
+    {
+        output::data(&format!("  reason: {}", output::printable(&reason.replace('_', " "))));
+    }
     for why in apply::reasons(run) {
-        output::data(&output::printable(&format!("  why:  {}", why.trim_end())));
+        output::data(&format!("  why:  {}", apply::indented(&output::printable(&why))));
     }
     for job in &run.jobs {
         let Some(latest) =
@@ -81,6 +98,11 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
         let job_name = spec["job_name"].as_str().unwrap_or("?").to_owned();
         output::data(&output::printable(&format!("  {job_name}: {}", latest.status_message)));
     }
+    let noted = shortfalls(run);
+    for job in &noted {
+        let heading = if run.jobs.len() > 1 { job["job"].as_str().unwrap_or("?") } else { "no place for it" };
+        tell_refusals(heading, job);
+    }
     if let Some(plan) = plan {
         for job in &plan.job_plans {
             let spec = job.job_spec.value().unwrap_or_default();
@@ -89,9 +111,23 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
                 "  fits now: {}",
                 words::count(usize::try_from(job.total_offers).unwrap_or(0), "offer")
             ));
+            // What was noted is the same, a moment older.
+            if let Some(why) = job.why.as_ref().filter(|_| noted.is_empty()) {
+                tell_refusals("no place for it now", &why.value().unwrap_or_default());
+            }
         }
     }
-    if let Some(hint) = apply::hint(run, &name) {
+    // Who asked already need not be told to ask.
+    if let Some(hint) = apply::hint(run, &name).filter(|hint| !hint.contains("windlass why")) {
         output::data(&format!("  hint: {hint}"));
     }
+}
+
+fn tell_refusals(heading: &str, why: &Value) {
+    let lines = apply::refusals(why, usize::MAX);
+    if lines.is_empty() {
+        return;
+    }
+    output::data(&output::printable(&format!("  {heading}:")));
+    lines.iter().for_each(|line| output::data(&output::printable(&format!("    {line}"))));
 }

@@ -32,9 +32,14 @@ pub(crate) fn price(dollars: f64) -> String {
     format!("${text}")
 }
 
-/// Hosts of one's own are reached over SSH, whatever the wire calls them.
-pub(crate) fn backend(name: &str) -> &str {
-    if name == "remote" { "ssh" } else { name }
+/// The wire has one word for all machines of one's own; their region says which they are.
+pub(crate) fn backend<'a>(name: &'a str, region: &str) -> &'a str {
+    match (name, region) {
+        ("remote", "local") => "local",
+        ("remote", "remote" | "") => "ssh",
+        ("remote", _) => "own",
+        _ => name,
+    }
 }
 
 /// `cpu=x86:26 mem=224GB disk=800GB gpu=H100:80GB:1` of an instance type's `resources`.
@@ -94,6 +99,13 @@ mod tests {
         let said = |secs| ago(now - Span::secs(secs), now);
         let all = [said(0), said(59), said(60), said(7200), said(3 * 86_400)];
         assert_eq!(all, ["now", "59 s ago", "1 min ago", "2 h ago", "3 d ago"]);
+    }
+
+    #[test]
+    fn machines_of_ones_own_are_told_apart() {
+        let said = [("remote", "local"), ("remote", "remote"), ("aws", "us-east-1")]
+            .map(|(name, region)| backend(name, region));
+        assert_eq!(said, ["local", "ssh", "aws"]);
     }
 
     #[test]

@@ -56,11 +56,16 @@ fn a_run_is_submitted_listed_and_stopped() {
     let typo = stage.windlass(&["stop", "-y", "laterr", "other"]);
     assert_eq!(typo.code, Some(1));
     typo.says("did you mean `later`?");
-    stage.windlass(&["stop", "-y", "--wait", "later", "other"]).ok();
+    let stopped = stage.windlass(&["stop", "-y", "--wait", "later", "other", "-o", "jsonl"]).ok().stdout;
+    let stopped: Vec<serde_json::Value> =
+        stopped.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(stopped.iter().map(|run| &run["status"]).collect::<Vec<_>>(), ["terminated", "terminated"]);
     assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "");
     let all = stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout;
     assert_eq!(all.lines().count(), 2, "{all}");
-    stage.windlass(&["stop", "-y", "later"]).ok().says("has already ended");
+    let again = stage.windlass(&["stop", "-y", "later", "-o", "name"]).ok();
+    again.says("has already ended");
+    assert_eq!(again.stdout, "later\n");
     stage.windlass(&["why", "later"]).ok();
 }
 
@@ -90,11 +95,29 @@ fn a_run_that_fits_nowhere_ends_above_200_and_says_why() {
     assert_eq!(applied.code, Some(200), "{}", applied.stderr);
     assert_eq!(applied.stdout, "");
     applied.says("why:");
+    applied.says("Nothing fits now:\n  ");
     applied.says("hint: `windlass fleet`");
     let why = stage.windlass(&["why", "hello", "-o", "json"]).ok().json();
     assert!(!why["reasons"].as_array().unwrap().is_empty(), "{why}");
+    let why = stage.windlass(&["why", "hello"]).ok().stdout;
+    assert!(
+        why.contains("reason: failed to start due to no capacity") && why.contains("no place for it"),
+        "{why}"
+    );
     // Nothing was written, and that is no error.
     assert_eq!(stage.windlass(&["logs", "hello"]).ok().stdout, "");
+}
+
+#[test]
+fn a_run_that_waits_for_a_machine_says_what_is_in_the_way() {
+    let stage = Stage::new();
+    stage.file("hello.yml", &(TASK.to_owned() + "retry: {on_events: [no-capacity], duration: 1h}\n"));
+    let applied = stage.windlass(&["apply", "-f", "hello.yml", "-y", "-d"]).ok();
+    applied.says("Nothing fits now:\n  ");
+    let place = applied.stderr.split("Nothing fits now:\n  ").nth(1).unwrap().lines().next().unwrap();
+    let why = stage.windlass(&["why", "hello"]).ok().stdout;
+    assert!(why.contains("no place for it") && why.contains(place), "no `{place}` in\n{why}");
+    stage.windlass(&["stop", "-xy", "--wait", "hello"]).ok();
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Runs on this machine that a person stays with.
 
 use std::{
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     path::Path,
     process::{Command, Stdio},
 };
 
-use crate::Home;
+use crate::{Dir, Home, relay::Relay};
 
 /// The server looks for its agent beside itself, or where `WINDLASS_AGENT` says.
 #[track_caller]
@@ -37,10 +37,23 @@ fn the_output_of_a_job_is_ours_to_the_byte_and_so_is_its_exit_code() {
     task(&home, "exit 7");
     let failed = home.windlass(&["apply", "-f", "job.yml", "-y"]);
     assert_eq!(failed.code, Some(7), "{}", failed.stderr);
-    failed.says("exit code 7");
+    failed.says("exited with status 7");
+    let said = failed.stderr.to_lowercase();
+    assert!(!said.contains("exit code"), "said twice: {said}");
+    let why = home.windlass(&["why", "job"]).ok().stdout;
+    assert!(why.contains("reason: container exited with error"), "{why}");
+
+    // This machine is not reached over SSH.
+    for args in [&["ps", "-a"][..], &["fleet"]] {
+        let table = home.windlass(args).ok().stdout;
+        assert!(table.contains(" local ") && !table.contains(" ssh "), "{table}");
+    }
 
     task(&home, "exit 250");
     assert_eq!(home.windlass(&["apply", "-f", "job.yml", "-y"]).code, Some(202));
+
+    home.windlass(&["fleet", "delete", "-y", "--wait", "local"]).ok().says("Deleted.");
+    assert_eq!(home.windlass(&["fleet", "-o", "name"]).ok().stdout, "");
 }
 
 #[test]
@@ -56,4 +69,65 @@ fn an_interrupt_stops_the_run_where_nobody_can_be_asked() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(201));
     assert_eq!(home.windlass(&["ps", "-o", "name"]).ok().stdout, "");
+}
+
+#[test]
+fn a_first_job_runs_in_a_home_with_a_long_name() {
+    needs_agent();
+    let home = Home(Dir::called(&"h".repeat(90)));
+    task(&home, "echo $((6 * 7))");
+    let ran = home.windlass(&["apply", "-f", "job.yml", "-y"]).ok();
+    assert_eq!(ran.stdout.trim_end(), "42", "{}", ran.stderr);
+}
+
+/// A run that writes a line, waits for the file `go`, and writes another; followed by way of a relay.
+fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Relay)) -> Relay {
+    needs_agent();
+    let home = Home::new();
+    let go = home.0.0.join("go");
+    task(&home, &format!("echo one; until [ -e {} ]; do sleep 0.02; done; echo two; exit 3", go.display()));
+    // The job has to see our files.
+    let local = |args: &[&str]| {
+        let mut command = home.command(args);
+        command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
+        command
+    };
+    crate::ran(&mut local(&["ps"])).ok();
+    let server = home.0.0.join("home/server");
+    let running = std::fs::read_to_string(server.join("running.json")).unwrap();
+    let running: serde_json::Value = serde_json::from_str(&running).unwrap();
+    let token = std::fs::read_to_string(server.join("admin-token")).unwrap();
+    let relay = relay(running["url"].as_str().unwrap());
+
+    let mut command = local(&["apply", "-f", "job.yml", "-y"]);
+    command.env("WINDLASS_URL", relay.url()).env("WINDLASS_TOKEN", token.trim());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line.trim_end(), "one");
+    meanwhile(&relay);
+    std::fs::write(&go, "").unwrap();
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    let done = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!((rest.trim_end(), done.status.code()), ("two", Some(3)), "{said}");
+    let logs = crate::ran(
+        local(&["logs", "-f", "job"]).env("WINDLASS_URL", relay.url()).env("WINDLASS_TOKEN", token.trim()),
+    );
+    assert_eq!(logs.ok().stdout.replace("\r\n", "\n"), "one\ntwo\n");
+    relay
+}
+
+#[test]
+fn a_stream_of_output_that_breaks_is_taken_up_where_it_was() {
+    let relay = follow_through(|server| Relay::new(server, true), Relay::cut);
+    assert!(relay.streams() >= 3, "two for the run, one for `logs -f`: {}", relay.streams());
+}
+
+#[test]
+fn a_server_without_streams_is_asked_for_pages() {
+    let relay = follow_through(|server| Relay::new(server, false), |_| {});
+    assert_eq!(relay.streams(), 2, "it is asked once each time");
 }

@@ -8,6 +8,7 @@ mod background;
 mod check;
 mod dev;
 mod login;
+mod relay;
 mod server;
 
 use std::{
@@ -20,10 +21,13 @@ struct Dir(PathBuf);
 
 impl Dir {
     fn new() -> Self {
+        Self::called("wl")
+    }
+
+    fn called(prefix: &str) -> Self {
         let mut name = [0_u8; 4];
         getrandom::fill(&mut name).unwrap();
-        // Short: an agent's sockets are deep below it, and the kernel allows them 107 bytes.
-        let path = std::env::temp_dir().join(format!("wl-{:08x}", u32::from_be_bytes(name)));
+        let path = std::env::temp_dir().join(format!("{prefix}-{:08x}", u32::from_be_bytes(name)));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }

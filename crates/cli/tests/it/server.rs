@@ -164,3 +164,46 @@ fn keys_are_rotated_by_a_command() {
     assert!(again.ask(head).contains("BEGIN OPENSSH PRIVATE KEY"));
     assert_eq!(again.stop("-TERM").0, Some(0));
 }
+
+#[test]
+fn as_many_files_may_be_open_as_the_administrator_allows() {
+    let dir = Dir::new();
+    let limits = |pid: u32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let line = text.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+        let mut words = line.split_whitespace().skip(3).map(str::to_owned);
+        (words.next().unwrap(), words.next().unwrap())
+    };
+    // A shell that lowers only the soft limit, and becomes the server.
+    let script = "ulimit -Sn 300 && exec \"$0\" \"$@\"";
+    let mut child = Command::new("sh")
+        .args([
+            "-c",
+            script,
+            env!("CARGO_BIN_EXE_windlass"),
+            "server",
+            "--port",
+            "0",
+            "--no-local",
+            "--data-dir",
+        ])
+        .arg(&dir.0)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut running = Running { child, stderr: Some(stderr), address: String::new(), said: String::new() };
+    let mut line = String::new();
+    while !line.contains("windlass is ready") {
+        line.clear();
+        assert!(
+            running.stderr.as_mut().unwrap().read_line(&mut line).unwrap() > 0,
+            "it ended before it was ready"
+        );
+    }
+    let (soft, hard) = limits(running.child.id());
+    assert_eq!(soft, hard);
+    assert_ne!(soft, "300", "the test needs a higher hard limit");
+    assert_eq!(running.stop("-TERM").0, Some(0));
+}

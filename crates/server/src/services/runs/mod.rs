@@ -61,7 +61,14 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     let rows = runs::list(app.db(), &query).await?;
     let jobs =
         if asked.include_jobs { show::Jobs::Newest(asked.job_submissions_limit) } else { show::Jobs::None };
-    shown(app, rows, jobs).await
+    let mut runs = shown(app, rows, jobs).await?;
+    let all = runs.iter_mut().flat_map(|run| {
+        let of_jobs = run.jobs.iter_mut().flat_map(|job| &mut job.job_submissions);
+        of_jobs.chain(&mut run.latest_job_submission)
+    });
+    // Long, and nobody reads it in a list.
+    all.for_each(|submission| submission.why = None);
+    Ok(runs)
 }
 
 /// The projects a list covers: one that the caller may see, or all of theirs. `None` when that is

@@ -1,0 +1,90 @@
+//! A way to the server that can be cut, and that can hide what the server offers.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+#[derive(Default)]
+struct State {
+    /// The first line of each connection's first request.
+    asked: Mutex<Vec<String>>,
+    open: Mutex<Vec<TcpStream>>,
+    over: AtomicBool,
+}
+
+/// Goes away with its test, and every connection with it.
+pub(crate) struct Relay {
+    state: Arc<State>,
+    address: String,
+}
+
+impl Relay {
+    /// With `streams` false, it says of every stream of a log that there is none.
+    pub(crate) fn new(server: &str, streams: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = server.trim_start_matches("http://").to_owned();
+        let state = Arc::<State>::default();
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                if shared.over.load(Ordering::SeqCst) {
+                    return;
+                }
+                let (shared, server) = (Arc::clone(&shared), server.clone());
+                std::thread::spawn(move || join(&shared, client, &server, streams));
+            }
+        });
+        Self { state, address }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Breaks all connections there are; new ones are welcome.
+    pub(crate) fn cut(&self) {
+        for stream in self.state.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    pub(crate) fn streams(&self) -> usize {
+        self.state.asked.lock().unwrap().iter().filter(|line| line.contains("/logs/stream")).count()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.state.over.store(true, Ordering::SeqCst);
+        self.cut();
+        let _ = TcpStream::connect(&self.address);
+    }
+}
+
+/// Ends when either side does.
+fn join(state: &State, mut client: TcpStream, server: &str, streams: bool) -> Option<()> {
+    let mut first = [0; 4096];
+    let length = client.read(&mut first).ok()?;
+    let line = String::from_utf8_lossy(&first[..length]).lines().next().unwrap_or_default().to_owned();
+    let hidden = !streams && line.contains("/logs/stream");
+    state.asked.lock().unwrap().push(line);
+    if hidden {
+        return client.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").ok();
+    }
+    let mut far = TcpStream::connect(server).ok()?;
+    far.write_all(&first[..length]).ok()?;
+    let (mut from_client, mut to_far) = (client.try_clone().ok()?, far.try_clone().ok()?);
+    state.open.lock().unwrap().extend([client.try_clone().ok()?, far.try_clone().ok()?]);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from_client, &mut to_far);
+        let _ = to_far.shutdown(Shutdown::Both);
+    });
+    let _ = std::io::copy(&mut far, &mut client);
+    client.shutdown(Shutdown::Both).ok()
+}
