@@ -4,10 +4,12 @@ use std::{
     io::{Read as _, Write as _},
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
+
+use parking_lot::Mutex;
 
 #[derive(Default)]
 struct State {
@@ -49,13 +51,13 @@ impl Relay {
 
     /// Breaks all connections there are; new ones are welcome.
     pub(crate) fn cut(&self) {
-        for stream in self.state.open.lock().unwrap().drain(..) {
+        for stream in self.state.open.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
     pub(crate) fn streams(&self) -> usize {
-        self.state.asked.lock().unwrap().iter().filter(|line| line.contains("/logs/stream")).count()
+        self.state.asked.lock().iter().filter(|line| line.contains("/logs/stream")).count()
     }
 }
 
@@ -73,14 +75,14 @@ fn join(state: &State, mut client: TcpStream, server: &str, streams: bool) -> Op
     let length = client.read(&mut first).ok()?;
     let line = String::from_utf8_lossy(&first[..length]).lines().next().unwrap_or_default().to_owned();
     let hidden = !streams && line.contains("/logs/stream");
-    state.asked.lock().unwrap().push(line);
+    state.asked.lock().push(line);
     if hidden {
         return client.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").ok();
     }
     let mut far = TcpStream::connect(server).ok()?;
     far.write_all(&first[..length]).ok()?;
     let (mut from_client, mut to_far) = (client.try_clone().ok()?, far.try_clone().ok()?);
-    state.open.lock().unwrap().extend([client.try_clone().ok()?, far.try_clone().ok()?]);
+    state.open.lock().extend([client.try_clone().ok()?, far.try_clone().ok()?]);
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut from_client, &mut to_far);
         let _ = to_far.shutdown(Shutdown::Both);
