@@ -204,9 +204,12 @@ impl Net {
 fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &Effect<T>) -> Result<T, AgentError> {
     let mut w = world.lock();
     let now = w.now();
+    // A machine whose time has come is gone before it can answer.
+    w.advance_cloud(now);
     match w.hosts.get_mut(&instance) {
-        Some(host) => effect(host, now),
-        None => Err(AgentError::silent(instance)),
+        Some(host) if host.answers(now) => effect(host, now),
+        // Not there yet, or no more: nothing is done, and nobody says so.
+        Some(_) | None => Err(AgentError::silent(instance)),
     }
 }
 
