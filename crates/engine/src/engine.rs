@@ -184,6 +184,11 @@ async fn supervise<S: LeaseStore>(crank: Arc<Crank<S>>, work: impl Work<S>, mut 
             deadline = stopped(&mut stop) => return wind_down(&crank, tasks, deadline).await,
             crashed = tasks.crash() => crashed,
         };
+        // A task that ended by the order to stop did not crash.
+        let ordered = *stop.borrow();
+        if let Some(deadline) = ordered {
+            return wind_down(&crank, tasks, deadline).await;
+        }
         tracing::error!(pipeline = crank.queue.pipeline, task = which, error = how, "pipeline crashed");
         crank.meter.restarts.add(1);
         tasks.end().await;

@@ -165,6 +165,7 @@ async fn an_abort_hurries_a_stop(ground: &Ground) {
     stage.stop_run("slow", false).await;
     stage.job_comes_to("slow", "terminating").await;
     stage.stop_run("slow", true).await;
+    stage.job_was_asked_to_end("aborted_by_user").await;
     stage.direct(|script| script.silent = false);
     stage.poke().await;
     let run = stage.comes_to("slow", "terminated").await;

@@ -287,6 +287,18 @@ impl Stage {
         self.write("UPDATE jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
     }
 
+    /// Waits until the run's pipeline has left this request on the job.
+    pub(crate) async fn job_was_asked_to_end(&self, reason: &str) {
+        let sql = "SELECT end_asked FROM jobs WHERE NOT finished";
+        loop {
+            let rows = self.server.app.db().query(sql, vec![]).await.unwrap();
+            if rows.iter().any(|row| row.str(0).is_ok_and(|asked| asked == reason)) {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
     pub(crate) fn direct(&self, change: impl FnOnce(&mut Script)) {
         change(&mut self.hosts.script.lock());
     }
