@@ -186,7 +186,20 @@ async fn docker_runs_the_jobs_where_an_engine_answers() {
     assert_eq!(machine.has.as_ref().unwrap().runtime, "docker");
     assert!(machine.said().unwrap().contains(&socket), "{:?}", machine.said());
     let shim = connect(&machine).await;
-    let task = submit(&shim, &order, 1, "busybox:test").await;
+    let task = submit(&shim, &order, 1, &image(&socket)).await;
     until(&shim, task, TaskStatus::Running).await;
     assert_eq!(local.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
+}
+
+/// An image of nothing but a static busybox, in the tests' engine.
+fn image(socket: &str) -> String {
+    let (dir, name) = (Scratch::new("image"), "windlass-backend/busybox:1");
+    let bin = dir.path().join("bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    std::fs::copy("/usr/bin/busybox", bin.join("busybox")).unwrap();
+    std::os::unix::fs::symlink("busybox", bin.join("sh")).unwrap();
+    let root = dir.path().display();
+    let script = format!("tar -C {root} -c . | docker --host unix://{socket} import - {name}");
+    assert!(std::process::Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
+    name.to_owned()
 }
