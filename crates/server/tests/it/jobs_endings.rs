@@ -341,6 +341,8 @@ async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &Ground) {
     let mut spec: Value = serde_json::from_str(&rows[0].text(0).unwrap()).unwrap();
     spec["volumes"] = json!([{"name": ["data"], "path": "/data"}]);
     stage.write("UPDATE jobs SET job_spec = $1", params![spec.to_string()]).await;
+    // A pass under way has read the old one.
+    stage.passes(2).await;
     stage.direct(|script| script.deaf = false);
     stage.poke().await;
     let run = stage.comes_to("disk", "failed").await;

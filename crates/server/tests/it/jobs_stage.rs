@@ -299,6 +299,19 @@ impl Stage {
         }
     }
 
+    /// Waits until the job has been taken up so many times more.
+    pub(crate) async fn passes(&self, more: i64) {
+        let taken = async || {
+            let rows = self.server.app.db().query("SELECT max(lock_epoch) FROM jobs", vec![]).await.unwrap();
+            rows[0].int(0).unwrap()
+        };
+        let before = taken().await;
+        while taken().await < before + more {
+            self.poke().await;
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+
     pub(crate) fn direct(&self, change: impl FnOnce(&mut Script)) {
         change(&mut self.hosts.script.lock());
     }
