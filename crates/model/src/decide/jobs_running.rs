@@ -185,6 +185,14 @@ pub fn asks(job: &Job) -> Ask {
     }
 }
 
+/// Whether the runner has said how the job ended.
+pub fn has_ended(runner: &Runner) -> bool {
+    match runner {
+        Runner::Pulled(pulled) => pulled.ended.is_some(),
+        Runner::NotAsked | Runner::Silent | Runner::Ready => false,
+    }
+}
+
 /// What the hands do, in this order; each is safe to repeat and carries the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -366,6 +374,12 @@ fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         Runner::Ready => &starting,
     };
     if let Some(ended) = &pulled.ended {
+        let mut plan = exited(ending(ended), now);
+        plan.actions.insert(0, Action::PullLogs);
+        return plan;
+    }
+    if let Shim::Task(Task::Terminated(ended)) = &seen.shim {
+        // Its runner ended without a word: killed, or gone with a reboot.
         let mut plan = exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;

@@ -243,6 +243,13 @@ fn a_runner_that_died_with_its_container_ends_at_once() {
 }
 
 #[test]
+fn a_task_that_ended_without_a_word_of_its_runner_is_over() {
+    let task = Task::Terminated(failed("executor_error", "the host was rebooted"));
+    let seen = Seen { shim: Shim::Task(task), ..alive() };
+    check(&job(Status::Running, 50), &seen, "PullLogs, exited: executor_error, again in 0 s");
+}
+
+#[test]
 fn a_runner_that_says_nothing_yet_is_starting() {
     check(&job(Status::Running, 50), &runner(Runner::Ready), "PullLogs, again in 10 s");
 }

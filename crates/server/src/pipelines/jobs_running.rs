@@ -116,8 +116,9 @@ impl Pipeline for JobsRunning {
         if let brain::Runner::Pulled(pulled) = &seen.runner {
             learned.no_connections = pulled.no_connections;
         }
-        if row.job.status == job::Status::Running && seen.runner == brain::Runner::Silent {
-            // The runner may have gone down with its container: the shim knows.
+        if row.job.status == job::Status::Running && !brain::has_ended(&seen.runner) {
+            // What the runner wrote is read from the host's disk, where it outlives the runner: the shim knows
+            // whether the task still lives.
             seen.shim = self.shim(call, &mut learned).await;
         }
         Ok(Look::Seen(Box::new(seen), Box::new(learned)))
