@@ -163,7 +163,7 @@ async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: 
     stage.poke().await;
     stage.comes_to("pair", "pending").await;
     stage.direct(|script| script.job_ends = None);
-    stage.write("UPDATE runs SET retry_since = retry_since - 20000000, due_at = NULL", vec![]).await;
+    stage.back_off_is_over("pair").await;
     stage.until("pair", "running again", all("running")).await;
     let starts = stage.hosts.starts.lock().clone();
     assert_eq!(starts.len(), 2);

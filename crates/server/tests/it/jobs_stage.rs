@@ -287,12 +287,26 @@ impl Stage {
         self.write("UPDATE jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
     }
 
+    /// Moves the pending run to the end of its back-off. A pass under way writes what it had read, so this is said
+    /// until it was heard.
+    pub(crate) async fn back_off_is_over(&self, name: &str) {
+        let sql = "UPDATE runs SET retry_since = submitted_at - 20000000, due_at = NULL WHERE status = 'pending'";
+        let asked = Instant::now();
+        while self.run(name).await["status"] == "pending" {
+            assert!(asked.elapsed() < PATIENCE, "{name} stays pending");
+            self.write(sql, vec![]).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Waits until the run's pipeline has left this request on the job.
     pub(crate) async fn job_was_asked_to_end(&self, reason: &str) {
         let sql = "SELECT end_asked FROM jobs WHERE NOT finished";
+        let asked = Instant::now();
         loop {
+            assert!(asked.elapsed() < PATIENCE, "the job was never asked to end: {reason}");
             let rows = self.server.app.db().query(sql, vec![]).await.unwrap();
-            if rows.iter().any(|row| row.str(0).is_ok_and(|asked| asked == reason)) {
+            if rows.iter().any(|row| row.str(0).is_ok_and(|found| found == reason)) {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -305,8 +319,9 @@ impl Stage {
             let rows = self.server.app.db().query("SELECT max(lock_epoch) FROM jobs", vec![]).await.unwrap();
             rows[0].int(0).unwrap()
         };
-        let before = taken().await;
+        let (before, asked) = (taken().await, Instant::now());
         while taken().await < before + more {
+            assert!(asked.elapsed() < PATIENCE, "the job was not taken up {more} times more");
             self.poke().await;
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
