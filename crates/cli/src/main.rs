@@ -1,6 +1,5 @@
 //! `windlass`: what people type.
 
-mod apply;
 mod cli;
 mod commands;
 mod context;

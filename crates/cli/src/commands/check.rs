@@ -1,6 +1,9 @@
 //! `windlass check FILE…`: every problem of every file, without a server.
 
-use std::{io::Read as _, path::Path};
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Value, json};
 use windlass_model::config::{
@@ -11,11 +14,30 @@ use windlass_model::config::{
 };
 
 use crate::{
-    cli::{CheckArgs, Format},
+    cli::{Format, Output},
     exit::Exit,
     output,
     problem::Problem,
 };
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Files to validate; `-` is standard input
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Set a variable of the run, as `apply` does
+    #[arg(short, long = "env", value_name = "K=V", value_parser = assignment)]
+    pub(crate) env: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+fn assignment(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("want NAME=VALUE".to_owned()),
+    }
+}
 
 /// What became of one file.
 enum Checked {
@@ -33,13 +55,13 @@ enum Checked {
     },
 }
 
-pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let checked: Vec<(String, Checked)> =
         args.files.iter().map(|file| (file.display().to_string(), check(file, &args.env))).collect();
     let documents = || checked.iter().map(|(file, checked)| document(file, checked)).collect::<Vec<_>>();
     match args.output.format {
         Format::Table | Format::Wide => checked.iter().for_each(|(file, checked)| tell(file, checked)),
-        Format::Json => output::json(&documents())?,
+        Format::Json => output::json_array(&documents())?,
         Format::Jsonl => output::jsonl(&documents())?,
         // The names of files that are no good, for `xargs`.
         Format::Name => checked

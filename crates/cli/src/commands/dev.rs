@@ -12,9 +12,8 @@ use windlass_api::{
 };
 use windlass_server::config::{Given, Settings};
 
-use super::server::{Start, log, serve, turn};
+use super::server::{LogFormat, LogLevel, Start, log, serve, turn};
 use crate::{
-    cli::{DevArgs, LogFormat},
     context::{Context, name_of},
     exit::Exit,
     local,
@@ -22,6 +21,25 @@ use crate::{
     output,
     problem::Problem,
 };
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Port to listen on; 0 lets the system choose
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub(crate) port: u16,
+    /// Keep everything in this directory; without it, a temporary one that goes away at the end
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// The program `windlass-agent`, if it is not beside this one
+    #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
+    pub(crate) agent: Option<PathBuf>,
+    /// How jobs run on this machine: `docker` or `process`; containers where an engine answers, if not given
+    #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", value_name = "RUNTIME")]
+    pub(crate) local_runtime: Option<String>,
+    /// How much to log
+    #[arg(long, env = "WINDLASS_LOG", value_enum, default_value_t = LogLevel::Info)]
+    pub(crate) log_level: LogLevel,
+}
 
 /// How long runs get to end with the server they belong to.
 const END_WITHIN: Duration = Duration::from_secs(10);
@@ -57,7 +75,7 @@ impl Drop for Place {
     }
 }
 
-pub(crate) fn run(args: &DevArgs) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     log(args.log_level, LogFormat::Text);
     let place = Place::new(args.data_dir.as_deref())?;
     let token = local::draw()?;

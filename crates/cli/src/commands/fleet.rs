@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 use windlass_api::{
     fleets::{DeleteInstancesRequest, DeleteRequest, Fleet, ProjectListRequest, ReadRequest},
@@ -10,45 +10,72 @@ use windlass_api::{
     operations::{DeleteFleetInstances, DeleteFleets, ListProjectFleets, ReadFleet},
 };
 
-use super::stop::confirm;
 use crate::{
-    cli::{FleetAction, FleetArgs, Format},
+    cli::{At, Format, Output},
     context::{self, Context, closest},
     exit::Exit,
     output::{
-        self,
+        self, List,
         table::{Cell, Table},
         words,
     },
     problem::Problem,
 };
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// List fleets and their instances
+    List,
+    /// Show one fleet
+    Get {
+        #[arg(value_name = "FLEET")]
+        name: String,
+    },
+    /// Delete fleets, or single instances of one
+    Delete {
+        #[arg(required = true, value_name = "FLEET")]
+        names: Vec<String>,
+        /// Only this instance of the fleet; may be repeated
+        #[arg(short, long, value_name = "NUM")]
+        instance: Vec<i64>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+        /// Return when they are gone, not when the server knows that they shall be
+        #[arg(short, long)]
+        wait: bool,
+    },
+}
+
+const NONE: &str = "No fleets. `windlass apply -f FILE` makes one.";
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-pub(crate) fn run(args: &FleetArgs) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(FleetAction::List) => {
+        None | Some(Action::List) => {
             let fleets = list(cx).await?;
-            match format {
-                Format::Json => output::json(&json!({ "project": cx.project, "fleets": fleets }))?,
-                Format::Jsonl => output::jsonl(&fleets)?,
-                Format::Name => fleets.iter().for_each(|fleet| output::data(&fleet.name)),
-                Format::Table | Format::Wide => show(&fleets, format),
-            }
+            let name = |fleet: &Fleet| fleet.name.clone();
+            List { project: Some(&cx.project), kind: "fleets", rows: &fleets, name, none: NONE }
+                .print(format, |wide| table(&fleets, wide))?;
             Ok(Exit::Done)
         }
-        Some(FleetAction::Get { name }) => {
+        Some(Action::Get { name }) => {
             let fleet = find(cx, name).await?;
-            match format {
-                Format::Json => output::json(&fleet)?,
-                Format::Jsonl => output::jsonl(&[fleet])?,
-                Format::Name => output::data(&fleet.name),
-                Format::Table | Format::Wide => show(&[fleet], format),
-            }
+            output::one(format, &fleet, &fleet.name, |_| show(std::slice::from_ref(&fleet), format))?;
             Ok(Exit::Done)
         }
-        Some(FleetAction::Delete { names, instance, yes, wait }) => {
+        Some(Action::Delete { names, instance, yes, wait }) => {
             let fleets = delete(cx, names, instance, *yes).await?;
             if *wait && !fleets.is_empty() {
                 wait_for_end(cx, &fleets, instance).await?;
@@ -95,8 +122,7 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Resu
         }
         _ => return Err(Problem::misuse("`-i` names instances of one fleet, and several fleets are given")),
     };
-    if !yes && !confirm(&format!("Delete {what}?"))? {
-        output::say("Nothing was deleted.");
+    if !output::confirm_delete(yes, &what)? {
         return Ok(Vec::new());
     }
     match names {
@@ -127,9 +153,6 @@ async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(),
 }
 
 pub(crate) fn show(fleets: &[Fleet], format: Format) {
-    if fleets.is_empty() {
-        output::say("No fleets. `windlass apply -f FLEET.yml` makes one.");
-    }
     table(fleets, format == Format::Wide).print();
 }
 

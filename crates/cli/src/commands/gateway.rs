@@ -1,30 +1,51 @@
 //! `windlass gateway`: gateways of the project.
 
-use serde_json::json;
 use windlass_api::{
     gateways::{DeleteRequest, Gateway, ListRequest},
     operations::{DeleteGateways, ListGateways},
 };
 
-use super::stop::confirm;
 use crate::{
-    cli::{Format, ThingAction, ThingArgs},
+    cli::{At, Output},
     context,
     exit::Exit,
     output::{
-        self,
+        self, List,
         table::{Cell, Table},
         words,
     },
     problem::Problem,
 };
 
-pub(crate) fn run(args: &ThingArgs) -> Result<Exit, Problem> {
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// List gateways
+    List,
+    /// Delete gateways
+    Delete {
+        #[arg(required = true, value_name = "GATEWAY")]
+        names: Vec<String>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| {
-        if let Some(ThingAction::Delete { names, yes }) = &args.action {
+        if let Some(Action::Delete { names, yes }) = &args.action {
             let what = names.join(", ");
-            if !yes && !confirm(&format!("Delete {what}?"))? {
-                output::say("Nothing was deleted.");
+            if !output::confirm_delete(*yes, &what)? {
                 return Ok(Exit::Failed);
             }
             cx.call::<DeleteGateways>(&DeleteRequest { names: names.clone() }).await?;
@@ -32,12 +53,14 @@ pub(crate) fn run(args: &ThingArgs) -> Result<Exit, Problem> {
             return Ok(Exit::Done);
         }
         let gateways = cx.call::<ListGateways>(&ListRequest { include_imported: true }).await?;
-        match args.output.format {
-            Format::Json => output::json(&json!({ "project": cx.project, "gateways": gateways }))?,
-            Format::Jsonl => output::jsonl(&gateways)?,
-            Format::Name => gateways.iter().for_each(|gateway| output::data(&gateway.name)),
-            Format::Table | Format::Wide => table(&gateways).print(),
+        List {
+            project: Some(&cx.project),
+            kind: "gateways",
+            rows: &gateways,
+            name: |gateway| gateway.name.clone(),
+            none: "No gateways. `windlass apply -f FILE` makes one.",
         }
+        .print(args.output.format, |_| table(&gateways))?;
         Ok(Exit::Done)
     })
 }

@@ -11,7 +11,7 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{Format, LoginArgs},
+    cli::Output,
     context::{self, Context},
     exit::Exit,
     home::Home,
@@ -20,7 +20,22 @@ use crate::{
     problem::Problem,
 };
 
-pub(crate) fn run(args: &LoginArgs) -> Result<Exit, Problem> {
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Address of the server
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: String,
+    /// Your token; `-` reads it from standard input
+    #[arg(long, value_name = "TOKEN", env = "WINDLASS_TOKEN", hide_env_values = true)]
+    pub(crate) token: String,
+    /// Project to work in; the only one, or `main`, if not given
+    #[arg(long, value_name = "NAME")]
+    pub(crate) project: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let home = Home::find()?;
     let token = token(&args.token)?;
     let url = args.url.trim_end_matches('/').to_owned();
@@ -35,12 +50,8 @@ pub(crate) fn run(args: &LoginArgs) -> Result<Exit, Problem> {
     ));
     // The token stays where it was written.
     let document = json!({ "url": login.0.url, "user": login.1, "project": login.0.project });
-    match args.output.format {
-        Format::Json => output::json(&document)?,
-        Format::Jsonl => output::jsonl(&[document])?,
-        Format::Name => output::data(login.0.project.as_deref().unwrap_or(PROJECT)),
-        Format::Table | Format::Wide => {}
-    }
+    let project = login.0.project.as_deref().unwrap_or(PROJECT);
+    output::one(args.output.format, &document, project, |_| {})?;
     Ok(Exit::Done)
 }
 
@@ -61,7 +72,7 @@ fn token(given: &str) -> Result<String, Problem> {
     Ok(token)
 }
 
-async fn check(args: &LoginArgs, url: String, token: String) -> Result<(Login, String), Problem> {
+async fn check(args: &Args, url: String, token: String) -> Result<(Login, String), Problem> {
     let project = args.project.clone().unwrap_or_default();
     let context = Context::new(Chosen { url: url.clone(), token: token.clone(), project }).await?;
     let user = context.call::<ReadMyUser>(&Nothing {}).await?;

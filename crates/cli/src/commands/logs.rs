@@ -10,17 +10,43 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::stop::is_finished;
-use crate::{
+use super::{
     apply::{Copied, Pace, Pages, Tail},
-    cli::LogsArgs,
+    stop::is_finished,
+};
+use crate::{
+    cli::At,
     context::{self, Context},
     exit::Exit,
     output::words,
     problem::Problem,
 };
 
-pub(crate) fn run(args: &LogsArgs) -> Result<Exit, Problem> {
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The run
+    #[arg(value_name = "RUN")]
+    pub(crate) name: String,
+    /// Go on until the run ends
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Which replica of a service
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) replica: i64,
+    /// Which job of the replica: the rank of the node
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) job: i64,
+    /// Only what was written since then: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) since: Option<String>,
+    /// What the agent wrote about the job, instead of what the job wrote
+    #[arg(long)]
+    pub(crate) diagnose: bool,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let since = args.since.as_deref().map(since).transpose()?;
     context::with(&args.at, async |cx| print(cx, args, since).await)
 }
@@ -36,7 +62,7 @@ fn since(text: &str) -> Result<Timestamp, Problem> {
     })
 }
 
-async fn print(cx: &Context, args: &LogsArgs, since: Option<Timestamp>) -> Result<Exit, Problem> {
+async fn print(cx: &Context, args: &Args, since: Option<Timestamp>) -> Result<Exit, Problem> {
     let run = cx.run(&args.name).await?;
     if args.follow {
         return follow(cx, args, since, run).await;
@@ -46,12 +72,7 @@ async fn print(cx: &Context, args: &LogsArgs, since: Option<Timestamp>) -> Resul
     Ok(Exit::Done)
 }
 
-async fn follow(
-    cx: &Context,
-    args: &LogsArgs,
-    since: Option<Timestamp>,
-    mut run: Run,
-) -> Result<Exit, Problem> {
+async fn follow(cx: &Context, args: &Args, since: Option<Timestamp>, mut run: Run) -> Result<Exit, Problem> {
     let request = ReadRequest { run_name: None, id: Some(run.id) };
     let mut tail: Option<Tail<'_>> = None;
     let mut pace = Pace::new();
@@ -94,7 +115,7 @@ async fn finish(tail: Option<&mut Tail<'_>>) -> Result<bool, Problem> {
     }
 }
 
-fn job<'a>(run: &'a Run, args: &LogsArgs) -> Option<&'a JobSubmission> {
+fn job<'a>(run: &'a Run, args: &Args) -> Option<&'a JobSubmission> {
     let found = run.jobs.iter().find(|job| {
         let spec = job.job_spec.value().unwrap_or_default();
         spec["replica_num"].as_i64().unwrap_or(0) == args.replica
@@ -103,7 +124,7 @@ fn job<'a>(run: &'a Run, args: &LogsArgs) -> Option<&'a JobSubmission> {
     found.and_then(|job| job.job_submissions.last())
 }
 
-fn no_job(run: &Run, args: &LogsArgs) -> Problem {
+fn no_job(run: &Run, args: &Args) -> Problem {
     let problem =
         Problem::new(format!("find job {} of replica {} of `{}`", args.job, args.replica, args.name));
     if run.jobs.is_empty() {

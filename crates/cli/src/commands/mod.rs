@@ -1,24 +1,24 @@
 //! One verb per file.
 
-mod check;
-mod dev;
-mod fleet;
-mod gateway;
-mod login;
-mod logs;
-mod ps;
-mod server;
-mod stop;
-mod volume;
-mod why;
+pub(crate) mod apply;
+pub(crate) mod check;
+pub(crate) mod dev;
+pub(crate) mod fleet;
+pub(crate) mod gateway;
+pub(crate) mod login;
+pub(crate) mod logs;
+pub(crate) mod ps;
+pub(crate) mod server;
+pub(crate) mod stop;
+pub(crate) mod volume;
+pub(crate) mod why;
 
 use std::process::ExitCode;
 
 pub(crate) use self::fleet::{show as show_fleets, status as instance_status};
-pub(crate) use self::stop::{confirm, is_finished, wait_for_end};
+pub(crate) use self::stop::{is_finished, wait_for_end};
 
 use crate::{
-    apply,
     cli::{Cli, Command},
     output,
 };

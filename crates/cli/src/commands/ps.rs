@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal as _, time::Duration};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use windlass_api::{
     operations::{ListRuns, ReadProject},
     runs::{Job, JobSubmission, ListRequest, Run},
@@ -10,52 +10,63 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{Format, PsArgs},
+    cli::{At, Format, Output},
     context::{self, Context, name_of},
     exit::Exit,
     output::{
-        self,
+        self, List,
         table::{Cell, Table},
         words,
     },
     problem::Problem,
 };
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Finished runs too
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Show it again whenever it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    /// The newest N, finished or not
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) last: Option<u32>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
 const PAGE: i64 = 100;
 /// `-a` shows at most so many; whoever wants more says `-n`.
 const ALL_MAX: usize = 1000;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-pub(crate) fn run(args: &PsArgs) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     if args.watch && !matches!(args.output.format, Format::Table | Format::Wide) {
         return Err(Problem::misuse("`-w` shows tables only").hint("leave out `-o`"));
     }
     context::with(&args.at, async |cx| if args.watch { watch(cx, args).await } else { once(cx, args).await })
 }
 
-async fn once(cx: &Context, args: &PsArgs) -> Result<Exit, Problem> {
+async fn once(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     let runs = list(cx, args).await?;
-    match args.output.format {
-        Format::Json => output::json(&json!({ "project": cx.project, "runs": runs }))?,
-        Format::Jsonl => output::jsonl(&runs)?,
-        Format::Name => runs.iter().for_each(|run| output::data(&name_of(run))),
-        Format::Table | Format::Wide => {
-            if runs.is_empty() {
-                // The list of a project that does not exist is empty too.
-                cx.call::<ReadProject>(&Nothing {}).await?;
-                output::say(if args.all || args.last.is_some() {
-                    "No runs yet. `windlass apply -f FILE` starts one."
-                } else {
-                    "No active runs. `windlass ps -a` shows finished ones too."
-                });
-            }
-            table(&runs, args.output.format == Format::Wide).print();
-        }
+    if runs.is_empty() {
+        // The list of a project that does not exist is empty too.
+        cx.call::<ReadProject>(&Nothing {}).await?;
     }
+    let none = if args.all || args.last.is_some() {
+        "No runs yet. `windlass apply -f FILE` starts one."
+    } else {
+        "No active runs. `windlass ps -a` shows finished ones too."
+    };
+    List { project: Some(&cx.project), kind: "runs", rows: &runs, name: name_of, none }
+        .print(args.output.format, |wide| table(&runs, wide))?;
     Ok(Exit::Done)
 }
 
-async fn watch(cx: &Context, args: &PsArgs) -> Result<Exit, Problem> {
+async fn watch(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     let mut before = Vec::new();
     loop {
         let runs = list(cx, args).await?;
@@ -73,7 +84,7 @@ async fn watch(cx: &Context, args: &PsArgs) -> Result<Exit, Problem> {
 }
 
 /// Page by page: a server gives at most a hundred at a time.
-async fn list(cx: &Context, args: &PsArgs) -> Result<Vec<Run>, Problem> {
+async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, Problem> {
     let only_active = !args.all && args.last.is_none();
     let wanted = args.last.map_or(ALL_MAX, |last| usize::try_from(last).unwrap_or(ALL_MAX));
     let mut request = ListRequest {

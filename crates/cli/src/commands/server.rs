@@ -1,6 +1,9 @@
 //! `windlass server`: the control plane, until it is told to stop.
 
-use std::{io::IsTerminal as _, path::Path};
+use std::{
+    io::IsTerminal as _,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -11,7 +14,6 @@ use windlass_server::{
 };
 
 use crate::{
-    cli::{LogFormat, LogLevel, ServerAction, ServerArgs},
     exit::Exit,
     home::Home,
     local::{self, Running},
@@ -19,10 +21,103 @@ use crate::{
     problem::Problem,
 };
 
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = false, subcommand_negates_reqs = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    /// Address to listen on
+    #[arg(long, env = "WINDLASS_SERVER_HOST", global = true, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// Port to listen on; 0 lets the system choose
+    #[arg(long, env = "WINDLASS_SERVER_PORT", global = true, value_name = "PORT")]
+    pub(crate) port: Option<u16>,
+    /// Where the server keeps its files
+    #[arg(long, env = "WINDLASS_SERVER_DATA_DIR", global = true, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// `sqlite:PATH` or `postgres://…`
+    #[arg(
+        long,
+        env = "WINDLASS_SERVER_DATABASE_URL",
+        global = true,
+        value_name = "URL",
+        hide_env_values = true
+    )]
+    pub(crate) database_url: Option<String>,
+    /// Token of the user `admin`; drawn at the first start if not given
+    #[arg(
+        long,
+        env = "WINDLASS_SERVER_ADMIN_TOKEN",
+        global = true,
+        value_name = "TOKEN",
+        hide_env_values = true
+    )]
+    pub(crate) admin_token: Option<String>,
+    /// File with the keys that seal secrets; the same on every replica
+    #[arg(long, env = "WINDLASS_SERVER_KEY_FILE", global = true, value_name = "FILE")]
+    pub(crate) key_file: Option<PathBuf>,
+    /// Leave the terminal; said by the command that starts a server for itself
+    #[arg(long, hide = true)]
+    pub(crate) background: bool,
+    /// Do not offer this machine as fleet `local`
+    #[arg(long, global = true)]
+    pub(crate) no_local: bool,
+    /// The program `windlass-agent`, if it is not beside this one
+    #[arg(long, env = "WINDLASS_AGENT", global = true, value_name = "FILE")]
+    pub(crate) agent: Option<PathBuf>,
+    /// How jobs run on this machine: `docker` or `process`; containers where an engine answers, if not given
+    #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", global = true, value_name = "RUNTIME")]
+    pub(crate) local_runtime: Option<String>,
+    /// Socket of this machine's container engine; `DOCKER_HOST` or the usual places, if not given
+    #[arg(long, env = "WINDLASS_SERVER_DOCKER_SOCKET", global = true, value_name = "PATH")]
+    pub(crate) docker_socket: Option<PathBuf>,
+    /// Script of a mock cloud: a backend `mock` for trials
+    #[arg(long, env = "WINDLASS_MOCK_CLOUD", global = true, value_name = "FILE", hide = true)]
+    pub(crate) mock_cloud: Option<PathBuf>,
+    /// Where logs of jobs are kept: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`
+    #[arg(long, env = "WINDLASS_SERVER_LOG_STORE", global = true, value_name = "PLACE")]
+    pub(crate) log_store: Option<String>,
+    /// How long logs of jobs are kept after the end of their run: `30d`, or `off` for ever
+    #[arg(long, env = "WINDLASS_SERVER_KEEP_LOGS", global = true, value_name = "DAYS")]
+    pub(crate) keep_logs: Option<String>,
+    /// How much to log
+    #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
+    pub(crate) log_level: LogLevel,
+    /// How to write the log; `auto` is text on a terminal and JSON elsewhere
+    #[arg(long, env = "WINDLASS_LOG_FORMAT", global = true, value_enum, default_value_t = LogFormat::Auto)]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// Make a new sealing key, seal everything with it and forget the old ones
+    RotateKeys,
+    /// Stop the server that runs with this data directory
+    Stop,
+    /// Say whether a server runs with this data directory, and where
+    Status,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    Auto,
+    Text,
+    Json,
+}
+
 /// Enough for the work between database and network; the rest of the machine belongs to jobs.
 const WORKERS_MAX: usize = 4;
 
-pub(crate) fn run(args: ServerArgs) -> Result<Exit, Problem> {
+pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
     if args.background {
         // A new session has no terminal: neither Ctrl-C nor a closed window reaches it.
         rustix::process::setsid().map_err(|error| Problem::caused("leave the terminal", &error))?;
@@ -32,9 +127,9 @@ pub(crate) fn run(args: ServerArgs) -> Result<Exit, Problem> {
     let settings = settings(args)?;
     match action {
         None => turn(serve(settings, Start::Plain))?,
-        Some(ServerAction::RotateKeys) => turn(rotate_keys(settings))?,
-        Some(ServerAction::Stop) => stop(&settings.data_dir)?,
-        Some(ServerAction::Status) => return Ok(status(&settings.data_dir)),
+        Some(Action::RotateKeys) => turn(rotate_keys(settings))?,
+        Some(Action::Stop) => stop(&settings.data_dir)?,
+        Some(Action::Status) => return Ok(status(&settings.data_dir)),
     }
     Ok(Exit::Done)
 }
@@ -71,7 +166,7 @@ fn status(data_dir: &Path) -> Exit {
     }
 }
 
-fn settings(args: ServerArgs) -> anyhow::Result<Settings> {
+fn settings(args: Args) -> anyhow::Result<Settings> {
     let given = Given {
         host: args.host,
         port: args.port,

@@ -2,27 +2,46 @@
 
 use std::time::Duration;
 
-use serde_json::json;
 use windlass_api::{
     operations::{ReadRun, StopRuns},
     runs,
 };
 
 use crate::{
-    cli::{Format, StopArgs},
+    cli::{At, Format, Output},
     context::{self, Context, name_of},
     exit::Exit,
-    output,
+    output::{self, List, table::Table},
     problem::Problem,
 };
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The runs
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) names: Vec<String>,
+    /// At once, without a chance to end in good order
+    #[arg(short = 'x', long)]
+    pub(crate) abort: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Return when they have ended, not when the server knows that they shall
+    #[arg(short, long)]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-pub(crate) fn run(args: &StopArgs) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| stop(cx, args).await)
 }
 
-async fn stop(cx: &Context, args: &StopArgs) -> Result<Exit, Problem> {
+async fn stop(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     // Every name is looked at first: a typo stops nothing.
     let (mut runs, mut active) = (Vec::new(), Vec::new());
     for name in &args.names {
@@ -36,7 +55,7 @@ async fn stop(cx: &Context, args: &StopArgs) -> Result<Exit, Problem> {
     }
     if !active.is_empty() {
         let verb = if args.abort { "Abort" } else { "Stop" };
-        if !args.yes && !confirm(&format!("{verb} {}?", active.join(", ")))? {
+        if !output::confirm(args.yes, &format!("{verb} {}?", active.join(", ")))? {
             output::say("Nothing was stopped.");
             return Ok(Exit::Failed);
         }
@@ -52,21 +71,11 @@ async fn stop(cx: &Context, args: &StopArgs) -> Result<Exit, Problem> {
             output::say(&format!("`{name}` is stopping."));
         }
     }
-    match args.output.format {
-        Format::Json => output::json(&json!({ "project": cx.project, "runs": runs }))?,
-        Format::Jsonl => output::jsonl(&runs)?,
-        Format::Name => runs.iter().for_each(|run| output::data(&name_of(run))),
-        Format::Table | Format::Wide => {}
+    if !matches!(args.output.format, Format::Table | Format::Wide) {
+        let list = List { project: Some(&cx.project), kind: "runs", rows: &runs, name: name_of, none: "" };
+        list.print(args.output.format, |_| Table::new([]))?;
     }
     Ok(Exit::Done)
-}
-
-/// Asks, or says which flag answers.
-pub(crate) fn confirm(question: &str) -> Result<bool, Problem> {
-    if !output::can_ask() {
-        return Err(Problem::misuse("nobody is there to answer").why(question).hint("`-y` says yes"));
-    }
-    Ok(output::ask(question))
 }
 
 pub(crate) fn is_finished(status: &str) -> bool {

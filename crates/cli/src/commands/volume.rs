@@ -1,31 +1,52 @@
 //! `windlass volume`: volumes of the project.
 
-use serde_json::json;
 use windlass_api::{
     operations::{DeleteVolumes, ListProjectVolumes},
     server::Nothing,
     volumes::{DeleteRequest, Volume},
 };
 
-use super::stop::confirm;
 use crate::{
-    cli::{Format, ThingAction, ThingArgs},
+    cli::{At, Output},
     context,
     exit::Exit,
     output::{
-        self,
+        self, List,
         table::{Cell, Table},
         words,
     },
     problem::Problem,
 };
 
-pub(crate) fn run(args: &ThingArgs) -> Result<Exit, Problem> {
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// List volumes
+    List,
+    /// Delete volumes
+    Delete {
+        #[arg(required = true, value_name = "VOLUME")]
+        names: Vec<String>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| {
-        if let Some(ThingAction::Delete { names, yes }) = &args.action {
+        if let Some(Action::Delete { names, yes }) = &args.action {
             let what = names.join(", ");
-            if !yes && !confirm(&format!("Delete {what}?"))? {
-                output::say("Nothing was deleted.");
+            if !output::confirm_delete(*yes, &what)? {
                 return Ok(Exit::Failed);
             }
             cx.call::<DeleteVolumes>(&DeleteRequest { names: names.clone() }).await?;
@@ -33,12 +54,14 @@ pub(crate) fn run(args: &ThingArgs) -> Result<Exit, Problem> {
             return Ok(Exit::Done);
         }
         let volumes = cx.call::<ListProjectVolumes>(&Nothing {}).await?;
-        match args.output.format {
-            Format::Json => output::json(&json!({ "project": cx.project, "volumes": volumes }))?,
-            Format::Jsonl => output::jsonl(&volumes)?,
-            Format::Name => volumes.iter().for_each(|volume| output::data(&volume.name)),
-            Format::Table | Format::Wide => table(&volumes).print(),
+        List {
+            project: Some(&cx.project),
+            kind: "volumes",
+            rows: &volumes,
+            name: |volume| volume.name.clone(),
+            none: "No volumes. `windlass apply -f FILE` makes one.",
         }
+        .print(args.output.format, |_| table(&volumes))?;
         Ok(Exit::Done)
     })
 }

@@ -6,41 +6,42 @@ use windlass_api::{
     runs::{Job, PlanRequest, Run, RunPlan},
 };
 
-use super::stop::is_finished;
+use super::{apply, stop::is_finished};
 use crate::{
-    apply,
-    cli::{Format, WhyArgs},
+    cli::{At, Output},
     context::{self, Context, name_of},
     exit::Exit,
     output::{self, words},
     problem::Problem,
 };
 
-pub(crate) fn run(args: &WhyArgs) -> Result<Exit, Problem> {
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The run
+    #[arg(value_name = "RUN")]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
         let plan = if waits(&run) { Some(plan(cx, &run).await?) } else { None };
-        match args.output.format {
-            Format::Json | Format::Jsonl => {
-                let document = json!({
-                    "name": name_of(&run),
-                    "status": run.status,
-                    "status_message": run.status_message,
-                    "termination_reason": run.termination_reason,
-                    "reasons": apply::reasons(&run),
-                    "hint": apply::hint(&run, &name_of(&run)),
-                    "shortfalls": shortfalls(&run),
-                    "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
-                });
-                if args.output.format == Format::Json {
-                    output::json(&document)?
-                } else {
-                    output::jsonl(&[document])?
-                }
-            }
-            Format::Name => output::data(&name_of(&run)),
-            Format::Table | Format::Wide => tell(&run, plan.as_ref()),
-        }
+        let name = name_of(&run);
+        let document = json!({
+            "name": name,
+            "status": run.status,
+            "status_message": run.status_message,
+            "termination_reason": run.termination_reason,
+            "reasons": apply::reasons(&run),
+            "hint": apply::hint(&run, &name),
+            "shortfalls": shortfalls(&run),
+            "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
+        });
+        output::one(args.output.format, &document, &name, |_| tell(&run, plan.as_ref()))?;
         Ok(Exit::Done)
     })
 }

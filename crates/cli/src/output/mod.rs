@@ -2,15 +2,18 @@
 //!
 //! A reader that went away (`windlass … | head`) is no error: what it did not want to read is dropped.
 
+mod ask;
+mod list;
 pub(crate) mod style;
 pub(crate) mod table;
 pub(crate) mod words;
 
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::io::Write as _;
 
-use serde::Serialize;
-
-use crate::problem::Problem;
+pub(crate) use self::{
+    ask::{ask, can_ask, confirm, confirm_delete},
+    list::{List, json_array, jsonl, one},
+};
 
 /// One line of data.
 pub(crate) fn data(text: &str) {
@@ -28,46 +31,6 @@ pub(crate) fn raw(bytes: &[u8]) -> bool {
 pub(crate) fn say(text: &str) {
     let mut out = std::io::stderr().lock();
     let _ = writeln!(out, "{text}");
-}
-
-/// A document that programs read.
-pub(crate) fn json<T: Serialize>(value: &T) -> Result<(), Problem> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| Problem::caused("write JSON", &error))?;
-    data(&text);
-    Ok(())
-}
-
-/// One document for each line.
-pub(crate) fn jsonl<T: Serialize>(values: &[T]) -> Result<(), Problem> {
-    for value in values {
-        data(&serde_json::to_string(value).map_err(|error| Problem::caused("write JSON", &error))?);
-    }
-    Ok(())
-}
-
-/// Whether somebody is there to answer a question.
-pub(crate) fn can_ask() -> bool {
-    std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
-}
-
-/// Asks until the answer is yes or no. The end of the input is no.
-pub(crate) fn ask(question: &str) -> bool {
-    loop {
-        {
-            let mut out = std::io::stderr().lock();
-            let _ = write!(out, "{question} [y/n] ").and_then(|()| out.flush());
-        }
-        let mut answer = String::new();
-        match std::io::stdin().lock().read_line(&mut answer) {
-            Ok(0) | Err(_) => return false,
-            Ok(_) => {}
-        }
-        match answer.trim().to_ascii_lowercase().as_str() {
-            "y" | "yes" => return true,
-            "n" | "no" => return false,
-            _ => {}
-        }
-    }
 }
 
 /// Control characters could drive the terminal: they are shown, not obeyed.

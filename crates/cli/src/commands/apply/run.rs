@@ -10,13 +10,12 @@ use windlass_api::{
 use windlass_model::plan::diff;
 
 use super::{
-    agreed,
+    Args, agreed,
     archive::{self, Brought},
     attach, git, plan,
     source::Source,
 };
 use crate::{
-    cli::{ApplyArgs, Format},
     commands::{is_finished, wait_for_end},
     context::{Context, name_of},
     exit::Exit,
@@ -24,7 +23,7 @@ use crate::{
     problem::Problem,
 };
 
-pub(super) async fn apply(cx: &Context, args: &ApplyArgs, source: &Source) -> Result<Exit, Problem> {
+pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<Exit, Problem> {
     let code = git::find(args, source)?;
     let archives = archive::upload(cx, source).await?;
     if let Some(code) = &code {
@@ -154,19 +153,14 @@ async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Re
     }
 }
 
-async fn finish(cx: &Context, args: &ApplyArgs, run: &Run) -> Result<Exit, Problem> {
+async fn finish(cx: &Context, args: &Args, run: &Run) -> Result<Exit, Problem> {
     let name = name_of(run);
     if !args.detach {
         return attach::follow(cx, run).await;
     }
-    match args.output.format {
-        Format::Json => output::json(run)?,
-        Format::Jsonl => output::jsonl(std::slice::from_ref(run))?,
-        Format::Name => output::data(&name),
-        Format::Table | Format::Wide => {
-            output::data(&name);
-            output::say(&format!("`{name}` is {}. `windlass logs -f {name}` follows it.", run.status));
-        }
-    }
+    output::one(args.output.format, run, &name, |_| {
+        output::data(&name);
+        output::say(&format!("`{name}` is {}. `windlass logs -f {name}` follows it.", run.status));
+    })?;
     Ok(Exit::Done)
 }

@@ -13,7 +13,8 @@ use windlass_model::config::{
     resolve,
 };
 
-use crate::{cli::ApplyArgs, output, problem::Problem};
+use super::Args;
+use crate::{output, problem::Problem};
 
 /// Tried in this order when no file is named.
 const DEFAULT_FILES: [&str; 4] = ["windlass.yml", "windlass.yaml", ".dstack.yml", ".dstack.yaml"];
@@ -33,7 +34,7 @@ pub(crate) struct Source {
     pub(crate) profile: Value,
 }
 
-pub(crate) fn read(args: &ApplyArgs) -> Result<Source, Problem> {
+pub(crate) fn read(args: &Args) -> Result<Source, Problem> {
     let path = match &args.file {
         Some(path) => path.clone(),
         None => default_file()?,
@@ -110,7 +111,7 @@ fn rename_volume(configuration: &mut Configuration, name: Option<Name>) -> Resul
 }
 
 /// `-e` first, then what the file leaves to the environment of this command.
-fn variables(configuration: &mut Configuration, args: &ApplyArgs) -> Result<(), Problem> {
+fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), Problem> {
     let kind = configuration.kind();
     let Some(env) = env_of(configuration) else {
         if args.env.is_empty() {
@@ -147,7 +148,7 @@ fn env_of(configuration: &mut Configuration) -> Option<&mut Env> {
 }
 
 /// The profile that was named, or the one that calls itself the default.
-fn profile(args: &ApplyArgs) -> Result<Value, Problem> {
+fn profile(args: &Args) -> Result<Value, Problem> {
     let wanted = args.profile.as_deref().filter(|name| !name.is_empty());
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let near = PROFILE_FILES.iter().map(PathBuf::from);

@@ -11,10 +11,9 @@ use windlass_api::{
 };
 use windlass_model::{config::fleet::Fleet as Config, plan::diff};
 
-use super::{agreed, keys, plan, source::Source};
+use super::{Args, agreed, keys, plan, source::Source};
 use crate::{
-    cli::{ApplyArgs, Format},
-    commands::instance_status,
+    commands::{instance_status, show_fleets},
     context::Context,
     exit::Exit,
     output,
@@ -25,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 pub(super) async fn apply(
     cx: &Context,
-    args: &ApplyArgs,
+    args: &Args,
     source: &Source,
     config: &Config,
 ) -> Result<Exit, Problem> {
@@ -118,16 +117,11 @@ async fn delete(cx: &Context, fleet: &Fleet) -> Result<(), Problem> {
     }
 }
 
-async fn finish(cx: &Context, args: &ApplyArgs, fleet: Fleet) -> Result<Exit, Problem> {
+async fn finish(cx: &Context, args: &Args, fleet: Fleet) -> Result<Exit, Problem> {
     let fleet = if args.detach { fleet } else { wait(cx, fleet).await? };
-    match args.output.format {
-        Format::Json => output::json(&fleet)?,
-        Format::Jsonl => output::jsonl(std::slice::from_ref(&fleet))?,
-        Format::Name => output::data(&fleet.name),
-        Format::Table | Format::Wide => {
-            crate::commands::show_fleets(std::slice::from_ref(&fleet), args.output.format)
-        }
-    }
+    output::one(args.output.format, &fleet, &fleet.name, |_| {
+        show_fleets(std::slice::from_ref(&fleet), args.output.format);
+    })?;
     let ended = fleet.instances.iter().any(|instance| instance.status == "terminated");
     Ok(if fleet.status == "failed" || (ended && !args.detach) { Exit::RunFailed } else { Exit::Done })
 }

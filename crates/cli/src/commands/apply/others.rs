@@ -9,14 +9,8 @@ use windlass_api::{
     volumes,
 };
 
-use super::{agreed, source::Source};
-use crate::{
-    cli::{ApplyArgs, Format},
-    context::Context,
-    exit::Exit,
-    output,
-    problem::Problem,
-};
+use super::{Args, agreed, source::Source};
+use crate::{context::Context, exit::Exit, output, problem::Problem};
 
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -24,7 +18,7 @@ fn document(source: &Source) -> Result<Document, Problem> {
     Document::new(&source.configuration).map_err(|error| Problem::caused("write the configuration", &error))
 }
 
-pub(super) async fn volume(cx: &Context, args: &ApplyArgs, source: &Source) -> Result<Exit, Problem> {
+pub(super) async fn volume(cx: &Context, args: &Args, source: &Source) -> Result<Exit, Problem> {
     if let Some(name) = source.configuration.name() {
         match cx.try_call::<ReadVolume>(&volumes::NameRequest { name: name.to_owned() }).await {
             Ok(volume) => return existing(args, source, &volume),
@@ -50,7 +44,7 @@ pub(super) async fn volume(cx: &Context, args: &ApplyArgs, source: &Source) -> R
 }
 
 /// A volume cannot change: it holds data.
-fn existing(args: &ApplyArgs, source: &Source, volume: &volumes::Volume) -> Result<Exit, Problem> {
+fn existing(args: &Args, source: &Source, volume: &volumes::Volume) -> Result<Exit, Problem> {
     let read = |error: serde_json::Error| Problem::caused("compare the volume", &error);
     let (before, wanted) =
         (volume.configuration.value().map_err(read)?, document(source)?.value().map_err(read)?);
@@ -73,7 +67,7 @@ fn existing(args: &ApplyArgs, source: &Source, volume: &volumes::Volume) -> Resu
         )))
 }
 
-pub(super) async fn gateway(cx: &Context, args: &ApplyArgs, source: &Source) -> Result<Exit, Problem> {
+pub(super) async fn gateway(cx: &Context, args: &Args, source: &Source) -> Result<Exit, Problem> {
     let spec =
         gateways::Spec { configuration: document(source)?, configuration_path: Some(source.file.clone()) };
     let plan = cx.call::<PlanGateway>(&gateways::PlanRequest { spec: spec.clone() }).await?;
@@ -120,16 +114,7 @@ fn tell(said: &mut String, name: &str, status: &str, message: Option<&str>) {
     }
 }
 
-fn answer<T: serde::Serialize>(
-    args: &ApplyArgs,
-    thing: &T,
-    name: &str,
-    failed: bool,
-) -> Result<Exit, Problem> {
-    match args.output.format {
-        Format::Json => output::json(thing)?,
-        Format::Jsonl => output::jsonl(std::slice::from_ref(thing))?,
-        Format::Name | Format::Table | Format::Wide => output::data(name),
-    }
+fn answer<T: serde::Serialize>(args: &Args, thing: &T, name: &str, failed: bool) -> Result<Exit, Problem> {
+    output::one(args.output.format, thing, name, |_| output::data(name))?;
     Ok(if failed { Exit::RunFailed } else { Exit::Done })
 }

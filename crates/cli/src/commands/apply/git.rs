@@ -13,11 +13,12 @@ use windlass_api::{Document, repos};
 use windlass_model::config::mounts::RepoSpec;
 
 use super::{
+    Args,
     archive::{BYTES_MAX, local_path, tar_of},
     keys,
     source::Source,
 };
-use crate::{cli::ApplyArgs, local::sha256, output, problem::Problem};
+use crate::{local::sha256, output, problem::Problem};
 
 /// Code that the server shall know.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(super) struct Code {
     pub(super) hash: String,
 }
 
-pub(super) fn find(args: &ApplyArgs, source: &Source) -> Result<Option<Code>, Problem> {
+pub(super) fn find(args: &Args, source: &Source) -> Result<Option<Code>, Problem> {
     let repos = source.configuration.run().map(|run| run.repos.as_slice()).unwrap_or_default();
     let Some(repo) = repos.first() else { return Ok(None) };
     match (&repo.0.local_path, &repo.0.url) {
@@ -41,7 +42,7 @@ pub(super) fn find(args: &ApplyArgs, source: &Source) -> Result<Option<Code>, Pr
 }
 
 /// A repository by its address: nothing here has to be looked at.
-fn remote(args: &ApplyArgs, url: &str, spec: &RepoSpec) -> Result<Code, Problem> {
+fn remote(args: &Args, url: &str, spec: &RepoSpec) -> Result<Code, Problem> {
     let data = json!({
         "repo_type": "remote",
         "repo_name": name_of(url),
@@ -53,7 +54,7 @@ fn remote(args: &ApplyArgs, url: &str, spec: &RepoSpec) -> Result<Code, Problem>
     code(args, url, data, Vec::new())
 }
 
-fn code(args: &ApplyArgs, url: &str, data: Value, content: Vec<u8>) -> Result<Code, Problem> {
+fn code(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result<Code, Problem> {
     let name = name_of(url);
     let identity = args.git_identity.as_ref().map(keys::read).transpose()?;
     let creds = repos::Creds {
@@ -77,7 +78,7 @@ fn name_of(url: &str) -> String {
     if name.is_empty() { "repo".to_owned() } else { name.to_owned() }
 }
 
-fn local(args: &ApplyArgs, path: &Path) -> Result<Code, Problem> {
+fn local(args: &Args, path: &Path) -> Result<Code, Problem> {
     let whole = path
         .canonicalize()
         .map_err(|error| Problem::caused(&format!("find the repository `{}`", path.display()), &error))?;

@@ -1,0 +1,125 @@
+//! `windlass apply`: reads a configuration, shows what it would do, asks, does it, and stays until the end.
+
+mod archive;
+mod attach;
+mod fleet;
+mod git;
+mod keys;
+mod others;
+mod outcome;
+mod plan;
+mod run;
+mod source;
+mod tail;
+
+use std::path::PathBuf;
+
+use windlass_model::config::Configuration;
+
+pub(crate) use self::{
+    outcome::{hint, indented, reasons},
+    plan::{refusals, resources},
+    tail::{Copied, Pace, Pages, Tail},
+};
+use crate::{
+    cli::{At, Format, Output},
+    context,
+    exit::Exit,
+    output,
+    problem::Problem,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass apply -f train.yml                     plan, ask, run, follow the output
+  windlass apply -f train.yml -y -d               no question, do not wait
+  windlass apply -f train.yml -e SEED=7 -- --lr 3 variables, and arguments for ${{ run.args }}
+  windlass apply -f fleet.yml -y                  a fleet, volume or gateway is made the same way
+
+The exit code is the job's own when it is below 200. From 200 on it is ours: 200 failed otherwise, 201 stopped,
+202 the job returned 200 or more. 2 is misuse.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The configuration; `-` is standard input. `windlass.yml` or `.dstack.yml` if not given
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Return as soon as it is submitted
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+    /// Name it so, whatever the configuration says
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Set a variable of the run; `K` alone takes it from your environment
+    #[arg(short, long = "env", value_name = "K[=V]", value_parser = variable)]
+    pub(crate) env: Vec<(String, Option<String>)>,
+    /// Replace what runs under this name even if nothing changed
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// How many offers the plan shows
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) max_offers: u16,
+    /// Take defaults from this profile of `.windlass/profiles.yml` or `.dstack/profiles.yml`
+    #[arg(long, value_name = "NAME", env = "WINDLASS_PROFILE")]
+    pub(crate) profile: Option<String>,
+    /// Private key with which hosts clone the repository; it is sent to the server
+    #[arg(long, value_name = "FILE")]
+    pub(crate) git_identity: Option<PathBuf>,
+    /// Token with which hosts clone the repository; it is sent to the server
+    #[arg(long, value_name = "TOKEN", env = "WINDLASS_GIT_TOKEN", hide_env_values = true)]
+    pub(crate) git_token: Option<String>,
+    /// Arguments that replace `${{ run.args }}` in commands
+    #[arg(last = true, value_name = "ARG")]
+    pub(crate) args: Vec<String>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+fn variable(text: &str) -> Result<(String, Option<String>), String> {
+    match text.split_once('=') {
+        Some(("", _)) => Err("want NAME or NAME=VALUE".to_owned()),
+        Some((name, value)) => Ok((name.to_owned(), Some(value.to_owned()))),
+        None if text.is_empty() => Err("want NAME or NAME=VALUE".to_owned()),
+        None => Ok((text.to_owned(), None)),
+    }
+}
+
+/// Whatever fails here is ours: codes below 200 belong to the job.
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    apply(args).map_err(Problem::ours)
+}
+
+fn apply(args: &Args) -> Result<Exit, Problem> {
+    if !args.yes && !output::can_ask() {
+        return Err(Problem::misuse("nobody is there to answer whether to go on").hint("`-y` says yes"));
+    }
+    // All that can be found wrong without a server is found before one is started.
+    let source = source::read(args)?;
+    if source.configuration.run().is_some() && !args.detach && args.output.format != Format::Table {
+        return Err(Problem::misuse("standard output belongs to the job while it is followed")
+            .hint("`-o` goes together with `-d`"));
+    }
+    context::with(&args.at, async |cx| match &source.configuration {
+        Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
+            run::apply(cx, args, &source).await
+        }
+        Configuration::Fleet(config) => fleet::apply(cx, args, &source, config).await,
+        Configuration::Volume(_) => others::volume(cx, args, &source).await,
+        Configuration::Gateway(_) => others::gateway(cx, args, &source).await,
+    })
+}
+
+/// Asks unless `-y` answered already.
+fn agreed(args: &Args, question: &str) -> Result<bool, Problem> {
+    if output::confirm(args.yes, question)? {
+        return Ok(true);
+    }
+    output::say("Nothing was changed.");
+    Ok(false)
+}

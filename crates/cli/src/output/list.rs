@@ -1,0 +1,115 @@
+//! How a command answers with things: the same five formats everywhere.
+//!
+//! Every JSON document says which version of these shapes it is written in; `docs/json.md` describes them.
+
+use serde::Serialize;
+use serde_json::Map;
+
+use super::{data, say, table::Table};
+use crate::{cli::Format, problem::Problem};
+
+/// Raised when a field of any document is removed or changes its meaning. New fields do not raise it.
+pub(crate) const VERSION: u32 = 1;
+
+/// A list of things of one kind.
+pub(crate) struct List<'a, T> {
+    /// The project that they are in; things of the whole server have none.
+    pub(crate) project: Option<&'a str>,
+    /// The key of the rows in the document: the plural noun.
+    pub(crate) kind: &'static str,
+    pub(crate) rows: &'a [T],
+    /// What `-o name` prints of a row.
+    pub(crate) name: fn(&T) -> String,
+    /// Said instead of a table without rows.
+    pub(crate) none: &'a str,
+}
+
+impl<T: Serialize> List<'_, T> {
+    /// `table` is asked whether every column is wanted.
+    pub(crate) fn print(&self, format: Format, table: impl FnOnce(bool) -> Table) -> Result<(), Problem> {
+        match format {
+            Format::Json => self.document()?,
+            Format::Jsonl => jsonl(self.rows)?,
+            Format::Name => self.rows.iter().for_each(|row| data(&super::printable(&(self.name)(row)))),
+            Format::Table | Format::Wide if self.rows.is_empty() => say(self.none),
+            Format::Table | Format::Wide => table(format == Format::Wide).print(),
+        }
+        Ok(())
+    }
+
+    fn document(&self) -> Result<(), Problem> {
+        let mut document = Map::new();
+        document.extend(self.project.map(|project| ("project".to_owned(), project.into())));
+        let rows = serde_json::to_value(self.rows).map_err(|error| Problem::caused("write JSON", &error))?;
+        document.insert(self.kind.to_owned(), rows);
+        json(&document)
+    }
+}
+
+/// One thing: the object itself in JSON, else what `show` prints.
+pub(crate) fn one<T: Serialize>(
+    format: Format,
+    thing: &T,
+    name: &str,
+    show: impl FnOnce(bool),
+) -> Result<(), Problem> {
+    match format {
+        Format::Json => json(thing)?,
+        Format::Jsonl => jsonl(std::slice::from_ref(thing))?,
+        Format::Name => data(&super::printable(name)),
+        Format::Table | Format::Wide => show(format == Format::Wide),
+    }
+    Ok(())
+}
+
+/// A document with its version in front.
+#[derive(Serialize)]
+struct Versioned<'a, T> {
+    version: u32,
+    #[serde(flatten)]
+    value: &'a T,
+}
+
+/// A document that programs read.
+fn json<T: Serialize>(value: &T) -> Result<(), Problem> {
+    data(&text(value, |value| serde_json::to_string_pretty(value))?);
+    Ok(())
+}
+
+/// One document for each line.
+pub(crate) fn jsonl<T: Serialize>(values: &[T]) -> Result<(), Problem> {
+    for value in values {
+        data(&text(value, |value| serde_json::to_string(value))?);
+    }
+    Ok(())
+}
+
+/// Several documents in one array, for a command whose answer has no name.
+pub(crate) fn json_array<T: Serialize>(values: &[T]) -> Result<(), Problem> {
+    let values: Vec<Versioned<'_, T>> =
+        values.iter().map(|value| Versioned { version: VERSION, value }).collect();
+    let text =
+        serde_json::to_string_pretty(&values).map_err(|error| Problem::caused("write JSON", &error))?;
+    data(&text);
+    Ok(())
+}
+
+fn text<T: Serialize>(
+    value: &T,
+    write: impl FnOnce(&Versioned<'_, T>) -> serde_json::Result<String>,
+) -> Result<String, Problem> {
+    write(&Versioned { version: VERSION, value }).map_err(|error| Problem::caused("write JSON", &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::text;
+
+    #[test]
+    fn the_version_stands_in_front_of_what_a_document_says() {
+        let line = text(&json!({ "name": "a", "cpus": 1.50 }), |value| serde_json::to_string(value)).unwrap();
+        assert_eq!(line, r#"{"version":1,"cpus":1.5,"name":"a"}"#);
+    }
+}
