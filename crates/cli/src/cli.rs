@@ -2,7 +2,9 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::commands::{apply, check, dev, fleet, gateway, login, logs, ps, server, stop, volume, why};
+use crate::commands::{
+    apply, check, dev, explain, fleet, gateway, help, login, logs, ps, server, stop, volume, why,
+};
 
 const AFTER: &str = "\
 Examples:
@@ -14,7 +16,7 @@ Without a server configured, the first command starts one on this machine, in th
 
 /// Runs container workloads on machines you own or rent.
 #[derive(Debug, Parser)]
-#[command(name = "windlass", version, arg_required_else_help = true, after_help = AFTER)]
+#[command(name = "windlass", version, arg_required_else_help = true, disable_help_subcommand = true, after_help = AFTER)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -46,6 +48,10 @@ pub(crate) enum Command {
     Server(server::Args),
     /// Run a server for development: in the foreground, and gone when it ends
     Dev(dev::Args),
+    /// Explain an error by its code, without a server
+    Explain(explain::Args),
+    /// Print help for a command or a topic
+    Help(help::Args),
 }
 
 /// Which server, as whom, where.

@@ -12,7 +12,7 @@ use windlass_api::{
 use crate::{
     cli::At,
     login::{self, Chosen},
-    problem::Problem,
+    problem::{Code, Problem},
 };
 
 /// Names that a "did you mean" looks at.
@@ -104,8 +104,9 @@ impl Context {
     }
 
     async fn unknown_project(&self) -> Problem {
-        let problem =
-            Problem::new(format!("find project `{}`", self.project)).why("the server has none of that name");
+        let problem = Problem::new(format!("find project `{}`", self.project))
+            .code(Code::UnknownProject)
+            .why("the server has none of that name");
         let request = projects::ListRequest::default();
         let names: Vec<String> = match self.client.call::<ListProjects>(&[], &request).await {
             Ok(projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. }) => {
@@ -141,6 +142,7 @@ impl Context {
         let runs = self.client.call::<ListRuns>(&[], &request).await.unwrap_or_default();
         let names: Vec<String> = runs.iter().map(name_of).collect();
         let problem = Problem::new(format!("find run `{name}`"))
+            .code(Code::UnknownName)
             .why(format!("project `{}` has none of that name", self.project));
         match closest(name, names.iter().map(String::as_str)) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
@@ -157,9 +159,9 @@ pub(crate) fn name_of(run: &runs::Run) -> String {
 
 /// A static binary cannot use the C library's name service, so names are looked up by ours.
 async fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>, Problem> {
-    let found = windlass_tunnel::lookup(host)
-        .await
-        .map_err(|why| Problem::new(format!("find the server's host `{host}`")).why(why))?;
+    let found = windlass_tunnel::lookup(host).await.map_err(|why| {
+        Problem::new(format!("find the server's host `{host}`")).code(Code::Address).why(why)
+    })?;
     Ok(found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
 }
 

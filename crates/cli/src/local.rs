@@ -25,7 +25,7 @@ use crate::{
     home::{Home, make_private_dir, read_if_there, write_private},
     login::Login,
     output,
-    problem::Problem,
+    problem::{Code, Problem},
 };
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
@@ -121,6 +121,7 @@ pub(crate) fn find_or_start(home: &Home) -> Result<Login, Problem> {
     }
     if let Some(running) = Running::find(&dir) {
         return Err(Problem::new(format!("use the server at {}", running.url))
+            .code(Code::NoToken)
             .why("it was started by hand, so its token is not known here")
             .hint(format!(
                 "`windlass login --url {} --token TOKEN`, with the token it showed at its first start",
@@ -153,7 +154,9 @@ fn lock(dir: &Path) -> Result<File, Problem> {
 
 fn start(dir: &Path) -> Result<Login, Problem> {
     let log = log_file(dir);
-    let problem = |error: &dyn std::error::Error| Problem::caused("start a local server", error);
+    let problem = |error: &dyn std::error::Error| {
+        Problem::caused("start a local server", error).code(Code::LocalServer)
+    };
     let token = token(dir)?;
     let open = || OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
     let (out, err) = (open().map_err(|e| problem(&e))?, open().map_err(|e| problem(&e))?);
@@ -215,7 +218,10 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 fn wait(dir: &Path, child: &mut Child, log: &Path, from: u64) -> Result<Running, Problem> {
     let until = Instant::now() + READY_WITHIN;
     let failed = |why: String| {
-        Problem::new("start a local server").why(why).hint(format!("its log is {}", log.display()))
+        Problem::new("start a local server")
+            .code(Code::LocalServer)
+            .why(why)
+            .hint(format!("its log is {}", log.display()))
     };
     loop {
         if let Some(running) =
@@ -253,13 +259,14 @@ pub(crate) fn stop(data_dir: &Path) -> Result<Option<Running>, Problem> {
     let Some(running) = Running::find(data_dir) else { return Ok(None) };
     let what = || format!("stop the server at {} (process {})", running.url, running.pid);
     if let Some(pid) = Pid::from_raw(running.pid) {
-        kill_process(pid, Signal::TERM).map_err(|error| Problem::caused(&what(), &error))?;
+        kill_process(pid, Signal::TERM)
+            .map_err(|error| Problem::caused(&what(), &error).code(Code::LocalServer))?;
     }
     let until = Instant::now() + STOP_WITHIN;
     while running.lives() {
         if Instant::now() > until {
             let why = format!("it is still there after {} s", STOP_WITHIN.as_secs());
-            return Err(Problem::new(what()).why(why));
+            return Err(Problem::new(what()).code(Code::LocalServer).why(why));
         }
         thread::sleep(LOOK_EVERY);
     }

@@ -7,7 +7,7 @@ use crate::{
     cli::At,
     home::{Home, read_if_there, write_private},
     local,
-    problem::Problem,
+    problem::{Code, Problem},
 };
 
 /// The project of a new server.
@@ -88,5 +88,6 @@ fn known(home: &Home, stored: Option<Login>, url: String) -> Result<Login, Probl
         return Ok(login);
     }
     Err(Problem::misuse(format!("no token is known for {url}"))
+        .code(Code::NoToken)
         .hint("set `WINDLASS_TOKEN`, or `windlass login --url URL --token TOKEN`"))
 }

@@ -1,14 +1,18 @@
 //! Errors for people: what went wrong, why, and what to do about it.
 
+mod code;
+
 use std::fmt::Write as _;
 
 use windlass_api::client::CallError;
 
+pub(crate) use self::code::Code;
 use crate::{exit::Exit, output::printable};
 
 /// Nobody reacts to a kind of it: it is shown, and sets the exit code.
 #[derive(Debug)]
 pub(crate) struct Problem {
+    code: Code,
     what: String,
     why: Vec<String>,
     hint: Option<String>,
@@ -17,17 +21,24 @@ pub(crate) struct Problem {
 
 impl Problem {
     pub(crate) fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), why: Vec::new(), hint: None, exit: Exit::Failed }
+        Self { code: Code::Failed, what: what.into(), why: Vec::new(), hint: None, exit: Exit::Failed }
     }
 
     /// The command cannot work as it was called.
     pub(crate) fn misuse(what: impl Into<String>) -> Self {
-        Self { exit: Exit::Misuse, ..Self::new(what) }
+        Self { code: Code::Usage, exit: Exit::Misuse, ..Self::new(what) }
     }
 
     /// Everything was said already; only the exit code is left.
     pub(crate) fn told() -> Self {
         Self::new("")
+    }
+
+    /// Which kind of problem it is, more precisely.
+    #[must_use]
+    pub(crate) fn code(mut self, code: Code) -> Self {
+        self.code = code;
+        self
     }
 
     #[must_use]
@@ -55,18 +66,19 @@ impl Problem {
         self.exit
     }
 
-    /// `error: what: why` and a line for the hint; empty when all was said.
+    /// `error[CODE]: what: why` and a line for the hint; empty when all was said.
     pub(crate) fn text(&self) -> String {
         if self.what.is_empty() {
             return String::new();
         }
-        let mut text = format!("error: {}", self.what);
+        let mut text = format!("error[{}]: {}", self.code.id(), self.what);
         for why in &self.why {
             let _ = write!(text, ": {why}");
         }
-        if let Some(hint) = &self.hint {
-            let _ = write!(text, "\n  hint: {hint}");
-        }
+        let _ = match &self.hint {
+            Some(hint) => write!(text, "\n  hint: {hint}"),
+            None => write!(text, "\n  hint: `windlass explain {}` says what this means", self.code.id()),
+        };
         printable(&text)
     }
 
@@ -74,23 +86,28 @@ impl Problem {
     pub(crate) fn call(url: &str, error: &CallError) -> Self {
         match error {
             CallError::Connect { source, .. } => Self::new(format!("reach the server at {url}"))
+                .code(Code::Unreachable)
                 .why(source.to_string())
                 .hint("is it running? `windlass login --url URL --token TOKEN` chooses another one"),
             CallError::Address { url } if url.starts_with("https://") => Self::new(format!(
                 "use the server at {url}"
             ))
+            .code(Code::Address)
             .why("https is not supported yet")
             .hint(
                 "forward a port to it, e.g. `ssh -L 3000:localhost:3000 HOST`, and use http://localhost:3000",
             ),
             CallError::Address { url } => Self::new(format!("understand the server's address `{url}`"))
+                .code(Code::Address)
                 .hint("it looks like http://host:3000"),
             CallError::Denied { status: 403, msg } if msg == "Invalid token" => {
                 Self::new(format!("log in at {url}"))
+                    .code(Code::UnknownToken)
                     .why("the server does not know this token")
                     .hint("`windlass login --url URL --token TOKEN` with a token of that server")
             }
             CallError::Denied { status: 403, .. } => Self::new("do this")
+                .code(Code::NotAllowed)
                 .why("the server does not allow it to this user in this project")
                 .hint("ask an admin of the project for a role in it"),
             CallError::Exchange(_)
@@ -99,9 +116,11 @@ impl Problem {
             | CallError::Build(_)
             | CallError::Decode(_)
             | CallError::Base64(_)
-            | CallError::LongLine => Self::caused(&format!("talk to the server at {url}"), error),
+            | CallError::LongLine => {
+                Self::caused(&format!("talk to the server at {url}"), error).code(Code::BrokenTalk)
+            }
             CallError::Refused(_) | CallError::Denied { .. } | CallError::Status { .. } => {
-                Self::caused("the server refuses", error)
+                Self::caused("the server refuses", error).code(Code::Refused)
             }
         }
     }
@@ -133,7 +152,7 @@ mod tests {
     #[test]
     fn a_problem_says_what_why_and_what_to_do() {
         let problem = Problem::new("do it").why("no").why("never").hint("wait");
-        assert_eq!(problem.text(), "error: do it: no: never\n  hint: wait");
+        assert_eq!(problem.text(), "error[W001]: do it: no: never\n  hint: wait");
         assert_eq!(problem.ours().exit(), Exit::RunFailed);
         assert_eq!(Problem::misuse("x").ours().exit(), Exit::Misuse);
     }

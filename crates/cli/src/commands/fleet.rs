@@ -19,7 +19,7 @@ use crate::{
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::{Code, Problem},
 };
 
 #[derive(Debug, clap::Args)]
@@ -97,6 +97,7 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, Problem> {
         Err(error) if error.is_absent() => {
             let all = list(cx).await?;
             let problem = Problem::new(format!("find fleet `{name}`"))
+                .code(Code::UnknownName)
                 .why(format!("project `{}` has none of that name", cx.project));
             Err(match closest(name, all.iter().map(|fleet| fleet.name.as_str())) {
                 Some(near) => problem.hint(format!("did you mean `{near}`?")),

@@ -3,8 +3,10 @@
 pub(crate) mod apply;
 pub(crate) mod check;
 pub(crate) mod dev;
+pub(crate) mod explain;
 pub(crate) mod fleet;
 pub(crate) mod gateway;
+pub(crate) mod help;
 pub(crate) mod login;
 pub(crate) mod logs;
 pub(crate) mod ps;
@@ -34,6 +36,8 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Volume(args) => volume::run(&args),
         Command::Gateway(args) => gateway::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Help(args) => help::run(&args),
         Command::Login(args) => login::run(&args),
         Command::Server(args) => server::run(args),
         Command::Dev(args) => dev::run(&args),

@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use super::{printable, say};
-use crate::problem::Problem;
+use crate::problem::{Code, Problem};
 
 /// Whether somebody is there to answer a question.
 pub(crate) fn can_ask() -> bool {
@@ -16,7 +16,10 @@ pub(crate) fn confirm(yes: bool, question: &str) -> Result<bool, Problem> {
         return Ok(true);
     }
     if !can_ask() {
-        return Err(Problem::misuse("nobody is there to answer").why(question).hint("`-y` says yes"));
+        return Err(Problem::misuse("nobody is there to answer")
+            .code(Code::Unanswered)
+            .why(question)
+            .hint("`-y` says yes"));
     }
     Ok(ask(question))
 }

@@ -110,6 +110,6 @@ mod tests {
     #[test]
     fn the_version_stands_in_front_of_what_a_document_says() {
         let line = text(&json!({ "name": "a", "cpus": 1.50 }), |value| serde_json::to_string(value)).unwrap();
-        assert_eq!(line, r#"{"version":1,"cpus":1.5,"name":"a"}"#);
+        assert_eq!(line, r#"{"version":1,"name":"a","cpus":1.5}"#);
     }
 }

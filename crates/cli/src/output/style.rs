@@ -44,11 +44,11 @@ pub(crate) struct Style {
 
 impl Style {
     pub(crate) fn stdout() -> Self {
-        Self { on: std::io::stdout().is_terminal() && wanted() }
+        Self { on: wanted(std::io::stdout().is_terminal()) }
     }
 
     pub(crate) fn stderr() -> Self {
-        Self { on: std::io::stderr().is_terminal() && wanted() }
+        Self { on: wanted(std::io::stderr().is_terminal()) }
     }
 
     #[cfg(test)]
@@ -65,8 +65,37 @@ impl Style {
     }
 }
 
-/// `NO_COLOR` with any value, and terminals that cannot.
-fn wanted() -> bool {
-    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+/// Colours go to terminals that can show them. `NO_COLOR` and `CLICOLOR=0` take them away, `CLICOLOR_FORCE`
+/// brings them to pipes too; what takes them away wins.
+fn wanted(terminal: bool) -> bool {
+    decide(terminal, |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+}
+
+fn decide(terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+    let says = |name: &str| variable(name).filter(|value| !value.is_empty());
+    if says("NO_COLOR").is_some() {
+        return false;
+    }
+    if says("CLICOLOR_FORCE").is_some_and(|value| value != "0") {
+        return true;
+    }
+    let able = variable("TERM").is_none_or(|term| term != "dumb");
+    terminal && able && says("CLICOLOR").is_none_or(|value| value != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decide;
+
+    #[test]
+    fn colours_are_for_terminals_and_the_environment_has_the_last_word() {
+        let check = |terminal: bool, name: &str, value: &str| {
+            decide(terminal, |asked| (asked == name).then(|| value.to_owned()))
+        };
+        assert!(check(true, "", "") && !check(false, "", ""));
+        assert!(!check(true, "NO_COLOR", "1") && check(true, "NO_COLOR", ""));
+        assert!(check(false, "CLICOLOR_FORCE", "1") && !check(false, "CLICOLOR_FORCE", "0"));
+        assert!(!check(true, "CLICOLOR", "0") && !check(true, "TERM", "dumb"));
+        assert!(!decide(true, |_| Some("1".to_owned())), "NO_COLOR wins");
+    }
 }

@@ -1,34 +1,10 @@
 //! `windlass apply`, `ps`, `stop`, `logs` and `fleet` against a server without machines.
 
-use crate::{Home, Ran, ran, server};
+use crate::{Home, stage::Stage};
 
-const TOKEN: &str = "a-token-for-this-test-only";
 /// A schedule that keeps a run waiting as long as a test may take.
 const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
 const TASK: &str = "type: task\nname: hello\ncommands: [echo hi]\n";
-
-struct Stage {
-    /// Stopped before its data goes away.
-    server: server::Running,
-    home: Home,
-}
-
-impl Stage {
-    fn new() -> Self {
-        let home = Home::new();
-        let server = server::quiet(&home.0.0.join("data"), &["--admin-token", TOKEN]);
-        Self { server, home }
-    }
-
-    fn windlass(&self, args: &[&str]) -> Ran {
-        let mut command = self.home.command(args);
-        ran(command.env("WINDLASS_URL", self.server.url()).env("WINDLASS_TOKEN", TOKEN))
-    }
-
-    fn file(&self, name: &str, text: &str) {
-        self.home.0.file(name, text);
-    }
-}
 
 #[test]
 fn a_run_is_submitted_listed_and_stopped() {

@@ -21,7 +21,10 @@ fn a_login_is_checked_then_kept_where_only_its_owner_reads() {
     let url = server.url();
     let ran = home.windlass(&["login", "--url", &url, "--token", TOKEN, "-o", "json"]).ok();
     ran.says("as `admin`, project `main`");
-    assert_eq!(ran.json(), serde_json::json!({ "version": 1, "url": url, "user": "admin", "project": "main" }));
+    assert_eq!(
+        ran.json(),
+        serde_json::json!({ "version": 1, "url": url, "user": "admin", "project": "main" })
+    );
     assert!(!ran.stderr.contains(TOKEN));
     let mode = std::fs::metadata(login_file(&home)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);

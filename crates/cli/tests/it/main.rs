@@ -7,9 +7,13 @@ mod attached;
 mod background;
 mod check;
 mod dev;
+mod errors;
+mod lists;
 mod login;
 mod relay;
 mod server;
+mod snapshot;
+mod stage;
 
 use std::{
     path::PathBuf,
@@ -85,6 +89,9 @@ impl Home {
         command.args(args).current_dir(&self.0.0).stdin(Stdio::null());
         for name in ["URL", "TOKEN", "PROJECT", "PROFILE", "LOG"] {
             command.env_remove(format!("WINDLASS_{name}"));
+        }
+        for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+            command.env_remove(name);
         }
         command.env("WINDLASS_HOME", self.0.0.join("home")).env("HOME", &self.0.0);
         command

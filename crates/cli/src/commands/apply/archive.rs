@@ -18,7 +18,11 @@ use windlass_api::{
 };
 
 use super::source::Source;
-use crate::{context::Context, local::sha256, problem::Problem};
+use crate::{
+    context::Context,
+    local::sha256,
+    problem::{Code, Problem},
+};
 
 /// What a server takes unless its operator allows more.
 pub(super) const BYTES_MAX: u64 = 2 << 20;
@@ -72,7 +76,7 @@ fn one(path: &Path) -> Result<Vec<u8>, Problem> {
     let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
     let whole = path.canonicalize().map_err(failed)?;
     let Some(name) = whole.file_name() else {
-        return Err(Problem::new("send the whole file system"));
+        return Err(Problem::new("send the whole file system").code(Code::TooLarge));
     };
     let top = PathBuf::from(name);
     if whole.is_dir() {
@@ -129,6 +133,7 @@ impl Tar {
         self.entries += 1;
         if self.entries > ENTRIES_MAX {
             return Err(Problem::new(format!("send `{}`", self.root.display()))
+                .code(Code::TooLarge)
                 .why(format!("it holds more than {ENTRIES_MAX} files"))
                 .hint(format!("leave some out with {IGNORE_FILE}")));
         }
@@ -182,6 +187,7 @@ impl Tar {
                 })
                 .collect();
             return Err(Problem::new(format!("send `{root}`"))
+                .code(Code::TooLarge)
                 .why(format!(
                     "{} KiB are more than the {} KiB that a server takes; largest: {}",
                     self.bytes / 1024,

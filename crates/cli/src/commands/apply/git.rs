@@ -18,7 +18,11 @@ use super::{
     keys,
     source::Source,
 };
-use crate::{local::sha256, output, problem::Problem};
+use crate::{
+    local::sha256,
+    output,
+    problem::{self, Problem},
+};
 
 /// Code that the server shall know.
 #[derive(Debug)]
@@ -99,6 +103,7 @@ fn local(args: &Args, path: &Path) -> Result<Code, Problem> {
     let diff = git.diff(&base)?;
     if diff.len() as u64 > BYTES_MAX {
         return Err(Problem::new("send the changes of the repository")
+            .code(problem::Code::TooLarge)
             .why(format!(
                 "{} KiB are more than the {} KiB that a server takes",
                 diff.len() / 1024,
@@ -144,7 +149,8 @@ impl Git {
 
     fn run(&self, command: &mut Command) -> Result<std::process::Output, Problem> {
         command.output().map_err(|error| {
-            let problem = Problem::caused(&format!("look at the repository {}", self.root.display()), &error);
+            let problem = Problem::caused(&format!("look at the repository {}", self.root.display()), &error)
+                .code(problem::Code::Repository);
             if error.kind() == std::io::ErrorKind::NotFound { problem.hint("install git") } else { problem }
         })
     }
@@ -160,7 +166,9 @@ impl Git {
     }
 
     fn text(&self, args: &[&str]) -> Result<String, Problem> {
-        self.maybe(args)?.ok_or_else(|| Problem::new(format!("run `git {}`", args.join(" "))))
+        self.maybe(args)?.ok_or_else(|| {
+            Problem::new(format!("run `git {}`", args.join(" "))).code(problem::Code::Repository)
+        })
     }
 
     fn bytes(&self, command: &mut Command) -> Result<Vec<u8>, Problem> {
@@ -169,7 +177,9 @@ impl Git {
             return Ok(output.stdout);
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(Problem::new("find the changes of the repository").why(format!("git says: {said}")))
+        Err(Problem::new("find the changes of the repository")
+            .code(problem::Code::Repository)
+            .why(format!("git says: {said}")))
     }
 
     /// The remote of the current branch, else `origin`, else the only one.

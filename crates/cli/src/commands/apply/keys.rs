@@ -6,7 +6,7 @@ use windlass_model::config::fleet::{Fleet, Host, ProxyJump, SshKey};
 use windlass_tunnel::Key;
 
 use super::archive::local_path;
-use crate::problem::Problem;
+use crate::problem::{Code, Problem};
 
 /// Larger files are no keys.
 const KEY_BYTES_MAX: u64 = 64 << 10;
@@ -41,13 +41,16 @@ fn put(key: &mut Option<SshKey>, file: Option<&str>, dir: &Path) -> Result<(), P
 
 pub(super) fn read(path: &PathBuf) -> Result<SshKey, Problem> {
     let what = format!("read the private key `{}`", path.display());
-    let size = std::fs::metadata(path).map_err(|error| Problem::caused(&what, &error))?.len();
+    let size =
+        std::fs::metadata(path).map_err(|error| Problem::caused(&what, &error).code(Code::Unfit))?.len();
     if size > KEY_BYTES_MAX {
-        return Err(Problem::new(what).why("it is too large to be a key"));
+        return Err(Problem::new(what).code(Code::Unfit).why("it is too large to be a key"));
     }
-    let private = std::fs::read_to_string(path).map_err(|error| Problem::caused(&what, &error))?;
+    let private =
+        std::fs::read_to_string(path).map_err(|error| Problem::caused(&what, &error).code(Code::Unfit))?;
     let key = Key::parse(&private).map_err(|error| {
         Problem::caused(&what, &error)
+            .code(Code::Unfit)
             .hint("the key must be RSA, ECDSA or Ed25519 and have no passphrase; `ssh-keygen -p` removes one")
     })?;
     Ok(SshKey { public: key.public_line(), private: Some(private) })

@@ -26,7 +26,7 @@ use crate::{
     context,
     exit::Exit,
     output,
-    problem::Problem,
+    problem::{Code, Problem},
 };
 
 const EXAMPLES: &str = "\
@@ -97,7 +97,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 
 fn apply(args: &Args) -> Result<Exit, Problem> {
     if !args.yes && !output::can_ask() {
-        return Err(Problem::misuse("nobody is there to answer whether to go on").hint("`-y` says yes"));
+        return Err(Problem::misuse("nobody is there to answer whether to go on")
+            .code(Code::Unanswered)
+            .hint("`-y` says yes"));
     }
     // All that can be found wrong without a server is found before one is started.
     let source = source::read(args)?;

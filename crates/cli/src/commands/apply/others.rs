@@ -10,7 +10,12 @@ use windlass_api::{
 };
 
 use super::{Args, agreed, source::Source};
-use crate::{context::Context, exit::Exit, output, problem::Problem};
+use crate::{
+    context::Context,
+    exit::Exit,
+    output,
+    problem::{Code, Problem},
+};
 
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -60,6 +65,7 @@ fn existing(args: &Args, source: &Source, volume: &volumes::Volume) -> Result<Ex
         return answer(args, volume, &volume.name, volume.status == "failed");
     }
     Err(Problem::new(format!("change volume `{}`", volume.name))
+        .code(Code::Unchangeable)
         .why(format!("{} cannot change: it may hold data", changed.join(", ")))
         .hint(format!(
             "choose another name, or `windlass volume delete {}` and lose what is on it",
@@ -77,6 +83,7 @@ pub(super) async fn gateway(cx: &Context, args: &Args, source: &Source) -> Resul
         (Some(_), ApplyAction::Update) => "Update",
         (Some(gateway), ApplyAction::Create) => {
             return Err(Problem::new(format!("change gateway `{}`", gateway.name))
+                .code(Code::Unchangeable)
                 .why("what changed cannot change while it exists")
                 .hint(format!("`windlass gateway delete {}` first", gateway.name)));
         }

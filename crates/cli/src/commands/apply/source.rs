@@ -14,7 +14,10 @@ use windlass_model::config::{
 };
 
 use super::Args;
-use crate::{output, problem::Problem};
+use crate::{
+    output,
+    problem::{Code, Problem},
+};
 
 /// Tried in this order when no file is named.
 const DEFAULT_FILES: [&str; 4] = ["windlass.yml", "windlass.yaml", ".dstack.yml", ".dstack.yaml"];
@@ -130,6 +133,7 @@ fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), Probl
     let unset = env.unresolved();
     if !unset.is_empty() {
         return Err(Problem::new(format!("variables without a value: {}", unset.join(", ")))
+            .code(Code::UnsetVariable)
             .why("the configuration takes them from your environment, where they are not set")
             .hint(format!("`-e {}=VALUE`, or set them", unset[0])));
     }
@@ -171,6 +175,7 @@ fn profile(args: &Args) -> Result<Value, Problem> {
     }
     match wanted {
         Some(name) => Err(Problem::new(format!("find profile `{name}`"))
+            .code(Code::UnknownName)
             .why("no profiles.yml here or in your home has it")
             .hint(format!("profiles are looked for in {}", PROFILE_FILES[0]))),
         None => Ok(json!({ "name": "default", "default": false })),

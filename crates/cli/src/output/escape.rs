@@ -1,0 +1,230 @@
+//! What others wrote cannot drive the terminal of whoever reads it.
+//!
+//! Names and messages are short: [`printable`] shows every control character in them. Output of jobs is a stream
+//! of bytes in pieces of any size: a [`Filter`] lets text, line ends, tabs, carriage returns and colours pass. Other
+//! control sequences of the form `ESC [ …` carry no text and are taken out. All else — titles, clipboards,
+//! queries, 8-bit controls — is shown, so that nothing readable can be hidden in it.
+//!
+//! Bytes for a pipe or a file are not filtered: they are data.
+
+/// Longer than any sequence that sets a colour. What is longer is no sequence, and shown.
+const HELD_MAX: usize = 64;
+const ESC: u8 = 0x1b;
+
+/// Control characters are shown, not obeyed; so are those that turn the direction of text.
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        let kept = matches!(letter, '\n' | '\t') || !(letter.is_control() || turns(letter));
+        if kept { out.push(letter) } else { out.extend(letter.escape_default()) }
+    }
+    out
+}
+
+const fn turns(letter: char) -> bool {
+    matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Text,
+    /// After `ESC`.
+    Escape,
+    /// After `ESC [`, which is held together with what came since.
+    Sequence,
+    /// Inside a letter of several bytes, of which so many are to come.
+    Letter(usize),
+}
+
+/// Takes a stream in pieces. A sequence or letter that is cut between two of them is one all the same.
+#[derive(Debug)]
+pub(crate) struct Filter {
+    state: State,
+    held: Vec<u8>,
+    /// Whether a colour is on: it would go on after the end.
+    painted: bool,
+}
+
+impl Filter {
+    pub(crate) const fn new() -> Self {
+        Self { state: State::Text, held: Vec::new(), painted: false }
+    }
+
+    /// The harmless form of the next piece.
+    pub(crate) fn pass(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(bytes.len());
+        bytes.iter().for_each(|byte| self.byte(*byte, &mut out));
+        out
+    }
+
+    /// What is left at the end: an unfinished sequence, shown, and the way back from the last colour.
+    pub(crate) fn end(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.give_up(&mut out);
+        if std::mem::take(&mut self.painted) {
+            out.extend_from_slice(b"\x1b[0m");
+        }
+        out
+    }
+
+    fn byte(&mut self, byte: u8, out: &mut Vec<u8>) {
+        match self.state {
+            State::Text => self.text(byte, out),
+            State::Escape if byte == b'[' => {
+                self.held.push(byte);
+                self.state = State::Sequence;
+            }
+            State::Escape => {
+                self.give_up(out);
+                self.text(byte, out);
+            }
+            State::Sequence => self.sequence(byte, out),
+            State::Letter(more) if (0x80..0xc0).contains(&byte) => {
+                self.held.push(byte);
+                if more > 1 {
+                    self.state = State::Letter(more - 1);
+                } else {
+                    let held = std::mem::take(&mut self.held);
+                    self.state = State::Text;
+                    letter(&held, out);
+                }
+            }
+            State::Letter(_) => {
+                self.give_up(out);
+                self.text(byte, out);
+            }
+        }
+    }
+
+    fn text(&mut self, byte: u8, out: &mut Vec<u8>) {
+        match byte {
+            ESC => self.hold(byte, State::Escape),
+            b'\n' | b'\r' | b'\t' | 0x20..=0x7e => out.push(byte),
+            0xc2..=0xdf => self.hold(byte, State::Letter(1)),
+            0xe0..=0xef => self.hold(byte, State::Letter(2)),
+            0xf0..=0xf4 => self.hold(byte, State::Letter(3)),
+            0x00..=0x1f | 0x7f => out.extend([b'^', byte ^ 0x40]),
+            0x80..=0xc1 | 0xf5..=0xff => replaced(out),
+        }
+    }
+
+    fn hold(&mut self, byte: u8, state: State) {
+        self.held.push(byte);
+        self.state = state;
+    }
+
+    /// Parameters and intermediate bytes, then one that ends it.
+    fn sequence(&mut self, byte: u8, out: &mut Vec<u8>) {
+        match byte {
+            0x20..=0x3f if self.held.len() < HELD_MAX => self.held.push(byte),
+            0x40..=0x7e => {
+                let colours = &self.held[2..];
+                let plain = |byte: &u8| byte.is_ascii_digit() || matches!(byte, b';' | b':');
+                if byte == b'm' && colours.iter().all(plain) {
+                    self.painted = !colours.iter().all(|byte| matches!(byte, b'0' | b';'));
+                    out.extend_from_slice(&self.held);
+                    out.push(byte);
+                }
+                self.held.clear();
+                self.state = State::Text;
+            }
+            _ => {
+                self.give_up(out);
+                self.text(byte, out);
+            }
+        }
+    }
+
+    /// What was held was no sequence, or no letter: it is shown.
+    fn give_up(&mut self, out: &mut Vec<u8>) {
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Text => {}
+            State::Escape | State::Sequence => {
+                out.extend_from_slice(b"^[");
+                out.extend_from_slice(&held[1..]);
+            }
+            State::Letter(_) => replaced(out),
+        }
+        self.state = State::Text;
+    }
+}
+
+fn replaced(out: &mut Vec<u8>) {
+    out.extend_from_slice("\u{fffd}".as_bytes());
+}
+
+/// Controls beyond ASCII drive terminals too.
+fn letter(bytes: &[u8], out: &mut Vec<u8>) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if text.chars().all(|letter| !letter.is_control() && !turns(letter)) => {
+            out.extend_from_slice(bytes);
+        }
+        Ok(text) => out.extend_from_slice(printable(text).as_bytes()),
+        Err(_) => replaced(out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Filter, printable};
+
+    /// In one piece, and byte by byte: it must be the same.
+    #[track_caller]
+    fn check(bytes: &[u8], shown: &str) {
+        let mut filter = Filter::new();
+        let mut whole = filter.pass(bytes);
+        whole.extend(filter.end());
+        assert_eq!(String::from_utf8_lossy(&whole), shown);
+        let mut filter = Filter::new();
+        let mut cut: Vec<u8> = bytes.chunks(1).flat_map(|piece| filter.pass(piece)).collect();
+        cut.extend(filter.end());
+        assert_eq!(String::from_utf8_lossy(&cut), shown, "in pieces");
+    }
+
+    #[test]
+    fn text_and_colours_pass() {
+        check(b"a\tb\r\nc\r", "a\tb\r\nc\r");
+        check("grün 緑 🟢".as_bytes(), "grün 緑 🟢");
+        check(b"\x1b[1;32mok\x1b[0m \x1b[38:5:8mx\x1b[m", "\u{1b}[1;32mok\u{1b}[0m \u{1b}[38:5:8mx\u{1b}[m");
+    }
+
+    #[test]
+    fn a_colour_that_nobody_ended_ends_with_the_stream() {
+        check(b"\x1b[31mred", "\u{1b}[31mred\u{1b}[0m");
+        check(b"\x1b[31mred\x1b[0;0m", "\u{1b}[31mred\u{1b}[0;0m");
+    }
+
+    #[test]
+    fn movement_is_taken_out() {
+        check(b"10%\x1b[2K\r20%\x1b[A\x1b[?25l\x1b[>4;2mx", "10%\r20%x");
+    }
+
+    #[test]
+    fn what_carries_text_is_shown_and_not_obeyed() {
+        // A title, the clipboard, a question to the terminal, a device control string.
+        check(b"\x1b]0;title\x07x", "^[]0;title^Gx");
+        check(b"\x1b]52;c;Y3VybA==\x1b\\x", "^[]52;c;Y3VybA==^[\\x");
+        check(b"\x1bc\x1bP$q\x08\x00\x7f", "^[c^[P$q^H^@^?");
+        check("\u{9b}2J\u{90}x".as_bytes(), "\\u{9b}2J\\u{90}x");
+        check(b"\x9b2J\xff", "\u{fffd}2J\u{fffd}");
+    }
+
+    #[test]
+    fn what_breaks_off_hides_nothing() {
+        check(b"\x1b[12\nnext", "^[[12\nnext");
+        check(b"\x1b[12", "^[[12");
+        check(b"\x1b", "^[");
+        check(b"\x1b\x1b[31mx\x1b[m", "^[\u{1b}[31mx\u{1b}[m");
+        check(b"\xe2\x82x\xe2", "\u{fffd}x\u{fffd}");
+        let long = [b"\x1b[".as_slice(), &[b'1'; 100], b"m"].concat();
+        check(&long, &format!("^[[{}m", "1".repeat(100)));
+    }
+
+    #[test]
+    fn names_cannot_drive_the_terminal_or_turn_the_line() {
+        assert_eq!(printable("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\nc");
+        assert_eq!(printable("\u{9b}1m"), "\\u{9b}1m");
+        assert_eq!(printable("txt.\u{202e}exe"), "txt.\\u{202e}exe");
+    }
+}

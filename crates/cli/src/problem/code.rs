@@ -1,0 +1,100 @@
+//! The kinds of problems that the command line itself has. Those of configurations are `C…`, in the model.
+//!
+//! Codes are stable: they are printed, linked and matched by scripts. A retired code is not used again. Each has
+//! a page in `docs/errors/`, which `windlass explain CODE` shows.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    /// Something of this machine: a file, a directory, a process.
+    Failed,
+    Usage,
+    Unanswered,
+    Unreachable,
+    Address,
+    UnknownToken,
+    NoToken,
+    NotAllowed,
+    Refused,
+    BrokenTalk,
+    LocalServer,
+    UnknownProject,
+    UnknownName,
+    TooLarge,
+    Repository,
+    UnsetVariable,
+    Unchangeable,
+    Unfit,
+}
+
+impl Code {
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 18] = [
+        Self::Failed,
+        Self::Usage,
+        Self::Unanswered,
+        Self::Unreachable,
+        Self::Address,
+        Self::UnknownToken,
+        Self::NoToken,
+        Self::NotAllowed,
+        Self::Refused,
+        Self::BrokenTalk,
+        Self::LocalServer,
+        Self::UnknownProject,
+        Self::UnknownName,
+        Self::TooLarge,
+        Self::Repository,
+        Self::UnsetVariable,
+        Self::Unchangeable,
+        Self::Unfit,
+    ];
+
+    /// `W010`: what is printed and matched.
+    pub(crate) const fn id(self) -> &'static str {
+        match self {
+            Self::Failed => "W001",
+            Self::Usage => "W002",
+            Self::Unanswered => "W003",
+            Self::Unreachable => "W010",
+            Self::Address => "W011",
+            Self::UnknownToken => "W012",
+            Self::NoToken => "W013",
+            Self::NotAllowed => "W014",
+            Self::Refused => "W015",
+            Self::BrokenTalk => "W016",
+            Self::LocalServer => "W017",
+            Self::UnknownProject => "W020",
+            Self::UnknownName => "W021",
+            Self::TooLarge => "W030",
+            Self::Repository => "W031",
+            Self::UnsetVariable => "W032",
+            Self::Unchangeable => "W033",
+            Self::Unfit => "W034",
+        }
+    }
+
+    /// `unreachable`: the same in words, as the heading of its page says it.
+    #[cfg(test)]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Usage => "usage",
+            Self::Unanswered => "unanswered",
+            Self::Unreachable => "unreachable",
+            Self::Address => "address",
+            Self::UnknownToken => "unknown-token",
+            Self::NoToken => "no-token",
+            Self::NotAllowed => "not-allowed",
+            Self::Refused => "refused",
+            Self::BrokenTalk => "broken-talk",
+            Self::LocalServer => "local-server",
+            Self::UnknownProject => "unknown-project",
+            Self::UnknownName => "unknown-name",
+            Self::TooLarge => "too-large",
+            Self::Repository => "repository",
+            Self::UnsetVariable => "unset-variable",
+            Self::Unchangeable => "unchangeable",
+            Self::Unfit => "unfit-key",
+        }
+    }
+}

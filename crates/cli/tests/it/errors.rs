@@ -1,0 +1,49 @@
+//! Errors: what, why, a hint that can be run, a code that can be explained, an exit code that means something.
+
+use crate::{Home, snapshot::Story, stage::Stage};
+
+#[test]
+fn an_error_is_explained_by_its_code_and_without_a_server() {
+    let home = Home::new();
+    let mut story = Story::new("explain", &home);
+    story.run(&["explain"]);
+    story.run(&["explain", "w010"]);
+    story.run(&["explain", "C011", "-o", "json"]);
+    story.run(&["explain", "-o", "name"]);
+    story.run(&["explain", "W999"]);
+    story.end();
+    assert!(!home.0.0.join("home/server").exists(), "no server was started for that");
+}
+
+#[test]
+fn help_knows_commands_and_topics() {
+    let home = Home::new();
+    let mut story = Story::new("help", &home);
+    for topic in ["exit-codes", "environment", "output"] {
+        story.run(&["help", topic]);
+    }
+    story.run(&["help", "explain"]);
+    story.run(&["help", "server", "stop"]);
+    story.run(&["help", "appyl"]);
+    story.run(&["explain", "--no-such-flag"]);
+    story.end();
+}
+
+#[test]
+fn a_server_that_is_away_or_refuses_is_named_and_so_is_the_way_out() {
+    let stage = Stage::new();
+    let mut story = Story::new("errors", &stage);
+    story.run(&["ps", "--url", "http://127.0.0.1:9"]);
+    story.run(&["ps", "--url", "https://example.org"]);
+    story.run(&["ps", "--url", "gopher://x"]);
+    story.run(&["ps", "--token", "wrong"]);
+    story.run(&["ps", "--project", "mian"]);
+    story.run(&["logs", "nobody"]);
+    story.run(&["fleet", "get", "nobody"]);
+    story.run(&["stop", "nobody"]);
+    stage.file("bad.yml", "type: task\nname: bad\ncomands:\n  - echo\n");
+    story.run(&["apply", "-y", "-f", "bad.yml"]);
+    story.run(&["apply", "-y", "-f", "absent.yml"]);
+    story.run(&["apply", "-f", "bad.yml"]);
+    story.end();
+}
