@@ -3,7 +3,7 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, check, dev, explain, fleet, gateway, help, login, logs, ps, server, stop, volume, why,
+    apply, check, completion, dev, explain, fleet, gateway, help, login, logs, ps, server, stop, volume, why,
 };
 
 const AFTER: &str = "\
@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Gateway(gateway::Args),
     /// Validate configuration files, without a server
     Check(check::Args),
+    /// Print a script that completes commands and names in your shell
+    Completion(completion::Args),
     /// Choose the server that commands talk to
     Login(login::Args),
     /// Run the server
@@ -58,7 +60,7 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct At {
     /// Project to work in
-    #[arg(long, env = "WINDLASS_PROJECT", value_name = "NAME", global = true, help_heading = "Server")]
+    #[arg(long, env = "WINDLASS_PROJECT", value_name = "PROJECT", global = true, help_heading = "Server")]
     pub(crate) project: Option<String>,
     /// Address of the server, instead of the one `windlass login` chose
     #[arg(long, env = "WINDLASS_URL", value_name = "URL", global = true, help_heading = "Server")]

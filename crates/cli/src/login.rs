@@ -52,30 +52,41 @@ pub(crate) struct Chosen {
 /// Decides, and starts a server on this machine when nothing names one.
 pub(crate) fn choose(at: &At) -> Result<Chosen, Problem> {
     let home = Home::find()?;
+    let found = choose_with(&home, at, |home| local::find_or_start(home).map(Some))?;
+    found.ok_or_else(|| Problem::new("find a server"))
+}
+
+/// Decides, and starts nothing.
+pub(crate) fn choose_running(at: &At) -> Result<Option<Chosen>, Problem> {
+    choose_with(&Home::find()?, at, local::find)
+}
+
+fn choose_with(
+    home: &Home,
+    at: &At,
+    local: impl Fn(&Home) -> Result<Option<Login>, Problem>,
+) -> Result<Option<Chosen>, Problem> {
     let set = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     let (url, token, project) = (set(&at.url), set(&at.token), set(&at.project));
-    let stored = Login::read(&home)?;
+    let stored = Login::read(home)?;
     let (found, default) = match (url, token) {
-        (Some(url), Some(token)) => (Login { url, token, project: None }, None),
-        (Some(url), None) => (known(&home, stored, url)?, None),
-        (None, Some(token)) => {
+        (Some(url), Some(token)) => (Some(Login { url, token, project: None }), None),
+        (Some(url), None) => (Some(known(home, stored, url)?), None),
+        (None, token) => {
             let base = match stored {
-                Some(login) => login,
-                None => local::find_or_start(&home)?,
+                Some(login) => Some(login),
+                None => local(home)?,
             };
-            let default = base.project.clone();
-            (Login { token, ..base }, default)
+            let default = base.as_ref().and_then(|base| base.project.clone());
+            let found = base.map(|base| Login { token: token.unwrap_or_else(|| base.token.clone()), ..base });
+            (found, default)
         }
-        (None, None) => match stored {
-            Some(login) => {
-                let default = login.project.clone();
-                (login, default)
-            }
-            None => (local::find_or_start(&home)?, None),
-        },
     };
-    let project = project.or(default).or(found.project).unwrap_or_else(|| PROJECT.to_owned());
-    Ok(Chosen { url: found.url.trim_end_matches('/').to_owned(), token: found.token, project })
+    Ok(found.map(|found| Chosen {
+        url: found.url.trim_end_matches('/').to_owned(),
+        token: found.token,
+        project: project.or(default).or(found.project).unwrap_or_else(|| PROJECT.to_owned()),
+    }))
 }
 
 /// A server named without a token: one that we know.

@@ -2,6 +2,7 @@
 
 mod cli;
 mod commands;
+mod complete;
 mod context;
 mod exit;
 mod home;
@@ -16,5 +17,8 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 fn main() -> ExitCode {
+    if let Some(exit) = complete::answer() {
+        return exit;
+    }
     commands::run(cli::Cli::parse())
 }

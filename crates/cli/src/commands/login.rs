@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKEN", env = "WINDLASS_TOKEN", hide_env_values = true)]
     pub(crate) token: String,
     /// Project to work in; the only one, or `main`, if not given
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "PROJECT")]
     pub(crate) project: Option<String>,
     #[command(flatten)]
     pub(crate) output: Output,

@@ -2,6 +2,7 @@
 
 pub(crate) mod apply;
 pub(crate) mod check;
+pub(crate) mod completion;
 pub(crate) mod dev;
 pub(crate) mod explain;
 pub(crate) mod fleet;
@@ -36,6 +37,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Volume(args) => volume::run(&args),
         Command::Gateway(args) => gateway::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Completion(args) => completion::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Help(args) => help::run(&args),
         Command::Login(args) => login::run(&args),

@@ -6,6 +6,7 @@ mod apply;
 mod attached;
 mod background;
 mod check;
+mod completion;
 mod dev;
 mod errors;
 mod lists;

@@ -1,0 +1,57 @@
+//! `windlass completion SHELL`: the few lines that teach a shell to ask this program.
+
+use clap_complete::env::Shells;
+
+use crate::{complete, exit::Exit, output, problem::Problem};
+
+const EXAMPLES: &str = "\
+Examples:
+  bash        echo 'source <(windlass completion bash)' >> ~/.bashrc
+  zsh         echo 'source <(windlass completion zsh)' >> ~/.zshrc
+  fish        windlass completion fish > ~/.config/fish/completions/windlass.fish
+  elvish      echo 'eval (windlass completion elvish | slurp)' >> ~/.config/elvish/rc.elv
+  powershell  windlass completion powershell | Out-String | Invoke-Expression
+
+Names of runs, fleets, projects and the like are asked of the server, if one runs; none is started for it.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Which shell
+    #[arg(value_enum, value_name = "SHELL")]
+    shell: Shell,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+    Elvish,
+    Powershell,
+}
+
+impl Shell {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Bash => "bash",
+            Self::Zsh => "zsh",
+            Self::Fish => "fish",
+            Self::Elvish => "elvish",
+            Self::Powershell => "powershell",
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let shells = Shells::builtins();
+    let name = args.shell.name();
+    let shell = shells.completer(name).ok_or_else(|| Problem::new(format!("write completion for {name}")))?;
+    let mut script = Vec::new();
+    // By name, not by path: whichever `windlass` is first in the path answers, also after an update.
+    shell
+        .write_registration(complete::VARIABLE, "windlass", "windlass", "windlass", &mut script)
+        .map_err(|error| Problem::caused("write the script", &error))?;
+    output::raw(&script);
+    Ok(Exit::Done)
+}

@@ -1,0 +1,191 @@
+//! What a shell asks when somebody presses Tab.
+//!
+//! Which names fit a place follows from the noun in the command's usage: whatever wants a `RUN` is given runs. So a
+//! new command completes without a word about it here. No server is started to answer, nothing is printed but
+//! candidates, and a server that is slow or away is one that has no names.
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::{Arg, Command, CommandFactory as _};
+use clap_complete::{
+    CompleteEnv,
+    engine::{ArgValueCandidates, CompletionCandidate},
+};
+use windlass_api::{
+    fleets, gateways, instances,
+    operations::{
+        ListGateways, ListInstances, ListProjectFleets, ListProjectVolumes, ListProjects, ListRuns,
+        ListSecrets, ListUsers,
+    },
+    projects, runs,
+    server::Nothing,
+    users,
+};
+
+use crate::{
+    cli::{At, Cli},
+    context::{self, Context, name_of},
+    login,
+    problem::Problem,
+};
+
+/// Set by the scripts of `windlass completion`.
+pub(crate) const VARIABLE: &str = "WINDLASS_COMPLETE";
+/// Nobody waits longer for a Tab.
+const ANSWER_WITHIN: Duration = Duration::from_millis(700);
+/// More names than anybody reads.
+const NAMES_MAX: i64 = 100;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Noun {
+    Run,
+    Fleet,
+    Instance,
+    Volume,
+    Gateway,
+    Secret,
+    Project,
+    User,
+}
+
+impl Noun {
+    fn of(arg: &Arg) -> Option<Self> {
+        Some(match arg.get_value_names()?.first()?.as_str() {
+            "RUN" => Self::Run,
+            "FLEET" => Self::Fleet,
+            "INSTANCE" => Self::Instance,
+            "VOLUME" => Self::Volume,
+            "GATEWAY" => Self::Gateway,
+            "SECRET" => Self::Secret,
+            "PROJECT" => Self::Project,
+            "USER" => Self::User,
+            _ => return None,
+        })
+    }
+}
+
+/// Answers a shell; `None` when it is not a shell that asks.
+pub(crate) fn answer() -> Option<ExitCode> {
+    let done = CompleteEnv::with_factory(command)
+        .var(VARIABLE)
+        .try_complete(std::env::args_os(), std::env::current_dir().ok().as_deref());
+    match done {
+        Ok(false) => None,
+        Ok(true) => Some(ExitCode::SUCCESS),
+        // Whatever is wrong, a prompt is no place to say it.
+        Err(_) => Some(ExitCode::FAILURE),
+    }
+}
+
+fn command() -> Command {
+    with_names(Cli::command())
+}
+
+fn with_names(command: Command) -> Command {
+    let named = command.mut_args(|arg| match Noun::of(&arg) {
+        Some(noun) => arg.add(ArgValueCandidates::new(move || candidates(noun))),
+        None => arg,
+    });
+    named.mut_subcommands(with_names)
+}
+
+fn candidates(noun: Noun) -> Vec<CompletionCandidate> {
+    let at = at(std::env::args().skip_while(|word| word != "--").skip(1));
+    let names = ask(&at, noun).unwrap_or_default();
+    // A shell may give what it gets a meaning: only plain names are offered.
+    let plain = |name: &String| {
+        !name.is_empty() && name.chars().all(|one| one.is_alphanumeric() || "-_.@/".contains(one))
+    };
+    names.into_iter().filter(plain).map(CompletionCandidate::new).collect()
+}
+
+/// The flags that were typed already, and else the environment.
+fn at(words: impl Iterator<Item = String>) -> At {
+    let words: Vec<String> = words.collect();
+    let said = |flag: &str| {
+        let follows = words.windows(2).find(|pair| pair[0] == flag).map(|pair| pair[1].clone());
+        let joined =
+            words.iter().find_map(|word| Some(word.strip_prefix(flag)?.strip_prefix('=')?.to_owned()));
+        follows.or(joined)
+    };
+    let either = |flag: &str, variable: &str| said(flag).or_else(|| std::env::var(variable).ok());
+    At {
+        project: either("--project", "WINDLASS_PROJECT"),
+        url: either("--url", "WINDLASS_URL"),
+        token: either("--token", "WINDLASS_TOKEN"),
+    }
+}
+
+fn ask(at: &At, noun: Noun) -> Result<Vec<String>, Problem> {
+    let Some(chosen) = login::choose_running(at)? else { return Ok(Vec::new()) };
+    context::block_on(async {
+        let asked = async {
+            let cx = Context::new(chosen).await?;
+            names(&cx, noun).await
+        };
+        tokio::time::timeout(ANSWER_WITHIN, asked).await.unwrap_or_else(|_| Ok(Vec::new()))
+    })
+}
+
+async fn names(cx: &Context, noun: Noun) -> Result<Vec<String>, Problem> {
+    Ok(match noun {
+        Noun::Run => {
+            let request = runs::ListRequest {
+                project_name: Some(cx.project.clone()),
+                include_jobs: false,
+                limit: NAMES_MAX,
+                ..runs::ListRequest::default()
+            };
+            let mut names: Vec<String> = cx.call::<ListRuns>(&request).await?.iter().map(name_of).collect();
+            // A name may have been used before.
+            let mut seen = std::collections::BTreeSet::new();
+            names.retain(|name| seen.insert(name.clone()));
+            names
+        }
+        Noun::Fleet => {
+            let request = fleets::ProjectListRequest { include_imported: true };
+            cx.call::<ListProjectFleets>(&request).await?.into_iter().map(|fleet| fleet.name).collect()
+        }
+        Noun::Instance => {
+            let request = instances::ListRequest {
+                project_names: Some(vec![cx.project.clone()]),
+                only_active: true,
+                limit: NAMES_MAX,
+                ..instances::ListRequest::default()
+            };
+            cx.call::<ListInstances>(&request).await?.into_iter().map(|one| one.name).collect()
+        }
+        Noun::Volume => {
+            cx.call::<ListProjectVolumes>(&Nothing {}).await?.into_iter().map(|one| one.name).collect()
+        }
+        Noun::Gateway => {
+            let request = gateways::ListRequest { include_imported: false };
+            cx.call::<ListGateways>(&request).await?.into_iter().map(|one| one.name).collect()
+        }
+        Noun::Secret => {
+            cx.call::<ListSecrets>(&Nothing {}).await?.into_iter().map(|secret| secret.name).collect()
+        }
+        Noun::Project => match cx.call::<ListProjects>(&projects::ListRequest::default()).await? {
+            projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. } => {
+                all.into_iter().map(|project| project.project_name).collect()
+            }
+        },
+        Noun::User => match cx.call::<ListUsers>(&users::ListRequest::default()).await? {
+            users::Listing::Plain(all) | users::Listing::Counted { users: all, .. } => {
+                all.into_iter().map(|user| user.username).collect()
+            }
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::at;
+
+    #[test]
+    fn flags_that_were_typed_choose_where_names_come_from() {
+        let typed = |line: &str| at(line.split(' ').map(str::to_owned)).project;
+        assert_eq!(typed("windlass logs --project other ").as_deref(), Some("other"));
+        assert_eq!(typed("windlass logs --project=other ").as_deref(), Some("other"));
+    }
+}
