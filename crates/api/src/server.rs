@@ -35,4 +35,7 @@ pub struct Pipeline {
 pub struct Info {
     #[serde(default)]
     pub server_version: Option<String>,
+    /// Of windlass itself; `server_version` is that of the interface, which other clients compare with theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windlass_version: Option<String>,
 }

@@ -17,7 +17,7 @@ const ANSWER_MAX: u64 = 4096;
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Engine {
+pub enum Engine {
     At(PathBuf),
     /// With a clause for people: `no Docker engine at /var/run/docker.sock`.
     None {
@@ -27,14 +27,14 @@ pub(crate) enum Engine {
 
 /// Where engines are looked for: what was named, else `DOCKER_HOST`, else the usual places.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
+pub struct Places {
     pub named: Option<PathBuf>,
     pub docker_host: Option<String>,
     pub runtime_dir: Option<PathBuf>,
 }
 
 impl Places {
-    pub(crate) fn here(named: Option<PathBuf>) -> Self {
+    pub fn here(named: Option<PathBuf>) -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         Self {
             named,
@@ -61,7 +61,7 @@ impl Places {
     }
 
     /// Asks each in turn; the first that answers is it.
-    pub(crate) async fn look(&self) -> Engine {
+    pub async fn look(&self) -> Engine {
         let sockets = match self.sockets() {
             Ok(sockets) => sockets,
             Err(why) => return Engine::None { why },

@@ -6,7 +6,7 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
-mod engine;
+pub mod engine;
 pub mod local;
 pub mod mock;
 pub mod program;

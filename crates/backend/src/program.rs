@@ -96,7 +96,7 @@ impl Program {
     }
 
     /// What it writes to standard output, when all is well.
-    pub(crate) async fn output(&self, args: &[&OsStr]) -> Result<String, ProgramError> {
+    pub async fn output(&self, args: &[&OsStr]) -> Result<String, ProgramError> {
         let what = args.join(OsStr::new(" ")).to_string_lossy().into_owned();
         let mut command = Command::new(&self.0);
         command.args(args).stdin(Stdio::null()).kill_on_drop(true);

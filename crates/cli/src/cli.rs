@@ -3,7 +3,8 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, check, completion, dev, explain, fleet, gateway, help, login, logs, ps, server, stop, volume, why,
+    apply, check, completion, dev, doctor, explain, fleet, gateway, help, init, login, logs, ps, server,
+    stop, volume, why,
 };
 
 const AFTER: &str = "\
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Volume(volume::Args),
     /// List and delete gateways
     Gateway(gateway::Args),
+    /// Look at a folder and write a configuration for it
+    Init(init::Args),
     /// Validate configuration files, without a server
     Check(check::Args),
     /// Print a script that completes commands and names in your shell
@@ -50,6 +53,8 @@ pub(crate) enum Command {
     Server(server::Args),
     /// Run a server for development: in the foreground, and gone when it ends
     Dev(dev::Args),
+    /// Check this machine and the way to the server, and say how to mend what is wrong
+    Doctor(doctor::Args),
     /// Explain an error by its code, without a server
     Explain(explain::Args),
     /// Print help for a command or a topic
@@ -101,10 +106,80 @@ pub(crate) struct Output {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use clap::{Command, CommandFactory as _, Parser as _};
+
+    use super::Cli;
 
     #[test]
     fn the_flags_make_sense_together() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
+    }
+
+    /// Every command that people see, with its whole name.
+    fn walk(name: &str, command: &Command, visit: &mut impl FnMut(&str, &Command)) {
+        visit(name, command);
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+            walk(&format!("{name} {}", below.get_name()), below, visit);
+        }
+    }
+
+    fn help(command: &Command) -> String {
+        command.get_after_help().map(ToString::to_string).unwrap_or_default()
+    }
+
+    #[test]
+    fn every_command_says_what_it_does_and_shows_how() {
+        let mut wrong = Vec::new();
+        // Being written: take each out of the list together with its examples.
+        let later = ["ps", "logs", "stop", "why", "fleet", "volume", "gateway"];
+        walk("windlass", &Cli::command(), &mut |name, command| {
+            if name.split(' ').nth(1).is_some_and(|first| later.contains(&first)) {
+                return;
+            }
+            if !help(command).contains("Examples:\n") {
+                wrong.push(format!("`{name}` has no examples: `#[command(after_help = EXAMPLES)]`"));
+            }
+            if command.get_about().is_none() {
+                wrong.push(format!("`{name}` does not say what it does"));
+            }
+            for arg in command.get_arguments().filter(|arg| arg.get_help().is_none() && !arg.is_hide_set()) {
+                wrong.push(format!("`{}` of `{name}` has no help", arg.get_id()));
+            }
+        });
+        assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    }
+
+    #[test]
+    fn every_example_is_a_command_that_can_be_typed() {
+        let (mut wrong, mut seen) = (Vec::new(), 0);
+        walk("windlass", &Cli::command(), &mut |name, command| {
+            let help = help(command);
+            // What is said about it stands after two spaces.
+            let typed = help.lines().filter_map(|line| line.trim().split("  ").next());
+            let commands =
+                typed.flat_map(|line| line.split(" && ")).filter(|line| line.starts_with("windlass "));
+            for line in commands.map(|line| line.split(['|', '<', '>']).next().unwrap_or(line)) {
+                seen += 1;
+                if let Err(error) = Cli::try_parse_from(words(line)) {
+                    wrong.push(format!("`{line}` in the help of `{name}`: {error}"));
+                }
+            }
+        });
+        assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+        assert!(seen > 20, "only {seen} were found");
+    }
+
+    /// As a shell splits them, without anything but quotes.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut quote) = (vec![String::new()], None);
+        for letter in line.trim().chars() {
+            match (quote, letter) {
+                (Some(open), letter) if open == letter => quote = None,
+                (None, '\'' | '"') => quote = Some(letter),
+                (None, ' ') => words.push(String::new()),
+                (Some(_) | None, letter) => words.last_mut().unwrap().push(letter),
+            }
+        }
+        words
     }
 }

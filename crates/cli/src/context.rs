@@ -165,6 +165,17 @@ async fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>, Problem> {
     Ok(found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
 }
 
+/// An error and all its causes, in one line.
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
 /// The name that was probably meant.
 pub(crate) fn closest<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     all.map(|other| (strsim::jaro_winkler(name, other), other))

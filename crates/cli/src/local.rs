@@ -96,7 +96,7 @@ fn token_file(data_dir: &Path) -> PathBuf {
     data_dir.join("admin-token")
 }
 
-fn log_file(data_dir: &Path) -> PathBuf {
+pub(crate) fn log_file(data_dir: &Path) -> PathBuf {
     data_dir.join("server.log")
 }
 
@@ -108,16 +108,30 @@ pub(crate) fn find(home: &Home) -> Result<Option<Login>, Problem> {
     Ok(token.map(|token| Login { url: running.url, token: token.trim().to_owned(), project: None }))
 }
 
+/// For a command that needs a server: says so when it had to start one.
 pub(crate) fn find_or_start(home: &Home) -> Result<Login, Problem> {
+    let (login, started) = start_once(home)?;
+    if started {
+        output::say(&format!(
+            "No server is configured: started one at {} (data and log in {}; stop it with `windlass server stop`).",
+            login.url,
+            home.server_dir().display()
+        ));
+    }
+    Ok(login)
+}
+
+/// The server of this home, and whether it was started just now.
+pub(crate) fn start_once(home: &Home) -> Result<(Login, bool), Problem> {
     if let Some(found) = find(home)? {
-        return Ok(found);
+        return Ok((found, false));
     }
     let dir = home.server_dir();
     make_private_dir(&dir).map_err(|error| Problem::caused(&format!("make `{}`", dir.display()), &error))?;
     let _lock = lock(&dir)?;
     // Whoever held the lock before us may have started it.
     if let Some(found) = find(home)? {
-        return Ok(found);
+        return Ok((found, false));
     }
     if let Some(running) = Running::find(&dir) {
         return Err(Problem::new(format!("use the server at {}", running.url))
@@ -128,7 +142,7 @@ pub(crate) fn find_or_start(home: &Home) -> Result<Login, Problem> {
                 running.url
             )));
     }
-    start(&dir)
+    Ok((start(&dir)?, true))
 }
 
 /// Held until it is dropped. Waiting for it is waiting for another command that starts the server.
@@ -178,11 +192,6 @@ fn start(dir: &Path) -> Result<Login, Problem> {
         .spawn()
         .map_err(|e| problem(&e))?;
     let running = wait(dir, &mut child, &log, from)?;
-    output::say(&format!(
-        "No server is configured: started one at {} (data and log in {}; stop it with `windlass server stop`).",
-        running.url,
-        dir.display()
-    ));
     Ok(Login { url: running.url, token, project: None })
 }
 

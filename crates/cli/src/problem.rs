@@ -66,6 +66,12 @@ impl Problem {
         self.exit
     }
 
+    /// What and why in one line, and the hint, for whoever shows them in another form.
+    pub(crate) fn parts(&self) -> (String, String) {
+        let text: Vec<&str> = std::iter::once(&self.what).chain(&self.why).map(String::as_str).collect();
+        (text.join(": "), self.hint.clone().unwrap_or_else(|| explain(self.code)))
+    }
+
     /// `error[CODE]: what: why` and a line for the hint; empty when all was said.
     pub(crate) fn text(&self) -> String {
         if self.what.is_empty() {
@@ -75,10 +81,7 @@ impl Problem {
         for why in &self.why {
             let _ = write!(text, ": {why}");
         }
-        let _ = match &self.hint {
-            Some(hint) => write!(text, "\n  hint: {hint}"),
-            None => write!(text, "\n  hint: `windlass explain {}` says what this means", self.code.id()),
-        };
+        let _ = write!(text, "\n  hint: {}", self.hint.clone().unwrap_or_else(|| explain(self.code)));
         printable(&text)
     }
 
@@ -135,6 +138,11 @@ impl Problem {
         }
         problem
     }
+}
+
+/// For those that have no better hint.
+fn explain(code: Code) -> String {
+    format!("`windlass explain {}` says what this means", code.id())
 }
 
 impl From<anyhow::Error> for Problem {

@@ -20,7 +20,16 @@ use crate::{
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass check windlass.yml                  every problem, each with its line
+  windlass check examples/*.yml -o name        only the names of files that are not valid
+  windlass check -e TOKEN=x train.yml -o json  for an editor or a pipeline
+
+The exit code is 0 when all files are valid, else 1.";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Files to validate; `-` is standard input
     #[arg(required = true, value_name = "FILE")]

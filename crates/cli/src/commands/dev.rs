@@ -22,7 +22,14 @@ use crate::{
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass dev                      a server with a temporary directory; Ctrl-C ends it and its runs
+  windlass dev --data-dir ./data    keep what it wrote
+  windlass dev --log-level debug    say more";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Port to listen on; 0 lets the system choose
     #[arg(long, value_name = "PORT", default_value_t = 0)]

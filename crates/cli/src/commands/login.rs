@@ -20,7 +20,16 @@ use crate::{
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass login --url http://localhost:3000 --token -         type or pipe the token in
+  windlass login --url http://host:3000 --token - < token.txt
+  windlass login --url http://host:3000 --token - --project ml
+
+Nothing is written before the server has accepted the token.";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Address of the server
     #[arg(long, value_name = "URL")]

@@ -4,10 +4,12 @@ pub(crate) mod apply;
 pub(crate) mod check;
 pub(crate) mod completion;
 pub(crate) mod dev;
+pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod fleet;
 pub(crate) mod gateway;
 pub(crate) mod help;
+pub(crate) mod init;
 pub(crate) mod login;
 pub(crate) mod logs;
 pub(crate) mod ps;
@@ -38,8 +40,10 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Gateway(args) => gateway::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Completion(args) => completion::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Help(args) => help::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Login(args) => login::run(&args),
         Command::Server(args) => server::run(args),
         Command::Dev(args) => dev::run(&args),

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::LevelFilter;
 use windlass_server::{
@@ -14,6 +15,7 @@ use windlass_server::{
 };
 
 use crate::{
+    cli::{Format, Output},
     exit::Exit,
     home::Home,
     local::{self, Running},
@@ -21,8 +23,20 @@ use crate::{
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass server                                        on port 3000 of this machine, with SQLite
+  windlass server --host 0.0.0.0 --database-url postgres://windlass@db/windlass
+  windlass server start                                  in the background
+  windlass server status && windlass server stop";
+
+const STATUS: &str = "\
+Examples:
+  windlass server status            exit code 1 when none runs
+  windlass server status -o name    its address alone";
+
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = false, subcommand_negates_reqs = true)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = false, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
@@ -86,15 +100,27 @@ pub(crate) struct Args {
     /// How to write the log; `auto` is text on a terminal and JSON elsewhere
     #[arg(long, env = "WINDLASS_LOG_FORMAT", global = true, value_enum, default_value_t = LogFormat::Auto)]
     pub(crate) log_format: LogFormat,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 #[derive(Clone, Copy, Debug, clap::Subcommand)]
 pub(crate) enum Action {
+    /// Start the server of this machine in the background, unless it runs
+    #[command(
+        after_help = "Examples:\n  windlass server start    as the first command does when no server is configured"
+    )]
+    Start,
     /// Make a new sealing key, seal everything with it and forget the old ones
+    #[command(after_help = "Examples:\n  windlass server stop && windlass server rotate-keys")]
     RotateKeys,
     /// Stop the server that runs with this data directory
+    #[command(
+        after_help = "Examples:\n  windlass server stop\n  windlass server stop --data-dir /var/lib/windlass"
+    )]
     Stop,
     /// Say whether a server runs with this data directory, and where
+    #[command(after_help = STATUS)]
     Status,
 }
 
@@ -122,14 +148,17 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
         // A new session has no terminal: neither Ctrl-C nor a closed window reaches it.
         rustix::process::setsid().map_err(|error| Problem::caused("leave the terminal", &error))?;
     }
+    let (action, format) = (args.action, args.output.format);
+    if matches!(action, Some(Action::Start)) {
+        return start(args.data_dir.as_deref(), format);
+    }
     log(args.log_level, args.log_format);
-    let action = args.action;
     let settings = settings(args)?;
     match action {
-        None => turn(serve(settings, Start::Plain))?,
+        None | Some(Action::Start) => turn(serve(settings, Start::Plain))?,
         Some(Action::RotateKeys) => turn(rotate_keys(settings))?,
         Some(Action::Stop) => stop(&settings.data_dir)?,
-        Some(Action::Status) => return Ok(status(&settings.data_dir)),
+        Some(Action::Status) => return status(&settings.data_dir, format),
     }
     Ok(Exit::Done)
 }
@@ -145,6 +174,21 @@ pub(crate) fn turn<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::
     runtime.block_on(work)
 }
 
+fn start(given: Option<&Path>, format: Format) -> Result<Exit, Problem> {
+    let home = Home::find()?;
+    if given.is_some_and(|given| given != home.server_dir()) {
+        return Err(Problem::misuse("`server start` starts the server of `WINDLASS_HOME`")
+            .hint("`windlass server --data-dir DIR` runs another one, in the foreground"));
+    }
+    let (login, started) = local::start_once(&home)?;
+    if started {
+        output::say(&format!("Started a server at {}. `windlass server stop` stops it.", login.url));
+    } else {
+        output::say(&format!("A server runs already at {}.", login.url));
+    }
+    status(&home.server_dir(), format)
+}
+
 fn stop(data_dir: &Path) -> Result<(), Problem> {
     match local::stop(data_dir)? {
         Some(running) => output::say(&format!("Stopped the server at {}.", running.url)),
@@ -153,17 +197,23 @@ fn stop(data_dir: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
-fn status(data_dir: &Path) -> Exit {
-    match Running::find(data_dir) {
-        Some(running) => {
-            output::data(&format!("running at {} (process {})", running.url, running.pid));
-            Exit::Done
-        }
-        None => {
-            output::data("not running");
-            Exit::Failed
-        }
-    }
+/// Fails when none runs, so that a script can ask.
+fn status(data_dir: &Path, format: Format) -> Result<Exit, Problem> {
+    let running = Running::find(data_dir);
+    let log = local::log_file(data_dir);
+    let document = json!({
+        "running": running.is_some(),
+        "url": running.as_ref().map(|running| &running.url),
+        "pid": running.as_ref().map(|running| running.pid),
+        "data_dir": data_dir,
+        "log": log.exists().then_some(log),
+    });
+    let name = running.as_ref().map_or("", |running| &running.url);
+    output::one(format, &document, name, |_| match &running {
+        Some(running) => output::data(&format!("running at {} (process {})", running.url, running.pid)),
+        None => output::data("not running"),
+    })?;
+    Ok(if running.is_some() { Exit::Done } else { Exit::Failed })
 }
 
 fn settings(args: Args) -> anyhow::Result<Settings> {

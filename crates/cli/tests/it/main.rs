@@ -8,6 +8,7 @@ mod background;
 mod check;
 mod completion;
 mod dev;
+mod doctor;
 mod errors;
 mod lists;
 mod login;

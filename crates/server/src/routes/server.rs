@@ -51,7 +51,10 @@ async fn pipelines(app: App, _: Caller, _: Nothing) -> Result<Vec<Pipeline>> {
 }
 
 async fn info(_: App, _: Nothing) -> Result<Info> {
-    Ok(Info { server_version: Some(API_VERSION.into()) })
+    Ok(Info {
+        server_version: Some(API_VERSION.into()),
+        windlass_version: Some(env!("CARGO_PKG_VERSION").into()),
+    })
 }
 
 async fn providers(_: App, _: Nothing) -> Result<Vec<auth::Provider>> {

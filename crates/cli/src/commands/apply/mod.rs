@@ -19,6 +19,7 @@ use windlass_model::config::Configuration;
 pub(crate) use self::{
     outcome::{hint, indented, reasons},
     plan::{refusals, resources},
+    source::DEFAULT_FILES,
     tail::{Copied, Pace, Pages, Tail},
 };
 use crate::{

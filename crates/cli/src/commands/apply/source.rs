@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Tried in this order when no file is named.
-const DEFAULT_FILES: [&str; 4] = ["windlass.yml", "windlass.yaml", ".dstack.yml", ".dstack.yaml"];
+pub(crate) const DEFAULT_FILES: [&str; 4] = ["windlass.yml", "windlass.yaml", ".dstack.yml", ".dstack.yaml"];
 const PROFILE_FILES: [&str; 4] =
     [".windlass/profiles.yml", ".windlass/profiles.yaml", ".dstack/profiles.yml", ".dstack/profiles.yaml"];
 /// Larger files are not configurations; the reader has its own, smaller bound.

@@ -1,0 +1,184 @@
+//! Reads the world for `windlass doctor`. Nothing is changed and nothing is started.
+
+use std::{
+    net::TcpListener,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde::Deserialize;
+use windlass_api::{
+    agent::shim::HostInfo,
+    client::CallError,
+    operations::{ReadMyUser, ReadProject, ReadServerInfo},
+    server::Nothing,
+};
+use windlass_backend::{
+    engine::{self, Places},
+    program::{Program, VARIABLE},
+};
+
+use super::judge::{Agent, Engine, Gpus, Home, Port, Seen, Server};
+use crate::{
+    cli::At,
+    context::{Context, causes},
+    home, login,
+};
+
+/// That of `windlass server`.
+const PORT: u16 = 3000;
+/// Where the kernel lists what is on the bus.
+const BUS: &str = "/sys/bus/pci/devices";
+const NVIDIA: &str = "0x10de";
+/// Display controllers and accelerators.
+const CLASSES: [&str; 2] = ["0x03", "0x12"];
+const TOOLKIT: [&str; 2] = ["nvidia-container-runtime", "nvidia-ctk"];
+
+pub(super) async fn around(at: &At) -> Seen {
+    let home_path = home::Home::path();
+    let server = server(at).await;
+    let (agent, mut gpus) = agent(home_path.as_deref()).await;
+    gpus.nvidia = on_bus(Path::new(BUS));
+    gpus.toolkit = TOOLKIT.iter().any(|name| in_path(name).is_some());
+    let engine =
+        match Places::here(std::env::var_os("WINDLASS_SERVER_DOCKER_SOCKET").map(PathBuf::from)).look().await
+        {
+            engine::Engine::At(socket) => Engine::At(socket.display().to_string()),
+            engine::Engine::None { why } => Engine::None { why },
+        };
+    Seen {
+        home: look_at_home(home_path),
+        port: port(PORT, &server),
+        server,
+        agent,
+        engine,
+        gpus,
+        ssh: said("ssh", "-V"),
+        git: said("git", "--version"),
+    }
+}
+
+fn look_at_home(path: Option<PathBuf>) -> Home {
+    let Some(path) = path else { return Home::Unset };
+    let shown = path.display().to_string();
+    // One that is not there yet is made by the first command, in the nearest directory that is.
+    let Some(there) = path.ancestors().find(|dir| dir.is_dir()) else {
+        return Home::Refused { path: shown, why: "no directory above it exists".to_owned() };
+    };
+    if let Err(error) = rustix::fs::access(there, rustix::fs::Access::WRITE_OK) {
+        return Home::Refused { path: shown, why: error.to_string() };
+    }
+    let mode = std::fs::metadata(there).map_or(0, |meta| meta.permissions().mode() & 0o777);
+    if there == path && mode & 0o077 != 0 {
+        return Home::Open { path: shown, mode };
+    }
+    let free = rustix::fs::statvfs(there).map_or(u64::MAX, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
+    Home::Fine { path: shown, free }
+}
+
+async fn server(at: &At) -> Server {
+    let chosen = match login::choose_running(at) {
+        Ok(Some(chosen)) => chosen,
+        Ok(None) => return Server::None,
+        Err(problem) => {
+            let (why, hint) = problem.parts();
+            return Server::Unusable { why, hint };
+        }
+    };
+    let (url, project) = (chosen.url.clone(), chosen.project.clone());
+    let here = ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| url.contains(host));
+    let cx = match Context::new(chosen).await {
+        Ok(cx) => cx,
+        Err(problem) => {
+            let (why, hint) = problem.parts();
+            return Server::Unusable { why, hint };
+        }
+    };
+    let version = match cx.try_call::<ReadServerInfo>(&Nothing {}).await {
+        Ok(info) => info.windlass_version,
+        Err(CallError::Connect { source, .. }) => return Server::Away { url, why: source.to_string(), here },
+        Err(error) => return Server::Away { url, why: causes(&error), here },
+    };
+    let user = match cx.try_call::<ReadMyUser>(&Nothing {}).await {
+        Ok(user) => user.username,
+        Err(error) => return Server::Denied { url, why: causes(&error) },
+    };
+    let project = match cx.call::<ReadProject>(&Nothing {}).await {
+        Ok(_) => Ok(project),
+        Err(problem) => Err(problem.parts().0),
+    };
+    Server::Up { url, version, user, project }
+}
+
+fn port(port: u16, server: &Server) -> Port {
+    let ours = match server {
+        Server::Up { url, .. } => url.ends_with(&format!(":{port}")),
+        Server::None | Server::Unusable { .. } | Server::Away { .. } | Server::Denied { .. } => false,
+    };
+    if ours {
+        return Port::Ours(port);
+    }
+    match TcpListener::bind(("127.0.0.1", port)) {
+        Ok(_) => Port::Free(port),
+        Err(_) => Port::Taken(port),
+    }
+}
+
+/// What `windlass-agent host` says of the machine it is on.
+#[derive(Deserialize)]
+struct Report {
+    host: HostInfo,
+    #[serde(default)]
+    driver_version: Option<String>,
+    #[serde(default)]
+    problems: Vec<String>,
+}
+
+async fn agent(home: Option<&Path>) -> (Agent, Gpus) {
+    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+    let program = match Program::find(named.as_deref()) {
+        Ok(program) => program,
+        Err(error) => return (Agent::Missing { why: causes(&error) }, Gpus::default()),
+    };
+    let broken = |why: String| (Agent::Broken { why }, Gpus::default());
+    let version = match program.version().await {
+        Ok(version) => version,
+        Err(error) => return broken(causes(&error)),
+    };
+    let disk = home.into_iter().flat_map(Path::ancestors).find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
+    let report = match program.output(&["host".as_ref(), "--data".as_ref(), disk.as_os_str()]).await {
+        Ok(text) => serde_json::from_str::<Report>(&text),
+        Err(error) => return broken(causes(&error)),
+    };
+    match report {
+        Ok(Report { host, driver_version, problems }) => {
+            let path = program.path().display().to_string();
+            let gpus = Gpus { driver: driver_version, problems, ..Gpus::default() };
+            (Agent::Fine { path, version, host: Box::new(host) }, gpus)
+        }
+        Err(error) => broken(format!("understand what the agent says: {error}")),
+    }
+}
+
+fn on_bus(bus: &Path) -> usize {
+    let Ok(devices) = std::fs::read_dir(bus) else { return 0 };
+    let starts = |path: PathBuf, with: &[&str]| {
+        std::fs::read_to_string(path).is_ok_and(|text| with.iter().any(|with| text.starts_with(with)))
+    };
+    let gpu = |dir: PathBuf| starts(dir.join("vendor"), &[NVIDIA]) && starts(dir.join("class"), &CLASSES);
+    devices.flatten().filter(|device| gpu(device.path())).count()
+}
+
+fn in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file())
+}
+
+/// The first line of what a program says about its version, wherever it says it.
+fn said(program: &str, flag: &str) -> Option<String> {
+    let done = Command::new(in_path(program)?).arg(flag).stdin(Stdio::null()).output().ok()?;
+    let text = if done.stdout.is_empty() { done.stderr } else { done.stdout };
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Some(text.lines().next().unwrap_or(program).trim().to_owned())
+}

@@ -1,0 +1,148 @@
+//! `windlass init`: looks at a folder and writes a configuration that runs what is in it.
+
+mod guess;
+
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use ignore::WalkBuilder;
+use serde_json::json;
+use windlass_model::config::name::is_resource_name;
+
+use self::guess::{Folder, Guess, Kind};
+use super::apply::DEFAULT_FILES;
+use crate::{
+    cli::Output,
+    exit::Exit,
+    output,
+    problem::{Code, Problem},
+};
+
+/// What editors check configurations with.
+const SCHEMA: &str = include_str!("../../../../../schema/windlass.schema.json");
+/// Beside the configuration, so that it is the same path on every machine.
+const SCHEMA_FILE: &str = ".windlass/schema.json";
+/// A folder is looked at, not searched.
+const FILES_MAX: usize = 2000;
+const DEPTH_MAX: usize = 2;
+const TEXT_BYTES_MAX: u64 = 256 << 10;
+const TEXTS: [&str; 5] =
+    ["requirements.txt", "pyproject.toml", "setup.py", "environment.yml", ".python-version"];
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass init                          look at this folder and write `windlass.yml`
+  windlass init --type service code/     a service of what is in `code`
+  windlass init --stdout                 only show it
+  windlass apply                         run what was written";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The folder to look at, and to write into
+    #[arg(value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+    /// Name it so; the folder's name, if not given
+    #[arg(short, long, value_name = "NAME")]
+    name: Option<String>,
+    /// What to make of it, whatever the folder looks like
+    #[arg(short, long = "type", value_enum, value_name = "TYPE")]
+    kind: Option<Kind>,
+    /// Print the configuration, and write nothing
+    #[arg(long)]
+    stdout: bool,
+    /// Replace a configuration that is there
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    if let Some(name) = args.name.as_deref().filter(|name| !is_resource_name(name)) {
+        return Err(Problem::misuse(format!("`{name}` cannot be a name"))
+            .hint("small letters, digits and dashes, at most 41, starting with a letter: `-n my-task`"));
+    }
+    let folder = look(&args.dir)?;
+    let guess = guess::guess(&folder, args.kind, args.name.as_deref());
+    let text = guess.write(SCHEMA_FILE);
+    if args.stdout {
+        output::data(text.trim_end());
+        return Ok(Exit::Done);
+    }
+    let file = write(args, &text)?;
+    tell(args, &file, &guess)?;
+    Ok(Exit::Done)
+}
+
+fn look(dir: &Path) -> Result<Folder, Problem> {
+    let failed = |error: std::io::Error| Problem::caused(&format!("look at `{}`", dir.display()), &error);
+    let whole = std::fs::canonicalize(dir).map_err(failed)?;
+    if !whole.is_dir() {
+        return Err(Problem::misuse(format!("`{}` is no folder", dir.display())).hint("`windlass init DIR`"));
+    }
+    let name = whole.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut folder = Folder { name, ..Folder::default() };
+    let walk = WalkBuilder::new(&whole).max_depth(Some(DEPTH_MAX)).require_git(false).build();
+    let files = walk.flatten().filter(|entry| entry.file_type().is_some_and(|kind| kind.is_file()));
+    for entry in files.take(FILES_MAX) {
+        if let Ok(path) = entry.path().strip_prefix(&whole) {
+            folder.files.push(path.to_string_lossy().into_owned());
+        }
+    }
+    folder.files.sort();
+    for name in TEXTS {
+        if let Ok(file) = std::fs::File::open(whole.join(name)) {
+            let mut text = Vec::new();
+            file.take(TEXT_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
+            folder.texts.insert(name.to_owned(), String::from_utf8_lossy(&text).into_owned());
+        }
+    }
+    Ok(folder)
+}
+
+fn write(args: &Args, text: &str) -> Result<PathBuf, Problem> {
+    let there = DEFAULT_FILES.iter().map(|name| args.dir.join(name)).find(|path| path.exists());
+    let file = match there {
+        Some(there) if !args.force => {
+            return Err(Problem::new(format!("write a configuration into `{}`", args.dir.display()))
+                .code(Code::Usage)
+                .why(format!("`{}` is there already", there.display()))
+                .hint("`windlass init --force` replaces it; `windlass init --stdout` only shows another"));
+        }
+        Some(there) => there,
+        None => args.dir.join(DEFAULT_FILES[0]),
+    };
+    let schema = args.dir.join(SCHEMA_FILE);
+    let put = |path: &Path, text: &str| {
+        let parent = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        parent
+            .and_then(|()| std::fs::write(path, text))
+            .map_err(|error| Problem::caused(&format!("write `{}`", path.display()), &error))
+    };
+    put(&schema, SCHEMA)?;
+    put(&file, text)?;
+    // `./windlass.yml` is `windlass.yml`.
+    Ok(file.strip_prefix(".").map(Path::to_owned).unwrap_or(file))
+}
+
+fn tell(args: &Args, file: &Path, guess: &Guess) -> Result<(), Problem> {
+    let shown = output::printable(&file.display().to_string());
+    for found in &guess.found {
+        output::say(&output::printable(&format!("Found {found}.")));
+    }
+    output::say(&format!(
+        "Wrote {shown}: a {} `{}`. Look it over, then run it with `windlass apply -f {shown}`.",
+        guess.kind.word(),
+        guess.name
+    ));
+    let document = json!({
+        "file": shown,
+        "type": guess.kind.word(),
+        "name": guess.name,
+        "found": guess.found,
+    });
+    output::one(args.output.format, &document, &shown, |_| output::data(&shown))
+}

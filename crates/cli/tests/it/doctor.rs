@@ -1,0 +1,111 @@
+//! `windlass doctor`, `windlass init` and the server of this machine.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::Value;
+
+use crate::{Home, Ran, ran, snapshot::Story, stage::Stage};
+
+fn check<'a>(checks: &'a Value, name: &str) -> &'a Value {
+    checks["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap()
+}
+
+/// What it depends on is named, so that it finds the same everywhere.
+fn bare(mut command: std::process::Command) -> Ran {
+    let absent = "/nowhere/at-all";
+    ran(command
+        .env("PATH", absent)
+        .env("WINDLASS_AGENT", absent)
+        .env("WINDLASS_SERVER_DOCKER_SOCKET", absent))
+}
+
+#[test]
+fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
+    let home = Home::new();
+    let done = bare(home.command(&["doctor", "-o", "json"])).ok();
+    let checks = done.json();
+    for (name, part) in
+        [("ssh", "openssh-client"), ("git", "apt install git"), ("docker", "apt install docker.io")]
+    {
+        let found = check(&checks, name);
+        assert_eq!(found["status"], "note", "{found}");
+        assert!(found["fix"].as_str().unwrap().contains(part), "{found}");
+    }
+    assert!(check(&checks, "agent")["fix"].as_str().unwrap().contains("WINDLASS_AGENT"));
+    assert!(check(&checks, "server")["found"].as_str().unwrap().contains("none is configured"));
+    assert_eq!(check(&checks, "home")["status"], "ok");
+    assert!(!home.0.0.join("home").exists(), "it only looks");
+    let table = bare(home.command(&["doctor"])).ok();
+    assert!(table.stdout.starts_with("CHECK"), "{}", table.stdout);
+    table.says("ssh: ");
+}
+
+#[test]
+fn the_way_to_the_server_is_walked() {
+    let stage = Stage::new();
+    let well = stage.windlass(&["doctor", "-o", "json"]);
+    let found = well.json();
+    assert_eq!(check(&found, "server")["status"], "ok", "{found}");
+    assert_eq!(check(&found, "version")["status"], "ok", "{found}");
+    for (flag, value, part) in [
+        ("--token", "wrong", "windlass login"),
+        ("--project", "other", "windlass project"),
+        ("--url", "http://127.0.0.1:9", "windlass server"),
+    ] {
+        let bad = stage.windlass(&["doctor", "-o", "json", flag, value]);
+        assert_eq!(bad.code, Some(1), "{}", bad.stdout);
+        let found = bad.json();
+        assert_eq!(check(&found, "server")["status"], "bad", "{found}");
+        assert!(check(&found, "server")["fix"].as_str().unwrap().contains(part), "{found}");
+    }
+}
+
+#[test]
+fn a_home_that_others_can_read_is_noticed() {
+    let home = Home::new();
+    let path = home.0.0.join("home");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let found = bare(home.command(&["doctor", "-o", "json"])).ok().json();
+    assert!(check(&found, "home")["fix"].as_str().unwrap().starts_with("tokens are in it: `chmod 700 "));
+}
+
+#[test]
+fn a_folder_becomes_a_configuration_that_can_be_checked() {
+    let home = Home::new();
+    home.0.file("code/requirements.txt", "torch\n");
+    home.0.file("code/train.py", "print(1)\n");
+    let mut story = Story::new("init", &home);
+    story.run(&["init", "code", "--stdout"]);
+    story.run(&["init", "code"]);
+    story.run(&["check", "code/windlass.yml"]);
+    story.run(&["init", "code"]);
+    story.run(&["init", "code", "--force", "--type", "dev-environment", "-n", "desk", "-o", "json"]);
+    story.run(&["check", "code/windlass.yml", "-o", "json"]);
+    story.run(&["init", "code", "--force", "-n", "Not A Name"]);
+    story.run(&["init", "nowhere"]);
+    story.end();
+    let written = std::fs::read_to_string(home.0.0.join("code/windlass.yml")).unwrap();
+    let header = written.lines().next().unwrap();
+    let schema = header.strip_prefix("# yaml-language-server: $schema=").unwrap();
+    let schema = std::fs::read_to_string(home.0.0.join("code").join(schema)).unwrap();
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    assert_eq!(schema["title"], "windlass configuration");
+}
+
+#[test]
+fn the_server_of_this_machine_is_started_asked_and_stopped() {
+    let home = Home::new();
+    let mut story = Story::new("server", &home);
+    story.run(&["server", "status"]);
+    let started = story.run(&["server", "start", "-o", "json"]).ok();
+    story.mask(&started.json()["pid"].to_string(), "[PID]");
+    story.run(&["server", "start"]);
+    story.run(&["server", "status"]);
+    story.run(&["server", "status", "-o", "name"]);
+    story.run(&["server", "start", "--data-dir", "elsewhere"]);
+    story.run(&["server", "stop"]);
+    story.run(&["server", "stop"]);
+    story.run(&["server", "status", "-o", "json"]);
+    story.end();
+}
