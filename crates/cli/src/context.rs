@@ -118,7 +118,7 @@ impl Context {
         match near {
             Some(name) => problem.hint(format!("did you mean `--project {name}`?")),
             None if names.is_empty() => problem.hint("you are a member of no project"),
-            None => problem.hint(format!("your projects: {}", names.join(", "))),
+            None => problem.hint(format!("`--project NAME` chooses one of yours: {}", names.join(", "))),
         }
     }
 

@@ -20,5 +20,8 @@ fn main() -> ExitCode {
     if let Some(exit) = complete::answer() {
         return exit;
     }
-    commands::run(cli::Cli::parse())
+    match cli::Cli::try_parse() {
+        Ok(cli) => commands::run(cli),
+        Err(error) => problem::misused(&error).into(),
+    }
 }

@@ -7,7 +7,10 @@ use std::fmt::Write as _;
 use windlass_api::client::CallError;
 
 pub(crate) use self::code::Code;
-use crate::{exit::Exit, output::printable};
+use crate::{
+    exit::Exit,
+    output::{self, printable, style::Style},
+};
 
 /// Nobody reacts to a kind of it: it is shown, and sets the exit code.
 #[derive(Debug)]
@@ -138,6 +141,19 @@ impl Problem {
         }
         problem
     }
+}
+
+/// What the parser of flags says: help, the version, or a mistake, which gets its code like all others.
+pub(crate) fn misused(error: &clap::Error) -> Exit {
+    if !error.use_stderr() {
+        // A reader that went away is no error.
+        let _ = error.print();
+        return Exit::Done;
+    }
+    let rendered = error.render();
+    let text = if Style::stderr().is_on() { rendered.ansi().to_string() } else { rendered.to_string() };
+    output::say(text.replacen("error:", &format!("error[{}]:", Code::Usage.id()), 1).trim_end());
+    Exit::Misuse
 }
 
 /// For those that have no better hint.

@@ -17,7 +17,7 @@ use crate::{
     cli::{Format, Output},
     exit::Exit,
     output,
-    problem::Problem,
+    problem::{self, Problem},
 };
 
 const EXAMPLES: &str = "\
@@ -150,7 +150,7 @@ fn tell(file: &str, checked: &Checked) {
             output::say(output::printable(&config::render(problems, file, source)).trim_end());
         }
         Checked::Unreadable { problem } => {
-            output::say(&output::printable(&format!("error: read `{file}`: {problem}")));
+            output::say(&Problem::new(format!("read `{file}`")).why(problem).text());
         }
     }
 }
@@ -162,7 +162,7 @@ fn document(file: &str, checked: &Checked) -> Value {
         }
         Checked::Invalid { problems, .. } => json!({ "file": file, "valid": false, "problems": problems }),
         Checked::Unreadable { problem } => {
-            json!({ "file": file, "valid": false, "problems": [{ "message": format!("read the file: {problem}") }] })
+            json!({ "file": file, "valid": false, "problems": [{ "code": problem::Code::Failed.id(), "message": format!("read the file: {problem}") }] })
         }
     }
 }

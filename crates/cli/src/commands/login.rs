@@ -22,7 +22,7 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass login --url http://localhost:3000 --token -         type or pipe the token in
+  windlass login --url http://localhost:3000                   asks for the token
   windlass login --url http://host:3000 --token - < token.txt
   windlass login --url http://host:3000 --token - --project ml
 
@@ -34,9 +34,9 @@ pub(crate) struct Args {
     /// Address of the server
     #[arg(long, value_name = "URL")]
     pub(crate) url: String,
-    /// Your token; `-` reads it from standard input
+    /// Your token; `-` reads it from standard input, and without it a terminal is asked
     #[arg(long, value_name = "TOKEN", env = "WINDLASS_TOKEN", hide_env_values = true)]
-    pub(crate) token: String,
+    pub(crate) token: Option<String>,
     /// Project to work in; the only one, or `main`, if not given
     #[arg(long, value_name = "PROJECT")]
     pub(crate) project: Option<String>,
@@ -46,7 +46,10 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let home = Home::find()?;
-    let token = token(&args.token)?;
+    let token = match &args.token {
+        Some(given) => token(given)?,
+        None => output::ask_secret("Token", "--token -")?,
+    };
     let url = args.url.trim_end_matches('/').to_owned();
     let login = context::block_on(check(args, url, token))?;
     login.0.write(&home)?;

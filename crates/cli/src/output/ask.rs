@@ -2,6 +2,8 @@
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
 use super::{printable, say};
 use crate::problem::{Code, Problem};
 
@@ -31,6 +33,53 @@ pub(crate) fn confirm_delete(yes: bool, what: &str) -> Result<bool, Problem> {
         say("Nothing was deleted.");
     }
     Ok(agreed)
+}
+
+/// Asks for something that nobody else should see. `flag` is how a script says it.
+pub(crate) fn ask_secret(what: &str, flag: &str) -> Result<String, Problem> {
+    if !can_ask() {
+        return Err(Problem::misuse("nobody is there to type it")
+            .code(Code::Unanswered)
+            .why(format!("{what}?"))
+            .hint(format!("`{flag}` reads it from standard input")));
+    }
+    let mut answer = String::new();
+    {
+        let _hidden = Hidden::new();
+        let mut out = std::io::stderr().lock();
+        let _ = write!(out, "{what}: ").and_then(|()| out.flush());
+        let read = std::io::stdin().lock().read_line(&mut answer);
+        let _ = writeln!(out);
+        read.map_err(|error| Problem::caused("read the answer", &error))?;
+    }
+    let answer = answer.trim().to_owned();
+    if answer.is_empty() {
+        return Err(Problem::misuse("nothing was typed").why(format!("{what}?")));
+    }
+    Ok(answer)
+}
+
+/// While it lives, the terminal does not show what is typed.
+struct Hidden(Option<Termios>);
+
+impl Hidden {
+    fn new() -> Self {
+        let before = tcgetattr(std::io::stdin()).ok();
+        if let Some(before) = &before {
+            let mut quiet = before.clone();
+            quiet.local_modes.remove(LocalModes::ECHO);
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Flush, &quiet);
+        }
+        Self(before)
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
+        }
+    }
 }
 
 /// Asks until the answer is yes or no. The end of the input is no.

@@ -56,6 +56,10 @@ impl Style {
         Self { on: false }
     }
 
+    pub(crate) const fn is_on(self) -> bool {
+        self.on
+    }
+
     pub(crate) fn paint(self, colour: Colour, text: &str) -> String {
         if self.on && colour != Colour::None && !text.is_empty() {
             format!("\u{1b}[{}m{text}\u{1b}[0m", colour.code())

@@ -52,7 +52,7 @@ fn every_problem_is_shown_with_its_line_and_the_exit_code_is_1() {
         "2 | comands: [echo hi]\n  | ^^^^^^^",
         "hint: did you mean `commands`?",
         " --> bad.yml:4:8",
-        "error: read `absent.yml`",
+        "error[W001]: read `absent.yml`",
     ] {
         assert!(ran.stderr.contains(part), "{part}\n---\n{}", ran.stderr);
     }

@@ -67,5 +67,5 @@ fn the_environment_wins_over_the_login() {
     elsewhere.says("no token is known for http://127.0.0.1:9");
     let project = crate::ran(home.command(&["ps"]).env("WINDLASS_PROJECT", "other"));
     assert_eq!(project.code, Some(1));
-    project.says("your projects: main");
+    project.says("one of yours: main");
 }

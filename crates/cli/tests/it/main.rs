@@ -5,6 +5,7 @@
 mod apply;
 mod attached;
 mod background;
+mod basics;
 mod check;
 mod completion;
 mod dev;

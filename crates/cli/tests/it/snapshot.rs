@@ -75,7 +75,7 @@ impl<'a, G: Ground> Story<'a, G> {
     pub(crate) fn add(&mut self, args: &[&str], done: &Ran) {
         let shown: Vec<String> = args.iter().map(|arg| quoted(arg)).collect();
         let line = format!("$ windlass {}", shown.join(" "));
-        let _ = writeln!(self.text, "{}", line.trim_end());
+        let _ = writeln!(self.text, "{}", masked(line.trim_end()));
         let _ =
             writeln!(self.text, "exit: {}", done.code.map_or("signal".to_owned(), |code| code.to_string()));
         for (title, stream) in [("stdout", &done.stdout), ("stderr", &done.stderr)] {

@@ -1,0 +1,103 @@
+//! What holds for the program as a whole.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::Stdio,
+};
+
+use crate::{
+    Home, ran,
+    snapshot::Story,
+    stage::{Stage, TOKEN},
+};
+
+#[test]
+fn the_program_says_what_it_is() {
+    let home = Home::new();
+    let mut story = Story::new("windlass", &home);
+    story.run(&["--version"]);
+    story.run(&["--no-such-flag"]);
+    story.run(&["no-such-command"]);
+    story.end();
+    let help = home.windlass(&["--help"]).ok().stdout;
+    assert!(help.contains("Usage: windlass <COMMAND>") && help.contains("Examples:"), "{help}");
+    let nothing = home.windlass(&[]);
+    assert_eq!((nothing.code, nothing.stdout.as_str()), (Some(2), ""), "the help of a mistake is talk");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let home = Home::new();
+    for args in [&["explain"][..], &["--help"], &["completion", "bash"], &["explain", "-o", "jsonl"]] {
+        let mut command = home.command(args);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let done = child.wait_with_output().unwrap();
+        assert_eq!((done.status.code(), done.stderr.len()), (Some(0), 0), "{args:?}");
+    }
+}
+
+#[test]
+fn colours_come_where_they_are_asked_for() {
+    let home = Home::new();
+    let plain = home.windlass(&["explain"]).ok().stdout;
+    let forced = ran(home.command(&["explain"]).env("CLICOLOR_FORCE", "1")).ok().stdout;
+    let neither = ran(home.command(&["explain"]).env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1")).ok().stdout;
+    assert!(forced.starts_with("\u{1b}[1mCODE\u{1b}[0m"), "{forced}");
+    assert_eq!(plain, neither);
+}
+
+#[test]
+fn a_login_tells_where_it_leads() {
+    let stage = Stage::new();
+    let url = stage.server.url();
+    let mut story = Story::new("login", &stage.home);
+    story.run(&["login", "--url", &url, "--token", TOKEN]);
+    story.run(&["login", "--url", &url, "--token", TOKEN, "-o", "json"]);
+    story.run(&["login", "--url", &url, "--token", TOKEN, "--project", "main", "-o", "name"]);
+    story.run(&["login", "--url", &url, "--token", "wrong"]);
+    story.run(&["login", "--url", &url, "--token", TOKEN, "--project", "other"]);
+    story.run(&["login", "--url", &url, "--token", "-"]);
+    story.run(&["login"]);
+    story.end();
+}
+
+#[test]
+fn files_are_checked_one_by_one() {
+    let home = Home::new();
+    home.0.file("good.yml", "type: task\nname: good\ncommands: [echo]\nenv: [SURELY_NOT_SET]\n");
+    home.0
+        .file("bad.yml", "type: task\nname: bad\ncommands: [echo]\nresources:\n  gpu: lots\n  memroy: 8GB\n");
+    let files = ["good.yml", "bad.yml", "absent.yml"];
+    let mut story = Story::new("check", &home);
+    for format in ["table", "json", "jsonl", "name"] {
+        story.run(&[&["check", "-o", format], &files[..]].concat());
+    }
+    story.run(&["check", "good.yml"]);
+    story.end();
+}
+
+#[test]
+fn a_server_for_development_says_how_to_use_it() {
+    let home = Home::new();
+    let args = ["dev", "--log-level", "error"];
+    let mut child = home.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    while !said.contains("ready at") {
+        assert!(stderr.read_line(&mut said).unwrap() > 0, "it ended: {said}");
+    }
+    let ended = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(ended.success());
+    std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+    let done = child.wait_with_output().unwrap();
+    let token = said.split("WINDLASS_TOKEN=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    let place = said.split("its data in ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    assert!(!std::path::Path::new(&place).exists(), "{place} is left");
+    let mut story = Story::new("dev", &home);
+    story.mask(&token, "[TOKEN]");
+    story.mask(&place, "[DATA]");
+    let stdout = String::from_utf8(done.stdout).unwrap();
+    story.add(&args, &crate::Ran { code: done.status.code(), stdout, stderr: said });
+    story.end();
+}
