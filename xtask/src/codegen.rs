@@ -1,4 +1,4 @@
-//! Generated files: JSON Schema, transition tables, OpenAPI.
+//! Generated files: JSON Schema, transition tables, OpenAPI, snapshots of the command line.
 //!
 //! Each is written by the test that compares it, so generator and check cannot drift apart. Such a test
 //! reads `UPDATE` from the environment; the crates that have one are found by that.
@@ -22,7 +22,14 @@ pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
     }
     process::run(command.env("UPDATE", "1"))?;
     let mut status = Command::new("git");
-    status.current_dir(&workspace.root).args(["status", "--short", "--", "docs", "schema"]);
+    status.current_dir(&workspace.root).args([
+        "status",
+        "--short",
+        "--",
+        "docs",
+        "schema",
+        "crates/cli/tests/snapshots",
+    ]);
     let changed = process::read(&mut status)?;
     out::say(if changed.is_empty() { "nothing changed" } else { changed.trim_end() });
     Ok(())

@@ -57,6 +57,7 @@ const NEEDS: &[Need] = &[
         },
         packages: &["iproute2", "util-linux", "sudo"],
     },
+    Need { what: "tmux", here: || process::answers("tmux", &["-V"]), packages: &["tmux"] },
     Need { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
 ];
 

@@ -17,10 +17,10 @@ pub(crate) use self::{
     list::{List, json_array, jsonl, one},
 };
 
-/// One line of data.
+/// One line of data. On a terminal nothing in it but colours has an effect.
 pub(crate) fn data(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{text}");
+    let _ = if out.is_terminal() { out.write_all(&line(text)) } else { writeln!(out, "{text}") };
 }
 
 /// Data as it is, to the byte. False when nobody reads any more.
@@ -59,8 +59,15 @@ impl Drop for Foreign {
     }
 }
 
-/// One line of talk.
+/// One line of talk, in which nothing but colours has an effect.
 pub(crate) fn say(text: &str) {
-    let mut out = std::io::stderr().lock();
-    let _ = writeln!(out, "{text}");
+    let _ = std::io::stderr().lock().write_all(&line(text));
+}
+
+fn line(text: &str) -> Vec<u8> {
+    let mut filter = escape::Filter::new();
+    let mut bytes = filter.pass(text.as_bytes());
+    bytes.extend(filter.end());
+    bytes.push(b'\n');
+    bytes
 }

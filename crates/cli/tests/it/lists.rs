@@ -24,3 +24,27 @@ fn nothing_is_deleted_where_nobody_can_be_asked() {
     story.run(&["fleet", "delete", "some"]);
     story.end();
 }
+
+/// Whoever adds a list tells what is in it.
+#[test]
+fn every_list_is_described() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = std::fs::read_to_string(root.join("../../docs/json.md")).unwrap();
+    let mut folders = vec![root.join("src")];
+    let mut kinds = std::collections::BTreeSet::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let found = text.split("kind: \"").skip(1).filter_map(|rest| rest.split('"').next());
+            kinds.extend(found.map(str::to_owned));
+        }
+    }
+    assert!(kinds.contains("runs"), "{kinds:?}");
+    let missing: Vec<_> = kinds.iter().filter(|kind| !document.contains(&format!("| `{kind}` |"))).collect();
+    assert!(missing.is_empty(), "`docs/json.md` does not say what a row of {missing:?} is");
+}

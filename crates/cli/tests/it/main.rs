@@ -17,6 +17,7 @@ mod relay;
 mod server;
 mod snapshot;
 mod stage;
+mod terminal;
 
 use std::{
     path::PathBuf,

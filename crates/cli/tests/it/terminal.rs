@@ -1,0 +1,139 @@
+//! A terminal of its own, in which a command runs and a test types: tmux, with a server for each test.
+
+use std::{
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::{Home, snapshot::Ground, stage::Stage};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(30);
+
+pub(crate) struct Terminal {
+    socket: String,
+}
+
+impl Terminal {
+    /// Runs `windlass ARGS` in a terminal of 120 columns and 40 lines. What it exits with is shown as `exit: N`.
+    pub(crate) fn run(ground: &impl Ground, args: &[&str]) -> Self {
+        Self::command(ground, &ground.command(args))
+    }
+
+    pub(crate) fn command(ground: &impl Ground, command: &Command) -> Self {
+        let mut name = [0_u8; 4];
+        getrandom::fill(&mut name).unwrap();
+        let socket = ground.home().0.0.join(format!("tmux-{:08x}", u32::from_be_bytes(name)));
+        let terminal = Self { socket: socket.display().to_string() };
+        let quote = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"));
+        let words: Vec<String> =
+            std::iter::once(command.get_program()).chain(command.get_args()).map(quote).collect();
+        // The pane stays until the test has read it.
+        let script = format!("{}; echo \"exit: $?\"; exec sleep 600", words.join(" "));
+        let mut tmux = terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40"]);
+        tmux.arg(format!("exec sh -c {}", quote(script.as_ref())));
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => tmux.env(name, value),
+                None => tmux.env_remove(name),
+            };
+        }
+        if let Some(dir) = command.get_current_dir() {
+            tmux.current_dir(dir);
+        }
+        let started = tmux.status().expect("run tmux, which this test needs");
+        assert!(started.success(), "tmux did not start");
+        terminal
+    }
+
+    fn tmux(&self, args: &[&str]) -> Command {
+        let mut tmux = Command::new("tmux");
+        tmux.args(["-S", &self.socket]).args(args).env_remove("TMUX").env("TERM", "xterm-256color");
+        tmux.stdin(Stdio::null()).stderr(Stdio::null());
+        tmux
+    }
+
+    /// Types text, or keys by tmux's names: `Enter`, `C-c`.
+    pub(crate) fn keys(&self, keys: &[&str]) {
+        assert!(self.tmux(&["send-keys"]).args(keys).status().unwrap().success());
+    }
+
+    /// What is on the screen, without colours.
+    pub(crate) fn screen(&self) -> String {
+        self.capture(&["capture-pane", "-p"])
+    }
+
+    /// The same, with the sequences that set colours.
+    pub(crate) fn colours(&self) -> String {
+        self.capture(&["capture-pane", "-p", "-e"])
+    }
+
+    fn capture(&self, args: &[&str]) -> String {
+        let shown = self.tmux(args).output().unwrap();
+        String::from_utf8(shown.stdout).unwrap()
+    }
+
+    /// Waits until the screen has this on it, and returns the screen.
+    #[track_caller]
+    pub(crate) fn shows(&self, part: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let screen = self.screen();
+            if screen.contains(part) {
+                return screen;
+            }
+            assert!(Instant::now() < until, "no `{part}` on the screen:\n{screen}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.tmux(&["kill-server"]).status();
+    }
+}
+
+const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
+
+#[test]
+fn a_question_is_asked_on_a_terminal_until_it_is_answered() {
+    let stage = Stage::new();
+    stage.file("later.yml", WAITING);
+    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    let terminal = Terminal::run(&stage, &["stop", "later"]);
+    terminal.shows("Stop later? [y/n]");
+    terminal.keys(&["perhaps", "Enter"]);
+    terminal.keys(&["n", "Enter"]);
+    let screen = terminal.shows("exit: 1");
+    assert!(screen.contains("Nothing was stopped."), "{screen}");
+    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "later\n");
+    let terminal = Terminal::run(&stage, &["stop", "--wait", "later"]);
+    terminal.shows("[y/n]");
+    terminal.keys(&["yes", "Enter"]);
+    terminal.shows("exit: 0");
+    assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "");
+}
+
+#[test]
+fn a_token_that_is_typed_is_not_shown() {
+    let stage = Stage::new();
+    let url = stage.server.url();
+    let terminal = Terminal::run(&stage.home, &["login", "--url", &url]);
+    terminal.shows("Token:");
+    terminal.keys(&[crate::stage::TOKEN, "Enter"]);
+    let screen = terminal.shows("exit: 0");
+    assert!(screen.contains("as `admin`") && !screen.contains(crate::stage::TOKEN), "{screen}");
+}
+
+#[test]
+fn colours_are_for_terminals() {
+    let home = Home::new();
+    let terminal = Terminal::run(&home, &["explain"]);
+    terminal.shows("exit: 0");
+    assert!(terminal.colours().contains("\u{1b}[1mCODE"), "{}", terminal.colours());
+    let mut plain = home.command(&["explain"]);
+    let terminal = Terminal::command(&home, plain.env("NO_COLOR", "1"));
+    terminal.shows("exit: 0");
+    assert!(!terminal.colours().contains('\u{1b}'), "{}", terminal.colours());
+}
