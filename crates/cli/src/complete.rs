@@ -24,6 +24,7 @@ use windlass_api::{
 
 use crate::{
     cli::{At, Cli},
+    commands::{explain, help},
     context::{self, Context, name_of},
     login,
     problem::Problem,
@@ -46,6 +47,9 @@ enum Noun {
     Secret,
     Project,
     User,
+    /// Known here: no server is asked.
+    Code,
+    Command,
 }
 
 impl Noun {
@@ -59,6 +63,8 @@ impl Noun {
             "SECRET" => Self::Secret,
             "PROJECT" => Self::Project,
             "USER" => Self::User,
+            "CODE" => Self::Code,
+            "COMMAND" => Self::Command,
             _ => return None,
         })
     }
@@ -90,6 +96,18 @@ fn with_names(command: Command) -> Command {
 }
 
 fn candidates(noun: Noun) -> Vec<CompletionCandidate> {
+    match noun {
+        Noun::Code => return explain::codes().map(CompletionCandidate::new).collect(),
+        Noun::Command => return commands().map(CompletionCandidate::new).collect(),
+        Noun::Run
+        | Noun::Fleet
+        | Noun::Instance
+        | Noun::Volume
+        | Noun::Gateway
+        | Noun::Secret
+        | Noun::Project
+        | Noun::User => {}
+    }
     let at = at(std::env::args().skip_while(|word| word != "--").skip(1));
     let names = ask(&at, noun).unwrap_or_default();
     // A shell may give what it gets a meaning: only plain names are offered.
@@ -97,6 +115,13 @@ fn candidates(noun: Noun) -> Vec<CompletionCandidate> {
         !name.is_empty() && name.chars().all(|one| one.is_alphanumeric() || "-_.@/".contains(one))
     };
     names.into_iter().filter(plain).map(CompletionCandidate::new).collect()
+}
+
+/// What `windlass help` has something to say about.
+fn commands() -> impl Iterator<Item = String> {
+    let command = Cli::command();
+    let names: Vec<String> = command.get_subcommands().map(|one| one.get_name().to_owned()).collect();
+    names.into_iter().chain(help::topics().map(str::to_owned))
 }
 
 /// The flags that were typed already, and else the environment.
@@ -170,6 +195,7 @@ async fn names(cx: &Context, noun: Noun) -> Result<Vec<String>, Problem> {
                 all.into_iter().map(|project| project.project_name).collect()
             }
         },
+        Noun::Code | Noun::Command => Vec::new(),
         Noun::User => match cx.call::<ListUsers>(&users::ListRequest::default()).await? {
             users::Listing::Plain(all) | users::Listing::Counted { users: all, .. } => {
                 all.into_iter().map(|user| user.username).collect()

@@ -73,6 +73,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Done)
 }
 
+pub(crate) fn codes() -> impl Iterator<Item = &'static str> {
+    PAGES.iter().map(|page| page.code)
+}
+
 fn table() -> Table {
     let mut table = Table::new(["CODE", "NAME", "WHAT HAPPENED"]);
     for page in &PAGES {

@@ -97,10 +97,15 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Done)
 }
 
+pub(crate) fn topics() -> impl Iterator<Item = &'static str> {
+    TOPICS.iter().map(|(topic, _)| *topic)
+}
+
 fn unknown(word: &str, names: &[String]) -> Problem {
     let problem = Problem::misuse(format!("there is no command `{word}`")).code(Code::UnknownName);
-    let topics = TOPICS.iter().map(|(topic, _)| *topic);
-    match closest(word, names.iter().map(String::as_str).chain(topics)) {
+    let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
+    topics().for_each(|topic| all.push(topic));
+    match closest(word, all.into_iter()) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
         None => problem.hint("`windlass help` lists the commands"),
     }

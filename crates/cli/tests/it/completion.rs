@@ -45,6 +45,8 @@ fn without_a_server_completion_is_silent_and_starts_none() {
     for shell in SHELLS {
         assert_eq!(ask(home.command(&[]), shell, &["windlass", "logs", "train-"]), [""; 0], "{shell}");
         assert!(ask(home.command(&[]), shell, &["windlass", "log"]).contains(&"logs".to_owned()), "{shell}");
+        assert_eq!(ask(home.command(&[]), shell, &["windlass", "explain", "W03"]).len(), 5, "{shell}");
+        assert_eq!(ask(home.command(&[]), shell, &["windlass", "help", "exit"]), ["exit-codes"], "{shell}");
         let mut away = home.command(&[]);
         away.env("WINDLASS_URL", "http://127.0.0.1:9").env("WINDLASS_TOKEN", "x");
         assert_eq!(ask(away, shell, &["windlass", "logs", "train-"]), [""; 0], "{shell}");
