@@ -16,7 +16,7 @@ use crate::{
 const BINARY: &str = "windlass-bench";
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let name = args.word().context("name a benchmark: engine, api, agent, runs")?;
+    let name = args.word().context("name a benchmark: engine, api, cli, agent, runs")?;
     ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
     // Server and agent are measured as people run them: their own binaries, in their own processes.
     let packages = ["-p", "windlass-testkit", "-p", "windlass-cli", "-p", "windlass-agent"];

@@ -62,6 +62,15 @@ pub struct Instance {
     pub busy_blocks: i64,
     #[serde(default)]
     pub gpu_driver: Option<GpuDriver>,
+    /// When its agent last answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub seen_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub unreachable_since: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_version: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

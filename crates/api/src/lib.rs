@@ -7,6 +7,7 @@ pub mod agent;
 pub mod auth;
 pub mod backends;
 pub mod client;
+pub mod costs;
 pub mod document;
 pub mod error;
 pub mod events;

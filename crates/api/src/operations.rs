@@ -4,7 +4,7 @@
 //! answer and this one does not is listed with the reason in `docs/api/missing.md`.
 
 use crate::{
-    auth, backends, events, exports, files, fleets, gateways, gpus, instances, logs, metrics,
+    auth, backends, costs, events, exports, files, fleets, gateways, gpus, instances, logs, metrics,
     operation::operations, projects, repos, runs, secrets, server, templates, users, volumes,
 };
 
@@ -116,6 +116,9 @@ operations! {
     ReadJobMetrics = "read_job_metrics": Get Query "/api/project/{project_name}/metrics/job/{run_name}" ProjectUser (metrics::Query) -> metrics::JobMetrics;
     /// GPUs on offer, grouped.
     ListGpus = "list_gpus": Post Json "/api/project/{project_name}/gpus/list" ProjectUser (gpus::ListRequest) -> gpus::Listing;
+
+    /// What the project's machines cost over a period, by run, user or fleet; the dearest first.
+    ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::Listing;
 
     /// Fleets of the caller's projects.
     ListFleets = "list_fleets": Post Json "/api/fleets/list" Token (fleets::ListRequest) -> Vec<fleets::Fleet>;

@@ -3,8 +3,8 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, check, completion, dev, doctor, explain, fleet, gateway, help, init, login, logs, ps, server,
-    stop, volume, why,
+    apply, check, completion, cost, dev, doctor, event, explain, fleet, gateway, help, init, instance, login,
+    logs, metrics, offer, project, ps, secret, server, stop, top, user, volume, why,
 };
 
 const AFTER: &str = "\
@@ -35,12 +35,30 @@ pub(crate) enum Command {
     Stop(stop::Args),
     /// Say why a run waits, failed or ended
     Why(why::Args),
+    /// Watch runs, instances, queue and events, and act on them
+    Top(top::Args),
+    /// Show what a run's jobs use of processors, memory and GPUs
+    Metrics(metrics::Args),
+    /// List machines that fit what you want, and why others do not
+    Offer(offer::Args),
     /// List, show and delete fleets
     Fleet(fleet::Args),
-    /// List and delete volumes
+    /// List and show instances of fleets
+    Instance(instance::Args),
+    /// List, show and delete volumes
     Volume(volume::Args),
-    /// List and delete gateways
+    /// List, show, change and delete gateways
     Gateway(gateway::Args),
+    /// Store, list and delete secrets
+    Secret(secret::Args),
+    /// List what happened
+    Event(event::Args),
+    /// Add up what machines cost
+    Cost(cost::Args),
+    /// List and change projects, their members and your default
+    Project(project::Args),
+    /// List, add and remove users
+    User(user::Args),
     /// Look at a folder and write a configuration for it
     Init(init::Args),
     /// Validate configuration files, without a server

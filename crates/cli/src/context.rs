@@ -30,6 +30,7 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) url: String,
     pub(crate) project: String,
+    token: String,
 }
 
 /// Runs a command that talks to a server.
@@ -62,7 +63,13 @@ impl Context {
             Some((host, port)) => addresses(host, port).await?,
             None => Vec::new(),
         };
-        Ok(Self { client: client.at(addresses), url, project })
+        Ok(Self { client: client.at(addresses), url, project, token })
+    }
+
+    /// The same way to the server, in another project.
+    pub(crate) async fn in_project(&self, name: &str) -> Result<Self, Problem> {
+        let (url, token) = (self.url.clone(), self.token.clone());
+        Self::new(Chosen { url, token, project: name.to_owned() }).await
     }
 
     /// Calls an operation of the project.
@@ -147,6 +154,19 @@ impl Context {
         match closest(name, names.iter().map(String::as_str)) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
             None => problem.hint("`windlass ps -a` lists the runs"),
+        }
+    }
+}
+
+/// Which of the project's things was meant, and where they are listed.
+impl Context {
+    pub(crate) fn unknown<'a>(&self, kind: &str, name: &str, all: impl Iterator<Item = &'a str>) -> Problem {
+        let problem = Problem::new(format!("find {kind} `{name}`"))
+            .code(Code::UnknownName)
+            .why(format!("project `{}` has none of that name", self.project));
+        match closest(name, all) {
+            Some(near) => problem.hint(format!("did you mean `{near}`?")),
+            None => problem.hint(format!("`windlass {kind}` lists them")),
         }
     }
 }

@@ -30,6 +30,11 @@ impl Home {
         self.0.join("login.json")
     }
 
+    /// The project that commands work in on the server of this machine.
+    pub(crate) fn project_file(&self) -> PathBuf {
+        self.0.join("project")
+    }
+
     /// The data of the server that runs on this machine by default.
     pub(crate) fn server_dir(&self) -> PathBuf {
         self.0.join("server")

@@ -1,6 +1,8 @@
 //! Which server, as whom, in which project: flags and environment first, then what `login` wrote, then the
 //! server on this machine.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -75,7 +77,7 @@ fn choose_with(
         (None, token) => {
             let base = match stored {
                 Some(login) => Some(login),
-                None => local(home)?,
+                None => local(home)?.map(|found| here(home, found)).transpose()?,
             };
             let default = base.as_ref().and_then(|base| base.project.clone());
             let found = base.map(|base| Login { token: token.unwrap_or_else(|| base.token.clone()), ..base });
@@ -87,6 +89,25 @@ fn choose_with(
         token: found.token,
         project: project.or(default).or(found.project).unwrap_or_else(|| PROJECT.to_owned()),
     }))
+}
+
+/// The server on this machine, with the project that was chosen for it.
+fn here(home: &Home, found: Login) -> Result<Login, Problem> {
+    let chosen = read_if_there(&home.project_file())?;
+    let project = chosen.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
+    Ok(Login { project: project.or(found.project), ..found })
+}
+
+/// From now on commands work in this project. The answer is the file that says so.
+pub(crate) fn set_default_project(home: &Home, name: &str) -> Result<PathBuf, Problem> {
+    if let Some(login) = Login::read(home)? {
+        Login { project: Some(name.to_owned()), ..login }.write(home)?;
+        return Ok(home.login_file());
+    }
+    let path = home.project_file();
+    write_private(&path, &format!("{name}\n"))
+        .map_err(|error| Problem::caused(&format!("write `{}`", path.display()), &error))?;
+    Ok(path)
 }
 
 /// A server named without a token: one that we know.

@@ -12,20 +12,33 @@ use windlass_api::{
 
 use crate::{
     cli::{At, Format, Output},
-    context::{self, Context, closest},
+    context::{self, Context},
     exit::Exit,
     output::{
-        self, List,
+        self, List, live,
         table::{Cell, Table},
         words,
     },
-    problem::{Code, Problem},
+    problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass fleet                          fleets, and the instances of each
+  windlass fleet -w                       again whenever something changes
+  windlass fleet get rack -o json         all about one
+  windlass fleet delete -i 2 rack         one instance of it
+  windlass fleet delete -y --wait rack    all of it, until it is gone
+  windlass apply -f fleet.yml             makes one";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
+    /// Show it again whenever it changes
+    #[arg(short = 'w', long)]
+    pub(crate) watch: bool,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
@@ -63,6 +76,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
     context::with(&args.at, async |cx| match &args.action {
+        None | Some(Action::List) if args.watch => {
+            live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
+        }
         None | Some(Action::List) => {
             let fleets = list(cx).await?;
             let name = |fleet: &Fleet| fleet.name.clone();
@@ -96,13 +112,7 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, Problem> {
         Ok(fleet) => Ok(fleet),
         Err(error) if error.is_absent() => {
             let all = list(cx).await?;
-            let problem = Problem::new(format!("find fleet `{name}`"))
-                .code(Code::UnknownName)
-                .why(format!("project `{}` has none of that name", cx.project));
-            Err(match closest(name, all.iter().map(|fleet| fleet.name.as_str())) {
-                Some(near) => problem.hint(format!("did you mean `{near}`?")),
-                None => problem.hint("`windlass fleet` lists the fleets"),
-            })
+            Err(cx.unknown("fleet", name, all.iter().map(|fleet| fleet.name.as_str())))
         }
         Err(error) => Err(cx.explain(&error).await),
     }

@@ -1,26 +1,41 @@
 //! `windlass gateway`: gateways of the project.
 
 use windlass_api::{
-    gateways::{DeleteRequest, Gateway, ListRequest},
-    operations::{DeleteGateways, ListGateways},
+    gateways::{
+        DeleteRequest, Gateway, ListRequest, NameRequest, SetDefaultRequest, SetWildcardDomainRequest,
+    },
+    operations::{DeleteGateways, ListGateways, ReadGateway, SetDefaultGateway, SetWildcardDomain},
 };
 
 use crate::{
     cli::{At, Output},
-    context,
+    context::{self, Context},
     exit::Exit,
     output::{
         self, List,
+        facts::Facts,
+        live,
         table::{Cell, Table},
         words,
     },
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass gateway                                     gateways and their domains
+  windlass gateway update entry --set-default          services use it unless they say otherwise
+  windlass gateway update entry --domain example.org   where services appear
+  windlass apply -f gateway.yml                        makes one";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
+    /// Show it again whenever it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
@@ -31,6 +46,22 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List gateways
     List,
+    /// Show one gateway
+    Get {
+        #[arg(value_name = "GATEWAY")]
+        name: String,
+    },
+    /// Change a gateway
+    Update {
+        #[arg(value_name = "GATEWAY")]
+        name: String,
+        /// Services use it unless they say otherwise
+        #[arg(long)]
+        set_default: bool,
+        /// The domain under which services appear
+        #[arg(long, value_name = "DOMAIN")]
+        domain: Option<String>,
+    },
     /// Delete gateways
     Delete {
         #[arg(required = true, value_name = "GATEWAY")]
@@ -42,44 +73,119 @@ pub(crate) enum Action {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
-    context::with(&args.at, async |cx| {
-        if let Some(Action::Delete { names, yes }) = &args.action {
+    let format = args.output.format;
+    context::with(&args.at, async |cx| match &args.action {
+        None | Some(Action::List) if args.watch => {
+            live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
+        }
+        None | Some(Action::List) => {
+            let gateways = list(cx).await?;
+            let name = |gateway: &Gateway| gateway.name.clone();
+            let none = "No gateways. `windlass apply -f FILE` makes one.";
+            List { project: Some(&cx.project), kind: "gateways", rows: &gateways, name, none }
+                .print(format, |wide| table(&gateways, wide))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Get { name }) => {
+            let gateway = find(cx, name).await?;
+            output::one(format, &gateway, name, |_| facts(&gateway).print())?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Update { name, set_default, domain }) => {
+            let gateway = update(cx, name, *set_default, domain.clone()).await?;
+            output::one(format, &gateway, name, |_| output::say(&format!("Updated `{name}`.")))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Delete { names, yes }) => {
+            for name in names {
+                find(cx, name).await?;
+            }
             let what = names.join(", ");
             if !output::confirm_delete(*yes, &what)? {
                 return Ok(Exit::Failed);
             }
             cx.call::<DeleteGateways>(&DeleteRequest { names: names.clone() }).await?;
             output::say(&format!("Deleting {what}."));
-            return Ok(Exit::Done);
+            Ok(Exit::Done)
         }
-        let gateways = cx.call::<ListGateways>(&ListRequest { include_imported: true }).await?;
-        List {
-            project: Some(&cx.project),
-            kind: "gateways",
-            rows: &gateways,
-            name: |gateway| gateway.name.clone(),
-            none: "No gateways. `windlass apply -f FILE` makes one.",
-        }
-        .print(args.output.format, |_| table(&gateways))?;
-        Ok(Exit::Done)
     })
 }
 
-fn table(gateways: &[Gateway]) -> Table {
+async fn list(cx: &Context) -> Result<Vec<Gateway>, Problem> {
+    cx.call::<ListGateways>(&ListRequest { include_imported: true }).await
+}
+
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Gateway, Problem> {
+    match cx.try_call::<ReadGateway>(&NameRequest { name: name.to_owned() }).await {
+        Ok(gateway) => Ok(gateway),
+        Err(error) if error.is_absent() => {
+            let all = list(cx).await?;
+            Err(cx.unknown("gateway", name, all.iter().map(|gateway| gateway.name.as_str())))
+        }
+        Err(error) => Err(cx.explain(&error).await),
+    }
+}
+
+async fn update(
+    cx: &Context,
+    name: &str,
+    set_default: bool,
+    domain: Option<String>,
+) -> Result<Gateway, Problem> {
+    if !set_default && domain.is_none() {
+        return Err(Problem::misuse("nothing to change").hint("`--set-default` or `--domain DOMAIN`"));
+    }
+    find(cx, name).await?;
+    if set_default {
+        let request = SetDefaultRequest { name: name.to_owned(), gateway_project: None };
+        cx.call::<SetDefaultGateway>(&request).await?;
+    }
+    if domain.is_some() {
+        let request = SetWildcardDomainRequest { name: name.to_owned(), wildcard_domain: domain };
+        cx.call::<SetWildcardDomain>(&request).await?;
+    }
+    find(cx, name).await
+}
+
+fn facts(gateway: &Gateway) -> Facts {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let mut facts = Facts::new();
+    facts.add("Name", &gateway.name);
+    facts.status("Status", &gateway.status);
+    facts.add("Why", text(&gateway.status_message));
+    facts.add("Default", if gateway.default { "yes" } else { "no" });
+    facts.add("Domain", text(&gateway.wildcard_domain));
+    facts.add("Hostname", text(&gateway.hostname));
+    facts.add("Backend", text(&gateway.backend));
+    facts.add("Region", text(&gateway.region));
+    facts.add("Created", gateway.created_at.to_string());
+    facts
+}
+
+fn table(gateways: &[Gateway], wide: bool) -> Table {
     let now = words::now();
-    let mut table =
-        Table::new(["NAME", "BACKEND", "HOSTNAME", "DOMAIN", "DEFAULT", "STATUS", "CREATED", "ERROR"]);
+    let mut head = vec!["NAME", "BACKEND", "HOSTNAME", "DOMAIN", "DEFAULT", "STATUS"];
+    if wide {
+        head.extend(["REGION", "CREATED", "ERROR"]);
+    }
+    let mut table = Table::new(head);
     for gateway in gateways {
-        table.row(vec![
+        let mut row = vec![
             gateway.name.as_str().into(),
             gateway.backend.clone().unwrap_or_default().into(),
             gateway.hostname.clone().unwrap_or_default().into(),
             gateway.wildcard_domain.clone().unwrap_or_default().into(),
             (if gateway.default { "yes" } else { "" }).into(),
             Cell::status(&gateway.status),
-            words::ago(gateway.created_at, now).into(),
-            gateway.status_message.clone().unwrap_or_default().into(),
-        ]);
+        ];
+        if wide {
+            row.extend([
+                gateway.region.clone().unwrap_or_default().into(),
+                words::ago(gateway.created_at, now).into(),
+                gateway.status_message.clone().unwrap_or_default().into(),
+            ]);
+        }
+        table.row(row);
     }
     table
 }

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 /// A length of time ago, or a moment.
-fn since(text: &str) -> Result<Timestamp, Problem> {
+pub(crate) fn since(text: &str) -> Result<Timestamp, Problem> {
     if let Ok(secs) = parse_duration(text) {
         return Ok(words::now() - Span::secs(secs));
     }

@@ -3,19 +3,29 @@
 pub(crate) mod apply;
 pub(crate) mod check;
 pub(crate) mod completion;
+pub(crate) mod cost;
 pub(crate) mod dev;
 pub(crate) mod doctor;
+pub(crate) mod event;
 pub(crate) mod explain;
 pub(crate) mod fleet;
 pub(crate) mod gateway;
 pub(crate) mod help;
 pub(crate) mod init;
+pub(crate) mod instance;
 pub(crate) mod login;
 pub(crate) mod logs;
+pub(crate) mod metrics;
+pub(crate) mod offer;
+pub(crate) mod project;
 pub(crate) mod ps;
+pub(crate) mod secret;
 pub(crate) mod server;
 pub(crate) mod stop;
+pub(crate) mod top;
+pub(crate) mod user;
 pub(crate) mod volume;
+mod wants;
 pub(crate) mod why;
 
 use std::process::ExitCode;
@@ -35,9 +45,18 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Logs(args) => logs::run(&args),
         Command::Stop(args) => stop::run(&args),
         Command::Why(args) => why::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Metrics(args) => metrics::run(&args),
+        Command::Offer(args) => offer::run(&args),
         Command::Fleet(args) => fleet::run(&args),
+        Command::Instance(args) => instance::run(&args),
         Command::Volume(args) => volume::run(&args),
         Command::Gateway(args) => gateway::run(&args),
+        Command::Secret(args) => secret::run(&args),
+        Command::Event(args) => event::run(&args),
+        Command::Cost(args) => cost::run(&args),
+        Command::Project(args) => project::run(&args),
+        Command::User(args) => user::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Completion(args) => completion::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -1,27 +1,40 @@
 //! `windlass volume`: volumes of the project.
 
 use windlass_api::{
-    operations::{DeleteVolumes, ListProjectVolumes},
+    operations::{DeleteVolumes, ListProjectVolumes, ReadVolume},
     server::Nothing,
-    volumes::{DeleteRequest, Volume},
+    volumes::{DeleteRequest, NameRequest, Volume},
 };
 
 use crate::{
     cli::{At, Output},
-    context,
+    context::{self, Context},
     exit::Exit,
     output::{
         self, List,
+        facts::Facts,
+        live,
         table::{Cell, Table},
         words,
     },
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass volume                         volumes, where they are and what uses them
+  windlass volume get checkpoints         all about one
+  windlass volume delete -y checkpoints   and what is on it
+  windlass apply -f volume.yml            makes one";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
+    /// Show it again whenever it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
@@ -32,6 +45,11 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List volumes
     List,
+    /// Show one volume
+    Get {
+        #[arg(value_name = "VOLUME")]
+        name: String,
+    },
     /// Delete volumes
     Delete {
         #[arg(required = true, value_name = "VOLUME")]
@@ -43,45 +61,102 @@ pub(crate) enum Action {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
-    context::with(&args.at, async |cx| {
-        if let Some(Action::Delete { names, yes }) = &args.action {
+    let format = args.output.format;
+    context::with(&args.at, async |cx| match &args.action {
+        None | Some(Action::List) if args.watch => {
+            live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
+        }
+        None | Some(Action::List) => {
+            let volumes = list(cx).await?;
+            let name = |volume: &Volume| volume.name.clone();
+            let none = "No volumes. `windlass apply -f FILE` makes one.";
+            List { project: Some(&cx.project), kind: "volumes", rows: &volumes, name, none }
+                .print(format, |wide| table(&volumes, wide))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Get { name }) => {
+            let volume = find(cx, name).await?;
+            output::one(format, &volume, name, |_| facts(&volume).print())?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Delete { names, yes }) => {
+            for name in names {
+                find(cx, name).await?;
+            }
             let what = names.join(", ");
             if !output::confirm_delete(*yes, &what)? {
                 return Ok(Exit::Failed);
             }
             cx.call::<DeleteVolumes>(&DeleteRequest { names: names.clone() }).await?;
             output::say(&format!("Deleting {what}."));
-            return Ok(Exit::Done);
+            Ok(Exit::Done)
         }
-        let volumes = cx.call::<ListProjectVolumes>(&Nothing {}).await?;
-        List {
-            project: Some(&cx.project),
-            kind: "volumes",
-            rows: &volumes,
-            name: |volume| volume.name.clone(),
-            none: "No volumes. `windlass apply -f FILE` makes one.",
-        }
-        .print(args.output.format, |_| table(&volumes))?;
-        Ok(Exit::Done)
     })
 }
 
-fn table(volumes: &[Volume]) -> Table {
+async fn list(cx: &Context) -> Result<Vec<Volume>, Problem> {
+    cx.call::<ListProjectVolumes>(&Nothing {}).await
+}
+
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Volume, Problem> {
+    match cx.try_call::<ReadVolume>(&NameRequest { name: name.to_owned() }).await {
+        Ok(volume) => Ok(volume),
+        Err(error) if error.is_absent() => {
+            let all = list(cx).await?;
+            Err(cx.unknown("volume", name, all.iter().map(|volume| volume.name.as_str())))
+        }
+        Err(error) => Err(cx.explain(&error).await),
+    }
+}
+
+/// The instances that have it.
+fn attached(volume: &Volume) -> String {
+    let names: Vec<&str> =
+        volume.attachments.iter().flatten().map(|one| one.instance.name.as_str()).collect();
+    names.join(", ")
+}
+
+fn facts(volume: &Volume) -> Facts {
+    let configuration = volume.configuration.value().unwrap_or_default();
+    let text = |key: &str| configuration[key].as_str().unwrap_or_default().to_owned();
+    let size = configuration["size"].as_f64().map(|size| format!("{size}GB")).unwrap_or_default();
+    let mut facts = Facts::new();
+    facts.add("Name", &volume.name);
+    facts.status("Status", &volume.status);
+    facts.add("Why", volume.status_message.as_deref().unwrap_or_default());
+    facts.add("Backend", text("backend"));
+    facts.add("Region", text("region"));
+    facts.add("Size", size);
+    facts.add("Attached to", attached(volume));
+    facts.add("Volume id", volume.volume_id.as_deref().unwrap_or_default());
+    facts.add("User", &volume.user);
+    facts.add("Created", volume.created_at.to_string());
+    facts
+}
+
+fn table(volumes: &[Volume], wide: bool) -> Table {
     let now = words::now();
-    let mut table = Table::new(["NAME", "BACKEND", "REGION", "STATUS", "ATTACHED", "CREATED", "ERROR"]);
+    let mut head = vec!["NAME", "BACKEND", "STATUS", "ATTACHED", "CREATED"];
+    if wide {
+        head.extend(["REGION", "SIZE", "USER", "ERROR"]);
+    }
+    let mut table = Table::new(head);
     for volume in volumes {
         let configuration = volume.configuration.value().unwrap_or_default();
-        let attached: Vec<String> =
-            volume.attachments.iter().flatten().map(|a| a.instance.name.clone()).collect();
-        table.row(vec![
+        let text = |key: &str| configuration[key].as_str().unwrap_or_default().to_owned();
+        let mut row = vec![
             volume.name.as_str().into(),
-            configuration["backend"].as_str().unwrap_or_default().into(),
-            configuration["region"].as_str().unwrap_or_default().into(),
+            text("backend").into(),
             Cell::status(&volume.status),
-            attached.join(", ").into(),
+            attached(volume).into(),
             words::ago(volume.created_at, now).into(),
-            volume.status_message.clone().unwrap_or_default().into(),
-        ]);
+        ];
+        if wide {
+            let size = configuration["size"].as_f64().map(|size| format!("{size}GB")).unwrap_or_default();
+            let error = volume.status_message.clone().unwrap_or_default();
+            row.extend([text("region").into(), size.into(), volume.user.as_str().into(), error.into()]);
+        }
+        table.row(row);
     }
     table
 }

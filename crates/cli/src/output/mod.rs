@@ -4,7 +4,10 @@
 
 mod ask;
 pub(crate) mod escape;
+pub(crate) mod facts;
 mod list;
+pub(crate) mod live;
+pub(crate) mod spark;
 pub(crate) mod style;
 pub(crate) mod table;
 pub(crate) mod words;

@@ -51,7 +51,11 @@ impl Style {
         Self { on: wanted(std::io::stderr().is_terminal()) }
     }
 
-    #[cfg(test)]
+    pub(crate) const fn is_on(self) -> bool {
+        self.on
+    }
+
+    /// Nowhere.
     pub(crate) const fn plain() -> Self {
         Self { on: false }
     }

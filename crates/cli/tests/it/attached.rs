@@ -10,7 +10,7 @@ use crate::{Dir, Home, relay::Relay};
 
 /// The server looks for its agent beside itself, or where `WINDLASS_AGENT` says.
 #[track_caller]
-fn needs_agent() {
+pub(crate) fn needs_agent() {
     let beside = Path::new(env!("CARGO_BIN_EXE_windlass")).with_file_name("windlass-agent");
     let given = std::env::var_os("WINDLASS_AGENT").is_some();
     assert!(given || beside.exists(), "build it first: `cargo build -p windlass-agent`");

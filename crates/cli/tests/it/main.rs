@@ -18,6 +18,8 @@ mod server;
 mod snapshot;
 mod stage;
 mod terminal;
+mod things;
+mod top;
 
 use std::{
     path::PathBuf,

@@ -121,8 +121,11 @@ pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<Shown>, DbError> {
             Val::list(ids),
         );
     }
-    if let Some((ids, within)) = asked.within {
-        filter.is(inside(within), Val::list(ids));
+    match asked.within {
+        // One project's events are read in the order of their index.
+        Some(([one], Some(Within::Project))) => filter.is("e.project_id = ?", *one),
+        Some((ids, within)) => filter.is(inside(within), Val::list(ids)),
+        None => {}
     }
     if let Some(types) = asked.types {
         filter.is(

@@ -32,6 +32,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     3 "0003_metrics.sql";
     4 "0004_fleets.sql";
     5 "0005_volumes.sql";
+    6 "0006_costs.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -16,6 +16,7 @@ pub mod agents;
 pub mod backends;
 pub mod checks;
 mod clock;
+pub mod costs;
 mod error;
 pub mod events;
 mod filter;
@@ -269,6 +270,7 @@ pub fn statements() -> Vec<&'static str> {
     [
         agents::statements(),
         backends::statements(),
+        costs::statements(),
         fleets::statements(),
         gateways::statements(),
         instances::statements(),

@@ -1,5 +1,6 @@
 //! Which handler answers which operation. Handlers find, authorise, do and answer; nothing else.
 
+mod costs;
 mod events;
 mod fleets;
 mod gateways;
@@ -18,6 +19,7 @@ use crate::http::Routes;
 /// Every handler there is.
 pub fn all() -> Routes {
     [
+        costs::mount,
         events::mount,
         fleets::mount,
         gateways::mount,

@@ -116,6 +116,9 @@ pub(super) async fn shown(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::In
                 total_blocks: row.total_blocks,
                 busy_blocks: row.busy_blocks,
                 gpu_driver: row.gpu_driver.as_deref().map(serde_json::from_str).transpose()?,
+                seen_at: row.seen_at,
+                unreachable_since: row.unreachable_since,
+                agent_version: row.agent_version,
             })
         })
         .collect()

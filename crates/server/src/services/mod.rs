@@ -1,6 +1,7 @@
 //! What the server does when asked. Knows no HTTP; asks `db` for everything stored.
 
 pub mod boot;
+pub mod costs;
 pub mod events;
 pub mod fleets;
 pub mod gateways;

@@ -207,33 +207,87 @@ pub(crate) fn why(supply: &Supply, shape: &RunShape, jobs: &[&JobSpec]) -> Optio
     }
 }
 
-/// The same offers, by what GPU they have.
-pub(crate) fn by_gpu(offers: &[wire::Offer]) -> Vec<Value> {
-    let mut groups = BTreeMap::<(String, i64, String), Vec<&wire::Offer>>::new();
+/// What GPUs are grouped by, beside what they are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GroupBy {
+    pub(crate) backend: bool,
+    pub(crate) region: bool,
+    pub(crate) count: bool,
+}
+
+impl GroupBy {
+    /// A region means something only within its backend.
+    pub(crate) fn read(words: &[String]) -> Result<Self> {
+        let mut by = Self::default();
+        for word in words {
+            match word.as_str() {
+                "gpu" => {}
+                "backend" => by.backend = true,
+                "region" => by.region = true,
+                "count" => by.count = true,
+                _ => return Err(Error::field("group_by", "knows `backend`, `region` and `count`")),
+            }
+        }
+        if by.region && !by.backend {
+            return Err(Error::field("group_by", "`region` needs `backend`"));
+        }
+        Ok(by)
+    }
+}
+
+/// The same offers, by what GPU they have; the cheapest GPU first.
+pub(crate) fn by_gpu(offers: &[wire::Offer], by: GroupBy) -> Vec<Value> {
+    let mut groups = BTreeMap::<(String, i64, String, [String; 3]), Vec<&wire::Offer>>::new();
     for offer in offers {
-        if let Some(gpu) = offer.instance.resources.gpus.first() {
+        let gpus = &offer.instance.resources.gpus;
+        if let Some(gpu) = gpus.first() {
             let vendor = gpu.vendor.clone().unwrap_or_else(|| "nvidia".into());
-            groups.entry((gpu.name.clone(), gpu.memory_mib, vendor)).or_default().push(offer);
+            let apart = [
+                by.backend.then(|| offer.backend.as_str().to_owned()),
+                by.region.then(|| offer.region.clone()),
+                by.count.then(|| gpus.len().to_string()),
+            ];
+            let key = (gpu.name.clone(), gpu.memory_mib, vendor, apart.map(Option::unwrap_or_default));
+            groups.entry(key).or_default().push(offer);
         }
     }
-    let group = |((name, memory_mib, vendor), offers): (_, Vec<&wire::Offer>)| {
-        let counts = offers.iter().map(|offer| offer.instance.resources.gpus.len());
-        let price = |pick: fn(f64, f64) -> f64| offers.iter().map(|offer| offer.price).reduce(pick);
-        let words = |word: fn(&wire::Offer) -> Value| {
-            let mut words: Vec<Value> = offers.iter().map(|offer| word(offer)).collect();
-            words.sort_by_key(Value::to_string);
-            words.dedup();
-            words
-        };
-        json!({
-            "name": name, "memory_mib": memory_mib, "vendor": vendor,
-            "availability": words(|offer| json!(offer.availability)),
-            "spot": words(|offer| json!(if offer.instance.resources.spot { "spot" } else { "on-demand" })),
-            "count": { "min": counts.clone().min(), "max": counts.max() },
-            "price": { "min": price(f64::min), "max": price(f64::max) },
-            "backends": words(|offer| json!(offer.backend)),
-            "regions": words(|offer| json!(offer.region)),
-        })
+    let mut rows: Vec<(f64, Value)> = groups.values().map(|offers| gpu_row(offers, by)).collect();
+    rows.sort_by(|left, right| left.0.total_cmp(&right.0));
+    rows.into_iter().map(|(_, row)| row).collect()
+}
+
+/// One row, and the lowest price of one GPU in it.
+fn gpu_row(offers: &[&wire::Offer], by: GroupBy) -> (f64, Value) {
+    let count =
+        |offer: &wire::Offer| u32::try_from(offer.instance.resources.gpus.len()).unwrap_or(u32::MAX).max(1);
+    let each = |offer: &wire::Offer| offer.price / f64::from(count(offer));
+    let counts = offers.iter().map(|offer| count(offer));
+    let price = |pick: fn(f64, f64) -> f64| offers.iter().map(|offer| each(offer)).reduce(pick);
+    let words = |word: fn(&wire::Offer) -> Value| {
+        let mut words: Vec<Value> = offers.iter().map(|offer| word(offer)).collect();
+        words.sort_by_key(Value::to_string);
+        words.dedup();
+        words
     };
-    groups.into_iter().map(group).collect()
+    let gpu = offers.first().and_then(|offer| offer.instance.resources.gpus.first());
+    let mut row = json!({
+        "name": gpu.map(|gpu| &gpu.name), "memory_mib": gpu.map(|gpu| gpu.memory_mib),
+        "vendor": gpu.and_then(|gpu| gpu.vendor.as_deref()).unwrap_or("nvidia"),
+        "availability": words(|offer| json!(offer.availability)),
+        "spot": words(|offer| json!(if offer.instance.resources.spot { "spot" } else { "on-demand" })),
+        "count": { "min": counts.clone().min(), "max": counts.max() },
+        "price": { "min": price(f64::min), "max": price(f64::max) },
+    });
+    let (backends, regions) = (words(|offer| json!(offer.backend)), words(|offer| json!(offer.region)));
+    if by.backend {
+        row["backend"] = backends.first().cloned().unwrap_or_default();
+    } else {
+        row["backends"] = backends.into();
+    }
+    if by.region {
+        row["region"] = regions.first().cloned().unwrap_or_default();
+    } else {
+        row["regions"] = regions.into();
+    }
+    (price(f64::min).unwrap_or(f64::MAX), row)
 }

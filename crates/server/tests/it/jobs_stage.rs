@@ -290,7 +290,8 @@ impl Stage {
     /// Moves the pending run to the end of its back-off. A pass under way writes what it had read, so this is said
     /// until it was heard.
     pub(crate) async fn back_off_is_over(&self, name: &str) {
-        let sql = "UPDATE runs SET retry_since = submitted_at - 20000000, due_at = NULL WHERE status = 'pending'";
+        let sql =
+            "UPDATE runs SET retry_since = submitted_at - 20000000, due_at = NULL WHERE status = 'pending'";
         let asked = Instant::now();
         while self.run(name).await["status"] == "pending" {
             assert!(asked.elapsed() < PATIENCE, "{name} stays pending");

@@ -9,7 +9,7 @@ use windlass_server::db::{Change, DatabaseUrl, Db, Unit, Val};
 use super::{Scratch, load::Figures};
 use crate::server::{Options, Server, submission_bytes};
 
-const RUNS: usize = 100_000;
+pub(super) const RUNS: usize = 100_000;
 const LASTS: Duration = Duration::from_secs(6);
 
 /// `server` is the `windlass` binary.
@@ -67,7 +67,7 @@ fn submission(connection: usize, repeat: usize) -> Vec<u8> {
 }
 
 /// Finished runs with a job each, straight into the database.
-async fn fill(path: &Path) -> Result<()> {
+pub(super) async fn fill(path: &Path) -> Result<()> {
     let db = Db::open(&format!("sqlite:{}", path.display()).parse::<DatabaseUrl>()?).await?;
     let one = db.query("SELECT p.id, p.owner_id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;
     let row = one.first().context("no project main")?;

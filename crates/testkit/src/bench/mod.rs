@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod cli;
 pub mod engine;
 pub mod load;
 pub mod runs;

@@ -6,8 +6,9 @@ use windlass_model::plan::diff;
 use super::{Spec, one};
 use crate::{app::App, auth::Scope, db::runs, error::Result, services::offers};
 
-/// Offers that one answer shows.
-const OFFERS_MAX: usize = 50;
+/// Offers that one answer shows unless it is asked for more, and the most it shows.
+const OFFERS: usize = 50;
+const OFFERS_MAX: usize = 1000;
 
 pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<wire::RunPlan> {
     let user = &scope.caller.user;
@@ -31,7 +32,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
     }
     let supply = offers::supply(app, scope.project.id).await?;
     let shown_max =
-        asked.max_offers.and_then(|max| usize::try_from(max).ok()).unwrap_or(OFFERS_MAX).min(OFFERS_MAX);
+        asked.max_offers.and_then(|max| usize::try_from(max).ok()).unwrap_or(OFFERS).min(OFFERS_MAX);
     let jobs = spec.plan()?;
     let job_plans = jobs
         .iter()

@@ -1,0 +1,151 @@
+//! `windlass cost`: price by time, over a period.
+
+use clap::ValueEnum;
+use windlass_api::{
+    costs::{By, Item, ListRequest, Listing},
+    operations::ListCosts,
+};
+
+use super::logs::since;
+use crate::{
+    cli::{At, Format, Output},
+    context,
+    exit::Exit,
+    output::{
+        self,
+        style::Colour,
+        table::{Cell, Table},
+        words,
+    },
+    problem::Problem,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass cost                                  of the last 30 days, by run
+  windlass cost --by user --since 7d             who used how much
+  windlass cost --by fleet --since 2026-11-01T00:00:00Z --until 2026-12-01T00:00:00Z
+  windlass cost -o json | jq .total.cost
+
+By run and by user it is what jobs had of their instances while they had it: a job on two of eight blocks pays a
+quarter. By fleet it is what the instances cost while they existed, idle time included.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What to add up by
+    #[arg(long, value_enum, default_value_t = Group::Run, value_name = "WHAT")]
+    pub(crate) by: Group,
+    /// From then on: `7d` ago, or a time such as `2026-11-01T00:00:00Z`
+    #[arg(long, value_name = "WHEN", default_value = "30d")]
+    pub(crate) since: String,
+    /// Until then; until now if not given
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) until: Option<String>,
+    /// The dearest N; the total is of all
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 100,
+          value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) last: u16,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Group {
+    Run,
+    User,
+    Fleet,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let request = ListRequest {
+        by: match args.by {
+            Group::Run => By::Run,
+            Group::User => By::User,
+            Group::Fleet => By::Fleet,
+        },
+        since: Some(since(&args.since)?),
+        until: args.until.as_deref().map(since).transpose()?,
+        limit: args.last.into(),
+    };
+    if request.until.is_some_and(|until| request.since > Some(until)) {
+        return Err(Problem::misuse("the period ends before it begins")
+            .hint("`--since` is the beginning, `--until` the end"));
+    }
+    context::with(&args.at, async |cx| {
+        let listing = cx.call::<ListCosts>(&request).await?;
+        match args.output.format {
+            Format::Json => output::one(Format::Json, &listing, "", |_| {})?,
+            Format::Jsonl => output::jsonl(&listing.items)?,
+            Format::Name => {
+                listing.items.iter().for_each(|item| output::data(&output::printable(&item.name)))
+            }
+            Format::Table | Format::Wide if listing.items.is_empty() => {
+                output::say("Nothing was used in this period.");
+            }
+            Format::Table | Format::Wide => table(&listing, args).print(),
+        }
+        Ok(Exit::Done)
+    })
+}
+
+fn table(listing: &Listing, args: &Args) -> Table {
+    let wide = args.output.format == Format::Wide;
+    let (first, count) = match args.by {
+        Group::Run => ("RUN", "SUBMISSIONS"),
+        Group::User => ("USER", "SUBMISSIONS"),
+        Group::Fleet => ("FLEET", "INSTANCES"),
+    };
+    let mut head = vec![first, "HOURS", "COST"];
+    if args.by == Group::Run {
+        head.insert(1, "USER");
+    }
+    if wide {
+        head.extend([count, "ID"]);
+    }
+    let mut table = Table::new(head);
+    let row = |item: &Item| {
+        let mut row: Vec<Cell> =
+            vec![item.name.as_str().into(), hours(item.hours).into(), money(item.cost).into()];
+        if args.by == Group::Run {
+            row.insert(1, item.user.clone().unwrap_or_default().into());
+        }
+        if wide {
+            row.extend([item.count.to_string().into(), item.id.to_string().into()]);
+        }
+        row
+    };
+    listing.items.iter().for_each(|item| table.row(row(item)));
+    let bold = |text: String| Cell::coloured(text, Colour::Bold);
+    let mut total =
+        vec![bold("total".to_owned()), bold(hours(listing.total.hours)), bold(money(listing.total.cost))];
+    if args.by == Group::Run {
+        total.insert(1, "".into());
+    }
+    if wide {
+        total.extend([bold(listing.total.count.to_string()), "".into()]);
+    }
+    table.row(total);
+    table
+}
+
+fn hours(hours: f64) -> String {
+    format!("{hours:.2}")
+}
+
+/// Cents, and less where there are none.
+fn money(dollars: f64) -> String {
+    if dollars == 0.0 || dollars >= 0.01 { format!("${dollars:.2}") } else { words::price(dollars) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::money;
+
+    #[test]
+    fn money_is_shown_to_the_cent_and_little_money_is_not_nothing() {
+        assert_eq!([money(0.0), money(12.3456), money(0.0004)], ["$0.00", "$12.35", "$0.0004"]);
+    }
+}

@@ -1,0 +1,286 @@
+//! `windlass event`: what happened, to what, by whom; oldest first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use uuid::Uuid;
+use windlass_api::{
+    events::{Event, ListRequest},
+    operations::{ListEvents, ReadProject},
+    server::Nothing,
+};
+use windlass_model::time::{Span, Timestamp};
+
+use super::{fleet, gateway, instance, logs::since, secret, volume};
+use crate::{
+    cli::{At, Format, Output},
+    context::{self, Context},
+    exit::Exit,
+    output::{
+        self, List,
+        style::{Colour, Style},
+        table::{Cell, Table},
+        words,
+    },
+    problem::Problem,
+};
+
+const PAGE: i64 = 100;
+/// What `--since` shows at most.
+const SINCE_MAX: usize = 10_000;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Transactions end in another order than their events are dated: so far back is looked again, and what was shown is
+/// not shown again.
+const LOOK_BACK: Span = Span::secs(5);
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass event                            the newest, oldest first
+  windlass event -f                         and whatever happens from now on
+  windlass event --since 1h --target-run train
+  windlass event --within-fleet rack -o jsonl | jq .message
+
+`--target-…` finds events that name the thing itself; `--within-…` also those of its jobs or instances.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Go on with what happens
+    #[arg(short, long, visible_short_alias = 'w')]
+    pub(crate) follow: bool,
+    /// From then on: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) since: Option<String>,
+    /// The newest N
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50, conflicts_with = "since",
+          value_parser = clap::value_parser!(u16).range(0..=100))]
+    pub(crate) last: u16,
+    #[command(flatten)]
+    pub(crate) about: About,
+    /// Only events that name things of this type, such as `job` or `instance`; may be repeated
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) include_target_type: Vec<String>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// What events are about.
+#[derive(Debug, clap::Args)]
+#[group(multiple = false)]
+pub(crate) struct About {
+    /// About this run; may be repeated, as all of these
+    #[arg(long, value_name = "RUN", help_heading = "About")]
+    pub(crate) target_run: Vec<String>,
+    /// About this fleet
+    #[arg(long, value_name = "FLEET", help_heading = "About")]
+    pub(crate) target_fleet: Vec<String>,
+    /// About this instance
+    #[arg(long, value_name = "INSTANCE", help_heading = "About")]
+    pub(crate) target_instance: Vec<String>,
+    /// About this volume
+    #[arg(long, value_name = "VOLUME", help_heading = "About")]
+    pub(crate) target_volume: Vec<String>,
+    /// About this gateway
+    #[arg(long, value_name = "GATEWAY", help_heading = "About")]
+    pub(crate) target_gateway: Vec<String>,
+    /// About this secret
+    #[arg(long, value_name = "SECRET", help_heading = "About")]
+    pub(crate) target_secret: Vec<String>,
+    /// About this run and its jobs
+    #[arg(long, value_name = "RUN", help_heading = "About")]
+    pub(crate) within_run: Vec<String>,
+    /// About this fleet and its instances
+    #[arg(long, value_name = "FLEET", help_heading = "About")]
+    pub(crate) within_fleet: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let from = args.since.as_deref().map(since).transpose()?;
+    if args.follow && args.output.format == Format::Json {
+        return Err(Problem::misuse("`-f` has no end, and one document has").hint("`-o jsonl`"));
+    }
+    context::with(&args.at, async |cx| {
+        let asked = asked(cx, args).await?;
+        let events = match from {
+            Some(from) => after(cx, &asked, from).await?,
+            None => newest(cx, &asked, args.last.into()).await?,
+        };
+        if !args.follow {
+            let name = |event: &Event| event.id.to_string();
+            List { project: Some(&cx.project), kind: "events", rows: &events, name, none: "No events." }
+                .print(args.output.format, |wide| table(&events, wide))?;
+            return Ok(Exit::Done);
+        }
+        print(&events, args.output.format)?;
+        let mut feed = Feed::after(asked, &events);
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            print(&feed.look(cx).await?, args.output.format)?;
+        }
+    })
+}
+
+/// The question, with names turned into ids.
+async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, Problem> {
+    let about = &args.about;
+    let mut request = ListRequest { limit: PAGE, ..ListRequest::default() };
+    let runs = async |names: &[String]| -> Result<Option<Vec<Uuid>>, Problem> {
+        let mut ids = Vec::new();
+        for name in names {
+            ids.push(cx.run(name).await?.id);
+        }
+        Ok((!ids.is_empty()).then_some(ids))
+    };
+    let fleets = async |names: &[String]| -> Result<Option<Vec<Uuid>>, Problem> {
+        let mut ids = Vec::new();
+        for name in names {
+            ids.push(fleet::find(cx, name).await?.id);
+        }
+        Ok((!ids.is_empty()).then_some(ids))
+    };
+    request.target_runs = runs(&about.target_run).await?;
+    request.within_runs = runs(&about.within_run).await?;
+    request.target_fleets = fleets(&about.target_fleet).await?;
+    request.within_fleets = fleets(&about.within_fleet).await?;
+    for name in &about.target_instance {
+        request.target_instances.get_or_insert_default().push(instance::find(cx, name).await?.id);
+    }
+    for name in &about.target_volume {
+        request.target_volumes.get_or_insert_default().push(volume::find(cx, name).await?.id);
+    }
+    for name in &about.target_gateway {
+        request.target_gateways.get_or_insert_default().push(gateway::find(cx, name).await?.id);
+    }
+    for name in &about.target_secret {
+        request.target_secrets.get_or_insert_default().push(secret::find(cx, name).await?.id);
+    }
+    // Within one project, unless it is within something in it.
+    if request.within_runs.is_none() && request.within_fleets.is_none() {
+        request.within_projects = Some(vec![cx.call::<ReadProject>(&Nothing {}).await?.project_id]);
+    }
+    request.include_target_types =
+        (!args.include_target_type.is_empty()).then(|| args.include_target_type.clone());
+    Ok(request)
+}
+
+/// The project's events, all of them.
+pub(crate) async fn of_project(cx: &Context) -> Result<ListRequest, Problem> {
+    let project = cx.call::<ReadProject>(&Nothing {}).await?.project_id;
+    Ok(ListRequest { within_projects: Some(vec![project]), limit: PAGE, ..ListRequest::default() })
+}
+
+pub(crate) async fn newest(cx: &Context, asked: &ListRequest, count: i64) -> Result<Vec<Event>, Problem> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let mut events = cx.call::<ListEvents>(&ListRequest { limit: count, ..asked.clone() }).await?;
+    events.reverse();
+    Ok(events)
+}
+
+/// From a moment on, page by page.
+async fn after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec<Event>, Problem> {
+    let mut request = ListRequest { ascending: true, prev_recorded_at: Some(from), ..asked.clone() };
+    let mut all: Vec<Event> = Vec::new();
+    loop {
+        let page = cx.patiently::<ListEvents>(&request).await?;
+        let full = i64::try_from(page.len()) == Ok(request.limit);
+        all.extend(page);
+        let Some(last) = all.last().filter(|_| full) else { return Ok(all) };
+        if all.len() >= SINCE_MAX {
+            output::say(&format!("These are the first {SINCE_MAX}; `--since` a later time shows the rest."));
+            return Ok(all);
+        }
+        (request.prev_recorded_at, request.prev_id) = (Some(last.recorded_at), Some(last.id));
+    }
+}
+
+/// Events as they come, each once.
+pub(crate) struct Feed {
+    asked: ListRequest,
+    from: Timestamp,
+    /// When each of the last ones was dated.
+    shown: BTreeMap<Uuid, Timestamp>,
+}
+
+impl Feed {
+    /// From the last of these on. Without any, from the beginning: there was nothing before.
+    pub(crate) fn after(asked: ListRequest, events: &[Event]) -> Self {
+        let mut feed = Self { asked, from: Timestamp(0), shown: BTreeMap::new() };
+        feed.note(events);
+        feed
+    }
+
+    fn note(&mut self, events: &[Event]) {
+        if let Some(newest) = events.iter().map(|event| event.recorded_at).max() {
+            self.from = self.from.max(newest - LOOK_BACK);
+        }
+        self.shown.extend(events.iter().map(|event| (event.id, event.recorded_at)));
+        // At the very moment itself nothing is asked for again.
+        let from = self.from;
+        self.shown.retain(|_, at| *at > from);
+    }
+
+    /// What is new. A server that restarts is waited for.
+    pub(crate) async fn look(&mut self, cx: &Context) -> Result<Vec<Event>, Problem> {
+        let mut events = after(cx, &self.asked, self.from).await?;
+        let known: BTreeSet<Uuid> = self.shown.keys().copied().collect();
+        events.retain(|event| !known.contains(&event.id));
+        self.note(&events);
+        Ok(events)
+    }
+}
+
+/// `2026-11-20 09:00:01`, UTC.
+pub(crate) fn time(event: &Event) -> String {
+    event.recorded_at.to_string().chars().take(19).collect::<String>().replace('T', " ")
+}
+
+/// `run train, job train-0-0`.
+pub(crate) fn about(event: &Event) -> String {
+    let named = |target: &windlass_api::events::Target| format!("{} {}", target.r#type, target.name);
+    event.targets.iter().map(named).collect::<Vec<_>>().join(", ")
+}
+
+pub(crate) fn by(event: &Event) -> &str {
+    event.actor_user.as_deref().unwrap_or("system")
+}
+
+/// One after the other: nobody knows how wide the next will be.
+fn print(events: &[Event], format: Format) -> Result<(), Problem> {
+    let style = Style::stdout();
+    match format {
+        Format::Json | Format::Jsonl => output::jsonl(events)?,
+        Format::Name => events.iter().for_each(|event| output::data(&event.id.to_string())),
+        Format::Table | Format::Wide => events.iter().for_each(|event| {
+            let line = format!("{:<10}  {:<28}  {}", by(event), about(event), event.message);
+            let line = output::printable(&line).replace(['\n', '\t'], " ");
+            output::data(&format!("{}  {line}", style.paint(Colour::Dim, &time(event))));
+        }),
+    }
+    Ok(())
+}
+
+fn table(events: &[Event], wide: bool) -> Table {
+    let mut head = vec!["TIME", "BY", "ABOUT", "MESSAGE"];
+    if wide {
+        head.extend(["AGO", "ID"]);
+    }
+    let mut table = Table::new(head);
+    let now = words::now();
+    for event in events {
+        let mut row = vec![
+            Cell::coloured(time(event), Colour::Dim),
+            by(event).into(),
+            about(event).into(),
+            event.message.as_str().into(),
+        ];
+        if wide {
+            row.extend([words::ago(event.recorded_at, now).into(), event.id.to_string().into()]);
+        }
+        table.row(row);
+    }
+    table
+}

@@ -1,0 +1,228 @@
+//! `windlass instance`: machines of the project, how they are and what they do.
+
+use serde_json::Value;
+use uuid::Uuid;
+use windlass_api::{
+    instances::{Instance, ListRequest, ReadRequest},
+    operations::{ListInstances, ReadInstance},
+};
+
+use super::instance_status;
+use crate::{
+    cli::{At, Output},
+    context::{self, Context},
+    exit::Exit,
+    output::{
+        self, List,
+        facts::Facts,
+        live,
+        table::{Cell, Table},
+        words,
+    },
+    problem::Problem,
+};
+
+const PAGE: i64 = 1000;
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass instance                   machines, their blocks and their health
+  windlass instance --fleet rack -a   of one fleet, those that are gone too
+  windlass instance get rack-0        all about one: why it cannot be reached, what is wrong with it
+  windlass fleet delete -i 0 rack     gives one back";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    /// Terminated ones too
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Only those of this fleet; may be repeated
+    #[arg(long, value_name = "FLEET")]
+    pub(crate) fleet: Vec<String>,
+    /// Show it again whenever it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// List instances
+    List,
+    /// Show one instance, by name or id
+    Get {
+        #[arg(value_name = "INSTANCE")]
+        name: String,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let format = args.output.format;
+    context::with(&args.at, async |cx| match &args.action {
+        None | Some(Action::List) if args.watch => {
+            live::watch(format, async |wide| Ok(table(&chosen(cx, args).await?, wide))).await
+        }
+        None | Some(Action::List) => {
+            let instances = chosen(cx, args).await?;
+            let name = |instance: &Instance| instance.name.clone();
+            let none = "No instances. `windlass apply -f FLEET.yml` makes a fleet of them.";
+            List { project: Some(&cx.project), kind: "instances", rows: &instances, name, none }
+                .print(format, |wide| table(&instances, wide))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Get { name }) => {
+            let instance = find(cx, name).await?;
+            output::one(format, &instance, &instance.name, |_| facts(&instance).print())?;
+            Ok(Exit::Done)
+        }
+    })
+}
+
+async fn chosen(cx: &Context, args: &Args) -> Result<Vec<Instance>, Problem> {
+    let mut fleets = Vec::new();
+    for name in &args.fleet {
+        fleets.push(super::fleet::find(cx, name).await?.id);
+    }
+    list(cx, !args.all, (!fleets.is_empty()).then_some(fleets)).await
+}
+
+/// Of the project; one page, which is more than a screen of them.
+pub(crate) async fn list(
+    cx: &Context,
+    only_active: bool,
+    fleet_ids: Option<Vec<Uuid>>,
+) -> Result<Vec<Instance>, Problem> {
+    let request = ListRequest {
+        project_names: Some(vec![cx.project.clone()]),
+        fleet_ids,
+        only_active,
+        limit: PAGE,
+        ..ListRequest::default()
+    };
+    cx.call::<ListInstances>(&request).await
+}
+
+/// By name, or by id. A live one before one that is gone.
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Instance, Problem> {
+    if let Ok(id) = name.parse::<Uuid>() {
+        match cx.try_call::<ReadInstance>(&ReadRequest { id }).await {
+            Ok(instance) => return Ok(instance),
+            Err(error) if error.is_absent() => {}
+            Err(error) => return Err(cx.explain(&error).await),
+        }
+    }
+    let mut all = list(cx, false, None).await?;
+    all.sort_by_key(|instance| instance.status == "terminated");
+    match all.iter().position(|instance| instance.name == name) {
+        Some(at) => Ok(all.swap_remove(at)),
+        None => Err(cx.unknown("instance", name, all.iter().map(|instance| instance.name.as_str()))),
+    }
+}
+
+fn kind(instance: &Instance) -> Value {
+    instance.instance_type.as_ref().and_then(|kind| kind.value().ok()).unwrap_or_default()
+}
+
+pub(crate) fn backend(instance: &Instance) -> &str {
+    let region = instance.region.as_deref().unwrap_or_default();
+    instance.backend.as_deref().map(|name| words::backend(name, region)).unwrap_or_default()
+}
+
+pub(crate) fn resources(instance: &Instance) -> String {
+    words::resources(&kind(instance)["resources"])
+}
+
+/// `2/8`; nothing of an instance that is not divided.
+fn blocks(instance: &Instance) -> String {
+    match instance.total_blocks {
+        Some(total) if total > 1 => format!("{}/{total}", instance.busy_blocks),
+        Some(_) | None => String::new(),
+    }
+}
+
+/// What is wrong with it, or why it ended.
+fn trouble(instance: &Instance) -> String {
+    let ended = instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
+    ended.or_else(|| instance.status_message.clone()).unwrap_or_default()
+}
+
+pub(crate) fn facts(instance: &Instance) -> Facts {
+    let now = words::now();
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let ago = |time: Option<_>| time.map(|time| words::ago(time, now)).unwrap_or_default();
+    let mut facts = Facts::new();
+    facts.add("Name", &instance.name);
+    facts.status("Status", instance_status(instance));
+    facts.add("Why", trouble(instance));
+    if instance.unreachable {
+        facts.add("Unreachable", ago(instance.unreachable_since));
+        facts.add("Hint", unreachable_hint(instance));
+    }
+    facts.add("Last seen", ago(instance.seen_at));
+    facts.add("Health", &instance.health_status);
+    facts.add("Fleet", text(&instance.fleet_name));
+    facts.add("Job", text(&instance.job_name));
+    facts.add("Blocks", blocks(instance));
+    facts.add("Backend", backend(instance));
+    facts.add("Region", text(&instance.region));
+    facts.add("Host", text(&instance.hostname));
+    facts.add("Type", kind(instance)["name"].as_str().unwrap_or_default());
+    facts.add("Resources", resources(instance));
+    facts.add("Driver", instance.gpu_driver.as_ref().map(|gpu| gpu.version.clone()).unwrap_or_default());
+    facts.add("Agent", text(&instance.agent_version));
+    facts.add("Price", instance.price.map(words::price).unwrap_or_default());
+    facts.add("Created", instance.created.to_string());
+    facts.add("Id", instance.id.to_string());
+    facts
+}
+
+fn unreachable_hint(instance: &Instance) -> String {
+    match instance.hostname.as_deref() {
+        Some(host) if backend(instance) == "ssh" => {
+            format!("is the host up, and does `ssh {host}` work from the server?")
+        }
+        Some(_) | None => "`windlass event --within-fleet FLEET` shows what happened to it".to_owned(),
+    }
+}
+
+fn table(instances: &[Instance], wide: bool) -> Table {
+    let now = words::now();
+    let mut head = vec!["NAME", "FLEET", "BACKEND", "RESOURCES", "PRICE", "STATUS", "JOB"];
+    if wide {
+        head.extend(["BLOCKS", "TYPE", "HOST", "REGION", "DRIVER", "SEEN", "CREATED", "ERROR"]);
+    }
+    let mut table = Table::new(head);
+    for instance in instances {
+        let text = |value: &Option<String>| Cell::from(value.clone().unwrap_or_default());
+        let mut row = vec![
+            instance.name.as_str().into(),
+            text(&instance.fleet_name),
+            backend(instance).into(),
+            resources(instance).into(),
+            instance.price.map(words::price).unwrap_or_default().into(),
+            Cell::status(instance_status(instance)),
+            text(&instance.job_name),
+        ];
+        if wide {
+            let driver = instance.gpu_driver.as_ref().map(|driver| driver.version.clone());
+            row.extend([
+                blocks(instance).into(),
+                kind(instance)["name"].as_str().unwrap_or_default().into(),
+                text(&instance.hostname),
+                text(&instance.region),
+                text(&driver),
+                instance.seen_at.map(|time| words::ago(time, now)).unwrap_or_default().into(),
+                words::ago(instance.created, now).into(),
+                trouble(instance).into(),
+            ]);
+        }
+        table.row(row);
+    }
+    table
+}

@@ -1,0 +1,237 @@
+//! `windlass metrics RUN`: what each of its jobs used during the last hour.
+
+use serde::Serialize;
+use windlass_api::{
+    metrics::{JobMetrics, Metric, Query},
+    operations::ReadJobMetrics,
+    runs::Run,
+};
+use windlass_model::time::{Span, Timestamp};
+
+use crate::{
+    cli::{At, Output},
+    context::{self, Context},
+    exit::Exit,
+    output::{List, live, spark, table::Table, words},
+    problem::Problem,
+};
+
+/// What the server keeps of a job that runs.
+const PERIOD: Span = Span::hours(1);
+/// As many points as that may hold.
+const POINTS_MAX: i64 = 1000;
+const WIDTH: usize = 30;
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass metrics train             use of CPU, memory and GPUs as small charts, and the last value
+  windlass metrics train -w          again whenever it changes
+  windlass metrics train --job 1     of one node alone
+  windlass metrics train -o jsonl    every point
+
+CPU is of all that the job has. A point is taken every ten seconds; the charts show the last hour.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The run
+    #[arg(value_name = "RUN")]
+    pub(crate) name: String,
+    /// Only this replica
+    #[arg(long, value_name = "N")]
+    pub(crate) replica: Option<i64>,
+    /// Only this job of each replica: the rank of the node
+    #[arg(long, value_name = "N")]
+    pub(crate) job: Option<i64>,
+    /// Show it again whenever it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Of one job; newest first.
+#[derive(Serialize)]
+struct Used {
+    run: String,
+    replica_num: i64,
+    job_num: i64,
+    metrics: Vec<Metric>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    context::with(&args.at, async |cx| {
+        let run = cx.run(&args.name).await?;
+        let jobs = jobs(&run, args)?;
+        if args.watch {
+            return live::watch(args.output.format, async |_| {
+                Ok(table(&used(cx, args, &jobs).await?, words::now()))
+            })
+            .await;
+        }
+        let used = used(cx, args, &jobs).await?;
+        let known: Vec<Used> = used.into_iter().filter(|one| !one.metrics.is_empty()).collect();
+        let none = format!(
+            "Nothing is known of `{}` yet: it is {}, and two samples, ten seconds apart, make a point.",
+            args.name, run.status
+        );
+        let name = |one: &Used| format!("{}-{}-{}", one.run, one.replica_num, one.job_num);
+        List { project: Some(&cx.project), kind: "metrics", rows: &known, name, none: &none }
+            .print(args.output.format, |_| table(&known, words::now()))?;
+        Ok(Exit::Done)
+    })
+}
+
+/// Replica and number of those that are asked for.
+fn jobs(run: &Run, args: &Args) -> Result<Vec<(i64, i64)>, Problem> {
+    let number = |spec: &serde_json::Value, key: &str| spec[key].as_i64().unwrap_or(0);
+    let all = run.jobs.iter().map(|job| {
+        let spec = job.job_spec.value().unwrap_or_default();
+        (number(&spec, "replica_num"), number(&spec, "job_num"))
+    });
+    let wanted = |(replica, job): &(i64, i64)| {
+        args.replica.is_none_or(|wanted| wanted == *replica) && args.job.is_none_or(|wanted| wanted == *job)
+    };
+    let found: Vec<(i64, i64)> = all.filter(wanted).collect();
+    if found.is_empty() {
+        let problem = Problem::new(format!("find that job of `{}`", args.name));
+        return Err(problem.hint(format!("`windlass ps` shows its {}", words::count(run.jobs.len(), "job"))));
+    }
+    Ok(found)
+}
+
+async fn used(cx: &Context, args: &Args, jobs: &[(i64, i64)]) -> Result<Vec<Used>, Problem> {
+    let mut all = Vec::new();
+    for (replica_num, job_num) in jobs.iter().copied() {
+        let query =
+            Query { replica_num, job_num, limit: POINTS_MAX, after: None, before: None, run_id: None };
+        let answer = cx.client.call::<ReadJobMetrics>(&[&cx.project, &args.name], &query).await;
+        let JobMetrics { metrics } = match answer {
+            Ok(metrics) => metrics,
+            Err(error) => return Err(cx.explain(&error).await),
+        };
+        all.push(Used { run: args.name.clone(), replica_num, job_num, metrics });
+    }
+    Ok(all)
+}
+
+/// The hour that ends with the newest point: of a run that is over it is its last.
+fn period(used: &[Used], now: Timestamp) -> (i64, i64) {
+    let newest =
+        used.iter().flat_map(|one| &one.metrics).filter_map(|metric| metric.timestamps.first()).max();
+    let until = newest.copied().unwrap_or(now);
+    ((until - PERIOD).0, until.0)
+}
+
+fn series<'a>(metrics: &'a [Metric], name: &str) -> Option<&'a Metric> {
+    metrics.iter().find(|metric| metric.name == name)
+}
+
+fn last(metrics: &[Metric], name: &str) -> Option<f64> {
+    series(metrics, name)?.values.first()?.as_f64()
+}
+
+/// A chart of one series against what there is of it.
+fn chart(metric: &Metric, full: f64, (from, until): (i64, i64)) -> String {
+    let points = metric.timestamps.iter().zip(&metric.values);
+    let points: Vec<(i64, f64)> = points.filter_map(|(at, value)| Some((at.0, value.as_f64()?))).collect();
+    spark::line(&points, from, until, WIDTH, full)
+}
+
+/// Against the most there was, where nobody knows how much there is.
+fn highest(metric: &Metric) -> f64 {
+    metric.values.iter().filter_map(serde_json::Value::as_f64).fold(0.0, f64::max)
+}
+
+fn memory(metrics: &[Metric], name: &str, total: &str, period: (i64, i64)) -> String {
+    let Some(metric) = series(metrics, name) else { return String::new() };
+    let used = metric.values.first().and_then(serde_json::Value::as_f64).unwrap_or(0.0);
+    match last(metrics, total) {
+        Some(total) => format!("{} {}/{}", chart(metric, total, period), bytes(used), bytes(total)),
+        None => format!("{} {}", chart(metric, highest(metric), period), bytes(used)),
+    }
+}
+
+fn table(used: &[Used], now: Timestamp) -> Table {
+    let period = period(used, now);
+    let mut table = Table::new(["JOB", "OF", "UTILIZATION", "MEMORY"]);
+    for one in used {
+        let metrics = &one.metrics;
+        let name = format!("replica={} job={}", one.replica_num, one.job_num);
+        // Of one processor, as it is stored.
+        let cpus = last(metrics, "cpus_detected_num").filter(|cpus| *cpus > 0.0).unwrap_or(1.0);
+        let cpu = series(metrics, "cpu_usage_percent").map(|metric| {
+            let now = metric.values.first().and_then(serde_json::Value::as_f64).unwrap_or(0.0) / cpus;
+            format!("{} {now:.0}%", chart(metric, cpus * 100.0, period))
+        });
+        let memory_used = memory(metrics, "memory_working_set_bytes", "memory_total_bytes", period);
+        table.row(vec![name.into(), "cpu".into(), cpu.unwrap_or_default().into(), memory_used.into()]);
+        for gpu in 0.. {
+            let Some(busy) = series(metrics, &format!("gpu_util_percent_gpu{gpu}")) else { break };
+            let now = busy.values.first().and_then(serde_json::Value::as_f64).unwrap_or(0.0);
+            let used = format!("gpu_memory_usage_bytes_gpu{gpu}");
+            table.row(vec![
+                "".into(),
+                format!("gpu={gpu}").into(),
+                format!("{} {now:.0}%", chart(busy, 100.0, period)).into(),
+                memory(metrics, &used, "gpu_memory_total_bytes", period).into(),
+            ]);
+        }
+    }
+    table
+}
+
+/// `512MB`, `2.1GB`.
+fn bytes(count: f64) -> String {
+    let mb = count / f64::from(1 << 20);
+    if mb < 1024.0 { format!("{mb:.0}MB") } else { format!("{:.1}GB", mb / 1024.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use windlass_api::metrics::Metric;
+    use windlass_model::time::Timestamp;
+
+    use super::{Used, bytes, table};
+    use crate::output::style::Style;
+
+    fn metric(name: &str, values: &[i64]) -> Metric {
+        let minute = |at: usize| Timestamp::from_secs(10_000 - 60 * i64::try_from(at).unwrap());
+        Metric {
+            name: name.to_owned(),
+            timestamps: (0..values.len()).map(minute).collect(),
+            values: values.iter().map(|value| json!(value)).collect(),
+        }
+    }
+
+    #[test]
+    fn each_job_has_a_row_for_its_processors_and_for_each_gpu() {
+        let gb = 1 << 30;
+        let used = Used {
+            run: "train".to_owned(),
+            replica_num: 0,
+            job_num: 1,
+            metrics: vec![
+                metric("cpu_usage_percent", &[400, 0, 0, 0]),
+                metric("cpus_detected_num", &[4, 4, 4, 4]),
+                metric("memory_working_set_bytes", &[2 * gb, gb, gb, gb]),
+                metric("memory_total_bytes", &[4 * gb, 4 * gb, 4 * gb, 4 * gb]),
+                metric("gpu_util_percent_gpu0", &[50, 100, 100, 100]),
+                metric("gpu_memory_usage_bytes_gpu0", &[gb, gb, gb, gb]),
+                metric("gpu_memory_total_bytes", &[8 * gb, 8 * gb, 8 * gb, 8 * gb]),
+            ],
+        };
+        let lines = table(&[used], Timestamp(0)).lines(Style::plain());
+        let blank = " ".repeat(28);
+        assert_eq!(lines[1], format!("replica=0 job=1  cpu    {blank}▁▅ 100%  {blank}▃▄ 2.0GB/4.0GB"));
+        assert_eq!(lines[2], format!("-                gpu=0  {blank}█▆ 50%   {blank}▂▂ 1.0GB/8.0GB"));
+    }
+
+    #[test]
+    fn bytes_are_said_in_their_largest_unit() {
+        assert_eq!([bytes(0.0), bytes(5e8), bytes(3e9)], ["0MB", "477MB", "2.8GB"]);
+    }
+}

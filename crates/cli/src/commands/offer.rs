@@ -1,0 +1,317 @@
+//! `windlass offer`: which machines there are for what one wants, at which price, and why not others.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use windlass_api::{
+    Document, gpus,
+    offers::Offer,
+    operations::{ListGpus, PlanRun},
+    runs::{JobPlan, PlanRequest},
+};
+use windlass_model::config::{Configuration, error};
+
+use super::{apply::refusals, wants::Wants};
+use crate::{
+    cli::{At, Format, Output},
+    context::{self, Context},
+    exit::Exit,
+    output::{
+        self, List,
+        style::Colour,
+        table::{Cell, Table},
+        words,
+    },
+    problem::Problem,
+};
+
+/// Places that are named when nothing fits.
+const PLACES_MAX: usize = 10;
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass offer                                    everything that a job could run on now
+  windlass offer --gpu H100:1.. --max-price 4       one GPU or more, for at most $4 an hour
+  windlass offer --gpu 24GB --spot -b aws -r eu-west-1
+  windlass offer --group-by gpu,backend             a line for each GPU and where it is
+  windlass offer --fleet rack -R                    what is free in a fleet
+
+When nothing fits, every place is named with what it lacks.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) wants: Wants,
+    /// A line for each GPU instead of each offer: `gpu`, and with it `backend`, `region` (of a backend) and `count`
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    pub(crate) group_by: Vec<String>,
+    /// How many to show
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) max_offers: u16,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let spec = spec(&args.wants)?;
+    let by = group_by(&args.group_by)?;
+    context::with(&args.at, async |cx| match by {
+        Some(by) => groups(cx, args, spec.clone(), by.clone()).await,
+        None => offers(cx, args, spec.clone()).await,
+    })
+}
+
+/// A task that wants nothing but what the flags say. All that is wrong with them is found here.
+fn spec(wants: &Wants) -> Result<Document, Problem> {
+    let mut configuration = json!({
+        "type": "task", "image": "scratch", "user": "root", "commands": [":"],
+        "resources": { "cpu": "1..", "memory": "0..", "gpu": "0..", "disk": null },
+    });
+    wants.onto(&mut configuration);
+    let configuration = Configuration::from_json(&configuration).map_err(|problems| {
+        Problem::misuse("understand what is wanted")
+            .why(error::summary(&problems))
+            .hint("`windlass offer --help` shows how to write it")
+    })?;
+    let spec = json!({ "run_name": null, "configuration": configuration, "profile": { "name": "default" } });
+    Document::new(&spec).map_err(|error| Problem::caused("write the question", &error))
+}
+
+/// `gpu` has to be among them, as what a line is about.
+fn group_by(words: &[String]) -> Result<Option<Vec<String>>, Problem> {
+    if words.is_empty() {
+        return Ok(None);
+    }
+    let known = ["gpu", "backend", "region", "count"];
+    if let Some(wrong) = words.iter().find(|word| !known.contains(&word.as_str())) {
+        return Err(
+            Problem::misuse(format!("nothing is grouped by `{wrong}`")).hint("gpu, backend, region, count")
+        );
+    }
+    let has = |word: &str| words.iter().any(|other| other == word);
+    if !has("gpu") {
+        return Err(Problem::misuse("`--group-by` wants `gpu`").hint("`--group-by gpu,backend`"));
+    }
+    if has("region") && !has("backend") {
+        return Err(Problem::misuse("a region is one of a backend").hint("`--group-by gpu,backend,region`"));
+    }
+    Ok(Some(words.iter().filter(|word| *word != "gpu").cloned().collect()))
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    project: &'a str,
+    user: &'a str,
+    requirements: Value,
+    offers: &'a [Offer],
+    total_offers: i64,
+    /// Why nothing would start at once, if nothing would.
+    why: Option<Value>,
+}
+
+async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, Problem> {
+    let request = PlanRequest {
+        run_spec,
+        max_offers: Some(args.max_offers.into()),
+        full_offers: false,
+        unallocated_resources: false,
+        reverse_offers: false,
+        for_offers_only: true,
+    };
+    let plan = cx.call::<PlanRun>(&request).await?;
+    let none = || Problem::new("read the server's answer").why("it has no plan");
+    let job: &JobPlan = plan.job_plans.first().ok_or_else(none)?;
+    let why = job.why.as_ref().and_then(|why| why.value().ok());
+    match args.output.format {
+        Format::Json => {
+            let spec = job.job_spec.value().unwrap_or_default();
+            let answer = Answer {
+                project: &plan.project_name,
+                user: &plan.user,
+                requirements: spec["requirements"].clone(),
+                offers: &job.offers,
+                total_offers: job.total_offers,
+                why,
+            };
+            output::one(Format::Json, &answer, "", |_| {})?;
+        }
+        Format::Jsonl => output::jsonl(&job.offers)?,
+        Format::Name => {
+            let mut names: Vec<&str> = job.offers.iter().map(|offer| offer.instance.name.as_str()).collect();
+            names.dedup();
+            names.iter().for_each(|name| output::data(&output::printable(name)));
+        }
+        Format::Table | Format::Wide => {
+            if !job.offers.is_empty() {
+                table(&job.offers, args.output.format == Format::Wide).print();
+            }
+            tell(job, why.as_ref());
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Beside the table: how many there are, and why nothing starts at once.
+fn tell(job: &JobPlan, why: Option<&Value>) {
+    let (shown, total) = (job.offers.len(), usize::try_from(job.total_offers).unwrap_or(usize::MAX));
+    if shown < total {
+        output::say(&format!(
+            "Shown {shown} of {}; `--max-offers N` shows more.",
+            words::count(total, "offer")
+        ));
+    }
+    let lines = why.map(|why| refusals(why, PLACES_MAX)).unwrap_or_default();
+    if job.offers.is_empty() {
+        output::say("Nothing fits now.");
+    } else if !lines.is_empty() {
+        output::say("A job would not start on any of them at once.");
+    }
+    lines.iter().for_each(|line| output::say(&output::printable(&format!("  {line}"))));
+    if job.offers.is_empty() && lines.is_empty() {
+        output::say("  hint: `windlass fleet` lists fleets; a job runs in one that exists");
+    }
+}
+
+/// What is free is green; what is not says so.
+fn availability(word: &str) -> Cell {
+    let colour = match word {
+        "idle" | "available" => Colour::Green,
+        "busy" => Colour::Yellow,
+        _ => Colour::Dim,
+    };
+    Cell::coloured(word.replace('_', " "), colour)
+}
+
+fn table(offers: &[Offer], wide: bool) -> Table {
+    let mut head = vec!["#", "BACKEND", "RESOURCES", "INSTANCE TYPE", "PRICE", "AVAILABILITY"];
+    if wide {
+        head.extend(["REGION", "BLOCKS"]);
+    }
+    let mut table = Table::new(head);
+    for (number, offer) in (1..).zip(offers) {
+        let resources = serde_json::to_value(&offer.instance.resources).unwrap_or_default();
+        let number: u32 = number;
+        let mut row = vec![
+            number.to_string().into(),
+            words::backend(offer.backend.as_str(), &offer.region).into(),
+            words::resources(&resources).into(),
+            offer.instance.name.as_str().into(),
+            words::price(offer.price).into(),
+            availability(&offer.availability),
+        ];
+        if wide {
+            row.extend([
+                offer.region.as_str().into(),
+                format!("{}/{}", offer.blocks, offer.total_blocks).into(),
+            ]);
+        }
+        table.row(row);
+    }
+    table
+}
+
+async fn groups(cx: &Context, args: &Args, run_spec: Document, by: Vec<String>) -> Result<Exit, Problem> {
+    let request = gpus::ListRequest {
+        run_spec,
+        group_by: Some(by.clone()),
+        full_offers: false,
+        unallocated_resources: false,
+        reverse: false,
+    };
+    let mut gpus = cx.call::<ListGpus>(&request).await?.gpus;
+    gpus.truncate(args.max_offers.into());
+    let name = |gpu: &Value| gpu["name"].as_str().unwrap_or("?").to_owned();
+    let none = "No GPU fits. `windlass offer` with the same flags says why.";
+    List { project: Some(&cx.project), kind: "gpus", rows: &gpus, name, none }
+        .print(args.output.format, |wide| gpu_table(&gpus, wide || by.iter().any(|word| word == "region")))?;
+    Ok(Exit::Done)
+}
+
+/// A word, or all of them.
+fn words_of(value: &Value, one: &str, many: &str) -> String {
+    let list = |value: &Value| -> Vec<String> {
+        value
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(|word| word.replace('_', " "))
+            .collect()
+    };
+    value[one].as_str().map_or_else(|| list(&value[many]).join(", "), str::to_owned)
+}
+
+fn span(value: &Value, show: impl Fn(f64) -> String) -> String {
+    match (value["min"].as_f64(), value["max"].as_f64()) {
+        (Some(min), Some(max)) if min < max => format!("{}..{}", show(min), show(max)),
+        (Some(min), _) => show(min),
+        (None, _) => String::new(),
+    }
+}
+
+fn gpu_table(gpus: &[Value], regions: bool) -> Table {
+    let mut head = vec!["#", "GPU", "SPOT", "$/GPU", "BACKEND", "AVAILABILITY"];
+    if regions {
+        head.insert(5, "REGION");
+    }
+    let mut table = Table::new(head);
+    for (number, gpu) in (1..).zip(gpus) {
+        let number: u32 = number;
+        let memory = gpu["memory_mib"].as_i64().unwrap_or(0) / 1024;
+        let name = gpu["name"].as_str().unwrap_or("?");
+        let count = span(&gpu["count"], |count| count.to_string());
+        let mut row: Vec<Cell> = vec![
+            number.to_string().into(),
+            format!("{name}:{memory}GB:{count}").into(),
+            words_of(gpu, "", "spot").into(),
+            span(&gpu["price"], words::price).into(),
+            words_of(gpu, "backend", "backends").into(),
+            words_of(gpu, "", "availability").into(),
+        ];
+        if regions {
+            row.insert(5, words_of(gpu, "region", "regions").into());
+        }
+        table.row(row);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Wants, gpu_table, group_by, spec};
+    use crate::output::style::Style;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_wanted_is_checked_here() {
+        let wants = Wants { gpu: Some("H100:80GB:2..".to_owned()), max_price: Some(3.5), ..Wants::default() };
+        let sent = spec(&wants).unwrap().value().unwrap();
+        assert_eq!(sent["configuration"]["resources"]["gpu"]["name"], json!(["H100"]));
+        assert_eq!(sent["configuration"]["max_price"], 3.5);
+        let wrong = Wants { memory: Some("lots".to_owned()), ..Wants::default() };
+        let text = spec(&wrong).unwrap_err().text();
+        assert!(text.contains("memory"), "{text}");
+        let nowhere = Wants { backend: vec!["moon".to_owned()], ..Wants::default() };
+        assert!(spec(&nowhere).is_err());
+    }
+
+    #[test]
+    fn groups_are_of_gpus() {
+        let words = |text: &str| -> Vec<String> { text.split(',').map(str::to_owned).collect() };
+        assert_eq!(group_by(&words("gpu,backend")).unwrap(), Some(words("backend")));
+        assert_eq!(group_by(&[]).unwrap(), None);
+        for wrong in ["backend", "gpu,region", "gpu,colour"] {
+            assert!(group_by(&words(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_one_line() {
+        let gpu = json!({ "name": "H100", "memory_mib": 81920, "spot": ["on-demand", "spot"], "backends": ["aws", "gcp"],
+            "count": { "min": 1, "max": 8 }, "price": { "min": 2.5, "max": 4.0 }, "availability": ["available", "no_quota"] });
+        let lines = gpu_table(&[gpu], false).lines(Style::plain());
+        assert_eq!(lines[1], "1  H100:80GB:1..8  on-demand, spot  $2.5..$4  aws, gcp  available, no quota");
+    }
+}

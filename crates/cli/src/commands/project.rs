@@ -1,0 +1,281 @@
+//! `windlass project`: projects of the server, who is in them, and which one commands work in.
+
+use windlass_api::{
+    operations::{
+        AddMembers, CreateProject, DeleteProjects, ListProjects, ReadProject, RemoveMembers, SetMembers,
+    },
+    projects::{
+        CreateRequest, DeleteRequest, ListRequest, Listing, Member, MemberSetting, MembersRequest, Project,
+        ProjectRole, RemoveMembersRequest,
+    },
+    server::Nothing,
+};
+
+use crate::{
+    cli::{At, Output},
+    context::{self, Context},
+    exit::Exit,
+    home::Home,
+    login,
+    output::{
+        self, List,
+        facts::Facts,
+        table::{Cell, Table},
+        words,
+    },
+    problem::Problem,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass project                                    projects that you may see; the default is marked
+  windlass project add lab                            a new one, with you as its admin
+  windlass project set-default lab                    what commands work in without `--project`
+  windlass project members lab                        who is in it
+  windlass project members lab --set ada=manager --remove bob
+  windlass project delete -y lab";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// List projects
+    List,
+    /// Show one project
+    Get {
+        #[arg(value_name = "PROJECT")]
+        name: String,
+    },
+    /// Add a project
+    Add {
+        #[arg(value_name = "PROJECT")]
+        name: String,
+        /// Everyone on the server may see it and join
+        #[arg(long)]
+        public: bool,
+    },
+    /// Choose the project that commands work in
+    SetDefault {
+        #[arg(value_name = "PROJECT")]
+        name: String,
+    },
+    /// List the members of a project, or change them
+    Members {
+        /// The project; the one that commands work in if not given
+        #[arg(value_name = "PROJECT")]
+        name: Option<String>,
+        /// Give this user this role (user, manager or admin); may be repeated
+        #[arg(long, value_name = "USER=ROLE", value_parser = setting)]
+        set: Vec<(String, ProjectRole)>,
+        /// Take this user out; may be repeated
+        #[arg(long, value_name = "USER")]
+        remove: Vec<String>,
+    },
+    /// Delete projects
+    Delete {
+        #[arg(required = true, value_name = "PROJECT")]
+        names: Vec<String>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+fn setting(text: &str) -> Result<(String, ProjectRole), String> {
+    let (user, role) = text.split_once('=').ok_or("want USER=ROLE")?;
+    let role = match role {
+        "user" => ProjectRole::User,
+        "manager" => ProjectRole::Manager,
+        "admin" => ProjectRole::Admin,
+        _ => return Err("the role is user, manager or admin".to_owned()),
+    };
+    if user.is_empty() { Err("want USER=ROLE".to_owned()) } else { Ok((user.to_owned(), role)) }
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let format = args.output.format;
+    context::with(&args.at, async |cx| match &args.action {
+        None | Some(Action::List) => {
+            let projects = list(cx).await?;
+            let name = |project: &Project| project.project_name.clone();
+            let none = "No projects. `windlass project add NAME` makes one.";
+            List { project: None, kind: "projects", rows: &projects, name, none }
+                .print(format, |wide| table(&projects, &cx.project, wide))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Get { name }) => {
+            let project = find(cx, name).await?;
+            output::one(format, &project, name, |_| facts(&project).print())?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Add { name, public }) => {
+            let request =
+                CreateRequest { project_name: name.clone(), is_public: *public, templates_repo: None };
+            let project = cx.call::<CreateProject>(&request).await?;
+            let said =
+                format!("Added `{name}`. `windlass project set-default {name}` works in it from now on.");
+            output::one(format, &project, name, |_| output::say(&said))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::SetDefault { name }) => {
+            let project = find(cx, name).await?;
+            let file = login::set_default_project(&Home::find()?, name)?;
+            let said = format!("Commands work in `{name}` from now on (written to {}).", file.display());
+            output::one(format, &project, name, |_| output::say(&said))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Members { name, set, remove }) => {
+            let name = name.as_deref().unwrap_or(&cx.project);
+            let project = change(cx, name, set, remove).await?;
+            let who = |member: &Member| member.user.username.clone();
+            let members = &project.members;
+            List { project: Some(name), kind: "members", rows: members, name: who, none: "No members." }
+                .print(format, |wide| members_table(members, wide))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Delete { names, yes }) => {
+            for name in names {
+                find(cx, name).await?;
+            }
+            let what = names.join(", ");
+            if !output::confirm_delete(*yes, &what)? {
+                return Ok(Exit::Failed);
+            }
+            cx.call::<DeleteProjects>(&DeleteRequest { projects_names: names.clone() }).await?;
+            output::say(&format!("Deleted {what}."));
+            Ok(Exit::Done)
+        }
+    })
+}
+
+async fn list(cx: &Context) -> Result<Vec<Project>, Problem> {
+    Ok(match cx.call::<ListProjects>(&ListRequest { ascending: true, ..ListRequest::default() }).await? {
+        Listing::Plain(projects) | Listing::Counted { projects, .. } => projects,
+    })
+}
+
+/// The same way to the server, in another project. Names that there are not are said there.
+async fn find(cx: &Context, name: &str) -> Result<Project, Problem> {
+    cx.in_project(name).await?.call::<ReadProject>(&Nothing {}).await
+}
+
+async fn change(
+    cx: &Context,
+    name: &str,
+    set: &[(String, ProjectRole)],
+    remove: &[String],
+) -> Result<Project, Problem> {
+    let cx = cx.in_project(name).await?;
+    let mut project = cx.call::<ReadProject>(&Nothing {}).await?;
+    if !set.is_empty() {
+        let is_member = |user: &str| project.members.iter().any(|member| member.user.username == user);
+        let setting = |(user, role): &(String, ProjectRole)| MemberSetting {
+            username: user.clone(),
+            project_role: *role,
+        };
+        project = if set.iter().any(|(user, _)| is_member(user)) {
+            // A new role of a member is a new list of members.
+            let kept =
+                project.members.iter().filter(|old| !set.iter().any(|(user, _)| *user == old.user.username));
+            let kept = kept.map(|old| MemberSetting {
+                username: old.user.username.clone(),
+                project_role: old.project_role,
+            });
+            let members = kept.chain(set.iter().map(setting)).collect();
+            cx.call::<SetMembers>(&MembersRequest { members }).await?
+        } else {
+            cx.call::<AddMembers>(&MembersRequest { members: set.iter().map(setting).collect() }).await?
+        };
+    }
+    if !remove.is_empty() {
+        project = cx.call::<RemoveMembers>(&RemoveMembersRequest { usernames: remove.to_vec() }).await?;
+    }
+    if !set.is_empty() || !remove.is_empty() {
+        output::say(&format!("Changed the members of `{name}`."));
+    }
+    Ok(project)
+}
+
+const fn role(role: ProjectRole) -> &'static str {
+    match role {
+        ProjectRole::User => "user",
+        ProjectRole::Manager => "manager",
+        ProjectRole::Admin => "admin",
+    }
+}
+
+fn facts(project: &Project) -> Facts {
+    let mut facts = Facts::new();
+    facts.add("Name", &project.project_name);
+    facts.add("Owner", &project.owner.username);
+    facts.add("Public", if project.is_public { "yes" } else { "no" });
+    let members = project.members.iter();
+    let members: Vec<String> =
+        members.map(|member| format!("{} ({})", member.user.username, role(member.project_role))).collect();
+    facts.add("Members", members.join("\n"));
+    facts.add("Created", project.created_at.map(|time| time.to_string()).unwrap_or_default());
+    facts.add("Id", project.project_id.to_string());
+    facts
+}
+
+fn table(projects: &[Project], default: &str, wide: bool) -> Table {
+    let now = words::now();
+    let mut head = vec!["PROJECT", "OWNER", "MEMBERS", "DEFAULT"];
+    if wide {
+        head.extend(["PUBLIC", "CREATED", "ID"]);
+    }
+    let mut table = Table::new(head);
+    for project in projects {
+        let mut row: Vec<Cell> = vec![
+            project.project_name.as_str().into(),
+            project.owner.username.as_str().into(),
+            project.members.len().to_string().into(),
+            (if project.project_name == default { "yes" } else { "" }).into(),
+        ];
+        if wide {
+            row.extend([
+                (if project.is_public { "yes" } else { "" }).into(),
+                project.created_at.map(|time| words::ago(time, now)).unwrap_or_default().into(),
+                project.project_id.to_string().into(),
+            ]);
+        }
+        table.row(row);
+    }
+    table
+}
+
+fn members_table(members: &[Member], wide: bool) -> Table {
+    let mut table =
+        Table::new(if wide { vec!["USER", "ROLE", "EMAIL", "SECRETS"] } else { vec!["USER", "ROLE"] });
+    for member in members {
+        let mut row: Vec<Cell> = vec![member.user.username.as_str().into(), role(member.project_role).into()];
+        if wide {
+            let secrets = if member.permissions.can_manage_secrets { "yes" } else { "" };
+            row.extend([member.user.email.clone().unwrap_or_default().into(), secrets.into()]);
+        }
+        table.row(row);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ProjectRole, setting};
+
+    #[test]
+    fn a_role_is_given_as_user_and_word() {
+        assert_eq!(setting("ada=manager"), Ok(("ada".to_owned(), ProjectRole::Manager)));
+        for wrong in ["ada", "=user", "ada=", "ada=king"] {
+            assert!(setting(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Draws the state. Decides nothing.
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::{Line, Span},
+    widgets::{Cell, Paragraph, Row as TableRow, Table},
+};
+
+use super::state::{Pane, Prompt, Row, State, Text, View};
+use crate::output::style::Colour;
+
+/// Lines around a list: the place, the tabs, the head, the last line.
+const AROUND: u16 = 4;
+const HELP: &[&str] = &[
+    "1 2 3 4, Tab     runs, queue, instances, events",
+    ":runs …          the same by name, or the beginning of it",
+    "/                filter by any column; Esc takes it back",
+    "j k, arrows      down and up; g G the ends; Space, PgUp, PgDn pages",
+    "Enter            open: the logs of a run, else a description",
+    "l                logs of the run; they go on as it writes",
+    "d                describe: how it is, why it waits, what it lacks",
+    "s                stop the run, after a question; x without a chance to end in good order",
+    "q, Esc           back; q in a list, :q or Ctrl-C leaves",
+];
+
+/// How many lines of a list or text fit.
+pub(super) fn page(height: u16) -> usize {
+    usize::from(height.saturating_sub(AROUND)).max(1)
+}
+
+/// Without colours the words alone say it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paint {
+    pub(super) colours: bool,
+}
+
+impl Paint {
+    fn status(self, text: &str) -> Style {
+        if !self.colours {
+            return Style::new();
+        }
+        match Colour::of_status(text) {
+            Colour::None | Colour::Bold => Style::new(),
+            Colour::Dim => Style::new().add_modifier(Modifier::DIM),
+            Colour::Green => Style::new().fg(Color::Green),
+            Colour::Yellow => Style::new().fg(Color::Yellow),
+            Colour::Red => Style::new().fg(Color::Red),
+        }
+    }
+}
+
+pub(super) fn screen(frame: &mut Frame<'_>, state: &State, paint: Paint) {
+    let parts = [Constraint::Length(1), Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)];
+    let [place, tabs, body, last] = Layout::vertical(parts).areas(frame.area());
+    frame.render_widget(Paragraph::new(heading(state)), place);
+    frame.render_widget(Paragraph::new(tab_line(state)), tabs);
+    match &state.pane {
+        Pane::List => list(frame, body, state, paint),
+        Pane::Logs(text) | Pane::Detail(text) => self::text(frame, body, text),
+        Pane::Help => {
+            let lines: Vec<Line<'_>> = HELP.iter().map(|line| Line::raw(*line)).collect();
+            frame.render_widget(Paragraph::new(lines), body);
+        }
+    }
+    frame.render_widget(Paragraph::new(last_line(state, paint)), last);
+}
+
+fn bold(text: String) -> Span<'static> {
+    Span::styled(text, Style::new().add_modifier(Modifier::BOLD))
+}
+
+fn heading(state: &State) -> Line<'static> {
+    let running = state.all(View::Runs).iter().filter(|row| row.status.starts_with("running")).count();
+    let counts = format!(
+        "  {running} running, {} waiting, {} instances",
+        state.count(View::Queue),
+        state.count(View::Instances)
+    );
+    Line::from(vec![bold(state.place.clone()), Span::raw(counts)])
+}
+
+fn tab_line(state: &State) -> Line<'static> {
+    let mut spans = Vec::new();
+    for (number, view) in (1_u8..).zip(View::ALL) {
+        let text = format!("{number} {} ({})", view.name(), state.count(view));
+        let chosen = view == state.view;
+        // Brackets, for those who see no colours.
+        let text = if chosen { format!("[{text}]") } else { format!(" {text} ") };
+        spans.push(if chosen { bold(text) } else { Span::raw(text) });
+    }
+    if let Pane::Logs(text) | Pane::Detail(text) = &state.pane {
+        spans.push(bold(format!("  {}", text.title)));
+    }
+    if !state.filter.is_empty() {
+        spans.push(Span::raw(format!("  /{}", state.filter)));
+    }
+    Line::from(spans)
+}
+
+fn list(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
+    let (shown, cursor, page) = (state.shown(), state.cursor(), state.page.max(1));
+    let head = state.view.head();
+    if shown.is_empty() {
+        let said = if state.count(state.view) == 0 {
+            "nothing here"
+        } else {
+            "nothing fits the filter; Esc ends it"
+        };
+        frame.render_widget(Paragraph::new(vec![Line::raw(""), Line::raw(format!("  {said}"))]), area);
+        return;
+    }
+    // Whole pages: what one reads does not move under the eyes.
+    let from = cursor / page * page;
+    let visible: Vec<&Row> = shown.iter().copied().skip(from).take(page).collect();
+    let width = |column: usize| {
+        let cells = visible.iter().filter_map(|row| row.cells.get(column)).map(|cell| cell.chars().count());
+        let widest = cells.max().unwrap_or(0).max(head[column].len());
+        Constraint::Length(u16::try_from(widest).unwrap_or(u16::MAX))
+    };
+    let last = head.len() - 1;
+    let widths =
+        (0..head.len()).map(|column| if column == last { Constraint::Fill(1) } else { width(column) });
+    let rows = visible.iter().enumerate().map(|(at, row)| {
+        let cells = row.cells.iter().enumerate().map(|(column, text)| {
+            // Events have no status, and everything else has it second.
+            let style =
+                if column == 1 && !row.status.is_empty() { paint.status(&row.status) } else { Style::new() };
+            Cell::from(Span::styled(text.clone(), style))
+        });
+        let row = TableRow::new(cells);
+        if from + at == cursor { row.style(Style::new().add_modifier(Modifier::REVERSED)) } else { row }
+    });
+    let header = TableRow::new(head.iter().map(|name| bold((*name).to_owned())));
+    frame.render_widget(Table::new(rows, widths).header(header).column_spacing(2), area);
+}
+
+/// A long line is cut: what comes next is on the next one.
+fn text(frame: &mut Frame<'_>, area: Rect, text: &Text) {
+    let height = usize::from(area.height);
+    let end = text.lines.len().saturating_sub(height);
+    let top = text.top.unwrap_or(end).min(end);
+    let lines: Vec<Line<'_>> =
+        text.lines.iter().skip(top).take(height).map(|line| Line::raw(line.replace('\t', "    "))).collect();
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn last_line(state: &State, paint: Paint) -> Line<'static> {
+    match &state.prompt {
+        Prompt::Command(typed) => return Line::raw(format!(":{typed}_")),
+        Prompt::Filter { .. } => return Line::raw(format!("/{}_", state.filter)),
+        Prompt::Stop { run, abort: false } => return Line::from(bold(format!("Stop `{run}`? [y/n]"))),
+        Prompt::Stop { run, abort: true } => {
+            return Line::from(bold(format!("Abort `{run}`, without a chance to end in good order? [y/n]")));
+        }
+        Prompt::None => {}
+    }
+    if !state.message.is_empty() {
+        return Line::raw(state.message.clone());
+    }
+    if !state.trouble.is_empty() {
+        return Line::from(Span::styled(state.trouble.clone(), paint.status("error")));
+    }
+    let keys = match state.pane {
+        Pane::List => "Enter open  l logs  d describe  s stop  / filter  : command  ? help  q quit",
+        Pane::Logs(_) => "q back  k up  G follow the end  s stop  ? help",
+        Pane::Detail(_) | Pane::Help => "q back  j k scroll",
+    };
+    Line::from(Span::styled(keys, Style::new().add_modifier(Modifier::DIM)))
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{Terminal, backend::TestBackend};
+
+    use super::{Paint, page, screen};
+    use crate::commands::top::state::{Key, Row, State, View};
+
+    fn row(name: &str, status: &str) -> Row {
+        let cells =
+            [name, status, "task", "ada", "rack", "-", "$1.25", "3 min ago"].map(str::to_owned).to_vec();
+        Row { key: name.to_owned(), run: Some(name.to_owned()), cells, status: status.to_owned() }
+    }
+
+    fn drawn(state: &mut State, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(76, height)).unwrap();
+        state.page = page(height);
+        terminal.draw(|frame| screen(frame, state, Paint { colours: true })).unwrap();
+        let buffer = terminal.backend().buffer();
+        let line = |y: u16| -> String { (0..76).map(|x| buffer[(x, y)].symbol()).collect() };
+        (0..height).map(|y| line(y).trim_end().to_owned()).collect()
+    }
+
+    fn state() -> State {
+        let mut state = State::new("main at http://localhost:3000".to_owned());
+        state.update(View::Runs, vec![row("train", "running"), row("hello", "done")]);
+        state
+    }
+
+    #[test]
+    fn runs_are_a_table_between_where_it_is_and_what_to_press() {
+        assert_eq!(
+            drawn(&mut state(), 7),
+            [
+                "main at http://localhost:3000  1 running, 0 waiting, 0 instances",
+                "[1 runs (2)] 2 queue (0)  3 instances (0)  4 events (0)",
+                "NAME   STATUS   TYPE  USER  FLEET  GPU  PRICE  SUBMITTED",
+                "train  running  task  ada   rack   -    $1.25  3 min ago",
+                "hello  done     task  ada   rack   -    $1.25  3 min ago",
+                "",
+                "Enter open  l logs  d describe  s stop  / filter  : command  ? help  q quit",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_filter_a_question_and_a_message_are_in_sight() {
+        let mut state = state();
+        for letter in "/hel".chars() {
+            state.press(Key::Char(letter));
+        }
+        let lines = drawn(&mut state, 6);
+        assert!(
+            lines[1].ends_with("/hel") && lines[3].starts_with("hello") && lines[5] == "/hel_",
+            "{lines:?}"
+        );
+        state.press(Key::Enter);
+        state.press(Key::Char('s'));
+        assert_eq!(drawn(&mut state, 6)[5], "Stop `hello`? [y/n]");
+        state.press(Key::Char('n'));
+        assert_eq!(drawn(&mut state, 6)[5], "nothing was stopped");
+        state.press(Key::Char('3'));
+        assert_eq!(drawn(&mut state, 6)[3].trim(), "nothing here");
+        state.trouble = "error: reach the server".to_owned();
+        assert_eq!(drawn(&mut state, 6)[5], "error: reach the server");
+    }
+
+    #[test]
+    fn output_is_shown_from_its_end_and_cannot_drive_the_terminal() {
+        let mut state = state();
+        state.press(Key::Enter);
+        for number in 0..9 {
+            state.wrote(&format!("line {number}\n"));
+        }
+        state.wrote("\u{1b}[2Jx");
+        let lines = drawn(&mut state, 6);
+        assert!(lines[1].ends_with("logs of train"), "{lines:?}");
+        assert_eq!(lines[2..5], ["line 7", "line 8", "[2Jx"]);
+        state.press(Key::Home);
+        assert_eq!(drawn(&mut state, 6)[2], "line 0");
+    }
+
+    #[test]
+    fn a_terminal_of_any_size_is_drawn() {
+        for height in 1..8 {
+            let mut state = state();
+            drawn(&mut state, height);
+            state.press(Key::Char('?'));
+            drawn(&mut state, height);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The output of one run, as it comes, as plain text.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use windlass_api::{
+    log_stream::{LogStream, News},
+    logs::StreamRequest,
+};
+
+use crate::{context::Context, output::escape::Filter, problem::Problem};
+
+/// Between attempts to take up a stream that broke, and looks for a job that is not there yet.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// A server that cannot be reached for this long is not waited for.
+const GONE_AFTER: Duration = Duration::from_secs(60);
+
+/// What came of it.
+pub(super) enum Heard {
+    Text(String),
+    Nothing,
+    /// Nothing will follow, and why.
+    Over(String),
+    Failed(Problem),
+}
+
+enum Way {
+    /// The run may have no job yet.
+    Unknown,
+    Closed {
+        request: StreamRequest,
+        since: Instant,
+    },
+    Open {
+        request: StreamRequest,
+        stream: Box<LogStream>,
+    },
+}
+
+/// Follows the first job of a run.
+pub(super) struct Follower<'a> {
+    cx: &'a Context,
+    run: String,
+    way: Way,
+    plain: Plain,
+}
+
+impl<'a> Follower<'a> {
+    pub(super) fn new(cx: &'a Context, run: String) -> Self {
+        Self { cx, run, way: Way::Unknown, plain: Plain(Filter::new()) }
+    }
+
+    pub(super) async fn turn(mut self) -> (Self, Heard) {
+        let heard = match self.next().await {
+            Ok(heard) => heard,
+            Err(problem) => Heard::Failed(problem),
+        };
+        (self, heard)
+    }
+
+    async fn next(&mut self) -> Result<Heard, Problem> {
+        match std::mem::replace(&mut self.way, Way::Unknown) {
+            Way::Unknown => self.find().await,
+            Way::Closed { request, since } => self.open(request, since).await,
+            Way::Open { mut request, mut stream } => match stream.next().await {
+                Ok(Some(News::Bytes { bytes, .. })) => {
+                    request.offset = stream.offset();
+                    self.way = Way::Open { request, stream };
+                    Ok(Heard::Text(self.plain.take(&bytes)))
+                }
+                Ok(Some(News::End { .. })) => Ok(Heard::Over(format!("that is all `{}` wrote", self.run))),
+                Ok(None) => Ok(self.broke(request)),
+                Err(error) if error.is_lost() => Ok(self.broke(request)),
+                Err(error) => Err(self.cx.explain(&error).await),
+            },
+        }
+    }
+
+    fn broke(&mut self, request: StreamRequest) -> Heard {
+        self.way = Way::Closed { request, since: Instant::now() };
+        Heard::Nothing
+    }
+
+    async fn find(&mut self) -> Result<Heard, Problem> {
+        let run = self.cx.run(&self.run).await?;
+        let Some(latest) = run.jobs.first().and_then(|job| job.job_submissions.last()) else {
+            sleep(AGAIN_AFTER).await;
+            return Ok(Heard::Nothing);
+        };
+        let request = StreamRequest {
+            run_name: self.run.clone(),
+            job_submission_id: latest.id,
+            offset: 0,
+            start_time: None,
+            follow: true,
+            diagnose: false,
+        };
+        Ok(self.broke(request))
+    }
+
+    async fn open(&mut self, request: StreamRequest, since: Instant) -> Result<Heard, Problem> {
+        match self.cx.client.stream_logs(&self.cx.project, &request).await {
+            Ok(stream) => self.way = Way::Open { request, stream: Box::new(stream) },
+            Err(error) if error.is_lost() && since.elapsed() < GONE_AFTER => {
+                sleep(AGAIN_AFTER).await;
+                self.way = Way::Closed { request, since };
+            }
+            Err(error) => return Err(self.cx.explain(&error).await),
+        }
+        Ok(Heard::Nothing)
+    }
+}
+
+/// Takes the words out of what a terminal would be told.
+struct Plain(Filter);
+
+impl Plain {
+    fn take(&mut self, bytes: &[u8]) -> String {
+        let text = self.0.pass(bytes);
+        let text = String::from_utf8_lossy(&text);
+        // All that passes beside text are colours, and those whole.
+        let mut parts = text.split("\u{1b}[");
+        let mut plain = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            plain.push_str(part.split_once('m').map_or(part, |(_, rest)| rest));
+        }
+        plain
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Filter, Plain};
+
+    #[test]
+    fn words_are_left_of_what_a_terminal_is_told() {
+        let mut plain = Plain(Filter::new());
+        assert_eq!(plain.take(b"\x1b[31mred\x1b[0m \x1b[2Ja\r\n"), "red a\r\n");
+        // Whatever is cut in two comes whole.
+        assert_eq!(plain.take(b"x\x1b[3"), "x");
+        assert_eq!(plain.take(b"1my\xe2\x82"), "y");
+        assert_eq!(plain.take(b"\xac\n"), "€\n");
+        assert!(!plain.take(b"\x1b]0;title\x07\xff!").contains('\u{1b}'));
+    }
+}

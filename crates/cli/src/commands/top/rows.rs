@@ -1,0 +1,173 @@
+//! What the server says, as rows and lines.
+
+use windlass_api::{events::Event, instances::Instance, runs::Run};
+use windlass_model::time::Timestamp;
+
+use super::state::Row;
+use crate::{
+    commands::{
+        apply::{hint, reasons, refusals, resources},
+        event, instance, instance_status, is_finished,
+    },
+    context::name_of,
+    output::{style::Style, words},
+};
+
+fn row(key: String, run: Option<String>, status: &str, cells: Vec<String>) -> Row {
+    // What is not known has a dash, as in every table.
+    let cells = cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect();
+    Row { key, run, status: status.to_owned(), cells }
+}
+
+/// A run of one job is what its job is.
+fn status(run: &Run) -> &str {
+    let latest = match run.jobs.as_slice() {
+        [job] => job.job_submissions.last().map(|latest| latest.status_message.as_str()),
+        _ => None,
+    };
+    let message = latest.filter(|said| !said.is_empty() && !run.status_message.contains("retry"));
+    match message.unwrap_or(&run.status_message) {
+        "" => &run.status,
+        said => said,
+    }
+}
+
+pub(super) fn runs(runs: &[Run], now: Timestamp) -> Vec<Row> {
+    let one = |run: &Run| {
+        let name = name_of(run);
+        let spec = run.run_spec.value().unwrap_or_default();
+        let mut given =
+            run.jobs.iter().filter_map(|job| job.job_submissions.last()?.job_provisioning_data.as_ref());
+        let given = given.next_back().and_then(|given| given.value().ok()).unwrap_or_default();
+        let cells = vec![
+            name.clone(),
+            status(run).to_owned(),
+            spec["configuration"]["type"].as_str().unwrap_or_default().to_owned(),
+            run.user.clone(),
+            run.fleet.as_ref().map(|fleet| fleet.name.clone()).unwrap_or_default(),
+            words::gpu(&given["instance_type"]["resources"]).unwrap_or_default(),
+            given["price"].as_f64().map(words::price).unwrap_or_default(),
+            words::ago(run.submitted_at, now),
+        ];
+        row(name.clone(), Some(name), status(run), cells)
+    };
+    runs.iter().map(one).collect()
+}
+
+/// Runs that wait for a machine, in the order in which they are served.
+pub(super) fn queue(runs: &[Run], now: Timestamp) -> Vec<Row> {
+    let priority = |run: &Run| {
+        run.run_spec.value().unwrap_or_default()["configuration"]["priority"].as_i64().unwrap_or(0)
+    };
+    let waits = |run: &&Run| matches!(run.status.as_str(), "pending" | "submitted");
+    let mut waiting: Vec<&Run> = runs.iter().filter(waits).collect();
+    waiting.sort_by_key(|run| (-priority(run), run.submitted_at));
+    let one = |run: &&Run| {
+        let name = name_of(run);
+        let wants = run.jobs.first().and_then(|job| job.job_spec.value().ok()).unwrap_or_default();
+        let cells = vec![
+            name.clone(),
+            status(run).to_owned(),
+            priority(run).to_string(),
+            words::span(now.since(run.submitted_at)),
+            run.user.clone(),
+            resources(&wants["requirements"]["resources"]),
+        ];
+        row(name.clone(), Some(name), status(run), cells)
+    };
+    waiting.iter().map(one).collect()
+}
+
+pub(super) fn instances(instances: &[Instance]) -> Vec<Row> {
+    let one = |one: &Instance| {
+        let status = instance_status(one);
+        let cells = vec![
+            one.name.clone(),
+            status.clone(),
+            one.fleet_name.clone().unwrap_or_default(),
+            instance::backend(one).to_owned(),
+            instance::resources(one),
+            one.price.map(words::price).unwrap_or_default(),
+            one.job_name.clone().unwrap_or_default(),
+        ];
+        row(one.id.to_string(), None, &status, cells)
+    };
+    instances.iter().map(one).collect()
+}
+
+pub(super) fn events<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<Row> {
+    let one = |one: &Event| {
+        let run = one.targets.iter().find(|target| target.r#type == "run").map(|target| target.name.clone());
+        let cells = vec![
+            event::time(one),
+            event::about(one),
+            event::by(one).to_owned(),
+            one.message.replace('\n', " "),
+        ];
+        row(one.id.to_string(), run, "", cells)
+    };
+    events.map(one).collect()
+}
+
+/// All about a run: how it is, and why.
+pub(super) fn about_run(run: &Run, now: Timestamp) -> Vec<String> {
+    let spec = run.run_spec.value().unwrap_or_default();
+    let name = name_of(run);
+    let mut lines = vec![
+        format!("status     {}", status(run)),
+        format!("type       {}", spec["configuration"]["type"].as_str().unwrap_or("?")),
+        format!("user       {}", run.user),
+        format!("submitted  {} ({})", run.submitted_at, words::ago(run.submitted_at, now)),
+    ];
+    lines.extend(run.fleet.as_ref().map(|fleet| format!("fleet      {}", fleet.name)));
+    lines.extend((run.cost > 0.0).then(|| format!("cost       {}", words::price(run.cost))));
+    lines.extend(run.next_triggered_at.map(|next| format!("next start {next}")));
+    for why in reasons(run) {
+        lines.push(format!("why        {}", why.replace('\n', " ")));
+    }
+    for job in &run.jobs {
+        let Some(latest) = job.job_submissions.last() else { continue };
+        let spec = job.job_spec.value().unwrap_or_default();
+        lines.push(String::new());
+        lines.push(format!(
+            "{}: {}, submission {}",
+            spec["job_name"].as_str().unwrap_or("?"),
+            latest.status_message,
+            latest.submission_num
+        ));
+        lines.push(format!("  wants    {}", resources(&spec["requirements"]["resources"])));
+        if let Some(given) = latest.job_provisioning_data.as_ref().and_then(|given| given.value().ok()) {
+            let host = given["hostname"].as_str().unwrap_or_default();
+            lines.push(format!(
+                "  has      {} {host}",
+                words::resources(&given["instance_type"]["resources"])
+            ));
+        }
+        if let Some(why) = latest.why.as_ref().and_then(|why| why.value().ok()) {
+            lines.push("  no place:".to_owned());
+            lines.extend(refusals(&why, usize::MAX).into_iter().map(|line| format!("    {line}")));
+        }
+    }
+    if let Some(hint) = hint(run, &name).filter(|_| !is_finished(&run.status) || run.status == "failed") {
+        lines.extend([String::new(), format!("hint: {hint}")]);
+    }
+    lines
+}
+
+pub(super) fn about_instance(one: &Instance) -> Vec<String> {
+    instance::facts(one).lines(Style::plain())
+}
+
+pub(super) fn about_event(one: &Event) -> Vec<String> {
+    let mut lines = vec![
+        format!("time     {}", one.recorded_at),
+        format!("by       {}", event::by(one)),
+        String::new(),
+        one.message.clone(),
+        String::new(),
+    ];
+    lines.extend(
+        one.targets.iter().map(|target| format!("{}  {}  {}", target.r#type, target.name, target.id)),
+    );
+    lines
+}

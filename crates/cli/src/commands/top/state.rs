@@ -1,0 +1,492 @@
+//! The brain of `top`: what is shown, and what a key does to it. Knows no terminal, no server and no clock.
+
+use std::collections::VecDeque;
+
+/// Lines of a log that are kept; older ones are in `windlass logs`.
+const LOG_LINES_MAX: usize = 5000;
+/// A line that never ends is cut here.
+const LINE_BYTES_MAX: usize = 4000;
+/// What can be typed after `:` and `/`.
+const TYPED_CHARS_MAX: usize = 80;
+
+/// A key, as far as anything here cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Char(char),
+    Enter,
+    Esc,
+    Up,
+    Down,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+    Backspace,
+    Tab,
+    BackTab,
+    /// Ctrl-C.
+    Interrupt,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum View {
+    Runs,
+    Queue,
+    Instances,
+    Events,
+}
+
+impl View {
+    pub(super) const ALL: [Self; 4] = [Self::Runs, Self::Queue, Self::Instances, Self::Events];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Runs => "runs",
+            Self::Queue => "queue",
+            Self::Instances => "instances",
+            Self::Events => "events",
+        }
+    }
+
+    pub(super) const fn head(self) -> &'static [&'static str] {
+        match self {
+            Self::Runs => &["NAME", "STATUS", "TYPE", "USER", "FLEET", "GPU", "PRICE", "SUBMITTED"],
+            Self::Queue => &["NAME", "STATUS", "PRIORITY", "WAITS", "USER", "WANTS"],
+            Self::Instances => &["NAME", "STATUS", "FLEET", "BACKEND", "RESOURCES", "PRICE", "JOB"],
+            Self::Events => &["TIME", "ABOUT", "BY", "MESSAGE"],
+        }
+    }
+
+    const fn at(self) -> usize {
+        match self {
+            Self::Runs => 0,
+            Self::Queue => 1,
+            Self::Instances => 2,
+            Self::Events => 3,
+        }
+    }
+
+    fn step(self, by: usize) -> Self {
+        Self::ALL[(self.at() + by) % Self::ALL.len()]
+    }
+
+    /// By any beginning of its name.
+    fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|view| !word.is_empty() && view.name().starts_with(word))
+    }
+}
+
+/// One thing of a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Row {
+    /// What it is called where one asks for it: the name of a run, the id of an instance or event.
+    pub(super) key: String,
+    /// The run that logs, reasons and an end are of, if there is one.
+    pub(super) run: Option<String>,
+    pub(super) cells: Vec<String>,
+    /// Of a word in the second column.
+    pub(super) status: String,
+}
+
+/// Text that is longer than the screen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Text {
+    pub(super) title: String,
+    pub(super) lines: VecDeque<String>,
+    /// The first line shown; `None` follows the end.
+    pub(super) top: Option<usize>,
+    /// The last line goes on.
+    open: bool,
+    /// With its next letter it begins anew.
+    returns: bool,
+}
+
+impl Text {
+    fn put(&mut self, letter: char) {
+        if !std::mem::replace(&mut self.open, true) {
+            self.lines.push_back(String::new());
+        }
+        let Some(line) = self.lines.back_mut() else { return };
+        if std::mem::replace(&mut self.returns, false) {
+            line.clear();
+        }
+        if line.len() < LINE_BYTES_MAX {
+            line.push(letter);
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Pane {
+    List,
+    Logs(Text),
+    Detail(Text),
+    Help,
+}
+
+/// What is being asked in the last line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Prompt {
+    None,
+    Command(String),
+    /// What is typed is in force already; `before` comes back with Esc.
+    Filter {
+        before: String,
+    },
+    Stop {
+        run: String,
+        abort: bool,
+    },
+}
+
+/// What the hands have to do about a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Quit,
+    /// Follow the output of a run.
+    Follow {
+        run: String,
+    },
+    /// Nobody looks at the output any more.
+    Unfollow,
+    Describe {
+        view: View,
+        row: Row,
+    },
+    Stop {
+        run: String,
+        abort: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    /// Which server and project, for the first line.
+    pub(super) place: String,
+    pub(super) view: View,
+    pub(super) pane: Pane,
+    pub(super) prompt: Prompt,
+    pub(super) filter: String,
+    /// Said once, in the last line, until the next key.
+    pub(super) message: String,
+    /// What went wrong with the last look; gone with the next that works.
+    pub(super) trouble: String,
+    /// Lines that a list or text has on the screen.
+    pub(super) page: usize,
+    rows: [Vec<Row>; 4],
+    selected: [usize; 4],
+}
+
+impl State {
+    pub(super) fn new(place: String) -> Self {
+        Self {
+            place,
+            view: View::Runs,
+            pane: Pane::List,
+            prompt: Prompt::None,
+            filter: String::new(),
+            message: String::new(),
+            trouble: String::new(),
+            page: 20,
+            rows: Default::default(),
+            selected: [0; 4],
+        }
+    }
+
+    /// How many there are, shown or not.
+    pub(super) fn count(&self, view: View) -> usize {
+        self.rows[view.at()].len()
+    }
+
+    pub(super) fn all(&self, view: View) -> &[Row] {
+        &self.rows[view.at()]
+    }
+
+    /// Those that the filter lets through.
+    pub(super) fn shown(&self) -> Vec<&Row> {
+        let wanted = self.filter.to_lowercase();
+        let fits = |row: &&Row| row.cells.iter().any(|cell| cell.to_lowercase().contains(&wanted));
+        self.rows[self.view.at()].iter().filter(fits).collect()
+    }
+
+    pub(super) fn cursor(&self) -> usize {
+        self.selected[self.view.at()].min(self.shown().len().saturating_sub(1))
+    }
+
+    pub(super) fn current(&self) -> Option<&Row> {
+        self.shown().get(self.cursor()).copied()
+    }
+
+    /// A fresh list. What was selected stays selected wherever it is now.
+    pub(super) fn update(&mut self, view: View, rows: Vec<Row>) {
+        let here = self.view;
+        self.view = view;
+        let held = self.current().map(|row| row.key.clone());
+        // At the end of the events one wants to stay at the end.
+        let at_end = view == View::Events && self.cursor() + 1 >= self.shown().len();
+        self.rows[view.at()] = rows;
+        let shown = self.shown();
+        let found = held.and_then(|key| shown.iter().position(|row| row.key == key));
+        let last = shown.len().saturating_sub(1);
+        self.selected[view.at()] = match found {
+            _ if at_end => last,
+            Some(found) => found,
+            None => self.selected[view.at()].min(last),
+        };
+        self.view = here;
+    }
+
+    /// A piece of the output that is followed. A line that returns to its beginning is written anew, as bars of
+    /// progress are.
+    pub(super) fn wrote(&mut self, piece: &str) {
+        let Pane::Logs(text) = &mut self.pane else { return };
+        for letter in piece.chars() {
+            match letter {
+                '\n' => {
+                    if !text.open {
+                        text.lines.push_back(String::new());
+                    }
+                    (text.open, text.returns) = (false, false);
+                }
+                '\r' => text.returns = true,
+                _ => text.put(letter),
+            }
+        }
+        while text.lines.len() > LOG_LINES_MAX {
+            text.lines.pop_front();
+            text.top = text.top.map(|top| top.saturating_sub(1));
+        }
+    }
+
+    /// The answer to `Order::Describe`.
+    pub(super) fn describe(&mut self, title: String, lines: Vec<String>) {
+        self.pane = Pane::Detail(Text { title, lines: lines.into(), top: Some(0), ..Text::default() });
+    }
+
+    /// What a key does, and what the hands have to do.
+    pub(super) fn press(&mut self, key: Key) -> Option<Order> {
+        self.message.clear();
+        if key == Key::Interrupt {
+            return Some(Order::Quit);
+        }
+        match std::mem::replace(&mut self.prompt, Prompt::None) {
+            Prompt::None => {}
+            Prompt::Command(typed) => return self.command(typed, key),
+            Prompt::Filter { before } => {
+                self.typing_filter(before, key);
+                return None;
+            }
+            Prompt::Stop { run, abort } => return self.confirm(run, abort, key),
+        }
+        match key {
+            Key::Char(':') => self.prompt = Prompt::Command(String::new()),
+            Key::Char('?') => return self.open(Pane::Help),
+            Key::Char('q') | Key::Esc => return self.back(key),
+            Key::Char('l') => return self.follow(),
+            Key::Char('d' | 'y') => return self.describe_current(),
+            Key::Char('s') => self.ask_stop(false),
+            Key::Char('x') => self.ask_stop(true),
+            Key::Char(_)
+            | Key::Enter
+            | Key::Up
+            | Key::Down
+            | Key::PageUp
+            | Key::PageDown
+            | Key::Home
+            | Key::End
+            | Key::Backspace
+            | Key::Tab
+            | Key::BackTab
+            | Key::Interrupt => match &mut self.pane {
+                Pane::List => return self.in_list(key),
+                Pane::Logs(text) | Pane::Detail(text) => scroll(text, key, self.page),
+                Pane::Help => {}
+            },
+        }
+        None
+    }
+
+    fn in_list(&mut self, key: Key) -> Option<Order> {
+        let last = self.shown().len().saturating_sub(1);
+        let (at, page) = (self.cursor(), self.page.max(1));
+        let to = match key {
+            Key::Up | Key::Char('k') => at.saturating_sub(1),
+            Key::Down | Key::Char('j') => (at + 1).min(last),
+            Key::PageUp => at.saturating_sub(page),
+            Key::PageDown | Key::Char(' ') => (at + page).min(last),
+            Key::Home | Key::Char('g') => 0,
+            Key::End | Key::Char('G') => last,
+            Key::Tab => return self.go(self.view.step(1)),
+            Key::BackTab => return self.go(self.view.step(View::ALL.len() - 1)),
+            Key::Char(digit @ '1'..='4') => {
+                let at = digit.to_digit(10).and_then(|digit| usize::try_from(digit).ok()).unwrap_or(1);
+                return self.go(View::ALL[at - 1]);
+            }
+            Key::Char('/') => {
+                self.prompt = Prompt::Filter { before: self.filter.clone() };
+                return None;
+            }
+            // To open a run is to see what it writes.
+            Key::Enter if matches!(self.view, View::Runs) => return self.follow(),
+            Key::Enter => return self.describe_current(),
+            Key::Char(_) | Key::Esc | Key::Backspace | Key::Interrupt => at,
+        };
+        self.selected[self.view.at()] = to;
+        None
+    }
+
+    fn go(&mut self, view: View) -> Option<Order> {
+        self.view = view;
+        self.open(Pane::List)
+    }
+
+    /// Another pane; nobody looks at the output any more.
+    fn open(&mut self, pane: Pane) -> Option<Order> {
+        let followed = matches!(self.pane, Pane::Logs(_));
+        self.pane = pane;
+        followed.then_some(Order::Unfollow)
+    }
+
+    /// One step out: of a pane, of a filter, of the program.
+    fn back(&mut self, key: Key) -> Option<Order> {
+        match &self.pane {
+            Pane::Logs(_) | Pane::Detail(_) | Pane::Help => self.open(Pane::List),
+            Pane::List if !self.filter.is_empty() => {
+                self.filter.clear();
+                None
+            }
+            // Esc is pressed once too often easily.
+            Pane::List if key == Key::Esc => None,
+            Pane::List => Some(Order::Quit),
+        }
+    }
+
+    fn run_here(&mut self) -> Option<String> {
+        let run = self.current().and_then(|row| row.run.clone());
+        if run.is_none() {
+            self.message = "no run is selected".to_owned();
+        }
+        run
+    }
+
+    fn follow(&mut self) -> Option<Order> {
+        let run = self.run_here()?;
+        let title = format!("logs of {run}");
+        self.pane = Pane::Logs(Text { title, ..Text::default() });
+        Some(Order::Follow { run })
+    }
+
+    fn describe_current(&mut self) -> Option<Order> {
+        let row = self.current().cloned();
+        if row.is_none() {
+            self.message = "nothing is selected".to_owned();
+        }
+        Some(Order::Describe { view: self.view, row: row? })
+    }
+
+    fn ask_stop(&mut self, abort: bool) {
+        if let Some(run) = self.run_here() {
+            self.prompt = Prompt::Stop { run, abort };
+        }
+    }
+
+    /// Nothing but `y` is a yes.
+    fn confirm(&mut self, run: String, abort: bool, key: Key) -> Option<Order> {
+        if key != Key::Char('y') {
+            self.message = "nothing was stopped".to_owned();
+            return None;
+        }
+        self.message = format!("asked `{run}` to stop");
+        Some(Order::Stop { run, abort })
+    }
+
+    fn typing_filter(&mut self, before: String, key: Key) {
+        match key {
+            Key::Enter => return,
+            Key::Esc => {
+                self.filter = before;
+                return;
+            }
+            Key::Backspace => {
+                self.filter.pop();
+            }
+            Key::Char(letter) if self.filter.chars().count() < TYPED_CHARS_MAX => self.filter.push(letter),
+            Key::Char(_)
+            | Key::Up
+            | Key::Down
+            | Key::PageUp
+            | Key::PageDown
+            | Key::Home
+            | Key::End
+            | Key::Tab
+            | Key::BackTab
+            | Key::Interrupt => {}
+        }
+        self.selected[self.view.at()] = 0;
+        self.prompt = Prompt::Filter { before };
+    }
+
+    fn command(&mut self, mut typed: String, key: Key) -> Option<Order> {
+        match key {
+            Key::Enter => return self.obey(typed.trim()),
+            Key::Esc => return None,
+            Key::Backspace if typed.pop().is_none() => return None,
+            Key::Char(letter) if typed.chars().count() < TYPED_CHARS_MAX => typed.push(letter),
+            Key::Tab => {
+                if let Some(view) = View::named(&typed) {
+                    typed = view.name().to_owned();
+                }
+            }
+            Key::Char(_)
+            | Key::Backspace
+            | Key::Up
+            | Key::Down
+            | Key::PageUp
+            | Key::PageDown
+            | Key::Home
+            | Key::End
+            | Key::BackTab
+            | Key::Interrupt => {}
+        }
+        self.prompt = Prompt::Command(typed);
+        None
+    }
+
+    fn obey(&mut self, typed: &str) -> Option<Order> {
+        match typed {
+            "" => None,
+            "q" | "quit" | "exit" => Some(Order::Quit),
+            "h" | "help" => self.open(Pane::Help),
+            word => match View::named(word) {
+                Some(view) => self.go(view),
+                None => {
+                    self.message = format!("no view `{word}`: runs, queue, instances, events, help, quit");
+                    None
+                }
+            },
+        }
+    }
+}
+
+fn scroll(text: &mut Text, key: Key, page: usize) {
+    let page = page.max(1);
+    let end = text.lines.len().saturating_sub(page);
+    let top = text.top.unwrap_or(end).min(end);
+    let to = match key {
+        Key::Up | Key::Char('k') => top.saturating_sub(1),
+        Key::Down | Key::Char('j') => top + 1,
+        Key::PageUp => top.saturating_sub(page),
+        Key::PageDown | Key::Char(' ') => top + page,
+        Key::Home | Key::Char('g') => 0,
+        Key::End | Key::Char('G') => end,
+        Key::Char(_) | Key::Enter | Key::Esc | Key::Backspace | Key::Tab | Key::BackTab | Key::Interrupt => {
+            return;
+        }
+    };
+    // At the end it goes on with whatever comes.
+    text.top = (to < end).then_some(to);
+}
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

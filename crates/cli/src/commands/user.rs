@@ -1,0 +1,211 @@
+//! `windlass user`: people who may use the server.
+
+use windlass_api::{
+    operations::{CreateUser, DeleteUsers, ListUsers, ReadUser, RefreshToken},
+    users::{
+        CreateRequest, DeleteRequest, GlobalRole, ListRequest, Listing, NameRequest, User, UserWithCreds,
+    },
+};
+
+use crate::{
+    cli::{At, Output},
+    context::{self, Context, closest},
+    exit::Exit,
+    output::{
+        self, List,
+        facts::Facts,
+        table::{Cell, Table},
+        words,
+    },
+    problem::{Code, Problem},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass user                                  who there is
+  windlass user create ada --email a@example.org prints the token, which is shown only once
+  windlass user refresh-token ada                a new token; the old one dies at once
+  windlass user delete -y ada
+
+A user sees the projects that they are a member of: `windlass project members main --set ada=user`.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// List users: everyone for an admin, else yourself
+    List,
+    /// Show one user
+    Get {
+        #[arg(value_name = "USER")]
+        name: String,
+    },
+    /// Add a user and print their token
+    Create {
+        #[arg(value_name = "USER")]
+        name: String,
+        /// May do everything on this server
+        #[arg(long)]
+        admin: bool,
+        #[arg(long, value_name = "ADDRESS")]
+        email: Option<String>,
+    },
+    /// Replace the token of a user and print the new one
+    #[command(visible_alias = "token")]
+    RefreshToken {
+        #[arg(value_name = "USER")]
+        name: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// Remove users
+    Delete {
+        #[arg(required = true, value_name = "USER")]
+        names: Vec<String>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let format = args.output.format;
+    context::with(&args.at, async |cx| match &args.action {
+        None | Some(Action::List) => {
+            let users = list(cx).await?;
+            let name = |user: &User| user.username.clone();
+            List { project: None, kind: "users", rows: &users, name, none: "No users." }
+                .print(format, |wide| table(&users, wide))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Get { name }) => {
+            let user = shown(cx, name).await?;
+            output::one(format, &user, name, |_| facts(&user).print())?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Create { name, admin, email }) => {
+            let global_role = if *admin { GlobalRole::Admin } else { GlobalRole::User };
+            let request =
+                CreateRequest { username: name.clone(), global_role, email: email.clone(), active: true };
+            let user = cx.call::<CreateUser>(&request).await?;
+            output::say(&format!("Added `{name}`. This is their token; it is not shown again:"));
+            token(format, &user)
+        }
+        Some(Action::RefreshToken { name, yes }) => {
+            shown(cx, name).await?;
+            let question = format!("Replace the token of `{name}`? The old one dies at once.");
+            if !output::confirm(*yes, &question)? {
+                output::say("Nothing was changed.");
+                return Ok(Exit::Failed);
+            }
+            let user = cx.call::<RefreshToken>(&NameRequest { username: name.clone() }).await?;
+            output::say(&format!("The new token of `{name}`; it is not shown again:"));
+            token(format, &user)
+        }
+        Some(Action::Delete { names, yes }) => {
+            for name in names {
+                shown(cx, name).await?;
+            }
+            let what = names.join(", ");
+            if !output::confirm_delete(*yes, &what)? {
+                return Ok(Exit::Failed);
+            }
+            cx.call::<DeleteUsers>(&DeleteRequest { users: names.clone() }).await?;
+            output::say(&format!("Deleted {what}."));
+            Ok(Exit::Done)
+        }
+    })
+}
+
+async fn list(cx: &Context) -> Result<Vec<User>, Problem> {
+    Ok(match cx.call::<ListUsers>(&ListRequest { ascending: true, ..ListRequest::default() }).await? {
+        Listing::Plain(users) | Listing::Counted { users, .. } => users,
+    })
+}
+
+/// Without credentials: those are for whoever asks for a new one.
+async fn shown(cx: &Context, name: &str) -> Result<User, Problem> {
+    match cx.try_call::<ReadUser>(&NameRequest { username: name.to_owned() }).await {
+        Ok(UserWithCreds {
+            id,
+            username,
+            created_at,
+            global_role,
+            email,
+            active,
+            permissions,
+            ssh_public_key,
+            ..
+        }) => Ok(User { id, username, created_at, global_role, email, active, permissions, ssh_public_key }),
+        Err(error) if error.is_absent() => {
+            let all = list(cx).await?;
+            let problem = Problem::new(format!("find user `{name}`"))
+                .code(Code::UnknownName)
+                .why("the server has none of that name");
+            Err(match closest(name, all.iter().map(|user| user.username.as_str())) {
+                Some(near) => problem.hint(format!("did you mean `{near}`?")),
+                None => problem.hint("`windlass user` lists them"),
+            })
+        }
+        Err(error) => Err(cx.explain(&error).await),
+    }
+}
+
+/// The token alone is data: `windlass user create ada > token` is what one wants.
+fn token(format: crate::cli::Format, user: &UserWithCreds) -> Result<Exit, Problem> {
+    let document = serde_json::json!({ "username": user.username, "token": user.creds.token });
+    output::one(format, &document, &user.username, |_| output::data(&user.creds.token))?;
+    Ok(Exit::Done)
+}
+
+const fn role(user: &User) -> &'static str {
+    match user.global_role {
+        GlobalRole::Admin => "admin",
+        GlobalRole::User => "user",
+    }
+}
+
+fn facts(user: &User) -> Facts {
+    let mut facts = Facts::new();
+    facts.add("Name", &user.username);
+    facts.add("Role", role(user));
+    facts.add("Email", user.email.clone().unwrap_or_default());
+    facts.add("Active", if user.active { "yes" } else { "no" });
+    facts.add("May add projects", if user.permissions.can_create_projects { "yes" } else { "no" });
+    facts.add("Created", user.created_at.map(|time| time.to_string()).unwrap_or_default());
+    facts.add("SSH key", user.ssh_public_key.clone().unwrap_or_default().trim());
+    facts
+}
+
+fn table(users: &[User], wide: bool) -> Table {
+    let now = words::now();
+    let mut head = vec!["NAME", "ROLE", "ACTIVE", "CREATED"];
+    if wide {
+        head.extend(["EMAIL", "ID"]);
+    }
+    let mut table = Table::new(head);
+    for user in users {
+        let created = user.created_at.map(|time| words::ago(time, now)).unwrap_or_default();
+        let mut row: Vec<Cell> = vec![
+            user.username.as_str().into(),
+            role(user).into(),
+            (if user.active { "yes" } else { "no" }).into(),
+            created.into(),
+        ];
+        if wide {
+            row.extend([user.email.clone().unwrap_or_default().into(), user.id.to_string().into()]);
+        }
+        table.row(row);
+    }
+    table
+}

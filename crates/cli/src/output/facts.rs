@@ -1,0 +1,67 @@
+//! All about one thing: a line for each fact that is known.
+
+use super::{
+    data, printable,
+    style::{Colour, Style},
+};
+
+#[derive(Debug, Default)]
+pub(crate) struct Facts(Vec<(&'static str, String, Colour)>);
+
+impl Facts {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// What is not known is left out.
+    pub(crate) fn add(&mut self, label: &'static str, value: impl Into<String>) {
+        self.put(label, value.into(), Colour::None);
+    }
+
+    pub(crate) fn status(&mut self, label: &'static str, value: impl Into<String>) {
+        let value = value.into();
+        let colour = Colour::of_status(&value);
+        self.put(label, value, colour);
+    }
+
+    fn put(&mut self, label: &'static str, value: String, colour: Colour) {
+        if !value.is_empty() {
+            self.0.push((label, printable(&value), colour));
+        }
+    }
+
+    pub(crate) fn print(&self) {
+        self.lines(Style::stdout()).iter().for_each(|line| data(line));
+    }
+
+    /// Values of several lines stay in their column.
+    pub(crate) fn lines(&self, style: Style) -> Vec<String> {
+        let width = self.0.iter().map(|(label, _, _)| label.len()).max().unwrap_or(0);
+        let mut lines = Vec::new();
+        for (label, value, colour) in &self.0 {
+            for (at, part) in value.lines().enumerate() {
+                let label = if at == 0 { label } else { "" };
+                lines.push(format!("{label:width$}  {}", style.paint(*colour, part)));
+            }
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Facts, Style};
+
+    #[test]
+    fn facts_are_aligned_and_what_is_unknown_is_left_out() {
+        let mut facts = Facts::new();
+        facts.add("Name", "a\u{1b}[2J");
+        facts.add("Region", "");
+        facts.status("Status", "idle");
+        facts.add("Why", "one\ntwo");
+        assert_eq!(
+            facts.lines(Style::plain()),
+            ["Name    a\\u{1b}[2J", "Status  idle", "Why     one", "        two"]
+        );
+    }
+}

@@ -1,0 +1,35 @@
+//! A table that is shown again whenever it changes.
+
+use std::{io::IsTerminal as _, time::Duration};
+
+use super::{data, raw, style::Style, table::Table};
+use crate::{cli::Format, exit::Exit, problem::Problem};
+
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Until somebody ends it. On a terminal each table takes the place of the one before; in a pipe they follow each other.
+pub(crate) async fn watch(
+    format: Format,
+    mut look: impl AsyncFnMut(bool) -> Result<Table, Problem>,
+) -> Result<Exit, Problem> {
+    let wide = match format {
+        Format::Table => false,
+        Format::Wide => true,
+        Format::Json | Format::Jsonl | Format::Name => {
+            return Err(Problem::misuse("`-w` shows tables only").hint("leave out `-o`"));
+        }
+    };
+    let mut before = Vec::new();
+    loop {
+        let lines = look(wide).await?.lines(Style::stdout());
+        if lines != before {
+            if std::io::stdout().is_terminal() {
+                // Home, then clear what was below.
+                raw(b"\x1b[H\x1b[2J");
+            }
+            lines.iter().for_each(|line| data(line));
+            before = lines;
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

@@ -1,0 +1,111 @@
+//! `windlass top` at a terminal, with a real server and real jobs.
+
+use std::process::Command;
+
+use crate::{Home, attached::needs_agent, ran, terminal::Terminal};
+
+/// Jobs run as processes, whatever this machine has.
+fn local(home: &Home, args: &[&str]) -> Command {
+    let mut command = home.command(args);
+    command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
+    command
+}
+
+#[test]
+fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
+    needs_agent();
+    let home = Home::new();
+    let task = |name: &str, cpus: &str| {
+        format!(
+            "type: task\nname: {name}\ncommands: ['echo line of {name}; sleep 600']\n\
+             resources: {{cpu: {cpus}, memory: 0.., disk: null}}\n\
+             retry: {{on_events: [no-capacity], duration: 1h}}\n"
+        )
+    };
+    for (name, cpus) in [("alpha", "1.."), ("omega", "9999..")] {
+        home.0.file("run.yml", &task(name, cpus));
+        ran(&mut local(&home, &["apply", "-f", "run.yml", "-y", "-d"])).ok();
+    }
+    let top = Terminal::command(&home, &local(&home, &["top"]));
+    top.shows("[1 runs (2)]");
+    let screen = top.shows("running");
+    for part in ["alpha", "omega", "main at http://127.0.0.1:", "1 waiting"] {
+        assert!(screen.contains(part), "no `{part}` in\n{screen}");
+    }
+
+    // Filter, open, read, come back.
+    top.keys(&["/", "alp"]);
+    top.shows("/alp_");
+    top.keys(&["Enter"]);
+    let filtered = top.shows("? help");
+    assert!(!filtered.contains("omega"), "{filtered}");
+    top.keys(&["Enter"]);
+    top.shows("logs of alpha");
+    top.shows("line of alpha");
+    top.keys(&["q"]);
+    top.shows("? help");
+    top.keys(&["q"]);
+    top.shows("omega");
+
+    // The queue says why something waits.
+    top.keys(&[":", "queue", "Enter"]);
+    top.shows("[2 queue (1)]");
+    top.keys(&["d"]);
+    top.shows("run omega");
+    top.shows("no place");
+    top.keys(&["q", "3"]);
+    top.shows("[3 instances (1)]");
+    top.shows("busy");
+    top.keys(&["4"]);
+    top.shows("[4 events");
+    top.shows("run alpha");
+
+    // Nothing stops without a yes.
+    top.keys(&["1", "/", "alpha", "Enter", "s"]);
+    top.shows("Stop `alpha`? [y/n]");
+    top.keys(&["n"]);
+    top.shows("nothing was stopped");
+    top.keys(&["s", "y"]);
+    top.shows("0 running");
+    top.keys(&["?"]);
+    top.shows("filter by any column");
+    top.keys(&["q"]);
+    top.shows("/alpha");
+    top.keys(&["q"]);
+    top.shows("omega");
+    top.keys(&["q"]);
+    top.shows("exit: 0");
+    assert_eq!(ran(&mut local(&home, &["ps", "-o", "name"])).ok().stdout, "omega\n");
+}
+
+#[test]
+fn top_gives_the_terminal_back_when_it_is_interrupted() {
+    needs_agent();
+    let home = Home::new();
+    ran(&mut local(&home, &["ps"])).ok();
+    let command = local(&home, &["top"]);
+    let mut shell = Command::new("sh");
+    let script = "\"$0\" top; echo \"code $?\"; stty -a | grep -o -w -e icanon -e echo | tr '\\n' ' '";
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_windlass")]);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let top = Terminal::command(&home, &shell);
+    top.shows("[1 runs (0)]");
+    top.keys(&["C-c"]);
+    top.shows("code 0");
+    let screen = top.shows("icanon echo");
+    assert!(!screen.contains("[1 runs"), "{screen}");
+}
+
+#[test]
+fn top_without_a_terminal_names_what_scripts_use() {
+    let home = Home::new();
+    let refused = home.windlass(&["top"]);
+    assert_eq!(refused.code, Some(2));
+    refused.says("`windlass ps -o json`");
+    assert!(!home.0.0.join("home/server").exists(), "no server was started for that");
+}

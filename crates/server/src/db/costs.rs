@@ -1,0 +1,112 @@
+//! What machines cost, out of the tables `jobs` and `instances`: price by the time within a period.
+
+use uuid::Uuid;
+use windlass_model::{
+    id::ProjectId,
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Db, DbError, Row,
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    /// One line of a bill. Dollars are of microseconds: price per hour by time.
+    pub struct Line {
+        pub id: Uuid,
+        pub name: String,
+        pub user_name: Option<String>,
+        pub count: i64,
+        /// Of whole instances.
+        pub time: f64,
+        pub price_by_time: f64,
+    }
+}
+
+/// A period; its end is never after now.
+#[derive(Clone, Copy, Debug)]
+pub struct Period {
+    pub since: Timestamp,
+    pub until: Timestamp,
+}
+
+/// Times are clipped to the period `$2`..`$3`. A job that sits on some blocks of an instance has that part of it.
+/// Jobs that are over and jobs that are not come by an index each.
+fn jobs() -> String {
+    let those = |which: &str| {
+        format!(
+            "SELECT r.id AS run_id, r.name AS run_name, r.user_id, \
+             (1.0 * ((CASE WHEN coalesce(j.finished_at, $3) < $3 THEN coalesce(j.finished_at, $3) ELSE $3 END) \
+             - (CASE WHEN j.provisioned_at > $2 THEN j.provisioned_at ELSE $2 END))) \
+             * j.blocks / coalesce(nullif(i.total_blocks, 0), 1) AS time, coalesce(i.price, 0.0) AS price \
+             FROM jobs j JOIN runs r ON r.id = j.run_id JOIN instances i ON i.id = j.instance_id \
+             WHERE j.project_id = $1 AND j.provisioned_at < $3 AND {which}"
+        )
+    };
+    format!("({} UNION ALL {}) t", those("j.finished AND j.finished_at > $2"), those("NOT j.finished"))
+}
+
+const INSTANCES: &str = "(SELECT i.fleet_id, \
+    1.0 * ((CASE WHEN coalesce(i.finished_at, $3) < $3 THEN coalesce(i.finished_at, $3) ELSE $3 END) \
+    - (CASE WHEN i.started_at > $2 THEN i.started_at ELSE $2 END)) AS time, coalesce(i.price, 0.0) AS price \
+    FROM instances i WHERE i.project_id = $1 AND i.started_at < $3 \
+    AND (i.finished_at IS NULL OR i.finished_at > $2)) t";
+const SUMS: &str = "count(*), CAST(coalesce(sum(t.time), 0) AS DOUBLE PRECISION), \
+                    CAST(coalesce(sum(t.time * t.price), 0) AS DOUBLE PRECISION)";
+const ORDER: &str = "ORDER BY 6 DESC, 5 DESC, 2, 1 LIMIT $4";
+
+statements! {
+    BY_RUN = "SELECT t.run_id, t.run_name, u.name, {SUMS} FROM {} JOIN users u ON u.id = t.user_id \
+              GROUP BY t.run_id, t.run_name, u.name {ORDER}", jobs();
+    BY_USER = "SELECT u.id, u.name, NULL, {SUMS} FROM {} JOIN users u ON u.id = t.user_id \
+               GROUP BY u.id, u.name {ORDER}", jobs();
+    BY_FLEET = "SELECT f.id, f.name, NULL, {SUMS} FROM {INSTANCES} JOIN fleets f ON f.id = t.fleet_id \
+                GROUP BY f.id, f.name {ORDER}";
+    TOTAL_OF_JOBS = "SELECT {SUMS} FROM {}", jobs();
+    TOTAL_OF_INSTANCES = "SELECT {SUMS} FROM {INSTANCES}";
+}
+
+/// What is added up, and by what.
+#[derive(Clone, Copy, Debug)]
+pub enum By {
+    Run,
+    User,
+    Fleet,
+}
+
+/// The dearest lines.
+pub async fn lines(
+    db: &Db,
+    project: ProjectId,
+    by: By,
+    period: Period,
+    limit: i64,
+) -> Result<Vec<Line>, DbError> {
+    let sql = match by {
+        By::Run => &BY_RUN,
+        By::User => &BY_USER,
+        By::Fleet => &BY_FLEET,
+    };
+    let params = params![project, period.since, period.until, limit];
+    db.query(sql.as_str(), params).await?.iter().map(Line::read).collect()
+}
+
+/// How many, for how long, for how much: of all of them.
+pub async fn total(db: &Db, project: ProjectId, by: By, period: Period) -> Result<(i64, f64, f64), DbError> {
+    let sql = match by {
+        By::Run | By::User => &TOTAL_OF_JOBS,
+        By::Fleet => &TOTAL_OF_INSTANCES,
+    };
+    let rows = db.query(sql.as_str(), params![project, period.since, period.until]).await?;
+    let read = |row: &Row| Ok((row.int(0)?, row.real(1)?, row.real(2)?));
+    rows.first().map_or(Ok((0, 0.0, 0.0)), read)
+}
+
+/// Hours of a sum of microseconds, and dollars of a sum of prices per hour by microseconds.
+pub fn hours(microseconds: f64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a constant that fits")]
+    let hour = Span::hours(1).0 as f64;
+    microseconds / hour
+}

@@ -1,0 +1,16 @@
+//! Costs.
+
+use windlass_api::{
+    costs::{ListRequest, Listing},
+    operations::ListCosts,
+};
+
+use crate::{app::App, auth::Scope, error::Result, http::Routes, services::costs};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes.project::<ListCosts, _, _>(list)
+}
+
+async fn list(app: App, scope: Scope, asked: ListRequest) -> Result<Listing> {
+    costs::list(&app, &scope, &asked).await
+}

@@ -1,0 +1,47 @@
+//! What a project's machines cost.
+
+use windlass_api::costs as wire;
+use windlass_model::time::Timestamp;
+
+use crate::{
+    app::App,
+    auth::Scope,
+    db::costs::{self, By, Period, hours},
+    error::{Error, Result},
+};
+
+const LIMIT_MAX: i64 = 1000;
+
+pub async fn list(app: &App, scope: &Scope, asked: &wire::ListRequest) -> Result<wire::Listing> {
+    if !(1..=LIMIT_MAX).contains(&asked.limit) {
+        return Err(Error::field("limit", "must be from 1 to 1000"));
+    }
+    let now = app.db().now().await?;
+    let until = asked.until.unwrap_or(now).min(now);
+    let since = asked.since.unwrap_or(Timestamp(0));
+    if since > until {
+        return Err(Error::field("since", "must be before `until`, and not in the future"));
+    }
+    let by = match asked.by {
+        wire::By::Run => By::Run,
+        wire::By::User => By::User,
+        wire::By::Fleet => By::Fleet,
+    };
+    let (project, period) = (scope.project.id, Period { since, until });
+    let lines = costs::lines(app.db(), project, by, period, asked.limit).await?;
+    let (count, time, price_by_time) = costs::total(app.db(), project, by, period).await?;
+    let item = |line: costs::Line| wire::Item {
+        id: line.id,
+        name: line.name,
+        user: line.user_name,
+        count: line.count,
+        hours: hours(line.time),
+        cost: hours(line.price_by_time),
+    };
+    Ok(wire::Listing {
+        since,
+        until,
+        items: lines.into_iter().map(item).collect(),
+        total: wire::Total { count, hours: hours(time), cost: hours(price_by_time) },
+    })
+}
