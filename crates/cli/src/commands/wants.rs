@@ -29,7 +29,7 @@ pub(crate) struct Wants {
     #[arg(long, value_name = "NAME", help_heading = "Machines")]
     pub(crate) instance_type: Vec<String>,
     /// Only in this fleet; may be repeated
-    #[arg(long, value_name = "NAME", help_heading = "Machines")]
+    #[arg(long, value_name = "FLEET", help_heading = "Machines")]
     pub(crate) fleet: Vec<String>,
     /// Only machines that are there already
     #[arg(short = 'R', long, help_heading = "Machines")]

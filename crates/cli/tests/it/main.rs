@@ -11,6 +11,7 @@ mod completion;
 mod dev;
 mod doctor;
 mod errors;
+mod examples;
 mod lists;
 mod login;
 mod relay;

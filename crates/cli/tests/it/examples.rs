@@ -1,0 +1,83 @@
+//! Every file under `examples/`: valid, listed, and run where this machine can run it.
+
+use std::path::PathBuf;
+
+use crate::{Home, Ran, attached::needs_agent, ran};
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples")
+}
+
+fn example(name: &str) -> String {
+    folder().join(name).to_str().unwrap().to_owned()
+}
+
+/// Names of files, in order.
+fn all() -> Vec<String> {
+    let entries = std::fs::read_dir(folder()).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".yml")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_example_is_valid_and_listed() {
+    let home = Home::new();
+    let names = all();
+    let paths: Vec<String> = names.iter().map(|name| example(name)).collect();
+    let args: Vec<&str> = std::iter::once("check").chain(paths.iter().map(String::as_str)).collect();
+    // A variable that each run is given.
+    ran(home.command(&args).env("LR", "0.1")).ok();
+    let listed = std::fs::read_to_string(folder().join("README.md")).unwrap();
+    let linked: Vec<&str> = listed.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    for name in &names {
+        assert!(linked.contains(&name.as_str()), "examples/README.md does not list {name}");
+    }
+    for name in &linked {
+        assert!(
+            names.iter().any(|other| other == name),
+            "examples/README.md lists {name}, which is not there"
+        );
+    }
+    assert!(names.len() >= 10);
+}
+
+fn local(home: &Home, args: &[&str]) -> Ran {
+    ran(home.command(args).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process"))
+}
+
+fn apply(home: &Home, name: &str, more: &[&str]) -> String {
+    let file = example(name);
+    let args = [&["apply", "-f", &file, "-y"][..], more].concat();
+    local(home, &args).ok().stdout.replace("\r\n", "\n")
+}
+
+#[test]
+fn small_examples_run_on_this_machine() {
+    needs_agent();
+    let home = Home::new();
+    assert_eq!(apply(&home, "hello.yml", &[]), "hello from windlass\n");
+    let words = apply(&home, "args.yml", &["-e", "GREETING=hi", "--", "one", "two three"]);
+    assert_eq!(words, "hi, one\nhi, two three\n");
+    for (name, rate) in [("sweep-lr-1", "0.1"), ("sweep-lr-01", "0.01")] {
+        let variable = format!("LR={rate}");
+        let said = apply(&home, "sweep.yml", &["-n", name, "-e", &variable]);
+        assert_eq!(said, format!("training with a rate of {rate} and seed 7\n"));
+    }
+    assert_eq!(local(&home, &["ps", "-a", "-o", "name"]).ok().stdout.lines().count(), 4);
+
+    // The files beside the configuration go along.
+    home.0.file("repo/train.py", "print(1)");
+    let code = std::fs::read_to_string(example("code.yml")).unwrap();
+    home.0.file("repo/code.yml", &code);
+    let listed = local(&home, &["apply", "-f", "repo/code.yml", "-y"]).ok().stdout;
+    assert!(listed.contains("train.py"), "{listed}");
+
+    // It waits for its time, and can be stopped before.
+    let file = example("schedule.yml");
+    local(&home, &["apply", "-f", &file, "-y", "-d"]).ok();
+    let run = local(&home, &["ps", "-o", "json"]).ok().json();
+    assert!(run["runs"][0]["next_triggered_at"].is_string(), "{run}");
+    local(&home, &["stop", "-y", "--wait", "nightly"]).ok();
+}
