@@ -51,10 +51,6 @@ impl Style {
         Self { on: wanted(std::io::stderr().is_terminal()) }
     }
 
-    pub(crate) const fn is_on(self) -> bool {
-        self.on
-    }
-
     /// Nowhere.
     pub(crate) const fn plain() -> Self {
         Self { on: false }
