@@ -9,6 +9,7 @@ mod codegen;
 mod demo;
 mod elf;
 mod engine;
+mod moto;
 mod out;
 mod postgres;
 mod process;

@@ -58,6 +58,12 @@ const NEEDS: &[Need] = &[
         packages: &["iproute2", "util-linux", "sudo"],
     },
     Need { what: "tmux", here: || process::answers("tmux", &["-V"]), packages: &["tmux"] },
+    Need {
+        what: "Python with environments, for an object store",
+        here: || process::answers("python3", &["-c", "import ensurepip, venv"]),
+        packages: &["python3", "python3-venv"],
+    },
+    Need { what: "openssl", here: || process::answers("openssl", &["version"]), packages: &["openssl"] },
     Need { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
 ];
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{
     elf,
     engine::{self, Engine},
-    out, process, setup, sim, tidy,
+    moto, out, process, setup, sim, tidy,
     workspace::Workspace,
 };
 
@@ -114,8 +114,9 @@ fn nextest(workspace: &Workspace, args: &[&str]) -> Result<Command> {
 fn tests(workspace: &Workspace) -> Result<Outcome> {
     process::run(workspace.cargo().args(["nextest", "run", "--workspace", "--no-run"]))?;
     let engine = Engine::start().context("start a container engine for the tests")?;
+    let moto = moto::ensure(workspace)?;
     let mut command = nextest(workspace, &["--workspace"])?;
-    passed(process::run(command.env(engine::VARIABLE, &engine.socket)))
+    passed(process::run(command.env(engine::VARIABLE, &engine.socket).env(moto::VARIABLE, moto)))
 }
 
 fn fast_tests(workspace: &Workspace) -> Result<Outcome> {

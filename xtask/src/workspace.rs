@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
 };
 
@@ -67,11 +67,16 @@ impl Workspace {
 
     /// Where cargo puts what a plain build of `profile` makes.
     pub(crate) fn built(&self, profile: &str, binary: &str) -> Result<PathBuf> {
-        let metadata = self.metadata(&["--no-deps"])?;
-        let target = metadata["target_directory"].as_str().context("find cargo's target directory")?;
         let said = process::read(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
         let host = said.lines().find_map(|line| line.strip_prefix("host: ")).context("find rustc's host")?;
-        Ok(Path::new(target).join(host).join(profile).join(binary))
+        Ok(self.target()?.join(host).join(profile).join(binary))
+    }
+
+    /// Where everything goes that is made and not kept.
+    pub(crate) fn target(&self) -> Result<PathBuf> {
+        let metadata = self.metadata(&["--no-deps"])?;
+        let target = metadata["target_directory"].as_str().context("find cargo's target directory")?;
+        Ok(PathBuf::from(target))
     }
 
     /// Tracked files and new ones that git does not ignore, as paths from the root.

@@ -162,7 +162,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Makes the machine, or finds the one made for this instance before.
     fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine>;
 
-    /// How it is now.
+    /// How it is now. An agent that is down is started again; a host that was given is made a node again if need be.
     fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found>;
 
     /// Takes it back, agent and all. One that was never made, or is gone already, is `Gone`.

@@ -53,6 +53,8 @@ use crate::{
 
 /// How often the use of tokens is written down.
 const USES_EVERY: Duration = Duration::from_secs(20);
+/// The last pieces of logs get this long when the server stops.
+const SETTLE_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -148,6 +150,7 @@ impl Server {
         if let Some(pipelines) = pipelines {
             pipelines.stop().await;
         }
+        settle_logs(&app).await;
         waking.abort();
         machines.rest().await;
         uses.abort();
@@ -170,6 +173,15 @@ fn start_pipelines(app: &App, machines: &Machines) -> Option<pipelines::Running>
             tracing::error!(%error, "start the pipelines");
             None
         }
+    }
+}
+
+/// Hosts still have what could not be written in time; the next server copies it again.
+async fn settle_logs(app: &App) {
+    match tokio::time::timeout(SETTLE_WITHIN, app.logs().settle()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "write the last pieces of logs"),
+        Err(_) => tracing::warn!("the object store took too long for the last pieces of logs"),
     }
 }
 

@@ -181,6 +181,27 @@ pub fn create(
     }
 }
 
+/// Unless it has one already: a key that is in use is never replaced.
+pub fn give_key(id: ProjectId, public: &str, private_sealed: Vec<u8>) -> Change {
+    exec(
+        "UPDATE projects SET ssh_public_key = $2, ssh_private_key_sealed = $3
+         WHERE id = $1 AND ssh_private_key_sealed IS NULL",
+        params![id, public, private_sealed],
+    )
+}
+
+/// Some of the projects that have no key yet, with their names.
+pub async fn without_key(db: &Db, limit: i64) -> Result<Vec<(ProjectId, String)>, DbError> {
+    let sql = "SELECT id, name FROM projects WHERE ssh_private_key_sealed IS NULL AND NOT deleted
+               ORDER BY id LIMIT $1";
+    db.query(sql, params![limit]).await?.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
+}
+
+pub async fn sealed_key(db: &Db, id: ProjectId) -> Result<Option<Vec<u8>>, DbError> {
+    let sql = "SELECT ssh_private_key_sealed FROM projects WHERE id = $1";
+    db.query_opt(sql, params![id]).await?.map_or(Ok(None), |row| row.opt_bytes(0))
+}
+
 /// Adds a member, or changes what one may do.
 pub fn set_member(project: ProjectId, user: UserId, membership: &Membership, position: i64) -> Change {
     exec(

@@ -195,6 +195,10 @@ impl Store for Archive {
         self.store.look_every()
     }
 
+    fn settle(&self) -> BoxFuture<'_, io::Result<()>> {
+        self.store.settle()
+    }
+
     fn check(&self) -> BoxFuture<'_, io::Result<()>> {
         self.store.check()
     }

@@ -127,6 +127,11 @@ pub trait Store: Send + Sync + 'static {
         Duration::from_millis(500)
     }
 
+    /// Writes down everything that was gathered in memory: the process is about to end.
+    fn settle(&self) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// Whether it can be used at all; asked once, at the start.
     fn check(&self) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async { Ok(()) })

@@ -9,7 +9,7 @@ use windlass_model::{
     id::{FleetId, UserId},
 };
 
-use super::{projects, runs::refused, users};
+use super::{project_keys, projects, runs::refused, users};
 use crate::{
     app::App,
     auth::Token,
@@ -55,6 +55,7 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
     if crate::db::projects::find(app.db(), PROJECT, id).await?.is_none() {
         projects::add(app, id, PROJECT, false, None).await?;
     }
+    project_keys::ensure(app).await?;
     if app.settings().local {
         give_machine(app, id).await?;
     }

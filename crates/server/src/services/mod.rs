@@ -8,6 +8,7 @@ pub mod gateways;
 pub mod instances;
 pub mod names;
 pub(crate) mod offers;
+pub mod project_keys;
 pub mod projects;
 pub mod repos;
 pub mod runs;

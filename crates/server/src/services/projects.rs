@@ -8,7 +8,7 @@ use windlass_model::{
     id::{ProjectId, UserId},
 };
 
-use super::{names, users};
+use super::{names, project_keys, users};
 use crate::{
     app::App,
     auth::{Caller, Scope},
@@ -152,6 +152,7 @@ pub async fn add(
         .and([
             projects::create(id, name, owner, is_public, templates_repo),
             projects::set_member(id, owner, &membership(ProjectRole::Admin), 0),
+            project_keys::draw(app, id, name)?,
         ])
         .and(note(app.db(), Some(owner), &about, "created", "Project created".into())?);
     match app.db().write(unit).await {

@@ -16,7 +16,11 @@ use windlass_server::{
     db::{Unit, instances},
 };
 
-use crate::agents_host::{Kit, Shim, call, figure, machine, new_instance, task};
+use crate::{
+    agents_host::{Kit, Shim, call, figure, machine, new_instance, task},
+    agents_ssh::sealed_login,
+    sshd::Sshd,
+};
 
 const HOSTS: usize = 1000;
 /// Calls under way at once.
@@ -35,14 +39,21 @@ fn allow_files() {
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
 }
 
-async fn instances(kit: &Kit, home: &std::path::Path) -> Vec<InstanceId> {
+/// Hosts on this machine, or behind an SSH server: each with a connection of its own.
+async fn instances(kit: &Kit, home: &std::path::Path, sshd: Option<&Sshd>) -> Vec<InstanceId> {
     let mut unit = Unit::new();
     let mut ids = Vec::new();
     for n in 1..=HOSTS {
         let id = InstanceId(kit.db().new_id().unwrap());
         let path = home.join(format!("host-{n:04}")).join("shim.sock");
-        let machine = machine(Reach::Socket { path });
-        unit = unit.and([instances::insert(new_instance(kit, id, n as i64, Some(&machine), None))]);
+        let (reach, sealed) = match sshd {
+            None => (Reach::Socket { path }, None),
+            Some(sshd) => {
+                (Reach::Ssh { socket: path.display().to_string() }, Some(sealed_login(kit, sshd, id)))
+            }
+        };
+        let machine = machine(reach);
+        unit = unit.and([instances::insert(new_instance(kit, id, n as i64, Some(&machine), sealed))]);
         ids.push(id);
     }
     kit.write(unit).await;
@@ -64,10 +75,20 @@ async fn instances(kit: &Kit, home: &std::path::Path) -> Vec<InstanceId> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_hosts_are_connected_and_answer() {
+    are_connected_and_answer(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_hosts_over_ssh_are_connected_and_answer() {
+    let sshd = Sshd::start();
+    are_connected_and_answer(Some(&sshd)).await;
+}
+
+async fn are_connected_and_answer(sshd: Option<&Sshd>) {
     allow_files();
     let kit = Kit::sqlite().await;
     let home = kit.dir.0.join("agent");
-    let ids = instances(&kit, &home).await;
+    let ids = instances(&kit, &home, sshd).await;
     let _shim = Shim::of(&kit, ids[0], home, &["--runtime", "hollow", "--hosts", &HOSTS.to_string()]).await;
 
     let before = resident_kb();
@@ -85,6 +106,9 @@ async fn a_thousand_hosts_are_connected_and_answer() {
         ));
     }
     assert_eq!(kit.wire.connected(), HOSTS);
+    if let Some(sshd) = sshd {
+        assert_eq!(sshd.connections(), HOSTS, "one each");
+    }
     figure(format_args!(
         "each connection, with its stream of events: {} kB",
         (residents[0] - before) / HOSTS as u64

@@ -17,16 +17,21 @@ use crate::{
     sshd::Sshd,
 };
 
-/// A host of an SSH fleet with an agent behind it.
-async fn host(kit: &Kit, sshd: &Sshd) -> Shim {
-    let id = InstanceId(kit.db().new_id().unwrap());
-    let home = kit.dir.0.join("agent");
+/// How to log in to an instance, as its row keeps it.
+pub(crate) fn sealed_login(kit: &Kit, sshd: &Sshd, id: InstanceId) -> Vec<u8> {
     let private = std::fs::read_to_string(sshd.home().join("user")).unwrap();
     let public = std::fs::read_to_string(sshd.home().join("user.pub")).unwrap();
     let settings = json!({"user": "root", "port": sshd.port, "ssh_key": {"public": public, "private": private},
         "hosts": [{"hostname": "127.0.0.1"}]});
     let belongs = Belongs::row("instances", "ssh_sealed", id.0);
-    let sealed = kit.app.keys().seal(&belongs, settings.to_string().as_bytes()).unwrap();
+    kit.app.keys().seal(&belongs, settings.to_string().as_bytes()).unwrap()
+}
+
+/// A host of an SSH fleet with an agent behind it.
+async fn host(kit: &Kit, sshd: &Sshd) -> Shim {
+    let id = InstanceId(kit.db().new_id().unwrap());
+    let home = kit.dir.0.join("agent");
+    let sealed = sealed_login(kit, sshd, id);
     let reach = Reach::Ssh { socket: home.join("shim.sock").display().to_string() };
     let row = new_instance(kit, id, 0, Some(&machine(reach)), Some(sealed));
     kit.write(Unit::new().and([instances::insert(row)])).await;

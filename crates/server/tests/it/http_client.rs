@@ -11,7 +11,7 @@ use windlass_server::{
     app::App,
     auth::caller,
     config::{Given, Settings},
-    db::{Blown, Db, Weather},
+    db::{Blown, Change, Db, Expect, Unit, Weather},
     secrets::Keyring,
     services,
 };
@@ -22,6 +22,7 @@ on_both! {
     every_kind_of_call_goes_through_the_typed_client
     a_list_of_runs_costs_the_same_few_queries_however_long_it_is
     two_replicas_that_start_together_make_one_admin
+    a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_start
 }
 
 fn document(value: serde_json::Value) -> Document {
@@ -126,4 +127,34 @@ async fn two_replicas_that_start_together_make_one_admin(ground: &Ground) {
         caller(app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
     }
     db.close().await;
+}
+
+async fn a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_start(ground: &Ground) {
+    let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    let keys = Keyring::open(&settings.key_file).unwrap();
+    let app = App::new(Db::open(&settings.database_url).await.unwrap(), settings, keys).unwrap();
+    services::boot::ensure(&app).await.unwrap();
+    let me = caller(&app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
+    services::projects::add(&app, me.user.id, "other", false, None).await.unwrap();
+    let look = async || {
+        let sql = "SELECT id, ssh_public_key FROM projects ORDER BY name";
+        let mut found = Vec::new();
+        for row in app.db().query(sql, vec![]).await.unwrap() {
+            let private = services::project_keys::open(&app, row.id(0).unwrap()).await.unwrap().unwrap();
+            let public = row.text(1).unwrap();
+            assert_eq!(windlass_tunnel::Key::parse(&private).unwrap().public_line(), public.trim());
+            found.push(public);
+        }
+        found
+    };
+    let drawn = look().await;
+    assert!(drawn.len() == 2 && drawn[0] != drawn[1], "{drawn:?}");
+    let sql = "UPDATE projects SET ssh_public_key = NULL, ssh_private_key_sealed = NULL WHERE name = 'other'";
+    let change = Change::Exec { sql: sql.into(), params: vec![], expect: Expect::One };
+    app.db().write(Unit::new().and([change])).await.unwrap();
+    services::boot::ensure(&app).await.unwrap();
+    let again = look().await;
+    assert_eq!(again[0], drawn[0], "a key in use is never replaced");
+    assert_ne!(again[1], drawn[1]);
+    app.db().close().await;
 }

@@ -52,8 +52,6 @@ async fn a_task_brings_keys_mounts_and_credentials(ground: &Ground) {
     let set = json!({"name": "registry", "value": "s3cret$$"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
     let key = stage.server.admin("/api/users/get_my_user", json!({})).await["ssh_public_key"].clone();
-    let sql = "UPDATE projects SET ssh_public_key = 'ssh-ed25519 PROJECT' WHERE name = 'main'";
-    stage.write(sql, vec![]).await;
     let more = json!({"privileged": true, "env": {"WHO": "ada"},
         "registry_auth": {"username": "${{ env.WHO }}", "password": "${{ secrets.registry }}"},
         "volumes": [{"instance_path": "/mnt/cache", "path": "/cache", "optional": true}]});
@@ -61,7 +59,12 @@ async fn a_task_brings_keys_mounts_and_credentials(ground: &Ground) {
     stage.job_comes_to("rich", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
     let key = key.as_str().unwrap().trim();
-    assert_eq!(task.container_ssh_keys, ["ssh-ed25519 PROJECT", key]);
+    // The project's key goes by the project's name.
+    let [project_key, user_key] = &task.container_ssh_keys[..] else {
+        panic!("{:?}", task.container_ssh_keys)
+    };
+    assert!(project_key.starts_with("ssh-ed25519 ") && project_key.ends_with(" main"), "{project_key}");
+    assert_eq!(user_key, key);
     assert_eq!((task.host_ssh_user.as_str(), &task.host_ssh_keys[..]), ("ubuntu", &[key.to_owned()][..]));
     assert_eq!((task.registry_username.as_str(), task.registry_password.as_str()), ("ada", "s3cret$$"));
     assert!(task.privileged);

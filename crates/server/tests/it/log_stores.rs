@@ -2,15 +2,20 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use windlass_server::logs::{
-    Log, LogError, Piece, Range, Store, Stream,
-    files::Files,
-    objects::{Bucket, Objects, dir::Dir},
+use windlass_server::{
+    config::Given,
+    logs::{
+        Log, LogError, Piece, Range, Store, Stream,
+        files::Files,
+        objects::{Bucket, Objects, dir::Dir},
+    },
 };
 
 use crate::{
     fake_s3::{FakeS3, Shop},
+    http::TestServer,
     logs::{ALL, Home, log, text},
+    real_s3::{Over, RealS3},
 };
 
 /// Where stores of one test keep their logs; each store is a process of its own.
@@ -18,6 +23,8 @@ enum Ground {
     Files(Home),
     Dir(Home),
     S3(FakeS3),
+    /// Somebody else's, over TLS.
+    RealS3(Box<RealS3>),
 }
 
 impl Ground {
@@ -26,6 +33,7 @@ impl Ground {
             Self::Files(home) => Arc::new(Files::new(home.0.clone())),
             Self::Dir(home) => Arc::new(Objects::new(Arc::new(Dir::new(home.0.clone())))),
             Self::S3(fake) => Arc::new(Objects::new(Arc::new(fake.bucket()))),
+            Self::RealS3(real) => Arc::new(Objects::new(Arc::new(real.bucket()))),
         }
     }
 }
@@ -50,6 +58,12 @@ macro_rules! on_all {
                 super::$name(&super::Ground::S3(super::FakeS3::start(super::Shop::default()).await)).await;
             })*
         }
+        /// One store for all: it takes seconds to start.
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn an_object_store_of_somebody_else_does_all_of_it_over_tls() {
+            let ground = Ground::RealS3(Box::new(RealS3::start(Over::Tls).await));
+            $($name(&ground).await;)*
+        }
     };
 }
 
@@ -60,6 +74,7 @@ on_all! {
     o1_writers_in_several_processes_make_one_log
     o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole
     removing_a_run_removes_its_logs_and_no_others
+    a_store_that_settles_has_written_everything
 }
 
 /// Appends as a piece of its own.
@@ -198,6 +213,52 @@ async fn removing_a_run_removes_its_logs_and_no_others(ground: &Ground) {
     // A log may begin again under the same name.
     assert_eq!(put(&*store, &old, 0, 1, b"again").await, 5);
     assert_eq!(ground.store().end(&old).await.unwrap(), 5);
+}
+
+async fn a_store_that_settles_has_written_everything(ground: &Ground) {
+    let (here, logs) = (ground.store(), [log(), log(), log()]);
+    for log in &logs {
+        here.append(log, 0, 1, b"gathered").await.unwrap();
+    }
+    here.settle().await.unwrap();
+    for log in &logs {
+        assert_eq!(text(&ground.store().read(log, ALL).await.unwrap()), "gathered");
+    }
+    here.settle().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stops_writes_what_it_had_gathered() {
+    let (ground, shared, log) = (crate::http::Ground::sqlite(), Home::new(), log());
+    let place = Some(format!("dir:{}", shared.0.display()));
+    let server = TestServer::start_with(Given { log_store: place, ..ground.given() }).await;
+    server.app.logs().append(&log, 0, 1, b"last words").await.unwrap();
+    server.stop().await;
+    let elsewhere = Objects::new(Arc::new(Dir::new(shared.0.clone())));
+    assert_eq!(text(&elsewhere.read(&log, ALL).await.unwrap()), "last words");
+}
+
+#[tokio::test]
+async fn a_real_object_store_knows_our_signatures_from_others() {
+    let real = RealS3::start(Over::Tcp).await;
+    real.bucket().check().await.unwrap();
+    let wrong = real.bucket_with("a wrong secret").check().await.unwrap_err().to_string();
+    assert!(wrong.contains("403") && wrong.contains("SignatureDoesNotMatch"), "{wrong}");
+    let (store, log) = (Objects::new(Arc::new(real.bucket())), log());
+    for n in 0..3 {
+        put(&store, &log, n * 5, 1, b"piece").await;
+    }
+    // What another client, with the same key, says is there.
+    let name = format!("a/b/{}/{}/{}/job/", log.project, log.run, log.submission);
+    let want: Vec<String> = (0..3).map(|n| format!("{name}{:016x} 17 piece", n * 5)).collect();
+    assert_eq!(real.listed(), want);
+}
+
+#[tokio::test]
+async fn a_certificate_that_nobody_vouches_for_is_refused() {
+    let real = RealS3::start(Over::Tls).await;
+    let error = real.bucket_trusting("/etc/ssl/certs/ca-certificates.crt").check().await.unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
 }
 
 #[tokio::test]

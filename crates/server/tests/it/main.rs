@@ -41,6 +41,7 @@ mod logs;
 mod openapi;
 mod pipelines;
 mod postgres;
+mod real_s3;
 #[path = "../../../tunnel/tests/it/sshd.rs"]
 #[expect(dead_code, reason = "the tests of the tunnel use more of it")]
 mod sshd;

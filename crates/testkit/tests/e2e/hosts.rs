@@ -3,23 +3,23 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use windlass_testkit::lab::Lab;
+use windlass_testkit::lab::{Host, Lab};
 
 use crate::stage::{Machines, Stage, submission_of, task};
 
 /// An agent that does not answer is given two minutes; this is what comes after.
 const AFTER_SILENCE: Duration = Duration::from_secs(240);
 
-/// A fleet of all hosts of the lab.
-async fn fleet(stage: &mut Stage, lab: &Lab, blocks: u32) {
+/// A fleet of some hosts of the lab.
+pub(crate) async fn fleet(stage: &mut Stage, lab: &Lab, hosts: &[Host], blocks: u32) {
     let (private, public) = lab.key_pair().unwrap();
-    let hosts: Vec<String> = lab.hosts().iter().map(|host| host.addr().to_string()).collect();
+    let addresses: Vec<String> = hosts.iter().map(|host| host.addr().to_string()).collect();
     let configuration = json!({"type": "fleet", "name": "lab", "placement": "cluster", "blocks": blocks,
         "ssh_config": {"user": "root", "port": 22, "ssh_key": {"public": public, "private": private},
-            "network": lab.network(), "hosts": hosts}});
+            "network": lab.network(), "hosts": addresses}});
     let spec = json!({"configuration": configuration, "profile": {"name": "default"}});
     stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
-    stage.hosts_ready("lab", lab.hosts().len()).await;
+    stage.hosts_ready("lab", hosts.len()).await;
 }
 
 /// A task that any host of the lab takes a part of.
@@ -41,7 +41,7 @@ fn host_of(lab: &Lab, run: &Value, job: usize) -> usize {
 async fn a_job_runs_on_a_host_over_ssh_and_a_deleted_fleet_leaves_nothing_there() {
     let lab = Lab::start(1).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, 1).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let run = stage.ends(&small("remote", &["hostname", "echo $DSTACK_RUN_NAME"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
     let name = String::from_utf8(lab.host(1).run("hostname").unwrap().stdout).unwrap();
@@ -62,7 +62,7 @@ async fn a_job_runs_on_a_host_over_ssh_and_a_deleted_fleet_leaves_nothing_there(
 async fn four_nodes_find_their_master_and_talk_to_it() {
     let lab = Lab::start(4).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, 1).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let master = "for i in 1 2 3; do busybox nc -l -p 990$i > got.$i & done; wait; cat got.1 got.2 got.3";
     let worker = "until echo \"rank $DSTACK_NODE_RANK of $DSTACK_NODES_NUM\" | \
                   busybox nc $DSTACK_MASTER_NODE_IP 990$DSTACK_NODE_RANK; do sleep 0.1; done";
@@ -81,7 +81,7 @@ async fn four_nodes_find_their_master_and_talk_to_it() {
 async fn four_tasks_share_two_hosts_by_blocks() {
     let lab = Lab::start(2).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, 2).await;
+    fleet(&mut stage, &lab, lab.hosts(), 2).await;
     let names = ["one", "two", "three", "four"];
     for name in names {
         stage.apply(&small(name, &["echo up; sleep 600"])).await;
@@ -109,7 +109,7 @@ async fn four_tasks_share_two_hosts_by_blocks() {
 async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
     let lab = Lab::start(1).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, 1).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let once = "if [ -e /var/tmp/tried ]; then exit 0; fi; echo up; touch /var/tmp/tried; sleep 600";
     let mut job = small("rebooted", &[once]);
     job["retry"] = json!({"on_events": ["error", "interruption"], "duration": 600});
@@ -125,7 +125,7 @@ async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
 async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     let lab = Lab::start(3).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, 1).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let wait = "echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done";
     let mut job = small("lost", &[wait]);
     job["nodes"] = json!(2);
@@ -158,7 +158,7 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
 async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usable() {
     let lab = Lab::start(1).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, 1).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
     stage.apply(&small("cut", &["echo up", "sleep 4711"])).await;
     stage.says("cut", "up").await;
     lab.host(1).partition().unwrap();
@@ -177,7 +177,7 @@ async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usabl
 async fn an_agent_is_upgraded_under_a_running_job() {
     let lab = Lab::start(1).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, 1).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
     stage
         .apply(&small("steady", &["echo up", "until [ -e /var/tmp/go ]; do sleep 0.05; done", "echo down"]))
         .await;
@@ -203,7 +203,7 @@ async fn an_agent_is_upgraded_under_a_running_job() {
 async fn a_host_that_shows_another_key_is_left_alone_and_says_so() {
     let lab = Lab::start(1).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, 1).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
     lab.host(1).change_host_key().unwrap();
     let deadline = std::time::Instant::now() + AFTER_SILENCE;
     loop {

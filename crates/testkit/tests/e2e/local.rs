@@ -1,5 +1,7 @@
 //! This machine, jobs as plain processes: what a new user has.
 
+use std::{path::Path, time::Duration};
+
 use serde_json::json;
 
 use crate::stage::{Machines, Stage, submission_of, task};
@@ -141,4 +143,39 @@ async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
     let again = stage.hosts_ready("local", 1).await;
     assert_eq!(again["instances"].as_array().unwrap().len(), 1);
     assert_eq!(again["instances"][0]["id"], instance["id"]);
+}
+
+#[tokio::test]
+async fn a_server_of_somebody_who_is_not_root_runs_the_first_example() {
+    let mut stage = Stage::unprivileged().await;
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let output = stage.windlass(&examples, &["apply", "-y", "-f", "hello.yml"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{}", stage.server_log());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "hello from windlass\n", "{said}");
+    // Nobody became more than they were.
+    let mut job = task("who", &["id -u"]);
+    job.as_object_mut().unwrap().remove("user");
+    let run = stage.ends(&job).await;
+    assert_eq!(stage.log(&run).await, "47111\n", "{run:#}");
+}
+
+#[tokio::test]
+async fn a_schedule_starts_its_run_with_the_minute_and_again_with_the_next() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut job = task("minutely", &["date -u +%s"]);
+    job["schedule"] = json!({"cron": ["* * * * *"]});
+    stage.apply(&job).await;
+    assert_eq!(stage.run("minutely").await["status"], "pending");
+    let twice = stage.eventually_run("minutely", Duration::from_secs(240), |run| {
+        let submissions = run["jobs"][0]["job_submissions"].as_array();
+        let done = submissions.into_iter().flatten().filter(|one| one["status"] == "done").count();
+        done >= 2
+    });
+    let run = twice.await;
+    let first: i64 = stage.log_of(&run, 0, 0).await.trim().parse().unwrap();
+    let second: i64 = stage.log_of(&run, 0, 1).await.trim().parse().unwrap();
+    assert_eq!(first / 60 + 1, second / 60, "{first} {second}");
+    stage.stop("minutely", false).await;
+    stage.reaches("minutely", &["terminated"]).await;
 }

@@ -2,17 +2,20 @@
 
 use std::{
     path::{Path, PathBuf},
+    process::Output,
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
-use windlass_testkit::server::{Client, Options, Server, binary, submission};
+use windlass_testkit::server::{Client, Options, Server, TOKEN, binary, submission};
 
 /// Nothing here takes this long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
+/// A user nobody else is.
+const NOBODY: u32 = 47_111;
 const FINAL: [&str; 3] = ["done", "failed", "terminated"];
 
 /// Where jobs run.
@@ -29,6 +32,8 @@ pub(crate) enum Machines {
 pub(crate) struct Stage {
     home: PathBuf,
     machines: Machines,
+    /// What is started as the server.
+    windlass: PathBuf,
     /// The agent that hosts get.
     agent: PathBuf,
     server: Option<Server>,
@@ -37,19 +42,59 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) async fn new(machines: Machines) -> Self {
+        let mut stage = Self::dark(machines);
+        stage.start().await;
+        stage
+    }
+
+    /// This machine as somebody has it who is not root.
+    pub(crate) async fn unprivileged() -> Self {
+        let mut stage = Self::dark(Machines::Processes);
+        // The directory that the tests are built in may be closed to others.
+        let copy = |name: &str| {
+            let copy = stage.home.join(name);
+            std::fs::copy(binary(name).unwrap(), &copy).unwrap();
+            copy
+        };
+        let (windlass, agent) = (copy("windlass"), copy("windlass-agent"));
+        let script = format!(
+            "#!/bin/sh\nexec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups --no-new-privs env HOME={} {} \"$@\"\n",
+            stage.home.display(),
+            windlass.display()
+        );
+        let start = stage.home.join("start");
+        std::fs::write(&start, script).unwrap();
+        std::fs::set_permissions(&start, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        for path in [&stage.home, &stage.home.join("server")] {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        (stage.windlass, stage.agent) = (start, agent);
+        stage.start().await;
+        stage
+    }
+
+    fn dark(machines: Machines) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let home = std::env::temp_dir().join(format!("windlass-e2e-{}-{number}", std::process::id()));
         std::fs::create_dir_all(home.join("server")).unwrap();
-        let mut stage =
-            Self { home, machines, agent: binary("windlass-agent").unwrap(), server: None, client: None };
-        stage.start().await;
-        stage
+        let (windlass, agent) = (binary("windlass").unwrap(), binary("windlass-agent").unwrap());
+        Self { home, machines, windlass, agent, server: None, client: None }
     }
 
     /// A directory of this test.
     pub(crate) fn home(&self) -> &Path {
         &self.home
+    }
+
+    /// `windlass` as a person types it, in a folder.
+    pub(crate) fn windlass(&self, dir: &Path, args: &[&str]) -> Output {
+        let mut command = std::process::Command::new(binary("windlass").unwrap());
+        command.args(args).current_dir(dir).stdin(std::process::Stdio::null());
+        let url = format!("http://{}", self.server.as_ref().unwrap().address());
+        command.env("WINDLASS_URL", url).env("WINDLASS_TOKEN", TOKEN);
+        command.env("WINDLASS_HOME", self.home.join("person")).env("HOME", &self.home);
+        command.output().unwrap()
     }
 
     /// Starts the server, for the first time or again.
@@ -59,10 +104,9 @@ impl Stage {
             // Not there: then jobs are processes, whatever this machine has.
             Machines::Processes | Machines::None => self.home.join("no-engine.sock"),
         };
-        let windlass = binary("windlass").unwrap();
         let (data, log) = (self.home.join("server"), self.home.join("server.log"));
         let options = Options {
-            binary: &windlass,
+            binary: &self.windlass,
             data: &data,
             database: None,
             core: None,

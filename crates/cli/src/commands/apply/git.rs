@@ -227,7 +227,8 @@ impl Git {
         let objects = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "objects"])?;
         let own = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "index"])?;
         if Path::new(&own).exists() {
-            std::fs::copy(&own, &index).map_err(|error| Problem::caused("copy git's index", &error))?;
+            copy_index(Path::new(&own), &index)
+                .map_err(|error| Problem::caused("copy git's index", &error))?;
         }
         let with = |args: &[&str]| {
             let mut command = self.command(args);
@@ -250,6 +251,13 @@ impl Git {
             base,
         ]))
     }
+}
+
+/// With its time: git looks twice at files that changed in the moment the index was written, and only at those.
+fn copy_index(from: &Path, to: &Path) -> std::io::Result<()> {
+    let time = std::fs::metadata(from)?.modified()?;
+    std::fs::copy(from, to)?;
+    std::fs::File::options().write(true).open(to)?.set_modified(time)
 }
 
 struct Scratch(PathBuf);
@@ -336,5 +344,28 @@ mod tests {
             assert_eq!(fs::read(here.join(name)).unwrap(), fs::read(there.join(name)).unwrap(), "{name}");
         }
         assert!(!there.join("secret").exists());
+    }
+
+    /// The clock of files may tick slowly: the change has the length and the time of what was committed.
+    #[test]
+    fn a_change_in_the_moment_of_the_commit_is_seen() {
+        let scratch = Scratch::new().unwrap();
+        clone(&scratch.0);
+        let here = scratch.0.join("here");
+        let same = |path: &Path| {
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000)).unwrap();
+        };
+        fs::write(here.join("kept"), "old\n").unwrap();
+        same(&here.join("kept"));
+        git(&here, &["-c", "core.trustctime=false", "commit", "--quiet", "-am", "three"]);
+        same(&here.join(".git/index"));
+        fs::write(here.join("kept"), "new\n").unwrap();
+        same(&here.join("kept"));
+        git(&here, &["config", "core.trustctime", "false"]);
+        let found = Git::at(&here).unwrap().unwrap();
+        let diff = found.diff(&found.base("origin").unwrap().unwrap()).unwrap();
+        let diff = String::from_utf8_lossy(&diff);
+        assert!(diff.contains("+new") && !diff.contains("+old"), "{diff}");
     }
 }

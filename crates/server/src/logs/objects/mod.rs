@@ -6,7 +6,8 @@
 //!
 //! Small appends are gathered for a moment ([`delay`]) before they become an object. Readers of this process see them
 //! at once, those of others when the object is there; [`Store::sync`] does not wait for the moment to pass. A process
-//! that dies takes with it what it had gathered: the host still has it, and the next copy brings it again.
+//! that stops writes what it had gathered ([`Store::settle`]); one that dies takes it along: the host still has it, and
+//! the next copy brings it again.
 
 pub mod dir;
 pub mod s3;
@@ -19,7 +20,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::{
+    future::BoxFuture,
+    stream::{self, StreamExt as _},
+};
 use parking_lot::Mutex;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 
@@ -32,6 +36,8 @@ const HEAD: usize = 12;
 const OBJECT_BYTES_MAX: usize = 1 << 20;
 /// Logs whose index is remembered; the rest is listed again when asked for.
 const SHELVES_MAX: usize = 4096;
+/// Logs that are written at the same time at the end.
+const WRITES_MAX: usize = 16;
 
 pub type Ask<'a, T> = BoxFuture<'a, io::Result<T>>;
 
@@ -173,6 +179,17 @@ impl Store for Objects {
 
     fn look_every(&self) -> Duration {
         self.bucket.fresh_for()
+    }
+
+    fn settle(&self) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(async move {
+            let waiting = self.shelves.lock().values().filter(|shelf| shelf.is_waiting()).cloned().collect();
+            let shelves = stream::iter::<Vec<Arc<Shelf>>>(waiting);
+            let written = shelves.map(|shelf| async move { shelf.write().await });
+            // One that fails does not keep the others waiting.
+            let written: Vec<_> = written.buffer_unordered(WRITES_MAX).collect().await;
+            written.into_iter().collect()
+        })
     }
 
     fn check(&self) -> BoxFuture<'_, io::Result<()>> {

@@ -2,5 +2,6 @@
 
 mod ground;
 mod life;
+mod promises;
 mod refusals;
 mod systemd;

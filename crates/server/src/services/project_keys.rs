@@ -1,0 +1,44 @@
+//! The SSH key of each project: its containers let it in, and nobody but the server has its private half.
+
+use windlass_model::id::ProjectId;
+
+use crate::{
+    app::App,
+    db::{Change, Unit, projects},
+    error::Result,
+    secrets::Belongs,
+    ssh_keys::key_pair,
+};
+
+/// Projects that get a key in one write.
+const AT_ONCE_MAX: i64 = 100;
+
+fn belongs(project: ProjectId) -> Belongs<'static> {
+    Belongs::row("projects", "ssh_private_key_sealed", project.0)
+}
+
+/// A fresh key for a project that has none; one that has keeps its own.
+pub(super) fn draw(app: &App, id: ProjectId, name: &str) -> Result<Change> {
+    let (public, private) = key_pair(name)?;
+    let sealed = app.keys().seal(&belongs(id), private.as_bytes())?;
+    Ok(projects::give_key(id, &public, sealed))
+}
+
+/// Projects that are older than their keys get one.
+pub async fn ensure(app: &App) -> Result<()> {
+    loop {
+        let bare = projects::without_key(app.db(), AT_ONCE_MAX).await?;
+        if bare.is_empty() {
+            return Ok(());
+        }
+        let keys = bare.iter().map(|(id, name)| draw(app, *id, name)).collect::<Result<Vec<_>>>()?;
+        app.db().write(Unit::new().and(keys)).await?.done()?;
+    }
+}
+
+/// The private half, in OpenSSH's format. `None`: there is no such project.
+pub async fn open(app: &App, id: ProjectId) -> Result<Option<String>> {
+    let Some(sealed) = projects::sealed_key(app.db(), id).await? else { return Ok(None) };
+    let plain = app.keys().open_sealed(&belongs(id), &sealed)?;
+    Ok(Some(String::from_utf8_lossy(&plain).into_owned()))
+}
