@@ -16,8 +16,10 @@ pub struct Output {
     pub stderr: Vec<u8>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uploaded {
+    /// Where it is now, with the right checksum. Nobody else uses the name.
+    pub path: String,
     /// Bytes that were there from an earlier, broken attempt.
     pub resumed_at: u64,
 }
@@ -73,22 +75,39 @@ impl Connection {
         })
     }
 
-    /// Brings a program to `path` on the host, going on where a broken attempt stopped. It appears there whole, with
-    /// the right checksum, or not at all. The path is ours and needs no quoting; the login shell may be any.
-    pub async fn upload(&self, path: &str, bytes: &[u8], sha256: &str) -> Result<Uploaded, TunnelError> {
-        let part = format!("{path}.{}.part", &sha256[..16.min(sha256.len())]);
-        let there = self.read(&shell(&format!("wc -c < {part} 2>/dev/null || echo 0")), b"").await?;
-        let there = there.trim().parse::<usize>().unwrap_or(0).min(bytes.len());
-        self.read(&shell(&format!("umask 077 && cat >> {part}")), &bytes[there..]).await?;
-        let summed = self.read(&shell(&format!("sha256sum < {part}")), b"").await?;
+    /// Brings a program to the host, to a name of its own that begins with `stem`. It goes on where a broken attempt
+    /// stopped; attempts at the same time do not touch each other: a part belongs to the process in its name, while
+    /// that lives. The stem is ours and needs no quoting; the login shell may be any.
+    pub async fn upload(&self, stem: &str, bytes: &[u8], sha256: &str) -> Result<Uploaded, TunnelError> {
+        let stem = format!("{stem}.{}", &sha256[..16.min(sha256.len())]);
+        let (left, resumed_at) = match self.left_part(&stem, bytes.len()).await? {
+            Some((left, size)) => (format!("mv {left} $m && "), size),
+            None => (String::new(), 0),
+        };
+        let receive = format!("umask 077; m={stem}.$$.part; {left}echo $$ && exec cat >> $m");
+        let pid = self.read(&shell(&receive), &bytes[resumed_at..]).await?;
+        let path = format!("{stem}.{}.part", pid.trim());
+        let summed = self.read(&shell(&format!("sha256sum < {path}")), b"").await?;
         let summed = summed.split_whitespace().next().unwrap_or_default().to_owned();
         if summed != sha256 {
-            self.read(&shell(&format!("rm -f {part}")), b"").await?;
+            self.read(&shell(&format!("rm -f {path}")), b"").await?;
             let (host, here) = (self.name.clone(), sha256.to_owned());
             return Err(TunnelError::Damaged { host, here, there: summed });
         }
-        self.read(&shell(&format!("chmod 755 {part} && mv -f {part} {path}")), b"").await?;
-        Ok(Uploaded { resumed_at: there as u64 })
+        Ok(Uploaded { path, resumed_at: resumed_at as u64 })
+    }
+
+    /// A part that nobody writes any more, and its size. One that is whole may be about to be used.
+    async fn left_part(&self, stem: &str, whole: usize) -> Result<Option<(String, usize)>, TunnelError> {
+        let look = format!(
+            "for f in {stem}.*.part; do p=${{f%.part}}; [ -f $f ] && [ ! -e /proc/${{p##*.}} ] || continue; \
+             n=$(($(wc -c < $f))); [ $n -lt {whole} ] || continue; echo $f $n; break; done"
+        );
+        let said = self.read(&shell(&look), b"").await?;
+        let found = said.trim().split_once(' ');
+        let found = found.and_then(|(path, size)| Some((path.to_owned(), size.parse().ok()?)));
+        // Hosts may say anything.
+        Ok(found.filter(|(path, size)| path.starts_with(stem) && *size < whole))
     }
 }
 

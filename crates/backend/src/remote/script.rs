@@ -246,11 +246,11 @@ pub(super) fn prepare(host: &Host, sha256: &str) -> String {
     )
 }
 
-/// Puts an uploaded binary in its place, and sees that it can run there.
-pub(super) fn install() -> String {
+/// Puts an uploaded binary in its place, and sees that it can run there. Another upload may be under way.
+pub(super) fn install(uploaded: &str) -> String {
     format!(
-        "set -e\nchown 0:0 {INCOMING}\nchmod 755 {INCOMING}\n{INCOMING} --version\nmv -f {INCOMING} {AGENT}\n\
-         rm -rf {ROOT}/incoming\n"
+        "set -e\nchown 0:0 {uploaded}\nchmod 755 {uploaded}\n{uploaded} --version\nmv -f {uploaded} {AGENT}\n\
+         rmdir {ROOT}/incoming 2>/dev/null || true\n"
     )
 }
 

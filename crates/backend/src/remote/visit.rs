@@ -160,7 +160,7 @@ impl<'a> Visit<'a> {
             resumed_at = uploaded.resumed_at,
             "uploaded the agent"
         );
-        let installed = self.run_as_root(host, &script::install()).await?;
+        let installed = self.run_as_root(host, &script::install(&uploaded.path)).await?;
         if installed.status == Some(0) {
             return Ok(());
         }

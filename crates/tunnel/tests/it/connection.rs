@@ -124,13 +124,24 @@ async fn a_broken_upload_goes_on_where_it_stopped() {
     std::fs::write(sshd.home().join("source"), &bytes).unwrap();
     let sum = connection.read(&format!("sha256sum < {}/source", sshd.home().display()), b"").await.unwrap();
     let sum = sum.split_whitespace().next().unwrap().to_owned();
-    std::fs::write(format!("{path}.{}.part", &sum[..16]), &bytes[..200_000]).unwrap();
+    // No process has the number 0; this one lives.
+    let left = format!("{path}.{}.0.part", &sum[..16]);
+    let busy = format!("{path}.{}.{}.part", &sum[..16], std::process::id());
+    std::fs::write(&left, &bytes[..200_000]).unwrap();
+    std::fs::write(&busy, &bytes[..300_000]).unwrap();
 
-    assert_eq!(connection.upload(&path, &bytes, &sum).await.unwrap().resumed_at, 200_000);
-    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    let uploaded = connection.upload(&path, &bytes, &sum).await.unwrap();
+    assert_eq!(uploaded.resumed_at, 200_000);
+    assert_eq!(std::fs::read(&uploaded.path).unwrap(), bytes);
+    assert!(!std::fs::exists(&left).unwrap() && std::fs::read(&busy).unwrap().len() == 300_000);
 
-    std::fs::write(format!("{path}.{}.part", &sum[..16]), b"garbage").unwrap();
+    std::fs::write(&left, b"garbage").unwrap();
     let error = connection.upload(&path, &bytes, &sum).await.unwrap_err();
     assert!(matches!(error, TunnelError::Damaged { .. }), "{error}");
-    assert_eq!(connection.upload(&path, &bytes, &sum).await.unwrap().resumed_at, 0);
+    let (one, other) = (connection.upload(&path, &bytes, &sum), connection.upload(&path, &bytes, &sum));
+    let (one, other) = tokio::join!(one, other);
+    for uploaded in [one.unwrap(), other.unwrap()] {
+        assert_eq!(uploaded.resumed_at, 0);
+        assert_eq!(std::fs::read(&uploaded.path).unwrap(), bytes);
+    }
 }

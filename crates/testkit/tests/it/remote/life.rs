@@ -82,9 +82,9 @@ async fn an_upload_that_was_cut_off_goes_on_where_it_stopped() {
     let sum: String = sum.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let incoming = host.path("/var/lib/windlass/incoming");
     fs::create_dir_all(&incoming).unwrap();
-    let part = incoming.join(format!("agent.{sum}.part"));
+    let part = incoming.join(format!("agent.{sum}.0.part"));
     fs::write(&part, &bytes[..bytes.len() / 2]).unwrap();
-    fs::write(incoming.join("agent.0123456789abcdef.part"), b"of another version").unwrap();
+    fs::write(incoming.join("agent.0123456789abcdef.0.part"), b"of another version").unwrap();
     let inode = fs::metadata(&part).unwrap().ino();
     let (remote, order) = (remote(&agent), order(host.target()));
     created(&remote, &order).await;
