@@ -9,4 +9,5 @@ mod containers;
 mod endings;
 mod hosts;
 mod local;
+mod own;
 mod stage;
