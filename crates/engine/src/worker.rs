@@ -1,6 +1,6 @@
 //! Workers: each takes a row from the queue, runs its pass for as long as the lease holds, and reports.
 
-use std::{any::Any, panic::AssertUnwindSafe, sync::Arc};
+use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::{sync::mpsc, time::Instant};
@@ -59,12 +59,20 @@ async fn pass<P: Pipeline>(pipeline: &P, row: &Tracked) -> Result<Option<Applied
     pipeline.apply(lease, loaded, plan).await.map(Some)
 }
 
+/// The longest rest between two batches.
+const BATCH_REST_MAX: Duration = Duration::from_millis(50);
+
 /// One batch after another, until the line is closed.
 pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: Bench<S>, pipeline: Arc<P>) {
     let rows_max = bench.crank.settings.claim_max;
     while let Some(rows) = bench.line.next_many(rows_max).await {
-        let _in_work = bench.crank.meter.in_work(rows.len());
+        let began = Instant::now();
+        let in_work = bench.crank.meter.in_work(rows.len());
         process_batch(&bench, &*pipeline, rows).await;
+        drop(in_work);
+        // What a batch costs depends little on how many rows it has. Resting as long as it took leaves half of the
+        // time to everybody else, and the rows that come meanwhile share the next one.
+        tokio::time::sleep(began.elapsed().min(BATCH_REST_MAX)).await;
     }
 }
 

@@ -184,6 +184,9 @@ fn statuses(queue: &Queue) -> String {
     list
 }
 
+/// When a row is due, as the index has it: one without a time has been due since ever.
+const DUE: &str = "coalesce(due_at, 0)";
+
 /// Two branches, one for each partial index: rows that nobody holds, and locks that have run out.
 fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
     let (table, statuses) = (queue.table, statuses(queue));
@@ -194,7 +197,7 @@ fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
     let branch = |state: &str| {
         format!(
             "SELECT id, last_processed_at FROM {table} WHERE {state} AND status IN ({statuses}) \
-             AND (due_at IS NULL OR due_at <= now_us()) AND (lock_owner IS NULL OR lock_owner = $3) \
+             AND {DUE} <= now_us() AND (lock_owner IS NULL OR lock_owner = $3) \
              ORDER BY last_processed_at, id LIMIT $1{skip}"
         )
     };
@@ -214,14 +217,23 @@ fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
 /// out: whoever holds them says when they are due next.
 fn look_sql(queue: &Queue) -> String {
     let (table, statuses) = (queue.table, statuses(queue));
-    let open = format!("NOT finished AND status IN ({statuses}) AND (lock_owner IS NULL OR lock_owner = $1)");
-    let free = format!("SELECT 1 FROM {table} WHERE lock_token IS NULL AND {open}");
+    let mine = "NOT finished AND (lock_owner IS NULL OR lock_owner = $1)";
+    // The earliest of each status is the first of its part of the index; of all together it would be a search.
+    let mut next = String::new();
+    for status in queue.statuses {
+        let _ = write!(
+            next,
+            "{}SELECT (SELECT {DUE} FROM {table} WHERE lock_token IS NULL AND {mine} AND status = '{status}' \
+             AND {DUE} > now_us() ORDER BY {DUE} LIMIT 1) AS at",
+            if next.is_empty() { "" } else { " UNION ALL " }
+        );
+    }
     format!(
-        "SELECT EXISTS ({free} AND due_at IS NULL) OR EXISTS ({free} AND due_at <= now_us()) \
-         OR EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= now_us() AND {open} \
-         AND (due_at IS NULL OR due_at <= now_us())), \
-         (SELECT due_at - now_us() FROM {table} WHERE lock_token IS NULL AND {open} AND due_at > now_us() \
-         ORDER BY due_at LIMIT 1)"
+        "SELECT EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NULL AND {mine} AND status IN ({statuses}) \
+         AND {DUE} <= now_us()) \
+         OR EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= now_us() AND {mine} \
+         AND status IN ({statuses}) AND {DUE} <= now_us()), \
+         (SELECT min(at) - now_us() FROM ({next}) AS due)"
     )
 }
 

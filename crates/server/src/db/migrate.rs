@@ -33,6 +33,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     4 "0004_fleets.sql";
     5 "0005_volumes.sql";
     6 "0006_costs.sql";
+    7 "0007_queue.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

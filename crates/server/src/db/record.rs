@@ -114,7 +114,12 @@ macro_rules! record {
             }
 
             pub fn read(row: &$crate::db::Row) -> Result<Self, $crate::db::DbError> {
-                let mut at = 0..;
+                Self::read_from(row, 0)
+            }
+
+            /// Of a row that holds several records: this one begins at the column.
+            pub fn read_from(row: &$crate::db::Row, first: usize) -> Result<Self, $crate::db::DbError> {
+                let mut at = first..;
                 let mut next = || at.next().unwrap_or_default();
                 Ok(Self { $($field: <$kind as $crate::db::record::Column>::read(row, next())?),* })
             }

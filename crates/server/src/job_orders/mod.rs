@@ -24,7 +24,6 @@ use crate::{
     agents::Start,
     attachments::{self, Attach},
     db::{
-        fleets,
         passes::{jobs::Loaded, orders as rows},
         repos, secrets,
     },
@@ -100,7 +99,7 @@ pub async fn task(hands: &Hands, lease: &Lease, loaded: &Loaded) -> Result<TaskS
         Attach::Coming { said } => return Err(OrderError::NotYet { said }),
         Attach::Failed { said } => return Err(Unfit::NoVolume { said }.into()),
     };
-    let fleet = fleet_spec(hands, loaded).await?;
+    let fleet = fleet_spec(loaded)?;
     let login = shown::Login::of(instance, fleet.as_ref());
     let built = task::build(&task::Inputs {
         job: &loaded.job,
@@ -121,7 +120,7 @@ pub async fn start(hands: &Hands, loaded: &Loaded) -> Result<Start, OrderError> 
     let project = rows::project(&hands.db, loaded.job.project_id).await?;
     let nodes = rows::nodes(&hands.db, &loaded.job).await?;
     let addresses = addresses(hands, loaded, &shape, &spec).await?;
-    let fleet = fleet_spec(hands, loaded).await?;
+    let fleet = fleet_spec(loaded)?;
     let key = node_key::open(hands, &loaded.job).await?;
     let (repo_credentials, code) = repo(hands, loaded, &spec).await?;
     let submit = start::build(&start::Inputs {
@@ -211,12 +210,8 @@ async fn addresses(
 }
 
 /// What is stored of the fleet of a job's instance; without private keys.
-pub async fn fleet_spec(hands: &Hands, loaded: &Loaded) -> Result<Option<serde_json::Value>, PassError> {
-    let Some(fleet) = loaded.instance.as_ref().and_then(|instance| instance.fleet_id) else {
-        return Ok(None);
-    };
-    let Some(fleet) = fleets::find(&hands.db, fleet).await? else { return Ok(None) };
-    serde_json::from_str(&fleet.spec).map(Some).map_err(PassError::document)
+pub fn fleet_spec(loaded: &Loaded) -> Result<Option<serde_json::Value>, PassError> {
+    loaded.fleet_spec.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
 }
 
 /// How to clone the repository, and what was changed in it.

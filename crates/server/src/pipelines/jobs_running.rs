@@ -189,7 +189,7 @@ impl Pipeline for JobsRunning {
             came_to = Some(moved.status).filter(|status| *status != job.status);
         }
         if let Next::Go(_, learned) = &next {
-            set.extend(record::columns(&self.0, &row.loaded, &row.shape, learned, came_to).await?);
+            set.extend(record::columns(&row.loaded, &row.shape, learned, came_to)?);
         }
         if let Some(ending) = ending {
             set.extend(rows::ending(ending));

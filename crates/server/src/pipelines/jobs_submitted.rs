@@ -10,8 +10,9 @@
 //! Why not  create instances here? A backend may take minutes, and the queue would wait with it. A row is
 //!          added, with the offers to be tried; `instances` tries them, and the job hears how it went.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use futures_util::future::try_join_all;
 use uuid::Uuid;
 use windlass_engine::{Applied, BatchPipeline, Lease, Queue};
 use windlass_model::{
@@ -152,15 +153,17 @@ impl JobsSubmitted {
             }
         }
         let placements = place(&queue, &inventory, Timestamp(now));
-        for placement in &placements {
-            let replica =
-                replicas.iter().find(|r| r.run == placement.run && i64::from(placement.replica_num) == r.num);
-            let Some(replica) = replica else { continue };
-            let Some(run) = runs.get(&replica.run) else { continue };
+        let by_place: BTreeMap<(RunId, i64), &Replica> =
+            replicas.iter().map(|replica| ((replica.run, replica.num), replica)).collect();
+        // All at once, so that the database commits them together.
+        let written = placements.iter().filter_map(|placement| {
+            let replica = *by_place.get(&(placement.run, i64::from(placement.replica_num)))?;
+            let run = runs.get(&replica.run)?;
             let site = Site { run, stock: &stock, inventory: &inventory, now: Timestamp(now) };
-            for (id, applied) in self.write(replica, placement, &site).await? {
-                outcomes.insert(id, applied);
-            }
+            Some(async move { self.write(replica, placement, &site).await })
+        });
+        for each in try_join_all(written).await? {
+            outcomes.extend(each);
         }
         Ok(())
     }
@@ -209,10 +212,19 @@ impl JobsSubmitted {
                     outcomes.push((job.id.0, self.end(lease, job, ending, change.event).await?));
                 }
                 Plan::Wait { why, message, due, .. } => {
-                    let set =
-                        vec![("shortfalls", Val::json(&**why)?), ("status_message", message.as_str().into())];
                     let due = if plans.len() > 1 { together(*due) } else { *due };
-                    outcomes.push((job.id.0, self.wait(lease, job, set, due).await?));
+                    let why = serde_json::to_string(&**why).map_err(PassError::document)?;
+                    let is_known = job.shortfalls.as_ref() == Some(&why)
+                        && job.status_message.as_ref() == Some(message);
+                    // In a long line most have nothing new to say: they go back together, in one statement.
+                    let applied = if is_known {
+                        let due_in = u64::try_from(due_in(lease, due)).unwrap_or_default();
+                        Applied::Unchanged { due_in: Some(Duration::from_micros(due_in)) }
+                    } else {
+                        let set = vec![("shortfalls", why.into()), ("status_message", message.as_str().into())];
+                        self.wait(lease, job, set, due).await?
+                    };
+                    outcomes.push((job.id.0, applied));
                 }
                 Plan::Provision { assign: None, due, .. } | Plan::Attach { due } | Plan::Again { due } => {
                     let due = (*due).max(site.now + Span::secs(1));

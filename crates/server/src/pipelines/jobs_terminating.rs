@@ -63,14 +63,16 @@ impl Pipeline for JobsTerminating {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let facts = JobFacts::of(&loaded.job)?;
-        let others = rows::others_on(&self.0.db, &loaded.job).await?;
-        let job = view(&loaded, &facts, others);
+        let job = view(&loaded, &facts);
         Ok(Some(Row { loaded, job }))
     }
 
     /// Its volumes; of everything else nothing is known until it is asked for: each step brings its own news.
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<Vec<Volume>, PassError> {
         let Loaded { job, instance, .. } = &row.loaded;
+        if !row.loaded.has_volumes {
+            return Ok(Vec::new());
+        }
         attachments::standing(&self.0.db, &self.0.backends, lease, job, instance.as_ref()).await
     }
 
@@ -189,7 +191,7 @@ impl JobsTerminating {
     }
 }
 
-fn view(loaded: &Loaded, facts: &JobFacts, others: i64) -> brain::Job {
+fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
     let job = &loaded.job;
     let stored = job.ending().unwrap_or(job::Ending::new(job::TerminationReason::TerminatedByServer));
     // An abort hurries a stop that is under way; nothing else changes an ending.
@@ -205,7 +207,7 @@ fn view(loaded: &Loaded, facts: &JobFacts, others: i64) -> brain::Job {
     let place = loaded.instance.as_ref().map(|i| brain::Place {
         has_shim: true,
         status: i.status,
-        other_jobs: u32::try_from(others).unwrap_or(u32::MAX),
+        other_jobs: u32::try_from(loaded.others_there).unwrap_or(u32::MAX),
     });
     brain::Job {
         ending,

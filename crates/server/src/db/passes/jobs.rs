@@ -13,14 +13,20 @@ use crate::{
 };
 
 statements! {
-    LOAD = "SELECT {} FROM jobs j WHERE j.id = $1 AND j.lock_token = $2", Job::columns("j");
-    INSTANCE = "SELECT {} FROM instances i WHERE i.id = $1", Instance::columns("i");
-    RUN = "SELECT {} FROM runs r WHERE r.id = $1", Run::columns("r");
+    /// All that a pass needs, by one statement: what a job waits for most is its turn at the database. Columns
+    /// that are added come after the records.
+    LOAD = "SELECT {}, {}, {}, f.spec, \
+            (SELECT count(*) FROM jobs o WHERE o.instance_id = j.instance_id AND o.id <> j.id AND NOT o.finished), \
+            EXISTS (SELECT 1 FROM jobs s WHERE s.run_id = j.run_id AND s.replica_num = j.replica_num AND s.id <> j.id), \
+            EXISTS (SELECT 1 FROM volume_holds h WHERE h.job_id = j.id) \
+            OR EXISTS (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id) \
+            FROM jobs j JOIN runs r ON r.id = j.run_id LEFT JOIN instances i ON i.id = j.instance_id \
+            LEFT JOIN fleets f ON f.id = i.fleet_id WHERE j.id = $1 AND j.lock_token = $2",
+           Job::columns("j"), Run::columns("r"), Instance::columns("i");
     /// A replica is resubmitted as a whole, so its generation has one number; one that is over already counts.
     SIBLINGS = "SELECT j.job_num, j.running_at, i.hostname, i.provisioning FROM jobs j \
                 LEFT JOIN instances i ON i.id = j.instance_id WHERE j.run_id = $1 \
                 AND j.replica_num = $2 AND j.submission_num = $3 AND j.id <> $4 ORDER BY j.job_num";
-    OTHER_JOBS = "SELECT count(*) FROM jobs WHERE instance_id = $1 AND id <> $2 AND NOT finished";
     /// The blocks go back in the transaction that makes the job final, so they are counted once.
     FREE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks - $2, due_at = NULL, \
                    idle_since = CASE WHEN busy_blocks = $2 THEN now_us() ELSE idle_since END WHERE id = $1";
@@ -28,11 +34,14 @@ statements! {
     POKE_SIBLINGS = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND NOT finished AND status IN ('provisioning', 'pulling')";
     POKE_RUN = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
-    /// Room was made: the first in line look again at once, the rest when their time comes.
+    /// Room was made: as many as may fit into it look again at once, the rest when their time comes.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
-                    ORDER BY j.priority DESC, j.submitted_at LIMIT 32)";
+                    ORDER BY j.priority DESC, j.submitted_at LIMIT $2)";
 }
+
+/// How many more jobs look at freed blocks than there are blocks: the first in line may be too large for them.
+const POKED_MORE: i64 = 3;
 
 /// Another job of the same generation of the replica.
 #[derive(Clone, Debug)]
@@ -50,7 +59,12 @@ pub struct Loaded {
     pub job: Job,
     pub run: Run,
     pub instance: Option<Instance>,
+    /// Of the instance's fleet, JSON.
+    pub fleet_spec: Option<String>,
+    /// Other jobs on the instance that are not final.
+    pub others_there: i64,
     pub siblings: Vec<Sibling>,
+    pub has_volumes: bool,
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
@@ -58,17 +72,26 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
         return Ok(None);
     };
     let job = Job::read(&row)?;
-    let Some(run) = db.query_opt(RUN.as_str(), params![job.run_id]).await? else { return Ok(None) };
-    let run = Run::read(&run)?;
-    let instance = match job.instance_id {
-        Some(id) => {
-            db.query_opt(INSTANCE.as_str(), params![id]).await?.as_ref().map(Instance::read).transpose()?
-        }
-        None => None,
-    };
-    let siblings =
-        db.query(SIBLINGS.as_str(), params![job.run_id, job.replica_num, job.submission_num, job.id]).await?;
-    let siblings = siblings.iter().map(|row| {
+    let run = Run::read_from(&row, Job::WIDTH)?;
+    let at = Job::WIDTH + Run::WIDTH;
+    let instance = job.instance_id.map(|_| Instance::read_from(&row, at)).transpose()?;
+    let at = at + Instance::WIDTH;
+    let siblings = if row.bool(at + 2)? { siblings(db, &job).await? } else { Vec::new() };
+    Ok(Some(Loaded {
+        fleet_spec: row.opt_text(at)?,
+        others_there: row.int(at + 1)?,
+        has_volumes: row.bool(at + 3)?,
+        siblings,
+        job,
+        run,
+        instance,
+    }))
+}
+
+async fn siblings(db: &Db, job: &Job) -> Result<Vec<Sibling>, DbError> {
+    let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
+    let rows = db.query(SIBLINGS.as_str(), generation).await?;
+    let each = rows.iter().map(|row| {
         Ok(Sibling {
             job_num: row.int(0)?,
             ran: row.opt_int(1)?.is_some(),
@@ -76,13 +99,7 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
             machine: row.opt_text(3)?,
         })
     });
-    Ok(Some(Loaded { siblings: siblings.collect::<Result<_, DbError>>()?, job, run, instance }))
-}
-
-/// Other jobs on the instance that are not final.
-pub async fn others_on(db: &Db, job: &Job) -> Result<i64, DbError> {
-    let Some(instance) = job.instance_id else { return Ok(0) };
-    db.query(OTHER_JOBS.as_str(), params![instance, job.id]).await?.first().map_or(Ok(0), |row| row.int(0))
+    each.collect()
 }
 
 /// One pass over a job that goes on, or turns terminating.
@@ -97,8 +114,11 @@ pub struct Moved {
 pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Written, DbError> {
     let mut unit = Unit::apply("jobs", held, moved.due_in_us, moved.set);
     if let Some(event) = &moved.event {
-        // What the run makes of it is decided by the run's pipeline; it only has to look.
-        unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
+        // What the run makes of it is decided by the run's pipeline; it only has to look. To a run a job that
+        // pulls its image is one that is provisioned.
+        if event.to != Some(job::Status::Pulling.as_str()) {
+            unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
+        }
         if moved.pokes_siblings {
             let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
             unit = unit.exec(POKE_SIBLINGS.as_str(), generation);
@@ -146,7 +166,7 @@ pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written
         && let Some(instance) = job.instance_id
     {
         unit = unit.exec(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
-        unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id]);
+        unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id, job.blocks + POKED_MORE]);
     }
     unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
     unit = unit.and(told(db, held, job.project_id, end.event, &job.job_name)?);

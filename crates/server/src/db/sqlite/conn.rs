@@ -301,7 +301,10 @@ fn value_of(value: ValueRef<'_>) -> Val {
         ValueRef::Null => Val::Null,
         ValueRef::Integer(number) => Val::Int(number),
         ValueRef::Real(number) => Val::Real(number),
-        ValueRef::Text(text) => Val::Text(String::from_utf8_lossy(text).into_owned()),
+        ValueRef::Text(text) => Val::Text(match std::str::from_utf8(text) {
+            Ok(text) => text.to_owned(),
+            Err(_) => String::from_utf8_lossy(text).into_owned(),
+        }),
         ValueRef::Blob(bytes) => Val::Bytes(bytes.to_vec()),
     }
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub(super) fn view(loaded: &Loaded, facts: &JobFacts, shape: &RunShape, addresses_known: bool) -> brain::Job {
-    let Loaded { job, instance, siblings, run: _ } = loaded;
+    let Loaded { job, instance, siblings, .. } = loaded;
     let since = job.provisioned_at.unwrap_or(job.submitted_at);
     let (backend, kind) =
         instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));

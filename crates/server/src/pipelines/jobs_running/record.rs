@@ -10,7 +10,6 @@ use crate::{
         shown::{self, Login, Runtime},
     },
     pass_error::PassError,
-    pipelines::Hands,
     run_shape::RunShape,
 };
 
@@ -26,8 +25,7 @@ pub(crate) struct Learned {
 }
 
 /// The columns, as far as they change. `entered` is the status it moves to in this pass.
-pub(super) async fn columns(
-    hands: &Hands,
+pub(super) fn columns(
     loaded: &Loaded,
     shape: &RunShape,
     learned: &Learned,
@@ -64,7 +62,7 @@ pub(super) async fn columns(
         set.push(("runtime", Val::json(&runtime)?));
     }
     if is_new || entered.is_some() || job.provisioning.is_none() {
-        let fleet = job_orders::fleet_spec(hands, loaded).await?;
+        let fleet = job_orders::fleet_spec(loaded)?;
         let login = Login::of(instance, fleet.as_ref());
         let shown = shown::provisioning(instance, login.as_ref(), Some(&runtime)).to_string();
         if job.provisioning.as_ref() != Some(&shown) {

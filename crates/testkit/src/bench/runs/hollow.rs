@@ -1,6 +1,7 @@
 //! Runs on hollow hosts: everything but the work. What is measured is the control plane alone.
 
 use std::{
+    collections::BTreeMap,
     io::Write,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
@@ -26,8 +27,8 @@ use windlass_server::{
     secrets::Keyring,
 };
 
-use super::{Binaries, active, hosts_ready, live, show};
-use crate::server::{Options, Server, submission};
+use super::{Binaries, hosts_ready, is_busy, live, show};
+use crate::server::{Client, Options, Server, submission};
 
 const HOSTS: usize = 200;
 /// Jobs that one host takes at once.
@@ -107,6 +108,8 @@ async fn together(server: &Server, out: &mut impl Write) -> Result<()> {
 }
 
 async fn many(server: &Server, out: &mut impl Write) -> Result<()> {
+    let mut client = server.client().await?;
+    let before = passes(&mut client).await?;
     let (cpu, started) = (server.cpu_secs()?, Instant::now());
     let next = Arc::new(AtomicUsize::new(0));
     let mut submitters = JoinSet::new();
@@ -127,8 +130,7 @@ async fn many(server: &Server, out: &mut impl Write) -> Result<()> {
         done??;
     }
     let submitted = started.elapsed();
-    let mut client = server.client().await?;
-    while active(&mut client).await? > 0 {
+    while is_busy(&mut client).await? {
         ensure!(started.elapsed() < PATIENCE, "not all of {LIVES} runs end");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -139,7 +141,21 @@ async fn many(server: &Server, out: &mut impl Write) -> Result<()> {
     writeln!(out, "{:<46} {:>9.0} /s   ({LIVES} in {took:.1?})", "  whole lives", rate(took))?;
     writeln!(out, "{:<46} {:>9.2} ms", "  server's processor time, each", each * 1e3)?;
     writeln!(out, "{:<46} {:>9.1} MB", "  server, resident after that", server.resident_mb()?)?;
+    for (pipeline, count) in passes(&mut client).await? {
+        let each = (count - before.get(&pipeline).unwrap_or(&0.0)) / LIVES as f64;
+        if each >= 0.1 {
+            writeln!(out, "{:<46} {each:>9.1}", format!("  passes of {pipeline}, each"))?;
+        }
+    }
     Ok(())
+}
+
+/// Rows that each pipeline has claimed since the server was started.
+async fn passes(client: &mut Client) -> Result<BTreeMap<String, f64>> {
+    let pipelines = client.post("/api/server/pipelines", &json!({})).await?;
+    let all = pipelines.as_array().context("no list of pipelines")?.iter();
+    let counted = all.filter_map(|one| Some((one["name"].as_str()?.to_owned(), one["claimed"].as_f64()?)));
+    Ok(counted.collect())
 }
 
 /// Many hosts in one process, already members of a fleet.
