@@ -16,11 +16,6 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-/// A pass of a pipeline is a few hundred small allocations; the C library's own allocator spent a fifth of the
-/// server's time on them.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     if let Some(exit) = complete::answer() {
         return exit;
