@@ -13,6 +13,7 @@ mod moto;
 mod out;
 mod postgres;
 mod process;
+mod record;
 mod setup;
 mod sim;
 mod test;
@@ -35,6 +36,7 @@ usage: cargo xtask COMMAND
                              the simulation; SEED=n replays one seed
   bench NAME [ARG…]          one benchmark (engine, api, agent, …) with what it needs beside it
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
+  record                     draw the first five minutes anew, from a run in a terminal
   deny                       cargo-deny, when it is installed";
 
 fn main() -> ExitCode {
@@ -64,6 +66,7 @@ fn run() -> Result<ExitCode> {
             let check = args.flag("--check");
             args.finish().and_then(|()| codegen::run(&workspace, check))
         }
+        Some("record") => args.finish().and_then(|()| record::run(&workspace)),
         Some("deny") => args.finish().and_then(|()| tidy::licences::deny(&workspace)),
         Some("help" | "--help" | "-h") => {
             out::say(HELP);
