@@ -112,7 +112,7 @@ async fn output_is_copied_without_being_asked_for(kit: &Kit) {
     let at = call(shim.instance, id, 1);
     kit.wire.submit_task(at, &task(id)).await.unwrap();
     kit.until_task(at, TaskStatus::Running).await;
-    kit.wire.start_job(at, &job(&["/bin/sh", "-c", "echo hello; exec sleep 600"])).await.unwrap();
+    kit.start_job(at, &job(&["/bin/sh", "-c", "echo hello; exec sleep 600"])).await;
     let log = Log { project: kit.made.project, run, submission: id, stream: Stream::Job };
     let asked = Instant::now();
     while kit.app.logs().end(&log).await.unwrap() < 6 {

@@ -11,14 +11,14 @@ use std::{
 };
 
 use serde_json::json;
-use windlass_api::agent::shim::TaskSpec;
+use windlass_api::agent::{runner::JobStarted, shim::TaskSpec};
 use windlass_backend::{Machine, Reach};
 use windlass_model::{
     id::{InstanceId, RunId, SubmissionId},
     instance,
 };
 use windlass_server::{
-    agents::{Agents, Call, Start, Wire, enrol},
+    agents::{AgentError, Agents, Call, Start, Wire, enrol},
     app::App,
     config::{Given, Settings},
     db::{Db, Unit, Val, instances},
@@ -142,6 +142,20 @@ impl Kit {
                 return;
             }
             assert!(asked.elapsed() < PATIENCE, "the task stays {info:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Starts the job as a pass does: a runner that does not listen yet is asked again.
+    pub(crate) async fn start_job(&self, call: Call, job: &Start) -> Option<JobStarted> {
+        let asked = Instant::now();
+        loop {
+            match self.wire.start_job(call, job).await {
+                Err(AgentError::Conflict { reason }) => {
+                    assert!(asked.elapsed() < PATIENCE, "the runner takes no job: {reason}");
+                }
+                answer => return answer.unwrap(),
+            }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -48,7 +48,7 @@ async fn a_task_is_driven_through_ssh() {
     let at = call(shim.instance, id, 1);
     kit.wire.submit_task(at, &task(id)).await.unwrap();
     kit.until_task(at, TaskStatus::Running).await;
-    kit.wire.start_job(at, &job(&["/bin/sh", "-c", "echo $GREETING; sleep 0.3"])).await.unwrap();
+    kit.start_job(at, &job(&["/bin/sh", "-c", "echo $GREETING; sleep 0.3"])).await;
     kit.until_due("jobs", id.0).await;
     assert_eq!(kit.until_ended(at).await, ("done".into(), Some(0)));
     let log = kit.wire.log(at, "job", 0, 100).await.unwrap();

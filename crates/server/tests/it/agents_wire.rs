@@ -29,12 +29,14 @@ async fn a_task_is_driven_from_submission_to_removal() {
     kit.until_task(at(1), TaskStatus::Running).await;
     assert_eq!(wire.tasks(shim.instance).await.unwrap(), [submission()]);
     let start = job(&["/bin/sh", "-c", "echo $GREETING; sleep 0.2; exit 3"]);
-    let started = wire.start_job(at(1), &start).await.unwrap();
+    let started = kit.start_job(at(1), &start).await;
     assert_eq!(wire.start_job(at(1), &start).await.unwrap(), started, "a repeat has the effect of one");
     assert_eq!(kit.until_ended(at(1)).await, ("failed".into(), Some(3)));
     let log = wire.log(at(1), "job", 2, 3).await.unwrap();
     assert_eq!((&log.bytes[..], log.end, log.is_complete), (&b"llo"[..], 6, true));
-    wire.log_was_read(at(1), "job", 6).await.unwrap();
+    // A runner whose log is complete may be gone before it hears that.
+    let heard = wire.log_was_read(at(1), "job", 6).await;
+    assert!(matches!(heard, Ok(()) | Err(AgentError::Conflict { .. })), "{heard:?}");
 
     let alive = wire.remove_task(at(1)).await;
     assert!(matches!(alive, Ok(()) | Err(AgentError::Conflict { .. })), "{alive:?}");
@@ -61,7 +63,7 @@ async fn a_stop_ends_the_commands_and_files_arrive() {
     start.submit.job_spec.file_archives =
         serde_json::from_value(serde_json::json!([{"id": archive, "path": "notes/today"}])).unwrap();
     start.archives = vec![(archive.into(), tar("yesterday", &vec![b'x'; size]).into())];
-    wire.start_job(at, &start).await.unwrap();
+    kit.start_job(at, &start).await;
     let asked = Instant::now();
     let text = loop {
         let part = wire.log(at, "job", 0, 1024).await.unwrap();

@@ -64,7 +64,8 @@ async fn no_token_is_needed_to_learn_that_the_server_runs() {
     let (status, body) = server.get("", "/healthcheck").await;
     assert_eq!((status, body.as_slice()), (200, br#"{"status":"running"}"#.as_slice()));
     let (status, body) = server.post("", "/api/server/get_info", "").await;
-    assert_eq!((status, body), (200, json!({ "server_version": "0.22.5" })));
+    let ours = env!("CARGO_PKG_VERSION");
+    assert_eq!((status, body), (200, json!({ "server_version": "0.22.5", "windlass_version": ours })));
     server.stop().await;
 }
 
