@@ -1,7 +1,9 @@
 //! `windlass event`: what happened, to what, by whom; oldest first.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use uuid::Uuid;
 use windlass_api::{
@@ -114,7 +116,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             return Ok(Exit::Done);
         }
         print(&events, args.output.format)?;
-        let mut feed = Feed::after(asked, &events);
+        // To begin after the last one, it has to be known even if it is not shown.
+        let last = if events.is_empty() { newest(cx, &asked, 1).await? } else { events };
+        let mut feed = Feed::after(asked, &last);
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             print(&feed.look(cx).await?, args.output.format)?;
@@ -283,4 +287,33 @@ fn table(events: &[Event], wide: bool) -> Table {
         table.row(row);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Event, Feed, ListRequest, Timestamp, Uuid};
+
+    fn event(id: u128, secs: i64) -> Event {
+        Event {
+            id: Uuid::from_u128(id),
+            message: String::new(),
+            recorded_at: Timestamp::from_secs(secs),
+            actor_user_id: None,
+            actor_user: None,
+            is_actor_user_deleted: None,
+            targets: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_comes_late_is_still_found_and_what_was_shown_is_known() {
+        let mut feed = Feed::after(ListRequest::default(), &[event(1, 90), event(2, 100)]);
+        // So far back it looks again, and no further.
+        assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(95), 1));
+        feed.note(&[event(3, 97)]);
+        assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(95), 2));
+        feed.note(&[event(4, 200)]);
+        assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(195), 1));
+        assert_eq!(Feed::after(ListRequest::default(), &[]).from, Timestamp(0));
+    }
 }

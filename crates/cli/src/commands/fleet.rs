@@ -36,26 +36,40 @@ Examples:
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
-    /// Show it again whenever it changes
-    #[arg(short = 'w', long)]
-    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
+/// What to list, and how often.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Listing {
+    /// Show it again whenever it changes
+    #[arg(short = 'w', long)]
+    pub(crate) watch: bool,
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List fleets and their instances
-    List,
+    #[command(after_help = "Examples:\n  windlass fleet list -w")]
+    List(Listing),
     /// Show one fleet
+    #[command(after_help = "Examples:\n  windlass fleet get rack -o json")]
     Get {
+        /// The fleet
         #[arg(value_name = "FLEET")]
         name: String,
     },
     /// Delete fleets, or single instances of one
+    #[command(
+        after_help = "Examples:\n  windlass fleet delete -y --wait rack\n  windlass fleet delete -i 2 rack"
+    )]
     Delete {
+        /// The fleets
         #[arg(required = true, value_name = "FLEET")]
         names: Vec<String>,
         /// Only this instance of the fleet; may be repeated
@@ -75,11 +89,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
+    let listing = match &args.action {
+        Some(Action::List(listing)) => listing,
+        _ => &args.listing,
+    };
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(Action::List) if args.watch => {
+        None | Some(Action::List(_)) if listing.watch => {
             live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
         }
-        None | Some(Action::List) => {
+        None | Some(Action::List(_)) => {
             let fleets = list(cx).await?;
             let name = |fleet: &Fleet| fleet.name.clone();
             List { project: Some(&cx.project), kind: "fleets", rows: &fleets, name, none: NONE }

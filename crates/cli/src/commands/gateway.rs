@@ -33,26 +33,38 @@ Examples:
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
-    /// Show it again whenever it changes
-    #[arg(short, long)]
-    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
+/// What to list, and how often.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Listing {
+    /// Show it again whenever it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List gateways
-    List,
+    #[command(after_help = "Examples:\n  windlass gateway list")]
+    List(Listing),
     /// Show one gateway
+    #[command(after_help = "Examples:\n  windlass gateway get entry")]
     Get {
+        /// The gateway
         #[arg(value_name = "GATEWAY")]
         name: String,
     },
     /// Change a gateway
+    #[command(after_help = "Examples:\n  windlass gateway update entry --domain example.org --set-default")]
     Update {
+        /// The gateway
         #[arg(value_name = "GATEWAY")]
         name: String,
         /// Services use it unless they say otherwise
@@ -63,7 +75,9 @@ pub(crate) enum Action {
         domain: Option<String>,
     },
     /// Delete gateways
+    #[command(after_help = "Examples:\n  windlass gateway delete -y entry")]
     Delete {
+        /// The gateways
         #[arg(required = true, value_name = "GATEWAY")]
         names: Vec<String>,
         /// Do not ask
@@ -74,11 +88,15 @@ pub(crate) enum Action {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
+    let listing = match &args.action {
+        Some(Action::List(listing)) => listing,
+        _ => &args.listing,
+    };
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(Action::List) if args.watch => {
+        None | Some(Action::List(_)) if listing.watch => {
             live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
         }
-        None | Some(Action::List) => {
+        None | Some(Action::List(_)) => {
             let gateways = list(cx).await?;
             let name = |gateway: &Gateway| gateway.name.clone();
             let none = "No gateways. `windlass apply -f FILE` makes one.";

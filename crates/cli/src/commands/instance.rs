@@ -36,6 +36,17 @@ Examples:
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// What to list, and how often.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Listing {
     /// Terminated ones too
     #[arg(short, long)]
     pub(crate) all: bool,
@@ -45,18 +56,17 @@ pub(crate) struct Args {
     /// Show it again whenever it changes
     #[arg(short, long)]
     pub(crate) watch: bool,
-    #[command(flatten)]
-    pub(crate) at: At,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List instances
-    List,
+    #[command(after_help = "Examples:\n  windlass instance list -a")]
+    List(Listing),
     /// Show one instance, by name or id
+    #[command(after_help = "Examples:\n  windlass instance get rack-0")]
     Get {
+        /// The instance
         #[arg(value_name = "INSTANCE")]
         name: String,
     },
@@ -64,12 +74,16 @@ pub(crate) enum Action {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
+    let listing = match &args.action {
+        Some(Action::List(listing)) => listing,
+        _ => &args.listing,
+    };
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(Action::List) if args.watch => {
-            live::watch(format, async |wide| Ok(table(&chosen(cx, args).await?, wide))).await
+        None | Some(Action::List(_)) if listing.watch => {
+            live::watch(format, async |wide| Ok(table(&chosen(cx, listing).await?, wide))).await
         }
-        None | Some(Action::List) => {
-            let instances = chosen(cx, args).await?;
+        None | Some(Action::List(_)) => {
+            let instances = chosen(cx, listing).await?;
             let name = |instance: &Instance| instance.name.clone();
             let none = "No instances. `windlass apply -f FLEET.yml` makes a fleet of them.";
             List { project: Some(&cx.project), kind: "instances", rows: &instances, name, none }
@@ -84,12 +98,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     })
 }
 
-async fn chosen(cx: &Context, args: &Args) -> Result<Vec<Instance>, Problem> {
+async fn chosen(cx: &Context, asked: &Listing) -> Result<Vec<Instance>, Problem> {
     let mut fleets = Vec::new();
-    for name in &args.fleet {
+    for name in &asked.fleet {
         fleets.push(super::fleet::find(cx, name).await?.id);
     }
-    list(cx, !args.all, (!fleets.is_empty()).then_some(fleets)).await
+    list(cx, !asked.all, (!fleets.is_empty()).then_some(fleets)).await
 }
 
 /// Of the project; one page, which is more than a screen of them.

@@ -226,8 +226,8 @@ mod tests {
         };
         let lines = table(&[used], Timestamp(0)).lines(Style::plain());
         let blank = " ".repeat(28);
-        assert_eq!(lines[1], format!("replica=0 job=1  cpu    {blank}▁▅ 100%  {blank}▃▄ 2.0GB/4.0GB"));
-        assert_eq!(lines[2], format!("-                gpu=0  {blank}█▆ 50%   {blank}▂▂ 1.0GB/8.0GB"));
+        assert_eq!(lines[1], format!("replica=0 job=1  cpu    {blank}▁▃ 100%  {blank}▃▃ 2.0GB/4.0GB"));
+        assert_eq!(lines[2], format!("-                gpu=0  {blank}█▇ 50%   {blank}▂▂ 1.0GB/8.0GB"));
     }
 
     #[test]

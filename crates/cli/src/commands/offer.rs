@@ -243,6 +243,13 @@ fn words_of(value: &Value, one: &str, many: &str) -> String {
     value[one].as_str().map_or_else(|| list(&value[many]).join(", "), str::to_owned)
 }
 
+/// Machines of one's own are told apart by where they are, if that is one place.
+fn backends(gpu: &Value) -> String {
+    let region = words_of(gpu, "region", "regions");
+    let names = words_of(gpu, "backend", "backends");
+    names.split(", ").map(|name| words::backend(name, &region)).collect::<Vec<_>>().join(", ")
+}
+
 fn span(value: &Value, show: impl Fn(f64) -> String) -> String {
     match (value["min"].as_f64(), value["max"].as_f64()) {
         (Some(min), Some(max)) if min < max => format!("{}..{}", show(min), show(max)),
@@ -267,7 +274,7 @@ fn gpu_table(gpus: &[Value], regions: bool) -> Table {
             format!("{name}:{memory}GB:{count}").into(),
             words_of(gpu, "", "spot").into(),
             span(&gpu["price"], words::price).into(),
-            words_of(gpu, "backend", "backends").into(),
+            backends(gpu).into(),
             words_of(gpu, "", "availability").into(),
         ];
         if regions {

@@ -49,14 +49,19 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List projects
+    #[command(after_help = "Examples:\n  windlass project list -o wide")]
     List,
     /// Show one project
+    #[command(after_help = "Examples:\n  windlass project get lab")]
     Get {
+        /// The project
         #[arg(value_name = "PROJECT")]
         name: String,
     },
     /// Add a project
+    #[command(after_help = "Examples:\n  windlass project add lab")]
     Add {
+        /// The project
         #[arg(value_name = "PROJECT")]
         name: String,
         /// Everyone on the server may see it and join
@@ -64,11 +69,16 @@ pub(crate) enum Action {
         public: bool,
     },
     /// Choose the project that commands work in
+    #[command(after_help = "Examples:\n  windlass project set-default lab")]
     SetDefault {
+        /// The project
         #[arg(value_name = "PROJECT")]
         name: String,
     },
     /// List the members of a project, or change them
+    #[command(
+        after_help = "Examples:\n  windlass project members lab\n  windlass project members lab --set ada=manager --remove bob"
+    )]
     Members {
         /// The project; the one that commands work in if not given
         #[arg(value_name = "PROJECT")]
@@ -81,7 +91,9 @@ pub(crate) enum Action {
         remove: Vec<String>,
     },
     /// Delete projects
+    #[command(after_help = "Examples:\n  windlass project delete -y lab")]
     Delete {
+        /// The projects
         #[arg(required = true, value_name = "PROJECT")]
         names: Vec<String>,
         /// Do not ask

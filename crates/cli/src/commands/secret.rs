@@ -44,14 +44,19 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List names of secrets
+    #[command(after_help = "Examples:\n  windlass secret list -o name")]
     List,
     /// Print the value of a secret
+    #[command(after_help = "Examples:\n  windlass secret get TOKEN > token.txt")]
     Get {
+        /// The secret
         #[arg(value_name = "SECRET")]
         name: String,
     },
     /// Store a secret
+    #[command(after_help = "Examples:\n  windlass secret set TOKEN < token.txt")]
     Set {
+        /// The secret
         #[arg(value_name = "SECRET")]
         name: String,
         /// The value. Others on this machine can see it here: leave it out to be asked, or to give it on
@@ -60,7 +65,9 @@ pub(crate) enum Action {
         value: Option<String>,
     },
     /// Delete secrets
+    #[command(after_help = "Examples:\n  windlass secret delete -y TOKEN")]
     Delete {
+        /// The secrets
         #[arg(required = true, value_name = "SECRET")]
         names: Vec<String>,
         /// Do not ask

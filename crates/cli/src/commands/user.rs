@@ -8,7 +8,7 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Output},
+    cli::{At, Format, Output},
     context::{self, Context, closest},
     exit::Exit,
     output::{
@@ -23,7 +23,7 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   windlass user                                  who there is
-  windlass user create ada --email a@example.org prints the token, which is shown only once
+  windlass user create ada > token.txt           prints the token, which is shown only once
   windlass user refresh-token ada                a new token; the old one dies at once
   windlass user delete -y ada
 
@@ -43,25 +43,33 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List users: everyone for an admin, else yourself
+    #[command(after_help = "Examples:\n  windlass user list -o wide")]
     List,
     /// Show one user
+    #[command(after_help = "Examples:\n  windlass user get ada")]
     Get {
+        /// The user
         #[arg(value_name = "USER")]
         name: String,
     },
     /// Add a user and print their token
+    #[command(after_help = "Examples:\n  windlass user create ada --email ada@example.org > token.txt")]
     Create {
+        /// The user
         #[arg(value_name = "USER")]
         name: String,
         /// May do everything on this server
         #[arg(long)]
         admin: bool,
+        /// Where they get mail
         #[arg(long, value_name = "ADDRESS")]
         email: Option<String>,
     },
     /// Replace the token of a user and print the new one
     #[command(visible_alias = "token")]
+    #[command(after_help = "Examples:\n  windlass user refresh-token -y ada > token.txt")]
     RefreshToken {
+        /// The user
         #[arg(value_name = "USER")]
         name: String,
         /// Do not ask
@@ -69,7 +77,9 @@ pub(crate) enum Action {
         yes: bool,
     },
     /// Remove users
+    #[command(after_help = "Examples:\n  windlass user delete -y ada")]
     Delete {
+        /// The users
         #[arg(required = true, value_name = "USER")]
         names: Vec<String>,
         /// Do not ask
@@ -98,8 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             let request =
                 CreateRequest { username: name.clone(), global_role, email: email.clone(), active: true };
             let user = cx.call::<CreateUser>(&request).await?;
-            output::say(&format!("Added `{name}`. This is their token; it is not shown again:"));
-            token(format, &user)
+            token(format, &user, &format!("Added `{name}`."))
         }
         Some(Action::RefreshToken { name, yes }) => {
             shown(cx, name).await?;
@@ -109,8 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
                 return Ok(Exit::Failed);
             }
             let user = cx.call::<RefreshToken>(&NameRequest { username: name.clone() }).await?;
-            output::say(&format!("The new token of `{name}`; it is not shown again:"));
-            token(format, &user)
+            token(format, &user, &format!("The old token of `{name}` is dead."))
         }
         Some(Action::Delete { names, yes }) => {
             for name in names {
@@ -162,9 +170,15 @@ async fn shown(cx: &Context, name: &str) -> Result<User, Problem> {
 }
 
 /// The token alone is data: `windlass user create ada > token` is what one wants.
-fn token(format: crate::cli::Format, user: &UserWithCreds) -> Result<Exit, Problem> {
-    let document = serde_json::json!({ "username": user.username, "token": user.creds.token });
-    output::one(format, &document, &user.username, |_| output::data(&user.creds.token))?;
+fn token(format: Format, user: &UserWithCreds, done: &str) -> Result<Exit, Problem> {
+    let name = &user.username;
+    output::say(&if format == Format::Name {
+        format!("{done} The token was not shown: `windlass user refresh-token {name}` makes another one.")
+    } else {
+        format!("{done} This is the token; it is not shown again:")
+    });
+    let document = serde_json::json!({ "username": name, "token": user.creds.token });
+    output::one(format, &document, name, |_| output::data(&user.creds.token))?;
     Ok(Exit::Done)
 }
 

@@ -32,26 +32,38 @@ Examples:
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
-    /// Show it again whenever it changes
-    #[arg(short, long)]
-    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) listing: Listing,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
+/// What to list, and how often.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Listing {
+    /// Show it again whenever it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List volumes
-    List,
+    #[command(after_help = "Examples:\n  windlass volume list -o wide")]
+    List(Listing),
     /// Show one volume
+    #[command(after_help = "Examples:\n  windlass volume get checkpoints")]
     Get {
+        /// The volume
         #[arg(value_name = "VOLUME")]
         name: String,
     },
     /// Delete volumes
+    #[command(after_help = "Examples:\n  windlass volume delete -y checkpoints")]
     Delete {
+        /// The volumes
         #[arg(required = true, value_name = "VOLUME")]
         names: Vec<String>,
         /// Do not ask
@@ -62,11 +74,15 @@ pub(crate) enum Action {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
+    let listing = match &args.action {
+        Some(Action::List(listing)) => listing,
+        _ => &args.listing,
+    };
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(Action::List) if args.watch => {
+        None | Some(Action::List(_)) if listing.watch => {
             live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
         }
-        None | Some(Action::List) => {
+        None | Some(Action::List(_)) => {
             let volumes = list(cx).await?;
             let name = |volume: &Volume| volume.name.clone();
             let none = "No volumes. `windlass apply -f FILE` makes one.";

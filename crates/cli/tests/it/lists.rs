@@ -18,10 +18,12 @@ fn an_empty_list_says_what_makes_one() {
 fn nothing_is_deleted_where_nobody_can_be_asked() {
     let stage = Stage::new();
     let mut story = Story::new("delete-unasked", &stage);
-    for thing in ["volume", "gateway"] {
+    story.run(&["secret", "set", "SOME", "value"]);
+    story.run(&["secret", "delete", "SOME"]);
+    story.run(&["secret", "-o", "name"]);
+    for thing in ["volume", "gateway", "fleet"] {
         story.run(&[thing, "delete", "some"]);
     }
-    story.run(&["fleet", "delete", "some"]);
     story.end();
 }
 

@@ -144,7 +144,7 @@ fn quoted(arg: &str) -> String {
 
 /// A form of text that differs each time: its length where `rest` starts with one, and what is shown for it.
 type Form = fn(&str) -> Option<(usize, &'static str)>;
-const FORMS: [Form; 5] = [uuid, moment, age, address, token];
+const FORMS: [Form; 6] = [uuid, moment, age, address, token, key];
 
 fn masked(text: &str) -> String {
     let mut out = String::new();
@@ -224,8 +224,17 @@ fn address(rest: &str) -> Option<(usize, &'static str)> {
 
 fn token(rest: &str) -> Option<(usize, &'static str)> {
     let secret = rest.strip_prefix("wl_")?;
-    let len = secret.find(|letter: char| !letter.is_ascii_alphanumeric()).unwrap_or(secret.len());
+    let part = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
+    let len = secret.find(|letter: char| !part(letter)).unwrap_or(secret.len());
     (len > 16).then_some((3 + len, "[TOKEN]"))
+}
+
+/// A public key, as OpenSSH writes it.
+fn key(rest: &str) -> Option<(usize, &'static str)> {
+    let key = rest.strip_prefix("ssh-ed25519 ")?;
+    let part = |letter: char| letter.is_ascii_alphanumeric() || "+/=".contains(letter);
+    let len = key.find(|letter: char| !part(letter)).unwrap_or(key.len());
+    (len > 16).then_some((12 + len, "[KEY]"))
 }
 
 #[test]
