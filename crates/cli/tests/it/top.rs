@@ -75,6 +75,8 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
     top.shows("omega");
     top.keys(&["q"]);
     top.shows("exit: 0");
+    // It was told to stop; it may not be over yet.
+    ran(&mut local(&home, &["stop", "-y", "--wait", "alpha"])).ok();
     assert_eq!(ran(&mut local(&home, &["ps", "-o", "name"])).ok().stdout, "omega\n");
 }
 
