@@ -102,10 +102,11 @@ pub enum Shortfall {
     Unhealthy,
     NotReady,
     Draining,
-    /// `nodes.max` of the fleet is reached.
+    /// `nodes.max` of the fleet is reached. `frees`: some of its instances go by themselves when they are idle.
     FleetFull {
         max: u32,
         wanted: u32,
+        frees: bool,
     },
     /// Not that many whole instances in one backend and region.
     TooFewNodes {
@@ -136,8 +137,8 @@ impl Shortfall {
             | Self::Unhealthy
             | Self::NotReady
             | Self::Draining
-            | Self::FleetFull { .. }
             | Self::FleetNotChosen => true,
+            Self::FleetFull { frees, .. } => *frees,
             Self::TooFewNodes { wanted, could, .. } => *could >= *wanted,
             Self::CpuArch { .. }
             | Self::Cpus { .. }
@@ -243,7 +244,12 @@ impl Shortfall {
             Self::Unhealthy => "check its devices".into(),
             Self::NotReady => "wait until it is ready".into(),
             Self::Draining => "wait for another instance".into(),
-            Self::FleetFull { .. } => "raise `nodes.max` of the fleet, or wait until an instance ends".into(),
+            Self::FleetFull { frees: true, .. } => {
+                "raise `nodes.max` of the fleet, or wait until an instance ends".into()
+            }
+            Self::FleetFull { frees: false, .. } => {
+                "raise `nodes.max` of the fleet, or end one of its instances: it keeps them all".into()
+            }
             Self::TooFewNodes { wanted, could, .. } if could >= wanted => {
                 "wait until jobs on the others end".into()
             }
@@ -356,7 +362,7 @@ impl Display for Shortfall {
             Self::Unhealthy => f.write_str("is unhealthy"),
             Self::NotReady => f.write_str("is still being provisioned"),
             Self::Draining => f.write_str("takes no new jobs"),
-            Self::FleetFull { max, wanted } => {
+            Self::FleetFull { max, wanted, .. } => {
                 write!(f, "the fleet has room for {max} instances and {wanted} more would exceed that")
             }
             Self::TooFewNodes { wanted, fit, could } => write!(

@@ -87,6 +87,7 @@ fn fleet_of(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> Fleet {
         name: fleet.name.clone(),
         cluster: shape.is_cluster(),
         creates: shape.creates() && !ending,
+        nodes_min: shape.nodes().map_or(0, |nodes| nodes.min),
         nodes_max: shape.nodes().and_then(|nodes| nodes.max),
         instance_nums,
         limits: shape.limits().clone(),
@@ -108,6 +109,7 @@ fn instance_of(
         offer: offer(row)?,
         readiness: readiness(row),
         held,
+        stays: row.idle_seconds_max.is_none(),
     })
 }
 

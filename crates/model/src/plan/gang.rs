@@ -84,10 +84,7 @@ impl<'a> Round<'a> {
         let candidates = self.candidates(spot, pool);
         let mut slots = match pool {
             Pool::Free | Pool::Draining => self.stock.fleets[fleet].slots(),
-            Pool::Ever => {
-                let max = self.stock.fleets[fleet].fleet.nodes_max.unwrap_or(u32::MAX);
-                max.saturating_sub(u32::try_from(candidates.len()).unwrap_or(u32::MAX))
-            }
+            Pool::Ever => self.slots_ever(ask, fleet),
         };
         let mut order: Vec<usize> = (0..ask.classes.len()).collect();
         let mut choices: BTreeMap<usize, usize> = BTreeMap::new();
@@ -133,6 +130,16 @@ impl<'a> Round<'a> {
         let seated = members.iter().flatten().count();
         let members: Option<Vec<Member>> = members.into_iter().collect();
         members.map(|members| Gang { fleet, members, cost }).ok_or(u32::try_from(seated).unwrap_or(u32::MAX))
+    }
+
+    /// Slots for new instances, now or once those that do not serve anyway have gone.
+    fn slots_ever(&self, ask: &Ask, fleet: usize) -> u32 {
+        let room = &self.stock.fleets[fleet];
+        let members = self.stock.shapes.iter().filter(|shape| shape.fleet == fleet);
+        let idle = members.flat_map(|shape| &shape.members);
+        let useless = idle.filter(|at| !ask.classes.iter().any(|class| self.serves(*class, **at))).count();
+        let useless = u32::try_from(useless).unwrap_or(u32::MAX);
+        room.slots_without(room.frees().min(useless))
     }
 
     /// Instances at the spot that may be counted on, soonest and tightest first.

@@ -87,6 +87,8 @@ pub struct Fleet {
     pub cluster: bool,
     /// Whether it may create instances (not for SSH fleets).
     pub creates: bool,
+    /// So many of its instances it keeps, however idle they are.
+    pub nodes_min: u32,
     pub nodes_max: Option<u32>,
     /// Of every instance that is not terminated, placeholders too: each holds a slot.
     pub instance_nums: BTreeSet<u32>,
@@ -124,6 +126,8 @@ pub struct Instance {
     pub offer: Offer,
     pub readiness: Readiness,
     pub held: Vec<Held>,
+    /// It is kept however long it is idle.
+    pub stays: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -131,6 +131,7 @@ impl Round<'_> {
                 misses.push(ranked(new(), 1, vec![Shortfall::NoOffers]));
             } else {
                 let full = room.slots() < wanted;
+                let stays_full = room.slots_without(room.frees()) < wanted;
                 for (position, (_, offer)) in self.stock.offers.iter().enumerate() {
                     let mut missing = 0_u32;
                     let total = split(room.fleet, offer);
@@ -138,7 +139,8 @@ impl Round<'_> {
                     compare(offer, 1, &room.fleet.limits, &mut missing);
                     missing += u32::from(!offer.availability.worth_trying()) + u32::from(total.is_err());
                     if missing > 0 || full {
-                        misses.push((missing > 0, missing, Miss::Offer { class, fleet: at, position }));
+                        let stays = missing > 0 || stays_full;
+                        misses.push((stays, missing, Miss::Offer { class, fleet: at, position }));
                     }
                 }
             }
@@ -200,7 +202,11 @@ impl Round<'_> {
                 short.extend(total.err());
                 if short.is_empty() {
                     let max = room.fleet.nodes_max.unwrap_or(u32::MAX);
-                    short.push(Shortfall::FleetFull { max, wanted: 1 });
+                    short.push(Shortfall::FleetFull {
+                        max,
+                        wanted: 1,
+                        frees: room.slots_without(room.frees()) > 0,
+                    });
                 }
                 Refusal { place: describe(&room.fleet.name, offer), count: 1, shortfalls: short }
             }

@@ -38,21 +38,50 @@ pub(super) struct Shape<'a> {
 /// A fleet and the slots it has left in this round.
 pub(super) struct Room<'a> {
     pub(super) fleet: &'a Fleet,
+    /// Of its instances, those that will go by themselves, and those that may if they are idle for long enough.
+    going: u32,
+    may_go: u32,
     nums: BTreeSet<u32>,
     /// Offers that its own limits admit, with the number of blocks; by position in `Stock::offers`.
     pub(super) admits: Vec<Option<u32>>,
 }
 
 impl Room<'_> {
+    fn count(&mut self, instance: &Instance) {
+        match instance.readiness {
+            Readiness::Ready | Readiness::Unhealthy if instance.stays => {}
+            Readiness::Ready | Readiness::Unhealthy => self.may_go += 1,
+            // What is not up may never be, and what is silent is given up.
+            Readiness::Provisioning | Readiness::Unreachable | Readiness::Draining => self.going += 1,
+        }
+    }
+
     pub(super) fn slots(&self) -> u32 {
-        let held = u32::try_from(self.nums.len()).unwrap_or(u32::MAX);
+        self.slots_without(0)
+    }
+
+    /// The slots it has once so many of its instances have gone.
+    pub(super) fn slots_without(&self, gone: u32) -> u32 {
+        let held = self.held().saturating_sub(gone);
         self.fleet.nodes_max.map_or(u32::MAX, |max| max.saturating_sub(held))
+    }
+
+    fn held(&self) -> u32 {
+        u32::try_from(self.nums.len()).unwrap_or(u32::MAX)
+    }
+
+    /// How many of its instances make room in time: those that go, and those that are idle for long enough, but never
+    /// so many that fewer than `nodes.min` are left.
+    pub(super) fn frees(&self) -> u32 {
+        let kept = self.held().saturating_sub(self.going);
+        self.going + self.may_go.min(kept.saturating_sub(self.fleet.nodes_min))
     }
 
     /// The lowest number nobody has, now taken.
     pub(super) fn take_slot(&mut self) -> u32 {
         let num = (0..).find(|num| !self.nums.contains(num)).unwrap_or_default();
         self.nums.insert(num);
+        self.going += 1;
         num
     }
 }
@@ -103,6 +132,7 @@ impl<'a> Stock<'a> {
             let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
             let free = instance.offer.total_blocks.max(1).saturating_sub(held);
             stock.shapes[shape].members.push(at);
+            stock.fleets[fleet].count(instance);
             stock.free.push(free);
             stock.shape_of.push(shape);
             if instance.readiness == Readiness::Ready && instance.offer.host.cpus > 0 {
@@ -231,5 +261,5 @@ fn room<'a>(fleet: &'a Fleet, offers: &[(usize, &Offer)]) -> Room<'a> {
         if wanted { split(fleet, offer).ok() } else { None }
     };
     let admits = if fleet.creates { offers.iter().map(admits).collect() } else { Vec::new() };
-    Room { fleet, nums: fleet.instance_nums.clone(), admits }
+    Room { fleet, going: 0, may_go: 0, nums: fleet.instance_nums.clone(), admits }
 }

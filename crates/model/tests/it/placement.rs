@@ -75,6 +75,7 @@ pub(super) fn fleet(n: u128, name: &str) -> Fleet {
         name: name.into(),
         cluster: false,
         creates: false,
+        nodes_min: 0,
         nodes_max: None,
         instance_nums: BTreeSet::new(),
         limits: Needs::default(),
@@ -92,6 +93,7 @@ pub(super) fn instance(n: u128, fleet: &Fleet, offer: Offer) -> Instance {
         offer,
         readiness: Readiness::Ready,
         held: Vec::new(),
+        stays: true,
     }
 }
 
@@ -262,6 +264,63 @@ fn r23_a_placeholder_takes_a_number_and_a_slot() {
          (raise `nodes.max` of the fleet, or wait until an instance ends)",
         ],
     );
+}
+
+/// A full fleet of one, whose instance does not fit: whether to wait depends on whether that one ever goes.
+fn behind_a_misfit(nodes_min: u32, stays: bool, readiness: Readiness) -> String {
+    let f = Fleet {
+        creates: true,
+        nodes_min,
+        nodes_max: Some(1),
+        instance_nums: BTreeSet::from([1]),
+        ..fleet(1, "f")
+    };
+    let misfit = Instance { stays, readiness, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
+    let inventory =
+        Inventory { fleets: vec![f], instances: vec![misfit], offers: vec![offer(host(8, 0), 1, 1.0)] };
+    let placements = place(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
+    match &placements[0].outcome {
+        Outcome::Waits { .. } => "waits".to_owned(),
+        Outcome::Never { why } => summary(&why.refusals).unwrap(),
+        Outcome::Placed { .. } => "placed".to_owned(),
+    }
+}
+
+#[test]
+fn r2_a_job_waits_for_a_slot_only_where_one_will_be_free() {
+    for (nodes_min, stays, readiness, waits) in [
+        (0, false, Readiness::Ready, true),
+        (0, true, Readiness::Ready, false),
+        (1, false, Readiness::Ready, false),
+        (1, true, Readiness::Draining, true),
+        (1, true, Readiness::Unreachable, true),
+        (1, false, Readiness::Provisioning, true),
+    ] {
+        let said = behind_a_misfit(nodes_min, stays, readiness);
+        assert_eq!(said == "waits", waits, "{nodes_min} {stays} {readiness:?}: {said}");
+        assert!(waits || said.contains("end one of its instances"), "{said}");
+    }
+}
+
+#[test]
+fn r2_several_nodes_wait_for_a_slot_only_where_one_will_be_free() {
+    for (stays, waits) in [(false, true), (true, false)] {
+        let f = Fleet {
+            cluster: true,
+            creates: true,
+            nodes_max: Some(2),
+            instance_nums: BTreeSet::from([1, 2]),
+            ..fleet(1, "f")
+        };
+        let misfit = Instance { stays, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
+        let fits = instance(2, &f, offer(host(8, 0), 1, 0.0));
+        let offers = vec![offer(host(8, 0), 1, 1.0)];
+        let inventory = Inventory { fleets: vec![f], instances: vec![misfit, fits], offers };
+        let placements = place(&[waiting(1, 0, vec![needs(8, 0), needs(8, 0)])], &inventory, NOW);
+        let outcome = &placements[0].outcome;
+        assert_eq!(matches!(outcome, Outcome::Waits { .. }), waits, "{outcome:?}");
+        assert_eq!(matches!(outcome, Outcome::Never { .. }), !waits, "{outcome:?}");
+    }
 }
 
 #[test]
