@@ -16,7 +16,12 @@ use windlass_backend::{
     volumes::{Attached, Attachment, Volumes},
 };
 use windlass_engine::Lease;
-use windlass_model::{config::mounts::VolumeMount, decide::jobs_terminating as ending, id::VolumeId};
+use windlass_model::{
+    config::mounts::VolumeMount,
+    decide::{jobs_submitted::ATTACH_MAX, jobs_terminating as ending},
+    id::VolumeId,
+    time::Timestamp,
+};
 
 use self::mounts::Catalogue;
 use crate::{
@@ -25,7 +30,7 @@ use crate::{
         instances::{self, Instance},
         jobs::Job,
         passes::volumes::{self as rows, Hold, Taken},
-        volumes::{self, Volume},
+        volumes::{self, Attachment as Fastening, Volume},
     },
     pass_error::PassError,
 };
@@ -65,7 +70,8 @@ pub async fn attach(
     };
     let mut holds = rows::holds(db, job.id).await?;
     if holds.len() < wanted.len() {
-        let taken = match choose(db, backends, job, instance, &wanted).await? {
+        let now = Timestamp(lease.now());
+        let taken = match choose(db, backends, job, instance, &wanted, now).await? {
             Choice::Take(taken) => taken,
             Choice::Wait(said) => return Ok(Attach::Coming { said }),
             Choice::Never(said) => return Ok(Attach::Failed { said }),
@@ -94,6 +100,7 @@ async fn choose(
     job: &Job,
     instance: &Instance,
     wanted: &[VolumeMount],
+    now: Timestamp,
 ) -> Result<Choice, PassError> {
     let catalogue = Catalogue::of(db, job.project_id, wanted).await?;
     let mut taken: Vec<Taken> = Vec::new();
@@ -101,7 +108,7 @@ async fn choose(
         let (mut refusals, mut waits) = (Vec::new(), None);
         let mut chosen = None;
         for name in mount.name.as_slice() {
-            match usable(db, backends, &catalogue, name, instance).await? {
+            match usable(db, backends, &catalogue, name, instance, now).await? {
                 Usable::Yes { volume, many } if taken.iter().all(|one| one.volume != volume) => {
                     chosen = Some(Taken { volume, path: mount.path.clone(), many });
                     break;
@@ -132,6 +139,7 @@ async fn usable(
     catalogue: &Catalogue,
     name: &str,
     instance: &Instance,
+    now: Timestamp,
 ) -> Result<Usable, PassError> {
     let Some(volume) = catalogue.named(name) else {
         return Ok(Usable::No(format!("volume `{name}` does not exist")));
@@ -159,6 +167,12 @@ async fn usable(
                     "volume `{name}` is still being detached from this instance"
                 )));
             }
+            if hangs(&attachment, now) {
+                // Jobs that come one after the other would keep it for ever: the last one out ends it.
+                return Ok(Usable::Soon(format!(
+                    "volume `{name}` hangs on its way to this instance and is let go first"
+                )));
+            }
         } else if !many {
             let other = instances::find(db, attachment.instance_id).await?;
             let other = other.map_or_else(|| attachment.instance_id.to_string(), |other| other.name);
@@ -171,6 +185,11 @@ async fn usable(
         }
     }
     Ok(Usable::Yes { volume: volume.id, many })
+}
+
+/// It was asked for long ago, and the backend has not shown it yet.
+fn hangs(attachment: &Fastening, now: Timestamp) -> bool {
+    attachment.data.is_none() && now.since(attachment.attached_at) >= ATTACH_MAX
 }
 
 fn no_volumes(backend: &str) -> String {
@@ -200,6 +219,10 @@ async fn ask(
                     let Val::Text(data) = data else { continue };
                     rows::shown_as(db, lease.held(), &attachment, &data).await?;
                     shown
+                }
+                Fastened::NotYet(said) if hangs(&attachment, Timestamp(lease.now())) => {
+                    let said = format!("{said}, and was not within {} s", ATTACH_MAX.as_secs());
+                    return Ok(Attach::Failed { said });
                 }
                 Fastened::NotYet(said) => {
                     coming = Some(said);

@@ -47,6 +47,7 @@ on_both! {
     a_volume_that_cannot_be_attached_fails_its_job_and_says_why
     g4_a_volume_is_with_one_instance_at_a_time
     two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it
+    r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again
     a_detach_that_hangs_is_asked_again_and_forced
     a_stale_holder_of_the_job_takes_nothing
 }
@@ -58,6 +59,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Script {
     refuses_to_make: bool,
     refuses_to_attach: bool,
+    /// What is asked for is never attached.
+    never_attaches: bool,
     /// Soft requests to detach are not honoured.
     hangs: bool,
 }
@@ -138,6 +141,9 @@ impl Volumes for Shelf {
             return no("the disk is of another kind");
         }
         state.attached.insert((id.to_owned(), machine.id.clone()));
+        if state.script.never_attaches {
+            return yes(Attached::Coming);
+        }
         yes(Attached::Yes(Attachment { device_name: Some("/dev/sdf".into()) }))
     }
     fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
@@ -501,6 +507,26 @@ async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db
     assert_eq!(shelf.0.lock().attached.len(), 1, "the other one uses it");
     assert!(second.detach(db, &shelf, id, false).await.is_empty());
     assert!(shelf.0.lock().attached.is_empty());
+}
+
+async fn r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let id = ready_volume(db, &made, &shelf, "data").await;
+    let host = instance(db, &made, "one").await;
+    shelf.0.lock().script.never_attaches = true;
+    let first = work(db, &made, "first", host, at("/data", &["data"])).await;
+    assert!(matches!(first.attach(db, &shelf).await, Attach::Coming { .. }), "it is given its time");
+    let sql = "UPDATE volume_attachments SET attached_at = attached_at - 300000000";
+    write(db, Unit::new().exec(sql, vec![])).await;
+    let second = work(db, &made, "second", host, at("/data", &["data"])).await;
+    let Attach::Coming { said } = second.attach(db, &shelf).await else { panic!("it joins or fails") };
+    assert!(said.contains("hangs on its way"), "{said}");
+    assert!(second.standing(db, &shelf).await.is_empty(), "it holds nothing");
+    let Attach::Failed { said } = first.attach(db, &shelf).await else { panic!("it waits for ever") };
+    assert!(said.contains("is being attached, and was not within 300 s"), "{said}");
+    assert!(first.detach(db, &shelf, id, false).await.is_empty(), "the last one out ends it");
+    shelf.0.lock().script.never_attaches = false;
+    assert!(matches!(second.attach(db, &shelf).await, Attach::Ready(_)));
 }
 
 async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
