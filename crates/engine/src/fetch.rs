@@ -91,6 +91,7 @@ impl<S: LeaseStore> Fetcher<S> {
             return Some(self.next_idle_delay());
         }
         crank.meter.claimed.add(leases.len());
+        let took_all = leases.len() < limit;
         let is_only_put_back = {
             let now = Instant::now();
             let mut put_back = crank.put_back.lock();
@@ -100,8 +101,12 @@ impl<S: LeaseStore> Fetcher<S> {
         let lease_use = settings.lease_use();
         self.line.push(leases.into_iter().map(|lease| crank.meter.leases.track(lease, lease_use)).collect());
         self.empty = 0;
-        // Rows that were put back a moment ago and nothing else: give whoever is in their way some time.
-        is_only_put_back.then(|| self.jitter.around(self.crank.settings.related_retry_delay))
+        if is_only_put_back {
+            // Rows that were put back a moment ago and nothing else: give whoever is in their way some time.
+            return Some(self.jitter.around(self.crank.settings.related_retry_delay));
+        }
+        // Nothing that is due is left; what comes now comes with a hint or with its time.
+        took_all.then(|| self.next_idle_delay())
     }
 
     fn next_idle_delay(&mut self) -> Duration {

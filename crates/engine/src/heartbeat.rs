@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
 use crate::{
@@ -13,10 +13,10 @@ use crate::{
 };
 
 pub(crate) async fn run<S: LeaseStore>(crank: Arc<Crank<S>>) {
-    let mut ticks = interval(crank.settings.heartbeat_every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        // An idle pipeline has nothing to keep and costs nothing.
+        crank.meter.leases.some().await;
+        sleep(crank.settings.heartbeat_every).await;
         let now = Instant::now();
         for row in crank.meter.leases.sweep(now) {
             crank.settle_lost(&row);

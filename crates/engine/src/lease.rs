@@ -18,7 +18,10 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::{
+    sync::Notify,
+    time::{Instant, Sleep, sleep_until},
+};
 use uuid::Uuid;
 
 use crate::store::{Held, Lease};
@@ -90,6 +93,7 @@ impl Tracked {
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     by_token: Mutex<BTreeMap<Uuid, Arc<Tracked>>>,
+    taken: Notify,
 }
 
 impl Leases {
@@ -104,7 +108,15 @@ impl Leases {
             waker: AtomicWaker::new(),
         });
         self.by_token.lock().insert(tracked.lease.token, tracked.clone());
+        self.taken.notify_one();
         tracked
+    }
+
+    /// Waits until there is one. For one waiter.
+    pub(crate) async fn some(&self) {
+        while self.by_token.lock().is_empty() {
+            self.taken.notified().await;
+        }
     }
 
     pub(crate) fn release(&self, tracked: &Tracked) {

@@ -4,8 +4,9 @@
 //! statuses are constants of the code, never input. The rules are the engine's; its conformance suite
 //! runs on both databases.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{borrow::Cow, fmt::Write as _, sync::LazyLock, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 use windlass_engine::{Claim, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError};
@@ -19,11 +20,11 @@ impl Db {
     async fn lease(
         &self,
         what: &'static str,
-        statements: Vec<(String, Vec<Val>)>,
+        statements: Vec<(Cow<'static, str>, Vec<Val>)>,
     ) -> Result<Vec<Vec<Row>>, StoreError> {
         let failed = |error: DbError| StoreError::Failed { what, source: Box::new(error) };
         let Store::Postgres(pool) = &*self.store else {
-            let add = |unit: Unit, (sql, params): (String, Vec<Val>)| unit.query(sql, params);
+            let add = |unit: Unit, (sql, params): (Cow<'static, str>, Vec<Val>)| unit.query(sql, params);
             let unit = statements.into_iter().fold(Unit::new(), add);
             let written = self.write_as(what, unit).await.and_then(super::Written::done);
             return written.map(|(_, rows)| rows).map_err(failed);
@@ -41,7 +42,7 @@ impl Db {
         sql: String,
         params: Vec<Val>,
     ) -> Result<Vec<Uuid>, StoreError> {
-        let answers = self.lease(what, vec![(sql, params)]).await?;
+        let answers = self.lease(what, vec![(sql.into(), params)]).await?;
         let ids: Result<Vec<Uuid>, DbError> = answers.iter().flatten().map(|row| row.uuid(0)).collect();
         ids.map_err(|error| StoreError::Failed { what, source: Box::new(error) })
     }
@@ -51,15 +52,18 @@ impl LeaseStore for Db {
     async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
         let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
         // Most looks find nothing. A look is a read and keeps nobody from writing.
-        let look = self.query(look_sql(queue), params![queue.pipeline]).await.map_err(failed)?;
-        let (any, next_due_in) = read_look(&look).map_err(failed)?;
-        if !any {
-            return Ok(Claim { leases: Vec::new(), next_due_in });
-        }
+        let texts = Texts::of(self.dialect(), queue);
+        let look = self.query(texts.look.as_str(), params![queue.pipeline]).await.map_err(failed)?;
+        let look = Look::read(&look).map_err(failed)?;
+        let claim = match (look.free, look.expired) {
+            (false, false) => return Ok(Claim { leases: Vec::new(), next_due_in: look.next_due_in }),
+            (true, false) => &texts.claim_free,
+            (_, true) => &texts.claim,
+        };
         let asked_at = Instant::now();
-        let claim = (claim_sql(self.dialect(), queue), params![limit, micros(ttl), queue.pipeline]);
-        let answers = self.lease("claim", vec![claim]).await?;
-        Ok(Claim { leases: read_claim(&answers, asked_at).map_err(failed)?, next_due_in })
+        let params = params![limit, micros(ttl), queue.pipeline];
+        let answers = self.lease("claim", vec![(claim.as_str().into(), params)]).await?;
+        Ok(Claim { leases: read_claim(&answers, asked_at).map_err(failed)?, next_due_in: look.next_due_in })
     }
 
     async fn extend(&self, queue: &Queue, held: &[Held], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
@@ -122,7 +126,7 @@ impl LeaseStore for Db {
         let ids = Val::list(lock.ids);
         let sql = related_sql(self.dialect(), lock.table);
         let params = vec![ids.clone(), owner.as_str().into(), micros(lock.ttl).into(), lock.ids.len().into()];
-        let answers = self.lease("lock related", vec![(sql, params)]).await?;
+        let answers = self.lease("lock related", vec![(sql.into(), params)]).await?;
         let taken: Result<Vec<Lease>, DbError> =
             answers.iter().flatten().map(|row| read_lease(row, asked_at)).collect();
         let mut taken =
@@ -134,7 +138,7 @@ impl LeaseStore for Db {
         }
         if lock.reserve {
             // Not one transaction with the attempt: whoever takes a row in between is simply not marked.
-            self.lease("reserve", vec![(reserve_sql(lock.table), vec![ids, owner.into()])]).await?;
+            self.lease("reserve", vec![(reserve_sql(lock.table).into(), vec![ids, owner.into()])]).await?;
         }
         Ok(Related::Busy)
     }
@@ -187,8 +191,36 @@ fn statuses(queue: &Queue) -> String {
 /// When a row is due, as the index has it: one without a time has been due since ever.
 const DUE: &str = "coalesce(due_at, 0)";
 
-/// Two branches, one for each partial index: rows that nobody holds, and locks that have run out.
-fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
+/// The statements of one queue. Looks are frequent, and to write their text anew costs as much as the look.
+struct Texts {
+    look: String,
+    /// Only rows that nobody holds: nearly always there are no others.
+    claim_free: String,
+    claim: String,
+}
+
+impl Texts {
+    /// Written once: queues are constants of the code, so there are few, and they are kept for good.
+    fn of(dialect: Dialect, queue: &Queue) -> &'static Self {
+        static KNOWN: LazyLock<Mutex<Vec<(Dialect, Queue, &'static Texts)>>> = LazyLock::new(Mutex::default);
+        let mut known = KNOWN.lock();
+        let found = known.iter().find(|(of, kept, _)| of == &dialect && kept == queue);
+        if let Some((_, _, texts)) = found {
+            return texts;
+        }
+        let texts: &'static Self = Box::leak(Box::new(Self {
+            look: look_sql(queue),
+            claim_free: claim_sql(dialect, queue, false),
+            claim: claim_sql(dialect, queue, true),
+        }));
+        known.push((dialect, *queue, texts));
+        texts
+    }
+}
+
+/// Two branches, one for each partial index: rows that nobody holds, and locks that have run out. The second is
+/// left out where a look saw none: each branch is a table of its own to SQLite.
+fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
     let (table, statuses) = (queue.table, statuses(queue));
     let skip = match dialect {
         Dialect::Sqlite => "",
@@ -201,20 +233,31 @@ fn claim_sql(dialect: Dialect, queue: &Queue) -> String {
              ORDER BY last_processed_at, id LIMIT $1{skip}"
         )
     };
-    format!(
-        "WITH free AS MATERIALIZED ({}), expired AS MATERIALIZED ({}), \
-         c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
-         ORDER BY last_processed_at, id LIMIT $1) \
-         UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $2, lock_owner = $3, \
-         lock_epoch = lock_epoch + 1, due_at = coalesce(due_at, now_us()) \
-         WHERE id IN (SELECT id FROM c) RETURNING {TAKEN}",
-        branch("lock_token IS NULL AND NOT finished"),
-        branch("lock_token IS NOT NULL AND lock_expires_at <= now_us() AND NOT finished"),
-    )
+    let free = branch("lock_token IS NULL AND NOT finished");
+    let take = format!(
+        "UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $2, lock_owner = $3, \
+         lock_epoch = lock_epoch + 1, due_at = coalesce(due_at, now_us())"
+    );
+    if with_expired {
+        let expired = branch("lock_token IS NOT NULL AND lock_expires_at <= now_us() AND NOT finished");
+        return format!(
+            "WITH free AS MATERIALIZED ({free}), expired AS MATERIALIZED ({expired}), \
+             c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
+             ORDER BY last_processed_at, id LIMIT $1) {take} WHERE id IN (SELECT id FROM c) RETURNING {TAKEN}"
+        );
+    }
+    match dialect {
+        Dialect::Sqlite => {
+            format!("{take} WHERE id IN (SELECT id FROM ({free})) RETURNING {TAKEN}")
+        }
+        Dialect::Postgres => format!(
+            "WITH free AS MATERIALIZED ({free}) {take} WHERE id IN (SELECT id FROM free) RETURNING {TAKEN}"
+        ),
+    }
 }
 
-/// Whether anything could be claimed, and how long until the next row is due. Rows held by others are left
-/// out: whoever holds them says when they are due next.
+/// Whether there is anything to claim, free or left behind, and how long until the next row is due. Rows held by
+/// others are left out: whoever holds them says when they are due next.
 fn look_sql(queue: &Queue) -> String {
     let (table, statuses) = (queue.table, statuses(queue));
     let mine = "NOT finished AND (lock_owner IS NULL OR lock_owner = $1)";
@@ -230,17 +273,27 @@ fn look_sql(queue: &Queue) -> String {
     }
     format!(
         "SELECT EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NULL AND {mine} AND status IN ({statuses}) \
-         AND {DUE} <= now_us()) \
-         OR EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= now_us() AND {mine} \
+         AND {DUE} <= now_us()), \
+         EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= now_us() AND {mine} \
          AND status IN ({statuses}) AND {DUE} <= now_us()), \
          (SELECT min(at) - now_us() FROM ({next}) AS due)"
     )
 }
 
-fn read_look(rows: &[Row]) -> Result<(bool, Option<Duration>), DbError> {
-    let Some(row) = rows.first() else { return Ok((false, None)) };
-    let next = row.opt_int(1)?.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0)));
-    Ok((row.bool(0)?, next))
+struct Look {
+    free: bool,
+    expired: bool,
+    next_due_in: Option<Duration>,
+}
+
+impl Look {
+    fn read(rows: &[Row]) -> Result<Self, DbError> {
+        let Some(row) = rows.first() else {
+            return Ok(Self { free: false, expired: false, next_due_in: None });
+        };
+        let next = row.opt_int(2)?.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0)));
+        Ok(Self { free: row.bool(0)?, expired: row.bool(1)?, next_due_in: next })
+    }
 }
 
 fn read_claim(answers: &[Vec<Row>], asked_at: Instant) -> Result<Vec<Lease>, DbError> {

@@ -164,12 +164,13 @@ impl Conn {
             let error = rusqlite::Error::InvalidParameterCount(params.len(), statement.parameter_count());
             return Err(self.fault(sql, error));
         }
-        for (position, value) in params.iter().enumerate() {
-            let name = format!("${}", position + 1);
-            let index = statement
-                .parameter_index(&name)
-                .and_then(|index| index.ok_or(rusqlite::Error::InvalidParameterName(name)))
-                .map_err(|error| self.fault(sql, error))?;
+        for index in 1..=params.len() {
+            let name = statement.parameter_name(index).unwrap_or_default();
+            let position = name.strip_prefix('$').and_then(|number| number.parse::<usize>().ok());
+            let Some(value) = position.and_then(|position| params.get(position.checked_sub(1)?)) else {
+                let error = rusqlite::Error::InvalidParameterName(name.to_owned());
+                return Err(self.fault(sql, error));
+            };
             statement
                 .raw_bind_parameter(index, Bind { value, now })
                 .map_err(|error| self.fault(sql, error))?;
@@ -203,6 +204,20 @@ impl Conn {
 
     fn execute(&self, sql: &str, params: &[Val], now: i64) -> Result<usize, DbError> {
         self.bound(sql, params, now)?.raw_execute().map_err(|error| self.fault(sql, error))
+    }
+
+    /// One unit that has the transaction to itself: it is committed, or all is rolled back.
+    pub(super) fn unit_alone(&self, unit: &Unit, now: i64) -> Result<Written, DbError> {
+        let written = self.unit_inside(unit, now);
+        if !matches!(written, Ok(Written::Done { .. })) {
+            self.rollback();
+            return written;
+        }
+        if let Err(error) = self.commit() {
+            self.rollback();
+            return Err(error);
+        }
+        written
     }
 
     /// One unit in a savepoint of its own: what it wrote stays, or nothing of it does.

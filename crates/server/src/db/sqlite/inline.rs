@@ -36,15 +36,7 @@ impl Inline {
     pub(in crate::db) fn write(&self, unit: &Unit) -> Result<Written, DbError> {
         let conn = self.conn.lock();
         let now = conn.begin()?;
-        let written = conn.unit(unit, now);
-        if conn.is_rolled_back() {
-            return written;
-        }
-        if let Err(error) = conn.commit() {
-            conn.rollback();
-            return Err(error);
-        }
-        written
+        conn.unit_alone(unit, now)
     }
 
     pub(in crate::db) fn migrate_again(&self) -> Result<(), DbError> {
