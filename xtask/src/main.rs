@@ -32,8 +32,9 @@ usage: cargo xtask COMMAND
   demo                       build both binaries, run a task on this machine, say what to try next
   test [--fast]              set up this machine, then run every level; --fast: format, lints, tidy, tests
   tidy                       the rules a machine can check, alone
-  sim [--seeds N] [--from K] [--jobs J]
-                             the simulation; SEED=n replays one seed
+  sim [--seeds N] [--from K] [--jobs J] [--keep DIR]
+                             the simulation; SEED=n replays one seed; the
+                             databases of violating seeds are kept in DIR
   bench NAME [ARG…]          one benchmark (engine, api, agent, …) with what it needs beside it
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
   record                     draw the first five minutes anew, from a run in a terminal

@@ -10,22 +10,32 @@ pub(crate) const BINARY: &str = "windlass-sim";
 const SEEDS: u64 = 1_000;
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let seeds = args.value("--seeds")?.unwrap_or(SEEDS);
-    let from = args.value("--from")?.unwrap_or(0);
-    let jobs = args.value("--jobs")?;
+    let mut play = Play {
+        seeds: args.value("--seeds")?.unwrap_or(SEEDS),
+        from: args.value("--from")?.unwrap_or(0),
+        jobs: args.value("--jobs")?,
+        keep: args.value("--keep")?,
+    };
     args.finish()?;
-    match std::env::var("SEED") {
-        Ok(text) => {
-            let seed = text.parse().with_context(|| format!("read SEED `{text}`"))?;
-            self::seeds(workspace, 1, seed, jobs)
-        }
-        Err(_) => self::seeds(workspace, seeds, from, jobs),
+    if let Ok(text) = std::env::var("SEED") {
+        play.seeds = 1;
+        play.from = text.parse().with_context(|| format!("read SEED `{text}`"))?;
     }
+    self::play(workspace, &play)
 }
 
-pub(crate) fn seeds(workspace: &Workspace, count: u64, from: u64, jobs: Option<usize>) -> Result<()> {
+#[derive(Default)]
+pub(crate) struct Play {
+    pub(crate) seeds: u64,
+    pub(crate) from: u64,
+    pub(crate) jobs: Option<usize>,
+    /// Where the databases of seeds with violations are kept.
+    pub(crate) keep: Option<String>,
+}
+
+pub(crate) fn play(workspace: &Workspace, play: &Play) -> Result<()> {
     ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
-    let jobs = match jobs {
+    let jobs = match play.jobs {
         Some(jobs) => jobs,
         None => std::thread::available_parallelism().context("count the cores")?.get(),
     };
@@ -33,6 +43,10 @@ pub(crate) fn seeds(workspace: &Workspace, count: u64, from: u64, jobs: Option<u
     process::run(workspace.cargo().args(build))?;
     let mut command = Command::new(workspace.built("sim", BINARY)?);
     command.current_dir(&workspace.root);
-    command.args(["--seeds", &count.to_string(), "--from", &from.to_string(), "--jobs", &jobs.to_string()]);
+    command.args(["--seeds", &play.seeds.to_string(), "--from", &play.from.to_string()]);
+    command.args(["--jobs", &jobs.to_string()]);
+    if let Some(folder) = &play.keep {
+        command.args(["--keep", folder]);
+    }
     process::run(&mut command)
 }

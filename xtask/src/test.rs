@@ -140,7 +140,7 @@ fn simulation(workspace: &Workspace) -> Result<Outcome> {
     if !workspace.testkit_has(sim::BINARY)? {
         return Ok(Outcome::Absent(format!("windlass-testkit has no binary `{}` yet", sim::BINARY)));
     }
-    passed(sim::seeds(workspace, SIM_SEEDS, 0, None))
+    passed(sim::play(workspace, &sim::Play { seeds: SIM_SEEDS, ..sim::Play::default() }))
 }
 
 /// Both binaries are static, say their version, and the examples are valid by the shipped checker.

@@ -221,19 +221,12 @@ impl Host {
     }
 
     pub fn submit_task(&mut self, call: Call, task: &TaskSpec, now: i64) -> Result<(), AgentError> {
-        self.admit(call, now)?;
-        if self.tasks.contains_key(&call.submission) {
-            return Ok(());
-        }
         if self.gone.contains_key(&call.submission) {
             return Err(AgentError::Gone { submission: call.submission });
         }
-        let gpus = self
-            .ledger
-            .acquire(&call.submission, Want::Count(usize::try_from(task.gpu).unwrap_or_default()))
-            .map_err(|e| AgentError::Conflict { reason: e.to_string() })?;
-        for gpu in &gpus {
-            self.write(now, call.submission, call.epoch, Effect::GpuAcquired(gpu.clone()));
+        self.admit(call, now)?;
+        if self.tasks.contains_key(&call.submission) {
+            return Ok(());
         }
         let earlier = {
             let mut tries = self.tries.lock();
@@ -256,6 +249,16 @@ impl Host {
                 ended: None,
             },
         );
+        // A task is taken before it is prepared: one that cannot have its devices ends by itself.
+        let want = Want::Count(usize::try_from(task.gpu).unwrap_or_default());
+        match self.ledger.acquire(&call.submission, want) {
+            Ok(gpus) => {
+                for gpu in gpus {
+                    self.write(now, call.submission, call.epoch, Effect::GpuAcquired(gpu));
+                }
+            }
+            Err(_) => self.end(call.submission, now, "executor_error", None),
+        }
         Ok(())
     }
 
@@ -401,7 +404,7 @@ impl Host {
     pub fn remove_task(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
         self.admit(call, now)?;
         match self.tasks.get(&call.submission) {
-            None => Ok(()),
+            None => self.bury(call, now),
             Some(task) if task.ended.is_none() => {
                 Err(AgentError::Conflict { reason: "task is not terminated".into() })
             }
@@ -412,6 +415,16 @@ impl Host {
                 Ok(())
             }
         }
+    }
+
+    /// A task that is not here is buried all the same: a late copy of it must not start.
+    fn bury(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+        let seen = *self.gone.entry(call.submission).or_insert(call.epoch);
+        if call.epoch < seen {
+            self.write(now, call.submission, call.epoch, Effect::RefusedEpoch);
+            return Err(AgentError::Fenced { epoch: call.epoch, seen });
+        }
+        Ok(())
     }
 
     /// Every task the host keeps, ended ones included.
@@ -427,15 +440,13 @@ impl Host {
     /// Epochs of one submission only grow.
     fn admit(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
         self.advance(now);
-        let task = self.tasks.get_mut(&call.submission).map(|t| &mut t.epoch);
-        let seen = task.or_else(|| self.gone.get_mut(&call.submission));
-        if let Some(seen) = seen {
-            if call.epoch < *seen {
-                let seen = *seen;
+        if let Some(task) = self.tasks.get_mut(&call.submission) {
+            let seen = task.epoch;
+            if call.epoch < seen {
                 self.write(now, call.submission, call.epoch, Effect::RefusedEpoch);
                 return Err(AgentError::Fenced { epoch: call.epoch, seen });
             }
-            *seen = call.epoch;
+            task.epoch = call.epoch;
         }
         Ok(())
     }

@@ -23,3 +23,6 @@ pub const ATTACHMENTS: &str =
 pub const HELD_BY_FINISHED: &str = "SELECT j.id FROM jobs j WHERE j.finished AND (EXISTS
     (SELECT 1 FROM volume_holds h WHERE h.job_id = j.id) OR EXISTS
     (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id)) ORDER BY j.id";
+
+/// Writes the whole of an SQLite database to a new file.
+pub const KEEP: &str = "VACUUM INTO $1";

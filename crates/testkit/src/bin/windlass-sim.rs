@@ -3,19 +3,28 @@
 use std::{
     collections::BTreeMap,
     io::Write,
+    path::PathBuf,
     process::ExitCode,
-    sync::atomic::{AtomicU64, Ordering},
-    time::Instant,
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use windlass_testkit::sim::{self, Report};
 
+/// How often it says how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+
 struct Args {
     seeds: u64,
     from: u64,
     jobs: usize,
+    /// Where the databases of seeds with violations are kept.
+    keep: Option<PathBuf>,
 }
 
 /// What came of all seeds so far.
@@ -25,6 +34,7 @@ struct Total {
     violating: u64,
     runs: usize,
     passes: u64,
+    calls: u64,
     virtual_secs: u64,
     fired: BTreeMap<&'static str, u64>,
 }
@@ -34,17 +44,25 @@ fn main() -> Result<ExitCode> {
     let (next, end) = (AtomicU64::new(args.from), args.from + args.seeds);
     let (started, total) = (Instant::now(), Mutex::new(Total::default()));
     std::thread::scope(|scope| {
+        // Nothing is ever sent: the end of the last player is the end of the channel.
+        let (playing, over) = mpsc::channel::<()>();
         for _ in 0..args.jobs {
-            scope.spawn(|| {
+            let (playing, next, total, keep) = (playing.clone(), &next, &total, args.keep.as_deref());
+            scope.spawn(move || {
+                let _playing = playing;
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= end {
                         return;
                     }
-                    let report = sim::play(seed);
+                    let report = sim::play_keeping(seed, keep);
                     total.lock().add(seed, report);
                 }
             });
+        }
+        drop(playing);
+        while over.recv_timeout(TELL_EVERY) == Err(RecvTimeoutError::Timeout) {
+            total.lock().tell(args.seeds, started.elapsed().as_secs_f64());
         }
     });
     let total = total.into_inner();
@@ -53,22 +71,27 @@ fn main() -> Result<ExitCode> {
 }
 
 fn args() -> Result<Args> {
-    let mut args =
-        Args { seeds: 100, from: 0, jobs: std::thread::available_parallelism().map_or(1, |n| n.get()) };
+    let mut args = Args {
+        seeds: 100,
+        from: 0,
+        jobs: std::thread::available_parallelism().map_or(1, |n| n.get()),
+        keep: None,
+    };
     if let Ok(seed) = std::env::var("SEED") {
         args.from = seed.parse().context("SEED is not a number")?;
         args.seeds = 1;
     }
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
-        let mut number =
-            || words.next().context("a number is missing")?.parse::<u64>().context("not a number");
+        let mut value = || words.next().with_context(|| format!("`{word}` wants a value"));
+        let mut number = || value()?.parse::<u64>().with_context(|| format!("`{word}` wants a number"));
         match word.as_str() {
             "--seeds" => args.seeds = number()?,
             "--from" => args.from = number()?,
             "--jobs" => args.jobs = usize::try_from(number()?)?,
+            "--keep" => args.keep = Some(value()?.into()),
             "--log" => tracing_subscriber::fmt().with_writer(std::io::stderr).init(),
-            _ => bail!("unknown argument `{word}`; want --seeds N, --from K, --jobs J, --log"),
+            _ => bail!("unknown argument `{word}`; want --seeds N, --from K, --jobs J, --keep DIR, --log"),
         }
     }
     Ok(args)
@@ -89,6 +112,7 @@ impl Total {
                 }
                 self.runs += report.runs;
                 self.passes += report.passes;
+                self.calls += report.calls;
                 self.virtual_secs += report.virtual_secs;
                 if !report.violations.is_empty() {
                     self.violating += 1;
@@ -101,6 +125,17 @@ impl Total {
         }
     }
 
+    /// How far it is, for whoever waits.
+    fn tell(&self, of: u64, secs: f64) {
+        let rate = self.played as f64 / secs;
+        let _ = writeln!(
+            std::io::stderr(),
+            "{} of {of} seeds in {secs:.0} s, {rate:.1} seeds/s, {} with violations",
+            self.played,
+            self.violating
+        );
+    }
+
     fn print(&self, secs: f64) -> std::io::Result<()> {
         let mut out = std::io::stdout();
         for (fault, times) in &self.fired {
@@ -109,10 +144,11 @@ impl Total {
         let speed = self.virtual_secs as f64 / secs;
         writeln!(
             out,
-            "{} seeds, {} runs, {} passes in {secs:.1} s ({:.1} seeds/s, {speed:.0} times real time); {} with violations",
+            "{} seeds, {} runs, {} passes, {} calls of the database in {secs:.1} s ({:.1} seeds/s, {speed:.0} times real time); {} with violations",
             self.played,
             self.runs,
             self.passes,
+            self.calls,
             self.played as f64 / secs,
             self.violating
         )

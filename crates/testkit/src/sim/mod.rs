@@ -18,9 +18,10 @@ mod weather;
 use std::{
     collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
+    path::Path,
     sync::{
         Arc,
-        atomic::{AtomicI64, Ordering},
+        atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -28,7 +29,11 @@ use std::{
 use anyhow::Result;
 use tokio::time::{Instant, sleep};
 use windlass_model::id::InstanceId;
-use windlass_server::{db::Db, secrets::Keyring};
+use windlass_server::{
+    db::{Db, checks},
+    params,
+    secrets::Keyring,
+};
 
 use self::{
     cast::Cast,
@@ -66,14 +71,31 @@ pub struct Report {
     pub fired: BTreeMap<&'static str, u64>,
     pub runs: usize,
     pub passes: u64,
+    /// Calls of the database by all replicas.
+    pub calls: u64,
     pub virtual_secs: u64,
 }
 
 /// Plays one seed from beginning to end.
 pub fn play(seed: u64) -> Result<Report> {
+    play_keeping(seed, None)
+}
+
+/// Plays one seed. If it breaks an invariant, its database is kept in that folder as `seed-N.db`.
+pub fn play_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     // Inside, where time is virtual from the first moment on.
-    runtime.block_on(async { Sim::begin(seed)?.play().await })
+    runtime.block_on(async {
+        let sim = Sim::begin(seed)?;
+        let db = sim.db.clone();
+        let report = sim.play().await?;
+        if let Some(folder) = folder.filter(|_| !report.violations.is_empty()) {
+            std::fs::create_dir_all(folder)?;
+            let file = folder.join(format!("seed-{seed}.db"));
+            db.query(checks::KEEP, params![file.display().to_string()]).await?;
+        }
+        Ok(report)
+    })
 }
 
 struct Sim {
@@ -88,6 +110,7 @@ struct Sim {
     watch: Watch,
     shelf: Arc<Shelf>,
     keys: Arc<Keyring>,
+    calls: Arc<AtomicU64>,
     history: History,
     started: Instant,
 }
@@ -114,7 +137,8 @@ impl Sim {
         let watch = Watch::default();
         let count = rng.between(2, 3) as usize;
         let (shelf, keys) = (Arc::new(Shelf::default()), Arc::new(Keyring::ephemeral()?));
-        let shared = Shared { logs: shelf.clone(), keys: keys.clone() };
+        let calls: Arc<AtomicU64> = Arc::default();
+        let shared = Shared { logs: shelf.clone(), keys: keys.clone(), calls: calls.clone() };
         let replicas =
             (0..count).map(|n| Replica::new(n, &db, &world, &watch, shared.clone(), rng.fork())).collect();
         Ok(Self {
@@ -128,6 +152,7 @@ impl Sim {
             watch,
             shelf,
             keys,
+            calls,
             history: History::default(),
             started,
         })
@@ -165,6 +190,7 @@ impl Sim {
             fired,
             runs: history.runs.len(),
             passes: self.watch.passes(),
+            calls: self.calls.load(Ordering::Relaxed),
             virtual_secs: self.started.elapsed().as_secs(),
         })
     }

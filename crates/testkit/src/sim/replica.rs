@@ -1,6 +1,10 @@
 //! One server replica of the simulation: its engine, its roads, and how it dies.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -24,11 +28,16 @@ use crate::{
     rng::Rng,
 };
 
+/// Sleeps after the first, second, … look that found nothing.
+const IDLE_DELAYS: &[Duration] = &[Duration::from_secs(2), Duration::from_secs(5)];
+
 /// What all replicas of a server have in common beside the database.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) logs: Arc<dyn Store>,
     pub(super) keys: Arc<Keyring>,
+    /// Of the database, by all of them.
+    pub(super) calls: Arc<AtomicU64>,
 }
 
 pub(super) struct Replica {
@@ -76,7 +85,12 @@ impl Replica {
         self.freeze = Freeze::default();
         self.back_at = None;
         let rng = Arc::new(Mutex::new(self.rng.fork()));
-        let road = Road { freeze: self.freeze.clone(), rng: rng.clone(), storm: self.storm.clone() };
+        let road = Road {
+            freeze: self.freeze.clone(),
+            rng: rng.clone(),
+            storm: self.storm.clone(),
+            calls: self.shared.calls.clone(),
+        };
         let db = self.db.with_weather(Arc::new(road));
         let net = Net { world: self.world.clone(), freeze: self.freeze.clone() };
         let hands = Hands {
@@ -101,6 +115,8 @@ impl Replica {
         let mut settings = Settings::standard(self.rng.draw());
         // Few workers: queues build up, and leases are held by rows that wait.
         settings.workers = 4;
+        // Looks for nothing are most of what a quiet replica does; rarer ones find the same.
+        settings.idle_delays = IDLE_DELAYS;
         pipelines::install(&hands, &mut Watched { engine: &mut engine, settings, eye });
         self.running = Some(engine);
     }

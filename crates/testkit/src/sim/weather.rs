@@ -1,7 +1,14 @@
 //! The road between one replica and the database: slow at times, cut at times, and once in a while the
 //! commit happens and the news of it is lost.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -21,6 +28,8 @@ pub(super) struct Road {
     pub freeze: Freeze,
     pub rng: Arc<Mutex<Rng>>,
     pub storm: Arc<Mutex<Storm>>,
+    /// How often anything was asked of the database.
+    pub calls: Arc<AtomicU64>,
 }
 
 impl Road {
@@ -45,6 +54,7 @@ fn lost(what: &'static str) -> Arc<dyn std::error::Error + Send + Sync> {
 
 impl Weather for Road {
     fn before<'a>(&'a self, what: &'static str) -> Blown<'a> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             self.travel().await;
             match self.roll(|s| s.refused) {
