@@ -11,17 +11,19 @@ use hyper::{
     body::Bytes,
     client::conn::http1::{SendRequest, handshake},
     header,
+    upgrade::Upgraded,
 };
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use tokio::{net::TcpStream, sync::Mutex, time::timeout};
 
 use crate::{
+    agent::PORT_PROTOCOL,
     error,
     log_stream::LogStream,
     logs,
     operation::{Body, Operation},
-    operations, unix,
+    operations, runs, unix,
 };
 
 /// A server that does not take a connection by then is not there.
@@ -172,7 +174,7 @@ impl Client {
         let mut uri = self.uri(O::PATH, path);
         let body = match O::BODY {
             Body::Json => serde_json::to_vec(request).map_err(CallError::Encode)?,
-            Body::File | Body::Query | Body::Text | Body::Events => {
+            Body::File | Body::Query | Body::Text | Body::Events | Body::Stream => {
                 query(&mut uri, request)?;
                 Vec::new()
             }
@@ -231,6 +233,31 @@ impl Client {
             return Err(refusal(status, &answer));
         }
         Ok(LogStream::new(response.into_body(), request.offset))
+    }
+
+    /// Connects to a port of a job, on a connection of its own. It goes away with what is returned.
+    pub async fn connect_job(
+        &self,
+        project: &str,
+        request: &runs::ConnectRequest,
+    ) -> Result<TokioIo<Upgraded>, CallError> {
+        let mut uri = self.uri(operations::ConnectJob::PATH, &[project]);
+        query(&mut uri, request)?;
+        let kind = "application/json";
+        let message = Message { method: "GET", uri: &uri, body: Bytes::new(), kind, key: None };
+        let mut asked = self.request(&message)?;
+        let headers = asked.headers_mut();
+        headers.insert(header::CONNECTION, header::HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, header::HeaderValue::from_static(PORT_PROTOCOL));
+        let mut sender = self.connect().await?;
+        let sent = timeout(ANSWER_TIMEOUT, sender.send_request(asked));
+        let response = sent.await.map_err(|_| CallError::Silent)?.map_err(CallError::Exchange)?;
+        let status = response.status();
+        if status != StatusCode::SWITCHING_PROTOCOLS {
+            let answer = response.into_body().collect().await.map_err(CallError::Exchange)?.to_bytes();
+            return Err(refusal(status, &answer));
+        }
+        hyper::upgrade::on(response).await.map(TokioIo::new).map_err(CallError::Exchange)
     }
 
     fn uri(&self, template: &str, values: &[&str]) -> String {
@@ -325,7 +352,7 @@ where
 {
     let (sender, connection) = handshake(io).await.map_err(CallError::Exchange)?;
     // Its errors are seen by whoever waits for an answer on it.
-    tokio::spawn(connection);
+    tokio::spawn(connection.with_upgrades());
     Ok(sender)
 }
 

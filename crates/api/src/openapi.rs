@@ -70,7 +70,7 @@ fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
                 } } },
             });
         }
-        Body::Query | Body::Text | Body::Events => parameters.extend(query(&request)),
+        Body::Query | Body::Text | Body::Events | Body::Stream => parameters.extend(query(&request)),
     }
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
@@ -94,10 +94,13 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
         Body::Json | Body::File | Body::Query => "application/json",
         Body::Text => "text/plain",
         Body::Events => "text/event-stream",
+        Body::Stream => "",
     };
-    let mut responses = json!({
-        "200": { "description": "Done.", "content": { kind: { "schema": answer } } },
-    });
+    let mut responses = if entry.body == Body::Stream {
+        json!({ "101": { "description": "From here on the connection carries bytes both ways." } })
+    } else {
+        json!({ "200": { "description": "Done.", "content": { kind: { "schema": answer } } } })
+    };
     let mut refusals = vec!["400", "422"];
     if matches!(entry.body, Body::Json | Body::File) {
         refusals.extend(["408", "409", "413"]);

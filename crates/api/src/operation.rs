@@ -93,6 +93,8 @@ pub enum Body {
     Text,
     /// As `Query`, and the answer is a stream of events that lasts; the response type is one of them.
     Events,
+    /// As `Query`, asked for with `Upgrade: tcp`: the connection becomes a stream of bytes both ways.
+    Stream,
 }
 
 pub trait Operation: 'static {

@@ -106,6 +106,8 @@ operations! {
     ApplyRun = "apply_run": Post Json "/api/project/{project_name}/runs/apply" ProjectUser (runs::ApplyRequest) -> runs::Run;
     /// Asks runs to end.
     StopRuns = "stop_runs": Post Json "/api/project/{project_name}/runs/stop" ProjectUser (runs::StopRequest) -> ();
+    /// Connects to a port of a job, or to its SSH server: its owner, and managers of the project.
+    ConnectJob = "connect_job": Get Stream "/api/project/{project_name}/runs/connect" ProjectUser (runs::ConnectRequest) -> ();
     /// Hides finished runs.
     DeleteRuns = "delete_runs": Post Json "/api/project/{project_name}/runs/delete" ProjectUser (runs::DeleteRequest) -> ();
     /// What a job wrote.
@@ -200,7 +202,7 @@ mod tests {
             let named = entry.parameters().next() == Some("project_name");
             assert_eq!(entry.access.in_project(), named, "{}", entry.id);
             assert_eq!(
-                matches!(entry.body, Body::Query | Body::Text | Body::Events),
+                matches!(entry.body, Body::Query | Body::Text | Body::Events | Body::Stream),
                 entry.method == Method::Get,
                 "{}",
                 entry.id

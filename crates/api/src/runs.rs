@@ -97,6 +97,9 @@ pub struct JobSubmission {
     pub image_pull_progress: Option<Document>,
     #[serde(default)]
     pub probes: Vec<Probe>,
+    /// How many are in front of it, of those that wait for a machine: 0 is next. Only where one run is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_position: Option<i64>,
     /// Why it waits for a machine, or got none, as in `JobPlan`. Only where one run is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Document>,
@@ -187,6 +190,9 @@ pub struct JobPlan {
     /// nearest miss first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Document>,
+    /// What there is that can never hold the job, as in `why`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misfits: Option<Document>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -235,6 +241,16 @@ pub struct StopRequest {
     pub runs_names: Vec<String>,
     #[serde(default)]
     pub abort: bool,
+}
+
+/// Where in a run to connect to.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ConnectRequest {
+    pub run_name: String,
+    pub job_submission_id: Uuid,
+    /// A port as the job sees it; 0 is the SSH server that comes with every job.
+    #[serde(default)]
+    pub port: u16,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -3,7 +3,7 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, check, completion, cost, dev, doctor, event, explain, fleet, gateway, help, init, instance, login,
+    apply, attach, check, completion, cost, dev, doctor, event, explain, fleet, gateway, help, init, instance, login,
     logs, metrics, offer, project, ps, secret, server, stop, top, user, volume, why,
 };
 
@@ -27,6 +27,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run what a configuration file says, or make it so
     Apply(apply::Args),
+    /// Stay with a run: its ports, `ssh RUN`, its output
+    Attach(attach::Args),
     /// List runs
     Ps(ps::Args),
     /// Print what a run wrote

@@ -29,8 +29,9 @@ const AGAIN_AFTER: Duration = Duration::from_millis(200);
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) url: String,
+    pub(crate) token: String,
     pub(crate) project: String,
-    token: String,
+    addresses: Vec<SocketAddr>,
 }
 
 /// Runs a command that talks to a server.
@@ -63,7 +64,14 @@ impl Context {
             Some((host, port)) => addresses(host, port).await?,
             None => Vec::new(),
         };
-        Ok(Self { client: client.at(addresses), url, project, token })
+        Ok(Self { client: client.at(addresses.clone()), url, token, project, addresses })
+    }
+
+    /// For what goes on beside the command.
+    pub(crate) fn another_client(&self) -> Result<Client, Problem> {
+        let client =
+            Client::new(&self.url, Some(&self.token)).map_err(|error| Problem::call(&self.url, &error))?;
+        Ok(client.at(self.addresses.clone()))
     }
 
     /// The same way to the server, in another project.

@@ -35,6 +35,11 @@ impl Home {
         self.0.join("project")
     }
 
+    /// How `ssh` finds runs.
+    pub(crate) fn ssh_dir(&self) -> PathBuf {
+        self.0.join("ssh")
+    }
+
     /// The data of the server that runs on this machine by default.
     pub(crate) fn server_dir(&self) -> PathBuf {
         self.0.join("server")

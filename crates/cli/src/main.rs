@@ -5,6 +5,7 @@ mod commands;
 mod complete;
 mod context;
 mod exit;
+mod follow;
 mod home;
 mod local;
 mod login;

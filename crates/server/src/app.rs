@@ -1,7 +1,7 @@
 //! What every part of the server shares. Cheap to clone; every clone is the same server.
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -11,6 +11,7 @@ use windlass_engine::Hints;
 
 use crate::{
     StartError,
+    agents::Agents,
     auth::AccessCache,
     config::Settings,
     db::Db,
@@ -36,6 +37,8 @@ struct Inner {
     /// Said once, to those whose answers have no end of their own.
     closing: watch::Sender<bool>,
     market: Market,
+    /// Who reaches the hosts; nobody where no pipelines run.
+    agents: OnceLock<Arc<dyn Agents>>,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
     /// joined.
     process: String,
@@ -71,6 +74,7 @@ impl App {
             backends,
             tails,
             closing: watch::Sender::new(false),
+            agents: OnceLock::new(),
             process: crate::secrets::hex(&process),
             requests: AtomicU64::new(1),
         })))
@@ -109,6 +113,16 @@ impl App {
     /// Those who follow them.
     pub fn tails(&self) -> &Tails {
         &self.0.tails
+    }
+
+    /// The reach onto hosts, once there is one.
+    pub fn agents(&self) -> Option<&Arc<dyn Agents>> {
+        self.0.agents.get()
+    }
+
+    /// Said once, by whoever starts the pipelines.
+    pub fn set_agents(&self, agents: Arc<dyn Agents>) {
+        let _ = self.0.agents.set(agents);
     }
 
     /// Ends answers that would last for ever: the server stops.

@@ -23,6 +23,7 @@ use windlass_api::{
 };
 
 use crate::{
+    agents::Port,
     app::App,
     auth::{self, Caller, Scope},
     error::{Error, Result},
@@ -30,6 +31,7 @@ use crate::{
 };
 
 mod lasting;
+mod stream;
 
 /// A client must have sent its body by then.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -177,6 +179,35 @@ impl Routes {
         })
     }
 
+    /// As `project`, and the connection becomes a stream to what the handler opened.
+    #[must_use]
+    pub fn project_stream<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, Scope, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<Port>> + Send,
+    {
+        const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Stream)) }
+        self.mount_raw::<O, _, _>(move |app, mut arrived| {
+            let handler = handler.clone();
+            async move {
+                let authorization = arrived.authorization().map(str::to_owned);
+                let path = arrived.path.clone();
+                let within = scope::<O>(&app, authorization.as_deref(), &path).await?;
+                let caller = stream::wanted(&mut arrived.request)?;
+                let request = arrived.read::<O>(&app).await?;
+                let place = stream::place()?;
+                let port = handler(app.clone(), within, request).await?;
+                let watched = app.clone();
+                let allowed = move || {
+                    let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
+                    async move { scope::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
+                };
+                Ok(stream::answer(app, caller, port, place, allowed))
+            }
+        })
+    }
+
     fn mount<O, F, R>(self, handle: F) -> Self
     where
         O: Operation,
@@ -283,7 +314,7 @@ impl Arrived {
                 let body = collect(self.request.into_body(), limit).await?;
                 decode(if body.is_empty() || &body[..] == b"null" { b"{}" } else { &body })
             }
-            Kind::Query | Kind::Text | Kind::File | Kind::Events => query(&self.request),
+            Kind::Query | Kind::Text | Kind::File | Kind::Events | Kind::Stream => query(&self.request),
         }
     }
 

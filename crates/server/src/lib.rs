@@ -167,6 +167,7 @@ fn start_pipelines(app: &App, machines: &Machines) -> Option<pipelines::Running>
         return None;
     }
     let agents = Wire::new(app, Arc::clone(&machines.hosts));
+    app.set_agents(Arc::clone(&agents) as Arc<dyn agents::Agents>);
     match pipelines::start(app, agents, machines.backends.clone()) {
         Ok(running) => Some(running),
         Err(error) => {

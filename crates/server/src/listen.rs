@@ -6,7 +6,6 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
 use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
@@ -29,7 +28,6 @@ pub(crate) async fn serve(
     router: Router,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Infallible> {
-    let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut stop = std::pin::pin!(stop);
     loop {
@@ -55,12 +53,20 @@ pub(crate) async fn serve(
             .header_read_timeout(app.settings().head_timeout)
             .max_headers(HEADERS_MAX)
             .max_buf_size(HEAD_BYTES_MAX)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
-        let connection = graceful.watch(connection);
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()))
+            .with_upgrades();
         let app = app.clone();
         tokio::spawn(async move {
             app.metrics().connected();
-            if let Err(error) = connection.await {
+            let mut connection = std::pin::pin!(connection);
+            let served = tokio::select! {
+                served = connection.as_mut() => served,
+                () = app.closed() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = served {
                 tracing::debug!(%error, "serve a connection");
             }
             app.metrics().disconnected();
@@ -69,7 +75,8 @@ pub(crate) async fn serve(
     }
     drop(listener);
     app.close();
-    if timeout(GRACE, graceful.shutdown()).await.is_err() {
+    // Whoever has all places knows that nobody is served any more.
+    if timeout(GRACE, places.acquire_many(CONNECTIONS_MAX as u32)).await.is_err() {
         tracing::warn!("requests still in flight were cut off");
     }
     Ok(())

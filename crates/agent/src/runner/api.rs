@@ -19,7 +19,7 @@ use super::{
     env,
     job::{Halt, Job, Run},
     metrics::Meter,
-    steps, supervise, uploads,
+    ports, steps, supervise, uploads,
 };
 use crate::{
     http::{self, Refusal},
@@ -32,7 +32,8 @@ const COMPAT_VERSION: &str = "latest";
 /// For our own socket: every call carries the token.
 pub fn with_token(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
     let checked = middleware::from_fn_with_state(Arc::clone(job), check_token);
-    routes(job, meter, env!("CARGO_PKG_VERSION")).layer(checked)
+    let ports = Router::new().route("/api/connect", get(ports::connect)).with_state(Arc::clone(job));
+    routes(job, meter, env!("CARGO_PKG_VERSION")).merge(ports).layer(checked)
 }
 
 /// For a dstack server, which knows no token.

@@ -96,6 +96,45 @@ async fn x5_the_runners_socket_is_of_no_use_without_its_token() {
 }
 
 #[tokio::test]
+async fn a_port_of_the_task_and_its_ssh_server_are_reached_through_the_shim() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let shim = Shim::start(Setup::process());
+    let id = ready(&shim).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut guest, _) = listener.accept().await.unwrap();
+        let mut asked = [0; 4];
+        guest.read_exact(&mut asked).await.unwrap();
+        guest.write_all(&[&asked[..], b" pong"].concat()).await.unwrap();
+    });
+    let open = |credential: &'static str, port: u16| {
+        let socket = shim.home().join("shim.sock");
+        async move {
+            let stream = UnixStream::connect(socket).await.unwrap();
+            windlass_api::agent::ports::connect(stream, credential, id, port).await
+        }
+    };
+    let mut stream = open(CREDENTIAL, port).await.unwrap();
+    stream.write_all(b"ping").await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    assert_eq!(answer, b"ping pong", "to the last byte, and then the end");
+
+    let refused = open(CREDENTIAL, port).await.unwrap_err().to_string();
+    assert!(refused.contains(&format!("nobody answers at port {port}")), "{refused}");
+    let stranger = open("wrong", port).await.unwrap_err().to_string();
+    assert!(stranger.contains("credential"), "{stranger}");
+    let plain = shim.client().get(&format!("/api/tasks/{id}/runner/api/connect?port={port}")).await;
+    plain.expect(400);
+
+    let mut ssh = open(CREDENTIAL, 0).await.unwrap();
+    let mut hello = [0; 16];
+    ssh.read_exact(&mut hello).await.unwrap();
+    assert_eq!(&hello, b"SSH-2.0-windlass");
+}
+
+#[tokio::test]
 async fn output_and_states_are_told_as_they_come() {
     let shim = Shim::start(Setup::process());
     let id = ready(&shim).await;

@@ -328,7 +328,7 @@ fn runner(id: SubmissionId, call: &str) -> String {
     format!("/api/tasks/{id}/runner/api/{call}")
 }
 
-fn refusal(status: StatusCode, seen: Option<i64>, why: String) -> ShimError {
+pub(super) fn refusal(status: StatusCode, seen: Option<i64>, why: String) -> ShimError {
     match (status, seen) {
         (StatusCode::PRECONDITION_FAILED, Some(seen)) => ShimError::Fenced { seen },
         (StatusCode::UNAUTHORIZED, _) => ShimError::Unauthorized { why },

@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod events;
+pub mod ports;
 pub mod runner;
 pub mod shim;
 
@@ -20,6 +21,9 @@ pub const SIGNED_PREFIX: &[u8] = b"windlass task specification 1\n";
 pub const LOG_END: &str = "windlass-log-end";
 /// Beside log bytes: `true` when nothing will be added to the stream.
 pub const LOG_COMPLETE: &str = "windlass-log-complete";
+
+/// What a connection becomes that is forwarded to a port: bytes as they are.
+pub const PORT_PROTOCOL: &str = "tcp";
 
 /// Port of the runner's HTTP inside a container, where TCP is used at all.
 pub const RUNNER_PORT: u16 = 10999;

@@ -1,28 +1,41 @@
-//! `windlass logs RUN`: what a job wrote, to the byte.
+//! `windlass logs RUN`: what its jobs wrote, to the byte.
 
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use regex_automata::meta::Regex;
 use tokio::time::{Instant, sleep_until};
 use windlass_api::{
     operations::ReadRun,
-    runs::{JobSubmission, ReadRequest, Run},
+    runs::{Job, ReadRequest, Run},
 };
 use windlass_model::{
     config::units::parse_duration,
     time::{Span, Timestamp},
 };
 
-use super::{
-    apply::{Copied, Pace, Pages, Tail},
-    stop::is_finished,
-};
+use super::stop::is_finished;
 use crate::{
     cli::At,
     context::{self, Context},
     exit::Exit,
+    follow::{Chorus, Manner, Pace, Pages, Part, Piece, Sung, Tail, Tree, Voices, last_lines},
     output::words,
-    problem::Problem,
+    problem::{Code, Problem},
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass logs train                       all that its jobs wrote
+  windlass logs -f --tail 20 train          the last 20 lines, and what follows until the end
+  windlass logs --since 10m --grep 'loss=' train
+  windlass logs --previous train            what the attempt before the newest wrote
+  windlass logs --replica 1 --job 0 train   one job of several
+
+With several jobs each line has the replica and rank in front that it comes from. In a pipe or a file every byte is
+as the job wrote it; on a terminal, control sequences other than colours are taken out unless `--raw` is given.";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The run
     #[arg(value_name = "RUN")]
@@ -30,15 +43,30 @@ pub(crate) struct Args {
     /// Go on until the run ends
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Which replica of a service
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) replica: i64,
-    /// Which job of the replica: the rank of the node
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) job: i64,
+    /// Only the last N lines of each job
+    #[arg(long, value_name = "N")]
+    pub(crate) tail: Option<usize>,
     /// Only what was written since then: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
     #[arg(long, value_name = "WHEN")]
     pub(crate) since: Option<String>,
+    /// Only what was written until then
+    #[arg(long, value_name = "WHEN", conflicts_with = "follow")]
+    pub(crate) until: Option<String>,
+    /// Only lines that match this regular expression
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) grep: Option<String>,
+    /// Which replica of a service; all, if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) replica: Option<i64>,
+    /// Which job of the replica: the rank of the node; all, if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) job: Option<i64>,
+    /// What the attempt before the newest wrote
+    #[arg(long, conflicts_with = "follow")]
+    pub(crate) previous: bool,
+    /// On a terminal, let the output drive it
+    #[arg(long)]
+    pub(crate) raw: bool,
     /// What the agent wrote about the job, instead of what the job wrote
     #[arg(long)]
     pub(crate) diagnose: bool,
@@ -46,9 +74,26 @@ pub(crate) struct Args {
     pub(crate) at: At,
 }
 
+/// What is wanted, understood.
+struct Wanted<'a> {
+    args: &'a Args,
+    since: Option<Timestamp>,
+    until: Option<Timestamp>,
+    grep: Option<Regex>,
+}
+
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
-    let since = args.since.as_deref().map(since).transpose()?;
-    context::with(&args.at, async |cx| print(cx, args, since).await)
+    let grep = args.grep.as_deref().map(Regex::new).transpose().map_err(|error| {
+        Problem::misuse(format!("understand the pattern `{}`", args.grep.as_deref().unwrap_or_default()))
+            .why(error.syntax_error().map_or_else(|| error.to_string(), ToString::to_string))
+    })?;
+    let wanted = Wanted {
+        args,
+        since: args.since.as_deref().map(since).transpose()?,
+        until: args.until.as_deref().map(since).transpose()?,
+        grep,
+    };
+    context::with(&args.at, async |cx| wanted.print(cx).await)
 }
 
 /// A length of time ago, or a moment.
@@ -62,73 +107,144 @@ pub(crate) fn since(text: &str) -> Result<Timestamp, Problem> {
     })
 }
 
-async fn print(cx: &Context, args: &Args, since: Option<Timestamp>) -> Result<Exit, Problem> {
-    let run = cx.run(&args.name).await?;
-    if args.follow {
-        return follow(cx, args, since, run).await;
+impl Wanted<'_> {
+    async fn print(&self, cx: &Context) -> Result<Exit, Problem> {
+        let run = cx.run(&self.args.name).await?;
+        if self.args.follow { self.follow(cx, run).await } else { self.once(cx, &run).await }
     }
-    let latest = job(&run, args).ok_or_else(|| no_job(&run, args))?;
-    Pages::new(&args.name, latest.id, since, args.diagnose).copy(cx).await?;
-    Ok(Exit::Done)
-}
 
-async fn follow(cx: &Context, args: &Args, since: Option<Timestamp>, mut run: Run) -> Result<Exit, Problem> {
-    let request = ReadRequest { run_name: None, id: Some(run.id) };
-    let mut tail: Option<Tail<'_>> = None;
-    let mut pace = Pace::new();
-    loop {
-        let finished = is_finished(&run.status);
-        match job(&run, args) {
-            Some(latest) if tail.as_ref().is_none_or(|tail| tail.submission() != latest.id) => {
-                // First all of the submission before.
-                if !finish(tail.as_mut()).await? {
-                    return Ok(Exit::Done);
+    fn parts(&self, run: &Run) -> Vec<((i64, i64), Part)> {
+        run.jobs.iter().filter_map(|job| self.part(job)).collect()
+    }
+
+    /// The part of a job's log that is wanted, but for `--tail`.
+    fn part(&self, job: &Job) -> Option<((i64, i64), Part)> {
+        let spec = job.job_spec.value().unwrap_or_default();
+        let number = |name: &str| spec[name].as_i64().unwrap_or(0);
+        let place = (number("replica_num"), number("job_num"));
+        let is_wanted = self.args.replica.is_none_or(|replica| replica == place.0)
+            && self.args.job.is_none_or(|job| job == place.1);
+        let mut newest_first = job.job_submissions.iter().rev();
+        let submission = newest_first.nth(usize::from(self.args.previous)).filter(|_| is_wanted)?;
+        let mut part = Part::whole(&self.args.name, submission.id);
+        (part.since, part.until, part.diagnose) = (self.since, self.until, self.args.diagnose);
+        Some((place, part))
+    }
+
+    /// With `--tail`, only the end of it.
+    async fn end_of(&self, cx: &Context, mut part: Part) -> Result<Part, Problem> {
+        if let Some(lines) = self.args.tail
+            && let Some(offset) = last_lines(cx, &part, lines).await?
+        {
+            part.offset = offset;
+        }
+        Ok(part)
+    }
+
+    /// All there is, in the order it was written.
+    async fn once(&self, cx: &Context, run: &Run) -> Result<Exit, Problem> {
+        let parts = self.parts(run);
+        if parts.is_empty() {
+            return Err(self.nothing(run));
+        }
+        let mut voices = Voices::new(self.args.raw, parts.len() > 1, self.grep.clone());
+        let mut sources = Vec::new();
+        for (place, part) in parts {
+            let part = self.end_of(cx, part).await?;
+            sources.push(Source { pages: Pages::new(&part), pieces: Vec::new().into_iter(), place });
+        }
+        // The oldest piece of all is next.
+        let mut heads: BinaryHeap<Reverse<(Timestamp, usize, Piece)>> = BinaryHeap::new();
+        for index in 0..sources.len() {
+            heads.extend(sources[index].next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
+        }
+        while let Some(Reverse((_, index, piece))) = heads.pop() {
+            if !voices.write(sources[index].place, &piece.bytes) {
+                return Ok(Exit::Done);
+            }
+            heads.extend(sources[index].next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
+        }
+        voices.end();
+        Ok(Exit::Done)
+    }
+
+    async fn follow(&self, cx: &Context, mut run: Run) -> Result<Exit, Problem> {
+        let request = ReadRequest { run_name: None, id: Some(run.id) };
+        // There is nothing to draw; whoever only reads logs knows that it runs.
+        let mut tree = Tree::new(&self.args.name);
+        let voices = Voices::new(self.args.raw, false, self.grep.clone());
+        let mut chorus = Chorus::new(Manner::Text(voices));
+        let mut pace = Pace::new();
+        loop {
+            let finished = is_finished(&run.status);
+            let parts = self.parts(&run);
+            if parts.is_empty() && finished {
+                return Err(self.nothing(&run));
+            }
+            for (place, part) in parts {
+                match chorus.submission_at(place) {
+                    Some(known) if known == part.submission => continue,
+                    Some(_) => {
+                        // First all of the attempt before.
+                        if !chorus.leave(place, &mut tree).await? {
+                            return Ok(Exit::Done);
+                        }
+                        chorus.add(place, Tail::new(cx, part));
+                    }
+                    None => chorus.add(place, Tail::new(cx, self.end_of(cx, part).await?)),
                 }
-                tail = Some(Tail::new(cx, &args.name, latest.id, since, args.diagnose));
                 pace.news();
             }
-            Some(_) => {}
-            None if finished => return Err(no_job(&run, args)),
-            None => {}
+            if finished {
+                chorus.finish(&mut tree).await?;
+                return Ok(Exit::Done);
+            }
+            let due = Instant::now() + pace.wait();
+            if chorus.is_empty() {
+                sleep_until(due).await;
+            } else {
+                match chorus.sing(due, &mut tree).await? {
+                    Sung::Due => {}
+                    Sung::Over => pace.news(),
+                    Sung::Unread => return Ok(Exit::Done),
+                }
+            }
+            run = cx.patiently::<ReadRun>(&request).await?;
         }
-        if finished {
-            finish(tail.as_mut()).await?;
-            return Ok(Exit::Done);
+    }
+
+    fn nothing(&self, run: &Run) -> Problem {
+        let Args { name, replica, job, previous, .. } = self.args;
+        let which = match (replica, job) {
+            (None, None) => "a job".to_owned(),
+            (Some(replica), None) => format!("replica {replica}"),
+            (None, Some(job)) => format!("job {job}"),
+            (Some(replica), Some(job)) => format!("job {job} of replica {replica}"),
+        };
+        let problem = Problem::new(format!("find {which} of `{name}`")).code(Code::UnknownName);
+        if run.jobs.is_empty() {
+            return problem.why(format!("the run has no job yet: it is {}", run.status));
         }
-        let due = Instant::now() + pace.wait();
-        match &mut tail {
-            Some(tail) => match tail.copy(due).await? {
-                Copied::Due => {}
-                Copied::Over => pace.news(),
-                Copied::Unread => return Ok(Exit::Done),
-            },
-            None => sleep_until(due).await,
+        if *previous {
+            return problem.why("it was started once only").hint(format!("`windlass logs {name}` shows that"));
         }
-        run = cx.patiently::<ReadRun>(&request).await?;
+        problem.hint(format!("`windlass ps` shows its {}", words::count(run.jobs.len(), "job")))
     }
 }
 
-async fn finish(tail: Option<&mut Tail<'_>>) -> Result<bool, Problem> {
-    match tail {
-        Some(tail) => tail.finish().await,
-        None => Ok(true),
-    }
+/// One job's log, piece by piece.
+struct Source {
+    place: (i64, i64),
+    pages: Pages,
+    pieces: std::vec::IntoIter<Piece>,
 }
 
-fn job<'a>(run: &'a Run, args: &Args) -> Option<&'a JobSubmission> {
-    let found = run.jobs.iter().find(|job| {
-        let spec = job.job_spec.value().unwrap_or_default();
-        spec["replica_num"].as_i64().unwrap_or(0) == args.replica
-            && spec["job_num"].as_i64().unwrap_or(0) == args.job
-    });
-    found.and_then(|job| job.job_submissions.last())
-}
-
-fn no_job(run: &Run, args: &Args) -> Problem {
-    let problem =
-        Problem::new(format!("find job {} of replica {} of `{}`", args.job, args.replica, args.name));
-    if run.jobs.is_empty() {
-        return problem.why(format!("the run has no job yet: it is {}", run.status));
+impl Source {
+    async fn next(&mut self, cx: &Context) -> Result<Option<Piece>, Problem> {
+        if let Some(piece) = self.pieces.next() {
+            return Ok(Some(piece));
+        }
+        self.pieces = self.pages.next(cx).await?.into_iter();
+        Ok(self.pieces.next())
     }
-    problem.hint(format!("`windlass ps` shows its {}", words::count(run.jobs.len(), "job")))
 }

@@ -1,6 +1,7 @@
 //! One verb per file.
 
 pub(crate) mod apply;
+pub(crate) mod attach;
 pub(crate) mod check;
 pub(crate) mod completion;
 pub(crate) mod cost;
@@ -41,6 +42,7 @@ use crate::{
 pub(crate) fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Apply(args) => apply::run(&args),
+        Command::Attach(args) => attach::run(&args),
         Command::Ps(args) => ps::run(&args),
         Command::Logs(args) => logs::run(&args),
         Command::Stop(args) => stop::run(&args),

@@ -67,20 +67,48 @@ async fn once(cx: &Context, args: &Args) -> Result<Exit, Problem> {
 }
 
 async fn watch(cx: &Context, args: &Args) -> Result<Exit, Problem> {
-    let mut before = Vec::new();
+    let is_live = std::io::stdout().is_terminal();
+    let wide = args.output.format == Format::Wide;
+    let mut before = None;
     loop {
         let runs = list(cx, args).await?;
-        let lines = table(&runs, args.output.format == Format::Wide).lines(output::style::Style::stdout());
-        if lines != before {
-            if std::io::stdout().is_terminal() {
-                // Home, then clear what was below.
-                output::raw(b"\x1b[H\x1b[2J");
+        let lines = table(&runs, wide).lines(output::style::Style::stdout());
+        // Ages grow all the time; in a pipe that is no news.
+        let news = if is_live { lines.clone() } else { runs.iter().flat_map(state).collect() };
+        if before.as_ref() != Some(&news) {
+            if is_live {
+                draw(&lines);
+            } else {
+                if before.is_some() {
+                    output::data("");
+                }
+                lines.iter().for_each(|line| output::data(line));
             }
-            lines.iter().for_each(|line| output::data(line));
-            before = lines;
+            before = Some(news);
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// What of a run is news.
+fn state(run: &Run) -> Vec<String> {
+    let jobs = run.jobs.iter().filter_map(|job| job.job_submissions.last());
+    let jobs = jobs.map(|last| format!("{} {}", last.id, last.status_message));
+    std::iter::once(format!("{} {}", run.id, run.status_message)).chain(jobs).collect()
+}
+
+/// Over what was there, line by line: a screen that is cleared first would flicker.
+fn draw(lines: &[String]) {
+    let room = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(usize::MAX, |size| size.ws_row.into());
+    let mut screen = String::from("\x1b[H");
+    if lines.len() <= 1 {
+        screen.push_str("No runs.\x1b[K\n");
+    }
+    for line in lines.iter().filter(|_| lines.len() > 1).take(room.saturating_sub(1)) {
+        screen.push_str(&format!("{line}\x1b[K\n"));
+    }
+    screen.push_str("\x1b[J");
+    output::raw(screen.as_bytes());
 }
 
 /// Page by page: a server gives at most a hundred at a time.
@@ -96,7 +124,7 @@ async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, Problem> {
     };
     let mut all: Vec<Run> = Vec::new();
     loop {
-        let page = cx.call::<ListRuns>(&request).await?;
+        let page = cx.patiently::<ListRuns>(&request).await?;
         let full = i64::try_from(page.len()) == Ok(request.limit);
         all.extend(page);
         let Some(last) = all.last().filter(|_| full && all.len() < wanted) else {

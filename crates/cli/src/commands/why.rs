@@ -11,11 +11,21 @@ use crate::{
     cli::{At, Output},
     context::{self, Context, name_of},
     exit::Exit,
+    follow,
     output::{self, words},
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass why train              why it waits, with every place that it does not fit and what would help
+  windlass why train -o json      the same for programs";
+
+/// Places for which the way to fit is spelled out.
+const CURED_MAX: usize = 3;
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The run
     #[arg(value_name = "RUN")]
@@ -36,8 +46,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             "status": run.status,
             "status_message": run.status_message,
             "termination_reason": run.termination_reason,
-            "reasons": apply::reasons(&run),
-            "hint": apply::hint(&run, &name),
+            "reasons": follow::reasons(&run),
+            "hint": follow::hint(&run, &name),
             "shortfalls": shortfalls(&run),
             "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
         });
@@ -86,8 +96,8 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
     {
         output::data(&format!("  reason: {}", output::printable(&reason.replace('_', " "))));
     }
-    for why in apply::reasons(run) {
-        output::data(&format!("  why:  {}", apply::indented(&output::printable(&why))));
+    for why in follow::reasons(run) {
+        output::data(&format!("  why:  {}", follow::indented(&output::printable(&why))));
     }
     for job in &run.jobs {
         let Some(latest) =
@@ -98,6 +108,11 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
         let spec = job.job_spec.value().unwrap_or_default();
         let job_name = spec["job_name"].as_str().unwrap_or("?").to_owned();
         output::data(&output::printable(&format!("  {job_name}: {}", latest.status_message)));
+        match latest.queue_position {
+            Some(0) => output::data("    next in line for a machine"),
+            Some(ahead) => output::data(&format!("    {} in front of it", words::count(usize::try_from(ahead).unwrap_or(0), "job"))),
+            None => {}
+        }
     }
     let noted = shortfalls(run);
     for job in &noted {
@@ -118,10 +133,28 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
             }
         }
     }
+    let mut seen = plan.into_iter().flat_map(|plan| &plan.job_plans).filter_map(|job| job.why.as_ref()?.value().ok());
+    let cures = cures(&noted.first().cloned().or_else(|| seen.next()).unwrap_or_default());
+    if !cures.is_empty() {
+        output::data("  it would fit:");
+        cures.iter().for_each(|line| output::data(&output::printable(&format!("    {line}"))));
+    }
     // Who asked already need not be told to ask.
-    if let Some(hint) = apply::hint(run, &name).filter(|hint| !hint.contains("windlass why")) {
+    if let Some(hint) = follow::hint(run, &name).filter(|hint| !hint.contains("windlass why")) {
         output::data(&format!("  hint: {hint}"));
     }
+}
+
+/// What to change so that it fits, for the places where that is all it takes.
+fn cures(why: &Value) -> Vec<String> {
+    let refusals = why["refusals"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let cure = |refusal: &Value| {
+        let short = refusal["shortfalls"].as_array().filter(|short| !short.is_empty())?;
+        let cures: Option<Vec<&str>> =
+            short.iter().map(|one| one["cure"].as_str().filter(|cure| !cure.is_empty())).collect();
+        Some(format!("on {}: {}", refusal["place"].as_str()?, cures?.join(", and ")))
+    };
+    refusals.iter().filter_map(cure).take(CURED_MAX).collect()
 }
 
 fn tell_refusals(heading: &str, why: &Value) {

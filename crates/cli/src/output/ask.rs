@@ -83,7 +83,7 @@ impl Drop for Hidden {
 }
 
 /// Asks until the answer is yes or no. The end of the input is no.
-pub(crate) fn ask(question: &str) -> bool {
+fn ask(question: &str) -> bool {
     loop {
         {
             let mut out = std::io::stderr().lock();

@@ -15,7 +15,7 @@ pub(crate) mod words;
 use std::io::{IsTerminal as _, Write as _};
 
 pub(crate) use self::{
-    ask::{ask, ask_secret, can_ask, confirm, confirm_delete},
+    ask::{ask_secret, can_ask, confirm, confirm_delete},
     escape::printable,
     list::{List, json_array, jsonl, one},
 };
@@ -37,7 +37,6 @@ pub(crate) struct Foreign {
     filter: Option<escape::Filter>,
 }
 
-#[expect(dead_code, reason = "whoever prints logs will use it; take this line away then")]
 impl Foreign {
     /// With `raw`, a terminal gets every byte too.
     pub(crate) fn new(raw: bool) -> Self {
@@ -60,6 +59,16 @@ impl Drop for Foreign {
             raw(&filter.end());
         }
     }
+}
+
+/// Stdout for bytes that flow both ways.
+pub(crate) fn stream() -> tokio::io::Stdout {
+    tokio::io::stdout()
+}
+
+/// Whether data and talk are seen in the same place.
+pub(crate) fn is_one_screen() -> bool {
+    std::io::stdout().is_terminal() && std::io::stderr().is_terminal()
 }
 
 /// One line of talk, in which nothing but colours has an effect.

@@ -10,6 +10,9 @@ pub(crate) enum Colour {
     Yellow,
     Red,
     Bold,
+    Blue,
+    Magenta,
+    Cyan,
 }
 
 impl Colour {
@@ -21,6 +24,9 @@ impl Colour {
             Self::Yellow => "33",
             Self::Red => "31",
             Self::Bold => "1",
+            Self::Blue => "34",
+            Self::Magenta => "35",
+            Self::Cyan => "36",
         }
     }
 

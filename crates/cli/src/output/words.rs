@@ -25,6 +25,26 @@ pub(crate) fn ago(time: Timestamp, now: Timestamp) -> String {
     if now.since(time).as_secs() < 1 { "now".to_owned() } else { format!("{} ago", span(now.since(time))) }
 }
 
+/// `2026-11-20T09:00:01Z`: a moment to the second.
+pub(crate) fn stamp(time: Timestamp) -> String {
+    Timestamp::from_secs(time.0.div_euclid(1_000_000)).to_string()
+}
+
+/// `512 B`, `1.5 MB`: as downloads are counted.
+pub(crate) fn bytes(count: u64) -> String {
+    let units = [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
+    for (size, unit) in units {
+        if count >= size {
+            let tenths = count / (size / 10);
+            return match tenths % 10 {
+                0 => format!("{} {unit}", tenths / 10),
+                rest => format!("{}.{rest} {unit}", tenths / 10),
+            };
+        }
+    }
+    format!("{count} B")
+}
+
 /// `$1.25`, with up to four digits; free is `$0`.
 pub(crate) fn price(dollars: f64) -> String {
     let text = format!("{dollars:.4}");

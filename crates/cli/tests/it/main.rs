@@ -12,15 +12,18 @@ mod dev;
 mod doctor;
 mod errors;
 mod examples;
+mod follow;
 mod lists;
 mod login;
 mod relay;
+mod runs;
 mod server;
 mod snapshot;
 mod stage;
 mod terminal;
 mod things;
 mod top;
+mod tree;
 
 use std::{
     path::PathBuf,

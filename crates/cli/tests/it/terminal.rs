@@ -76,13 +76,19 @@ impl Terminal {
     /// Waits until the screen has this on it, and returns the screen.
     #[track_caller]
     pub(crate) fn shows(&self, part: &str) -> String {
+        self.until(&format!("showed `{part}`"), |screen| screen.contains(part))
+    }
+
+    /// Waits until the screen is so, and returns it.
+    #[track_caller]
+    pub(crate) fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
             let screen = self.screen();
-            if screen.contains(part) {
+            if is_so(&screen) {
                 return screen;
             }
-            assert!(Instant::now() < until, "no `{part}` on the screen:\n{screen}");
+            assert!(Instant::now() < until, "the screen never {what}:\n{screen}");
             std::thread::sleep(LOOK_EVERY);
         }
     }

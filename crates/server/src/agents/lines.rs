@@ -55,12 +55,12 @@ pub(super) enum Why {
 }
 
 /// A failed attempt, and when the next one may be made.
-struct Setback {
-    why: Why,
+pub(super) struct Setback {
+    pub(super) why: Why,
     next: Next,
 }
 
-enum Next {
+pub(super) enum Next {
     /// Nothing was tried that costs anything.
     AtOnce,
     /// Longer with each failure.
@@ -159,6 +159,10 @@ impl Lines {
         Self { slots: Mutex::default(), hosts }
     }
 
+    pub(super) fn hosts(&self) -> &Hosts<InstanceId> {
+        &self.hosts
+    }
+
     pub(super) fn forget(&self, instance: InstanceId) {
         self.slots.lock().remove(&instance);
         self.hosts.forget(&instance);
@@ -224,6 +228,15 @@ impl Inner {
     }
 
     async fn reach(&self, instance: InstanceId) -> Result<(Shim, Option<Arc<Connection>>), Setback> {
+        let (reach, credential) = self.way(instance).await?;
+        match reach {
+            Reach::Socket { path } => Ok((over_socket(&path, &credential).await?, None)),
+            Reach::Ssh { socket } => self.over_ssh(instance, &socket, &credential).await,
+        }
+    }
+
+    /// How to come to an instance's agent, and what it asks for at its door.
+    pub(super) async fn way(&self, instance: InstanceId) -> Result<(Reach, String), Setback> {
         let silent = |said: String| Setback { why: Why::Silent(said), next: Next::AtOnce };
         let found = rows::reach(&self.db, instance).await.map_err(|error| silent(told(&error)))?;
         let (machine, finished) = found.ok_or_else(|| silent("there is no such instance".into()))?;
@@ -234,11 +247,7 @@ impl Inner {
         let machine: Machine = serde_json::from_str(&machine).map_err(|error| silent(told(&error)))?;
         let reach = machine.reach.ok_or_else(|| silent("the way to its agent is not known yet".into()))?;
         let credential = enrol::credential(&self.db, &self.keys, instance).await;
-        let credential = credential.map_err(|error| silent(told(&error)))?;
-        match reach {
-            Reach::Socket { path } => Ok((over_socket(&path, &credential).await?, None)),
-            Reach::Ssh { socket } => self.over_ssh(instance, &socket, &credential).await,
-        }
+        Ok((reach, credential.map_err(|error| silent(told(&error)))?))
     }
 
     async fn over_ssh(
@@ -345,11 +354,11 @@ async fn hello(
     greeted.map_err(|error| failed(told(&error)))
 }
 
-fn failed(said: String) -> Setback {
+pub(super) fn failed(said: String) -> Setback {
     Setback { why: Why::Silent(said), next: Next::Backoff }
 }
 
-fn tunnel(error: TunnelError) -> Setback {
+pub(super) fn tunnel(error: TunnelError) -> Setback {
     let said = told(&error);
     let why = if error.is_final() { Why::Barred(said) } else { Why::Silent(said) };
     let next = match error {
@@ -367,7 +376,7 @@ fn tunnel(error: TunnelError) -> Setback {
     Setback { why, next }
 }
 
-fn astray(error: &SiteError) -> Setback {
+pub(super) fn astray(error: &SiteError) -> Setback {
     let said = told(error);
     match error {
         SiteError::Changed { .. } => Setback { why: Why::Barred(said), next: Next::Backoff },

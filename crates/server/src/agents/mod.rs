@@ -8,6 +8,7 @@ mod ear;
 pub mod enrol;
 mod fit;
 mod lines;
+mod ports;
 pub mod site;
 mod wire;
 
@@ -21,7 +22,10 @@ use windlass_api::agent::{
 };
 use windlass_model::id::{InstanceId, SubmissionId};
 
-pub use self::wire::{CALL_WITHIN, Wire};
+pub use self::{
+    ports::Port,
+    wire::{CALL_WITHIN, Wire},
+};
 
 /// Who is asked, about which submission, under which take of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +134,11 @@ pub trait Agents: Send + Sync + 'static {
     fn metrics(&self, call: Call) -> Answer<'_, Metrics>;
     /// Asks the commands to end; the runner kills them after its own grace.
     fn stop_job(&self, call: Call) -> Answer<'_, ()>;
+
+    /// A stream to a port of the task, for people; 0 is its SSH server. The epoch plays no part.
+    fn connect(&self, call: Call, _port: u16) -> Answer<'_, Port> {
+        silence(call.instance)
+    }
 
     /// The instance is over: its connection is let go.
     fn forget(&self, instance: InstanceId);

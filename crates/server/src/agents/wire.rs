@@ -18,7 +18,7 @@ use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_tunnel::Hosts;
 
 use super::{
-    AgentError, Agents, Answer, Call, HostNews, Pulled, Start,
+    AgentError, Agents, Answer, Call, HostNews, Port, Pulled, Start,
     enrol::{EnrolError, Signer},
     fit,
     lines::{Lines, Why, told},
@@ -49,7 +49,7 @@ pub(super) struct Inner {
 }
 
 /// Why a call brought nothing.
-enum Trouble {
+pub(super) enum Trouble {
     NoLine(Why),
     Shim(ShimError),
     Late(Duration),
@@ -271,6 +271,13 @@ impl Agents for Wire {
 
     fn stop_job(&self, call: Call) -> Answer<'_, ()> {
         Box::pin(self.call(call, move |shim| async move { shim.stop_job(call.submission, call.epoch).await }))
+    }
+
+    fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {
+        Box::pin(async move {
+            let opened = self.0.port(call.instance, call.submission, port).await;
+            opened.map_err(|trouble| about_task(call, trouble))
+        })
     }
 
     fn forget(&self, instance: InstanceId) {

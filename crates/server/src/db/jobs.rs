@@ -127,6 +127,14 @@ statements! {
     SET_PRIORITY = "UPDATE jobs SET priority = $2, due_at = NULL WHERE run_id = $1 AND NOT finished";
     ENDED = "SELECT id, status, exit_status, termination_reason FROM jobs WHERE finished \
              AND id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    /// Of each waiting job of a run, how many jobs of other runs are in front of it. Bounded: who is that far back
+    /// need not know how far.
+    QUEUE_POSITIONS = "SELECT j.id, (SELECT COUNT(*) FROM (SELECT 1 FROM jobs f WHERE f.project_id = j.project_id \
+                       AND NOT f.finished AND f.status = 'submitted' AND f.instance_id IS NULL \
+                       AND f.run_id <> j.run_id AND (f.priority > j.priority \
+                       OR (f.priority = j.priority AND f.submitted_at < j.submitted_at)) LIMIT 1000) ahead) \
+                       FROM jobs j WHERE j.run_id = $1 AND j.status = 'submitted' AND j.instance_id IS NULL \
+                       AND NOT j.finished";
     SECRETS = "SELECT secrets_sealed FROM jobs WHERE id = $1";
 }
 
@@ -172,6 +180,12 @@ record! {
 /// Those of these that are over.
 pub async fn ended(db: &Db, ids: &[SubmissionId]) -> Result<Vec<Ended>, DbError> {
     db.query(ENDED.as_str(), params![Val::list(ids)]).await?.iter().map(Ended::read).collect()
+}
+
+/// How many are in front of each job of a run that waits for a machine.
+pub async fn queue_positions(db: &Db, run: RunId) -> Result<Vec<(SubmissionId, i64)>, DbError> {
+    let rows = db.query(QUEUE_POSITIONS.as_str(), params![run]).await?;
+    rows.iter().map(|row| Ok((SubmissionId(row.uuid(0)?), row.int(1)?))).collect()
 }
 
 /// Sealed; never part of `Job`, so that no list or log carries it.

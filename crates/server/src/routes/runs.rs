@@ -3,6 +3,7 @@
 use windlass_api::{operations::*, runs::*};
 
 use crate::{
+    agents::Port,
     app::App,
     auth::{Caller, Scope},
     error::Result,
@@ -17,6 +18,7 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<PlanRun, _, _>(plan)
         .project::<ApplyRun, _, _>(apply)
         .project::<StopRuns, _, _>(stop)
+        .project_stream::<ConnectJob, _, _>(connect)
         .project::<DeleteRuns, _, _>(delete)
 }
 
@@ -38,6 +40,10 @@ async fn apply(app: App, scope: Scope, asked: ApplyRequest) -> Result<Run> {
 
 async fn stop(app: App, scope: Scope, asked: StopRequest) -> Result<()> {
     runs::stop(&app, &scope, &asked).await
+}
+
+async fn connect(app: App, scope: Scope, asked: ConnectRequest) -> Result<Port> {
+    runs::connect(&app, &scope, &asked).await
 }
 
 async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {

@@ -9,12 +9,14 @@ use windlass_api::{
 };
 use windlass_model::{
     config::job_spec::JobSpec,
+    explain::{Refusal, Shortfall},
     id::{FleetId, ProjectId, RunId, SubmissionId},
     plan::{
         blocks,
         offers::{Needs, Offer, fit, names_instance},
         place::{
-            Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, Readiness, Waiting, Why, place,
+            Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, REFUSALS_MAX, Readiness, Waiting,
+            Why, place,
         },
     },
     resources::CpuArch,
@@ -205,6 +207,36 @@ pub(crate) fn why(supply: &Supply, shape: &RunShape, jobs: &[&JobSpec]) -> Optio
         Outcome::Placed { .. } => None,
         Outcome::Waits { why, .. } | Outcome::Never { why } => Some(why),
     }
+}
+
+/// What there is that does not fit the job, and every reason: nearest miss first, alike ones together.
+pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
+    let needs = shape.needs_of(job);
+    let mut refusals: Vec<Refusal> = Vec::new();
+    let mut add = |place: String, short: Vec<Shortfall>| {
+        match refusals.iter_mut().find(|known| known.shortfalls == short) {
+            Some(known) => known.count += 1,
+            None => refusals.push(Refusal { place, count: 1, shortfalls: short }),
+        }
+    };
+    let inventory = &supply.inventory;
+    for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {
+        let Some(fleet) = inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet) else { continue };
+        if let Err(short) = fit(&instance.offer, &needs.within(&fleet.limits)) {
+            add(instance.name.clone(), short);
+        }
+    }
+    if shape.creation() != Creation::Reuse && inventory.fleets.iter().any(has_room) {
+        for offer in &inventory.offers {
+            if let Err(short) = fit(offer, &needs) {
+                add(format!("{} {} {}", offer.backend, offer.region, offer.instance_type), short);
+            }
+        }
+    }
+    refusals.sort_by_key(|refusal| refusal.shortfalls.len());
+    let left_out = refusals.len().saturating_sub(REFUSALS_MAX);
+    refusals.truncate(REFUSALS_MAX);
+    Why { refusals, left_out }
 }
 
 /// What GPUs are grouped by, beside what they are.

@@ -22,6 +22,7 @@ mod fake_s3;
 mod fleets;
 mod http;
 mod http_client;
+mod http_connect;
 mod http_costs;
 mod http_errors;
 mod http_fleets;

@@ -40,13 +40,13 @@ impl Connections {
     }
 
     /// Counts a connection until the guard is dropped.
-    pub(super) fn enter(&self) -> Entered {
+    pub(in crate::runner) fn enter(&self) -> Entered {
         let id = self.0.lock().enter(Instant::now());
         Entered { open: Arc::clone(&self.0), id }
     }
 }
 
-pub(super) struct Entered {
+pub(in crate::runner) struct Entered {
     open: Arc<Mutex<Open>>,
     id: u64,
 }

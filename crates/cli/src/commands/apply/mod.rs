@@ -1,31 +1,29 @@
 //! `windlass apply`: reads a configuration, shows what it would do, asks, does it, and stays until the end.
 
 mod archive;
-mod attach;
+mod changes;
 mod fleet;
 mod git;
 mod keys;
 mod others;
-mod outcome;
 mod plan;
 mod run;
 mod source;
-mod tail;
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
-use windlass_model::config::Configuration;
+use windlass_api::runs::RunPlan;
+use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMapping};
 
 pub(crate) use self::{
-    outcome::{hint, indented, reasons},
     plan::{refusals, resources},
     source::DEFAULT_FILES,
-    tail::{Copied, Pace, Pages, Tail},
 };
 use crate::{
     cli::{At, Format, Output},
     context,
     exit::Exit,
+    follow::Ports,
     output,
     problem::{Code, Problem},
 };
@@ -35,6 +33,8 @@ Examples:
   windlass apply -f train.yml                     plan, ask, run, follow the output
   windlass apply -f train.yml -y -d               no question, do not wait
   windlass apply -f train.yml -e SEED=7 -- --lr 3 variables, and arguments for ${{ run.args }}
+  windlass apply -f app.yml -p 8080:80            its port 80 at port 8080 of this machine
+  windlass apply -f train.yml -y -o jsonl         progress and output as events, for programs
   windlass apply -f fleet.yml -y                  a fleet, volume or gateway is made the same way
 
 The exit code is the job's own when it is below 200. From 200 on it is ours: 200 failed otherwise, 201 stopped,
@@ -61,6 +61,15 @@ pub(crate) struct Args {
     /// Replace what runs under this name even if nothing changed
     #[arg(long)]
     pub(crate) force: bool,
+    /// Forward a port of the job: `8000`, `LOCAL:8000` or `*:8000`; beside those of `ports` in the file
+    #[arg(short, long = "port", value_name = "MAPPING", value_parser = PortMapping::parse)]
+    pub(crate) port: Vec<PortMapping>,
+    /// Address of this machine at which ports are forwarded
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// On a terminal, let the job's output drive it
+    #[arg(long)]
+    pub(crate) raw: bool,
     /// How many offers the plan shows
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) max_offers: u16,
@@ -80,6 +89,25 @@ pub(crate) struct Args {
     pub(crate) at: At,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+impl Args {
+    /// What is forwarded while the run is followed: what the file says, and what the command line adds or moves.
+    fn ports(&self, plan: &RunPlan) -> Result<Ports, Problem> {
+        let first = plan.job_plans.first().map(|job| job.job_spec.value()).transpose();
+        let spec = first.map_err(|error| Problem::caused("read the plan", &error))?.unwrap_or_default();
+        Ok(Ports { host: self.host, ports: ports(&spec, &self.port), replica: 0, job: 0 })
+    }
+}
+
+/// The ports of a job, where a mapping that was named by hand replaces the one of the file.
+pub(crate) fn ports(job_spec: &serde_json::Value, named: &[PortMapping]) -> Vec<PortMapping> {
+    let apps: Vec<AppSpec> = serde_json::from_value(job_spec["app_specs"].clone()).unwrap_or_default();
+    let of_file = apps.iter().map(|app| PortMapping { local_port: app.map_to_port, container_port: app.port });
+    let is_named = |port: &PortMapping| named.iter().any(|other| other.container_port == port.container_port);
+    let mut all: Vec<PortMapping> = of_file.filter(|port| !is_named(port)).collect();
+    all.extend(named.iter().cloned());
+    all
 }
 
 fn variable(text: &str) -> Result<(String, Option<String>), String> {
@@ -104,9 +132,10 @@ fn apply(args: &Args) -> Result<Exit, Problem> {
     }
     // All that can be found wrong without a server is found before one is started.
     let source = source::read(args)?;
-    if source.configuration.run().is_some() && !args.detach && args.output.format != Format::Table {
+    let is_followed = source.configuration.run().is_some() && !args.detach;
+    if is_followed && !matches!(args.output.format, Format::Table | Format::Jsonl) {
         return Err(Problem::misuse("standard output belongs to the job while it is followed")
-            .hint("`-o` goes together with `-d`"));
+            .hint("`-o` goes together with `-d`; `-o jsonl` alone tells progress and output as events"));
     }
     context::with(&args.at, async |cx| match &source.configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {

@@ -42,6 +42,7 @@ pub(crate) fn show(plan: &RunPlan) {
         if let Some(secs) = job["max_duration"].as_i64() {
             lines.push(("Max duration", words::span(windlass_model::time::Span::secs(secs))));
         }
+        lines.push(("Cost ceiling", ceiling(plan)));
         if let Some(events) = job["retry"]["on_events"].as_array() {
             let events: Vec<&str> = events.iter().filter_map(Value::as_str).collect();
             lines.push(("Retry on", events.join(", ")));
@@ -55,6 +56,7 @@ pub(crate) fn show(plan: &RunPlan) {
     let all: Vec<Offer> = plan.job_plans.iter().flat_map(|job| job.offers.iter().cloned()).collect();
     let total: i64 = plan.job_plans.iter().map(|job| job.total_offers).sum();
     offers(&all, total);
+    misfits(plan, all.is_empty());
     let mut told = BTreeSet::new();
     for why in plan.job_plans.iter().filter_map(|job| job.why.as_ref()) {
         let why = why.value().unwrap_or_default();
@@ -67,6 +69,35 @@ pub(crate) fn show(plan: &RunPlan) {
             output::say("");
         }
     }
+}
+
+/// What the run can cost at most: the dearest offer it may take, for as long as it may run.
+fn ceiling(plan: &RunPlan) -> String {
+    let (mut sum, mut hourly) = (Some(0.0), 0.0);
+    for job in &plan.job_plans {
+        let spec = job.job_spec.value().unwrap_or_default();
+        let Some(dearest) = job.max_price else { return "unknown: nothing fits now".to_owned() };
+        let price = spec["requirements"]["max_price"].as_f64().map_or(dearest, |max| dearest.min(max));
+        hourly += price;
+        let hours = spec["max_duration"].as_f64().map(|secs| secs / 3600.0);
+        sum = sum.zip(hours).map(|(sum, hours)| sum + price * hours);
+    }
+    match sum {
+        _ if hourly == 0.0 => words::price(0.0),
+        Some(sum) => format!("{} (at most {} per hour)", words::price(sum), words::price(hourly)),
+        None => format!("none: {} per hour, and no `max_duration`", words::price(hourly)),
+    }
+}
+
+/// What there is beside the offers, and why it does not do. Where nothing fits at all, the other list says it.
+fn misfits(plan: &RunPlan, nothing_fits: bool) {
+    let Some(job) = plan.job_plans.iter().find(|job| job.misfits.is_some()).filter(|_| !nothing_fits) else {
+        return;
+    };
+    let why = job.misfits.as_ref().and_then(|misfits| misfits.value().ok()).unwrap_or_default();
+    output::say("What does not fit:");
+    refusals(&why, SHOWN_MAX).iter().for_each(|line| output::say(&output::printable(&format!("  {line}"))));
+    output::say("");
 }
 
 /// Why a job has no place, in words: a line for each place, the nearest miss first, with every reason and its cure.

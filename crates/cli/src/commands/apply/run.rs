@@ -12,16 +12,21 @@ use windlass_model::plan::diff;
 use super::{
     Args, agreed,
     archive::{self, Brought},
-    attach, git, plan,
+    changes, git, plan,
     source::Source,
 };
 use crate::{
+    cli::Format,
     commands::{is_finished, wait_for_end},
     context::{Context, name_of},
     exit::Exit,
+    follow::{self, Events, Forwards, How, Login, Manner, Voices, ssh},
     output,
     problem::Problem,
 };
+
+/// Whose ports are forwarded, and where people log in.
+const FIRST: ssh::Place = ssh::Place { replica: 0, job: 0 };
 
 pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<Exit, Problem> {
     let code = git::find(args, source)?;
@@ -39,16 +44,24 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<
         for_offers_only: false,
     };
     let planned = cx.call::<PlanRun>(&request).await?;
-    plan::show(&planned);
     let step = step(&planned, args.force)?;
+    let as_events = args.output.format == Format::Jsonl && !args.detach;
+    if as_events {
+        Events::plan(&planned, step.word());
+    } else {
+        plan::show(&planned);
+        step.tell(&planned);
+    }
+    // A port of this machine that is taken is found before anything is started.
+    let forwards = if args.detach { None } else { Some(Forwards::bind(args.ports(&planned)?).await?) };
     if let Step::Nothing(run) = &step {
         output::say(&format!("`{}` runs already and nothing changed.", name_of(run)));
-        return finish(cx, args, run).await;
+        return finish(cx, args, run, forwards).await;
     }
     if !agreed(args, &step.question())? {
         return Ok(Exit::RunFailed);
     }
-    if let Step::Replace(run) = &step {
+    if let Step::Replace(run, _) = &step {
         let name = name_of(run);
         output::say(&format!("Stopping `{name}`…"));
         cx.call::<StopRuns>(&runs::StopRequest { runs_names: vec![name], abort: false }).await?;
@@ -63,7 +76,10 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<
         }
     }
     let run = submit(cx, &planned, spec, args.force).await?;
-    finish(cx, args, &run).await
+    if as_events {
+        Events::submitted(&run);
+    }
+    finish(cx, args, &run, forwards).await
 }
 
 fn document(value: &Value) -> Result<Document, Problem> {
@@ -89,17 +105,49 @@ enum Step<'a> {
     New,
     /// An active run takes the changes as it runs.
     Update(&'a Run, Vec<String>),
-    /// An active run has to go first.
-    Replace(&'a Run),
+    /// An active run has to go first; perhaps because this field cannot change.
+    Replace(&'a Run, Option<String>),
     Nothing(&'a Run),
 }
 
 impl Step<'_> {
+    /// For machines.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::New => "create",
+            Self::Update(..) => "update",
+            Self::Replace(..) => "replace",
+            Self::Nothing(_) => "none",
+        }
+    }
+
+    /// What differs from what runs, and what that means.
+    fn tell(&self, plan: &RunPlan) {
+        let (run, means) = match self {
+            Self::New | Self::Nothing(_) => return,
+            Self::Update(run, _) => (run, "it takes the changes as it runs".to_owned()),
+            Self::Replace(run, Some(path)) => {
+                (run, format!("`{path}` cannot change while it is: it has to stop first"))
+            }
+            Self::Replace(run, None) => (run, "it has to stop first".to_owned()),
+        };
+        output::say(&format!("`{}` is active, and {means}.", name_of(run)));
+        let wanted = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
+        let stored = run.run_spec.value().unwrap_or_default();
+        for line in changes::lines(&stored["configuration"], &wanted["configuration"]) {
+            output::say(&output::printable(&format!("  {line}")));
+        }
+        if stored["repo_code_hash"] != wanted["repo_code_hash"] || stored["repo_data"] != wanted["repo_data"] {
+            output::say("  ~ the code");
+        }
+        output::say("");
+    }
+
     fn question(&self) -> String {
         match self {
             Self::New | Self::Nothing(_) => "Submit the run?".to_owned(),
             Self::Update(run, paths) => format!("Update `{}` in place ({})?", name_of(run), paths.join(", ")),
-            Self::Replace(run) => format!("Stop `{}` and start it anew?", name_of(run)),
+            Self::Replace(run, _) => format!("Stop `{}` and start it anew?", name_of(run)),
         }
     }
 }
@@ -117,22 +165,10 @@ fn step(plan: &RunPlan, force: bool) -> Result<Step<'_>, Problem> {
     match (plan.action, changes) {
         (ApplyAction::Update, Ok(changes)) if changes.is_empty() && !force => Ok(Step::Nothing(current)),
         (ApplyAction::Update, Ok(changes)) if !changes.is_empty() => {
-            let paths: Vec<String> = changes.into_iter().map(|change| change.path).collect();
-            output::say(&format!("`{}` is active; changed: {}.", name_of(current), paths.join(", ")));
-            Ok(Step::Update(current, paths))
+            Ok(Step::Update(current, changes.into_iter().map(|change| change.path).collect()))
         }
-        (_, Err(forbidden)) => {
-            output::say(&format!(
-                "`{}` is active, and `{}` cannot change while it is: it has to stop first.",
-                name_of(current),
-                forbidden.path
-            ));
-            Ok(Step::Replace(current))
-        }
-        (ApplyAction::Create | ApplyAction::Update, Ok(_)) => {
-            output::say(&format!("`{}` is active: it has to stop first.", name_of(current)));
-            Ok(Step::Replace(current))
-        }
+        (_, Err(forbidden)) => Ok(Step::Replace(current, Some(forbidden.path))),
+        (ApplyAction::Create | ApplyAction::Update, Ok(_)) => Ok(Step::Replace(current, None)),
     }
 }
 
@@ -153,10 +189,25 @@ async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Re
     }
 }
 
-async fn finish(cx: &Context, args: &Args, run: &Run) -> Result<Exit, Problem> {
+async fn finish(cx: &Context, args: &Args, run: &Run, forwards: Option<Forwards>) -> Result<Exit, Problem> {
     let name = name_of(run);
     if !args.detach {
-        return attach::follow(cx, run).await;
+        let spec = run.run_spec.value().unwrap_or_default();
+        let is_dev = spec["configuration"]["type"] == "dev-environment";
+        let as_events = args.output.format == Format::Jsonl;
+        let login = Login { at: args.at.clone(), place: FIRST, identity: None };
+        let how = How {
+            output: Some(if as_events {
+                Manner::Events
+            } else {
+                Manner::Text(Voices::new(args.raw, false, None))
+            }),
+            since: None,
+            forwards,
+            may_stop: true,
+            login: (is_dev && !as_events).then_some(login),
+        };
+        return follow::follow(cx, run, how).await;
     }
     output::one(args.output.format, run, &name, |_| {
         output::data(&name);

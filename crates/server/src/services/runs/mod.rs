@@ -4,6 +4,7 @@
 //! writes (`stop_asked_at`, `spec`, …) and hints the pipelines that read them.
 
 mod apply;
+mod connect;
 mod plan;
 mod show;
 mod spec;
@@ -12,7 +13,7 @@ use windlass_api::{operation::Access, runs as wire};
 use windlass_model::{event::Entity, id::RunId};
 
 pub(crate) use self::spec::{Spec, refused};
-pub use self::{apply::apply, plan::plan};
+pub use self::{apply::apply, connect::connect, plan::plan};
 use crate::{
     app::App,
     auth::{self, Caller, Scope},
@@ -100,7 +101,22 @@ pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<
     };
     // The project of the row decides, not the one that the caller names.
     let found = found.filter(|run| run.run.project_id == scope.project.id);
-    one(app, found.ok_or_else(absent)?).await
+    let mut run = one(app, found.ok_or_else(absent)?).await?;
+    queue_positions(app, &mut run).await?;
+    Ok(run)
+}
+
+/// Of each job that waits for a machine; one question for all of them.
+async fn queue_positions(app: &App, run: &mut wire::Run) -> Result<()> {
+    if run.jobs.iter().filter_map(|job| job.job_submissions.last()).all(|last| last.status != "submitted") {
+        return Ok(());
+    }
+    let positions = jobs::queue_positions(app.db(), RunId(run.id)).await?;
+    for last in run.jobs.iter_mut().filter_map(|job| job.job_submissions.last_mut()) {
+        last.queue_position =
+            positions.iter().find(|(id, _)| id.0 == last.id).map(|(_, position)| *position);
+    }
+    Ok(())
 }
 
 fn absent() -> Error {

@@ -42,10 +42,12 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
             let together: Vec<_> = jobs.iter().filter(|other| other.replica_num == job.replica_num).collect();
             let why = offers::why(&supply, &spec.shape, &together);
             let why = why.map(|why| Document::new(&*why)).transpose()?;
+            let misfits = offers::misfits(&supply, &spec.shape, job);
+            let misfits = (!misfits.refusals.is_empty()).then(|| Document::new(&misfits)).transpose()?;
             let total_offers = i64::try_from(offers.len()).unwrap_or(i64::MAX);
             let max_price = offers.iter().map(|offer| offer.price).reduce(f64::max);
             offers.truncate(shown_max);
-            Ok(wire::JobPlan { job_spec: Document::new(job)?, offers, total_offers, max_price, why })
+            Ok(wire::JobPlan { job_spec: Document::new(job)?, offers, total_offers, max_price, why, misfits })
         })
         .collect::<Result<_>>()?;
     Ok(wire::RunPlan {

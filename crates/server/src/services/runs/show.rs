@@ -174,6 +174,7 @@ fn submission(row: Job) -> Result<wire::JobSubmission> {
         job_provisioning_data: row.provisioning.map(Document::from_text).transpose()?,
         job_runtime_data: row.runtime.map(Document::from_text).transpose()?,
         image_pull_progress: row.pull_progress.map(Document::from_text).transpose()?,
+        queue_position: None,
         why: row.shortfalls.map(Document::from_text).transpose()?,
         probes: row.probes.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
     })

@@ -1,0 +1,160 @@
+//! `windlass attach RUN`: its ports here, `ssh RUN`, and its output if wanted.
+
+use std::{
+    net::IpAddr,
+    path::PathBuf,
+};
+
+use tokio::io::{AsyncWriteExt as _, copy, split};
+use windlass_api::runs::{ConnectRequest, Run};
+use windlass_model::config::ports::PortMapping;
+
+use super::{apply::ports, is_finished, logs::since};
+use crate::{
+    cli::At,
+    context::{self, Context},
+    exit::Exit,
+    follow::{
+        self, Forwards, How, Login, Manner, Ports, Standing, Voices,
+        ssh::{self, Place},
+        standings,
+    },
+    output,
+    problem::{Code, Problem},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass attach dev                  wait until it runs, forward its ports; then `ssh dev` in another terminal
+  windlass attach --logs train         and follow its output, as `windlass apply` does
+  windlass attach -p 8080:80 web       port 80 of the job at port 8080 of this machine
+  windlass attach --job 1 train        the second node; then `ssh train-0-1`
+
+Ctrl-C ends it and leaves the run running. `ssh` works as long as the run runs, attached or not: an entry for it is
+in WINDLASS_HOME/ssh, which ~/.ssh/config includes, so editors find it too.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The run
+    #[arg(value_name = "RUN")]
+    pub(crate) name: String,
+    /// Follow the output too
+    #[arg(long)]
+    pub(crate) logs: bool,
+    /// Only what was written since then: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
+    #[arg(long, value_name = "WHEN", requires = "logs")]
+    pub(crate) since: Option<String>,
+    /// On a terminal, let the job's output drive it
+    #[arg(long, requires = "logs")]
+    pub(crate) raw: bool,
+    /// Forward a port of the job: `8000`, `LOCAL:8000` or `*:8000`; beside those of its configuration
+    #[arg(short, long = "port", value_name = "MAPPING", value_parser = PortMapping::parse)]
+    pub(crate) port: Vec<PortMapping>,
+    /// Address of this machine at which ports are forwarded
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Which replica of a service; any that runs, if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) replica: Option<i64>,
+    /// Which job of the replica: the rank of the node
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) job: i64,
+    /// Private key for `ssh`, instead of the one that the server keeps for you
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ssh_identity: Option<PathBuf>,
+    /// Carry standard input and output to the job's SSH server; for OpenSSH
+    #[arg(long, hide = true)]
+    pub(crate) stdio: bool,
+    /// How to reach the server; for OpenSSH
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) door: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    if args.stdio {
+        let at = match &args.door {
+            Some(file) => ssh::at_door(file, args.at.project.clone())?,
+            None => args.at.clone(),
+        };
+        return context::with(&at, async |cx| carry(cx, args).await);
+    }
+    let since = args.since.as_deref().map(since).transpose()?;
+    let attached = context::with(&args.at, async |cx| {
+        let run = cx.run(&args.name).await?;
+        if is_finished(&run.status) {
+            return Err(Problem::new(format!("attach to `{}`", args.name))
+                .why(format!("it has ended: {}", run.status_message))
+                .hint(format!("`windlass logs {}` shows what it wrote", args.name)));
+        }
+        let place = place(&run, args);
+        let spec = spec_of(&run, place);
+        let ports = Ports {
+            host: args.host,
+            ports: ports(&spec, &args.port),
+            replica: place.replica,
+            job: place.job,
+        };
+        let how = How {
+            output: args.logs.then(|| Manner::Text(Voices::new(args.raw, false, None))),
+            since,
+            forwards: Some(Forwards::bind(ports).await?),
+            may_stop: false,
+            login: Some(Login { at: args.at.clone(), place, identity: args.ssh_identity.clone() }),
+        };
+        follow::follow(cx, &run, how).await
+    });
+    attached.map_err(Problem::ours)
+}
+
+/// The job that is meant. Of replicas that nobody named, the first that runs.
+fn place(run: &Run, args: &Args) -> Place {
+    let all = standings(run);
+    let of_rank = |job: &&Standing| job.job == args.job;
+    let any = all.iter().filter(of_rank).find(|job| job.status == "running").or_else(|| all.iter().find(of_rank));
+    let replica = args.replica.unwrap_or_else(|| any.map_or(0, |job| job.replica));
+    Place { replica, job: args.job }
+}
+
+fn spec_of(run: &Run, place: Place) -> serde_json::Value {
+    let mut specs = run.jobs.iter().map(|job| job.job_spec.value().unwrap_or_default());
+    specs
+        .find(|spec| spec["replica_num"] == place.replica && spec["job_num"] == place.job)
+        .unwrap_or_default()
+}
+
+/// OpenSSH's end of the way to the job's SSH server. It ends when the job's end does.
+async fn carry(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+    let run = cx.run(&args.name).await?;
+    let place = place(&run, args);
+    let job = standings(&run).into_iter().find(|job| place.is(job) && job.status == "running").ok_or_else(|| {
+        Problem::new(format!("log in to `{}`", args.name))
+            .code(Code::UnknownName)
+            .why(format!("job {} of replica {} does not run: the run is {}", place.job, place.replica, run.status))
+            .hint(format!("`windlass why {}` says more", args.name))
+    })?;
+    let request = ConnectRequest { run_name: args.name.clone(), job_submission_id: job.submission, port: 0 };
+    let far = match cx.client.connect_job(&cx.project, &request).await {
+        Ok(far) => far,
+        Err(error) => return Err(cx.explain(&error).await),
+    };
+    let (mut from_job, mut to_job) = split(far);
+    let up = async {
+        let mut input = tokio::io::stdin();
+        let _ = copy(&mut input, &mut to_job).await;
+        let _ = to_job.shutdown().await;
+        std::future::pending::<()>().await;
+    };
+    let down = async {
+        let mut out = output::stream();
+        let _ = copy(&mut from_job, &mut out).await;
+        let _ = out.flush().await;
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
+    }
+    Ok(Exit::Done)
+}

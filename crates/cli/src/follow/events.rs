@@ -1,0 +1,86 @@
+//! What happens to a run, as lines of JSON for machines: `windlass apply -o jsonl`. `docs/apply-events.md` has the shapes.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+use uuid::Uuid;
+use windlass_api::runs::{Run, RunPlan};
+
+use super::{
+    progress::{Standing, standings},
+    tail::Piece,
+};
+use crate::{
+    context::name_of,
+    exit::Exit,
+    output::{self, words},
+};
+
+/// Tells each thing once.
+#[derive(Default)]
+pub(crate) struct Events {
+    status: Option<(String, String)>,
+    jobs: Vec<Standing>,
+}
+
+impl Events {
+    pub(crate) fn plan(plan: &RunPlan, action: &str) {
+        emit("plan", json!({ "action": action, "plan": plan }));
+    }
+
+    pub(crate) fn submitted(run: &Run) {
+        emit("submitted", json!({ "id": run.id, "name": name_of(run), "project": run.project_name }));
+    }
+
+    /// What changed since the last look.
+    pub(crate) fn look(&mut self, run: &Run) {
+        let status = (run.status.clone(), run.status_message.clone());
+        if self.status.as_ref() != Some(&status) {
+            emit("run", json!({ "status": status.0, "message": status.1 }));
+            self.status = Some(status);
+        }
+        for job in standings(run) {
+            if !self.jobs.contains(&job) {
+                emit("job", serde_json::to_value(&job).unwrap_or_default());
+                self.jobs.retain(|known| known.submission != job.submission);
+                self.jobs.push(job);
+            }
+        }
+    }
+
+    pub(crate) fn log(place: (i64, i64), submission: Uuid, piece: &Piece) {
+        emit(
+            "log",
+            json!({
+                "replica": place.0, "job": place.1, "submission": submission, "offset": piece.offset,
+                "timestamp": piece.at.to_string(), "message": STANDARD.encode(&piece.bytes),
+            }),
+        );
+    }
+
+    /// A port of the job that is reached at an address of this machine.
+    pub(crate) fn port(port: u16, address: &str) {
+        emit("port", json!({ "port": port, "address": address }));
+    }
+
+    pub(crate) fn end(run: &Run, reasons: &[String], exit: Exit) {
+        let reason = &run.termination_reason;
+        let value = json!({
+            "status": run.status, "termination_reason": reason, "reasons": reasons, "exit_code": exit.code(),
+        });
+        emit("end", value);
+    }
+
+    /// The run goes on without us.
+    pub(crate) fn detached() {
+        emit("detached", json!({}));
+    }
+}
+
+fn emit(kind: &str, mut value: Value) {
+    if let Some(fields) = value.as_object_mut() {
+        fields.insert("type".to_owned(), kind.into());
+        fields.insert("time".to_owned(), words::now().to_string().into());
+    }
+    // A value of our own always becomes text.
+    let _ = output::jsonl(&[value]);
+}

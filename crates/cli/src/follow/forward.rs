@@ -1,0 +1,144 @@
+//! Ports of a job at addresses of this machine, for as long as somebody follows it.
+//!
+//! Each connection that comes in is carried to the job over a connection of its own to the server, so a server that
+//! restarts ends only what was open at that moment.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+};
+use uuid::Uuid;
+use windlass_api::{client::Client, runs::ConnectRequest};
+use windlass_model::config::ports::PortMapping;
+
+use super::{events::Events, progress::Standing};
+use crate::{context::Context, output, problem::Problem};
+
+/// Connections open at once.
+const OPEN_MAX: usize = 256;
+/// When none can be accepted, trying at once again is no use.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What is forwarded, and to which job.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// Where to listen on this machine.
+    pub(crate) host: IpAddr,
+    pub(crate) ports: Vec<PortMapping>,
+    pub(crate) replica: i64,
+    pub(crate) job: i64,
+}
+
+/// Local ports, bound before anything is started: a port that is taken is found early.
+pub(crate) struct Forwards {
+    wanted: Wanted,
+    bound: Vec<(u16, TcpListener)>,
+    servers: JoinSet<()>,
+    target: Arc<Mutex<Option<Uuid>>>,
+}
+
+impl Forwards {
+    pub(crate) async fn bind(wanted: Wanted) -> Result<Self, Problem> {
+        let mut bound = Vec::new();
+        for port in &wanted.ports {
+            let local = port.local_port.unwrap_or(0);
+            let listener = TcpListener::bind((wanted.host, local)).await.map_err(|error| {
+                Problem::caused(&format!("listen on port {local} of this machine"), &error)
+                    .hint(format!("`-p LOCAL:{}` chooses another, `-p '*:{0}'` any", port.container_port))
+            })?;
+            bound.push((port.container_port, listener));
+        }
+        Ok(Self { wanted, bound, servers: JoinSet::new(), target: Arc::default() })
+    }
+
+    /// The job runs, or another submission of it does. The first time, the ports are opened and told.
+    pub(crate) fn turn_to(&mut self, cx: &Context, run: &str, jobs: &[Standing], as_events: bool) -> Result<(), Problem> {
+        let is_ours = |job: &&Standing| (job.replica, job.job) == (self.wanted.replica, self.wanted.job);
+        let running = jobs.iter().find(is_ours).filter(|job| job.status == "running");
+        *self.target.lock() = running.map(|job| job.submission);
+        if running.is_none() || self.bound.is_empty() {
+            return Ok(());
+        }
+        let client = Arc::new(cx.another_client()?);
+        for (port, listener) in self.bound.drain(..) {
+            let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
+            if as_events {
+                Events::port(port, &address);
+            } else {
+                output::say(&format!("Port {port} of the job: http://{address}"));
+            }
+            let line = Line {
+                client: Arc::clone(&client),
+                project: cx.project.clone(),
+                run: run.to_owned(),
+                port,
+                target: Arc::clone(&self.target),
+                places: Arc::new(Semaphore::new(OPEN_MAX)),
+                said: Arc::default(),
+            };
+            self.servers.spawn(line.serve(listener));
+        }
+        Ok(())
+    }
+}
+
+/// One port.
+#[derive(Clone)]
+struct Line {
+    client: Arc<Client>,
+    project: String,
+    run: String,
+    port: u16,
+    target: Arc<Mutex<Option<Uuid>>>,
+    places: Arc<Semaphore>,
+    /// The last complaint, which is not repeated.
+    said: Arc<Mutex<String>>,
+}
+
+impl Line {
+    async fn serve(self, listener: TcpListener) {
+        let mut guests = JoinSet::new();
+        loop {
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+            let Ok((guest, _)) = listener.accept().await else {
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let line = self.clone();
+            guests.spawn(async move {
+                line.carry(guest).await;
+                drop(place);
+            });
+            while guests.try_join_next().is_some() {}
+        }
+    }
+
+    async fn carry(&self, mut guest: TcpStream) {
+        let Some(job_submission_id) = *self.target.lock() else {
+            return self.complain("the job does not run now");
+        };
+        let _ = guest.set_nodelay(true);
+        let request = ConnectRequest { run_name: self.run.clone(), job_submission_id, port: self.port };
+        match self.client.connect_job(&self.project, &request).await {
+            Ok(mut far) => {
+                // Either side may leave at any time; that is how connections end.
+                let _ = copy_bidirectional(&mut guest, &mut far).await;
+                self.said.lock().clear();
+            }
+            Err(error) => self.complain(&error.to_string()),
+        }
+    }
+
+    fn complain(&self, why: &str) {
+        let mut said = self.said.lock();
+        if *said != why {
+            output::say(&output::printable(&format!("port {}: {why}", self.port)));
+            why.clone_into(&mut said);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! `ssh RUN`: an entry for OpenSSH, which editors read too.
+//!
+//! The way into a job is this program itself, as OpenSSH's proxy command, and goes over the server. So an entry works in
+//! every terminal, whether or not anybody follows the run, and no host needs an open port. Who is at the other end is
+//! settled by that way (our token, the server's credential, the host's own); the key that the SSH server shows is as
+//! young as the job and settles nothing.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use windlass_api::{operations::ReadMyUser, runs::Run, server::Nothing};
+
+use super::progress::Standing;
+use crate::{
+    cli::At,
+    context::Context,
+    home::{Home, make_private_dir, read_if_there, write_private},
+    problem::Problem,
+};
+
+/// Another key than the server's, for those who have their own there.
+pub(crate) type Identity = Option<PathBuf>;
+
+/// What a proxy command needs beside its flags: only where the server was named by hand.
+#[derive(Deserialize, Serialize)]
+struct Door {
+    url: Option<String>,
+    token: Option<String>,
+}
+
+/// Where in a run people log in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) replica: i64,
+    pub(crate) job: i64,
+}
+
+impl Place {
+    pub(crate) fn is(self, job: &Standing) -> bool {
+        (self.replica, self.job) == (job.replica, job.job)
+    }
+}
+
+/// Writes the entry and gives the name for `ssh`.
+pub(crate) async fn write(
+    cx: &Context,
+    at: &At,
+    run: &Run,
+    name: &str,
+    place: Place,
+    identity: &Identity,
+) -> Result<String, Problem> {
+    let home = Home::find()?;
+    let dir = home.ssh_dir();
+    let failed = |error: std::io::Error| Problem::caused(&format!("write to `{}`", dir.display()), &error);
+    make_private_dir(&dir.join("runs")).map_err(failed)?;
+    let dir = dir.canonicalize().map_err(failed)?;
+    let identity = match identity {
+        Some(file) => std::path::absolute(file).map_err(failed)?,
+        None => key(cx, &dir).await?,
+    };
+    let host = host(name, place);
+    let door = dir.join("runs").join(format!("{host}.json"));
+    let is_named = [&at.url, &at.token].into_iter().flatten().any(|value| !value.is_empty());
+    if is_named {
+        let text = serde_json::to_string(&Door { url: Some(cx.url.clone()), token: Some(cx.token.clone()) })
+            .map_err(|error| Problem::caused("write the way to the server", &error))?;
+        write_private(&door, &text).map_err(failed)?;
+    }
+    let program = std::env::current_exe().map_err(failed)?;
+    let entry = Entry {
+        host: &host,
+        user: user(run, place),
+        identity: &identity,
+        home: dir.parent().unwrap_or(&dir),
+        program: &program,
+        project: &cx.project,
+        run: name,
+        place,
+        door: is_named.then_some(door.as_path()),
+    };
+    write_private(&dir.join("runs").join(format!("{host}.conf")), &entry.text()).map_err(failed)?;
+    let all = dir.join("runs").join("*.conf");
+    write_private(&dir.join("config"), &format!("Include {}\n", quoted(&all))).map_err(failed)?;
+    include(&dir.join("config"))?;
+    Ok(host)
+}
+
+/// The run is over: nobody can log in any more.
+pub(crate) fn remove(name: &str, place: Place) {
+    let Ok(home) = Home::find() else { return };
+    let host = host(name, place);
+    for kind in ["conf", "json"] {
+        let _ = std::fs::remove_file(home.ssh_dir().join("runs").join(format!("{host}.{kind}")));
+    }
+}
+
+/// Where a proxy command goes, if the server was named by hand.
+pub(crate) fn at_door(file: &Path, project: Option<String>) -> Result<At, Problem> {
+    let text = read_if_there(file)?.ok_or_else(|| {
+        Problem::new(format!("read `{}`", file.display())).why("it is gone").hint("`windlass attach RUN` writes it")
+    })?;
+    let door: Door = serde_json::from_str(&text)
+        .map_err(|error| Problem::caused(&format!("understand `{}`", file.display()), &error))?;
+    Ok(At { project, url: door.url, token: door.token })
+}
+
+/// As the server names it: the run's name for its first job, else the job's.
+fn host(name: &str, place: Place) -> String {
+    match (place.replica, place.job) {
+        (0, 0) => name.to_owned(),
+        (replica, job) => format!("{name}-{replica}-{job}"),
+    }
+}
+
+/// Anybody but root is the job's user there; its real name makes prompts and paths right.
+fn user(run: &Run, place: Place) -> String {
+    let of_place = run.jobs.iter().find(|job| {
+        let spec = job.job_spec.value().unwrap_or_default();
+        spec["replica_num"].as_i64().unwrap_or(0) == place.replica && spec["job_num"].as_i64().unwrap_or(0) == place.job
+    });
+    let runtime = of_place.and_then(|job| job.job_submissions.last()?.job_runtime_data.as_ref()?.value().ok());
+    let name = runtime.and_then(|runtime| runtime["username"].as_str().map(str::to_owned));
+    let is_plain = |name: &String| {
+        !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-.".contains(letter))
+    };
+    name.filter(is_plain).unwrap_or_else(|| "root".to_owned())
+}
+
+/// The private half of the key that the server put into the job.
+async fn key(cx: &Context, dir: &Path) -> Result<PathBuf, Problem> {
+    let me = cx.call::<ReadMyUser>(&Nothing {}).await?;
+    let private = me.ssh_private_key.ok_or_else(|| {
+        Problem::new("log in to the job")
+            .why("the server keeps no SSH key for you")
+            .hint("`--ssh-identity FILE` names one of your own, if the run was submitted with it")
+    })?;
+    let path = dir.join(format!("{}.key", me.username));
+    let text = if private.ends_with('\n') { private } else { private + "\n" };
+    write_private(&path, &text).map_err(|error| Problem::caused("write the SSH key", &error))?;
+    Ok(path)
+}
+
+struct Entry<'a> {
+    host: &'a str,
+    user: String,
+    identity: &'a Path,
+    home: &'a Path,
+    program: &'a Path,
+    project: &'a str,
+    run: &'a str,
+    place: Place,
+    door: Option<&'a Path>,
+}
+
+impl Entry<'_> {
+    fn text(&self) -> String {
+        let door = self.door.map(|door| format!(" --door {}", shell(&door.display().to_string())));
+        // A percent sign would be a pattern of OpenSSH's.
+        let proxy = format!(
+            "env WINDLASS_HOME={} {} attach --stdio{} --project {} --replica {} --job {} {}",
+            shell(&self.home.display().to_string()),
+            shell(&self.program.display().to_string()),
+            door.unwrap_or_default(),
+            shell(self.project),
+            self.place.replica,
+            self.place.job,
+            shell(self.run),
+        )
+        .replace('%', "%%");
+        format!(
+            "Host {}\n  HostName {0}\n  User {}\n  IdentityFile {}\n  IdentitiesOnly yes\n  StrictHostKeyChecking no\n  \
+             UserKnownHostsFile /dev/null\n  GlobalKnownHostsFile /dev/null\n  LogLevel ERROR\n  ProxyCommand {proxy}\n",
+            self.host,
+            self.user,
+            quoted(self.identity),
+        )
+    }
+}
+
+fn quoted(path: &Path) -> String {
+    format!("\"{}\"", path.display())
+}
+
+/// As one word of a shell.
+fn shell(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// `~/.ssh/config` names our file on its first line: further down it would belong to some host.
+fn include(config: &Path) -> Result<(), Problem> {
+    let Some(home) = std::env::var_os("HOME").filter(|home| !home.is_empty()) else { return Ok(()) };
+    let dir = PathBuf::from(home).join(".ssh");
+    let file = dir.join("config");
+    let line = format!("Include {}", quoted(config));
+    let failed = |error: std::io::Error| {
+        Problem::caused(&format!("write `{}`", file.display()), &error).hint(format!("put `{line}` on its first line"))
+    };
+    let text = read_if_there(&file)?.unwrap_or_default();
+    if text.lines().any(|known| known.trim() == line) {
+        return Ok(());
+    }
+    // A link, as those who keep their configuration in a repository have, stays one.
+    let real = file.canonicalize().unwrap_or_else(|_| file.clone());
+    write_private(&real, &format!("{line}\n{text}")).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{Entry, Place};
+
+    #[test]
+    fn an_entry_quotes_what_a_shell_or_openssh_would_read_otherwise() {
+        let entry = Entry {
+            host: "train",
+            user: "dev".to_owned(),
+            identity: Path::new("/home/a b/.windlass/ssh/a.key"),
+            home: Path::new("/home/a b/.windlass"),
+            program: Path::new("/opt/100%/it's/windlass"),
+            project: "main",
+            run: "train",
+            place: Place { replica: 0, job: 1 },
+            door: None,
+        };
+        let text = entry.text();
+        assert!(text.contains("IdentityFile \"/home/a b/.windlass/ssh/a.key\"\n"), "{text}");
+        let proxy = "ProxyCommand env WINDLASS_HOME='/home/a b/.windlass' '/opt/100%%/it'\\''s/windlass' attach \
+                     --stdio --project 'main' --replica 0 --job 1 'train'\n";
+        assert!(text.ends_with(proxy), "{text}");
+    }
+}

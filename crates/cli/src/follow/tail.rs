@@ -1,0 +1,320 @@
+//! The log of one submission: what there is, page by page, or as it grows.
+//!
+//! What grows comes over a stream that is taken up again where it broke. A server without streams, or with too many
+//! of them open, is asked again and again instead.
+
+use std::{
+    pin::Pin,
+    task::{Poll, ready},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+use windlass_api::{
+    log_stream::{LogStream, News},
+    logs::{PollRequest, StreamRequest},
+    operations::PollLogs,
+};
+use windlass_model::time::Timestamp;
+
+use crate::{context::Context, problem::Problem};
+
+/// The most a page may hold.
+const PIECES_MAX: i64 = 1000;
+/// How soon output is seen without a stream.
+const LOOK_EVERY: Duration = Duration::from_millis(150);
+/// Between attempts to take up a stream that broke.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// A server that cannot be reached for this long is not waited for.
+const GONE_AFTER: Duration = Duration::from_secs(60);
+
+/// A part of a log.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Piece {
+    /// Of its first byte, where that is known.
+    pub(crate) offset: Option<u64>,
+    pub(crate) at: Timestamp,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What came of a submission's output.
+pub(crate) enum Heard {
+    Pieces(Vec<Piece>),
+    /// Nothing for now; only said where there is no stream.
+    Quiet,
+    /// Nothing will ever follow.
+    Over,
+}
+
+/// Which part of which log.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) run: String,
+    pub(crate) submission: Uuid,
+    /// The first byte that is wanted.
+    pub(crate) offset: u64,
+    pub(crate) since: Option<Timestamp>,
+    pub(crate) until: Option<Timestamp>,
+    /// The runner's own log.
+    pub(crate) diagnose: bool,
+}
+
+impl Part {
+    /// All that the job writes.
+    pub(crate) fn whole(run: &str, submission: Uuid) -> Self {
+        Self { run: run.to_owned(), submission, offset: 0, since: None, until: None, diagnose: false }
+    }
+}
+
+/// What is written down when the work is done: the reader itself, for the next turn.
+type Turn<'a> = Pin<Box<dyn Future<Output = (Reader<'a>, Result<Heard, Problem>)> + 'a>>;
+
+/// A log as it grows.
+pub(crate) struct Tail<'a> {
+    submission: Uuid,
+    /// Kept between calls, so that giving up a wait loses nothing. `None` when all was read.
+    turn: Option<Turn<'a>>,
+}
+
+impl<'a> Tail<'a> {
+    pub(crate) fn new(cx: &'a Context, part: Part) -> Self {
+        let submission = part.submission;
+        let request = StreamRequest {
+            run_name: part.run,
+            job_submission_id: part.submission,
+            offset: part.offset,
+            start_time: part.since,
+            follow: true,
+            diagnose: part.diagnose,
+        };
+        let reader = Reader { cx, request, way: Way::Closed { since: Instant::now() } };
+        Self { submission, turn: Some(Box::pin(reader.turn())) }
+    }
+
+    pub(crate) fn submission(&self) -> Uuid {
+        self.submission
+    }
+
+    /// All was read.
+    pub(crate) fn is_over(&self) -> bool {
+        self.turn.is_none()
+    }
+
+    /// Never done when all was read. May be given up at any time.
+    pub(crate) fn poll_hear(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<Heard, Problem>> {
+        let Some(turn) = &mut self.turn else { return Poll::Pending };
+        let (reader, heard) = ready!(turn.as_mut().poll(cx));
+        let goes_on = matches!(heard, Ok(Heard::Pieces(_) | Heard::Quiet));
+        self.turn = goes_on.then(|| -> Turn<'a> { Box::pin(reader.turn()) });
+        Poll::Ready(heard)
+    }
+}
+
+enum Way {
+    /// No connection since then.
+    Closed {
+        since: Instant,
+    },
+    Open(LogStream),
+    Pages(Pages),
+}
+
+struct Reader<'a> {
+    cx: &'a Context,
+    request: StreamRequest,
+    way: Way,
+}
+
+impl Reader<'_> {
+    async fn turn(mut self) -> (Self, Result<Heard, Problem>) {
+        let heard = self.next().await;
+        (self, heard)
+    }
+
+    async fn next(&mut self) -> Result<Heard, Problem> {
+        loop {
+            match &mut self.way {
+                Way::Closed { since } => {
+                    let since = *since;
+                    self.open(since).await?;
+                }
+                Way::Open(stream) => match stream.next().await {
+                    Ok(Some(News::Bytes { offset, at, bytes })) => {
+                        self.request.offset = stream.offset();
+                        return Ok(Heard::Pieces(vec![Piece { offset: Some(offset), at, bytes }]));
+                    }
+                    Ok(Some(News::End { .. })) => return Ok(Heard::Over),
+                    Ok(None) => self.way = Way::Closed { since: Instant::now() },
+                    Err(error) if error.is_lost() => self.way = Way::Closed { since: Instant::now() },
+                    Err(error) => return Err(self.cx.explain(&error).await),
+                },
+                Way::Pages(pages) => {
+                    let pieces = pages.next(self.cx).await?;
+                    if !pieces.is_empty() {
+                        return Ok(Heard::Pieces(pieces));
+                    }
+                    sleep(LOOK_EVERY).await;
+                    return Ok(Heard::Quiet);
+                }
+            }
+        }
+    }
+
+    async fn open(&mut self, since: Instant) -> Result<(), Problem> {
+        match self.cx.client.stream_logs(&self.cx.project, &self.request).await {
+            Ok(stream) => self.way = Way::Open(stream),
+            Err(error) if error.is_lost() && since.elapsed() < GONE_AFTER => sleep(AGAIN_AFTER).await,
+            Err(error) if error.is_lost() => return Err(self.cx.explain(&error).await),
+            // What is wrong with the question itself, the answer to the other one says.
+            Err(_) => self.way = Way::Pages(Pages::from(&self.request)),
+        }
+        Ok(())
+    }
+}
+
+/// A log page by page.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    request: PollRequest,
+    /// Bytes read so far, when reading began at a known one.
+    read: Option<u64>,
+}
+
+impl From<&StreamRequest> for Pages {
+    fn from(asked: &StreamRequest) -> Self {
+        let StreamRequest { run_name, job_submission_id, offset, start_time, diagnose, .. } = asked;
+        Self::new(&Part {
+            run: run_name.clone(),
+            submission: *job_submission_id,
+            offset: *offset,
+            since: *start_time,
+            until: None,
+            diagnose: *diagnose,
+        })
+    }
+}
+
+impl Pages {
+    pub(crate) fn new(part: &Part) -> Self {
+        let request = PollRequest {
+            run_name: part.run.clone(),
+            job_submission_id: part.submission,
+            start_time: part.since,
+            end_time: part.until,
+            descending: false,
+            next_token: (part.offset > 0).then(|| part.offset.to_string()),
+            limit: PIECES_MAX,
+            diagnose: part.diagnose,
+        };
+        let read = (part.offset > 0 || part.since.is_none()).then_some(part.offset);
+        Self { request, read }
+    }
+
+    /// What there is beyond what was read; empty when that is nothing.
+    pub(crate) async fn next(&mut self, cx: &Context) -> Result<Vec<Piece>, Problem> {
+        let page = cx.patiently::<PollLogs>(&self.request).await?;
+        let mut pieces = Vec::with_capacity(page.logs.len());
+        for event in page.logs {
+            let bytes = decode(&event.message)?;
+            let offset = self.read;
+            // A token is the offset of the byte to go on with; without one we know it when we counted.
+            self.read = offset.map(|read| read + bytes.len() as u64);
+            pieces.push(Piece { offset, at: event.timestamp, bytes });
+        }
+        match (page.next_token, self.read, pieces.last()) {
+            (Some(token), _, _) => self.request.next_token = Some(token),
+            (None, Some(read), _) => self.request.next_token = (read > 0).then(|| read.to_string()),
+            (None, None, Some(last)) => {
+                (self.request.next_token, self.request.start_time) = (None, Some(last.at));
+            }
+            (None, None, None) => {}
+        }
+        Ok(pieces)
+    }
+}
+
+fn decode(message: &str) -> Result<Vec<u8>, Problem> {
+    STANDARD.decode(message).map_err(|error| Problem::caused("read the server's log page", &error))
+}
+
+/// Where the last `lines` of a part begin. `None` when all of it is wanted.
+pub(crate) async fn last_lines(cx: &Context, part: &Part, lines: usize) -> Result<Option<u64>, Problem> {
+    let mut request = Pages::new(part).request;
+    (request.descending, request.next_token) = (true, None);
+    let mut ends = 0;
+    let mut is_first = true;
+    loop {
+        let page = cx.patiently::<PollLogs>(&request).await?;
+        // How many bytes lie between the beginning of the page and what was looked at.
+        let mut pieces = Vec::with_capacity(page.logs.len());
+        for event in &page.logs {
+            pieces.push(decode(&event.message)?);
+        }
+        let mut before: u64 = pieces.iter().map(|bytes| bytes.len() as u64).sum();
+        let start = page.next_token.as_deref().map_or(Ok(0), str::parse::<u64>);
+        let start = start.map_err(|error| Problem::caused("read the server's log page", &error))?;
+        if lines == 0 {
+            return Ok(Some(start + before));
+        }
+        for bytes in &pieces {
+            before -= bytes.len() as u64;
+            for (index, byte) in bytes.iter().enumerate().rev() {
+                // The end of the last line begins no other.
+                let is_end = *byte == b'\n' && !std::mem::take(&mut is_first);
+                is_first = false;
+                ends += usize::from(is_end);
+                if ends == lines && is_end {
+                    let from_start = before + index as u64 + 1;
+                    return Ok(page.next_token.is_some().then_some(start + from_start).or_else(|| {
+                        // The page reaches back to the beginning of the part, which is known unless it is a time.
+                        part.since.is_none().then_some(from_start)
+                    }));
+                }
+            }
+        }
+        match page.next_token {
+            Some(token) => request.next_token = Some(token),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// How soon to look at a run again: soon after news, more and more seldom without.
+#[derive(Debug)]
+pub(crate) struct Pace(Duration);
+
+impl Pace {
+    const SOON: Duration = Duration::from_millis(25);
+    const SELDOM: Duration = Duration::from_secs(1);
+
+    pub(crate) fn new() -> Self {
+        Self(Self::SOON)
+    }
+
+    pub(crate) fn news(&mut self) {
+        self.0 = Self::SOON;
+    }
+
+    /// The next wait.
+    pub(crate) fn wait(&mut self) -> Duration {
+        let wait = self.0;
+        self.0 = (wait * 2).min(Self::SELDOM);
+        wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Pace;
+
+    #[test]
+    fn a_run_is_looked_at_soon_after_news_and_seldom_without() {
+        let mut pace = Pace::new();
+        let waits: Vec<u128> = (0..8).map(|_| pace.wait().as_millis()).collect();
+        assert_eq!(waits, [25, 50, 100, 200, 400, 800, 1000, 1000]);
+        pace.news();
+        assert_eq!(pace.wait().as_millis(), 25);
+    }
+}

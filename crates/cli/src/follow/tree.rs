@@ -1,0 +1,193 @@
+//! What happens before a run runs: a tree that moves on a terminal, dated lines elsewhere.
+//!
+//! The tree is the last thing on the screen. Whoever wants to write erases it first, and it is drawn again below.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use tokio::time::Instant;
+use windlass_model::time::Span;
+
+use super::progress::{Pull, Standing};
+use crate::output::{
+    self,
+    style::{Colour, Style},
+    words,
+};
+
+const FRAMES: [&str; 10] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"];
+const BAR: usize = 24;
+/// Jobs that are drawn; the others are counted.
+const SHOWN_MAX: usize = 12;
+/// Where the terminal does not say how wide it is.
+const COLUMNS: usize = 80;
+
+/// Where progress is shown.
+pub(crate) struct Tree {
+    name: String,
+    is_live: bool,
+    began: Instant,
+    frame: usize,
+    /// Lines on the screen that are ours to erase.
+    drawn: usize,
+    /// What was said of each job since it ran last: attempts that fail alike are not told each time.
+    told: Vec<((i64, i64), (String, Option<u64>))>,
+    status: String,
+}
+
+impl Tree {
+    pub(crate) fn new(name: &str) -> Self {
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Self {
+            name: name.to_owned(),
+            is_live: std::io::stderr().is_terminal() && !dumb,
+            began: Instant::now(),
+            frame: 0,
+            drawn: 0,
+            told: Vec::new(),
+            status: String::new(),
+        }
+    }
+
+    /// Whether it has to be drawn again as time passes.
+    pub(crate) fn moves(&self) -> bool {
+        self.is_live && self.drawn > 0
+    }
+
+    /// Shows how the jobs stand now, as a tree while the run is coming. `status` is the run's own.
+    pub(crate) fn show(&mut self, status: &str, jobs: &[Standing], is_coming: bool) {
+        if !self.is_live {
+            return self.tell(status, jobs);
+        }
+        self.erase();
+        if is_coming {
+            let lines = self.lines(status, jobs, columns(), Style::stderr());
+            self.frame += 1;
+            self.drawn = lines.len();
+            lines.iter().for_each(|line| output::say(line));
+        } else {
+            // What the tree came to stays on the screen.
+            self.tell(status, jobs);
+        }
+    }
+
+    /// Takes the tree off the screen, if it is there.
+    pub(crate) fn erase(&mut self) {
+        if self.drawn > 0 {
+            let mut out = std::io::stderr().lock();
+            let _ = write!(out, "\x1b[{}A\r\x1b[J", self.drawn).and_then(|()| out.flush());
+            self.drawn = 0;
+        }
+    }
+
+    /// Each step once, with its time.
+    fn tell(&mut self, status: &str, jobs: &[Standing]) {
+        let stamp = if self.is_live { String::new() } else { format!("{} ", words::stamp(words::now())) };
+        let style = Style::stderr();
+        if jobs.is_empty() && status != self.status {
+            self.status = status.to_owned();
+            output::say(&format!("{stamp}{}: {}", self.name, painted(style, status, status)));
+        }
+        let several = jobs.len() > 1;
+        for job in jobs {
+            let step = job.milestone();
+            let step = ((job.replica, job.job), step);
+            if self.told.contains(&step) {
+                continue;
+            }
+            if job.status == "running" {
+                self.told.retain(|(place, _)| *place != step.0);
+            }
+            self.told.push(step);
+            let who = if several { format!("{} {}", self.name, job.label()) } else { self.name.clone() };
+            output::say(&format!("{stamp}{who}: {}", painted(style, &job.status, &job.words())));
+        }
+    }
+
+    fn lines(&self, status: &str, jobs: &[Standing], columns: usize, style: Style) -> Vec<String> {
+        let spinner = FRAMES[self.frame % FRAMES.len()];
+        let elapsed = words::span(Span::secs(i64::try_from(self.began.elapsed().as_secs()).unwrap_or(0)));
+        let head = format!("{spinner} {}  {}  {elapsed}", self.name, output::printable(status));
+        let mut lines = vec![style.paint(Colour::Bold, &cut(&head, columns))];
+        let width = jobs.iter().map(|job| job.label().len()).max().unwrap_or(0);
+        let shown = &jobs[..jobs.len().min(SHOWN_MAX)];
+        for (index, job) in shown.iter().enumerate() {
+            let is_last = index + 1 == jobs.len();
+            let branch = if is_last { "└─" } else { "├─" };
+            let mut text = format!("{branch} {:width$}  ", job.label());
+            if let Some(pull) = &job.pull {
+                text.push_str(&bar(pull));
+            }
+            text.push_str(&output::printable(&job.words().replace('\n', " ")));
+            let colour = if job.is_coming() { Colour::None } else { Colour::of_status(&job.status) };
+            lines.push(style.paint(colour, &cut(&text, columns)));
+        }
+        if jobs.len() > shown.len() {
+            lines.push(cut(&format!("└─ and {} more", jobs.len() - shown.len()), columns));
+        }
+        lines
+    }
+}
+
+fn painted(style: Style, status: &str, text: &str) -> String {
+    style.paint(Colour::of_status(status), &output::printable(text))
+}
+
+fn bar(pull: &Pull) -> String {
+    let percent = pull.percent();
+    let full = usize::try_from(percent).unwrap_or(0) * BAR / 100;
+    format!("[{}{}] {percent:>3}% ", "█".repeat(full), "░".repeat(BAR - full))
+}
+
+/// A line that wraps could not be erased.
+fn cut(text: &str, columns: usize) -> String {
+    let room = columns.saturating_sub(1);
+    if text.chars().count() <= room {
+        return text.to_owned();
+    }
+    text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
+}
+
+fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stderr());
+    size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(COLUMNS)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::progress::{standings, tests::run},
+        Style, Tree,
+    };
+
+    #[test]
+    fn the_tree_has_a_branch_for_each_job_and_a_bar_for_an_image() {
+        let jobs = standings(&run(&[
+            json!({"status": "submitted", "queue_position": 2}),
+            json!({"status": "pulling", "image_pull_progress": {"downloaded_bytes": 500_000, "extracted_bytes": 500_000,
+                "total_bytes": 1_000_000, "is_total_bytes_final": true}}),
+            json!({"status": "running", "status_message": "running"}),
+        ]));
+        let tree = Tree::new("train");
+        assert_eq!(
+            tree.lines("provisioning", &jobs, 100, Style::plain()),
+            [
+                "⠋ train  provisioning  0 s",
+                "├─ 0-0  queued, 2 in front of it",
+                "├─ 0-1  [████████████░░░░░░░░░░░░]  50% pulling the image, 500 kB of 1 MB",
+                "└─ 0-2  running",
+            ]
+        );
+        for line in tree.lines("provisioning", &jobs, 20, Style::plain()) {
+            assert!(line.chars().count() < 20, "it would wrap: {line}");
+        }
+    }
+
+    #[test]
+    fn many_jobs_are_counted_and_not_all_drawn() {
+        let jobs = standings(&run(&vec![json!({"status": "submitted"}); 40]));
+        let lines = Tree::new("train").lines("submitted", &jobs, 80, Style::plain());
+        assert_eq!((lines.len(), lines.last().unwrap().as_str()), (14, "└─ and 28 more"));
+    }
+}

@@ -1,0 +1,262 @@
+//! What following a run gives: its ports, `ssh`, events for machines, parts of its log.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::Value;
+
+use crate::{Home, attached::needs_agent, ran};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn task(home: &Home, more: &str, command: &str) {
+    let text = format!(
+        "type: task\nname: job\n{more}commands:\n  - |\n    {command}\nresources: {{cpu: 1.., memory: 0.., disk: null}}\n"
+    );
+    home.0.file("job.yml", &text);
+}
+
+/// A command on a server whose jobs see our files.
+fn windlass(home: &Home, args: &[&str]) -> Command {
+    let mut command = home.command(args);
+    command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
+    command
+}
+
+/// A line of a child's stderr that has this in it.
+#[track_caller]
+fn line_with(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &str) -> String {
+    let mut seen = Vec::new();
+    for line in lines {
+        let line = line.unwrap();
+        if line.contains(part) {
+            return line;
+        }
+        seen.push(line);
+    }
+    panic!("no `{part}` in {seen:#?}");
+}
+
+#[test]
+fn ports_of_a_job_are_at_hand_while_it_is_followed() {
+    needs_agent();
+    let home = Home::new();
+    // The job's machine is ours, so what listens here listens there.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut guest in listener.incoming().map_while(Result::ok) {
+            let mut asked = [0; 4];
+            if guest.read_exact(&mut asked).is_ok() {
+                let _ = guest.write_all(&[&asked[..], b" pong"].concat());
+            }
+        }
+    });
+    task(&home, &format!("ports: ['*:{port}']\n"), "echo started; sleep 600");
+    let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let told = line_with(&mut lines, &format!("Port {port} of the job: http://"));
+    let address = told.rsplit("http://").next().unwrap().to_owned();
+    for _ in 0..3 {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(b"ping").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "ping pong");
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(201));
+    assert!(TcpStream::connect(&address).is_err(), "nobody listens when nobody follows");
+}
+
+#[test]
+fn a_port_that_is_taken_is_found_before_anything_is_started() {
+    let home = Home::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    task(&home, &format!("ports: ['{port}:80']\n"), "true");
+    let refused = ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"]));
+    assert_eq!(refused.code, Some(200), "{}", refused.stderr);
+    refused.says(&format!("listen on port {port} of this machine"));
+    refused.says("`-p LOCAL:80` chooses another");
+    assert_eq!(home.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
+}
+
+#[test]
+fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
+    needs_agent();
+    let home = Home::new();
+    let own = "Host other\n  Port 2222\n";
+    home.0.file(".ssh/config", own);
+    task(&home, "", "echo started; sleep 600");
+    ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-d"])).ok();
+    let mut command = windlass(&home, &["attach", "job"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    line_with(&mut lines, "`ssh job`");
+
+    let config = home.0.0.join(".ssh/config");
+    let text = std::fs::read_to_string(&config).unwrap();
+    assert!(text.starts_with("Include \"") && text.ends_with(own), "{text}");
+    // OpenSSH asks the system for the home and not the environment: we name the file.
+    let ssh = |command: &str| {
+        let mut ssh = Command::new("ssh");
+        ssh.arg("-F").arg(&config).args(["-o", "BatchMode=yes", "job", command]).stdin(Stdio::null());
+        ran(&mut ssh)
+    };
+    assert_eq!(ssh("echo $((6 * 7))").ok().stdout, "42\n");
+    assert_eq!(ssh("exit 7").code, Some(7));
+
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(0), "to leave stops nothing");
+    assert_eq!(ssh("echo still").ok().stdout, "still\n", "whether or not anybody is attached");
+    home.windlass(&["stop", "-x", "-y", "--wait", "job"]).ok();
+    let late = ssh("true");
+    assert_ne!(late.code, Some(0));
+    late.says("does not run");
+    let ended = home.windlass(&["attach", "job"]);
+    assert_eq!(ended.code, Some(200));
+    ended.says("it has ended");
+}
+
+#[test]
+fn machines_follow_a_run_by_events() {
+    needs_agent();
+    let home = Home::new();
+    task(&home, "", "printf 'a\\nb'; exit 3");
+    let done = ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-o", "jsonl"]));
+    assert_eq!(done.code, Some(3), "{}", done.stderr);
+    let events: Vec<Value> = done.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(events.iter().all(|event| event["version"] == 1 && event["time"].is_string()), "{}", done.stdout);
+    let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!((kinds[0], kinds[1], *kinds.last().unwrap()), ("plan", "submitted", "end"), "{kinds:?}");
+    assert_eq!(events[0]["action"], "create");
+    let bytes: Vec<u8> = events
+        .iter()
+        .filter(|event| event["type"] == "log")
+        .flat_map(|event| STANDARD.decode(event["message"].as_str().unwrap()).unwrap())
+        .collect();
+    assert_eq!(String::from_utf8(bytes).unwrap().replace("\r\n", "\n"), "a\nb");
+    assert!(events.iter().any(|event| event["type"] == "job" && event["status"] == "failed"), "{kinds:?}");
+    let end = events.last().unwrap();
+    assert_eq!((&end["status"], &end["exit_code"]), (&"failed".into(), &3.into()));
+}
+
+#[test]
+fn a_pipe_gets_dated_lines_and_nothing_that_moves() {
+    needs_agent();
+    let home = Home::new();
+    task(&home, "", "true");
+    let done = ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"])).ok();
+    assert!(!done.stderr.contains('\u{1b}'), "{:?}", done.stderr);
+    let dated = |line: &str| line.as_bytes().get(10) == Some(&b'T') && line.contains("Z job: ");
+    assert!(done.stderr.lines().any(dated), "{}", done.stderr);
+}
+
+#[test]
+fn parts_of_a_log_are_chosen_by_lines_times_and_patterns() {
+    needs_agent();
+    let home = Home::new();
+    task(&home, "", "for i in 1 2 3 4 5 6 7 8 9 10; do echo \"line $i\"; done; printf half");
+    ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"])).ok();
+    let logs = |args: &[&str]| {
+        let all: Vec<&str> = ["logs"].iter().chain(args).chain(&["job"]).copied().collect();
+        home.windlass(&all).ok().stdout.replace("\r\n", "\n")
+    };
+    assert_eq!(logs(&["--tail", "3"]), "line 9\nline 10\nhalf");
+    assert_eq!(logs(&["--tail", "3", "-f"]), "line 9\nline 10\nhalf");
+    assert_eq!(logs(&["--tail", "0"]), "");
+    assert_eq!(logs(&["--tail", "100"]), logs(&[]));
+    assert_eq!(logs(&["--grep", "e (3|10)$"]).replace('\r', ""), "line 3\nline 10\n");
+    assert_eq!(logs(&["--since", "1h"]), logs(&["--until", "2100-01-01T00:00:00Z"]));
+    assert_eq!(logs(&["--until", "2020-01-01T00:00:00Z"]), "");
+    assert_eq!(logs(&["--since", "2100-01-01T00:00:00Z"]), "");
+
+    let misuse = home.windlass(&["logs", "--grep", "(", "job"]);
+    assert_eq!(misuse.code, Some(2));
+    misuse.says("understand the pattern");
+    assert_eq!(home.windlass(&["logs", "--until", "1h", "-f", "job"]).code, Some(2));
+    let previous = home.windlass(&["logs", "--previous", "job"]);
+    assert_eq!(previous.code, Some(1));
+    previous.says("it was started once only");
+    let none = home.windlass(&["logs", "--job", "4", "job"]);
+    assert_eq!(none.code, Some(1));
+    none.says("find job 4 of `job`");
+}
+
+#[test]
+fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
+    needs_agent();
+    let home = Home::new();
+    let server = |home: &Home, port: &str| {
+        let data = home.0.0.join("data");
+        let mut command = home.command(&["server", "--port", port, "--admin-token", "a-token-for-this-test-only"]);
+        command.arg("--data-dir").arg(data).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
+        let log = std::fs::File::create(home.0.0.join("server.log")).unwrap();
+        Server(command.stdout(Stdio::null()).stderr(log).spawn().unwrap())
+    };
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port().to_string();
+    drop(free);
+    let first = server(&home, &port);
+    let go = home.0.0.join("go");
+    let counting = "i=0; while [ $i -lt 200 ]; do i=$((i + 1)); echo \"line $i\"; sleep 0.02; done";
+    task(&home, "", &format!("{counting}; until [ -e {} ]; do sleep 0.02; done; echo last", go.display()));
+    let mut command = home.command(&["apply", "-f", "job.yml", "-y"]);
+    command.env("WINDLASS_URL", format!("http://127.0.0.1:{port}")).env("WINDLASS_TOKEN", "a-token-for-this-test-only");
+    wait_until_up(&port);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("line 5\r\n") && !text.contains("line 5\n") {
+        assert!(stdout.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    first.crash();
+    let _second = server(&home, &port);
+    std::fs::write(&go, "").unwrap();
+    stdout.read_to_string(&mut text).unwrap();
+    let done = child.wait_with_output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    let want: String = (1..=200).map(|i| format!("line {i}\n")).chain(["last\n".to_owned()]).collect();
+    assert_eq!(text.replace("\r\n", "\n"), want);
+}
+
+/// Stopped with its test, in good order: it takes its agent along.
+struct Server(std::process::Child);
+
+impl Server {
+    fn crash(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).stderr(Stdio::null()).status();
+        let began = Instant::now();
+        while began.elapsed() < DEADLINE {
+            if self.0.try_wait().is_ok_and(|ended| ended.is_some()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[track_caller]
+fn wait_until_up(port: &str) {
+    let began = Instant::now();
+    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(began.elapsed() < DEADLINE, "the server does not come up");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

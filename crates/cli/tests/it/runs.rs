@@ -1,0 +1,58 @@
+//! Stories of runs on a server that has no machine.
+
+use std::time::{Duration, Instant};
+
+use crate::{snapshot::Story, stage::Stage};
+
+const TASK: &str = "type: task\nname: job\ncommands: [echo hi]\nmax_duration: 2h\nresources: {cpu: 8.., memory: 16GB..}\n\
+                    retry: {on_events: [no-capacity], duration: 1h}\n";
+
+/// Until it was looked at, and found to have no place.
+#[track_caller]
+fn wait_until_it_waits(stage: &Stage) {
+    let began = Instant::now();
+    loop {
+        let why = stage.windlass(&["why", "job", "-o", "json"]).ok();
+        if why.json()["status"] == "pending" {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{}", why.stdout);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_run_that_waits_is_listed_explained_changed_and_stopped() {
+    let stage = Stage::new();
+    stage.file("job.yml", TASK);
+    let mut story = Story::new("runs", &stage);
+    story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
+    wait_until_it_waits(&stage);
+    story.run(&["ps", "-o", "name"]);
+    story.run(&["why", "job"]);
+    story.run(&["logs", "job"]);
+    story.run(&["logs", "jbo"]);
+    stage.file("job.yml", &(TASK.replace("echo hi", "echo ho") + "env: {A: '1'}\n"));
+    story.run(&["apply", "-f", "job.yml"]);
+    story.run(&["stop", "job"]);
+    story.run(&["stop", "-x", "-y", "--wait", "job"]);
+    story.run(&["stop", "-y", "job"]);
+    story.run(&["attach", "job"]);
+    story.run(&["ps"]);
+    story.run(&["logs", "-f", "--until", "1h", "job"]);
+    story.run(&["apply", "-f", "job.yml", "-y", "-o", "json"]);
+    story.end();
+}
+
+#[test]
+fn what_an_update_would_change_is_shown_field_by_field() {
+    let stage = Stage::new();
+    stage.file("job.yml", TASK);
+    stage.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
+    stage.file("job.yml", &TASK.replace("echo hi", "echo ho").replace("cpu: 8..", "cpu: 4.."));
+    let applied = stage.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
+    applied.says("`job` is active, and `configuration.");
+    applied.says("  ~ commands[0]: \"echo hi\" → \"echo ho\"\n");
+    applied.says("  ~ resources.cpu.count.min: 8 → 4\n");
+    stage.windlass(&["stop", "-x", "-y", "--wait", "job"]).ok();
+}

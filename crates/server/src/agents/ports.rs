@@ -1,0 +1,92 @@
+//! Streams to ports of jobs: people's traffic, kept away from the connection that steers the host.
+//!
+//! Each stream is a connection of its own to the shim's socket. On an SSH host it is a channel of the second
+//! connection, whose channels hold at most so many bytes each: a download that nobody reads delays no stop.
+
+use std::sync::Arc;
+
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, copy_bidirectional},
+    time::timeout,
+};
+use windlass_api::{
+    agent::ports,
+    unix,
+};
+use windlass_backend::Reach;
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_tunnel::Connection;
+
+use super::{
+    CALL_WITHIN,
+    lines::{Setback, Why, astray, failed, told, tunnel},
+    site,
+    wire::{Inner, Trouble},
+};
+
+/// An open stream to a port of a job.
+pub struct Port {
+    stream: TokioIo<Upgraded>,
+    /// Must live as long as the channel through it.
+    _below: Option<Arc<Connection>>,
+}
+
+impl Port {
+    /// Carries bytes both ways until both sides have ended, or one is lost.
+    pub async fn join(mut self, other: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> std::io::Result<()> {
+        copy_bidirectional(&mut self.stream, other).await.map(drop)
+    }
+}
+
+impl std::fmt::Debug for Port {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Port").finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    pub(super) async fn port(
+        &self,
+        instance: InstanceId,
+        task: SubmissionId,
+        port: u16,
+    ) -> Result<Port, Trouble> {
+        let opened = async {
+            let (reach, credential) = self.way(instance).await.map_err(no_line)?;
+            match reach {
+                Reach::Socket { path } => {
+                    let stream = unix::connect(&path).await;
+                    let stream = stream.map_err(|error| no_line(failed(told(&error))))?;
+                    let stream = ports::connect(stream, &credential, task, port).await;
+                    Ok(Port { stream: stream.map_err(Trouble::Shim)?, _below: None })
+                }
+                Reach::Ssh { socket } => {
+                    let below = self.traffic(instance).await.map_err(no_line)?;
+                    let stream = below.unix(&socket).await.map_err(|error| no_line(tunnel(error)))?;
+                    let stream = ports::connect(stream, &credential, task, port).await;
+                    Ok(Port { stream: stream.map_err(Trouble::Shim)?, _below: Some(below) })
+                }
+            }
+        };
+        timeout(CALL_WITHIN, opened).await.unwrap_or(Err(Trouble::Late(CALL_WITHIN)))
+    }
+
+    async fn traffic(&self, instance: InstanceId) -> Result<Arc<Connection>, Setback> {
+        let hosts = self.lines.hosts();
+        let site = site::site(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
+        let (below, _) = hosts.traffic(&instance, &site.target).await.map_err(tunnel)?;
+        if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
+            // As for the other connection: nobody goes on to a host whose key could not be settled.
+            hosts.forget(&instance);
+            return Err(astray(&error));
+        }
+        Ok(below)
+    }
+}
+
+fn no_line(setback: Setback) -> Trouble {
+    let why: Why = setback.why;
+    Trouble::NoLine(why)
+}

@@ -1,0 +1,43 @@
+//! Streams to ports of jobs, for the people whose jobs they are.
+
+use windlass_api::{projects::ProjectRole, runs::ConnectRequest};
+use windlass_model::{id::SubmissionId, job::Status};
+
+use crate::{
+    agents::{AgentError, Call, Port},
+    app::App,
+    auth::Scope,
+    db::{jobs, runs},
+    error::{Error, Result},
+};
+
+/// The submission must be one of that run, and the run one of this project. Whoever comes in sees what the owner of
+/// the run sees, so it is for them and for those who look after the project.
+pub async fn connect(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result<Port> {
+    let absent = || Error::absent("Job submission");
+    let job = jobs::find(app.db(), SubmissionId(asked.job_submission_id)).await?;
+    let job = job.filter(|job| job.project_id == scope.project.id).ok_or_else(absent)?;
+    let run = runs::find(app.db(), job.run_id).await?.filter(|run| run.run.name == asked.run_name);
+    let run = run.ok_or_else(absent)?;
+    let is_owner = run.run.user_id == scope.caller.user.id;
+    if !is_owner && scope.role() < Some(ProjectRole::Manager) {
+        return Err(Error::denied());
+    }
+    let instance = job.instance_id.filter(|_| job.status == Status::Running).ok_or_else(|| {
+        Error::refused(format!("the job does not run: it is {}", job.status.as_str()))
+    })?;
+    let agents = app.agents().ok_or_else(|| Error::refused("this replica of the server has no way to hosts"))?;
+    let call = Call { instance, submission: job.id, epoch: job.lock_epoch };
+    agents.connect(call, asked.port).await.map_err(|error| refusal(&error))
+}
+
+fn refusal(error: &AgentError) -> Error {
+    match error {
+        AgentError::Conflict { reason } | AgentError::Refused { reason } => Error::refused(reason.clone()),
+        AgentError::Unreachable { .. }
+        | AgentError::Barred { .. }
+        | AgentError::Fenced { .. }
+        | AgentError::UnknownTask { .. }
+        | AgentError::Gone { .. } => Error::refused(error.to_string()),
+    }
+}

@@ -1,0 +1,57 @@
+//! Who may connect to a job, and what waits in front of one.
+
+use serde_json::json;
+use windlass_api::{client::Client, runs::ConnectRequest};
+
+use crate::http::{ADMIN, Ground, TestServer, on_both};
+
+on_both! {
+    a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project
+    a_job_that_waits_says_how_many_are_in_front_of_it
+}
+
+async fn submit(server: &TestServer, name: &str, priority: i64) -> serde_json::Value {
+    let run = json!({ "run_name": name,
+        "configuration": { "type": "task", "commands": ["true"], "priority": priority } });
+    let plan = json!({ "plan": { "run_spec": run }, "force": false });
+    server.admin("/api/project/main/runs/apply", plan).await
+}
+
+async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(ground: &Ground) {
+    let server = ground.start().await;
+    let run = submit(&server, "train-1", 0).await;
+    let job_submission_id = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
+    let asked = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
+    let connect = |token: String, asked: ConnectRequest| {
+        let client = Client::new(&format!("http://{}", server.authority), Some(&token)).unwrap();
+        async move { client.connect_job("main", &asked).await.unwrap_err().to_string() }
+    };
+    assert_eq!(connect(ADMIN.into(), asked.clone()).await, "the job does not run: it is submitted");
+    let elsewhere = ConnectRequest { run_name: "other".into(), ..asked.clone() };
+    assert_eq!(connect(ADMIN.into(), elsewhere).await, "Job submission not found");
+    let user = server.user("mel").await;
+    assert_eq!(connect(user.clone(), asked.clone()).await, "Access denied", "no member");
+    server.join("main", &[("mel", "user")]).await;
+    assert_eq!(connect(user.clone(), asked.clone()).await, "Access denied", "not theirs");
+    server.join("main", &[("mel", "manager")]).await;
+    assert_eq!(connect(user, asked).await, "the job does not run: it is submitted");
+
+    let path = format!("/api/project/main/runs/connect?run_name=train-1&job_submission_id={job_submission_id}");
+    let (status, body) = server.get(ADMIN, &path).await;
+    let body = String::from_utf8(body).unwrap();
+    assert_eq!(status, 400, "{body}");
+    assert!(body.contains("Upgrade: tcp"), "{body}");
+    server.stop().await;
+}
+
+async fn a_job_that_waits_says_how_many_are_in_front_of_it(ground: &Ground) {
+    let server = ground.start().await;
+    for (name, priority) in [("first", 0), ("second", 0), ("urgent", 5)] {
+        submit(&server, name, priority).await;
+    }
+    for (name, position) in [("first", 1), ("second", 2), ("urgent", 0)] {
+        let run = server.admin("/api/project/main/runs/get", json!({ "run_name": name })).await;
+        assert_eq!(run["jobs"][0]["job_submissions"][0]["queue_position"], position, "{name}");
+    }
+    server.stop().await;
+}
