@@ -3,8 +3,8 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, attach, check, completion, cost, dev, doctor, event, explain, fleet, gateway, help, init, instance, login,
-    logs, metrics, offer, project, ps, secret, server, stop, top, user, volume, why,
+    apply, attach, check, completion, cost, dev, doctor, event, explain, fleet, gateway, help, init,
+    instance, login, logs, metrics, offer, project, ps, secret, server, stop, top, user, volume, why,
 };
 
 const AFTER: &str = "\

@@ -42,9 +42,9 @@ pub(super) async fn connect(
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too many connections to this task are open")
     })?;
     let port = if wanted.port == 0 { ssh_port(&job)? } else { wanted.port };
-    let mut inside = dial(port).await.map_err(|error| {
-        Refusal::conflict(format!("nobody answers at port {port} of the task: {error}"))
-    })?;
+    let mut inside = dial(port)
+        .await
+        .map_err(|error| Refusal::conflict(format!("nobody answers at port {port} of the task: {error}")))?;
     let upgraded = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         let _place = place;

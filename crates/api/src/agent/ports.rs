@@ -27,8 +27,7 @@ pub async fn connect(
     task: SubmissionId,
     port: u16,
 ) -> Result<TokioIo<Upgraded>, ShimError> {
-    let (mut send, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(ShimError::Exchange)?;
+    let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(ShimError::Exchange)?;
     tokio::spawn(async move {
         // Whoever uses the stream learns of its end by it.
         let _ = connection.with_upgrades().await;

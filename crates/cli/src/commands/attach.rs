@@ -1,9 +1,6 @@
 //! `windlass attach RUN`: its ports here, `ssh RUN`, and its output if wanted.
 
-use std::{
-    net::IpAddr,
-    path::PathBuf,
-};
+use std::{net::IpAddr, path::PathBuf};
 
 use tokio::io::{AsyncWriteExt as _, copy, split};
 use windlass_api::runs::{ConnectRequest, Run};
@@ -113,7 +110,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 fn place(run: &Run, args: &Args) -> Place {
     let all = standings(run);
     let of_rank = |job: &&Standing| job.job == args.job;
-    let any = all.iter().filter(of_rank).find(|job| job.status == "running").or_else(|| all.iter().find(of_rank));
+    let any =
+        all.iter().filter(of_rank).find(|job| job.status == "running").or_else(|| all.iter().find(of_rank));
     let replica = args.replica.unwrap_or_else(|| any.map_or(0, |job| job.replica));
     Place { replica, job: args.job }
 }
@@ -129,12 +127,17 @@ fn spec_of(run: &Run, place: Place) -> serde_json::Value {
 async fn carry(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     let run = cx.run(&args.name).await?;
     let place = place(&run, args);
-    let job = standings(&run).into_iter().find(|job| place.is(job) && job.status == "running").ok_or_else(|| {
-        Problem::new(format!("log in to `{}`", args.name))
-            .code(Code::UnknownName)
-            .why(format!("job {} of replica {} does not run: the run is {}", place.job, place.replica, run.status))
-            .hint(format!("`windlass why {}` says more", args.name))
-    })?;
+    let job = standings(&run).into_iter().find(|job| place.is(job) && job.status == "running").ok_or_else(
+        || {
+            Problem::new(format!("log in to `{}`", args.name))
+                .code(Code::UnknownName)
+                .why(format!(
+                    "job {} of replica {} does not run: the run is {}",
+                    place.job, place.replica, run.status
+                ))
+                .hint(format!("`windlass why {}` says more", args.name))
+        },
+    )?;
     let request = ConnectRequest { run_name: args.name.clone(), job_submission_id: job.submission, port: 0 };
     let far = match cx.client.connect_job(&cx.project, &request).await {
         Ok(far) => far,

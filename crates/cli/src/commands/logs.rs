@@ -226,7 +226,9 @@ impl Wanted<'_> {
             return problem.why(format!("the run has no job yet: it is {}", run.status));
         }
         if *previous {
-            return problem.why("it was started once only").hint(format!("`windlass logs {name}` shows that"));
+            return problem
+                .why("it was started once only")
+                .hint(format!("`windlass logs {name}` shows that"));
         }
         problem.hint(format!("`windlass ps` shows its {}", words::count(run.jobs.len(), "job")))
     }

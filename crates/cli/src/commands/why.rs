@@ -110,7 +110,10 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
         output::data(&output::printable(&format!("  {job_name}: {}", latest.status_message)));
         match latest.queue_position {
             Some(0) => output::data("    next in line for a machine"),
-            Some(ahead) => output::data(&format!("    {} in front of it", words::count(usize::try_from(ahead).unwrap_or(0), "job"))),
+            Some(ahead) => output::data(&format!(
+                "    {} in front of it",
+                words::count(usize::try_from(ahead).unwrap_or(0), "job")
+            )),
             None => {}
         }
     }
@@ -133,7 +136,8 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
             }
         }
     }
-    let mut seen = plan.into_iter().flat_map(|plan| &plan.job_plans).filter_map(|job| job.why.as_ref()?.value().ok());
+    let mut seen =
+        plan.into_iter().flat_map(|plan| &plan.job_plans).filter_map(|job| job.why.as_ref()?.value().ok());
     let cures = cures(&noted.first().cloned().or_else(|| seen.next()).unwrap_or_default());
     if !cures.is_empty() {
         output::data("  it would fit:");

@@ -57,7 +57,13 @@ impl Forwards {
     }
 
     /// The job runs, or another submission of it does. The first time, the ports are opened and told.
-    pub(crate) fn turn_to(&mut self, cx: &Context, run: &str, jobs: &[Standing], as_events: bool) -> Result<(), Problem> {
+    pub(crate) fn turn_to(
+        &mut self,
+        cx: &Context,
+        run: &str,
+        jobs: &[Standing],
+        as_events: bool,
+    ) -> Result<(), Problem> {
         let is_ours = |job: &&Standing| (job.replica, job.job) == (self.wanted.replica, self.wanted.job);
         let running = jobs.iter().find(is_ours).filter(|job| job.status == "running");
         *self.target.lock() = running.map(|job| job.submission);

@@ -23,6 +23,7 @@ use windlass_api::{
 };
 use windlass_model::time::Timestamp;
 
+use self::wish::{Asked, Wish};
 pub(crate) use self::{
     chorus::{Chorus, Manner, Sung},
     events::Events,
@@ -33,7 +34,6 @@ pub(crate) use self::{
     tree::Tree,
     voices::Voices,
 };
-use self::wish::{Asked, Wish};
 use crate::{
     cli::At,
     commands::is_finished,
@@ -144,7 +144,8 @@ impl Following<'_> {
     /// Shows what changed.
     async fn look(&mut self, run: &Run) -> Result<(), Problem> {
         let jobs = standings(run);
-        let seen = format!("{} {:?}", run.status_message, jobs.iter().map(Standing::milestone).collect::<Vec<_>>());
+        let seen =
+            format!("{} {:?}", run.status_message, jobs.iter().map(Standing::milestone).collect::<Vec<_>>());
         if seen != self.seen {
             self.seen = seen;
             self.pace.news();
@@ -248,7 +249,9 @@ impl Following<'_> {
                     Events::detached();
                 } else {
                     let name = &self.name;
-                    output::say(&format!("Left `{name}` running; `windlass attach --logs {name}` follows it again."));
+                    output::say(&format!(
+                        "Left `{name}` running; `windlass attach --logs {name}` follows it again."
+                    ));
                 }
                 return Ok(Some(Exit::Done));
             }
@@ -283,7 +286,8 @@ impl Following<'_> {
         }
         let style = Style::stderr();
         let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
-        let start = if self.chorus.as_ref().is_some_and(|chorus| chorus.mid_line()) && output::is_one_screen() {
+        let start = if self.chorus.as_ref().is_some_and(|chorus| chorus.mid_line()) && output::is_one_screen()
+        {
             "\n"
         } else {
             ""

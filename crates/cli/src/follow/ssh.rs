@@ -98,7 +98,9 @@ pub(crate) fn remove(name: &str, place: Place) {
 /// Where a proxy command goes, if the server was named by hand.
 pub(crate) fn at_door(file: &Path, project: Option<String>) -> Result<At, Problem> {
     let text = read_if_there(file)?.ok_or_else(|| {
-        Problem::new(format!("read `{}`", file.display())).why("it is gone").hint("`windlass attach RUN` writes it")
+        Problem::new(format!("read `{}`", file.display()))
+            .why("it is gone")
+            .hint("`windlass attach RUN` writes it")
     })?;
     let door: Door = serde_json::from_str(&text)
         .map_err(|error| Problem::caused(&format!("understand `{}`", file.display()), &error))?;
@@ -117,12 +119,15 @@ fn host(name: &str, place: Place) -> String {
 fn user(run: &Run, place: Place) -> String {
     let of_place = run.jobs.iter().find(|job| {
         let spec = job.job_spec.value().unwrap_or_default();
-        spec["replica_num"].as_i64().unwrap_or(0) == place.replica && spec["job_num"].as_i64().unwrap_or(0) == place.job
+        spec["replica_num"].as_i64().unwrap_or(0) == place.replica
+            && spec["job_num"].as_i64().unwrap_or(0) == place.job
     });
-    let runtime = of_place.and_then(|job| job.job_submissions.last()?.job_runtime_data.as_ref()?.value().ok());
+    let runtime =
+        of_place.and_then(|job| job.job_submissions.last()?.job_runtime_data.as_ref()?.value().ok());
     let name = runtime.and_then(|runtime| runtime["username"].as_str().map(str::to_owned));
     let is_plain = |name: &String| {
-        !name.is_empty() && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-.".contains(letter))
+        !name.is_empty()
+            && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_-.".contains(letter))
     };
     name.filter(is_plain).unwrap_or_else(|| "root".to_owned())
 }
@@ -194,7 +199,8 @@ fn include(config: &Path) -> Result<(), Problem> {
     let file = dir.join("config");
     let line = format!("Include {}", quoted(config));
     let failed = |error: std::io::Error| {
-        Problem::caused(&format!("write `{}`", file.display()), &error).hint(format!("put `{line}` on its first line"))
+        Problem::caused(&format!("write `{}`", file.display()), &error)
+            .hint(format!("put `{line}` on its first line"))
     };
     let text = read_if_there(&file)?.unwrap_or_default();
     if text.lines().any(|known| known.trim() == line) {

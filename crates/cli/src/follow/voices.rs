@@ -47,7 +47,11 @@ impl Voices {
         let voice = self.each.entry(place).or_insert_with(|| Voice::new(place, raw));
         if self.several || self.grep.is_some() {
             let (several, grep) = (self.several, self.grep.as_ref());
-            return voice.lines.add(bytes).iter().all(|line| voice.out.line(&voice.prefix, several, grep, line));
+            return voice
+                .lines
+                .add(bytes)
+                .iter()
+                .all(|line| voice.out.line(&voice.prefix, several, grep, line));
         }
         self.mid_line = bytes.last().map_or(self.mid_line, |byte| *byte != b'\n');
         voice.out.write(bytes)
@@ -136,7 +140,10 @@ mod tests {
     #[test]
     fn a_line_without_end_is_shown_in_parts() {
         let mut lines = Lines::default();
-        assert_eq!(lines.add(&vec![b'x'; LINE_MAX + 1]), [[vec![b'x'; LINE_MAX + 1], b"\n".to_vec()].concat()]);
+        assert_eq!(
+            lines.add(&vec![b'x'; LINE_MAX + 1]),
+            [[vec![b'x'; LINE_MAX + 1], b"\n".to_vec()].concat()]
+        );
         assert_eq!(lines.end(), None);
     }
 }

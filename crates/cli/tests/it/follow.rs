@@ -196,7 +196,8 @@ fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
     let home = Home::new();
     let server = |home: &Home, port: &str| {
         let data = home.0.0.join("data");
-        let mut command = home.command(&["server", "--port", port, "--admin-token", "a-token-for-this-test-only"]);
+        let mut command =
+            home.command(&["server", "--port", port, "--admin-token", "a-token-for-this-test-only"]);
         command.arg("--data-dir").arg(data).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
         let log = std::fs::File::create(home.0.0.join("server.log")).unwrap();
         Server(command.stdout(Stdio::null()).stderr(log).spawn().unwrap())
@@ -209,7 +210,9 @@ fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
     let counting = "i=0; while [ $i -lt 200 ]; do i=$((i + 1)); echo \"line $i\"; sleep 0.02; done";
     task(&home, "", &format!("{counting}; until [ -e {} ]; do sleep 0.02; done; echo last", go.display()));
     let mut command = home.command(&["apply", "-f", "job.yml", "-y"]);
-    command.env("WINDLASS_URL", format!("http://127.0.0.1:{port}")).env("WINDLASS_TOKEN", "a-token-for-this-test-only");
+    command
+        .env("WINDLASS_URL", format!("http://127.0.0.1:{port}"))
+        .env("WINDLASS_TOKEN", "a-token-for-this-test-only");
     wait_until_up(&port);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());

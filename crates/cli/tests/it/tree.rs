@@ -5,7 +5,8 @@ use crate::{Home, attached::needs_agent, stage::Stage, terminal::Terminal};
 /// It waits: there is no machine.
 fn waiting() -> Stage {
     let stage = Stage::new();
-    let text = "type: task\nname: job\ncommands: [echo hi]\nretry: {on_events: [no-capacity], duration: 1h}\n";
+    let text =
+        "type: task\nname: job\ncommands: [echo hi]\nretry: {on_events: [no-capacity], duration: 1h}\n";
     stage.file("job.yml", text);
     stage
 }
@@ -18,7 +19,12 @@ fn a_run_that_waits_is_a_tree_that_moves_and_the_second_ctrl_c_leaves_it() {
     terminal.keys(&["y", "Enter"]);
     let first = terminal.shows("└─ 0-0  no capacity: fleets: no fleet exists");
     terminal.until("moved", |screen| screen.contains("└─ 0-0") && screen != first);
-    assert_eq!(terminal.screen().matches("└─ 0-0").count(), 1, "it is drawn in place:\n{}", terminal.screen());
+    assert_eq!(
+        terminal.screen().matches("└─ 0-0").count(),
+        1,
+        "it is drawn in place:\n{}",
+        terminal.screen()
+    );
     terminal.keys(&["C-c"]);
     let asked = terminal.shows("[s]top it, or [d]etach");
     assert!(!asked.contains("└─"), "the tree makes room for the question:\n{asked}");

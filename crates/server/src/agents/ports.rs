@@ -11,10 +11,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, copy_bidirectional},
     time::timeout,
 };
-use windlass_api::{
-    agent::ports,
-    unix,
-};
+use windlass_api::{agent::ports, unix};
 use windlass_backend::Reach;
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_tunnel::Connection;

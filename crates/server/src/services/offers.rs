@@ -15,8 +15,8 @@ use windlass_model::{
         blocks,
         offers::{Needs, Offer, fit, names_instance},
         place::{
-            Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, REFUSALS_MAX, Readiness, Waiting,
-            Why, place,
+            Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, REFUSALS_MAX, Readiness,
+            Waiting, Why, place,
         },
     },
     resources::CpuArch,
@@ -213,11 +213,12 @@ pub(crate) fn why(supply: &Supply, shape: &RunShape, jobs: &[&JobSpec]) -> Optio
 pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
     let needs = shape.needs_of(job);
     let mut refusals: Vec<Refusal> = Vec::new();
-    let mut add = |place: String, short: Vec<Shortfall>| {
-        match refusals.iter_mut().find(|known| known.shortfalls == short) {
-            Some(known) => known.count += 1,
-            None => refusals.push(Refusal { place, count: 1, shortfalls: short }),
-        }
+    let mut add = |place: String, short: Vec<Shortfall>| match refusals
+        .iter_mut()
+        .find(|known| known.shortfalls == short)
+    {
+        Some(known) => known.count += 1,
+        None => refusals.push(Refusal { place, count: 1, shortfalls: short }),
     };
     let inventory = &supply.inventory;
     for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {

@@ -36,7 +36,8 @@ async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(groun
     server.join("main", &[("mel", "manager")]).await;
     assert_eq!(connect(user, asked).await, "the job does not run: it is submitted");
 
-    let path = format!("/api/project/main/runs/connect?run_name=train-1&job_submission_id={job_submission_id}");
+    let path =
+        format!("/api/project/main/runs/connect?run_name=train-1&job_submission_id={job_submission_id}");
     let (status, body) = server.get(ADMIN, &path).await;
     let body = String::from_utf8(body).unwrap();
     assert_eq!(status, 400, "{body}");

@@ -32,7 +32,12 @@ fn compare(path: &str, old: &Value, new: &Value, lines: &mut Vec<String>) {
     if let (Some(before), Some(after)) = (old.as_array(), new.as_array()) {
         for index in 0..before.len().max(after.len()) {
             let below = format!("{path}[{index}]");
-            compare(&below, before.get(index).unwrap_or(&nothing), after.get(index).unwrap_or(&nothing), lines);
+            compare(
+                &below,
+                before.get(index).unwrap_or(&nothing),
+                after.get(index).unwrap_or(&nothing),
+                lines,
+            );
         }
         return;
     }
@@ -60,7 +65,8 @@ mod tests {
 
     #[test]
     fn each_field_that_differs_has_a_line_and_secrets_none() {
-        let old = json!({"commands": ["a", "b"], "env": {"TOKEN": "s3cret", "B": "1"}, "nodes": 1, "name": null});
+        let old =
+            json!({"commands": ["a", "b"], "env": {"TOKEN": "s3cret", "B": "1"}, "nodes": 1, "name": null});
         let new = json!({"commands": ["a", "c", "d"], "env": {"TOKEN": "other", "B": "1"}, "priority": 3});
         assert_eq!(
             lines(&old, &new),

@@ -103,7 +103,8 @@ impl Args {
 /// The ports of a job, where a mapping that was named by hand replaces the one of the file.
 pub(crate) fn ports(job_spec: &serde_json::Value, named: &[PortMapping]) -> Vec<PortMapping> {
     let apps: Vec<AppSpec> = serde_json::from_value(job_spec["app_specs"].clone()).unwrap_or_default();
-    let of_file = apps.iter().map(|app| PortMapping { local_port: app.map_to_port, container_port: app.port });
+    let of_file =
+        apps.iter().map(|app| PortMapping { local_port: app.map_to_port, container_port: app.port });
     let is_named = |port: &PortMapping| named.iter().any(|other| other.container_port == port.container_port);
     let mut all: Vec<PortMapping> = of_file.filter(|port| !is_named(port)).collect();
     all.extend(named.iter().cloned());

@@ -137,7 +137,8 @@ impl Step<'_> {
         for line in changes::lines(&stored["configuration"], &wanted["configuration"]) {
             output::say(&output::printable(&format!("  {line}")));
         }
-        if stored["repo_code_hash"] != wanted["repo_code_hash"] || stored["repo_data"] != wanted["repo_data"] {
+        if stored["repo_code_hash"] != wanted["repo_code_hash"] || stored["repo_data"] != wanted["repo_data"]
+        {
             output::say("  ~ the code");
         }
         output::say("");

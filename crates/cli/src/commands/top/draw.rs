@@ -47,6 +47,9 @@ impl Paint {
             Colour::Green => Style::new().fg(Color::Green),
             Colour::Yellow => Style::new().fg(Color::Yellow),
             Colour::Red => Style::new().fg(Color::Red),
+            Colour::Blue => Style::new().fg(Color::Blue),
+            Colour::Magenta => Style::new().fg(Color::Magenta),
+            Colour::Cyan => Style::new().fg(Color::Cyan),
         }
     }
 }

@@ -6,10 +6,11 @@ use windlass_model::time::Timestamp;
 use super::state::Row;
 use crate::{
     commands::{
-        apply::{hint, reasons, refusals, resources},
+        apply::{refusals, resources},
         event, instance, instance_status, is_finished,
     },
     context::name_of,
+    follow::{hint, reasons},
     output::{style::Style, words},
 };
 

@@ -23,10 +23,12 @@ pub async fn connect(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result
     if !is_owner && scope.role() < Some(ProjectRole::Manager) {
         return Err(Error::denied());
     }
-    let instance = job.instance_id.filter(|_| job.status == Status::Running).ok_or_else(|| {
-        Error::refused(format!("the job does not run: it is {}", job.status.as_str()))
-    })?;
-    let agents = app.agents().ok_or_else(|| Error::refused("this replica of the server has no way to hosts"))?;
+    let instance = job
+        .instance_id
+        .filter(|_| job.status == Status::Running)
+        .ok_or_else(|| Error::refused(format!("the job does not run: it is {}", job.status.as_str())))?;
+    let agents =
+        app.agents().ok_or_else(|| Error::refused("this replica of the server has no way to hosts"))?;
     let call = Call { instance, submission: job.id, epoch: job.lock_epoch };
     agents.connect(call, asked.port).await.map_err(|error| refusal(&error))
 }

@@ -113,8 +113,7 @@ async fn queue_positions(app: &App, run: &mut wire::Run) -> Result<()> {
     }
     let positions = jobs::queue_positions(app.db(), RunId(run.id)).await?;
     for last in run.jobs.iter_mut().filter_map(|job| job.job_submissions.last_mut()) {
-        last.queue_position =
-            positions.iter().find(|(id, _)| id.0 == last.id).map(|(_, position)| *position);
+        last.queue_position = positions.iter().find(|(id, _)| id.0 == last.id).map(|(_, position)| *position);
     }
     Ok(())
 }
