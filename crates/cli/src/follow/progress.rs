@@ -87,11 +87,11 @@ fn standing(job: &Job) -> Option<Standing> {
     let spec = job.job_spec.value().unwrap_or_default();
     let pull = pull(latest);
     let lacks = latest.termination_reason.as_deref() == Some("failed_to_start_due_to_no_capacity");
-    let why = latest
-        .why
-        .as_ref()
-        .filter(|_| lacks || latest.status == "submitted")
-        .and_then(|why| refusals(&why.value().unwrap_or_default(), 1).into_iter().next());
+    let noted = latest.why.as_ref().filter(|_| latest.status == "submitted");
+    let noted = noted.and_then(|why| refusals(&why.value().unwrap_or_default(), 1).into_iter().next());
+    // Of an attempt that is over, what it ended with is left.
+    let said = latest.termination_reason_message.as_deref().filter(|_| lacks);
+    let why = noted.or_else(|| said.and_then(|said| said.lines().next()).map(str::to_owned));
     Some(Standing {
         replica: spec["replica_num"].as_i64().unwrap_or(0),
         job: spec["job_num"].as_i64().unwrap_or(0),

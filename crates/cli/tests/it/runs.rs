@@ -29,7 +29,8 @@ fn a_run_that_waits_is_listed_explained_changed_and_stopped() {
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
     wait_until_it_waits(&stage);
     story.run(&["ps", "-o", "name"]);
-    story.run(&["why", "job"]);
+    let why = stage.windlass(&["why", "job"]).ok().stdout;
+    assert!(why.contains("  it would fit:\n    on fleets: create a fleet\n"), "{why}");
     story.run(&["logs", "job"]);
     story.run(&["logs", "jbo"]);
     stage.file("job.yml", &(TASK.replace("echo hi", "echo ho") + "env: {A: '1'}\n"));

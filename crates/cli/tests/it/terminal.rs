@@ -28,8 +28,8 @@ impl Terminal {
         let quote = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"));
         let words: Vec<String> =
             std::iter::once(command.get_program()).chain(command.get_args()).map(quote).collect();
-        // The pane stays until the test has read it.
-        let script = format!("{}; echo \"exit: $?\"; exec sleep 600", words.join(" "));
+        // The pane stays until the test has read it, also after an interrupt, which reaches the shell too.
+        let script = format!("trap : INT; {}; echo \"exit: $?\"; exec sleep 600", words.join(" "));
         let mut tmux = terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40"]);
         tmux.arg(format!("exec sh -c {}", quote(script.as_ref())));
         for (name, value) in command.get_envs() {
