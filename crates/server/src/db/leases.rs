@@ -191,6 +191,8 @@ fn statuses(queue: &Queue) -> String {
 /// When a row is due, as the index has it: one without a time has been due since ever.
 const DUE: &str = "coalesce(due_at, 0)";
 
+type Known = (Dialect, Queue, &'static Texts);
+
 /// The statements of one queue. Looks are frequent, and to write their text anew costs as much as the look.
 struct Texts {
     look: String,
@@ -202,7 +204,7 @@ struct Texts {
 impl Texts {
     /// Written once: queues are constants of the code, so there are few, and they are kept for good.
     fn of(dialect: Dialect, queue: &Queue) -> &'static Self {
-        static KNOWN: LazyLock<Mutex<Vec<(Dialect, Queue, &'static Texts)>>> = LazyLock::new(Mutex::default);
+        static KNOWN: LazyLock<Mutex<Vec<Known>>> = LazyLock::new(Mutex::default);
         let mut known = KNOWN.lock();
         let found = known.iter().find(|(of, kept, _)| of == &dialect && kept == queue);
         if let Some((_, _, texts)) = found {
