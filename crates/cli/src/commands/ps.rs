@@ -21,7 +21,15 @@ use crate::{
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass ps                  what waits and runs
+  windlass ps -a -o wide       finished runs too, with every column
+  windlass ps -w               show it again whenever it changes
+  windlass ps -n 20 -o json    the newest twenty, for a program";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Finished runs too
     #[arg(short, long)]

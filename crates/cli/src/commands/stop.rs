@@ -15,7 +15,14 @@ use crate::{
     problem::Problem,
 };
 
+const EXAMPLES: &str = "\
+Examples:
+  windlass stop train             ask, then let it end in good order
+  windlass stop -y -w train eval  no question, and wait for the end of both
+  windlass stop -x -y train       at once";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The runs
     #[arg(required = true, value_name = "RUN")]
