@@ -155,8 +155,8 @@ impl Wanted<'_> {
         }
         // The oldest piece of all is next.
         let mut heads: BinaryHeap<Reverse<(Timestamp, usize, Piece)>> = BinaryHeap::new();
-        for index in 0..sources.len() {
-            heads.extend(sources[index].next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
+        for (index, source) in sources.iter_mut().enumerate() {
+            heads.extend(source.next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
         }
         while let Some(Reverse((_, index, piece))) = heads.pop() {
             if !voices.write(sources[index].place, &piece.bytes) {

@@ -7,7 +7,10 @@ use std::io::{IsTerminal as _, Write as _};
 use tokio::time::Instant;
 use windlass_model::time::Span;
 
-use super::progress::{Pull, Standing};
+use super::{
+    progress::{Pull, Standing},
+    voices::Place,
+};
 use crate::output::{
     self,
     style::{Colour, Style},
@@ -21,6 +24,9 @@ const SHOWN_MAX: usize = 12;
 /// Where the terminal does not say how wide it is.
 const COLUMNS: usize = 80;
 
+/// What was said of the job at a place.
+type Step = (Place, (String, Option<u64>));
+
 /// Where progress is shown.
 pub(crate) struct Tree {
     name: String,
@@ -30,7 +36,7 @@ pub(crate) struct Tree {
     /// Lines on the screen that are ours to erase.
     drawn: usize,
     /// What was said of each job since it ran last: attempts that fail alike are not told each time.
-    told: Vec<((i64, i64), (String, Option<u64>))>,
+    told: Vec<Step>,
     status: String,
 }
 

@@ -214,14 +214,15 @@ impl JobsSubmitted {
                 Plan::Wait { why, message, due, .. } => {
                     let due = if plans.len() > 1 { together(*due) } else { *due };
                     let why = serde_json::to_string(&**why).map_err(PassError::document)?;
-                    let is_known = job.shortfalls.as_ref() == Some(&why)
-                        && job.status_message.as_ref() == Some(message);
+                    let is_known =
+                        job.shortfalls.as_ref() == Some(&why) && job.status_message.as_ref() == Some(message);
                     // In a long line most have nothing new to say: they go back together, in one statement.
                     let applied = if is_known {
                         let due_in = u64::try_from(due_in(lease, due)).unwrap_or_default();
                         Applied::Unchanged { due_in: Some(Duration::from_micros(due_in)) }
                     } else {
-                        let set = vec![("shortfalls", why.into()), ("status_message", message.as_str().into())];
+                        let set =
+                            vec![("shortfalls", why.into()), ("status_message", message.as_str().into())];
                         self.wait(lease, job, set, due).await?
                     };
                     outcomes.push((job.id.0, applied));
