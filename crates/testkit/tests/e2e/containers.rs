@@ -4,10 +4,10 @@ use serde_json::json;
 
 use crate::stage::{Machines, Stage, engine, submission_of, task};
 
-const IMAGE: &str = "windlass-e2e/busybox:1";
+pub(crate) const IMAGE: &str = "windlass-e2e/busybox:1";
 
 /// An image of nothing but a static busybox, in the tests' engine.
-fn image() {
+pub(crate) fn image() {
     let dir = std::env::temp_dir().join(format!("windlass-e2e-image-{}", std::process::id()));
     std::fs::create_dir_all(dir.join("bin")).unwrap();
     std::fs::copy("/usr/bin/busybox", dir.join("bin/busybox")).unwrap();

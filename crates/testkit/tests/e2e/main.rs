@@ -10,4 +10,5 @@ mod endings;
 mod hosts;
 mod local;
 mod own;
+mod reach;
 mod stage;

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::Output,
+    process::{Command, Output},
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
@@ -87,14 +87,19 @@ impl Stage {
         &self.home
     }
 
-    /// `windlass` as a person types it, in a folder.
+    /// `windlass` as a person types it, in a folder, to its end.
     pub(crate) fn windlass(&self, dir: &Path, args: &[&str]) -> Output {
-        let mut command = std::process::Command::new(binary("windlass").unwrap());
+        self.command(dir, args).output().unwrap()
+    }
+
+    /// The same, not yet started.
+    pub(crate) fn command(&self, dir: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(binary("windlass").unwrap());
         command.args(args).current_dir(dir).stdin(std::process::Stdio::null());
         let url = format!("http://{}", self.server.as_ref().unwrap().address());
         command.env("WINDLASS_URL", url).env("WINDLASS_TOKEN", TOKEN);
         command.env("WINDLASS_HOME", self.home.join("person")).env("HOME", &self.home);
-        command.output().unwrap()
+        command
     }
 
     /// Starts the server, for the first time or again.

@@ -112,7 +112,8 @@ async fn queue_positions(app: &App, run: &mut wire::Run) -> Result<()> {
         return Ok(());
     }
     let positions = jobs::queue_positions(app.db(), RunId(run.id)).await?;
-    for last in run.jobs.iter_mut().filter_map(|job| job.job_submissions.last_mut()) {
+    let of_jobs = run.jobs.iter_mut().filter_map(|job| job.job_submissions.last_mut());
+    for last in of_jobs.chain(run.latest_job_submission.as_mut()) {
         last.queue_position = positions.iter().find(|(id, _)| id.0 == last.id).map(|(_, position)| *position);
     }
     Ok(())
