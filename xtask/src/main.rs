@@ -9,7 +9,6 @@ mod codegen;
 mod demo;
 mod elf;
 mod engine;
-mod moto;
 mod out;
 mod postgres;
 mod process;
@@ -18,6 +17,7 @@ mod setup;
 mod sim;
 mod test;
 mod tidy;
+mod venv;
 mod workspace;
 
 use std::process::ExitCode;

@@ -59,7 +59,7 @@ const NEEDS: &[Need] = &[
     },
     Need { what: "tmux", here: || process::answers("tmux", &["-V"]), packages: &["tmux"] },
     Need {
-        what: "Python with environments, for an object store",
+        what: "Python with environments, for programs of others",
         here: || process::answers("python3", &["-c", "import ensurepip, venv"]),
         packages: &["python3", "python3-venv"],
     },

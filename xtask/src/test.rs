@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{
     elf,
     engine::{self, Engine},
-    moto, out, process, setup, sim, tidy,
+    out, process, setup, sim, tidy, venv,
     workspace::Workspace,
 };
 
@@ -114,9 +114,9 @@ fn nextest(workspace: &Workspace, args: &[&str]) -> Result<Command> {
 fn tests(workspace: &Workspace) -> Result<Outcome> {
     process::run(workspace.cargo().args(["nextest", "run", "--workspace", "--no-run"]))?;
     let engine = Engine::start().context("start a container engine for the tests")?;
-    let moto = moto::ensure(workspace)?;
+    let venvs = venv::for_tests(workspace)?;
     let mut command = nextest(workspace, &["--workspace"])?;
-    passed(process::run(command.env(engine::VARIABLE, &engine.socket).env(moto::VARIABLE, moto)))
+    passed(process::run(command.env(engine::VARIABLE, &engine.socket).envs(venvs)))
 }
 
 fn fast_tests(workspace: &Workspace) -> Result<Outcome> {

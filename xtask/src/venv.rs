@@ -1,0 +1,105 @@
+//! Python environments with programs of others, which tests and benchmarks run beside ours. Each is made once from
+//! its file in `xtask/venvs`, below `target`, and made anew when that file changes.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{out, process, workspace::Workspace};
+
+pub(crate) struct Venv {
+    /// Its directory.
+    name: &'static str,
+    /// What it is for, in words.
+    purpose: &'static str,
+    /// What pip installs, every version pinned.
+    requirements: &'static str,
+    /// What Python must be able to import once it is whole.
+    imports: &'static str,
+    /// How others learn where it is.
+    variable: &'static str,
+}
+
+const MOTO: Venv = Venv {
+    name: "moto",
+    purpose: "an object store",
+    requirements: include_str!("../venvs/moto.txt"),
+    imports: "boto3, moto.server",
+    variable: "WINDLASS_TEST_MOTO",
+};
+const DSTACK: Venv = Venv {
+    name: "dstack",
+    purpose: "dstack's command line and Python client",
+    requirements: include_str!("../venvs/dstack.txt"),
+    imports: "dstack.api, dstack._internal.cli.main",
+    variable: "WINDLASS_TEST_DSTACK",
+};
+
+/// What the tests need.
+const TESTS: &[Venv] = &[MOTO, DSTACK];
+
+/// Makes what the tests need, and gives the variables that say where it is.
+pub(crate) fn for_tests(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
+    TESTS.iter().map(|venv| Ok((venv.variable, venv.ensure(workspace)?))).collect()
+}
+
+impl Venv {
+    /// The directory of the environment, made if it is not there.
+    pub(crate) fn ensure(&self, workspace: &Workspace) -> Result<PathBuf> {
+        let home = workspace.target()?.join("tools").join(self.name);
+        if self.is_whole(&home) {
+            return Ok(home);
+        }
+        out::talk(&format!("missing here: {}; installing it from PyPI once", self.purpose));
+        self.make(&home).with_context(|| format!("make the Python environment `{}`", self.name))?;
+        anyhow::ensure!(self.is_whole(&home), "{} was installed but cannot be imported", home.display());
+        Ok(home)
+    }
+
+    fn make(&self, home: &Path) -> Result<()> {
+        process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(home))?;
+        let wanted = home.join("wanted.txt");
+        fs::write(&wanted, self.requirements)?;
+        let mut pip = Command::new(home.join("bin/pip"));
+        let flags = ["install", "--quiet", "--disable-pip-version-check", "--no-compile"];
+        process::run(pip.args(flags).arg("-r").arg(&wanted))?;
+        fs::rename(wanted, installed(home))?;
+        Ok(())
+    }
+
+    /// The file is the last thing written: an environment without it was left half made.
+    fn is_whole(&self, home: &Path) -> bool {
+        fs::read_to_string(installed(home)).is_ok_and(|text| text == self.requirements)
+            && process::answers(home.join("bin/python"), &["-c", &format!("import {}", self.imports)])
+    }
+}
+
+fn installed(home: &Path) -> PathBuf {
+    home.join("requirements.txt")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_is_pinned() {
+        for venv in TESTS {
+            for line in venv.requirements.lines() {
+                assert!(line.contains("=="), "{}: {line}", venv.name);
+            }
+        }
+    }
+
+    #[test]
+    fn an_environment_that_is_half_made_or_older_is_not_whole() {
+        let home = process::Scratch::new("venv").unwrap();
+        assert!(!MOTO.is_whole(home.path()));
+        fs::write(installed(home.path()), "moto==1.0\n").unwrap();
+        assert!(!MOTO.is_whole(home.path()));
+    }
+}
