@@ -8,6 +8,10 @@ use crate::{args::Args, process, workspace::Workspace};
 
 pub(crate) const BINARY: &str = "windlass-sim";
 const SEEDS: u64 = 1_000;
+/// The simulation and the proof that it is not blind are one build, or every crate below would be compiled
+/// twice: the planted bugs are in it and sleep until a test wakes one.
+pub(crate) const BUILD: &[&str] =
+    &["--profile", "sim", "-p", "windlass-testkit", "--features", "mutants", "--test", "it"];
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let mut play = Play {
@@ -39,8 +43,7 @@ pub(crate) fn play(workspace: &Workspace, play: &Play) -> Result<()> {
         Some(jobs) => jobs,
         None => std::thread::available_parallelism().context("count the cores")?.get(),
     };
-    let build = ["build", "--profile", "sim", "-p", "windlass-testkit", "--bin", BINARY];
-    process::run(workspace.cargo().args(build))?;
+    process::run(workspace.cargo().arg("build").args(BUILD).args(["--bin", BINARY]))?;
     let mut command = Command::new(workspace.built("sim", BINARY)?);
     command.current_dir(&workspace.root);
     command.args(["--seeds", &play.seeds.to_string(), "--from", &play.from.to_string()]);

@@ -133,6 +133,21 @@ impl Kit {
         }
     }
 
+    /// The tasks of a host that is back. Whoever asked while it was away (the copying of output does) has
+    /// made the next attempt wait a little.
+    pub(crate) async fn until_reached(&self, instance: InstanceId) -> Vec<SubmissionId> {
+        let asked = Instant::now();
+        loop {
+            match self.wire.tasks(instance).await {
+                Ok(tasks) => return tasks,
+                Err(error) => {
+                    assert!(asked.elapsed() < PATIENCE, "the host is back, nobody asks it: {error}")
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Waits until the task is this far.
     pub(crate) async fn until_task(&self, call: Call, status: windlass_api::agent::shim::TaskStatus) {
         let asked = Instant::now();

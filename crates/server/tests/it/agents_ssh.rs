@@ -57,7 +57,7 @@ async fn a_task_is_driven_through_ssh() {
     // Only the shim dies: the SSH connection below stays and carries the next one.
     shim.kill();
     shim.start_again();
-    assert_eq!(kit.wire.tasks(shim.instance).await.unwrap(), [id]);
+    assert_eq!(kit.until_reached(shim.instance).await, [id]);
     discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
 }
 
@@ -68,11 +68,7 @@ async fn a_host_that_lost_all_connections_is_reached_again() {
     let shim = host(&kit, &sshd).await;
     kit.wire.tasks(shim.instance).await.unwrap();
     sshd.start_again();
-    let asked = Instant::now();
-    while kit.wire.tasks(shim.instance).await.is_err() {
-        assert!(asked.elapsed() < PATIENCE, "the host answers again, nobody asks it");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    kit.until_reached(shim.instance).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

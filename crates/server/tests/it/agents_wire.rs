@@ -157,11 +157,7 @@ async fn f14_the_next_call_finds_a_shim_that_was_killed_and_came_back() {
     let down = kit.wire.tasks(shim.instance).await;
     assert!(matches!(&down, Err(AgentError::Unreachable { why, .. }) if why.contains("socket")), "{down:?}");
     shim.start_again();
-    let asked = Instant::now();
-    while kit.wire.tasks(shim.instance).await.is_err() {
-        assert!(asked.elapsed() < Duration::from_secs(5), "the wait before the next attempt is short");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    kit.until_reached(shim.instance).await;
     discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
 }
 

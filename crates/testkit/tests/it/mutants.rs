@@ -2,23 +2,26 @@
 //!
 //! The switches are process-wide, so these tests run one to a process, as nextest does it.
 
+use std::collections::BTreeSet;
+
 use windlass_testkit::sim;
 
 /// Seeds that may pass before somebody notices.
 const SEEDS_MAX: u64 = 1_000;
 
-/// The first seed that breaks one of the invariants, and what it broke.
+/// Plays seeds until one breaks one of these invariants. A bug may break others before: they are told
+/// when it is never caught for what it is.
 #[track_caller]
 fn caught(by: &[&str]) {
+    let mut others = BTreeSet::new();
     for seed in 0..SEEDS_MAX {
         let found = sim::play(seed).unwrap().violations;
-        if found.is_empty() {
-            continue;
+        if found.iter().any(|violation| by.contains(&violation.id)) {
+            return;
         }
-        assert!(found.iter().any(|v| by.contains(&v.id)), "seed {seed}: want one of {by:?}, found {found:?}");
-        return;
+        others.extend(found.iter().map(|violation| violation.id));
     }
-    panic!("the planted bug went unnoticed for {SEEDS_MAX} seeds");
+    panic!("no violation of {by:?} in {SEEDS_MAX} seeds, only of {others:?}");
 }
 
 #[test]
@@ -33,8 +36,7 @@ fn l1_an_apply_without_token_check_is_caught() {
 fn l9_a_heartbeat_that_stops_renewing_is_caught() {
     use windlass_engine::mutant::{Mutant, set};
     set(Some(Mutant::HeartbeatStopsRenewing));
-    // A pass whose lease is gone also goes on making what its successor knows nothing of.
-    caught(&["L9", "G7"]);
+    caught(&["L9"]);
 }
 
 #[test]
