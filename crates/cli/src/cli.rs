@@ -124,6 +124,14 @@ pub(crate) struct Output {
     pub(crate) format: Format,
 }
 
+/// How often to answer.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Watch {
+    /// Show it again whenever it changes
+    #[arg(short = 'w', long)]
+    pub(crate) watch: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use clap::{Command, CommandFactory as _, Parser as _};

@@ -47,6 +47,9 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// What every other noun can be told as well
+    #[arg(hide = true, value_parser = ["list"])]
+    verb: Option<String>,
     /// Go on with what happens
     #[arg(short, long, visible_short_alias = 'w')]
     pub(crate) follow: bool,
@@ -111,8 +114,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         };
         if !args.follow {
             let name = |event: &Event| event.id.to_string();
-            List { project: Some(&cx.project), kind: "events", rows: &events, name, none: "No events." }
-                .print(args.output.format, |wide| table(&events, wide))?;
+            List { project: Some(&cx.project), kind: "events", name, none: "No events." }.print(
+                &events,
+                args.output.format,
+                |wide| table(&events, wide),
+            )?;
             return Ok(Exit::Done);
         }
         print(&events, args.output.format)?;

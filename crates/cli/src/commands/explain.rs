@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
     let Some(wanted) = &args.code else {
         let name = |page: &Page| page.code.to_owned();
-        List { project: None, kind: "errors", rows: &PAGES, name, none: "" }.print(format, |_| table())?;
+        List { project: None, kind: "errors", name, none: "" }.print(&PAGES, format, |_| table())?;
         return Ok(Exit::Done);
     };
     let code = wanted.trim().to_ascii_uppercase();

@@ -11,11 +11,11 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Format, Output},
+    cli::{At, Format, Output, Watch},
     context::{self, Context},
     exit::Exit,
     output::{
-        self, List, live,
+        self, List,
         table::{Cell, Table},
         words,
     },
@@ -37,26 +37,18 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) listing: Listing,
+    pub(crate) listing: Watch,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
-/// What to list, and how often.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Listing {
-    /// Show it again whenever it changes
-    #[arg(short = 'w', long)]
-    pub(crate) watch: bool,
-}
-
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List fleets and their instances
     #[command(after_help = "Examples:\n  windlass fleet list -w")]
-    List(Listing),
+    List(Watch),
     /// Show one fleet
     #[command(after_help = "Examples:\n  windlass fleet get rack -o json")]
     Get {
@@ -94,15 +86,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         _ => &args.listing,
     };
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(Action::List(_)) if listing.watch => {
-            live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
-        }
         None | Some(Action::List(_)) => {
-            let fleets = list(cx).await?;
             let name = |fleet: &Fleet| fleet.name.clone();
-            List { project: Some(&cx.project), kind: "fleets", rows: &fleets, name, none: NONE }
-                .print(format, |wide| table(&fleets, wide))?;
-            Ok(Exit::Done)
+            let list = List { project: Some(&cx.project), kind: "fleets", name, none: NONE };
+            list.show(format, listing.watch, async || self::list(cx).await, table).await
         }
         Some(Action::Get { name }) => {
             let fleet = find(cx, name).await?;

@@ -8,13 +8,12 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Output},
+    cli::{At, Output, Watch},
     context::{self, Context},
     exit::Exit,
     output::{
         self, List,
         facts::Facts,
-        live,
         table::{Cell, Table},
         words,
     },
@@ -34,26 +33,18 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) listing: Listing,
+    pub(crate) listing: Watch,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
-/// What to list, and how often.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Listing {
-    /// Show it again whenever it changes
-    #[arg(short, long)]
-    pub(crate) watch: bool,
-}
-
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List gateways
     #[command(after_help = "Examples:\n  windlass gateway list")]
-    List(Listing),
+    List(Watch),
     /// Show one gateway
     #[command(after_help = "Examples:\n  windlass gateway get entry")]
     Get {
@@ -93,16 +84,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         _ => &args.listing,
     };
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(Action::List(_)) if listing.watch => {
-            live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
-        }
         None | Some(Action::List(_)) => {
-            let gateways = list(cx).await?;
-            let name = |gateway: &Gateway| gateway.name.clone();
             let none = "No gateways. `windlass apply -f FILE` makes one.";
-            List { project: Some(&cx.project), kind: "gateways", rows: &gateways, name, none }
-                .print(format, |wide| table(&gateways, wide))?;
-            Ok(Exit::Done)
+            let name = |gateway: &Gateway| gateway.name.clone();
+            let list = List { project: Some(&cx.project), kind: "gateways", name, none };
+            list.show(format, listing.watch, async || self::list(cx).await, table).await
         }
         Some(Action::Get { name }) => {
             let gateway = find(cx, name).await?;
@@ -115,16 +101,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             Ok(Exit::Done)
         }
         Some(Action::Delete { names, yes }) => {
-            for name in names {
-                find(cx, name).await?;
-            }
-            let what = names.join(", ");
-            if !output::confirm_delete(*yes, &what)? {
-                return Ok(Exit::Failed);
-            }
-            cx.call::<DeleteGateways>(&DeleteRequest { names: names.clone() }).await?;
-            output::say(&format!("Deleting {what}."));
-            Ok(Exit::Done)
+            let request = DeleteRequest { names: names.clone() };
+            let call = async || cx.call::<DeleteGateways>(&request).await.map(drop);
+            output::delete(names, *yes, "Deleting", async |name| find(cx, name).await, call).await
         }
     })
 }

@@ -9,13 +9,12 @@ use windlass_api::{
 
 use super::instance_status;
 use crate::{
-    cli::{At, Output},
+    cli::{At, Output, Watch},
     context::{self, Context},
     exit::Exit,
     output::{
         self, List,
         facts::Facts,
-        live,
         table::{Cell, Table},
         words,
     },
@@ -53,9 +52,8 @@ pub(crate) struct Listing {
     /// Only those of this fleet; may be repeated
     #[arg(long, value_name = "FLEET")]
     pub(crate) fleet: Vec<String>,
-    /// Show it again whenever it changes
-    #[arg(short, long)]
-    pub(crate) watch: bool,
+    #[command(flatten)]
+    pub(crate) often: Watch,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -79,16 +77,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         _ => &args.listing,
     };
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(Action::List(_)) if listing.watch => {
-            live::watch(format, async |wide| Ok(table(&chosen(cx, listing).await?, wide))).await
-        }
         None | Some(Action::List(_)) => {
-            let instances = chosen(cx, listing).await?;
-            let name = |instance: &Instance| instance.name.clone();
             let none = "No instances. `windlass apply -f FLEET.yml` makes a fleet of them.";
-            List { project: Some(&cx.project), kind: "instances", rows: &instances, name, none }
-                .print(format, |wide| table(&instances, wide))?;
-            Ok(Exit::Done)
+            let name = |instance: &Instance| instance.name.clone();
+            let list = List { project: Some(&cx.project), kind: "instances", name, none };
+            list.show(format, listing.often.watch, async || chosen(cx, listing).await, table).await
         }
         Some(Action::Get { name }) => {
             let instance = find(cx, name).await?;

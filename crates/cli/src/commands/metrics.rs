@@ -78,8 +78,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             args.name, run.status
         );
         let name = |one: &Used| format!("{}-{}-{}", one.run, one.replica_num, one.job_num);
-        List { project: Some(&cx.project), kind: "metrics", rows: &known, name, none: &none }
-            .print(args.output.format, |_| table(&known, words::now()))?;
+        List { project: Some(&cx.project), kind: "metrics", name, none: &none }.print(
+            &known,
+            args.output.format,
+            |_| table(&known, words::now()),
+        )?;
         Ok(Exit::Done)
     })
 }

@@ -224,8 +224,11 @@ async fn groups(cx: &Context, args: &Args, run_spec: Document, by: Vec<String>) 
     gpus.truncate(args.max_offers.into());
     let name = |gpu: &Value| gpu["name"].as_str().unwrap_or("?").to_owned();
     let none = "No GPU fits. `windlass offer` with the same flags says why.";
-    List { project: Some(&cx.project), kind: "gpus", rows: &gpus, name, none }
-        .print(args.output.format, |wide| gpu_table(&gpus, wide || by.iter().any(|word| word == "region")))?;
+    List { project: Some(&cx.project), kind: "gpus", name, none }.print(
+        &gpus,
+        args.output.format,
+        |wide| gpu_table(&gpus, wide || by.iter().any(|word| word == "region")),
+    )?;
     Ok(Exit::Done)
 }
 

@@ -120,8 +120,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             let projects = list(cx).await?;
             let name = |project: &Project| project.project_name.clone();
             let none = "No projects. `windlass project add NAME` makes one.";
-            List { project: None, kind: "projects", rows: &projects, name, none }
-                .print(format, |wide| table(&projects, &cx.project, wide))?;
+            List { project: None, kind: "projects", name, none }
+                .print(&projects, format, |wide| table(&projects, &cx.project, wide))?;
             Ok(Exit::Done)
         }
         Some(Action::Get { name }) => {
@@ -150,21 +150,17 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             let project = change(cx, name, set, remove).await?;
             let who = |member: &Member| member.user.username.clone();
             let members = &project.members;
-            List { project: Some(name), kind: "members", rows: members, name: who, none: "No members." }
-                .print(format, |wide| members_table(members, wide))?;
+            List { project: Some(name), kind: "members", name: who, none: "No members." }.print(
+                members,
+                format,
+                |wide| members_table(members, wide),
+            )?;
             Ok(Exit::Done)
         }
         Some(Action::Delete { names, yes }) => {
-            for name in names {
-                find(cx, name).await?;
-            }
-            let what = names.join(", ");
-            if !output::confirm_delete(*yes, &what)? {
-                return Ok(Exit::Failed);
-            }
-            cx.call::<DeleteProjects>(&DeleteRequest { projects_names: names.clone() }).await?;
-            output::say(&format!("Deleted {what}."));
-            Ok(Exit::Done)
+            let request = DeleteRequest { projects_names: names.clone() };
+            let call = async || cx.call::<DeleteProjects>(&request).await.map(drop);
+            output::delete(names, *yes, "Deleted", async |name| find(cx, name).await, call).await
         }
     })
 }

@@ -69,8 +69,11 @@ async fn once(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     } else {
         "No active runs. `windlass ps -a` shows finished ones too."
     };
-    List { project: Some(&cx.project), kind: "runs", rows: &runs, name: name_of, none }
-        .print(args.output.format, |wide| table(&runs, wide))?;
+    List { project: Some(&cx.project), kind: "runs", name: name_of, none }.print(
+        &runs,
+        args.output.format,
+        |wide| table(&runs, wide),
+    )?;
     Ok(Exit::Done)
 }
 

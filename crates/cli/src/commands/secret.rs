@@ -96,8 +96,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             let secrets: Vec<Named> = listed.map(|Secret { id, name, .. }| Named { id, name }).collect();
             let none = "No secrets. `windlass secret set NAME` stores one.";
             let name = |secret: &Named| secret.name.clone();
-            List { project: Some(&cx.project), kind: "secrets", rows: &secrets, name, none }
-                .print(format, |wide| table(&secrets, wide))?;
+            List { project: Some(&cx.project), kind: "secrets", name, none }.print(
+                &secrets,
+                format,
+                |wide| table(&secrets, wide),
+            )?;
             Ok(Exit::Done)
         }
         Some(Action::Get { name }) => {

@@ -79,8 +79,8 @@ async fn stop(cx: &Context, args: &Args) -> Result<Exit, Problem> {
         }
     }
     if !matches!(args.output.format, Format::Table | Format::Wide) {
-        let list = List { project: Some(&cx.project), kind: "runs", rows: &runs, name: name_of, none: "" };
-        list.print(args.output.format, |_| Table::new([]))?;
+        let list = List { project: Some(&cx.project), kind: "runs", name: name_of, none: "" };
+        list.print(&runs, args.output.format, |_| Table::new([]))?;
     }
     Ok(Exit::Done)
 }

@@ -94,8 +94,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         None | Some(Action::List) => {
             let users = list(cx).await?;
             let name = |user: &User| user.username.clone();
-            List { project: None, kind: "users", rows: &users, name, none: "No users." }
-                .print(format, |wide| table(&users, wide))?;
+            List { project: None, kind: "users", name, none: "No users." }
+                .print(&users, format, |wide| table(&users, wide))?;
             Ok(Exit::Done)
         }
         Some(Action::Get { name }) => {
@@ -121,16 +121,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             token(format, &user, &format!("The old token of `{name}` is dead."))
         }
         Some(Action::Delete { names, yes }) => {
-            for name in names {
-                shown(cx, name).await?;
-            }
-            let what = names.join(", ");
-            if !output::confirm_delete(*yes, &what)? {
-                return Ok(Exit::Failed);
-            }
-            cx.call::<DeleteUsers>(&DeleteRequest { users: names.clone() }).await?;
-            output::say(&format!("Deleted {what}."));
-            Ok(Exit::Done)
+            let request = DeleteRequest { users: names.clone() };
+            let call = async || cx.call::<DeleteUsers>(&request).await.map(drop);
+            output::delete(names, *yes, "Deleted", async |name| shown(cx, name).await, call).await
         }
     })
 }

@@ -7,13 +7,12 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Output},
+    cli::{At, Output, Watch},
     context::{self, Context},
     exit::Exit,
     output::{
         self, List,
         facts::Facts,
-        live,
         table::{Cell, Table},
         words,
     },
@@ -33,26 +32,18 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) listing: Listing,
+    pub(crate) listing: Watch,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
     pub(crate) output: Output,
 }
 
-/// What to list, and how often.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Listing {
-    /// Show it again whenever it changes
-    #[arg(short, long)]
-    pub(crate) watch: bool,
-}
-
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List volumes
     #[command(after_help = "Examples:\n  windlass volume list -o wide")]
-    List(Listing),
+    List(Watch),
     /// Show one volume
     #[command(after_help = "Examples:\n  windlass volume get checkpoints")]
     Get {
@@ -79,16 +70,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         _ => &args.listing,
     };
     context::with(&args.at, async |cx| match &args.action {
-        None | Some(Action::List(_)) if listing.watch => {
-            live::watch(format, async |wide| Ok(table(&list(cx).await?, wide))).await
-        }
         None | Some(Action::List(_)) => {
-            let volumes = list(cx).await?;
-            let name = |volume: &Volume| volume.name.clone();
             let none = "No volumes. `windlass apply -f FILE` makes one.";
-            List { project: Some(&cx.project), kind: "volumes", rows: &volumes, name, none }
-                .print(format, |wide| table(&volumes, wide))?;
-            Ok(Exit::Done)
+            let name = |volume: &Volume| volume.name.clone();
+            let list = List { project: Some(&cx.project), kind: "volumes", name, none };
+            list.show(format, listing.watch, async || self::list(cx).await, table).await
         }
         Some(Action::Get { name }) => {
             let volume = find(cx, name).await?;
@@ -96,16 +82,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             Ok(Exit::Done)
         }
         Some(Action::Delete { names, yes }) => {
-            for name in names {
-                find(cx, name).await?;
-            }
-            let what = names.join(", ");
-            if !output::confirm_delete(*yes, &what)? {
-                return Ok(Exit::Failed);
-            }
-            cx.call::<DeleteVolumes>(&DeleteRequest { names: names.clone() }).await?;
-            output::say(&format!("Deleting {what}."));
-            Ok(Exit::Done)
+            let request = DeleteRequest { names: names.clone() };
+            let call = async || cx.call::<DeleteVolumes>(&request).await.map(drop);
+            output::delete(names, *yes, "Deleting", async |name| find(cx, name).await, call).await
         }
     })
 }

@@ -5,7 +5,10 @@ use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::{printable, say};
-use crate::problem::{Code, Problem};
+use crate::{
+    exit::Exit,
+    problem::{Code, Problem},
+};
 
 /// Whether somebody is there to answer a question.
 pub(crate) fn can_ask() -> bool {
@@ -33,6 +36,27 @@ pub(crate) fn confirm_delete(yes: bool, what: &str) -> Result<bool, Problem> {
         say("Nothing was deleted.");
     }
     Ok(agreed)
+}
+
+/// Deletes what has these names: all of them are there and somebody agrees, or nothing is deleted. `done` is
+/// the word for it.
+pub(crate) async fn delete<T>(
+    names: &[String],
+    yes: bool,
+    done: &str,
+    find: impl AsyncFn(&str) -> Result<T, Problem>,
+    delete: impl AsyncFnOnce() -> Result<(), Problem>,
+) -> Result<Exit, Problem> {
+    for name in names {
+        find(name).await?;
+    }
+    let what = names.join(", ");
+    if !confirm_delete(yes, &what)? {
+        return Ok(Exit::Failed);
+    }
+    delete().await?;
+    say(&format!("{done} {what}."));
+    Ok(Exit::Done)
 }
 
 /// Asks for something that nobody else should see. `flag` is how a script says it.

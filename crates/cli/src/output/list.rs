@@ -5,8 +5,8 @@
 use serde::Serialize;
 use serde_json::Map;
 
-use super::{data, say, table::Table};
-use crate::{cli::Format, problem::Problem};
+use super::{data, live, say, table::Table};
+use crate::{cli::Format, exit::Exit, problem::Problem};
 
 /// Raised when a field of any document is removed or changes its meaning. New fields do not raise it.
 pub(crate) const VERSION: u32 = 1;
@@ -17,7 +17,6 @@ pub(crate) struct List<'a, T> {
     pub(crate) project: Option<&'a str>,
     /// The key of the rows in the document: the plural noun.
     pub(crate) kind: &'static str,
-    pub(crate) rows: &'a [T],
     /// What `-o name` prints of a row.
     pub(crate) name: fn(&T) -> String,
     /// Said instead of a table without rows.
@@ -26,21 +25,42 @@ pub(crate) struct List<'a, T> {
 
 impl<T: Serialize> List<'_, T> {
     /// `table` is asked whether every column is wanted.
-    pub(crate) fn print(&self, format: Format, table: impl FnOnce(bool) -> Table) -> Result<(), Problem> {
+    pub(crate) fn print(
+        &self,
+        rows: &[T],
+        format: Format,
+        table: impl FnOnce(bool) -> Table,
+    ) -> Result<(), Problem> {
         match format {
-            Format::Json => self.document()?,
-            Format::Jsonl => jsonl(self.rows)?,
-            Format::Name => self.rows.iter().for_each(|row| data(&super::printable(&(self.name)(row)))),
-            Format::Table | Format::Wide if self.rows.is_empty() => say(self.none),
+            Format::Json => self.document(rows)?,
+            Format::Jsonl => jsonl(rows)?,
+            Format::Name => rows.iter().for_each(|row| data(&super::printable(&(self.name)(row)))),
+            Format::Table | Format::Wide if rows.is_empty() => say(self.none),
             Format::Table | Format::Wide => table(format == Format::Wide).print(),
         }
         Ok(())
     }
 
-    fn document(&self) -> Result<(), Problem> {
+    /// Once, or with `watch` again whenever it changes.
+    pub(crate) async fn show(
+        &self,
+        format: Format,
+        watch: bool,
+        fetch: impl AsyncFn() -> Result<Vec<T>, Problem>,
+        table: fn(&[T], bool) -> Table,
+    ) -> Result<Exit, Problem> {
+        if watch {
+            return live::watch(format, async |wide| Ok(table(&fetch().await?, wide))).await;
+        }
+        let rows = fetch().await?;
+        self.print(&rows, format, |wide| table(&rows, wide))?;
+        Ok(Exit::Done)
+    }
+
+    fn document(&self, rows: &[T]) -> Result<(), Problem> {
         let mut document = Map::new();
         document.extend(self.project.map(|project| ("project".to_owned(), project.into())));
-        let rows = serde_json::to_value(self.rows).map_err(|error| Problem::caused("write JSON", &error))?;
+        let rows = serde_json::to_value(rows).map_err(|error| Problem::caused("write JSON", &error))?;
         document.insert(self.kind.to_owned(), rows);
         json(&document)
     }

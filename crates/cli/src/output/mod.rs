@@ -15,7 +15,7 @@ pub(crate) mod words;
 use std::io::{IsTerminal as _, Write as _};
 
 pub(crate) use self::{
-    ask::{ask_secret, can_ask, confirm, confirm_delete},
+    ask::{ask_secret, can_ask, confirm, confirm_delete, delete},
     escape::printable,
     list::{List, json_array, jsonl, one},
 };

@@ -39,8 +39,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let seen = context::block_on(async { Ok(look::around(&args.at).await) })?;
     let checks = judge::all(&seen);
     let name = |check: &Check| check.name.to_owned();
-    List { project: None, kind: "checks", rows: &checks, name, none: "" }
-        .print(args.output.format, |_| table(&checks))?;
+    List { project: None, kind: "checks", name, none: "" }
+        .print(&checks, args.output.format, |_| table(&checks))?;
     if matches!(args.output.format, crate::cli::Format::Table | crate::cli::Format::Wide) {
         tell_fixes(&checks);
     }
