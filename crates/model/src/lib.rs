@@ -9,6 +9,7 @@
 pub mod config;
 pub mod container;
 pub mod decide;
+pub mod dispatch;
 pub mod event;
 pub mod explain;
 pub mod fleet;

@@ -1,0 +1,158 @@
+//! Which queued containers to take, and what to say about the others.
+
+use std::collections::BTreeMap;
+
+use super::{Container, Needs, Queue};
+use crate::container::Status;
+
+/// Whether something could run here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fit {
+    Now,
+    /// It could, were others not there.
+    Later(String),
+    /// Nothing here is like that.
+    Never(String),
+}
+
+/// Room for containers, as far as it is known. It only shrinks while one round chooses.
+pub trait Room {
+    fn fit(&self, needs: &Needs) -> Fit;
+    fn take(&mut self, needs: &Needs);
+    /// Keeps what this one could use already from whoever comes after it.
+    fn reserve(&mut self, needs: &Needs);
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Take {
+        uuid: String,
+    },
+    /// Said to the queue once for each change of the reason, not every round.
+    Leave {
+        uuid: String,
+        why: String,
+    },
+}
+
+/// What was last said about each container that was left in the queue.
+#[derive(Clone, Debug, Default)]
+pub struct Said(BTreeMap<String, String>);
+
+impl Said {
+    /// A submission that was refused says so itself. Whether that is news.
+    pub fn is_news(&mut self, uuid: &str, why: &str) -> bool {
+        let before = self.0.insert(uuid.to_owned(), why.to_owned());
+        before.is_none_or(|before| before != why)
+    }
+}
+
+/// In the order of the queue; at most `takes_max` are taken in one round.
+pub fn choose(queue: &Queue, room: &mut dyn Room, takes_max: usize, said: &mut Said) -> Vec<Choice> {
+    let mut waiting: Vec<&Container> =
+        queue.containers.iter().filter(|one| one.status == Status::Queued && one.priority > 0).collect();
+    waiting.sort_by(|a, b| (b.priority, a.created_at, &a.uuid).cmp(&(a.priority, b.created_at, &b.uuid)));
+    said.0.retain(|uuid, _| waiting.iter().any(|one| one.uuid == *uuid));
+    let (mut choices, mut taken) = (Vec::new(), 0);
+    for container in waiting {
+        let uuid = container.uuid.clone();
+        match room.fit(&container.needs) {
+            Fit::Now if taken < takes_max => {
+                room.take(&container.needs);
+                said.0.remove(&uuid);
+                taken += 1;
+                choices.push(Choice::Take { uuid });
+            }
+            // The next round goes on from here.
+            Fit::Now => break,
+            Fit::Later(why) => {
+                room.reserve(&container.needs);
+                if said.is_news(&uuid, &why) {
+                    choices.push(Choice::Leave { uuid, why });
+                }
+            }
+            Fit::Never(why) => {
+                if said.is_news(&uuid, &why) {
+                    choices.push(Choice::Leave { uuid, why });
+                }
+            }
+        }
+    }
+    choices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::room::{Amount, Machine},
+        *,
+    };
+    use crate::time::Timestamp;
+
+    fn container(uuid: &str, priority: u64, cpus: u32) -> Container {
+        Container {
+            uuid: uuid.into(),
+            status: Status::Queued,
+            priority,
+            attempt: 0,
+            created_at: Timestamp(0),
+            is_mine: false,
+            needs: Needs { cpus, memory: 1, ..Needs::default() },
+        }
+    }
+
+    fn round(containers: Vec<Container>, free: u32, said: &mut Said) -> Vec<Choice> {
+        let queue = Queue { containers, asked_at: Timestamp(0) };
+        let total = Amount { cpus: 8, memory: 100, gpus: 0 };
+        let mut room = Machine::new(total, Amount { cpus: 8 - free, ..Amount::default() });
+        choose(&queue, &mut room, 10, said)
+    }
+
+    fn taken(choices: &[Choice]) -> Vec<&str> {
+        let uuid = |choice| match choice {
+            &Choice::Take { ref uuid } => Some(uuid.as_str()),
+            Choice::Leave { .. } => None,
+        };
+        choices.iter().filter_map(uuid).collect()
+    }
+
+    #[test]
+    fn the_highest_priority_comes_first_then_the_oldest_then_the_smallest_name() {
+        let older = Container { created_at: Timestamp(-1), ..container("z", 5, 1) };
+        let all = vec![container("b", 5, 1), container("a", 5, 1), older, container("c", 9, 1)];
+        assert_eq!(taken(&round(all, 8, &mut Said::default())), ["c", "z", "a", "b"]);
+    }
+
+    #[test]
+    fn r13_what_nobody_wants_or_somebody_has_is_not_taken() {
+        let held = Container { status: Status::Locked, ..container("h", 5, 1) };
+        assert_eq!(round(vec![container("n", 0, 1), held], 8, &mut Said::default()), []);
+    }
+
+    #[test]
+    fn c8_a_lower_priority_does_not_take_what_a_higher_one_waits_for() {
+        let all = vec![container("big", 9, 6), container("small", 1, 1)];
+        assert!(taken(&round(all, 4, &mut Said::default())).is_empty());
+        // What the big one cannot use is free for others.
+        let all = vec![container("big", 9, 6), container("small", 1, 1)];
+        assert_eq!(taken(&round(all, 7, &mut Said::default())), ["big", "small"]);
+    }
+
+    #[test]
+    fn one_that_can_never_run_here_is_in_nobodys_way() {
+        let all = vec![container("huge", 9, 64), container("small", 1, 1)];
+        let mut said = Said::default();
+        let choices = round(all.clone(), 4, &mut said);
+        assert_eq!(taken(&choices), ["small"]);
+        assert!(matches!(&choices[0], Choice::Leave { uuid, why } if uuid == "huge" && why.contains("64")));
+        assert_eq!(round(all, 4, &mut said).len(), 1, "the reason is told once");
+    }
+
+    #[test]
+    fn a_round_takes_no_more_than_it_may_and_the_next_goes_on_in_order() {
+        let all = vec![container("a", 3, 1), container("b", 2, 1), container("c", 1, 1)];
+        let queue = Queue { containers: all, asked_at: Timestamp(0) };
+        let mut room = Machine::new(Amount { cpus: 8, memory: 100, gpus: 0 }, Amount::default());
+        assert_eq!(taken(&choose(&queue, &mut room, 2, &mut Said::default())), ["a", "b"]);
+    }
+}

@@ -1,0 +1,162 @@
+//! Brain of the dispatchers: what to do with the containers one holds, and which to take next.
+//!
+//! A dispatcher compares two pictures, the queue's and that of whatever runs the containers (Slurm, or
+//! this machine). Both can be old or have holes, and the rules here say what may be concluded from them:
+//! a hole is never taken for an end, and an end only counts if the queue was asked after it.
+
+pub mod choose;
+pub mod room;
+pub mod settle;
+
+use std::{fmt, str::FromStr};
+
+use crate::{
+    container::Status,
+    time::{Span, Timestamp},
+};
+
+/// One try to run one container. Jobs below are named after it, so that a repeat can be found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Attempt {
+    pub uuid: String,
+    pub number: u64,
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.uuid, self.number)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("read an attempt: want UUID.NUMBER")]
+pub struct NotAnAttempt;
+
+impl FromStr for Attempt {
+    type Err = NotAnAttempt;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAttempt> {
+        let (uuid, number) = text.rsplit_once('.').ok_or(NotAnAttempt)?;
+        let number = number.parse().map_err(|_| NotAnAttempt)?;
+        if uuid.is_empty() { Err(NotAnAttempt) } else { Ok(Self { uuid: uuid.to_owned(), number }) }
+    }
+}
+
+/// What a container asks of the machine that runs it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    pub cpus: u32,
+    pub memory: u64,
+    pub gpus: u32,
+    /// Empty: wherever.
+    pub partitions: Vec<String>,
+    /// What a node must be, in words of its administrator.
+    pub features: Vec<String>,
+    pub max_run_time: Option<Span>,
+    pub preemptible: bool,
+}
+
+/// A container as the queue showed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    pub uuid: String,
+    pub status: Status,
+    /// 0: it is not wanted now.
+    pub priority: u64,
+    /// Of the lock it is under, or the last one it was.
+    pub attempt: u64,
+    pub created_at: Timestamp,
+    /// This dispatcher holds its lock.
+    pub is_mine: bool,
+    pub needs: Needs,
+}
+
+impl Container {
+    pub fn attempt(&self) -> Attempt {
+        Attempt { uuid: self.uuid.clone(), number: self.attempt }
+    }
+
+    /// Whether this attempt is the one that may run now.
+    pub fn is_current(&self, attempt: &Attempt) -> bool {
+        let held = match self.status {
+            Status::Locked | Status::Running => self.is_mine,
+            Status::Queued | Status::Complete | Status::Cancelled => false,
+        };
+        held && self.attempt() == *attempt
+    }
+}
+
+/// The queue: what this dispatcher holds, what it still has jobs of, and what it might take.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Queue {
+    pub containers: Vec<Container>,
+    /// When the first of its requests was sent, by the dispatcher's clock: whatever happened later need not
+    /// be in it.
+    pub asked_at: Timestamp,
+}
+
+impl Queue {
+    pub fn find(&self, uuid: &str) -> Option<&Container> {
+        self.containers.iter().find(|container| container.uuid == uuid)
+    }
+}
+
+/// A job of the scheduler below that carries our tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    pub attempt: Attempt,
+    /// How the scheduler calls it.
+    pub id: String,
+    pub life: Life,
+    /// The priority it was last given, where that can be read back.
+    pub priority: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    Waiting,
+    Running,
+    /// Over. When that was seen, by the dispatcher's clock.
+    Ended(Timestamp),
+    /// Its node does not answer: it may run or not.
+    Unknown,
+}
+
+impl Life {
+    pub const fn is_over(self) -> bool {
+        match self {
+            Self::Ended(_) => true,
+            Self::Waiting | Self::Running | Self::Unknown => false,
+        }
+    }
+}
+
+/// The scheduler's jobs with our tag.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lower {
+    pub jobs: Vec<Job>,
+    /// When the scheduler was asked.
+    pub asked_at: Timestamp,
+    /// All nodes have reported, so that a job that is not here is nowhere.
+    pub is_whole: bool,
+}
+
+impl Lower {
+    pub fn find(&self, attempt: &Attempt) -> Option<&Job> {
+        self.jobs.iter().find(|job| job.attempt == *attempt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_reads_back_from_its_name() {
+        let attempt = Attempt { uuid: "wlass-dz642-0a1b2c3d4e5f6g7".into(), number: 12 };
+        assert_eq!(attempt.to_string().parse(), Ok(attempt));
+        for wrong in ["", "wlass", ".3", "wlass.x", "wlass.-1"] {
+            assert_eq!(wrong.parse::<Attempt>(), Err(NotAnAttempt), "{wrong}");
+        }
+    }
+}

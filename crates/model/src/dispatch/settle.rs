@@ -1,0 +1,309 @@
+//! What becomes of containers that this dispatcher holds, and of jobs that run for nobody.
+
+use std::collections::BTreeMap;
+
+use super::{Attempt, Container, Job, Life, Lower, Queue};
+use crate::{
+    container::Status,
+    time::{Span, Timestamp},
+};
+
+/// How long a lock may stand without a job before it is given back: a submission whose answer was lost must
+/// have had the time to show.
+pub const LOCKED_WITHOUT_JOB_MAX: Span = Span::mins(1);
+/// Looks that must find nothing before a running container is called abandoned.
+pub const EMPTY_LOOKS: u32 = 2;
+
+/// One thing to do. Each may be done again without harm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Ask the job to end; comes again every round until it is gone.
+    Stop {
+        attempt: Attempt,
+        job: String,
+    },
+    /// The job is of no attempt that may run. Look at the container once more, then stop it; never write.
+    StopStray {
+        attempt: Attempt,
+        job: String,
+    },
+    Renice {
+        attempt: Attempt,
+        job: String,
+        priority: u64,
+    },
+    /// The result is lost.
+    Cancel {
+        attempt: Attempt,
+        why: Why,
+    },
+    /// Back into the queue. `released`: nothing failed, the try does not count.
+    Unlock {
+        attempt: Attempt,
+        why: Why,
+        released: bool,
+    },
+}
+
+/// Why a container was taken from its attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The job ended and left no result.
+    Crashed,
+    /// Nobody below knows of a job.
+    Abandoned,
+    /// Its priority is 0.
+    Unwanted,
+}
+
+/// What a dispatcher remembers from round to round. It may be lost: everything is then found again, later.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(BTreeMap<Attempt, Missing>);
+
+/// A container of ours without a job.
+#[derive(Clone, Copy, Debug)]
+struct Missing {
+    status: Status,
+    since: Timestamp,
+    /// Looks at the scheduler that began after `since`.
+    looks: u32,
+}
+
+pub fn settle(queue: &Queue, lower: &Lower, memory: &mut Memory) -> Vec<Step> {
+    let mine: Vec<&Container> =
+        queue.containers.iter().filter(|container| container.is_current(&container.attempt())).collect();
+    memory.0.retain(|attempt, missing| {
+        let still =
+            |container: &&&Container| container.attempt() == *attempt && container.status == missing.status;
+        mine.iter().any(|container| still(&container)) && lower.find(attempt).is_none()
+    });
+    let held = mine.iter().filter_map(|container| match lower.find(&container.attempt()) {
+        Some(job) => with_job(container, job, queue.asked_at),
+        None => without_job(container, lower, queue.asked_at, memory),
+    });
+    let mut steps: Vec<Step> = held.collect();
+    steps.extend(
+        lower
+            .jobs
+            .iter()
+            .filter(|job| is_stray(queue.find(&job.attempt.uuid), job))
+            .map(|job| Step::StopStray { attempt: job.attempt.clone(), job: job.id.clone() }),
+    );
+    steps
+}
+
+/// Whether a job runs for an attempt that nobody waits for. The answer of an old queue must be asked for again
+/// before anything is done about it: the attempt may have begun since.
+pub fn is_stray(container: Option<&Container>, job: &Job) -> bool {
+    !job.life.is_over() && !container.is_some_and(|container| container.is_current(&job.attempt))
+}
+
+fn with_job(container: &Container, job: &Job, queue_asked_at: Timestamp) -> Option<Step> {
+    let attempt = container.attempt();
+    match job.life {
+        Life::Waiting | Life::Running if container.priority == 0 => {
+            Some(Step::Stop { attempt, job: job.id.clone() })
+        }
+        Life::Waiting | Life::Running => {
+            let is_current = job.priority.is_none_or(|given| given == container.priority);
+            let renice = || Step::Renice { attempt, job: job.id.clone(), priority: container.priority };
+            (!is_current).then(renice)
+        }
+        // The last word of the executor may lie between the picture of the queue and the end of the job.
+        Life::Ended(at) if queue_asked_at <= at => None,
+        Life::Ended(_) => Some(give_up(container, Why::Crashed)),
+        Life::Unknown => None,
+    }
+}
+
+fn without_job(
+    container: &Container,
+    lower: &Lower,
+    queue_asked_at: Timestamp,
+    memory: &mut Memory,
+) -> Option<Step> {
+    if !lower.is_whole {
+        return None;
+    }
+    let new = Missing { status: container.status, since: queue_asked_at, looks: 0 };
+    let missing = memory.0.entry(container.attempt()).or_insert(new);
+    if lower.asked_at > missing.since {
+        missing.looks += 1;
+    }
+    let is_lost = match container.status {
+        Status::Running => missing.looks >= EMPTY_LOOKS,
+        Status::Locked if container.priority == 0 => missing.looks >= 1,
+        Status::Locked => missing.looks >= 1 && lower.asked_at.since(missing.since) > LOCKED_WITHOUT_JOB_MAX,
+        Status::Queued | Status::Complete | Status::Cancelled => false,
+    };
+    is_lost.then(|| give_up(container, Why::Abandoned))
+}
+
+fn give_up(container: &Container, why: Why) -> Step {
+    let attempt = container.attempt();
+    match container.status {
+        Status::Locked if container.priority == 0 => {
+            Step::Unlock { attempt, why: Why::Unwanted, released: true }
+        }
+        Status::Locked => Step::Unlock { attempt, why, released: false },
+        Status::Queued | Status::Running | Status::Complete | Status::Cancelled => {
+            Step::Cancel { attempt, why: if container.priority == 0 { Why::Unwanted } else { why } }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Needs, *};
+
+    const fn at(second: i64) -> Timestamp {
+        Timestamp(second * 1_000_000)
+    }
+
+    fn container(status: Status) -> Container {
+        Container {
+            uuid: "c".into(),
+            status,
+            priority: 500,
+            attempt: 3,
+            created_at: at(0),
+            is_mine: true,
+            needs: Needs::default(),
+        }
+    }
+
+    fn job(life: Life) -> Job {
+        Job { attempt: container(Status::Locked).attempt(), id: "71".into(), life, priority: Some(500) }
+    }
+
+    fn queue(container: Container, asked: i64) -> Queue {
+        Queue { containers: vec![container], asked_at: at(asked) }
+    }
+
+    fn lower(jobs: Vec<Job>, asked: i64) -> Lower {
+        Lower { jobs, asked_at: at(asked), is_whole: true }
+    }
+
+    fn once(queue: &Queue, lower: &Lower) -> Vec<Step> {
+        settle(queue, lower, &mut Memory::default())
+    }
+
+    #[test]
+    fn a_job_that_runs_for_its_container_is_left_alone() {
+        for life in [Life::Waiting, Life::Running, Life::Unknown] {
+            for status in [Status::Locked, Status::Running] {
+                assert_eq!(once(&queue(container(status), 10), &lower(vec![job(life)], 11)), []);
+            }
+        }
+    }
+
+    #[test]
+    fn a_crash_counts_only_if_the_queue_was_asked_after_it() {
+        let ended = lower(vec![job(Life::Ended(at(10)))], 11);
+        let attempt = container(Status::Running).attempt();
+        assert_eq!(once(&queue(container(Status::Running), 10), &ended), []);
+        let crashed = Step::Cancel { attempt: attempt.clone(), why: Why::Crashed };
+        assert_eq!(once(&queue(container(Status::Running), 11), &ended), [crashed]);
+        let back = Step::Unlock { attempt, why: Why::Crashed, released: false };
+        assert_eq!(once(&queue(container(Status::Locked), 11), &ended), [back]);
+    }
+
+    #[test]
+    fn r13_priority_zero_stops_the_job_until_it_is_gone_and_then_gives_the_lock_back() {
+        let unwanted = |status| Container { priority: 0, ..container(status) };
+        let attempt = container(Status::Locked).attempt();
+        let stop = Step::Stop { attempt: attempt.clone(), job: "71".into() };
+        for life in [Life::Waiting, Life::Running] {
+            for second in 0..3 {
+                let seen = once(&queue(unwanted(Status::Locked), second), &lower(vec![job(life)], second));
+                assert_eq!(seen, [stop.clone()]);
+            }
+        }
+        let back = Step::Unlock { attempt: attempt.clone(), why: Why::Unwanted, released: true };
+        assert_eq!(once(&queue(unwanted(Status::Locked), 5), &lower(vec![], 6)), [back]);
+        let over = Step::Cancel { attempt, why: Why::Unwanted };
+        let gone = lower(vec![job(Life::Ended(at(4)))], 6);
+        assert_eq!(once(&queue(unwanted(Status::Running), 5), &gone), [over]);
+    }
+
+    #[test]
+    fn a_changed_priority_is_passed_on() {
+        let raised = Container { priority: 900, ..container(Status::Running) };
+        let renice = Step::Renice { attempt: raised.attempt(), job: "71".into(), priority: 900 };
+        assert_eq!(once(&queue(raised.clone(), 1), &lower(vec![job(Life::Waiting)], 2)), [renice]);
+        let unreadable = Job { priority: None, ..job(Life::Waiting) };
+        assert_eq!(once(&queue(raised, 1), &lower(vec![unreadable], 2)), []);
+    }
+
+    #[test]
+    fn r15_a_picture_with_holes_proves_no_absence() {
+        let mut memory = Memory::default();
+        let holes = |asked| Lower { is_whole: false, ..lower(vec![], asked) };
+        for second in 0..1_000 {
+            let steps = settle(&queue(container(Status::Running), second), &holes(second + 1), &mut memory);
+            assert_eq!(steps, []);
+        }
+    }
+
+    #[test]
+    fn a_running_container_is_abandoned_after_two_whole_looks() {
+        let mut memory = Memory::default();
+        let mut round = |second| {
+            settle(&queue(container(Status::Running), second), &lower(vec![], second + 1), &mut memory)
+        };
+        assert_eq!(round(10), []);
+        let attempt = container(Status::Running).attempt();
+        assert_eq!(round(20), [Step::Cancel { attempt, why: Why::Abandoned }]);
+    }
+
+    #[test]
+    fn a_look_from_before_the_start_does_not_count() {
+        let mut memory = Memory::default();
+        for _ in 0..10 {
+            let steps = settle(&queue(container(Status::Running), 10), &lower(vec![], 9), &mut memory);
+            assert_eq!(steps, []);
+        }
+    }
+
+    #[test]
+    fn a_job_that_shows_again_starts_the_count_anew() {
+        let mut memory = Memory::default();
+        let mut round = |second, jobs| {
+            settle(&queue(container(Status::Running), second), &lower(jobs, second + 1), &mut memory)
+        };
+        assert_eq!(round(10, vec![]), []);
+        assert_eq!(round(20, vec![job(Life::Running)]), []);
+        assert_eq!(round(30, vec![]), []);
+    }
+
+    #[test]
+    fn c7_a_lock_without_a_job_is_given_back_after_a_minute() {
+        let mut memory = Memory::default();
+        let mut round = |second| {
+            settle(&queue(container(Status::Locked), second), &lower(vec![], second + 1), &mut memory)
+        };
+        for second in [0, 20, 40] {
+            assert_eq!(round(second), []);
+        }
+        let attempt = container(Status::Locked).attempt();
+        assert_eq!(round(60), [Step::Unlock { attempt, why: Why::Abandoned, released: false }]);
+    }
+
+    #[test]
+    fn a_job_of_an_older_attempt_or_of_nobody_is_stopped_and_nothing_is_written() {
+        let stray = |seen: Option<Container>| {
+            let queue = Queue { containers: seen.into_iter().collect(), asked_at: at(1) };
+            once(&queue, &lower(vec![job(Life::Running)], 2))
+        };
+        let stop = Step::StopStray { attempt: container(Status::Locked).attempt(), job: "71".into() };
+        assert_eq!(stray(None), [stop.clone()]);
+        for status in [Status::Queued, Status::Complete, Status::Cancelled] {
+            assert_eq!(stray(Some(container(status))), [stop.clone()], "{status:?}");
+        }
+        let foreign = Container { is_mine: false, ..container(Status::Running) };
+        assert_eq!(stray(Some(foreign)), [stop.clone()]);
+        // The newer attempt waits for its own job.
+        let newer = Container { attempt: 4, ..container(Status::Locked) };
+        assert_eq!(stray(Some(newer)), [stop]);
+    }
+}
