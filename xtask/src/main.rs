@@ -9,6 +9,8 @@ mod codegen;
 mod demo;
 mod elf;
 mod engine;
+mod faults;
+mod moto;
 mod out;
 mod postgres;
 mod process;
@@ -35,6 +37,8 @@ usage: cargo xtask COMMAND
   sim [--seeds N] [--from K] [--jobs J] [--keep DIR]
                              the simulation; SEED=n replays one seed; the
                              databases of violating seeds are kept in DIR
+  faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
+                             the fault matrix: real processes, hosts and engines, and what goes wrong
   bench NAME [ARG…]          one benchmark (engine, api, agent, …) with what it needs beside it
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
   record                     draw the first five minutes anew, from a run in a terminal
@@ -62,6 +66,7 @@ fn run() -> Result<ExitCode> {
         }
         Some("tidy") => args.finish().and_then(|()| tidy::run(&workspace)),
         Some("sim") => sim::run(&workspace, args),
+        Some("faults") => faults::run(&workspace, args),
         Some("bench") => bench::run(&workspace, args),
         Some("codegen") => {
             let check = args.flag("--check");

@@ -10,8 +10,10 @@ use windlass_backend::local::Runtime;
 use windlass_model::{
     config::{
         error::Diagnosis,
+        units::parse_duration,
         yaml::{self, Value},
     },
+    decide::jobs_running::UNREACHABLE_GRACE,
     time::Span,
 };
 
@@ -30,6 +32,7 @@ const UPLOAD_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Projects one user may own, unless told otherwise.
 const OWNED_PROJECTS_MAX: i64 = 10;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const LOST_AFTER_MIN: Span = Span::secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -43,6 +46,8 @@ pub enum SettingsError {
         "understand how long to keep logs, `{text}`: want days like `30d`, or `off` to keep them for ever"
     )]
     KeepLogs { text: String },
+    #[error("understand after which silence jobs are lost, `{text}`: want a time like `2m`, 5 s at least")]
+    LostAfter { text: String },
     #[error(transparent)]
     LogStore(#[from] PlaceError),
     #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
@@ -78,6 +83,7 @@ pub struct Given {
     pub mock_cloud: Option<PathBuf>,
     pub keep_logs: Option<String>,
     pub log_store: Option<String>,
+    pub lost_after: Option<String>,
 }
 
 impl Given {
@@ -119,9 +125,10 @@ impl Given {
                 "mock_cloud" => given.mock_cloud = Some(word.text.into()),
                 "log_store" => given.log_store = Some(word.text),
                 "keep_logs" => given.keep_logs = Some(word.text),
+                "lost_after" => given.lost_after = Some(word.text),
                 unknown => {
                     let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
-                                agent, local_runtime, docker_socket, mock_cloud, keep_logs, log_store";
+                                agent, local_runtime, docker_socket, mock_cloud, keep_logs, log_store, lost_after";
                     return Err(wrong(unknown, want));
                 }
             }
@@ -146,6 +153,7 @@ impl Given {
             mock_cloud: self.mock_cloud.or(other.mock_cloud),
             keep_logs: self.keep_logs.or(other.keep_logs),
             log_store: self.log_store.or(other.log_store),
+            lost_after: self.lost_after.or(other.lost_after),
         }
     }
 }
@@ -172,6 +180,8 @@ pub struct Settings {
     /// How long logs are kept after the end of their run; `None` is for ever.
     pub keep_logs: Option<Span>,
     pub log_store: Place,
+    /// How long agents that once answered may be silent before their jobs are lost.
+    pub lost_after: Span,
     pub body_bytes_max: usize,
     pub upload_bytes_max: usize,
     pub owned_projects_max: i64,
@@ -221,8 +231,13 @@ impl Settings {
             Some("off") => None,
             Some(text) => Some(days(text).ok_or_else(|| SettingsError::KeepLogs { text: text.to_owned() })?),
         };
+        let lost_after = match given.lost_after.as_deref() {
+            None => UNREACHABLE_GRACE,
+            Some(text) => silence(text).ok_or_else(|| SettingsError::LostAfter { text: text.to_owned() })?,
+        };
         Ok(Self {
             keep_logs,
+            lost_after,
             log_store: given.log_store.as_deref().unwrap_or("files").parse()?,
             address: SocketAddr::new(host, given.port.unwrap_or(3000)),
             key_file: given.key_file.unwrap_or_else(|| data_dir.join("keys").join("master")),
@@ -247,6 +262,12 @@ impl Settings {
 fn days(text: &str) -> Option<Span> {
     let days: u16 = text.strip_suffix('d')?.parse().ok()?;
     (days > 0).then(|| Span::days(days.into()))
+}
+
+/// `2m`, and no less than agents need to be found again after a hiccup.
+fn silence(text: &str) -> Option<Span> {
+    let span = Span::secs(parse_duration(text).ok()?);
+    (span >= LOST_AFTER_MIN).then_some(span)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 mod machines;
 mod output;
+pub mod rows;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,9 @@
 //! together with the real pipelines.
 
 pub mod bench;
+pub mod chaos;
 pub mod cloud;
+pub mod faults;
 pub mod host;
 pub mod invariants;
 pub mod lab;
@@ -10,3 +12,4 @@ pub mod net;
 pub mod rng;
 pub mod server;
 pub mod sim;
+pub mod stage;

@@ -94,6 +94,9 @@ pub(crate) struct Args {
     /// How long logs of jobs are kept after the end of their run: `30d`, or `off` for ever
     #[arg(long, env = "WINDLASS_SERVER_KEEP_LOGS", global = true, value_name = "DAYS")]
     pub(crate) keep_logs: Option<String>,
+    /// After which silence of a host its jobs are lost, and may be retried elsewhere: `2m` if not given
+    #[arg(long, env = "WINDLASS_SERVER_LOST_AFTER", global = true, value_name = "TIME")]
+    pub(crate) lost_after: Option<String>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -231,6 +234,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         mock_cloud: args.mock_cloud,
         keep_logs: args.keep_logs,
         log_store: args.log_store,
+        lost_after: args.lost_after,
     };
     Ok(Settings::new(given, Home::path().as_deref())?)
 }

@@ -10,7 +10,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How long agents that once answered may be silent.
+/// How long agents that once answered may be silent, unless the server is told otherwise.
 pub const UNREACHABLE_GRACE: Span = Span::mins(2);
 /// The shim gives an image 20 minutes; the rest is for the container and its runner.
 pub const PULLING_MAX: Span = Span::mins(25);
@@ -81,6 +81,8 @@ pub struct Job {
     pub siblings: Siblings,
     pub max_duration: Option<Span>,
     pub inactivity_duration: Option<Span>,
+    /// How long its agents may be silent.
+    pub lost_after: Span,
 }
 
 /// The host, as the instance's row and its backend say.
@@ -482,11 +484,11 @@ pub fn postponed(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {
 /// Agents that once answered are silent: a grace, then the end.
 fn disconnected(job: &Job, now: Timestamp) -> Plan {
     let since = job.disconnected_at.unwrap_or(now);
-    if now.since(since) >= UNREACHABLE_GRACE {
+    if now.since(since) >= job.lost_after {
         let said = format!("the agents were silent for {} s", now.since(since).as_secs());
         return lost(unreachable_reason(job), &said, now);
     }
-    wait(Some(since), "the agents to answer again", (now + POLL_STARTING).min(since + UNREACHABLE_GRACE))
+    wait(Some(since), "the agents to answer again", (now + POLL_STARTING).min(since + job.lost_after))
 }
 
 fn siblings(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {

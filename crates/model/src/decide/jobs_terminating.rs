@@ -9,7 +9,7 @@
 //! dead; its agent refuses their old epochs and removes them before it takes anything new.
 
 use crate::{
-    decide::change::Change,
+    decide::{change::Change, jobs_running::UNREACHABLE_GRACE},
     id::VolumeId,
     instance,
     job::{Ending, Event, TerminationReason},
@@ -22,8 +22,13 @@ pub const STOP_GRACE: Span = Span::secs(30);
 pub const POLL: Span = Span::secs(2);
 /// How long after the soft detach of a volume it may be forced.
 pub const FORCE_DETACH_AFTER: Span = Span::secs(60);
-/// How long a silent host keeps its job from ending.
+/// How long a silent host keeps its job from ending, unless the server is told otherwise.
 pub const GIVE_UP_AFTER: Span = Span::mins(5);
+
+/// How long that is on a server whose jobs are lost after this silence: as much longer as it is by default.
+pub fn give_up_after(lost_after: Span) -> Span {
+    Span::secs(lost_after.as_secs() * GIVE_UP_AFTER.as_secs() / UNREACHABLE_GRACE.as_secs())
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Volume {
@@ -50,6 +55,8 @@ pub struct Job {
     pub stop_duration: Option<Span>,
     pub volumes: Vec<Volume>,
     pub place: Option<Place>,
+    /// How long a silent host keeps it from ending.
+    pub give_up_after: Span,
 }
 
 /// The instance it holds.
@@ -273,7 +280,7 @@ fn gone(job: &Job, seen: Seen, before: Quiet, now: Timestamp) -> Proof<Gone> {
         // The container is the instance: it ends with it, which is what `Instance::Ends` asks for.
         return Ok(Gone { _after: before, gave_up: false });
     }
-    let give_up_at = job.terminating_since + GIVE_UP_AFTER;
+    let give_up_at = job.terminating_since + job.give_up_after;
     match seen.task {
         Task::Gone => Ok(Gone { _after: before, gave_up: false }),
         Task::NotAsked | Task::There => {
@@ -340,7 +347,7 @@ fn end(job: &Job, Detached(gone): &Detached) -> End {
         (None, false) => "everything is released".to_owned(),
         (_, true) => format!(
             "the host stayed silent for {} s and was given up; its agent removes the task when it returns",
-            GIVE_UP_AFTER.as_secs()
+            job.give_up_after.as_secs()
         ),
     };
     let change = Change::why(job.ending.final_status().event(), reason, message);

@@ -34,6 +34,7 @@ fn job(status: Status, secs: i64) -> Job {
         siblings: Siblings::NONE,
         max_duration: None,
         inactivity_duration: None,
+        lost_after: UNREACHABLE_GRACE,
     }
 }
 

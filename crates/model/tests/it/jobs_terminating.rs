@@ -30,6 +30,7 @@ fn job(reason: TerminationReason) -> Job {
         stop_duration: Some(Span::mins(5)),
         volumes: Vec::new(),
         place: Some(Place { has_shim: true, status: instance::Status::Busy, other_jobs: 0 }),
+        give_up_after: GIVE_UP_AFTER,
     }
 }
 

@@ -4,7 +4,7 @@
 //! Owns     jobs.status (from there), jobs.pulling_at, jobs.running_at, jobs.disconnected_at,
 //!          jobs.status_message, jobs.runtime, jobs.provisioning, jobs.connection_info,
 //!          jobs.pull_progress, jobs.inactive_since, jobs.seen_at, jobs.run_deadline_at.
-//! Wakes    on hint, else every 5 to 10 s; a silent agent is given 2 min.
+//! Wakes    on hint, else every 5 to 10 s; a silent agent is given 2 min, or `lost_after`.
 //! Why not  push from the agent alone? The server must survive forgetting; polling is the one path
 //!          that is exercised every day. Events of agents only make the row due.
 
@@ -82,7 +82,7 @@ impl Pipeline for JobsRunning {
         let shape = self.0.shapes.of(&loaded.run)?;
         let is_new = loaded.job.status == job::Status::Provisioning;
         let known = !is_new || job_orders::addresses_known(&self.0, &loaded).await?;
-        let job = look::view(&loaded, &facts, &shape, known);
+        let job = brain::Job { lost_after: self.0.lost_after, ..look::view(&loaded, &facts, &shape, known) };
         Ok(Some(Row { loaded, utilization: facts.utilization, shape, job }))
     }
 

@@ -63,7 +63,7 @@ impl Pipeline for JobsTerminating {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let facts = JobFacts::of(&loaded.job)?;
-        let job = view(&loaded, &facts);
+        let job = view(&loaded, &facts, self.0.lost_after);
         Ok(Some(Row { loaded, job }))
     }
 
@@ -191,7 +191,7 @@ impl JobsTerminating {
     }
 }
 
-fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
+fn view(loaded: &Loaded, facts: &JobFacts, lost_after: Span) -> brain::Job {
     let job = &loaded.job;
     let stored = job.ending().unwrap_or(job::Ending::new(job::TerminationReason::TerminatedByServer));
     // An abort hurries a stop that is under way; nothing else changes an ending.
@@ -219,5 +219,6 @@ fn view(loaded: &Loaded, facts: &JobFacts) -> brain::Job {
         stop_duration: facts.stop_duration.map(Span::secs),
         volumes: Vec::new(),
         place,
+        give_up_after: brain::give_up_after(lost_after),
     }
 }

@@ -15,7 +15,7 @@ use windlass_backend::Backends;
 use windlass_engine::{Applied, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::{
     event::{self, Actor, Because},
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use crate::{
@@ -38,6 +38,8 @@ pub struct Hands {
     pub logs: Arc<Archive>,
     pub keys: Arc<Keyring>,
     pub shapes: Shapes,
+    /// How long agents that once answered may be silent before their jobs are lost.
+    pub lost_after: Span,
 }
 
 /// Whatever pipelines are put into: the engine, or the simulation's watch over it.
@@ -73,6 +75,7 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
         logs: Arc::clone(app.logs()),
         keys: Arc::clone(app.keys()),
         shapes: Shapes::default(),
+        lost_after: app.settings().lost_after,
     };
     // Replicas that were started together must not fetch in step.
     let seed = getrandom::u64()?;

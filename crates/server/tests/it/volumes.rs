@@ -198,6 +198,7 @@ fn turning(db: &Db, shelf: &Shelf) -> Turning {
         logs: Arc::new(Archive::new(Arc::new(Files::new(logs.0.clone())))),
         keys: Arc::new(Keyring::ephemeral().unwrap()),
         shapes: Shapes::default(),
+        lost_after: windlass_model::decide::jobs_running::UNREACHABLE_GRACE,
     };
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());
     pipelines::install(&hands, &mut Only { engine: &mut engine, pipeline: "volumes" });

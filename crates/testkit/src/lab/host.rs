@@ -155,6 +155,9 @@ impl Host {
         for name in KEPT {
             script += &format!("mount --bind {}/{name} /{name}\n", self.dir().display());
         }
+        // Each boot of a machine has a number of its own.
+        fs::write(self.dir().join("boot_id"), format!("{}\n", drawn_uuid()?))?;
+        script += &format!("mount --bind {}/boot_id /proc/sys/kernel/random/boot_id\n", self.dir().display());
         script += &format!(
             "hostname {}\nmount -t tmpfs tmpfs /run\nmkdir /run/sshd /run/lock\nmount -t tmpfs -o mode=1777 tmpfs /tmp\n\
              mount -o remount,bind,ro /\ncd /\n{exec}",
@@ -336,6 +339,12 @@ impl Drop for Host {
     fn drop(&mut self) {
         let _ = self.power_off();
     }
+}
+
+fn drawn_uuid() -> Result<uuid::Uuid> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).context("draw a number")?;
+    Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
 }
 
 const SSHD_CONFIG: &str = "\

@@ -19,6 +19,7 @@
 //! left behind goes when the next lab starts.
 
 mod cgroups;
+pub mod engine;
 mod host;
 mod program;
 mod systemd;

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use windlass_backend::{Backend, Backends};
 use windlass_engine::{Engine, Hints, Settings};
+use windlass_model::decide::jobs_running::UNREACHABLE_GRACE;
 use windlass_server::{
     db::Db,
     logs::{Store, archive::Archive},
@@ -103,6 +104,7 @@ impl Replica {
             logs: Arc::new(Archive::new(self.shared.logs.clone())),
             keys: self.shared.keys.clone(),
             shapes: Shapes::default(),
+            lost_after: UNREACHABLE_GRACE,
         };
         let mut engine = Engine::new(Arc::new(db), Hints::new());
         let eye = Eye {

@@ -2,22 +2,11 @@
 
 use serde_json::json;
 
-use crate::stage::{Machines, Stage, engine, submission_of, task};
+pub(crate) use crate::stage::IMAGE;
+use crate::stage::{Machines, Stage, busybox, engine, submission_of, task};
 
-pub(crate) const IMAGE: &str = "windlass-e2e/busybox:1";
-
-/// An image of nothing but a static busybox, in the tests' engine.
 pub(crate) fn image() {
-    let dir = std::env::temp_dir().join(format!("windlass-e2e-image-{}", std::process::id()));
-    std::fs::create_dir_all(dir.join("bin")).unwrap();
-    std::fs::copy("/usr/bin/busybox", dir.join("bin/busybox")).unwrap();
-    for name in ["sh", "echo", "sleep", "cat", "env", "hostname"] {
-        let _ = std::os::unix::fs::symlink("busybox", dir.join("bin").join(name));
-    }
-    let host = format!("unix://{}", engine().display());
-    let script = format!("tar -C {} -c . | docker --host {host} import - {IMAGE}", dir.display());
-    assert!(std::process::Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
-    std::fs::remove_dir_all(dir).unwrap();
+    busybox(&engine());
 }
 
 #[tokio::test]

@@ -2,39 +2,16 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use windlass_testkit::lab::{Host, Lab};
 
-use crate::stage::{Machines, Stage, submission_of, task};
+use crate::stage::{Machines, Stage, host_of, small, submission_of};
 
 /// An agent that does not answer is given two minutes; this is what comes after.
 const AFTER_SILENCE: Duration = Duration::from_secs(240);
 
-/// A fleet of some hosts of the lab.
 pub(crate) async fn fleet(stage: &mut Stage, lab: &Lab, hosts: &[Host], blocks: u32) {
-    let (private, public) = lab.key_pair().unwrap();
-    let addresses: Vec<String> = hosts.iter().map(|host| host.addr().to_string()).collect();
-    let configuration = json!({"type": "fleet", "name": "lab", "placement": "cluster", "blocks": blocks,
-        "ssh_config": {"user": "root", "port": 22, "ssh_key": {"public": public, "private": private},
-            "network": lab.network(), "hosts": addresses}});
-    let spec = json!({"configuration": configuration, "profile": {"name": "default"}});
-    stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
-    stage.hosts_ready("lab", hosts.len()).await;
-}
-
-/// A task that any host of the lab takes a part of.
-fn small(name: &str, commands: &[&str]) -> Value {
-    let mut job = task(name, commands);
-    job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
-    job
-}
-
-/// The number of the lab's host on which the newest submission of a job is.
-fn host_of(lab: &Lab, run: &Value, job: usize) -> usize {
-    let submission = run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap();
-    let address = submission["job_provisioning_data"]["hostname"].as_str().unwrap();
-    let found = lab.hosts().iter().position(|host| host.addr().to_string() == address);
-    found.unwrap_or_else(|| panic!("no host is {address}: {run:#}")) + 1
+    stage.lab_fleet(lab, hosts, blocks).await;
 }
 
 #[tokio::test]

@@ -11,4 +11,5 @@ mod hosts;
 mod local;
 mod own;
 mod reach;
-mod stage;
+
+use windlass_testkit::stage;

@@ -41,6 +41,7 @@ pub(super) fn view(loaded: &Loaded, facts: &JobFacts, shape: &RunShape, addresse
         },
         max_duration: facts.max_duration.map(Span::secs),
         inactivity_duration: inactivity(shape).map(Span::secs),
+        lost_after: brain::UNREACHABLE_GRACE,
     }
 }
 

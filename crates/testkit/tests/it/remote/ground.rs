@@ -1,14 +1,6 @@
 //! A backend, an instance, and what the server would know of it.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::signature::{Ed25519KeyPair, KeyPair};
@@ -23,26 +15,13 @@ use windlass_backend::{
     remote::{Binaries, Remote, SOCKET, Site},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_testkit::{lab::Host, server::binary};
+use windlass_testkit::lab::Host;
+pub(crate) use windlass_testkit::stage::slim_agent as agent;
 use windlass_tunnel::{Backoff, Connection, Hosts, Target};
 
 const CREDENTIAL: &str = "credential-of-the-test";
 const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const NO_WAIT: Backoff = Backoff { first: Duration::ZERO, last: Duration::ZERO };
-
-/// The agent without what only debuggers read: a third of the upload. Made once per build.
-pub(crate) fn agent() -> PathBuf {
-    let whole = binary("windlass-agent").unwrap();
-    let stamp = fs::metadata(&whole).unwrap();
-    let slim = whole.with_file_name(format!("windlass-agent.slim-{}-{}", stamp.mtime(), stamp.size()));
-    if !slim.exists() {
-        let fresh = slim.with_extension(random().to_string());
-        let strip = Command::new("strip").arg("-o").arg(&fresh).arg(&whole).status();
-        assert!(strip.unwrap().success());
-        fs::rename(&fresh, &slim).unwrap();
-    }
-    slim
-}
 
 pub(crate) fn remote(agent: &Path) -> Remote {
     Remote::new(Arc::new(Hosts::new(NO_WAIT)), Binaries::beside(agent))

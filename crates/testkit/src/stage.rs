@@ -1,15 +1,26 @@
 //! A server of its own for each test, with this machine or without it, and a client to play the user.
+//!
+//! It stands for a person who tries something: what cannot go on stops the test, with the server's last words.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop")]
 
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
-use windlass_testkit::server::{Client, Options, Server, TOKEN, binary, submission};
+
+use crate::{
+    lab::{Host, Lab},
+    server::{Client, Options, Server, TOKEN, binary, submission},
+};
 
 /// Nothing here takes this long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,7 +31,7 @@ const FINAL: [&str; 3] = ["done", "failed", "terminated"];
 
 /// Where jobs run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Machines {
+pub enum Machines {
     /// This machine, jobs as processes.
     Processes,
     /// This machine, jobs as containers of the tests' engine.
@@ -29,26 +40,37 @@ pub(crate) enum Machines {
     None,
 }
 
-pub(crate) struct Stage {
+pub struct Stage {
     home: PathBuf,
+    /// Somebody else takes the directory away, or keeps it to look at.
+    is_kept: bool,
     machines: Machines,
+    /// The container engine of this machine, where it is not the tests' own.
+    engine: Option<PathBuf>,
+    /// For the server, beside what it always gets.
+    env: Vec<(&'static str, PathBuf)>,
     /// What is started as the server.
     windlass: PathBuf,
     /// The agent that hosts get.
     agent: PathBuf,
     server: Option<Server>,
     client: Option<Client>,
+    /// The server closes connections that nobody uses.
+    asked: Instant,
 }
 
+/// A connection that was idle for longer is not used again.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+
 impl Stage {
-    pub(crate) async fn new(machines: Machines) -> Self {
+    pub async fn new(machines: Machines) -> Self {
         let mut stage = Self::dark(machines);
         stage.start().await;
         stage
     }
 
     /// This machine as somebody has it who is not root.
-    pub(crate) async fn unprivileged() -> Self {
+    pub async fn unprivileged() -> Self {
         let mut stage = Self::dark(Machines::Processes);
         // The directory that the tests are built in may be closed to others.
         let copy = |name: &str| {
@@ -77,23 +99,77 @@ impl Stage {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let home = std::env::temp_dir().join(format!("windlass-e2e-{}-{number}", std::process::id()));
+        let mut stage = Self::at(home, machines);
+        stage.is_kept = false;
+        stage
+    }
+
+    /// In a directory that stays, with a server that is not started yet.
+    pub fn at(home: PathBuf, machines: Machines) -> Self {
         std::fs::create_dir_all(home.join("server")).unwrap();
-        let (windlass, agent) = (binary("windlass").unwrap(), binary("windlass-agent").unwrap());
-        Self { home, machines, windlass, agent, server: None, client: None }
+        let (windlass, agent) = (binary("windlass").unwrap(), slim_agent());
+        Self {
+            home,
+            is_kept: true,
+            machines,
+            engine: None,
+            env: Vec::new(),
+            windlass,
+            agent,
+            server: None,
+            client: None,
+            asked: Instant::now(),
+        }
+    }
+
+    /// For the next start of the server.
+    #[must_use]
+    pub fn with_env(mut self, name: &'static str, value: impl Into<PathBuf>) -> Self {
+        self.env.push((name, value.into()));
+        self
+    }
+
+    /// This machine's containers are in this engine.
+    #[must_use]
+    pub fn with_engine(mut self, socket: PathBuf) -> Self {
+        self.engine = Some(socket);
+        self
+    }
+
+    /// What is started as the server, from its next start on.
+    #[must_use]
+    pub fn with_server(mut self, program: PathBuf) -> Self {
+        self.windlass = program;
+        self
+    }
+
+    /// The agent that hosts get.
+    #[must_use]
+    pub fn with_agent(mut self, program: PathBuf) -> Self {
+        self.agent = program;
+        self
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.server.as_ref().unwrap().pid()
+    }
+
+    pub fn address(&self) -> &str {
+        self.server.as_ref().unwrap().address()
     }
 
     /// A directory of this test.
-    pub(crate) fn home(&self) -> &Path {
+    pub fn home(&self) -> &Path {
         &self.home
     }
 
     /// `windlass` as a person types it, in a folder, to its end.
-    pub(crate) fn windlass(&self, dir: &Path, args: &[&str]) -> Output {
+    pub fn windlass(&self, dir: &Path, args: &[&str]) -> Output {
         self.command(dir, args).output().unwrap()
     }
 
     /// The same, not yet started.
-    pub(crate) fn command(&self, dir: &Path, args: &[&str]) -> Command {
+    pub fn command(&self, dir: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(binary("windlass").unwrap());
         command.args(args).current_dir(dir).stdin(std::process::Stdio::null());
         let url = format!("http://{}", self.server.as_ref().unwrap().address());
@@ -103,71 +179,73 @@ impl Stage {
     }
 
     /// Starts the server, for the first time or again.
-    pub(crate) async fn start(&mut self) {
+    pub async fn start(&mut self) {
         let engine = match self.machines {
-            Machines::Containers => engine(),
+            Machines::Containers => self.engine.clone().unwrap_or_else(engine),
             // Not there: then jobs are processes, whatever this machine has.
             Machines::Processes | Machines::None => self.home.join("no-engine.sock"),
         };
         let (data, log) = (self.home.join("server"), self.home.join("server.log"));
+        let mut env = vec![
+            ("WINDLASS_AGENT", self.agent.clone()),
+            ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
+        ];
+        env.extend(self.env.iter().cloned());
         let options = Options {
             binary: &self.windlass,
             data: &data,
             database: None,
             core: None,
             local: self.machines != Machines::None,
-            env: vec![
-                ("WINDLASS_AGENT", self.agent.clone()),
-                ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
-            ],
+            env,
             log: Some(&log),
         };
         let server = Server::start(&options).await.unwrap();
         self.client = Some(server.client().await.unwrap());
+        self.asked = Instant::now();
         self.server = Some(server);
     }
 
     /// The power goes for the server alone.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.client = None;
         self.server = None;
     }
 
     /// As a person stops it.
-    pub(crate) fn stop_server(&mut self) {
+    pub fn stop_server(&mut self) {
         self.client = None;
         self.server.take().unwrap().stop().unwrap();
     }
 
-    pub(crate) async fn post(&mut self, path: &str, body: &Value) -> Value {
+    pub async fn post(&mut self, path: &str, body: &Value) -> Value {
+        if self.asked.elapsed() > IDLE_MAX {
+            self.client = Some(self.server.as_ref().unwrap().client().await.unwrap());
+        }
+        self.asked = Instant::now();
         let answer = self.client.as_mut().unwrap().post(path, body).await;
         answer.unwrap_or_else(|error| panic!("{path}: {error:#}\n{}", self.server_log()))
     }
 
-    pub(crate) async fn project(&mut self, path: &str, body: &Value) -> Value {
+    pub async fn project(&mut self, path: &str, body: &Value) -> Value {
         self.post(&format!("/api/project/main/{path}"), body).await
     }
 
     /// Submits a run.
-    pub(crate) async fn apply(&mut self, configuration: &Value) -> Value {
+    pub async fn apply(&mut self, configuration: &Value) -> Value {
         self.project("runs/apply", &submission(configuration)).await
     }
 
-    pub(crate) async fn run(&mut self, name: &str) -> Value {
+    pub async fn run(&mut self, name: &str) -> Value {
         self.project("runs/get", &json!({"run_name": name})).await
     }
 
     /// Waits until the run has one of these statuses; an end that is not among them is a failure.
-    pub(crate) async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
+    pub async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
         self.reaches_within(name, statuses, PATIENCE).await
     }
 
-    pub(crate) async fn reaches_within(
-        &mut self,
-        name: &str,
-        statuses: &[&str],
-        patience: Duration,
-    ) -> Value {
+    pub async fn reaches_within(&mut self, name: &str, statuses: &[&str], patience: Duration) -> Value {
         let wanted = statuses.join(" or ");
         let (mut run, asked) = (self.run(name).await, Instant::now());
         loop {
@@ -186,23 +264,23 @@ impl Stage {
     }
 
     /// Submits a run and waits for its end, whatever that is.
-    pub(crate) async fn ends(&mut self, configuration: &Value) -> Value {
+    pub async fn ends(&mut self, configuration: &Value) -> Value {
         self.apply(configuration).await;
         let name = configuration["name"].as_str().unwrap().to_owned();
         self.reaches(&name, &FINAL).await
     }
 
-    pub(crate) async fn stop(&mut self, name: &str, abort: bool) {
+    pub async fn stop(&mut self, name: &str, abort: bool) {
         self.project("runs/stop", &json!({"runs_names": [name], "abort": abort})).await;
     }
 
     /// All that the job wrote, of its newest submission.
-    pub(crate) async fn log(&mut self, run: &Value) -> String {
+    pub async fn log(&mut self, run: &Value) -> String {
         self.log_of(run, 0, usize::MAX).await
     }
 
     /// Of one job and one of its submissions, or the newest.
-    pub(crate) async fn log_of(&mut self, run: &Value, job: usize, submission: usize) -> String {
+    pub async fn log_of(&mut self, run: &Value, job: usize, submission: usize) -> String {
         let submissions = run["jobs"][job]["job_submissions"].as_array().unwrap();
         let id = submissions[submission.min(submissions.len() - 1)]["id"].clone();
         let (mut bytes, mut next) = (Vec::new(), Value::Null);
@@ -221,7 +299,7 @@ impl Stage {
     }
 
     /// Waits until the log of a run that goes on contains some words.
-    pub(crate) async fn says(&mut self, name: &str, words: &str) -> String {
+    pub async fn says(&mut self, name: &str, words: &str) -> String {
         let asked = Instant::now();
         loop {
             let run = self.run(name).await;
@@ -235,12 +313,24 @@ impl Stage {
         }
     }
 
-    pub(crate) async fn fleet(&mut self, name: &str) -> Value {
+    pub async fn fleet(&mut self, name: &str) -> Value {
         self.project("fleets/get", &json!({"name": name})).await
     }
 
+    /// A fleet `lab` of some hosts of a lab, ready.
+    pub async fn lab_fleet(&mut self, lab: &Lab, hosts: &[Host], blocks: u32) {
+        let (private, public) = lab.key_pair().unwrap();
+        let addresses: Vec<String> = hosts.iter().map(|host| host.addr().to_string()).collect();
+        let configuration = json!({"type": "fleet", "name": "lab", "placement": "cluster", "blocks": blocks,
+            "ssh_config": {"user": "root", "port": 22, "ssh_key": {"public": public, "private": private},
+                "network": lab.network(), "hosts": addresses}});
+        let spec = json!({"configuration": configuration, "profile": {"name": "default"}});
+        self.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+        self.hosts_ready("lab", hosts.len()).await;
+    }
+
     /// Waits until so many hosts of a fleet take jobs.
-    pub(crate) async fn hosts_ready(&mut self, fleet: &str, hosts: usize) -> Value {
+    pub async fn hosts_ready(&mut self, fleet: &str, hosts: usize) -> Value {
         let asked = Instant::now();
         loop {
             let found = self.fleet(fleet).await;
@@ -259,7 +349,7 @@ impl Stage {
     }
 
     /// Waits for something that shows outside of the server.
-    pub(crate) fn eventually(&self, what: &str, holds: impl Fn() -> bool) {
+    pub fn eventually(&self, what: &str, holds: impl Fn() -> bool) {
         let asked = Instant::now();
         while !holds() {
             assert!(asked.elapsed() < PATIENCE, "not so: {what}\n{}", self.server_log());
@@ -268,7 +358,7 @@ impl Stage {
     }
 
     /// Waits until something is true of a run.
-    pub(crate) async fn eventually_run(
+    pub async fn eventually_run(
         &mut self,
         name: &str,
         patience: Duration,
@@ -286,7 +376,7 @@ impl Stage {
     }
 
     /// From the next start on the server has another build of the agent: the same, and a byte.
-    pub(crate) fn use_another_agent(&mut self) {
+    pub fn use_another_agent(&mut self) {
         let copy = self.home.join("windlass-agent");
         let mut bytes = std::fs::read(binary("windlass-agent").unwrap()).unwrap();
         bytes.push(0);
@@ -295,7 +385,7 @@ impl Stage {
         self.agent = copy;
     }
 
-    pub(crate) fn server_log(&self) -> String {
+    pub fn server_log(&self) -> String {
         let text = std::fs::read_to_string(self.home.join("server.log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
@@ -306,7 +396,9 @@ impl Drop for Stage {
     fn drop(&mut self) {
         self.kill();
         sweep(&self.home);
-        let _ = std::fs::remove_dir_all(&self.home);
+        if !self.is_kept {
+            let _ = std::fs::remove_dir_all(&self.home);
+        }
     }
 }
 
@@ -336,19 +428,73 @@ fn sweep(home: &Path) {
 }
 
 /// The socket of the engine that the tests were given.
-pub(crate) fn engine() -> PathBuf {
+pub fn engine() -> PathBuf {
     let socket = std::env::var_os("WINDLASS_TEST_DOCKER");
     PathBuf::from(
         socket.expect("WINDLASS_TEST_DOCKER names no container engine; `cargo xtask test` starts one"),
     )
 }
 
+/// What [`busybox`] puts into an engine.
+pub const IMAGE: &str = "windlass-e2e/busybox:1";
+
+/// An image of nothing but a static busybox, in an engine.
+pub fn busybox(engine: &Path) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("windlass-e2e-image-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(dir.join("bin")).unwrap();
+    std::fs::copy("/usr/bin/busybox", dir.join("bin/busybox")).unwrap();
+    for name in ["sh", "echo", "sleep", "cat", "env", "hostname", "tail"] {
+        let _ = std::os::unix::fs::symlink("busybox", dir.join("bin").join(name));
+    }
+    let host = format!("unix://{}", engine.display());
+    let script = format!("tar -C {} -c . | docker --host {host} import - {IMAGE}", dir.display());
+    assert!(Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 /// A task with nothing but a name and commands.
-pub(crate) fn task(name: &str, commands: &[&str]) -> Value {
+pub fn task(name: &str, commands: &[&str]) -> Value {
     json!({"type": "task", "name": name, "image": "none", "user": "root", "commands": commands})
 }
 
 /// The newest submission of a run's first job.
-pub(crate) fn submission_of(run: &Value) -> &Value {
+pub fn submission_of(run: &Value) -> &Value {
     run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap()
+}
+
+/// A task that any host of a lab takes a part of.
+pub fn small(name: &str, commands: &[&str]) -> Value {
+    let mut job = task(name, commands);
+    job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
+    job
+}
+
+/// The number of the lab's host on which the newest submission of a job is.
+pub fn host_of(lab: &Lab, run: &Value, job: usize) -> usize {
+    let submission = run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap();
+    let address = submission["job_provisioning_data"]["hostname"].as_str().unwrap();
+    let found = lab.hosts().iter().position(|host| host.addr().to_string() == address);
+    found.unwrap_or_else(|| panic!("no host is {address}: {run:#}")) + 1
+}
+
+/// The agent without what only debuggers read: a third of the upload. Made once per build.
+pub fn slim_agent() -> PathBuf {
+    use std::os::unix::fs::MetadataExt as _;
+    // Several of one process must not write it at once.
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    let make = || {
+        let whole = binary("windlass-agent").unwrap();
+        let stamp = std::fs::metadata(&whole).unwrap();
+        let slim = whole.with_file_name(format!("windlass-agent.slim-{}-{}", stamp.mtime(), stamp.size()));
+        if !slim.exists() {
+            let fresh = slim.with_extension(std::process::id().to_string());
+            let strip = Command::new("strip").arg("-o").arg(&fresh).arg(&whole).status();
+            assert!(strip.unwrap().success());
+            std::fs::rename(&fresh, &slim).unwrap();
+        }
+        slim
+    };
+    MADE.get_or_init(make).clone()
 }

@@ -1,0 +1,59 @@
+//! The fault matrix: real servers, real agents, real hosts, and something that goes wrong under them.
+//!
+//! ```text
+//! cargo xtask faults                       every row once
+//! cargo xtask faults --row F14 --times 20  one row, twenty times, each with another seed
+//! cargo xtask faults --row F14 --seed 7    the same again
+//! ```
+//!
+//! A [`Row`] says what is injected, what is expected and within which bound, and which invariants that proves; its
+//! `play` does it once. It gets a [`Trial`]: a seed for its timing, a directory, a count of the faults that happened,
+//! the times that are held against the bound, and [`Trial::judge`], which runs the checkers over events, journals,
+//! processes and containers. A row of which no fault fired has failed: it proved nothing.
+//!
+//! To add a row: an entry in a table below `rows/`, with a function that takes a `&mut Trial`. Inside it a failed
+//! assertion is a violation; so is everything that the checkers find.
+
+mod judge;
+mod play;
+pub mod report;
+mod rows;
+mod trial;
+
+use std::pin::Pin;
+
+pub use self::{
+    judge::Site,
+    play::{Order, Outcome, play},
+    rows::all,
+    trial::{Timed, Trial},
+};
+
+/// One line of the matrix.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// `F1`, `F2`, …
+    pub id: &'static str,
+    pub injection: &'static str,
+    pub expected: &'static str,
+    pub bound: &'static str,
+    /// Ids of invariants.
+    pub proves: &'static str,
+    pub play: Play,
+}
+
+#[derive(Clone, Copy)]
+pub enum Play {
+    Now(fn(&mut Trial) -> Running<'_>),
+    /// Not run yet; it comes with something that does not exist.
+    Later(&'static str),
+}
+
+pub type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+impl Row {
+    /// Whether it is run today.
+    pub const fn is_played(&self) -> bool {
+        matches!(self.play, Play::Now(_))
+    }
+}

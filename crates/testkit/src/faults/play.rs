@@ -1,0 +1,128 @@
+//! Plays rows: so many times, so many at once, each time in a directory of its own.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use parking_lot::Mutex;
+
+use super::{Play, Row, Timed, Trial};
+
+/// No trial takes longer unless it is stuck.
+const TRIAL_MAX: Duration = Duration::from_secs(300);
+/// The same where rows do not shorten what they wait for.
+const LONG_TRIAL_MAX: Duration = Duration::from_secs(1500);
+
+/// What is to be played.
+pub struct Order {
+    pub rows: Vec<Row>,
+    pub times: u64,
+    /// At once.
+    pub jobs: usize,
+    /// Of the first trial; the next has the next.
+    pub seed: u64,
+    pub is_long: bool,
+    /// Where trials have their directories.
+    pub dir: PathBuf,
+}
+
+/// What came of one trial.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub row: &'static str,
+    pub seed: u64,
+    pub took: Duration,
+    /// How often which fault happened.
+    pub fired: Vec<(&'static str, u64)>,
+    pub times: Vec<Timed>,
+    pub violations: Vec<String>,
+    /// Left for whoever wants to know why.
+    pub kept: Option<PathBuf>,
+}
+
+thread_local! {
+    /// Where and why this thread panicked last.
+    static LAST_WORDS: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Plays everything and tells of each trial as it ends.
+pub fn play(order: &Order, tell: impl Fn(&Outcome) + Sync) -> Result<Vec<Outcome>> {
+    std::fs::create_dir_all(&order.dir).with_context(|| format!("make {}", order.dir.display()))?;
+    std::panic::set_hook(Box::new(|info| {
+        LAST_WORDS.with(|words| *words.borrow_mut() = Some(info.to_string()));
+    }));
+    let played = order.rows.iter().filter(|row| row.is_played());
+    let trials = (0..order.times).flat_map(|time| played.clone().map(move |row| (*row, order.seed + time)));
+    let queue: Mutex<VecDeque<(Row, u64)>> = Mutex::new(trials.collect());
+    let outcomes = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..order.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let Some((row, seed)) = queue.lock().pop_front() else { return };
+                    let outcome = once(&row, seed, order);
+                    tell(&outcome);
+                    outcomes.lock().push(outcome);
+                }
+            });
+        }
+    });
+    let _ = std::panic::take_hook();
+    Ok(outcomes.into_inner())
+}
+
+fn once(row: &Row, seed: u64, order: &Order) -> Outcome {
+    let dir = order.dir.join(format!("{}-{seed}", row.id));
+    let mut trial = Trial::new(seed, dir.clone(), order.is_long);
+    let began = Instant::now();
+    if let Err(error) = attempt(row, &mut trial, &dir) {
+        trial.violation(&format!("{error:#}"));
+    }
+    if trial.fired.is_empty() && trial.violations.is_empty() {
+        trial.violation("no fault fired: this proves nothing");
+    }
+    let kept = (!trial.violations.is_empty()).then(|| dir.clone());
+    if kept.is_none() {
+        let _ = std::fs::remove_dir_all(&dir);
+    }
+    Outcome {
+        row: row.id,
+        seed,
+        took: began.elapsed(),
+        fired: trial.fired.into_iter().collect(),
+        times: trial.times,
+        violations: trial.violations,
+        kept,
+    }
+}
+
+/// A panic in a row is how its assertions fail.
+fn attempt(row: &Row, trial: &mut Trial, dir: &Path) -> Result<()> {
+    let Play::Now(play) = row.play else { return Ok(()) };
+    let _ = std::fs::remove_dir_all(dir);
+    std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+    let limit = if trial.is_long { LONG_TRIAL_MAX } else { TRIAL_MAX };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    let played = catch_unwind(AssertUnwindSafe(|| {
+        runtime.block_on(async { tokio::time::timeout(limit, play(trial)).await })
+    }));
+    // What the row left running in the background ends here.
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    match played {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => anyhow::bail!("it takes longer than {limit:?}"),
+        Err(_) => {
+            let words = LAST_WORDS.with(|words| words.borrow_mut().take());
+            anyhow::bail!("{}", words.unwrap_or_else(|| "it panicked without a word".to_owned()))
+        }
+    }
+}

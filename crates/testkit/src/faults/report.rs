@@ -1,0 +1,182 @@
+//! What came of all trials, by row: a table for people, JSON for machines, Markdown for the documentation.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::{Outcome, Play, Row, Timed};
+
+/// How many words of a violation a table has room for.
+const SHORT: usize = 160;
+
+/// One row's trials together.
+pub struct Line<'a> {
+    pub row: &'a Row,
+    pub outcomes: Vec<&'a Outcome>,
+}
+
+impl Line<'_> {
+    fn fired(&self) -> BTreeMap<&'static str, u64> {
+        let mut fired = BTreeMap::new();
+        for (what, times) in self.outcomes.iter().flat_map(|outcome| &outcome.fired) {
+            *fired.entry(*what).or_default() += times;
+        }
+        fired
+    }
+
+    fn violations(&self) -> usize {
+        self.outcomes.iter().map(|outcome| outcome.violations.len()).sum()
+    }
+
+    /// The time that came nearest to its bound, or went furthest beyond.
+    fn worst(&self) -> Option<&Timed> {
+        let times = self.outcomes.iter().flat_map(|outcome| &outcome.times);
+        times.max_by(|a, b| a.share().total_cmp(&b.share()))
+    }
+
+    fn longest(&self) -> Duration {
+        self.outcomes.iter().map(|outcome| outcome.took).max().unwrap_or_default()
+    }
+
+    fn worst_words(&self) -> String {
+        self.worst().map_or_else(
+            || "–".to_owned(),
+            |worst| {
+                let (took, bound) = (worst.took.as_secs_f64(), worst.bound.as_secs_f64());
+                format!("{}: {took:.1} of {bound:.0} s", worst.what)
+            },
+        )
+    }
+
+    fn fired_words(&self) -> String {
+        let fired = self.fired();
+        let words: Vec<String> = fired.iter().map(|(what, times)| format!("{what} {times}")).collect();
+        words.join(", ")
+    }
+}
+
+/// Every row that was asked for, in its order.
+pub fn lines<'a>(rows: &'a [Row], outcomes: &'a [Outcome]) -> Vec<Line<'a>> {
+    let of = |row: &Row| outcomes.iter().filter(|outcome| outcome.row == row.id).collect();
+    rows.iter().map(|row| Line { row, outcomes: of(row) }).collect()
+}
+
+/// For people at a terminal.
+pub fn table(lines: &[Line<'_>]) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "{:<4} {:>5} {:>6} {:>10}  worst against its bound",
+        "row", "times", "faults", "violations"
+    );
+    for line in lines {
+        if let Play::Later(with) = line.row.play {
+            let _ = writeln!(text, "{:<4} {:>5} {:>6} {:>10}  not run: {with}", line.row.id, "–", "–", "–");
+            continue;
+        }
+        let faults: u64 = line.fired().values().sum();
+        let _ = writeln!(
+            text,
+            "{:<4} {:>5} {faults:>6} {:>10}  {}",
+            line.row.id,
+            line.outcomes.len(),
+            line.violations(),
+            line.worst_words()
+        );
+    }
+    text + &sums(lines)
+}
+
+fn sums(lines: &[Line<'_>]) -> String {
+    let trials: usize = lines.iter().map(|line| line.outcomes.len()).sum();
+    let faults: u64 = lines.iter().flat_map(|line| line.fired().into_values()).sum();
+    let violations: usize = lines.iter().map(Line::violations).sum();
+    let rows = lines.iter().filter(|line| !line.outcomes.is_empty()).count();
+    format!("{rows} rows, {trials} trials, {faults} faults, {violations} violations")
+}
+
+/// For `docs/reliability.md`.
+pub fn markdown(lines: &[Line<'_>]) -> String {
+    let mut text = String::from(
+        "| row | injected | expected | bound | proves | times | faults that fired | violations | nearest to its bound |\n\
+         | --- | --- | --- | --- | --- | ---: | --- | ---: | --- |\n",
+    );
+    for line in lines {
+        let row = line.row;
+        let (times, fired, violations, worst) = match row.play {
+            Play::Later(with) => ("–".to_owned(), format!("not run: {with}"), "–".to_owned(), "–".to_owned()),
+            Play::Now(_) => (
+                line.outcomes.len().to_string(),
+                line.fired_words(),
+                line.violations().to_string(),
+                line.worst_words(),
+            ),
+        };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {times} | {fired} | {violations} | {worst} |",
+            row.id, row.injection, row.expected, row.bound, row.proves
+        );
+    }
+    text + "\n" + &sums(lines) + ".\n"
+}
+
+pub fn json(lines: &[Line<'_>]) -> Value {
+    let timed = |timed: &Timed| {
+        json!({"what": timed.what, "took_ms": timed.took.as_millis() as u64,
+            "bound_ms": timed.bound.as_millis() as u64})
+    };
+    let trial = |outcome: &&Outcome| {
+        json!({"seed": outcome.seed, "took_ms": outcome.took.as_millis() as u64,
+            "times": outcome.times.iter().map(timed).collect::<Vec<_>>(),
+            "violations": outcome.violations, "kept": outcome.kept})
+    };
+    let line = |line: &Line<'_>| {
+        let status = match line.row.play {
+            Play::Later(with) => json!({"not_run": with}),
+            Play::Now(_) => json!({"violations": line.violations()}),
+        };
+        json!({"row": line.row.id, "injection": line.row.injection, "expected": line.row.expected,
+            "bound": line.row.bound, "proves": line.row.proves.split(' ').collect::<Vec<_>>(),
+            "status": status, "times": line.outcomes.len(), "fired": line.fired(),
+            "worst": line.worst().map(timed), "longest_ms": line.longest().as_millis() as u64,
+            "trials": line.outcomes.iter().map(trial).collect::<Vec<_>>()})
+    };
+    json!({"rows": lines.iter().map(line).collect::<Vec<_>>()})
+}
+
+/// The list of rows, with what each of them does.
+pub fn list(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let when = match row.play {
+            Play::Now(_) => String::new(),
+            Play::Later(with) => format!("  [not run: {with}]"),
+        };
+        let _ = writeln!(text, "{:<4} {}{when}", row.id, row.injection);
+        let _ = writeln!(text, "     {}; {}; proves {}", row.expected, row.bound, row.proves);
+    }
+    text.trim_end().to_owned()
+}
+
+/// One trial as it ends, with what to type to see it again.
+pub fn told(outcome: &Outcome) -> String {
+    let faults: u64 = outcome.fired.iter().map(|(_, times)| times).sum();
+    let (row, seed, took) = (outcome.row, outcome.seed, outcome.took.as_secs_f64());
+    let mut text = format!("{row:<4} seed {seed:<20} {took:>6.1} s  {faults:>4} faults");
+    if outcome.violations.is_empty() {
+        return text;
+    }
+    let _ = write!(text, "  {} VIOLATIONS", outcome.violations.len());
+    for violation in &outcome.violations {
+        let short: String = violation.chars().take(SHORT).collect();
+        let short = short.replace('\n', " ");
+        let more = if violation.chars().count() > SHORT { " …" } else { "" };
+        let _ = write!(text, "\n       {short}{more}");
+    }
+    if let Some(kept) = &outcome.kept {
+        let _ = write!(text, "\n       kept: {}", kept.display());
+    }
+    let _ = write!(text, "\n       again: cargo xtask faults --row {row} --seed {seed}");
+    text
+}

@@ -1,0 +1,19 @@
+//! The rows, by what they are about.
+
+mod agents;
+mod docker;
+mod ground;
+mod hosts;
+mod later;
+mod network;
+mod people;
+
+use super::Row;
+
+/// The whole matrix, in the order of its ids.
+pub fn all() -> Vec<Row> {
+    let mut rows: Vec<Row> =
+        [agents::ROWS, docker::ROWS, hosts::ROWS, network::ROWS, people::ROWS, later::ROWS].concat();
+    rows.sort_by_key(|row| row.id[1..].parse::<u32>().unwrap_or(u32::MAX));
+    rows
+}

@@ -1,0 +1,95 @@
+//! Reads what the checkers need straight from a database, that of a simulation or of a real server.
+
+use anyhow::Result;
+use serde_json::Value;
+use uuid::Uuid;
+use windlass_server::{
+    db::{Db, checks},
+    params,
+};
+
+use super::{Event, FleetRow, History, InstanceRow, JobRow, RunRow, VolumeRow};
+
+/// Brings the history up to date: what is new in the append-only part, and the rows as they are now.
+pub async fn read(history: &mut History, db: &Db) -> Result<()> {
+    let seen = history.events.last().map_or(0, |event| event.seq);
+    for row in db.query(checks::EVENTS, params![seen]).await? {
+        history.events.push(Event {
+            seq: row.int(0)?,
+            entity: row.text(1)?,
+            entity_id: row.uuid(2)?,
+            kind: row.text(3)?,
+            from: row.opt_text(4)?,
+            to: row.opt_text(5)?,
+            is_final: row.bool(6)?,
+            actor: row.text(7)?,
+            epoch: row.opt_int(8)?,
+            at: row.int(9)?,
+        });
+    }
+    history.jobs.clear();
+    history.runs.clear();
+    for row in db.query(checks::JOBS, Vec::new()).await? {
+        history.jobs.push(JobRow {
+            id: row.uuid(0)?,
+            run_id: row.uuid(1)?,
+            replica_num: row.int(2)?,
+            job_num: row.int(3)?,
+            submission_num: row.int(4)?,
+            status: row.text(5)?,
+            finished: row.bool(6)?,
+            instance_id: row.opt_uuid(7)?,
+            blocks: row.int(8)?,
+            submitted_at: row.int(9)?,
+            host_lost: row.bool(10)?,
+        });
+    }
+    for row in db.query(checks::RUNS, Vec::new()).await? {
+        let id: Uuid = row.uuid(0)?;
+        history.runs.push(RunRow { id, status: row.text(1)?, stopped_at: None });
+    }
+    resources(history, db).await
+}
+
+/// Instances, fleets and volumes.
+async fn resources(history: &mut History, db: &Db) -> Result<()> {
+    history.instances.clear();
+    history.fleets.clear();
+    history.volumes.clear();
+    history.attachments.clear();
+    history.holders.clear();
+    for row in db.query(checks::INSTANCES, Vec::new()).await? {
+        history.instances.push(InstanceRow {
+            id: row.uuid(0)?,
+            busy_blocks: row.int(1)?,
+            total_blocks: row.int(2)?,
+            status: row.text(3)?,
+            finished: row.bool(4)?,
+            fleet_id: row.opt_uuid(5)?,
+            reason: row.opt_text(6)?,
+        });
+    }
+    for row in db.query(checks::FLEETS, Vec::new()).await? {
+        let (id, spec): (Uuid, Value) = (row.uuid(0)?, row.json(3)?);
+        let nodes = &spec["configuration"]["nodes"];
+        history.fleets.push(FleetRow {
+            id,
+            status: row.text(1)?,
+            finished: row.bool(2)?,
+            nodes_min: nodes["min"].as_i64(),
+            nodes_max: nodes["max"].as_i64(),
+            nodes_max_ever: nodes["max"].as_i64(),
+        });
+    }
+    for row in db.query(checks::VOLUMES, Vec::new()).await? {
+        let delete_asked = row.opt_int(2)?.is_some();
+        history.volumes.push(VolumeRow { id: row.uuid(0)?, deleted: row.bool(1)?, delete_asked });
+    }
+    for row in db.query(checks::ATTACHMENTS, Vec::new()).await? {
+        history.attachments.push((row.uuid(0)?, row.uuid(1)?));
+    }
+    for row in db.query(checks::HELD_BY_FINISHED, Vec::new()).await? {
+        history.holders.push(row.uuid(0)?);
+    }
+    Ok(())
+}

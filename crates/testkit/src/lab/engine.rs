@@ -1,0 +1,186 @@
+//! A container engine of one's own, to be killed, stopped, frozen and started again.
+//!
+//! containerd runs beside dockerd, so that containers live on while dockerd is away. There is no bridge and no rule of
+//! the firewall, so that several do not fight.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::program::{eventually, run, try_run};
+
+const COMES_UP: Duration = Duration::from_secs(60);
+const GOES_DOWN: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Plain,
+    /// Containers outlive the engine.
+    LiveRestore,
+    /// With so many megabytes for images and containers.
+    SmallDisk(u64),
+}
+
+#[derive(Debug)]
+pub struct Engine {
+    containerd: Child,
+    dockerd: Option<Child>,
+    kind: Kind,
+    dir: PathBuf,
+}
+
+impl Engine {
+    pub fn start(kind: Kind) -> Result<Self> {
+        let mut random = [0u8; 4];
+        getrandom::fill(&mut random).context("draw a name")?;
+        let name = format!("windlass-lab-engine-{:08x}", u32::from_be_bytes(random));
+        let dir = std::env::temp_dir().join(name);
+        fs::create_dir(&dir)?;
+        if let Kind::SmallDisk(size) = kind {
+            let data = dir.join("data");
+            fs::create_dir(&data)?;
+            let at = data.display().to_string();
+            run("mount", &["-t", "tmpfs", "-o", &format!("size={size}m"), "tmpfs", &at])?;
+        }
+        let settings = format!(
+            "version = 2\nroot = \"{0}/c\"\nstate = \"{0}/s\"\ndisabled_plugins = \
+             [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n  address = \"{0}/containerd.sock\"\n",
+            dir.display()
+        );
+        fs::write(dir.join("containerd.toml"), settings)?;
+        let mut command = tied("containerd");
+        command.arg("--config").arg(dir.join("containerd.toml"));
+        let containerd = spawn(&mut command, &dir.join("containerd.log"))?;
+        let mut engine = Self { containerd, dockerd: None, kind, dir };
+        let socket = engine.dir.join("containerd.sock");
+        ensure!(eventually(COMES_UP, || socket.exists()), "containerd does not come up");
+        engine.start_dockerd()?;
+        Ok(engine)
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("docker.sock")
+    }
+
+    /// Starts the engine, also after it was killed, and waits until it answers.
+    pub fn start_dockerd(&mut self) -> Result<()> {
+        let dir = &self.dir;
+        let mut command = tied("dockerd");
+        command.arg("--containerd").arg(dir.join("containerd.sock"));
+        command.arg("--data-root").arg(dir.join("data")).arg("--exec-root").arg(dir.join("exec"));
+        command.arg("--pidfile").arg(dir.join("docker.pid"));
+        command.arg("-H").arg(format!("unix://{}", self.socket().display()));
+        command.args(["--bridge=none", "--iptables=false", "--ip6tables=false", "--log-level=warn"]);
+        if self.kind == Kind::LiveRestore {
+            command.arg("--live-restore");
+        }
+        let _ = fs::remove_file(dir.join("docker.pid"));
+        let log = dir.join("dockerd.log");
+        self.dockerd = Some(spawn(&mut command, &log)?);
+        let up = || self.docker(&["version"]).is_ok();
+        let said = || fs::read_to_string(&log).unwrap_or_default();
+        ensure!(eventually(COMES_UP, up), "dockerd does not come up: {}", said());
+        Ok(())
+    }
+
+    /// What `docker` says to these words.
+    pub fn docker(&self, args: &[&str]) -> Result<String> {
+        let host = format!("unix://{}", self.socket().display());
+        super::program::read("docker", &[&["--host", &host], args].concat())
+    }
+
+    /// As a power cut would end it: containers live on.
+    pub fn kill_dockerd(&mut self) -> Result<()> {
+        let mut child = self.dockerd.take().context("dockerd is down")?;
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
+    /// As `systemctl stop` would end it.
+    pub fn stop_dockerd(&mut self) -> Result<()> {
+        let mut child = self.dockerd.take().context("dockerd is down")?;
+        run("kill", &["-TERM", &child.id().to_string()])?;
+        ensure!(eventually(GOES_DOWN, || !matches!(child.try_wait(), Ok(None))), "dockerd does not end");
+        Ok(())
+    }
+
+    pub fn freeze(&self) -> Result<()> {
+        self.signal("-STOP")
+    }
+
+    pub fn thaw(&self) -> Result<()> {
+        self.signal("-CONT")
+    }
+
+    fn signal(&self, name: &str) -> Result<()> {
+        let pid = self.dockerd.as_ref().context("dockerd is down")?.id();
+        run("kill", &[name, &pid.to_string()])
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // A frozen one would hear nothing.
+        let _ = self.thaw();
+        let ids = self.docker(&["ps", "--all", "--quiet"]).unwrap_or_default();
+        for id in ids.split_whitespace() {
+            let _ = self.docker(&["rm", "--force", "--volumes", id]);
+        }
+        let _ = self.docker(&["network", "rm", "windlass"]);
+        let _ = self.stop_dockerd();
+        if let Some(mut child) = self.dockerd.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        // Containers that outlived the engine hang on helpers that have our directory in their arguments.
+        for pid in naming(&self.dir) {
+            if pid != self.containerd.id() {
+                let _ = try_run("kill", &["-9", &pid.to_string()]);
+            }
+        }
+        let _ = try_run("kill", &["-TERM", &self.containerd.id().to_string()]);
+        if !eventually(GOES_DOWN, || !matches!(self.containerd.try_wait(), Ok(None))) {
+            let _ = self.containerd.kill();
+            let _ = self.containerd.wait();
+        }
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+        let mut ours: Vec<&str> = points.filter(|point| Path::new(point).starts_with(&self.dir)).collect();
+        ours.reverse();
+        for point in ours {
+            let _ = try_run("umount", &["-l", point]);
+        }
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Ends when we do, however that happens.
+fn tied(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM", "--"]).arg(program).current_dir("/");
+    command
+}
+
+fn spawn(command: &mut Command, log: &Path) -> Result<Child> {
+    let log = File::options().create(true).append(true).open(log)?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    command.spawn().with_context(|| format!("start {:?}", command.get_program()))
+}
+
+/// Processes with the directory in their arguments. Its name is drawn, so they are ours.
+fn naming(dir: &Path) -> Vec<u32> {
+    let own = std::process::id();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let names = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&*dir.to_string_lossy())
+    };
+    pids.filter(|pid| *pid != own).filter(names).collect()
+}

@@ -1,0 +1,51 @@
+//! The fault matrix: builds server, agent and the testkit's program, and gives it an engine and a Postgres of its own.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::{
+    args::Args,
+    engine::{self, Engine},
+    postgres::Postgres,
+    process,
+    workspace::Workspace,
+};
+
+pub(crate) const BINARY: &str = "windlass-faults";
+/// These only look; nothing has to run for them.
+const IDLE: [&str; 1] = ["--list"];
+/// How rows learn where a Postgres is that they may make databases in. Who stops and restarts one has their own.
+const POSTGRES: &str = "WINDLASS_TEST_POSTGRES";
+
+pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
+    play(workspace, &args.rest())
+}
+
+/// Debug builds: only they know the places at which an agent can be made to wait for its end.
+pub(crate) fn play(workspace: &Workspace, args: &[String]) -> Result<()> {
+    ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
+    let packages = ["-p", "windlass-testkit", "-p", "windlass-cli", "-p", "windlass-agent"];
+    process::run(workspace.cargo().args(["build", "--quiet", "--bins"]).args(packages))?;
+    let mut command = Command::new(workspace.built("debug", BINARY)?);
+    command.current_dir(&workspace.root).args(args);
+    let is_idle = args.iter().any(|arg| IDLE.contains(&arg.as_str()));
+    // Kept until the last row has ended: dropping them stops engine and database.
+    let _engine = match std::env::var_os(engine::VARIABLE) {
+        None if !is_idle => {
+            let engine = Engine::start()?;
+            command.env(engine::VARIABLE, &engine.socket);
+            Some(engine)
+        }
+        _ => None,
+    };
+    let _postgres = match std::env::var_os(POSTGRES) {
+        None if !is_idle => {
+            let postgres = Postgres::start()?;
+            command.env(POSTGRES, &postgres.url);
+            Some(postgres)
+        }
+        _ => None,
+    };
+    process::run(&mut command)
+}
