@@ -10,7 +10,6 @@ mod demo;
 mod elf;
 mod engine;
 mod faults;
-mod moto;
 mod out;
 mod postgres;
 mod process;
