@@ -6,6 +6,7 @@ mod cramped;
 mod delivery;
 mod docker;
 mod files;
+mod fuzz;
 mod gate;
 mod hollow;
 mod host;

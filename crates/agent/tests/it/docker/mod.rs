@@ -4,6 +4,7 @@
 mod faults;
 mod life;
 mod limits;
+mod matrix;
 mod networks;
 mod podman;
 mod pulls;
