@@ -63,6 +63,13 @@ const NEEDS: &[Need] = &[
         here: || process::answers("python3", &["-c", "import ensurepip, venv"]),
         packages: &["python3", "python3-venv"],
     },
+    Need {
+        what: "Slurm",
+        here: || {
+            ["slurmctld", "slurmd", "sbatch", "munged"].iter().all(|name| process::answers(name, &["-V"]))
+        },
+        packages: &["slurmctld", "slurmd", "slurm-client", "munge"],
+    },
     Need { what: "openssl", here: || process::answers("openssl", &["version"]), packages: &["openssl"] },
     Need { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
 ];

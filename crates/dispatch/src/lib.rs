@@ -1,1 +1,9 @@
-//! Dispatchers that pull containers from the queue.
+//! Dispatchers: small programs that take containers from the queue and have them run.
+//!
+//! They speak HTTP to the server and commands to the scheduler below, and know nothing else of either. What
+//! they conclude from the two is decided in `windlass_model::dispatch`.
+
+#[cfg(feature = "cluster")]
+pub mod cluster;
+pub mod scheduler;
+pub mod slurm;

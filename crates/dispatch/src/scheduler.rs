@@ -1,0 +1,61 @@
+//! What a dispatcher asks of whatever runs its containers.
+
+use windlass_model::dispatch::{Attempt, Lower, Needs, choose::Room};
+
+/// A container to be handed over.
+#[derive(Clone, Debug)]
+pub struct Order {
+    pub attempt: Attempt,
+    pub priority: u64,
+    pub needs: Needs,
+    /// Environment of the executor: the attempt's token, and where the server is.
+    pub environment: Vec<(String, String)>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The scheduler took the request and said no.
+    #[error("scheduler refuses: {why}")]
+    Refused { why: String },
+    /// It may have been taken: only a look for its name can tell.
+    #[error("hand a container over")]
+    Unclear(#[source] Unknown),
+}
+
+/// The scheduler did not answer, or not in a way that means anything. Never the same as "nothing there".
+#[derive(Debug, thiserror::Error)]
+pub enum Unknown {
+    #[error("start `{program}`")]
+    Start {
+        program: &'static str,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("`{program}` did not answer within {} s", within.as_secs())]
+    Late { program: &'static str, within: std::time::Duration },
+    #[error("`{program}` failed: {said}")]
+    Failed { program: &'static str, said: String },
+    #[error("read what `{program}` said: `{line}`")]
+    Garbled { program: &'static str, line: String },
+}
+
+/// How much a job is pressed to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pressure {
+    /// The executor is told, and captures what there is.
+    Ask,
+    /// The scheduler ends it by its own means.
+    Force,
+}
+
+/// All calls may be repeated.
+pub trait Scheduler {
+    type Room: Room + Send;
+
+    fn look(&self) -> impl Future<Output = Result<Lower, Unknown>> + Send;
+    fn room(&self, lower: &Lower) -> impl Future<Output = Result<Self::Room, Unknown>> + Send;
+    /// How the scheduler calls the job.
+    fn submit(&self, order: &Order) -> impl Future<Output = Result<String, SubmitError>> + Send;
+    fn stop(&self, job: &str, pressure: Pressure) -> impl Future<Output = Result<(), Unknown>> + Send;
+    fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), Unknown>> + Send;
+}

@@ -1,0 +1,72 @@
+//! Slurm's programs, each with an end.
+
+use std::{path::PathBuf, process::Stdio, time::Duration};
+
+use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
+
+use crate::scheduler::Unknown;
+
+/// What is kept of a program's complaint.
+const SAID_MAX: usize = 500;
+
+pub(super) struct Commands {
+    config: Option<PathBuf>,
+    within: Duration,
+}
+
+impl Commands {
+    pub(super) fn new(config: Option<PathBuf>, within: Duration) -> Self {
+        Self { config, within }
+    }
+
+    /// What a program prints when all goes well.
+    pub(super) async fn read(&self, program: &'static str, args: &[&str]) -> Result<String, Unknown> {
+        let mut command = self.command(program);
+        command.args(args);
+        self.run(program, command, "").await
+    }
+
+    /// `sbatch`, with nothing in its environment but what the job may have: it would hand on the rest.
+    pub(super) async fn submit(
+        &self,
+        args: &[String],
+        environment: &[(String, String)],
+        script: &str,
+    ) -> Result<String, Unknown> {
+        let mut command = self.command("sbatch");
+        command.env_clear().envs(self.config.iter().map(|config| ("SLURM_CONF", config)));
+        if let Some(path) = std::env::var_os("PATH") {
+            command.env("PATH", path);
+        }
+        command.envs(environment.iter().map(|(name, value)| (name, value))).args(args);
+        self.run("sbatch", command, script).await
+    }
+
+    fn command(&self, program: &'static str) -> Command {
+        let mut command = Command::new(program);
+        command.envs(self.config.iter().map(|config| ("SLURM_CONF", config)));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+    }
+
+    async fn run(&self, program: &'static str, mut command: Command, input: &str) -> Result<String, Unknown> {
+        let start = |source| Unknown::Start { program, source };
+        let ran = async {
+            let mut child = command.spawn().map_err(start)?;
+            if let Some(mut stdin) = child.stdin.take() {
+                // One that does not read says why itself.
+                let _ = stdin.write_all(input.as_bytes()).await;
+            }
+            child.wait_with_output().await.map_err(start)
+        };
+        let late = || Unknown::Late { program, within: self.within };
+        let output = timeout(self.within, ran).await.map_err(|_| late())??;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said: String = said.trim().chars().take(SAID_MAX).collect();
+        let said = if said.is_empty() { output.status.to_string() } else { said };
+        Err(Unknown::Failed { program, said })
+    }
+}

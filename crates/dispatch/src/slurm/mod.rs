@@ -1,0 +1,151 @@
+//! Slurm, by its commands.
+//!
+//! Jobs are known by name and tag, never by number alone: a controller that crashed gives the number of a
+//! forgotten job to the next one. Whatever a command says on a bad day means "unknown", never "empty".
+
+mod command;
+mod read;
+mod translate;
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use windlass_model::{
+    dispatch::{
+        Attempt, Lower,
+        room::{Cluster, Node},
+    },
+    time::Timestamp,
+};
+
+use crate::{
+    scheduler::{Order, Pressure, Scheduler, SubmitError, Unknown},
+    slurm::command::Commands,
+};
+
+/// A controller that hangs makes every command wait for its own timeout first.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+/// Jobs of ours that may wait in Slurm's queue.
+const WAITING_MAX: usize = 1_000;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `SLURM_CONF`, where it is not the usual one.
+    pub config: Option<PathBuf>,
+    /// Marks our jobs: those without it are never touched.
+    pub tag: String,
+    /// What a node runs for a container.
+    pub executor: PathBuf,
+    /// Where the executor's own output goes; `%j` is the job's number.
+    pub output: String,
+    /// Nice per step of priority.
+    pub nice_step: i64,
+    pub account: Option<String>,
+    pub partition: Option<String>,
+    /// Quality of service for containers that may be preempted.
+    pub preemptible_qos: Option<String>,
+}
+
+impl Settings {
+    pub fn new(tag: impl Into<String>, executor: impl Into<PathBuf>) -> Self {
+        Self {
+            config: None,
+            tag: tag.into(),
+            executor: executor.into(),
+            output: "/dev/null".to_owned(),
+            nice_step: 1_000,
+            account: None,
+            partition: None,
+            preemptible_qos: None,
+        }
+    }
+}
+
+pub struct Slurm {
+    settings: Settings,
+    commands: Commands,
+    begun: Instant,
+    /// When the end of each job was first seen.
+    ended: Mutex<BTreeMap<Attempt, Timestamp>>,
+}
+
+impl Slurm {
+    pub fn new(settings: Settings) -> Self {
+        let commands = Commands::new(settings.config.clone(), ANSWER_WITHIN);
+        Self { settings, commands, begun: Instant::now(), ended: Mutex::default() }
+    }
+
+    /// The dispatcher's clock. Only differences count.
+    pub fn now(&self) -> Timestamp {
+        Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
+    }
+
+    /// Changes a job. For one that is over there is nothing to change.
+    async fn change(&self, program: &'static str, args: &[&str]) -> Result<(), Unknown> {
+        match self.commands.read(program, args).await {
+            Err(Unknown::Failed { said, .. }) if read::is_over_already(&said) => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>, Unknown> {
+        let listed = self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await?;
+        read::nodes(&listed)
+    }
+}
+
+impl Scheduler for Slurm {
+    type Room = Cluster;
+
+    async fn look(&self) -> Result<Lower, Unknown> {
+        // A dead controller answers this at once, and the others after ten seconds.
+        self.commands.read("scontrol", &["ping"]).await?;
+        let asked_at = self.now();
+        let nodes = self.commands.read("sinfo", &["-N", "-h", "-o", read::STATE_FORMAT]).await?;
+        let listed = self.commands.read("squeue", &["-h", "-t", "all", "-o", read::JOB_FORMAT]).await?;
+        let mut ended = self.ended.lock();
+        let jobs = read::jobs(&listed, &self.settings.tag, self.settings.nice_step, |attempt| {
+            *ended.entry(attempt.clone()).or_insert(asked_at)
+        })?;
+        ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt && job.life.is_over()));
+        Ok(Lower { jobs, asked_at, is_whole: read::have_all_reported(&nodes) })
+    }
+
+    async fn room(&self, lower: &Lower) -> Result<Cluster, Unknown> {
+        let waiting = lower.jobs.iter().filter(|job| !job.life.is_over()).count();
+        Ok(Cluster { nodes: self.nodes().await?, open: WAITING_MAX.saturating_sub(waiting) })
+    }
+
+    async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
+        let args = translate::arguments(order, &self.settings);
+        let script = translate::script(&order.attempt, &self.settings);
+        match self.commands.submit(&args, &order.environment, &script).await {
+            Ok(said) => match read::job_id(&said) {
+                Some(id) => Ok(id),
+                None => Err(SubmitError::Unclear(Unknown::Garbled { program: "sbatch", line: said })),
+            },
+            Err(Unknown::Failed { said, .. }) if read::is_refusal(&said) => {
+                Err(SubmitError::Refused { why: said })
+            }
+            Err(unclear) => Err(SubmitError::Unclear(unclear)),
+        }
+    }
+
+    async fn stop(&self, job: &str, pressure: Pressure) -> Result<(), Unknown> {
+        // A job that waits has no executor that could be asked.
+        self.change("scancel", &["--state=PENDING", job]).await?;
+        match pressure {
+            Pressure::Ask => self.change("scancel", &["--batch", "--signal=TERM", job]).await,
+            Pressure::Force => self.change("scancel", &[job]).await,
+        }
+    }
+
+    async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {
+        let nice = format!("Nice={}", translate::nice(priority, self.settings.nice_step));
+        self.change("scontrol", &["update", &format!("JobId={job}"), &nice]).await
+    }
+}

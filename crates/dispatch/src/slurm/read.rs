@@ -1,0 +1,232 @@
+//! What Slurm's programs print.
+
+use std::collections::BTreeMap;
+
+use windlass_model::{
+    dispatch::{
+        Attempt, Job, Life,
+        room::{Amount, Node},
+    },
+    time::Timestamp,
+};
+
+use super::translate;
+use crate::scheduler::Unknown;
+
+/// Number, name, state, nice, node list or reason, tag. The tag is last: it may hold anything.
+pub(super) const JOB_FORMAT: &str = "%i;%j;%T;%y;%k";
+/// Node, state, cpus, memory in MiB, partition, features, generic resources.
+pub(super) const NODE_FORMAT: &str = "%N;%T;%c;%m;%P;%f;%G";
+pub(super) const STATE_FORMAT: &str = "%T";
+
+const MIB: u64 = 1 << 20;
+
+/// The jobs with our tag. `ended` tells when an end was first seen.
+pub(super) fn jobs(
+    listed: &str,
+    tag: &str,
+    nice_step: i64,
+    mut ended: impl FnMut(&Attempt) -> Timestamp,
+) -> Result<Vec<Job>, Unknown> {
+    let mut jobs: BTreeMap<Attempt, Job> = BTreeMap::new();
+    for line in listed.lines() {
+        let garbled = || Unknown::Garbled { program: "squeue", line: line.to_owned() };
+        let mut parts = line.splitn(5, ';');
+        let mut part = || parts.next().ok_or_else(garbled);
+        let (id, name, state, nice, comment) = (part()?, part()?, part()?, part()?, part()?);
+        if comment != tag {
+            continue;
+        }
+        // Somebody else's job under our tag is left alone as well.
+        let Ok(attempt) = name.parse::<Attempt>() else { continue };
+        let life = life(state, || ended(&attempt));
+        let priority = nice.parse().ok().and_then(|nice| translate::priority(nice, nice_step));
+        let job = Job { attempt: attempt.clone(), id: id.to_owned(), life, priority };
+        // A name twice: a controller that lost one and got it again. What lives counts.
+        match jobs.get(&attempt) {
+            Some(known) if !known.life.is_over() => {}
+            Some(_) | None => drop(jobs.insert(attempt, job)),
+        }
+    }
+    Ok(jobs.into_values().collect())
+}
+
+/// A word that is not known may mean anything, so the job is taken to live.
+fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> Life {
+    match state {
+        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" => Life::Waiting,
+        "RUNNING" | "SUSPENDED" | "COMPLETING" | "STAGE_OUT" | "SIGNALING" | "STOPPED" | "RESIZING" => {
+            Life::Running
+        }
+        "COMPLETED" | "FAILED" | "CANCELLED" | "TIMEOUT" | "NODE_FAIL" | "PREEMPTED" | "BOOT_FAIL"
+        | "DEADLINE" | "OUT_OF_MEMORY" | "REVOKED" => Life::Ended(ended()),
+        _ => Life::Unknown,
+    }
+}
+
+/// Whether every node has told the controller what runs on it.
+pub(super) fn have_all_reported(states: &str) -> bool {
+    let silent = |state: &str| state.ends_with('*') || state.starts_with("unknown");
+    let mut states = states.lines().map(str::trim).peekable();
+    states.peek().is_some() && !states.any(silent)
+}
+
+/// A node is listed once for each of its partitions.
+pub(super) fn nodes(listed: &str) -> Result<Vec<Node>, Unknown> {
+    let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
+    for line in listed.lines() {
+        let garbled = || Unknown::Garbled { program: "sinfo", line: line.to_owned() };
+        let parts: Vec<&str> = line.split(';').collect();
+        let [name, state, cpus, memory, partition, features, gres] = parts[..] else { return Err(garbled()) };
+        // The default partition carries a star.
+        let partition = partition.trim_end_matches('*').to_owned();
+        let (cpus, memory) = (cpus.parse(), memory.trim_end_matches('+').parse::<u64>());
+        let (Ok(cpus), Ok(memory)) = (cpus, memory) else { return Err(garbled()) };
+        let made = || Node {
+            name: name.to_owned(),
+            is_up: is_up(state),
+            size: Amount { cpus, memory: memory * MIB, gpus: gpus(gres) },
+            partitions: Vec::new(),
+            features: list(features),
+        };
+        nodes.entry(name.to_owned()).or_insert_with(made).partitions.push(partition);
+    }
+    Ok(nodes.into_values().collect())
+}
+
+fn is_up(state: &str) -> bool {
+    let word = state.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-']);
+    matches!(word, "idle" | "mixed" | "allocated" | "completing" | "planned" | "reserved")
+        && !state.ends_with('*')
+}
+
+fn list(text: &str) -> Vec<String> {
+    if text == "(null)" { Vec::new() } else { text.split(',').map(str::to_owned).collect() }
+}
+
+/// `gpu:2`, `gpu:a100:4(S:0-1),shard:8`, `(null)`.
+fn gpus(gres: &str) -> u32 {
+    let count = |one: &str| {
+        let one = one.split('(').next().unwrap_or_default();
+        let mut words = one.split(':');
+        (words.next() == Some("gpu")).then(|| words.next_back().map_or(1, |count| count.parse().unwrap_or(1)))
+    };
+    gres.split(',').filter_map(count).sum()
+}
+
+/// `sbatch --parsable` prints the number, with the cluster behind it where there are several.
+pub(super) fn job_id(said: &str) -> Option<String> {
+    let id = said.trim().split(';').next().unwrap_or_default();
+    (!id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())).then(|| id.to_owned())
+}
+
+/// A controller that read the request and will not have it. Everything else that goes wrong with a submission
+/// may have happened after it was taken.
+pub(super) fn is_refusal(said: &str) -> bool {
+    let not_there = ["Unable to contact", "Socket timed out", "timed out", "Connection", "Zero Bytes"];
+    said.contains("Batch job submission failed") && !not_there.iter().any(|word| said.contains(word))
+}
+
+pub(super) fn is_over_already(said: &str) -> bool {
+    said.contains("Invalid job id")
+        || said.contains("already completing")
+        || said.contains("already completed")
+        || said.contains("Job/step already")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAG: &str = "windlass:d1";
+
+    fn read(listed: &str) -> Vec<Job> {
+        jobs(listed, TAG, 1_000, |_| Timestamp(7)).unwrap()
+    }
+
+    #[test]
+    fn c5_only_jobs_with_our_tag_and_a_name_of_ours_are_seen() {
+        let listed = "1;wlass-dz642-a.1;RUNNING;400000;windlass:d1\n2;wlass-dz642-b.1;RUNNING;0;(null)\n\
+                      3;wlass-dz642-c.1;RUNNING;0;windlass:d2\n4;interactive;RUNNING;0;windlass:d1\n";
+        let jobs = read(listed);
+        assert_eq!(jobs.len(), 1);
+        assert_eq!((jobs[0].id.as_str(), jobs[0].life, jobs[0].priority), ("1", Life::Running, Some(600)));
+    }
+
+    #[test]
+    fn every_state_of_the_manual_is_told_apart_and_a_new_word_is_no_end() {
+        let of = |state: &str| read(&format!("1;a.1;{state};0;{TAG}"))[0].life;
+        for waiting in ["PENDING", "CONFIGURING", "REQUEUED"] {
+            assert_eq!(of(waiting), Life::Waiting, "{waiting}");
+        }
+        for running in ["RUNNING", "SUSPENDED", "COMPLETING"] {
+            assert_eq!(of(running), Life::Running, "{running}");
+        }
+        for ended in ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"] {
+            assert_eq!(of(ended), Life::Ended(Timestamp(7)), "{ended}");
+        }
+        assert_eq!(of("LEVITATING"), Life::Unknown);
+    }
+
+    #[test]
+    fn of_two_jobs_with_one_name_the_living_one_counts() {
+        for listed in [
+            "1;a.1;FAILED;0;windlass:d1\n2;a.1;RUNNING;0;windlass:d1",
+            "2;a.1;RUNNING;0;windlass:d1\n1;a.1;FAILED;0;windlass:d1",
+        ] {
+            let jobs = read(listed);
+            assert_eq!((jobs.len(), jobs[0].id.as_str()), (1, "2"));
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_cut_is_an_error_and_not_a_shorter_list() {
+        assert!(jobs("1;a.1;RUNNING", TAG, 1, |_| Timestamp(0)).is_err());
+        assert!(nodes("n1;idle;4").is_err());
+    }
+
+    #[test]
+    fn r15_a_silent_node_makes_the_picture_incomplete() {
+        assert!(have_all_reported("idle\nmixed\ndown\n"));
+        assert!(!have_all_reported("idle\nallocated*\n"));
+        assert!(!have_all_reported("unknown\n"));
+        assert!(!have_all_reported(""), "no node at all is no picture");
+    }
+
+    #[test]
+    fn nodes_are_gathered_over_their_partitions() {
+        let listed = "n1;idle;4;4000;main*;(null);gpu:2(S:0)\nn1;idle;4;4000;night;(null);gpu:2(S:0)\n\
+                      n2;down*;2;2000;main*;fast,quiet;(null)\n";
+        let nodes = nodes(listed).unwrap();
+        assert_eq!(nodes[0].partitions, ["main", "night"]);
+        assert_eq!(nodes[0].size, Amount { cpus: 4, memory: 4000 * MIB, gpus: 2 });
+        assert!(nodes[0].is_up && !nodes[1].is_up);
+        assert_eq!(nodes[1].features, ["fast", "quiet"]);
+    }
+
+    #[test]
+    fn generic_resources_are_counted_whatever_their_kind() {
+        for (gres, count) in [
+            ("gpu:2", 2),
+            ("gpu:a100:4(S:0-1),shard:8", 4),
+            ("(null)", 0),
+            ("gpu", 1),
+            ("gpu:a:1,gpu:b:2", 3),
+        ] {
+            assert_eq!(gpus(gres), count, "{gres}");
+        }
+    }
+
+    #[test]
+    fn a_timeout_of_the_controller_is_no_refusal() {
+        assert!(is_refusal(
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+        ));
+        assert!(!is_refusal(
+            "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+        ));
+        assert!(!is_refusal(
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+        ));
+    }
+}

@@ -1,0 +1,3 @@
+//! Dispatchers against the real thing below.
+
+mod slurm;

@@ -1,0 +1,173 @@
+//! Slurm's programs, as a dispatcher uses them.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use windlass_dispatch::{
+    cluster::{Cluster, Size},
+    scheduler::{Order, Pressure, Scheduler as _, SubmitError},
+    slurm::{Settings, Slurm},
+};
+use windlass_model::dispatch::{
+    Attempt, Job, Life, Lower, Needs,
+    choose::{Fit, Room as _},
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const TAG: &str = "windlass:test";
+const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
+
+/// A cluster and what would be the executor on its nodes: a script that writes down that it ran.
+struct Kit {
+    cluster: Cluster,
+    slurm: Slurm,
+}
+
+impl Kit {
+    fn start(sizes: &[Size], script: &str) -> Self {
+        let cluster = Cluster::start(sizes);
+        let executor = cluster.dir().join("executor");
+        fs::write(&executor, format!("#!/bin/sh\ncd {}\n{script}\n", cluster.dir().display())).unwrap();
+        fs::set_permissions(&executor, fs::Permissions::from_mode(0o755)).unwrap();
+        let slurm = Slurm::new(Self::settings(&cluster, executor));
+        Self { cluster, slurm }
+    }
+
+    fn settings(cluster: &Cluster, executor: PathBuf) -> Settings {
+        Settings { config: Some(cluster.config()), ..Settings::new(TAG, executor) }
+    }
+
+    fn written(&self, name: &str) -> String {
+        fs::read_to_string(self.cluster.dir().join(name)).unwrap_or_default()
+    }
+
+    async fn until(&self, what: &str, mut is: impl FnMut(&Lower) -> bool) -> Lower {
+        let since = Instant::now();
+        loop {
+            let lower = self.slurm.look().await;
+            match &lower {
+                Ok(seen) if is(seen) => return lower.unwrap(),
+                _ => assert!(since.elapsed() < PATIENCE, "{what}: {lower:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn attempt(name: &str) -> Attempt {
+    Attempt { uuid: format!("wlass-dz642-{name}"), number: 1 }
+}
+
+fn order(name: &str, priority: u64, cpus: u32) -> Order {
+    let needs = Needs { cpus, memory: 100 << 20, ..Needs::default() };
+    let environment = vec![("WINDLASS_TOKEN".to_owned(), format!("token-of-{name}"))];
+    Order { attempt: attempt(name), priority, needs, environment }
+}
+
+fn find<'a>(lower: &'a Lower, name: &str) -> Option<&'a Job> {
+    lower.find(&attempt(name))
+}
+
+#[tokio::test]
+async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
+    let kit = Kit::start(&[SIZE], r#"echo "$*" >> ran; env > environment"#);
+    let id = kit.slurm.submit(&order("a", 600, 1)).await.unwrap();
+    let over = |lower: &Lower| find(lower, "a").is_some_and(|job| job.life.is_over());
+    let seen = kit.until("the job ends", over).await;
+    let job = find(&seen, "a").unwrap();
+    assert_eq!((job.id.as_str(), job.priority), (id.as_str(), Some(600)));
+    assert_eq!(kit.written("ran"), "exec wlass-dz642-a --attempt 1\n");
+    let environment = kit.written("environment");
+    assert!(environment.contains("WINDLASS_TOKEN=token-of-a"), "{environment}");
+    assert!(!environment.contains("CARGO"), "the dispatcher's own environment came along: {environment}");
+    // The end keeps the moment it was first seen at.
+    let again = kit.slurm.look().await.unwrap();
+    assert_eq!(find(&again, "a").unwrap().life, job.life);
+}
+
+#[tokio::test]
+async fn waiting_jobs_start_in_the_order_of_their_priority_and_a_change_of_it_counts() {
+    let kit = Kit::start(&[SIZE], r#"echo "$2" >> order; while [ ! -e go ]; do sleep 0.05; done"#);
+    kit.slurm.submit(&order("first", 1, 4)).await.unwrap();
+    kit.until("the node is taken", |lower| find(lower, "first").is_some_and(|job| job.life == Life::Running))
+        .await;
+    for (name, priority) in [("low", 100), ("mid", 500), ("raised", 50)] {
+        kit.slurm.submit(&order(name, priority, 4)).await.unwrap();
+    }
+    let seen = kit.until("all wait", |lower| lower.jobs.len() == 4).await;
+    kit.slurm.renice(&find(&seen, "raised").unwrap().id, 900).await.unwrap();
+    kit.until("it is less nice", |lower| find(lower, "raised").is_some_and(|job| job.priority == Some(900)))
+        .await;
+    fs::write(kit.cluster.dir().join("go"), "").unwrap();
+    kit.until("all end", |lower| lower.jobs.iter().all(|job| job.life.is_over())).await;
+    let order: Vec<String> =
+        kit.written("order").lines().map(|line| line.trim_start_matches("wlass-dz642-").to_owned()).collect();
+    assert_eq!(order, ["first", "raised", "mid", "low"]);
+}
+
+#[tokio::test]
+async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmless() {
+    let kit = Kit::start(&[SIZE], "trap 'echo asked > asked; exit 0' TERM; while :; do sleep 0.05; done");
+    let running = kit.slurm.submit(&order("runs", 500, 4)).await.unwrap();
+    kit.until("it runs", |lower| find(lower, "runs").is_some_and(|job| job.life == Life::Running)).await;
+    let waiting = kit.slurm.submit(&order("waits", 500, 4)).await.unwrap();
+    // A job that was started a moment ago may not hear the first time, so a dispatcher asks until it is gone.
+    let since = Instant::now();
+    while !kit.slurm.look().await.unwrap().jobs.iter().all(|job| job.life.is_over()) {
+        assert!(since.elapsed() < PATIENCE, "they do not end");
+        for id in [&waiting, &running] {
+            kit.slurm.stop(id, Pressure::Ask).await.unwrap();
+        }
+    }
+    assert_eq!(
+        kit.written("asked"),
+        "asked\n",
+        "the one that ran was asked, the one that waited never started"
+    );
+    for id in [&waiting, &running] {
+        kit.slurm.stop(id, Pressure::Ask).await.unwrap();
+        kit.slurm.stop(id, Pressure::Force).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_can_never_run_is_known_before_it_is_tried_and_refused_when_it_is() {
+    let kit = Kit::start(&[SIZE, Size { gpus: 2, ..SIZE }], "true");
+    let lower = kit.slurm.look().await.unwrap();
+    let room = kit.slurm.room(&lower).await.unwrap();
+    let with = |cpus, gpus| Needs { cpus, gpus, memory: 1 << 20, ..Needs::default() };
+    assert_eq!(room.fit(&with(4, 2)), Fit::Now);
+    assert_eq!(room.fit(&with(5, 0)), Fit::Never("no node is big enough: 5 cpus of 4".into()));
+    assert_eq!(room.fit(&with(1, 3)), Fit::Never("no node is big enough: 3 GPUs of 2".into()));
+    let refused = kit.slurm.submit(&order("huge", 500, 64)).await;
+    assert!(matches!(refused, Err(SubmitError::Refused { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn r15_a_controller_that_is_away_is_unknown_and_not_an_empty_cluster() {
+    let mut kit = Kit::start(&[SIZE], "sleep 600");
+    kit.slurm.submit(&order("a", 500, 1)).await.unwrap();
+    kit.until("it runs", |lower| find(lower, "a").is_some_and(|job| job.life == Life::Running)).await;
+    kit.cluster.kill_controller();
+    assert!(kit.slurm.look().await.is_err());
+    let unclear = kit.slurm.submit(&order("b", 500, 1)).await;
+    assert!(matches!(unclear, Err(SubmitError::Unclear(_))), "{unclear:?}");
+    kit.cluster.start_controller();
+    kit.until("it answers again", |lower| lower.is_whole).await;
+}
+
+#[tokio::test]
+async fn c5_jobs_of_others_are_not_seen() {
+    let kit = Kit::start(&[SIZE], "true");
+    let script = kit.cluster.dir().join("foreign.sh");
+    fs::write(&script, "#!/bin/sh\nsleep 600\n").unwrap();
+    let script = script.display().to_string();
+    let named = format!("--job-name={}", attempt("foreign"));
+    let said = kit.cluster.say("sbatch", &["--parsable", &named, "--mem=10", "--output=/dev/null", &script]);
+    assert!(said.trim().parse::<u32>().is_ok(), "{said}");
+    assert_eq!(kit.slurm.look().await.unwrap().jobs, []);
+}
