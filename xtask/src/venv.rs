@@ -38,6 +38,14 @@ const DSTACK: Venv = Venv {
     imports: "dstack.api, dstack._internal.cli.main",
     variable: "WINDLASS_TEST_DSTACK",
 };
+/// With dstack's own server in it; only benchmarks start one.
+const DSTACK_SERVER: Venv = Venv {
+    name: "dstack-server",
+    purpose: "dstack's server, to measure beside ours",
+    requirements: include_str!("../venvs/dstack-server.txt"),
+    imports: "dstack._internal.server.main",
+    variable: "WINDLASS_BENCH_DSTACK",
+};
 
 /// What the tests need.
 const TESTS: &[Venv] = &[MOTO, DSTACK];
@@ -45,6 +53,11 @@ const TESTS: &[Venv] = &[MOTO, DSTACK];
 /// Makes what the tests need, and gives the variables that say where it is.
 pub(crate) fn for_tests(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
     TESTS.iter().map(|venv| Ok((venv.variable, venv.ensure(workspace)?))).collect()
+}
+
+/// Makes the environment of the peer that we are measured beside, and gives the variable that says where it is.
+pub(crate) fn for_peer(workspace: &Workspace) -> Result<(&'static str, PathBuf)> {
+    Ok((DSTACK_SERVER.variable, DSTACK_SERVER.ensure(workspace)?))
 }
 
 impl Venv {
@@ -88,7 +101,7 @@ mod tests {
 
     #[test]
     fn every_version_is_pinned() {
-        for venv in TESTS {
+        for venv in TESTS.iter().chain([&DSTACK_SERVER]) {
             for line in venv.requirements.lines() {
                 assert!(line.contains("=="), "{}: {line}", venv.name);
             }

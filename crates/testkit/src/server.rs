@@ -11,12 +11,13 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
-use crate::bench::load::{self, Figures, Load};
+use crate::bench::{
+    closed::{self, Figures, Load},
+    process,
+};
 
 pub const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Ticks of the clock in which the kernel counts processor time.
-const TICKS: f64 = 100.0;
 
 /// A binary of ours, from the build that this program belongs to.
 pub fn binary(name: &str) -> Result<PathBuf> {
@@ -45,6 +46,8 @@ pub struct Options<'a> {
 pub struct Server {
     child: Child,
     address: String,
+    /// Its agent on this machine goes with it only when it is told to stop.
+    local: bool,
     pub ready: Duration,
 }
 
@@ -74,7 +77,8 @@ impl Server {
         }
         let started = Instant::now();
         let child = command.spawn().context("start the server (is `taskset` there?)")?;
-        let mut server = Self { child, address: format!("127.0.0.1:{port}"), ready: Duration::ZERO };
+        let address = format!("127.0.0.1:{port}");
+        let mut server = Self { child, address, local: options.local, ready: Duration::ZERO };
         while !server.answers().await {
             if let Some(status) = server.child.try_wait()? {
                 bail!("the server ended early: {status}");
@@ -89,7 +93,7 @@ impl Server {
     async fn answers(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(&self.address).await else { return false };
         let asked = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
-        asked.is_ok() && load::answer(&mut stream, &mut Vec::new()).await.is_ok()
+        asked.is_ok() && closed::answer(&mut stream, &mut Vec::new()).await.is_ok()
     }
 
     /// Repeats a request for a while; `make` may change it each time.
@@ -101,15 +105,13 @@ impl Server {
         lasts: Duration,
         make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
     ) -> Result<Figures> {
-        let request = load::post(path, TOKEN, body);
+        let request = closed::post(path, TOKEN, body);
         let load = Load { address: self.address.clone(), request, connections, lasts };
-        load::run(&load, make).await.with_context(|| format!("load {path}"))
+        closed::run(&load, make).await.with_context(|| format!("load {path}"))
     }
 
     pub async fn client(&self) -> Result<Client> {
-        let stream = TcpStream::connect(&self.address).await.context("connect")?;
-        stream.set_nodelay(true)?;
-        Ok(Client { stream, buffer: Vec::new() })
+        Client::connect(&self.address).await
     }
 
     pub fn address(&self) -> &str {
@@ -122,32 +124,36 @@ impl Server {
 
     /// As a person at the terminal stops it, and until it is gone.
     pub fn stop(mut self) -> Result<()> {
-        let told = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status()?;
-        ensure!(told.success(), "signal the server");
+        self.interrupt()?;
         let ended = self.child.wait()?;
         ensure!(ended.success(), "the server ended with {ended}");
         Ok(())
     }
 
+    fn interrupt(&self) -> Result<()> {
+        let told = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status()?;
+        ensure!(told.success(), "signal the server");
+        Ok(())
+    }
+
     pub fn resident_mb(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find(|l| l.starts_with("VmRSS")).context("no VmRSS")?;
-        let kb: f64 = line.split_whitespace().nth(1).context("no number")?.parse()?;
-        Ok(kb / 1024.0)
+        process::resident_mb(self.child.id())
     }
 
     /// Processor seconds it has used.
     pub fn cpu_secs(&self) -> Result<f64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let (_, after) = stat.rsplit_once(')').context("no name")?;
-        let mut fields = after.split_whitespace().skip(11);
-        let mut next = || fields.next().context("no times")?.parse::<f64>().context("no number");
-        Ok((next()? + next()?) / TICKS)
+        process::cpu_secs(self.child.id())
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.local && matches!(self.child.try_wait(), Ok(None)) && self.interrupt().is_ok() {
+            let told = Instant::now();
+            while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -160,10 +166,16 @@ pub struct Client {
 }
 
 impl Client {
+    pub async fn connect(address: &str) -> Result<Self> {
+        let stream = TcpStream::connect(address).await.context("connect")?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: Vec::new() })
+    }
+
     pub async fn post(&mut self, path: &str, body: &Value) -> Result<Value> {
-        self.stream.write_all(&load::post(path, TOKEN, &body.to_string())).await?;
+        self.stream.write_all(&closed::post(path, TOKEN, &body.to_string())).await?;
         // Anything but 200 is an error that carries the answer.
-        load::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
+        closed::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
         let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
         serde_json::from_slice(&self.buffer[head + 4..]).with_context(|| format!("read the answer of {path}"))
     }
@@ -178,5 +190,5 @@ pub fn submission(configuration: &Value) -> Value {
 
 /// The bytes of one, for a load.
 pub fn submission_bytes(configuration: &Value) -> Vec<u8> {
-    load::post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
+    closed::post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
 }

@@ -1,15 +1,17 @@
 //! The real server on one core, a load generator on the other.
 
-use std::{io::Write, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 use serde_json::json;
 use windlass_server::db::{Change, DatabaseUrl, Db, Unit, Val};
 
-use super::{Scratch, load::Figures};
+use super::{Scratch, closed::Figures, hosts, sheet::Sheet};
 use crate::server::{Options, Server, submission_bytes};
 
 pub(super) const RUNS: usize = 100_000;
+/// Rows of one transaction.
+const CHUNK: usize = 1_000;
 const LASTS: Duration = Duration::from_secs(6);
 
 /// `server` is the `windlass` binary.
@@ -27,38 +29,41 @@ pub async fn run(server: &Path) -> Result<()> {
     let first = Server::start(&options).await?;
     let idle = first.resident_mb()?;
     drop(first);
-    fill(&scratch.path().join("windlass.db")).await?;
+    fill(&hosts::database(scratch.path(), None), RUNS).await?;
     let server = Server::start(&options).await?;
-    let mut out = std::io::stdout();
-    writeln!(out, "ready after start                      {:>9.0} ms", server.ready.as_secs_f64() * 1e3)?;
-    writeln!(out, "resident, idle                         {idle:>9.1} MB")?;
+    let mut sheet = Sheet::new("api")?;
+    sheet.say("the server on one core, SQLite")?;
+    sheet.figure("ready_ms", "ready after start", server.ready.as_secs_f64() * 1e3, "ms")?;
+    sheet.figure("idle_resident_mb", "resident, idle", idle, "MB")?;
 
     let body = json!({"run_name": "run-50000"}).to_string();
     let get = server.load("/api/project/main/runs/get", &body, 16, LASTS, |_, _| None).await?;
-    show(&mut out, "get a run of 100,000, 16 connections", get)?;
+    show(&mut sheet, "get", "get a run of 100,000, 16 connections", get)?;
     let body =
         json!({"project_name": "main", "only_active": false, "limit": 100, "job_submissions_limit": 1});
     let list = server.load("/api/runs/list", &body.to_string(), 4, LASTS, |_, _| None).await?;
-    show(&mut out, "list 100 of 100,000, 4 connections", list)?;
+    show(&mut sheet, "list", "list 100 of 100,000, 4 connections", list)?;
     let submit = server
         .load("/api/project/main/runs/apply", "{}", 64, LASTS, |n, repeat| Some(submission(n, repeat)))
         .await?;
-    show(&mut out, "submit, durable, 64 connections", submit)?;
-    writeln!(out, "resident, after all that               {:>9.1} MB", server.resident_mb()?)?;
+    show(&mut sheet, "submit", "submit, durable, 64 connections", submit)?;
+    sheet.figure("end_resident_mb", "resident, after all that", server.resident_mb()?, "MB")?;
+    sheet.save()?;
     Ok(())
 }
 
-fn show(out: &mut impl Write, what: &str, figures: Figures) -> Result<()> {
+fn show(sheet: &mut Sheet, key: &str, what: &str, figures: Figures) -> Result<()> {
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
-    writeln!(
-        out,
-        "{what:<38} {:>9.0} /s   p50 {:>7.2} ms   p99 {:>7.2} ms   ({} requests)",
+    sheet.put(&format!("{key}_per_s"), figures.per_second);
+    sheet.put(&format!("{key}_p50_ms"), ms(figures.p50));
+    sheet.put(&format!("{key}_p99_ms"), ms(figures.p99));
+    sheet.say(&format!(
+        "  {what:<38} {:>9.0} /s   p50 {:>7.2} ms   p99 {:>7.2} ms   ({} requests)",
         figures.per_second,
         ms(figures.p50),
         ms(figures.p99),
         figures.count
-    )?;
-    Ok(())
+    ))
 }
 
 fn submission(connection: usize, repeat: usize) -> Vec<u8> {
@@ -67,8 +72,8 @@ fn submission(connection: usize, repeat: usize) -> Vec<u8> {
 }
 
 /// Finished runs with a job each, straight into the database.
-pub(super) async fn fill(path: &Path) -> Result<()> {
-    let db = Db::open(&format!("sqlite:{}", path.display()).parse::<DatabaseUrl>()?).await?;
+pub(super) async fn fill(url: &str, runs: usize) -> Result<()> {
+    let db = Db::open(&url.parse::<DatabaseUrl>()?).await?;
     let one = db.query("SELECT p.id, p.owner_id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;
     let row = one.first().context("no project main")?;
     let (project, user) = (row.uuid(0)?, row.uuid(1)?);
@@ -78,11 +83,11 @@ pub(super) async fn fill(path: &Path) -> Result<()> {
     let job = json!({"job_num": 0, "replica_num": 0, "job_name": "x-0-0", "jobs_per_replica": 1, "app_specs": [],
         "commands": ["/bin/sh", "-i", "-c", "true"], "env": {}, "image_name": "busybox",
         "requirements": {"resources": {"cpu": {"count": {"min": 2}}, "memory": {"min": 8.0}}}});
-    for chunk in 0..RUNS / 1_000 {
+    for from in (0..runs).step_by(CHUNK) {
         let mut unit = Unit::new();
-        for n in chunk * 1_000..(chunk + 1) * 1_000 {
+        for n in from..runs.min(from + CHUNK) {
             let (run, submission) = (db.new_id()?, db.new_id()?);
-            let at = Val::NowPlus(i64::try_from(n)? - i64::try_from(RUNS)?);
+            let at = Val::NowPlus(i64::try_from(n)? - i64::try_from(runs)?);
             let common = |status: &str| {
                 vec![
                     ("status", status.into()),

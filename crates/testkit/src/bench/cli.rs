@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{Scratch, api};
+use super::{Scratch, api, hosts};
 use crate::server::{Options, Server, TOKEN, submission};
 
 /// Beside the finished ones: these wait for the first of January.
@@ -42,7 +42,7 @@ pub async fn run(windlass: &Path) -> Result<()> {
         log: None,
     };
     drop(Server::start(&options).await?);
-    api::fill(&scratch.path().join("windlass.db")).await?;
+    api::fill(&hosts::database(scratch.path(), None), api::RUNS).await?;
     let server = Server::start(&options).await?;
     let mut client = server.client().await?;
     for number in 0..WAITING {

@@ -3,9 +3,19 @@
 pub mod agent;
 pub mod api;
 pub mod cli;
+pub mod closed;
 pub mod engine;
+pub mod flags;
+pub mod growth;
+pub mod hosts;
 pub mod load;
+pub mod open;
+pub mod peer;
+pub mod plot;
+pub mod process;
+pub mod report;
 pub mod runs;
+pub mod sheet;
 
 use std::path::PathBuf;
 

@@ -1,22 +1,46 @@
-//! `windlass-bench engine|api|cli|agent|runs`: figures for people; `cargo xtask bench NAME` builds and starts it.
+//! `windlass-bench NAME`: figures for people; `cargo xtask bench NAME` builds and starts it.
 
 use anyhow::{Context, Result, bail};
-use windlass_testkit::{bench, server::binary};
+use windlass_testkit::{
+    bench::{self, flags::Flags, runs::Binaries},
+    server::binary,
+};
+
+const NAMES: &str = "engine, api, cli, agent, runs, load, growth, report";
 
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let name = std::env::args().nth(1).context("want a name: engine, api, cli, agent, runs")?;
+    let mut words = std::env::args().skip(1);
+    let name = words.next().with_context(|| format!("want a name: {NAMES}"))?;
+    let mut flags = Flags::new(words);
     let postgres = std::env::var("WINDLASS_BENCH_DATABASE_URL").ok();
+    let (windlass, agent) = (binary("windlass")?, binary("windlass-agent")?);
+    let binaries = Binaries { windlass: &windlass, agent: &agent };
     match name.as_str() {
-        "engine" => runtime.block_on(bench::engine::run(postgres)),
-        "api" => runtime.block_on(bench::api::run(&binary("windlass")?)),
-        "cli" => runtime.block_on(bench::cli::run(&binary("windlass")?)),
-        "agent" => runtime.block_on(bench::agent::run(&binary("windlass-agent")?)),
+        "engine" => flags.finish().and_then(|()| runtime.block_on(bench::engine::run(postgres))),
+        "api" => flags.finish().and_then(|()| runtime.block_on(bench::api::run(&windlass))),
+        "cli" => flags.finish().and_then(|()| runtime.block_on(bench::cli::run(&windlass))),
+        "agent" => flags.finish().and_then(|()| runtime.block_on(bench::agent::run(&agent))),
         "runs" => {
-            let (windlass, agent) = (binary("windlass")?, binary("windlass-agent")?);
-            let binaries = bench::runs::Binaries { windlass: &windlass, agent: &agent };
-            runtime.block_on(bench::runs::run(&binaries, postgres))
+            let peer = flags.value::<String>("--peer")?;
+            flags.finish()?;
+            match peer.as_deref() {
+                None => runtime.block_on(bench::runs::run(&binaries, postgres)),
+                Some("dstack") => runtime.block_on(bench::peer::run(&binaries)),
+                Some(other) => bail!("do not know the peer `{other}`; want dstack"),
+            }
         }
-        _ => bail!("unknown benchmark `{name}`; want engine, api, cli, agent or runs"),
+        "growth" => flags.finish().and_then(|()| runtime.block_on(bench::growth::run(&binaries))),
+        // In the root of the repository: takes what was measured into its pages.
+        "report" => {
+            flags.finish()?;
+            bench::report::run(&std::env::current_dir()?, &bench::sheet::place()?)
+        }
+        "load" => {
+            let plan = bench::load::Plan::read(&mut flags, postgres)?;
+            flags.finish()?;
+            runtime.block_on(bench::load::run(&binaries, &plan))
+        }
+        _ => bail!("unknown benchmark `{name}`; want one of {NAMES}"),
     }
 }

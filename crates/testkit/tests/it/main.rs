@@ -7,5 +7,6 @@ mod checkers;
 mod lab;
 #[cfg(feature = "mutants")]
 mod mutants;
+mod performance;
 mod remote;
 mod sim;

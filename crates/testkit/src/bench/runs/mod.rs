@@ -6,7 +6,6 @@ mod hollow;
 mod real;
 
 use std::{
-    io::Write,
     path::Path,
     time::{Duration, Instant},
 };
@@ -14,13 +13,16 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::Scratch;
+use super::{Scratch, sheet::Sheet};
 use crate::server::{Client, Server, submission};
 
 /// A run that takes longer is not a figure, it is a fault.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two looks at a run. Each look costs the server some 50 µs.
 const LOOK: Duration = Duration::from_millis(1);
+
+/// Between two looks at a whole fleet, which shows every host.
+const HOSTS_LOOK: Duration = Duration::from_millis(100);
 
 /// The binaries that are measured.
 pub struct Binaries<'a> {
@@ -31,26 +33,28 @@ pub struct Binaries<'a> {
 /// `postgres` is the url of an empty database.
 pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()> {
     let scratch = Scratch::new("runs")?;
-    let mut out = std::io::stdout();
-    hollow::run(binaries, &scratch.path().join("sqlite"), None, &mut out).await?;
+    let mut sheet = Sheet::new("runs")?;
+    hollow::run(binaries, &scratch.path().join("sqlite"), None, &mut sheet).await?;
     match &postgres {
         Some(url) => {
-            hollow::run(binaries, &scratch.path().join("postgres"), Some(url), &mut out).await?;
+            hollow::run(binaries, &scratch.path().join("postgres"), Some(url), &mut sheet).await?;
         }
-        None => writeln!(out, "no Postgres: WINDLASS_BENCH_DATABASE_URL is not set")?,
+        None => sheet.say("no Postgres: WINDLASS_BENCH_DATABASE_URL is not set")?,
     }
-    real::run(binaries, &scratch.path().join("real"), &mut out).await
+    real::run(binaries, &scratch.path().join("real"), &mut sheet).await?;
+    sheet.save()?;
+    Ok(())
 }
 
 /// How long after its submission a run was seen in each state.
 #[derive(Clone, Copy, Debug)]
-struct Life {
-    running: Option<Duration>,
-    ended: Duration,
+pub(super) struct Life {
+    pub(super) running: Option<Duration>,
+    pub(super) ended: Duration,
 }
 
 /// Submits a run and watches it to its end.
-async fn live(client: &mut Client, configuration: &Value) -> Result<Life> {
+pub(super) async fn live(client: &mut Client, configuration: &Value) -> Result<Life> {
     let name = configuration["name"].as_str().context("a run without a name")?.to_owned();
     let asked = Instant::now();
     client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
@@ -83,17 +87,8 @@ fn median(taken: &mut [Duration]) -> Duration {
     taken[taken.len() / 2]
 }
 
-fn show(out: &mut impl Write, what: &str, taken: &mut [Duration]) -> Result<()> {
-    taken.sort();
-    let ms = |d: Duration| d.as_secs_f64() * 1e3;
-    let (least, most) = (taken[0], taken[taken.len() - 1]);
-    let middle = ms(median(taken));
-    writeln!(out, "{what:<46} {middle:>9.1} ms   ({:.1} to {:.1})", ms(least), ms(most))?;
-    Ok(())
-}
-
 /// Waits until the project's fleet has so many hosts that take jobs.
-async fn hosts_ready(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
+pub(super) async fn hosts_ready(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
     let mut client = server.client().await?;
     let started = Instant::now();
     loop {
@@ -106,6 +101,6 @@ async fn hosts_ready(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
         }
         let last = instances.last().cloned().unwrap_or_default();
         ensure!(started.elapsed() < PATIENCE, "only {ready} of {hosts} hosts are ready, the last: {last}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(HOSTS_LOOK).await;
     }
 }

@@ -1,7 +1,6 @@
 //! Runs that do something: processes of this machine, and containers beside `docker run` of the same image.
 
 use std::{
-    io::Write,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -10,20 +9,20 @@ use anyhow::{Context, Result, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::{Binaries, PATIENCE, hosts_ready, live, show};
+use super::{Binaries, PATIENCE, hosts_ready, live};
 use crate::{
-    bench::agent::engine::Engine,
+    bench::{agent::engine::Engine, sheet::Sheet},
     server::{Client, Options, Server, submission},
 };
 
 const TIMES: usize = 10;
 const LOOK: Duration = Duration::from_millis(1);
 
-pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, out: &mut impl Write) -> Result<()> {
-    processes(binaries, &home.join("process"), out).await?;
+pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut Sheet) -> Result<()> {
+    processes(binaries, &home.join("process"), sheet).await?;
     std::fs::create_dir_all(home)?;
     let engine = Engine::from_environment(home)?;
-    containers(binaries, &home.join("docker"), &engine, out).await
+    containers(binaries, &home.join("docker"), &engine, sheet).await
 }
 
 async fn start(binaries: &Binaries<'_>, data: &Path, engine: Option<&Path>) -> Result<Server> {
@@ -52,7 +51,7 @@ fn task(name: &str, image: &str, command: &str) -> Value {
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
-async fn processes(binaries: &Binaries<'_>, data: &Path, out: &mut impl Write) -> Result<()> {
+async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut Sheet) -> Result<()> {
     let server = start(binaries, data, None).await?;
     let mut client = server.client().await?;
     let (mut lines, mut ends, mut exits, mut stops) = (vec![], vec![], vec![], vec![]);
@@ -68,19 +67,17 @@ async fn processes(binaries: &Binaries<'_>, data: &Path, out: &mut impl Write) -
             stops.push(stop);
         }
     }
-    writeln!(out, "this machine, processes, SQLite")?;
-    show(out, "  submit to first line in the log", &mut lines)?;
-    show(out, "  submit to done, `true`", &mut ends)?;
-    show(out, "  exit of the job to finished run", &mut exits)?;
-    show(out, "  stop asked to signal in the job", &mut stops)
+    sheet.say("this machine, processes, SQLite")?;
+    sheet.about("process");
+    sheet.times("first_line", "submit to first line in the log", &mut lines)?;
+    sheet.times("done", "submit to done, `true`", &mut ends)?;
+    sheet.times("exit", "exit of the job to finished run", &mut exits)?;
+    sheet.times("stop", "stop asked to signal in the job", &mut stops)?;
+    // Its agent on this machine goes with it.
+    server.stop()
 }
 
-async fn containers(
-    binaries: &Binaries<'_>,
-    data: &Path,
-    engine: &Engine,
-    out: &mut impl Write,
-) -> Result<()> {
+async fn containers(binaries: &Binaries<'_>, data: &Path, engine: &Engine, sheet: &mut Sheet) -> Result<()> {
     let server = start(binaries, data, Some(&engine.socket)).await?;
     let mut client = server.client().await?;
     let (mut lines, mut plain) = (Vec::new(), Vec::new());
@@ -93,12 +90,13 @@ async fn containers(
             lines.push(line);
         }
     }
-    writeln!(out, "this machine, containers, SQLite")?;
-    show(out, "  docker run of the same, to first line", &mut plain)?;
-    show(out, "  submit to first line in the log", &mut lines)?;
+    sheet.say("this machine, containers, SQLite")?;
+    sheet.about("docker");
+    sheet.times("plain", "docker run of the same, to first line", &mut plain)?;
+    sheet.times("first_line", "submit to first line in the log", &mut lines)?;
     let more = (super::median(&mut lines).as_secs_f64() - super::median(&mut plain).as_secs_f64()) * 1e3;
-    writeln!(out, "{:<46} {more:>+9.1} ms", "  … more than docker run")?;
-    Ok(())
+    sheet.figure("overhead_ms", "… more than docker run", more, "ms")?;
+    server.stop()
 }
 
 /// From the submission until the word can be read from the server.

@@ -1,0 +1,147 @@
+//! Hollow hosts: many in one process, entered into a server's database as members of the fleet `hollow`.
+
+use std::{
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use windlass_model::{
+    fleet,
+    id::{FleetId, InstanceId, ProjectId},
+    instance,
+};
+use windlass_server::{
+    agents::enrol,
+    db::{DatabaseUrl, Db, Unit, fleets, instances},
+    secrets::Keyring,
+};
+
+/// Jobs that one host takes at once.
+pub const BLOCKS: i64 = 8;
+
+/// Where a server with this data directory keeps its rows.
+pub fn database(data: &Path, postgres: Option<&str>) -> String {
+    postgres.map_or_else(|| format!("sqlite:{}/windlass.db", data.display()), str::to_owned)
+}
+
+/// Many hosts in one process, already members of a fleet.
+pub struct Hosts {
+    child: Child,
+    pub count: usize,
+}
+
+impl Hosts {
+    /// `data` is the directory of a server that made its database and keys and does not run now.
+    pub async fn start(
+        agent: &Path,
+        home: &Path,
+        data: &Path,
+        postgres: Option<&str>,
+        count: usize,
+    ) -> Result<Self> {
+        let db = Db::open(&database(data, postgres).parse::<DatabaseUrl>()?).await?;
+        let keys = Keyring::open(&data.join("keys").join("master"))?;
+        enter(&db, &keys, home, count).await?;
+        db.close().await;
+        std::fs::write(home.join("policy.yml"), "")?;
+        // Each host is a socket and a connection or two: more files than the usual soft limit.
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -n \"$(ulimit -Hn)\" && exec \"$0\" \"$@\""]).arg(agent);
+        command.args(["shim", "--runtime", "hollow", "--hosts", &count.to_string(), "--home"]).arg(home);
+        command.arg("--policy").arg(home.join("policy.yml")).args(["--log", "error"]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("start the hosts")?;
+        Ok(Self { child, count })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Writes the fleet and its hosts into the database, and an enrolment into each host's directory.
+async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize) -> Result<()> {
+    let rows = db.query("SELECT p.id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;
+    let project = ProjectId(rows.first().context("no project main")?.uuid(0)?);
+    let fleet = FleetId(db.new_id()?);
+    let spec = json!({"configuration": {"type": "fleet", "name": "hollow", "placement": "any",
+        "ssh_config": {"hosts": []}}, "profile": {"name": "default"}});
+    let mut unit = Unit::new().and([fleets::insert(fleets::NewFleet {
+        id: fleet,
+        project_id: project,
+        name: "hollow".into(),
+        spec: spec.to_string(),
+        spec_sealed: None,
+        status: fleet::Status::Active,
+        auto_created: false,
+    })]);
+    let mut hosts = Vec::new();
+    for number in 1..=count {
+        let (id, below) = (InstanceId(db.new_id()?), home.join(format!("host-{number:04}")));
+        std::fs::create_dir_all(&below)?;
+        unit = unit.and([instances::insert(host(id, project, fleet, number, &below.join("shim.sock")))]);
+        hosts.push((id, below));
+    }
+    db.write(unit).await?.done()?;
+    for (id, below) in hosts {
+        let enrolment = enrol::enrolment(db, keys, id).await?;
+        let document = json!({"instance_id": id, "credential_sha256": enrolment.credential_sha256,
+            "server_keys": [enrolment.server_key]});
+        let mut file = std::fs::OpenOptions::new();
+        let mut file = file.write(true).create_new(true).mode(0o600).open(below.join("enrolment.json"))?;
+        file.write_all(document.to_string().as_bytes())?;
+    }
+    Ok(())
+}
+
+fn host(
+    id: InstanceId,
+    project: ProjectId,
+    fleet: FleetId,
+    number: usize,
+    socket: &Path,
+) -> instances::NewInstance {
+    let kind = json!({"name": "hollow", "resources": {"cpus": 64, "memory_mib": 262_144, "spot": false,
+        "cpu_arch": "x86", "disk": {"size_mib": 1_048_576}, "gpus": []}});
+    let machine = windlass_backend::Machine {
+        id: format!("hollow-{number}"),
+        reach: Some(windlass_backend::Reach::Socket { path: PathBuf::from(socket) }),
+        hostname: Some(format!("hollow-{number}")),
+        internal_ip: None,
+        has: None,
+        agent_version: None,
+        memo: Value::Null,
+    };
+    instances::NewInstance {
+        id,
+        project_id: project,
+        fleet_id: Some(fleet),
+        name: format!("hollow-{number}"),
+        instance_num: i64::try_from(number).unwrap_or_default(),
+        backend: Some("remote".into()),
+        region: Some("remote".into()),
+        hostname: Some(format!("hollow-{number}")),
+        price: Some(0.0),
+        spot: false,
+        instance_type: Some(kind.to_string()),
+        offer: None,
+        provisioning: serde_json::to_string(&machine).ok(),
+        ssh: None,
+        ssh_sealed: None,
+        requirements: None,
+        profile: None,
+        status: instance::Status::Idle,
+        total_blocks: Some(BLOCKS),
+        idle_seconds_max: None,
+    }
+}

@@ -1,0 +1,22 @@
+//! What a process takes, as the kernel counts it.
+
+use anyhow::{Context, Result};
+
+/// Ticks of the clock in which the kernel counts processor time.
+const TICKS: f64 = 100.0;
+
+pub fn resident_mb(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find(|l| l.starts_with("VmRSS")).context("no VmRSS")?;
+    let kb: f64 = line.split_whitespace().nth(1).context("no number")?.parse()?;
+    Ok(kb / 1024.0)
+}
+
+/// Processor seconds it has used.
+pub fn cpu_secs(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, after) = stat.rsplit_once(')').context("no name")?;
+    let mut fields = after.split_whitespace().skip(11);
+    let mut next = || fields.next().context("no times")?.parse::<f64>().context("no number");
+    Ok((next()? + next()?) / TICKS)
+}

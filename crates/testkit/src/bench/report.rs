@@ -1,0 +1,369 @@
+//! The page `docs/performance.md`: its tables and pictures, from the stored results of the benchmarks.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::growth;
+
+const PAGE: &str = "docs/performance.md";
+/// Results that the page is made of, and its pictures.
+const STORE: &str = "docs/performance";
+
+/// Stored results by the name of their benchmark.
+pub type Results = BTreeMap<String, Value>;
+
+#[derive(Clone, Copy)]
+enum Limit {
+    AtMost(f64),
+    AtLeast(f64),
+    /// Shown, and not judged.
+    None,
+}
+
+struct Row {
+    what: &'static str,
+    unit: &'static str,
+    limit: Limit,
+    /// Benchmark and key.
+    ours: (&'static str, &'static str),
+    /// The key of dstack's figure in the benchmark `peer`.
+    theirs: Option<&'static str>,
+}
+
+const fn row(
+    what: &'static str,
+    unit: &'static str,
+    limit: Limit,
+    ours: (&'static str, &'static str),
+    theirs: Option<&'static str>,
+) -> Row {
+    Row { what, unit, limit, ours, theirs }
+}
+
+const BUDGET: &[Row] = &[
+    row(
+        "submit → running, agent instant",
+        "ms",
+        Limit::AtMost(50.0),
+        ("runs", "sqlite.running_ms"),
+        Some("running_ms"),
+    ),
+    row("submit → done, empty job", "ms", Limit::AtMost(150.0), ("runs", "sqlite.done_ms"), Some("done_ms")),
+    row("– 16 at once", "ms", Limit::AtMost(500.0), ("runs", "sqlite.done_together_ms"), None),
+    row("lifecycles, SQLite", "/s", Limit::AtLeast(500.0), ("runs", "sqlite.lives_per_s"), None),
+    row("lifecycles, Postgres", "/s", Limit::AtLeast(500.0), ("runs", "postgres.lives_per_s"), None),
+    row("submits, durable", "/s", Limit::AtLeast(1_000.0), ("api", "submit_per_s"), Some("submits_per_s")),
+    row(
+        "list 100 of 100,000 runs (dstack: of 200)",
+        "/s",
+        Limit::AtLeast(2_000.0),
+        ("api", "list_per_s"),
+        Some("list_per_s"),
+    ),
+    row("– p99", "ms", Limit::AtMost(25.0), ("api", "list_p99_ms"), None),
+    row("server's processor time per run", "ms", Limit::AtMost(5.0), ("runs", "sqlite.cpu_ms"), None),
+    row("resident, idle", "MB", Limit::AtMost(40.0), ("api", "idle_resident_mb"), Some("idle_resident_mb")),
+    row(
+        "resident, 10,000 active runs",
+        "MB",
+        Limit::AtMost(500.0),
+        ("load-sqlite", "hold_resident_peak_mb"),
+        None,
+    ),
+    row("ready after start", "ms", Limit::AtMost(300.0), ("api", "ready_ms"), Some("ready_ms")),
+    row(
+        "process job: submit → first log line",
+        "ms",
+        Limit::AtMost(100.0),
+        ("runs", "process.first_line_ms"),
+        None,
+    ),
+    row(
+        "Docker job: more than `docker run`",
+        "ms",
+        Limit::AtMost(100.0),
+        ("runs", "docker.overhead_ms"),
+        None,
+    ),
+];
+
+/// What both systems were asked in one go: label, key, unit, and whether more is better.
+const PEER: &[(&str, &str, &str)] = &[
+    ("ready after start", "ready_ms", "ms"),
+    ("resident, idle", "idle_resident_mb", "MB"),
+    ("authenticated get, 16 connections", "get_per_s", "/s"),
+    ("submit → running", "running_ms", "ms"),
+    ("submit → done, `true`", "done_ms", "ms"),
+    ("submits, 8 clients", "submits_per_s", "/s"),
+    ("cancel of 200 waiting runs, until all are over", "cancel_200_ms", "ms"),
+    ("list 100 runs after 200", "list_per_s", "/s"),
+    ("resident, after that", "end_resident_mb", "MB"),
+];
+
+/// Of a full house: label, unit, goal, key.
+const LOAD: &[(&str, &str, Limit, &str)] = &[
+    ("hollow hosts", "", Limit::None, "hosts"),
+    ("active runs", "", Limit::None, "runs"),
+    ("held", "minutes", Limit::None, "minutes"),
+    ("submits meanwhile", "/s", Limit::None, "rate_per_s"),
+    ("start until all hosts take jobs", "s", Limit::None, "hosts_ready_s"),
+    ("host, resident", "KiB", Limit::AtMost(256.0), "host_idle_kb"),
+    ("host, idle", "mcore", Limit::AtMost(0.2), "host_idle_mcore"),
+    ("server, all hosts idle", "mcore", Limit::None, "idle_mcore"),
+    ("server, resident, most", "MB", Limit::AtMost(500.0), "hold_resident_peak_mb"),
+    ("– grown while held", "MB", Limit::None, "hold_resident_grown_mb"),
+    ("server, processor", "cores", Limit::None, "hold_cpu_cores"),
+    ("submit, p50", "ms", Limit::None, "submit_p50_ms"),
+    ("submit, p99", "ms", Limit::AtMost(150.0), "submit_p99_ms"),
+    ("submit → running, p50", "ms", Limit::AtMost(500.0), "running_p50_ms"),
+    ("submit → running, p99", "ms", Limit::AtMost(2_000.0), "running_p99_ms"),
+    ("get, p50", "ms", Limit::None, "get_p50_ms"),
+    ("get, p99", "ms", Limit::AtMost(25.0), "get_p99_ms"),
+    ("list 100 of 110,000, p50", "ms", Limit::None, "list_p50_ms"),
+    ("list 100 of 110,000, p99", "ms", Limit::AtMost(50.0), "list_p99_ms"),
+    ("log poll, p50", "ms", Limit::None, "logs_p50_ms"),
+    ("log poll, p99", "ms", Limit::AtMost(50.0), "logs_p99_ms"),
+    ("stop, p50", "ms", Limit::None, "stop_p50_ms"),
+    ("stop, p99", "ms", Limit::None, "stop_p99_ms"),
+    ("stop → final, p99", "ms", Limit::None, "stopped_p99_ms"),
+    ("submit → running, filling, p99", "ms", Limit::AtMost(5_000.0), "fill_running_p99_ms"),
+    ("cancel of 5,000 at once, all final", "s", Limit::AtMost(60.0), "cancel_final_s"),
+    ("requests that failed", "", Limit::AtMost(0.0), "errors"),
+    ("the driver behind its own plan, p99", "ms", Limit::None, "late_p99_ms"),
+];
+
+/// Takes new results into the repository at `root` and writes page and pictures anew.
+pub fn run(root: &Path, fresh: &Path) -> Result<()> {
+    let store = root.join(STORE);
+    std::fs::create_dir_all(&store)?;
+    for path in results_in(fresh)? {
+        let name = path.file_name().context("a file's name")?;
+        std::fs::copy(&path, store.join(name))?;
+    }
+    let results = stored(root)?;
+    if let Some(record) = results.get("growth") {
+        growth::draw(record, &store)?;
+    }
+    let page = root.join(PAGE);
+    let text = std::fs::read_to_string(&page).with_context(|| format!("read {PAGE}"))?;
+    std::fs::write(&page, filled(&text, &results)?)?;
+    Ok(())
+}
+
+/// The page as it is, and as its stored results make it.
+pub fn compare(root: &Path) -> Result<(String, String)> {
+    let text = std::fs::read_to_string(root.join(PAGE)).with_context(|| format!("read {PAGE}"))?;
+    let filled = filled(&text, &stored(root)?)?;
+    Ok((text, filled))
+}
+
+fn results_in(place: &Path) -> Result<Vec<PathBuf>> {
+    let Ok(entries) = std::fs::read_dir(place) else { return Ok(Vec::new()) };
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "json")).collect())
+}
+
+fn stored(root: &Path) -> Result<Results> {
+    let mut results = Results::new();
+    for path in results_in(&root.join(STORE))? {
+        let record: Value = serde_json::from_str(&std::fs::read_to_string(&path)?)
+            .with_context(|| format!("read {}", path.display()))?;
+        let name = record["bench"].as_str().context("a result without a name")?.to_owned();
+        results.insert(name, record);
+    }
+    Ok(results)
+}
+
+/// The page with every part between `<!-- NAME -->` and `<!-- end -->` written anew.
+fn filled(text: &str, results: &Results) -> Result<String> {
+    let mut text = text.to_owned();
+    for (name, table) in [("budget", budget(results)), ("peer", peer(results)), ("load", load(results))] {
+        let open = format!("<!-- {name} -->\n");
+        let from = text.find(&open).with_context(|| format!("{PAGE} has no part `{name}`"))? + open.len();
+        let to = from + text[from..].find("<!-- end -->").context("a part without an end")?;
+        ensure!(!text[from..to].contains("<!-- "), "the part `{name}` of {PAGE} has no end of its own");
+        text.replace_range(from..to, &format!("\n{table}\n"));
+    }
+    Ok(text)
+}
+
+fn figure(results: &Results, bench: &str, key: &str) -> Option<f64> {
+    results.get(bench)?["figures"][key].as_f64()
+}
+
+fn budget(results: &Results) -> String {
+    let mut out =
+        String::from("| what | dstack | budget | windlass | |\n| --- | ---: | ---: | ---: | --- |\n");
+    for row in BUDGET {
+        let theirs = row.theirs.and_then(|key| figure(results, "peer", &format!("dstack.{key}")));
+        let ours = figure(results, row.ours.0, row.ours.1);
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {} | {} |",
+            row.what,
+            number(theirs, row.unit),
+            goal(row.limit, row.unit),
+            number(ours, row.unit),
+            verdict(row.limit, ours)
+        );
+    }
+    out + &origin(results, &["runs", "api", "load-sqlite", "peer"])
+}
+
+fn peer(results: &Results) -> String {
+    let mut out =
+        String::from("| what | dstack 0.22.5 | windlass | times better |\n| --- | ---: | ---: | ---: |\n");
+    for (what, key, unit) in PEER {
+        let of = |system: &str| figure(results, "peer", &format!("{system}.{key}"));
+        let (theirs, ours, ratio) = (of("dstack"), of("windlass"), of("ratio"));
+        let _ = writeln!(
+            out,
+            "| {what} | {} | {} | {} |",
+            number(theirs, unit),
+            number(ours, unit),
+            number(ratio, "")
+        );
+    }
+    out + &origin(results, &["peer"])
+}
+
+fn load(results: &Results) -> String {
+    let mut out =
+        String::from("| what | goal | SQLite | | Postgres | |\n| --- | ---: | ---: | --- | ---: | --- |\n");
+    for (what, unit, limit, key) in LOAD {
+        let (sqlite, postgres) = (figure(results, "load-sqlite", key), figure(results, "load-postgres", key));
+        let _ = writeln!(
+            out,
+            "| {what} | {} | {} | {} | {} | {} |",
+            goal(*limit, unit),
+            number(sqlite, unit),
+            verdict(*limit, sqlite),
+            number(postgres, unit),
+            verdict(*limit, postgres)
+        );
+    }
+    out + &origin(results, &["load-sqlite", "load-postgres"])
+}
+
+/// When, where and of what these results are.
+fn origin(results: &Results, names: &[&str]) -> String {
+    let mut out = String::new();
+    for name in names {
+        let Some(record) = results.get(*name) else {
+            let _ = writeln!(out, "\n`{name}`: not measured yet.");
+            continue;
+        };
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let machine = &record["machine"];
+        let _ = writeln!(
+            out,
+            "\n`{name}`: {} UTC, commit {}, profile `{}`, {} cores ({}), {} GiB; load average before {}, after {}.",
+            text(&record["date"]),
+            text(&record["commit"]),
+            text(&record["profile"]),
+            machine["cores"],
+            text(&machine["cpu"]),
+            machine["memory_gib"].as_f64().unwrap_or_default(),
+            record["load_average"]["before"][0],
+            record["load_average"]["after"][0]
+        );
+    }
+    out
+}
+
+fn number(value: Option<f64>, unit: &str) -> String {
+    let Some(value) = value else { return "–".to_owned() };
+    let digits = match value.abs() {
+        size if size >= 100.0 || size == 0.0 => 0,
+        size if size >= 10.0 => 1,
+        _ => 2,
+    };
+    let text = format!("{value:.digits$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    let text = thousands(text);
+    if unit.is_empty() { text } else { format!("{text} {unit}") }
+}
+
+fn thousands(text: &str) -> String {
+    let (sign, digits) = text.strip_prefix('-').map_or(("", text), |rest| ("-", rest));
+    if digits.contains('.') || digits.len() < 4 {
+        return text.to_owned();
+    }
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    format!("{sign}{out}")
+}
+
+fn goal(limit: Limit, unit: &str) -> String {
+    match limit {
+        Limit::AtMost(most) => format!("≤ {}", number(Some(most), unit)),
+        Limit::AtLeast(least) => format!("≥ {}", number(Some(least), unit)),
+        Limit::None => String::new(),
+    }
+}
+
+fn verdict(limit: Limit, value: Option<f64>) -> &'static str {
+    let holds = match (limit, value) {
+        (Limit::None, _) | (_, None) => return "",
+        (Limit::AtMost(most), Some(value)) => value <= most,
+        (Limit::AtLeast(least), Some(value)) => value >= least,
+    };
+    if holds { "✓" } else { "**missed**" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const EMPTY: &str = "# P\n<!-- budget -->\nold\n<!-- end -->\ntext\n<!-- peer -->\n<!-- end -->\n\
+                         <!-- load -->\n<!-- end -->\n";
+
+    fn results(figures: &Value) -> Results {
+        let machine = json!({"cores": 2, "cpu": "a", "memory_gib": 24.0});
+        let record = json!({"bench": "runs", "date": "2026-11-15 18:00", "commit": "abc", "profile": "sim",
+            "machine": machine, "load_average": {"before": [0.1], "after": [2.0]}, "figures": figures});
+        Results::from([("runs".to_owned(), record)])
+    }
+
+    #[test]
+    fn a_figure_is_shown_beside_its_budget_and_judged() {
+        let page =
+            filled(EMPTY, &results(&json!({"sqlite.running_ms": 12.34, "sqlite.done_ms": 170.0}))).unwrap();
+        assert!(page.contains("| submit → running, agent instant | – | ≤ 50 ms | 12.3 ms | ✓ |"), "{page}");
+        assert!(page.contains("| ≤ 150 ms | 170 ms | **missed** |"), "{page}");
+        assert!(page.contains("`api`: not measured yet."), "{page}");
+        assert!(page.contains("\ntext\n") && !page.contains("old"), "{page}");
+    }
+
+    #[test]
+    fn filling_twice_changes_nothing() {
+        let results = results(&json!({"sqlite.running_ms": 1.0}));
+        let once = filled(EMPTY, &results).unwrap();
+        assert_eq!(filled(&once, &results).unwrap(), once);
+    }
+
+    #[test]
+    fn a_page_without_a_part_is_refused() {
+        let error = filled("# nothing", &Results::new()).unwrap_err();
+        assert!(format!("{error:#}").contains("no part `budget`"), "{error:#}");
+    }
+
+    #[test]
+    fn numbers_are_short_and_grouped() {
+        let shown =
+            [0.0, 0.123, 4.5, 12.34, 999.6, 1234.0, 1_234_567.0, -1500.0].map(|n| number(Some(n), ""));
+        assert_eq!(shown, ["0", "0.12", "4.5", "12.3", "1,000", "1,234", "1,234,567", "-1,500"]);
+    }
+}
