@@ -10,10 +10,12 @@ mod demo;
 mod elf;
 mod engine;
 mod faults;
+mod fuzz;
 mod out;
 mod postgres;
 mod process;
 mod record;
+mod sbom;
 mod setup;
 mod sim;
 mod test;
@@ -38,11 +40,18 @@ usage: cargo xtask COMMAND
                              databases of violating seeds are kept in DIR
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              the fault matrix: real processes, hosts and engines, and what goes wrong
+<<<<<<< ours
   bench NAME [--profile P] [ARG…]
                              one benchmark (engine, api, agent, runs, load, …) with what it needs beside it
+=======
+  bench NAME [ARG…]          one benchmark (engine, api, agent, …) with what it needs beside it
+  fuzz api [--cases N] [--seed K] [--as admin|user|both]
+                             requests made from the OpenAPI document, as admin and as user, to a server of its own
+>>>>>>> theirs
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
   record                     draw the first five minutes anew, from a run in a terminal
-  deny                       cargo-deny, when it is installed";
+  deny                       cargo-deny, when it is installed
+  sbom                       the crates both binaries are made of, as CycloneDX JSON";
 
 fn main() -> ExitCode {
     match run() {
@@ -68,12 +77,14 @@ fn run() -> Result<ExitCode> {
         Some("sim") => sim::run(&workspace, args),
         Some("faults") => faults::run(&workspace, args),
         Some("bench") => bench::run(&workspace, args),
+        Some("fuzz") => fuzz::run(&workspace, args),
         Some("codegen") => {
             let check = args.flag("--check");
             args.finish().and_then(|()| codegen::run(&workspace, check))
         }
         Some("record") => args.finish().and_then(|()| record::run(&workspace)),
         Some("deny") => args.finish().and_then(|()| tidy::licences::deny(&workspace)),
+        Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
         Some("help" | "--help" | "-h") => {
             out::say(HELP);
             return Ok(ExitCode::SUCCESS);

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{
     elf,
     engine::{self, Engine},
-    out, process, setup, sim, tidy, venv,
+    fuzz, out, process, setup, sim, tidy, venv,
     workspace::Workspace,
 };
 
@@ -38,6 +38,7 @@ const LEVELS: &[Level] = &[
     Level { name: "mutants", run: mutants },
     Level { name: "simulation", run: simulation },
     Level { name: "binaries", run: binaries },
+    Level { name: "bad requests", run: |workspace| passed(fuzz::short(workspace)) },
     Level { name: "tidy", run: |workspace| passed(tidy::run(workspace)) },
 ];
 

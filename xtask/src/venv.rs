@@ -47,6 +47,15 @@ const DSTACK_SERVER: Venv = Venv {
     variable: "WINDLASS_BENCH_DSTACK",
 };
 
+/// What sends requests made from a document.
+pub(crate) const SCHEMATHESIS: Venv = Venv {
+    name: "schemathesis",
+    purpose: "schemathesis, which makes requests from an OpenAPI document",
+    requirements: include_str!("../venvs/schemathesis.txt"),
+    imports: "schemathesis",
+    variable: "WINDLASS_TEST_SCHEMATHESIS",
+};
+
 /// What the tests need.
 const TESTS: &[Venv] = &[MOTO, DSTACK];
 
@@ -101,7 +110,11 @@ mod tests {
 
     #[test]
     fn every_version_is_pinned() {
+<<<<<<< ours
         for venv in TESTS.iter().chain([&DSTACK_SERVER]) {
+=======
+        for venv in TESTS.iter().chain([&SCHEMATHESIS]) {
+>>>>>>> theirs
             for line in venv.requirements.lines() {
                 assert!(line.contains("=="), "{}: {line}", venv.name);
             }

@@ -1,0 +1,100 @@
+//! Bad input from outside: requests made from the OpenAPI document by schemathesis, sent to a server of our own.
+
+use std::{
+    fs,
+    hash::{BuildHasher as _, RandomState},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::{args::Args, out, process, venv, workspace::Workspace};
+
+/// Requests of the long form, of both callers together.
+const CASES: u32 = 20_000;
+/// Requests of the short form, which is a level of the tests.
+const CASES_SHORT: u32 = 1_000;
+/// Named, so that a failure of the level can be repeated.
+const SEED_SHORT: u64 = 17;
+const DOCUMENT: &str = "docs/api/openapi.json";
+/// Callers, one after the other.
+const BOTH: &str = "both";
+const READY: Duration = Duration::from_secs(60);
+/// Nobody else reaches this server, and it is gone at the end.
+const TOKEN: &str = "fuzz-only-0123456789abcdef0123456789abcdef";
+
+pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
+    let what = args.word().context("name what to fuzz: api")?;
+    ensure!(what == "api", "do not know how to fuzz `{what}`; there is `api`");
+    let cases = args.value("--cases")?.unwrap_or(CASES);
+    let seed = match args.value("--seed")? {
+        Some(seed) => seed,
+        None => drawn(),
+    };
+    let caller = args.value("--as")?.unwrap_or_else(|| BOTH.to_owned());
+    ensure!([BOTH, "admin", "user"].contains(&caller.as_str()), "`--as` wants `admin`, `user` or `{BOTH}`");
+    args.finish()?;
+    process::run(workspace.cargo().args(["build", "-p", "windlass-cli"]))?;
+    api(workspace, cases, seed, &caller)
+}
+
+/// The standard library's own hashes start at random.
+fn drawn() -> u64 {
+    RandomState::new().hash_one(std::process::id()) >> 32
+}
+
+/// The short form, with the program that the tests were built with.
+pub(crate) fn short(workspace: &Workspace) -> Result<()> {
+    api(workspace, CASES_SHORT, SEED_SHORT, BOTH)
+}
+
+fn api(workspace: &Workspace, cases: u32, seed: u64, caller: &str) -> Result<()> {
+    let python = venv::SCHEMATHESIS.ensure(workspace)?.join("bin/python");
+    let scratch = process::Scratch::new("fuzz")?;
+    let (data, work) = (scratch.path().join("server"), scratch.path().join("work"));
+    for dir in [&data, &work] {
+        fs::create_dir(dir)?;
+    }
+    let log = scratch.path().join("server.log");
+    let mut command = Command::new(workspace.built("debug", "windlass")?);
+    command.args(["server", "--host", "127.0.0.1", "--port", "0", "--no-local", "--log-level", "debug"]);
+    command
+        .arg("--data-dir")
+        .arg(&data)
+        .env("WINDLASS_SERVER_ADMIN_TOKEN", TOKEN)
+        .env("HOME", scratch.path());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
+    let mut server = process::Guarded::spawn(&mut command, "TERM")?;
+    let running = data.join("running.json");
+    process::wait_until(&mut server, READY, "the server is ready", || running.exists())?;
+    let running: Value = serde_json::from_str(&fs::read_to_string(&running)?)?;
+    let url = running["url"].as_str().context("find the server's address")?;
+    let mut driver = Command::new(python);
+    driver
+        .arg(workspace.root.join("xtask/fuzz/api.py"))
+        .arg(workspace.root.join(DOCUMENT))
+        .arg(url)
+        .arg(&work);
+    driver.args([cases.to_string(), seed.to_string()]).arg(caller).env("WINDLASS_SERVER_ADMIN_TOKEN", TOKEN);
+    let sent = process::run(driver.current_dir(&work));
+    server.check_alive().context("the server did not live through it")?;
+    drop(server);
+    let log = fs::read_to_string(&log)?;
+    // Whatever was sent, nobody can write a line of their own into the log: each is one record.
+    let said = |line: &&str| !line.starts_with("windlass is ready at ");
+    let forged = log.lines().filter(said).find(|line| serde_json::from_str::<Value>(line).is_err());
+    let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
+    if sent.is_err() || !panics.is_empty() {
+        let last: Vec<&str> = log.lines().rev().take(20).collect();
+        out::talk(&format!("the server's last words, newest first:\n{}", last.join("\n")));
+    }
+    if !panics.is_empty() {
+        bail!("the server panicked {} times: {}", panics.len(), panics.join("; "));
+    }
+    if let Some(line) = forged {
+        bail!("a line of the server's log is no record: {line}");
+    }
+    sent.with_context(|| format!("repeat it with `cargo xtask fuzz api --cases {cases} --seed {seed}`"))
+}
