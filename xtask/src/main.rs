@@ -40,14 +40,10 @@ usage: cargo xtask COMMAND
                              databases of violating seeds are kept in DIR
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              the fault matrix: real processes, hosts and engines, and what goes wrong
-<<<<<<< ours
   bench NAME [--profile P] [ARG…]
                              one benchmark (engine, api, agent, runs, load, …) with what it needs beside it
-=======
-  bench NAME [ARG…]          one benchmark (engine, api, agent, …) with what it needs beside it
   fuzz api [--cases N] [--seed K] [--as admin|user|both]
                              requests made from the OpenAPI document, as admin and as user, to a server of its own
->>>>>>> theirs
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
   record                     draw the first five minutes anew, from a run in a terminal
   deny                       cargo-deny, when it is installed

@@ -110,11 +110,7 @@ mod tests {
 
     #[test]
     fn every_version_is_pinned() {
-<<<<<<< ours
-        for venv in TESTS.iter().chain([&DSTACK_SERVER]) {
-=======
-        for venv in TESTS.iter().chain([&SCHEMATHESIS]) {
->>>>>>> theirs
+        for venv in TESTS.iter().chain([&DSTACK_SERVER, &SCHEMATHESIS]) {
             for line in venv.requirements.lines() {
                 assert!(line.contains("=="), "{}: {line}", venv.name);
             }
