@@ -1,0 +1,222 @@
+//! The body of a request on its way to a replica.
+//!
+//! It is pulled only as fast as the replica takes it. A small one is remembered, so that it can be sent again to
+//! another replica.
+
+use std::{
+    future::Future as _,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
+use hyper::{
+    HeaderMap,
+    body::{Body, Incoming, SizeHint},
+};
+use tokio::time::{Instant, Sleep};
+
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What is remembered of a body at most.
+const REPLAY_MAX: usize = 64 * 1024;
+
+/// Why the body of a request ended too early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error("the body is larger than {max} bytes")]
+    TooLarge { max: u64 },
+    #[error("the caller sent nothing for {} s in the middle of the body", .after.as_secs())]
+    Stalled { after: Duration },
+    #[error("the body is not as long as it was announced")]
+    Length,
+    #[error("read the body of the request")]
+    Caller(#[source] BoxError),
+}
+
+/// A piece of the body.
+pub(crate) enum Piece {
+    Data(Bytes),
+    Trailers(HeaderMap),
+}
+
+enum Kind {
+    Empty,
+    Full(Option<Bytes>),
+    Incoming(Incoming),
+    Boxed(UnsyncBoxBody<Bytes, BoxError>),
+}
+
+/// The body of a request.
+pub struct Outgoing {
+    kind: Kind,
+    taken: u64,
+    bound: Option<u64>,
+    stall: Duration,
+    /// Made at the first wait: most bodies never wait.
+    alarm: Option<Pin<Box<Sleep>>>,
+    waiting: bool,
+    /// Pieces already taken, while all of them can still be given again.
+    kept: Option<Vec<Bytes>>,
+    kept_len: usize,
+    /// How many of the kept pieces were given since the last rewind.
+    given: usize,
+    ended: bool,
+}
+
+impl From<Incoming> for Outgoing {
+    fn from(body: Incoming) -> Self {
+        if body.is_end_stream() { Self::new(Kind::Empty) } else { Self::new(Kind::Incoming(body)) }
+    }
+}
+
+impl From<Bytes> for Outgoing {
+    fn from(body: Bytes) -> Self {
+        if body.is_empty() { Self::new(Kind::Empty) } else { Self::new(Kind::Full(Some(body))) }
+    }
+}
+
+impl Outgoing {
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            taken: 0,
+            bound: None,
+            stall: Duration::MAX,
+            alarm: None,
+            waiting: false,
+            kept: None,
+            kept_len: 0,
+            given: 0,
+            ended: false,
+        }
+    }
+
+    pub fn empty() -> Self {
+        Self::new(Kind::Empty)
+    }
+
+    /// Any other body.
+    pub fn boxed<B>(body: B) -> Self
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        if body.is_end_stream() {
+            return Self::new(Kind::Empty);
+        }
+        Self::new(Kind::Boxed(body.map_err(Into::into).boxed_unsync()))
+    }
+
+    pub(crate) fn bounded(&mut self, bound: Option<u64>, stall: Duration) {
+        self.bound = bound;
+        self.stall = stall;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self.kind, Kind::Empty)
+    }
+
+    /// The exact length, where it is known before.
+    pub(crate) fn length(&self) -> Option<u64> {
+        let hint = match &self.kind {
+            Kind::Empty => return Some(0),
+            Kind::Full(bytes) => return Some(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Kind::Incoming(body) => body.size_hint(),
+            Kind::Boxed(body) => body.size_hint(),
+        };
+        SizeHint::exact(&hint)
+    }
+
+    pub(crate) const fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// From now on remember what is taken, if it is short.
+    pub(crate) fn remember(&mut self) {
+        if self.length().is_some_and(|length| length <= REPLAY_MAX as u64) {
+            self.kept = Some(Vec::new());
+        }
+    }
+
+    /// Starts again from the beginning. False when that is not possible.
+    pub(crate) fn rewind(&mut self) -> bool {
+        if self.taken == 0 && !self.ended {
+            return true;
+        }
+        if self.is_empty() || self.kept.is_some() {
+            self.given = 0;
+            return true;
+        }
+        false
+    }
+
+    pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Fault>>> {
+        if let Some(kept) = &self.kept
+            && let Some(piece) = kept.get(self.given)
+        {
+            self.given += 1;
+            return Poll::Ready(Some(Ok(Piece::Data(piece.clone()))));
+        }
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let frame = match &mut self.kind {
+            Kind::Empty => None,
+            Kind::Full(bytes) => bytes.take().map(|bytes| Ok(hyper::body::Frame::data(bytes))),
+            Kind::Incoming(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(frame) => frame.map(|frame| frame.map_err(|error| Fault::Caller(error.into()))),
+                Poll::Pending => return self.wait(cx),
+            },
+            Kind::Boxed(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(frame) => frame.map(|frame| frame.map_err(Fault::Caller)),
+                Poll::Pending => return self.wait(cx),
+            },
+        };
+        self.waiting = false;
+        let Some(frame) = frame else {
+            self.ended = true;
+            return Poll::Ready(None);
+        };
+        Poll::Ready(Some(frame.and_then(|frame| self.accept(frame))))
+    }
+
+    fn accept(&mut self, frame: hyper::body::Frame<Bytes>) -> Result<Piece, Fault> {
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => return Ok(Piece::Trailers(frame.into_trailers().unwrap_or_default())),
+        };
+        self.taken = self.taken.saturating_add(data.len() as u64);
+        if let Some(max) = self.bound
+            && self.taken > max
+        {
+            return Err(Fault::TooLarge { max });
+        }
+        if let Some(kept) = &mut self.kept {
+            self.kept_len += data.len();
+            if self.kept_len > REPLAY_MAX {
+                self.kept = None;
+            } else {
+                kept.push(data.clone());
+                self.given = kept.len();
+            }
+        }
+        Ok(Piece::Data(data))
+    }
+
+    /// Nothing there yet: a caller who goes silent is not waited for without end.
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Fault>>> {
+        let stall = self.stall;
+        let Some(until) = Instant::now().checked_add(stall) else { return Poll::Pending };
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        if !self.waiting {
+            self.waiting = true;
+            alarm.as_mut().reset(until);
+        }
+        ready!(alarm.as_mut().poll(cx));
+        self.ended = true;
+        Poll::Ready(Some(Err(Fault::Stalled { after: stall })))
+    }
+}

@@ -1,0 +1,60 @@
+//! How a replica is reached: a byte stream, whatever carries it.
+//!
+//! The proxy knows no addresses of its own: it opens what the routes name, and nothing else.
+
+use std::{io, time::Duration};
+
+use futures_util::future::BoxFuture;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+};
+
+use crate::route::Target;
+
+/// What bytes go through: a socket, or a channel of a tunnel.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+
+pub type Stream = Box<dyn Io>;
+
+/// Opens a stream to a replica.
+pub trait Connector: Send + Sync + 'static {
+    fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>>;
+}
+
+/// Sockets of this machine and addresses. Knows no tunnels.
+#[derive(Clone, Copy, Debug)]
+pub struct Direct;
+
+impl Connector for Direct {
+    fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
+        Box::pin(async move {
+            match target {
+                Target::Tcp { address } => {
+                    let stream = TcpStream::connect(address).await?;
+                    stream.set_nodelay(true)?;
+                    Ok(Box::new(stream) as Stream)
+                }
+                Target::Unix { path } => Ok(Box::new(UnixStream::connect(path).await?) as Stream),
+                Target::Tunnel { name, .. } => Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    format!("there is no tunnel to `{name}` from here"),
+                )),
+            }
+        })
+    }
+}
+
+/// `connect`, but not for ever.
+pub(crate) async fn within(
+    bound: Duration,
+    connector: &dyn Connector,
+    target: &Target,
+) -> io::Result<Stream> {
+    match tokio::time::timeout(bound, connector.connect(target)).await {
+        Ok(result) => result,
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was not opened in time")),
+    }
+}

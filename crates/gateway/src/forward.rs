@@ -1,0 +1,355 @@
+//! The way to a replica: pick one, send, and try another while nobody has answered.
+//!
+//! A request is sent again only when that cannot do a thing twice: no byte of it left us, or its method says that
+//! twice is as good as once. And only while its body can still be given from the beginning.
+
+use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
+
+use hyper::{
+    HeaderMap, Method, Response, StatusCode,
+    header::{self, HeaderValue},
+};
+use tokio::time::Instant;
+
+use crate::{
+    answer::Say,
+    body::{Fault, Outgoing},
+    connect,
+    headers::{self, Passage},
+    proxy::{Errand, Proxy},
+    replica::{Outstanding, Replica},
+    reply::{Flow, Reply, Tally},
+    table::Live,
+    tunnel,
+    upstream::{Answer, Conn, Failure, Framing, Sending},
+};
+
+/// How often a held request looks again for a replica that can be reached.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Stale connections that one request may meet.
+const STALE_MAX: u32 = 8;
+
+/// One attempt that failed.
+struct Failed {
+    failure: Failure,
+    body: Outgoing,
+    /// The replica may have seen some of the request.
+    sent: bool,
+    /// On a connection that had served before: likely the replica closed it meanwhile.
+    reused: bool,
+}
+
+/// Where the attempts at one request stand.
+#[derive(Default)]
+struct Tries {
+    tried: Vec<Arc<Replica>>,
+    count: u32,
+    stale: u32,
+    /// Idle connections are not trusted any longer.
+    fresh_only: bool,
+    last: Option<String>,
+    deadline: Option<Instant>,
+}
+
+type Unanswered = (Response<Reply>, Tally);
+
+impl Proxy {
+    pub(crate) async fn forward(
+        &self,
+        live: &Arc<Live>,
+        errand: Errand<'_>,
+        mut body: Outgoing,
+        mut tally: Tally,
+    ) -> Result<Response<Reply>, Unanswered> {
+        if !body.is_empty() && is_idempotent(&errand.parts.method) {
+            body.remember();
+        }
+        let mut live = Arc::clone(live);
+        let mut tries = Tries::default();
+        let mut headers = HeaderMap::new();
+        loop {
+            let (outstanding, conn, reused) = match self.reach(&mut live, &mut tries).await {
+                Ok(reached) => reached,
+                Err(say) => return Err((say.into_response(), tally)),
+            };
+            if let Some(note) = &mut tally.note {
+                note.record.replica = Some(Arc::clone(&outstanding.0.id));
+                note.record.tries = tries.count;
+            }
+            let answer = self.attempt(&live, conn, reused, body, &errand, &mut headers).await;
+            let failed = match answer {
+                Ok((conn, sending, answer)) => {
+                    outstanding.0.well();
+                    return Ok(pass_on(errand, conn, sending, answer, outstanding, tally));
+                }
+                Err(failed) => *failed,
+            };
+            tally.bytes_in = failed.body.taken();
+            body = failed.body;
+            if let Err(say) = tries
+                .again(&errand.parts.method, &failed.failure, failed.sent, failed.reused, &outstanding.0)
+                .and_then(|()| body.rewind().then_some(()).ok_or_else(|| tell(&failed.failure)))
+            {
+                return Err((say.into_response(), tally));
+            }
+        }
+    }
+
+    /// An open connection to somebody.
+    async fn reach(&self, live: &mut Arc<Live>, tries: &mut Tries) -> Result<(Outstanding, Conn, bool), Say> {
+        loop {
+            let Some(replica) = live.pick(&tries.tried).cloned() else {
+                self.hold(live, tries).await?;
+                continue;
+            };
+            let outstanding = replica.enter();
+            if !tries.fresh_only
+                && let Some(conn) = poll_fn(|cx| Poll::Ready(replica.take(cx))).await
+            {
+                tries.count += 1;
+                return Ok((outstanding, conn, true));
+            }
+            tries.count += 1;
+            match connect::within(self.bounds.connect, &*self.connector, &replica.target).await {
+                Ok(stream) => return Ok((outstanding, Conn::new(stream), false)),
+                Err(error) => {
+                    replica.ill();
+                    tracing::debug!(service = %live.key, replica = %replica.id, %error, "cannot reach a replica");
+                    tries.last = Some(format!("open a connection: {}", error.kind()));
+                    tries.tried.push(replica);
+                    if tries.tried.len() >= self.bounds.tries_max as usize && live.service.hold_ms == 0 {
+                        return Err(tries.unreachable());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Nobody is there, or nobody could be reached: wait for a change, if the service may.
+    async fn hold(&self, live: &mut Arc<Live>, tries: &mut Tries) -> Result<(), Say> {
+        let service = &live.service;
+        if service.hold_ms == 0 {
+            return Err(tries.unreachable());
+        }
+        let bound = Duration::from_millis(service.hold_ms);
+        let deadline = *tries.deadline.get_or_insert_with(|| Instant::now() + bound);
+        let later = || {
+            let text = "the service has no replica ready yet";
+            Say::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5))
+        };
+        let counted = Arc::clone(live);
+        if !counted.stats().hold(self.bounds.held_max) {
+            return Err(later());
+        }
+        let _held = Held(counted);
+        let mut changes = self.routes.changes();
+        self.wake.wake(&service.project, &service.run);
+        // Asked after the subscription, so that no change falls between.
+        let key = Arc::clone(&live.key);
+        loop {
+            let Some(now) = self.routes.service(&key) else {
+                return Err(Say::new(StatusCode::NOT_FOUND, "the service is gone"));
+            };
+            *live = now;
+            if live.pick(&tries.tried).is_some() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(later());
+            }
+            let look = deadline.min(Instant::now() + LOOK_AGAIN);
+            // A timeout is as good as a change: replicas that failed are asked again.
+            let _ = tokio::time::timeout_at(look, changes.changed()).await;
+            tries.tried.clear();
+        }
+    }
+
+    async fn attempt(
+        &self,
+        live: &Live,
+        mut conn: Conn,
+        reused: bool,
+        body: Outgoing,
+        errand: &Errand<'_>,
+        headers: &mut HeaderMap,
+    ) -> Result<(Conn, Sending, Answer), Box<Failed>> {
+        let framing = match body.length() {
+            Some(0) => Framing::None,
+            Some(length) => Framing::Sized(length),
+            None => Framing::Chunked,
+        };
+        let passage = Passage {
+            origin: errand.origin,
+            asked: &errand.asked,
+            path: errand.path(),
+            prefix: (!errand.mount.is_empty()).then_some(errand.mount),
+            framing,
+            ours: errand.ours,
+            identity: errand.identity.as_ref(),
+        };
+        headers::write(conn.begin(), &errand.parts, &passage);
+        let mut sending = Sending::new(body, framing);
+        let upgrade = errand.asked.upgrade.is_some();
+        let patience = Duration::from_millis(live.service.answer_ms);
+        let method = &errand.parts.method;
+        match exchange(&mut conn, &mut sending, method, upgrade, headers, patience).await {
+            Ok(answer) => Ok((conn, sending, answer)),
+            Err(failure) => {
+                let sent = conn.has_sent();
+                Err(Box::new(Failed { failure, body: sending.into_body(), sent, reused }))
+            }
+        }
+    }
+}
+
+/// Sends and listens at once, until the head of the answer is there.
+async fn exchange(
+    conn: &mut Conn,
+    sending: &mut Sending,
+    method: &Method,
+    upgrade: bool,
+    headers: &mut HeaderMap,
+    patience: Duration,
+) -> Result<Answer, Failure> {
+    let mut alarm = pin!(tokio::time::sleep(patience));
+    let mut progress = 0;
+    poll_fn(|cx| {
+        let broken = if sending.is_done() {
+            None
+        } else {
+            match conn.poll_send(sending, cx) {
+                Poll::Ready(Err(failure)) => Some(failure),
+                Poll::Ready(Ok(())) | Poll::Pending => None,
+            }
+        };
+        // Who refuses a large body answers early and stops listening: the answer counts, not the broken pipe.
+        match (conn.poll_head(method, upgrade, headers, cx), broken) {
+            (Poll::Ready(Ok(answer)), _) => return Poll::Ready(Ok(answer)),
+            (_, Some(failure)) | (Poll::Ready(Err(failure)), None) => return Poll::Ready(Err(failure)),
+            (Poll::Pending, None) => {}
+        }
+        while alarm.as_mut().poll(cx).is_ready() {
+            if conn.sent() == progress {
+                return Poll::Ready(Err(Failure::Late));
+            }
+            // A long upload is no silence.
+            progress = conn.sent();
+            alarm.as_mut().reset(Instant::now() + patience);
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+impl Tries {
+    /// Whether the request may be tried once more.
+    fn again(
+        &mut self,
+        method: &Method,
+        failure: &Failure,
+        sent: bool,
+        reused: bool,
+        replica: &Arc<Replica>,
+    ) -> Result<(), Say> {
+        let nobody_answered = match failure {
+            Failure::Write(_) | Failure::Read(_) | Failure::Silent | Failure::Cut => true,
+            Failure::Malformed(_) | Failure::HeadTooLarge | Failure::Late | Failure::Request(_) => false,
+        };
+        if !nobody_answered || (sent && !is_idempotent(method)) {
+            return Err(tell(failure));
+        }
+        if reused && self.stale < STALE_MAX {
+            // The same replica on a new connection: it only closed an old one.
+            self.stale += 1;
+            self.fresh_only = true;
+            return Ok(());
+        }
+        replica.ill();
+        self.last = Some(failure.to_string());
+        self.tried.push(Arc::clone(replica));
+        if self.count >= STALE_MAX { Err(tell(failure)) } else { Ok(()) }
+    }
+
+    fn unreachable(&self) -> Say {
+        match &self.last {
+            None => Say::later(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the service has no replica that is ready",
+                Duration::from_secs(5),
+            ),
+            Some(last) => {
+                Say::new(StatusCode::BAD_GATEWAY, format!("no replica of the service can be reached: {last}"))
+            }
+        }
+    }
+}
+
+fn is_idempotent(method: &Method) -> bool {
+    method.is_idempotent()
+}
+
+/// A failure in words for the caller.
+fn tell(failure: &Failure) -> Say {
+    let status = match failure {
+        Failure::Request(Fault::TooLarge { .. }) => StatusCode::PAYLOAD_TOO_LARGE,
+        Failure::Request(Fault::Stalled { .. }) => StatusCode::REQUEST_TIMEOUT,
+        Failure::Request(Fault::Length | Fault::Caller(_)) => StatusCode::BAD_REQUEST,
+        Failure::Late => StatusCode::GATEWAY_TIMEOUT,
+        Failure::Write(_)
+        | Failure::Read(_)
+        | Failure::Silent
+        | Failure::Cut
+        | Failure::Malformed(_)
+        | Failure::HeadTooLarge => StatusCode::BAD_GATEWAY,
+    };
+    Say::new(status, failure.to_string())
+}
+
+struct Held(Arc<Live>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.stats().release();
+    }
+}
+
+fn pass_on(
+    errand: Errand<'_>,
+    conn: Conn,
+    sending: Sending,
+    answer: Answer,
+    outstanding: Outstanding,
+    mut tally: Tally,
+) -> Response<Reply> {
+    tally.status = answer.status;
+    tally.bytes_in = sending.taken();
+    let mut headers = answer.headers;
+    if answer.status == StatusCode::SWITCHING_PROTOCOLS {
+        let protocol = headers.get(header::UPGRADE).cloned();
+        headers::clean_answer(&mut headers);
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        if let Some(protocol) = protocol.or(errand.asked.upgrade) {
+            headers.insert(header::UPGRADE, protocol);
+        }
+        if let Some(on_upgrade) = errand.on_upgrade {
+            tunnel::open(on_upgrade, conn, outstanding, tally);
+        }
+        let mut response = Response::new(Reply::text(bytes::Bytes::new()));
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        *response.headers_mut() = headers;
+        return response;
+    }
+    headers::clean_answer(&mut headers);
+    let flow = Flow {
+        conn: Some(conn),
+        reading: answer.framing.into(),
+        sending: (!sending.is_done()).then_some(sending),
+        keep_alive: answer.keep_alive,
+        outstanding,
+        tally,
+    };
+    let mut response = Response::new(Reply::flow(flow));
+    *response.status_mut() = answer.status;
+    *response.headers_mut() = headers;
+    response
+}

@@ -1,0 +1,452 @@
+//! What a head may say, and what of it is passed on.
+//!
+//! A head that two readers could understand differently is refused, not repaired. Fields that speak of one
+//! connection end here; fields that say who called are ours alone.
+
+use std::net::SocketAddr;
+
+use bytes::{BufMut as _, BytesMut};
+use hyper::{
+    HeaderMap, Method, Version,
+    header::{self, HeaderName, HeaderValue},
+    http::request::Parts,
+};
+
+use crate::{
+    auth,
+    upstream::{Framing, content_length, has_token},
+};
+
+/// The longest path with its query.
+const PATH_MAX: usize = 16 * 1024;
+
+/// Whose connection a request came by.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    pub peer: SocketAddr,
+    pub https: bool,
+    /// The address as a field, made once for all requests of the connection.
+    forwarded_for: HeaderValue,
+}
+
+impl Origin {
+    pub fn new(peer: SocketAddr, https: bool) -> Self {
+        let text = peer.ip().to_canonical().to_string();
+        let forwarded_for =
+            HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("unknown"));
+        Self { peer, https, forwarded_for }
+    }
+}
+
+/// Why a head is refused: the status, and the words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal(pub(crate) u16, pub(crate) &'static str);
+
+/// What a head asks for, once it is known to mean one thing only.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// As it was written, with the port.
+    pub(crate) host: HeaderValue,
+    /// What it wants to change the protocol to.
+    pub(crate) upgrade: Option<HeaderValue>,
+}
+
+pub(crate) fn check(parts: &Parts) -> Result<Asked, Refusal> {
+    if parts.method == Method::CONNECT || parts.method == Method::TRACE {
+        return Err(Refusal(405, "CONNECT and TRACE are not served here"));
+    }
+    let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
+    if !path.starts_with('/') {
+        return Err(Refusal(400, "the target of the request must be a path"));
+    }
+    if path.len() > PATH_MAX {
+        return Err(Refusal(414, "the path is longer than 16 KiB"));
+    }
+    if parts.uri.scheme_str().is_some_and(|scheme| scheme != "http" && scheme != "https") {
+        return Err(Refusal(400, "the scheme of the target is neither http nor https"));
+    }
+    check_framing(&parts.headers, parts.version)?;
+    Ok(Asked { host: host(parts)?, upgrade: upgrade(parts)? })
+}
+
+fn check_framing(headers: &HeaderMap, version: Version) -> Result<(), Refusal> {
+    let length = content_length(headers).map_err(|_| Refusal(400, "Content-Length is not one number"))?;
+    let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let Some(encoding) = encodings.next() else { return Ok(()) };
+    if version != Version::HTTP_11 {
+        return Err(Refusal(400, "only HTTP/1.1 has Transfer-Encoding"));
+    }
+    if length.is_some() {
+        return Err(Refusal(400, "Content-Length and Transfer-Encoding exclude each other"));
+    }
+    if encodings.next().is_some() || !encoding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+        return Err(Refusal(400, "the only Transfer-Encoding here is `chunked`"));
+    }
+    Ok(())
+}
+
+fn host(parts: &Parts) -> Result<HeaderValue, Refusal> {
+    let mut hosts = parts.headers.get_all(header::HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(Refusal(400, "there is more than one Host"));
+    }
+    let authority = parts.uri.authority().map(|authority| authority.as_str());
+    let host = match (authority, host) {
+        (Some(authority), Some(host)) if !host.as_bytes().eq_ignore_ascii_case(authority.as_bytes()) => {
+            return Err(Refusal(400, "Host and the target name different hosts"));
+        }
+        (_, Some(host)) => host.clone(),
+        (Some(authority), None) => {
+            HeaderValue::from_str(authority).map_err(|_| Refusal(400, "the host has strange letters"))?
+        }
+        (None, None) => return Err(Refusal(400, "Host is missing")),
+    };
+    let fine = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b':' | b'[' | b']');
+    if host.is_empty() || host.len() > 261 || !host.as_bytes().iter().all(fine) {
+        return Err(Refusal(400, "the host has strange letters"));
+    }
+    Ok(host)
+}
+
+/// A wish to change the protocol. It is passed on only when it is plain: a GET without a body, one protocol. HTTP/2
+/// would hide all that follows from us, so it is not on offer.
+fn upgrade(parts: &Parts) -> Result<Option<HeaderValue>, Refusal> {
+    let mut wishes = parts.headers.get_all(header::UPGRADE).iter();
+    let Some(wish) = wishes.next() else { return Ok(None) };
+    let asked = parts.headers.get_all(header::CONNECTION).iter().any(|value| has_token(value, b"upgrade"));
+    if !asked || parts.version != Version::HTTP_11 {
+        return Ok(None);
+    }
+    if has_token(wish, b"h2c") {
+        return Ok(None);
+    }
+    let body = parts.headers.contains_key(header::TRANSFER_ENCODING)
+        || parts.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length.as_bytes() != b"0");
+    if wishes.next().is_some() || parts.method != Method::GET || body {
+        return Err(Refusal(400, "an upgrade is a GET without a body, to one protocol"));
+    }
+    Ok(Some(wish.clone()))
+}
+
+/// The name in a Host, without its port, for looking it up.
+pub(crate) fn host_name(host: &HeaderValue) -> &str {
+    let host = host.to_str().unwrap_or_default();
+    if host.starts_with('[') {
+        return host.find(']').and_then(|end| host.get(..=end)).unwrap_or(host);
+    }
+    host.split_once(':').map_or(host, |(name, _)| name)
+}
+
+/// How a request is passed on.
+pub(crate) struct Passage<'a> {
+    pub(crate) origin: &'a Origin,
+    pub(crate) asked: &'a Asked,
+    /// Path and query, as the replica shall see them.
+    pub(crate) path: &'a str,
+    /// What was taken off the path.
+    pub(crate) prefix: Option<&'a str>,
+    pub(crate) framing: Framing,
+    /// The Authorization was meant for us.
+    pub(crate) ours: bool,
+    /// Who calls, signed.
+    pub(crate) identity: Option<&'a HeaderValue>,
+}
+
+/// Writes the head of a request to a replica.
+pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &Passage<'_>) {
+    buffer.put_slice(parts.method.as_str().as_bytes());
+    buffer.put_u8(b' ');
+    buffer.put_slice(passage.path.as_bytes());
+    buffer.put_slice(b" HTTP/1.1\r\n");
+    put(buffer, "host", passage.asked.host.as_bytes());
+    let named = parts.headers.get_all(header::CONNECTION);
+    // The usual `Connection: keep-alive` names no field of the message.
+    let names_more = named.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"keep-alive"));
+    for (name, value) in &parts.headers {
+        if is_ours(name)
+            || (names_more && named.iter().any(|list| has_token(list, name.as_str().as_bytes())))
+            || (name == header::AUTHORIZATION && (passage.ours || auth::is_ours(value)))
+        {
+            continue;
+        }
+        put(buffer, name.as_str(), value.as_bytes());
+    }
+    write_cookies(buffer, &parts.headers);
+    put(buffer, "x-forwarded-for", passage.origin.forwarded_for.as_bytes());
+    put(buffer, "x-forwarded-proto", if passage.origin.https { b"https" } else { b"http" });
+    put(buffer, "x-forwarded-host", passage.asked.host.as_bytes());
+    if let Some(prefix) = passage.prefix {
+        put(buffer, "x-forwarded-prefix", prefix.as_bytes());
+    }
+    if let Some(identity) = passage.identity {
+        put(buffer, auth::IDENTITY, identity.as_bytes());
+    }
+    write_connection(buffer, parts, passage);
+    match passage.framing {
+        Framing::None if parts.headers.contains_key(header::CONTENT_LENGTH) => {
+            buffer.put_slice(b"content-length: 0\r\n");
+        }
+        Framing::None | Framing::Close => {}
+        Framing::Sized(length) => put(buffer, "content-length", length.to_string().as_bytes()),
+        Framing::Chunked => buffer.put_slice(b"transfer-encoding: chunked\r\n"),
+    }
+    buffer.put_slice(b"\r\n");
+}
+
+fn write_connection(buffer: &mut BytesMut, parts: &Parts, passage: &Passage<'_>) {
+    if let Some(upgrade) = &passage.asked.upgrade {
+        buffer.put_slice(b"connection: upgrade\r\n");
+        put(buffer, "upgrade", upgrade.as_bytes());
+    } else if parts.headers.get(header::TE).is_some_and(|te| has_token(te, b"trailers")) {
+        buffer.put_slice(b"te: trailers\r\nconnection: te\r\n");
+    }
+}
+
+/// All cookies but ours, in one field: HTTP/2 splits them.
+fn write_cookies(buffer: &mut BytesMut, headers: &HeaderMap) {
+    let start = buffer.len();
+    for value in headers.get_all(header::COOKIE) {
+        for cookie in value.as_bytes().split(|b| *b == b';').map(<[u8]>::trim_ascii) {
+            if cookie.is_empty() || cookie.starts_with(auth::COOKIE_PREFIX.as_bytes()) {
+                continue;
+            }
+            buffer.put_slice(if buffer.len() == start { b"cookie: " } else { b"; " });
+            buffer.put_slice(cookie);
+        }
+    }
+    if buffer.len() > start {
+        buffer.put_slice(b"\r\n");
+    }
+}
+
+pub(crate) fn put(buffer: &mut BytesMut, name: &str, value: &[u8]) {
+    buffer.reserve(name.len() + value.len() + 4);
+    buffer.put_slice(name.as_bytes());
+    buffer.put_slice(b": ");
+    buffer.put_slice(value);
+    buffer.put_slice(b"\r\n");
+}
+
+/// Fields of one connection.
+fn is_hop(name: &HeaderName) -> bool {
+    *name == header::CONNECTION
+        || *name == header::TRANSFER_ENCODING
+        || *name == header::UPGRADE
+        || *name == header::TE
+        || matches!(name.as_str(), "keep-alive" | "proxy-connection" | "http2-settings")
+}
+
+/// Fields that are never passed on as they came: those of one connection, and those that we write ourselves.
+fn is_ours(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    match text.as_bytes() {
+        [b'x', b'-', b'f', ..] => text.starts_with("x-forwarded"),
+        [b'x', b'-', ..] => text == "x-real-ip" || text.starts_with("x-windlass-"),
+        [b'f', ..] => *name == header::FORWARDED,
+        _ => {
+            is_hop(name)
+                || *name == header::HOST
+                || *name == header::COOKIE
+                || *name == header::CONTENT_LENGTH
+                || *name == header::EXPECT
+                || *name == header::PROXY_AUTHORIZATION
+        }
+    }
+}
+
+/// Whether a trailer may be passed on: none that frames, routes or authenticates.
+pub(crate) fn is_trailer(name: &HeaderName) -> bool {
+    !is_ours(name)
+        && *name != header::AUTHORIZATION
+        && *name != header::SET_COOKIE
+        && *name != header::TRAILER
+        && *name != header::CACHE_CONTROL
+        && !name.as_str().starts_with("content-")
+}
+
+/// Takes out of an answer what speaks of the replica's connection, or would speak for us.
+pub(crate) fn clean_answer(headers: &mut HeaderMap) {
+    if let Some(connection) = headers.get(header::CONNECTION) {
+        if !connection.as_bytes().eq_ignore_ascii_case(b"keep-alive") {
+            let named: Vec<HeaderName> = headers
+                .get_all(header::CONNECTION)
+                .iter()
+                .flat_map(|value| value.as_bytes().split(|b| *b == b','))
+                .filter_map(|word| HeaderName::from_bytes(word.trim_ascii()).ok())
+                // Framing is not for a list to take away.
+                .filter(|name| *name != header::CONTENT_LENGTH)
+                .collect();
+            for name in named {
+                headers.remove(name);
+            }
+        }
+        headers.remove(header::CONNECTION);
+    }
+    headers.remove(header::TRANSFER_ENCODING);
+    headers.remove(header::UPGRADE);
+    headers.remove("keep-alive");
+    headers.remove("proxy-connection");
+    headers.remove(header::ALT_SVC);
+    if headers.contains_key(header::SET_COOKIE) {
+        drop_our_cookies(headers);
+    }
+}
+
+/// A service may not set the cookies by which we know people.
+fn drop_our_cookies(headers: &mut HeaderMap) {
+    let ours = |value: &HeaderValue| {
+        let name = value.as_bytes().trim_ascii_start();
+        name.get(..auth::COOKIE_PREFIX.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(auth::COOKIE_PREFIX.as_bytes()))
+    };
+    if !headers.get_all(header::SET_COOKIE).iter().any(ours) {
+        return;
+    }
+    if let header::Entry::Occupied(entry) = headers.entry(header::SET_COOKIE) {
+        let kept: Vec<HeaderValue> = entry.remove_entry_mult().1.filter(|value| !ours(value)).collect();
+        for value in kept {
+            headers.append(header::SET_COOKIE, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::Request;
+
+    use super::*;
+
+    fn parts(method: &str, uri: &str, fields: &[(&str, &str)]) -> Parts {
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn passed(fields: &[(&str, &str)], ours: bool) -> String {
+        let parts = parts("GET", "/a?b=c", fields);
+        let asked = check(&parts).unwrap();
+        let origin = Origin::new("192.0.2.1:5".parse().unwrap(), true);
+        let mut buffer = BytesMut::new();
+        let passage = Passage {
+            origin: &origin,
+            asked: &asked,
+            path: "/b?b=c",
+            prefix: Some("/a"),
+            framing: Framing::None,
+            ours,
+            identity: None,
+        };
+        write(&mut buffer, &parts, &passage);
+        String::from_utf8(buffer.to_vec()).unwrap().replace("\r\n", "\n")
+    }
+
+    const TAIL: &str = "x-forwarded-for: 192.0.2.1\nx-forwarded-proto: https\nx-forwarded-host: h:8\n\
+                        x-forwarded-prefix: /a\n";
+
+    #[test]
+    fn who_called_is_for_us_to_say() {
+        let text = passed(
+            &[
+                ("host", "h:8"),
+                ("x-forwarded-for", "10.0.0.1"),
+                ("x-forwarded-prefix", "/evil"),
+                ("x-forwarded-anything", "1"),
+                ("forwarded", "for=10.0.0.1"),
+                ("x-real-ip", "10.0.0.1"),
+                ("x-windlass-identity", "root"),
+                ("x-fine", "1"),
+                ("accept", "*/*"),
+            ],
+            false,
+        );
+        assert_eq!(text, format!("GET /b?b=c HTTP/1.1\nhost: h:8\nx-fine: 1\naccept: */*\n{TAIL}\n"));
+    }
+
+    #[test]
+    fn fields_of_one_connection_end_here() {
+        let text = passed(
+            &[
+                ("host", "h:8"),
+                ("connection", "close, X-Secret"),
+                ("connection", "keep-alive"),
+                ("x-secret", "1"),
+                ("keep-alive", "5"),
+                ("proxy-authorization", "x"),
+                ("expect", "100-continue"),
+                ("te", "trailers"),
+                ("upgrade", "h2c"),
+                ("http2-settings", "AAMAAABkAAQAAP__"),
+            ],
+            false,
+        );
+        let expect = format!("GET /b?b=c HTTP/1.1\nhost: h:8\n{TAIL}te: trailers\nconnection: te\n\n");
+        assert_eq!(text, expect);
+    }
+
+    #[test]
+    fn a_credential_of_ours_goes_no_further() {
+        let fields = [
+            ("host", "h:8"),
+            ("authorization", "Bearer theirs"),
+            ("cookie", "a=1; __Host-windlass-session=s; b=2"),
+            ("cookie", "c=3"),
+        ];
+        let text = passed(&fields, false);
+        assert!(text.contains("authorization: Bearer theirs\ncookie: a=1; b=2; c=3\n"), "{text}");
+        assert!(!passed(&fields, true).contains("authorization"));
+        let ours = [("host", "h:8"), ("authorization", "bearer wl_abc")];
+        assert!(!passed(&ours, false).contains("authorization"));
+    }
+
+    #[test]
+    fn a_head_that_means_two_things_is_refused() {
+        let refused = |method: &str, uri: &str, fields: &[(&str, &str)]| {
+            check(&parts(method, uri, fields)).err().map(|refusal| refusal.0)
+        };
+        assert_eq!(refused("GET", "/", &[("host", "a")]), None);
+        assert_eq!(refused("GET", "http://a/", &[("host", "a")]), None);
+        assert_eq!(refused("GET", "http://b/", &[("host", "a")]), Some(400));
+        assert_eq!(refused("GET", "/", &[("host", "a"), ("host", "a")]), Some(400));
+        assert_eq!(refused("GET", "/", &[]), Some(400));
+        assert_eq!(refused("GET", "/", &[("host", "a@b")]), Some(400));
+        assert_eq!(refused("GET", "/", &[("host", "")]), Some(400));
+        assert_eq!(refused("OPTIONS", "*", &[("host", "a")]), Some(400));
+        assert_eq!(refused("CONNECT", "a:1", &[("host", "a:1")]), Some(405));
+        assert_eq!(refused("TRACE", "/", &[("host", "a")]), Some(405));
+        let te = |value| refused("POST", "/", &[("host", "a"), ("transfer-encoding", value)]);
+        assert_eq!((te("chunked"), te("Chunked")), (None, None));
+        assert_eq!(
+            (te("gzip, chunked"), te("xchunked"), te("chunked;q=1")),
+            (Some(400), Some(400), Some(400))
+        );
+        let both = [("host", "a"), ("transfer-encoding", "chunked"), ("content-length", "4")];
+        assert_eq!(refused("POST", "/", &both), Some(400));
+        let ws = [("host", "a"), ("connection", "Upgrade"), ("upgrade", "websocket")];
+        assert_eq!(refused("GET", "/", &ws), None);
+        assert_eq!(refused("POST", "/", &ws), Some(400));
+    }
+
+    #[test]
+    fn an_answer_says_nothing_of_the_replicas_connection() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "close, x-hop, content-length"),
+            ("x-hop", "1"),
+            ("content-length", "3"),
+            ("keep-alive", "1"),
+            ("alt-svc", "h3=\":1\""),
+            ("set-cookie", "a=1"),
+            ("set-cookie", "__host-Windlass-session=evil"),
+            ("set-cookie", "b=2"),
+        ] {
+            headers.append(name, value.parse().unwrap());
+        }
+        clean_answer(&mut headers);
+        let text: Vec<String> =
+            headers.iter().map(|(name, value)| format!("{name}={}", value.to_str().unwrap())).collect();
+        assert_eq!(text, ["content-length=3", "set-cookie=a=1", "set-cookie=b=2"]);
+    }
+}

@@ -1,0 +1,170 @@
+//! The OpenAI-compatible endpoint of a project: a list of its models, and requests routed by the model they name.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Limited};
+use hyper::{
+    Method, Request, Response, StatusCode, Uri,
+    body::Body,
+    header::{self, HeaderValue},
+    http::uri::PathAndQuery,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    auth::{self, Verdict},
+    body::Outgoing,
+    headers::Origin,
+    proxy::Proxy,
+    reply::Reply,
+    table::{Live, Routes},
+};
+
+/// The largest request: it is read as a whole, because the model's name may stand anywhere in it.
+const BODY_MAX: usize = 32 * 1024 * 1024;
+/// What is passed on to the service of a model.
+const CALLS: [&str; 3] = ["/chat/completions", "/completions", "/embeddings"];
+
+/// Why a call was refused: status, kind and words, as clients of that interface expect them.
+struct Refused(StatusCode, &'static str, String);
+
+/// The models of a project, by name.
+pub fn list(routes: &Routes, project: &str) -> Value {
+    let mut models: Vec<_> = routes
+        .services()
+        .into_iter()
+        .filter(|live| live.service.project == project)
+        .filter_map(|live| live.service.model.clone())
+        .collect();
+    models.sort_by(|a, b| (&a.name, b.created).cmp(&(&b.name, a.created)));
+    models.dedup_by(|a, b| a.name == b.name);
+    let data: Vec<Value> = models
+        .iter()
+        .map(|model| json!({ "object": "model", "id": model.name, "created": model.created, "owned_by": project }))
+        .collect();
+    json!({ "object": "list", "data": data })
+}
+
+/// Who serves a model: of several the one with replicas, then the newest.
+fn find(routes: &Routes, project: &str, name: &str) -> Option<Arc<Live>> {
+    let serves = |live: &Arc<Live>| {
+        live.service.project == project && live.service.model.as_ref().is_some_and(|model| model.name == name)
+    };
+    routes.services().into_iter().filter(serves).max_by_key(|live| {
+        (!live.replicas.is_empty(), live.service.model.as_ref().map_or(0, |model| model.created))
+    })
+}
+
+/// A request to `BASE/PROJECT/…`, such as `/proxy/models/main/chat/completions`.
+pub async fn handle<B>(proxy: &Proxy, origin: &Origin, base: &str, request: Request<B>) -> Response<Reply>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match route(proxy, origin, base, request).await {
+        Ok(response) => response,
+        Err(Refused(status, kind, text)) => {
+            let body = json!({ "error": { "message": text, "type": kind, "param": null, "code": null } });
+            json_response(status, &body)
+        }
+    }
+}
+
+async fn route<B>(
+    proxy: &Proxy,
+    origin: &Origin,
+    base: &str,
+    request: Request<B>,
+) -> Result<Response<Reply>, Refused>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let path = request.uri().path().strip_prefix(base).and_then(|path| path.strip_prefix('/'));
+    let (project, call) =
+        path.and_then(|path| path.find('/').map(|at| path.split_at(at))).ok_or_else(unknown)?;
+    let (project, call) = (project.to_owned(), call.to_owned());
+    let identity = admit(proxy, &request, &project).await?;
+    if call == "/models" && request.method() == Method::GET {
+        return Ok(json_response(StatusCode::OK, &list(&proxy.routes, &project)));
+    }
+    let Some(call) = CALLS.into_iter().find(|known| **known == call) else { return Err(unknown()) };
+    if request.method() != Method::POST {
+        let text = format!("`{call}` is called with POST");
+        return Err(Refused(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", text));
+    }
+    let (mut parts, body) = request.into_parts();
+    let body = read(body).await?;
+    let live = service_of(&proxy.routes, &project, &body)?;
+    let prefix = live.service.model.as_ref().map_or("", |model| model.prefix.trim_end_matches('/'));
+    let path: PathAndQuery = format!("{prefix}{call}").parse().map_err(|_| unknown())?;
+    parts.uri = Uri::from(path);
+    // The body is whole now, whatever framed it before.
+    parts.headers.remove(header::TRANSFER_ENCODING);
+    parts.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+    Ok(proxy.vouched(live, origin, identity, Request::from_parts(parts, Outgoing::from(body))).await)
+}
+
+fn unknown() -> Refused {
+    let text = "the calls are GET models, POST chat/completions, completions and embeddings";
+    Refused(StatusCode::NOT_FOUND, "invalid_request_error", text.to_owned())
+}
+
+async fn admit<B>(
+    proxy: &Proxy,
+    request: &Request<B>,
+    project: &str,
+) -> Result<Option<HeaderValue>, Refused> {
+    let refused = |status, text: &str| Err(Refused(status, "authentication_error", text.to_owned()));
+    let Some((token, _)) = auth::token(request.headers()) else {
+        return refused(StatusCode::UNAUTHORIZED, "a token of a project member is needed as the API key");
+    };
+    match proxy.gatekeeper.check(token, project).await {
+        Verdict::Allow { identity } => Ok(identity),
+        Verdict::Deny => refused(StatusCode::FORBIDDEN, "the token is not that of a member of this project"),
+        Verdict::Unknown => refused(StatusCode::SERVICE_UNAVAILABLE, "the token cannot be checked now"),
+    }
+}
+
+async fn read<B>(body: B) -> Result<Bytes, Refused>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match Limited::new(body, BODY_MAX).collect().await {
+        Ok(whole) => Ok(whole.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+            let text = format!("the request is larger than {} MiB", BODY_MAX / 1024 / 1024);
+            Err(Refused(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", text))
+        }
+        Err(_) => {
+            let text = "the request could not be read to its end".to_owned();
+            Err(Refused(StatusCode::BAD_REQUEST, "invalid_request_error", text))
+        }
+    }
+}
+
+fn service_of(routes: &Routes, project: &str, body: &[u8]) -> Result<Arc<Live>, Refused> {
+    /// All that matters here of a request.
+    #[derive(Deserialize)]
+    struct Call {
+        model: String,
+    }
+    let call: Call = serde_json::from_slice(body).map_err(|error| {
+        let text = format!("the request must be JSON with a `model`: {error}");
+        Refused(StatusCode::BAD_REQUEST, "invalid_request_error", text)
+    })?;
+    find(routes, project, &call.model).ok_or_else(|| {
+        let text = format!("no service of this project serves the model `{}`", call.model);
+        Refused(StatusCode::NOT_FOUND, "invalid_request_error", text)
+    })
+}
+
+fn json_response(status: StatusCode, body: &Value) -> Response<Reply> {
+    let mut response = Response::new(Reply::text(Bytes::from(body.to_string())));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

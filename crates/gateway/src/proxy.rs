@@ -1,0 +1,319 @@
+//! The engine: from a request to a service, to an answer.
+//!
+//! One future carries a request all the way. It knows nothing of sockets on the caller's side: who serves HTTP
+//! (the server's API, or a gateway's listeners) hands requests in and takes answers.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use hyper::{
+    Request, Response, StatusCode,
+    header::{self, HeaderValue},
+    http::{request::Parts, uri::PathAndQuery},
+    upgrade::OnUpgrade,
+};
+
+use crate::{
+    access::{AccessLog, Record},
+    answer::Say,
+    auth::{self, Gatekeeper, Verdict},
+    body::Outgoing,
+    connect::Connector,
+    cors,
+    headers::{self, Asked, Origin, Refusal},
+    hold::Wake,
+    reply::{Note, Reply, Tally},
+    table::{Live, Routes},
+    upstream::content_length,
+};
+
+/// Bounds that hold for all services.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// How long it may take to open a connection to a replica.
+    pub connect: Duration,
+    /// How long a caller may be silent in the middle of a body.
+    pub body_stall: Duration,
+    /// Requests of one service that may wait for a first replica.
+    pub held_max: u64,
+    /// Replicas that one request is tried on.
+    pub tries_max: u32,
+}
+
+impl Bounds {
+    pub const USUAL: Self = Self {
+        connect: Duration::from_secs(5),
+        body_stall: Duration::from_secs(60),
+        held_max: 1000,
+        tries_max: 3,
+    };
+}
+
+/// The proxy.
+pub struct Proxy {
+    pub routes: Arc<Routes>,
+    pub connector: Arc<dyn Connector>,
+    pub gatekeeper: Arc<dyn Gatekeeper>,
+    pub wake: Arc<dyn Wake>,
+    pub log: Option<Arc<dyn AccessLog>>,
+    pub bounds: Bounds,
+}
+
+/// A request that is known to mean one thing, on its way.
+pub(crate) struct Errand<'a> {
+    pub(crate) origin: &'a Origin,
+    pub(crate) parts: Parts,
+    pub(crate) asked: Asked,
+    /// What the path loses before the replica sees it.
+    pub(crate) mount: &'a str,
+    /// The token was checked before.
+    pub(crate) vouched: bool,
+    /// The `Authorization` was for us.
+    pub(crate) ours: bool,
+    pub(crate) identity: Option<HeaderValue>,
+    pub(crate) on_upgrade: Option<OnUpgrade>,
+}
+
+impl Errand<'_> {
+    /// Path and query, as the replica shall see them.
+    pub(crate) fn path(&self) -> &str {
+        let path = self.parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+        path.get(self.mount.len()..).unwrap_or("/")
+    }
+}
+
+impl Proxy {
+    /// A request for the service that answers to its host.
+    pub async fn by_host<B: Into<Outgoing>>(&self, origin: &Origin, request: Request<B>) -> Response<Reply> {
+        let (errand, body) = match admit(origin, request) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return refuse(refusal),
+        };
+        let Some(live) = self.routes.host(headers::host_name(&errand.asked.host)) else {
+            return Say::new(StatusCode::NOT_FOUND, "no service answers to this host").into_response();
+        };
+        if live.service.https && !origin.https {
+            return to_https(&errand);
+        }
+        self.serve(live, errand, body).await
+    }
+
+    /// A request for `BASE/PROJECT/RUN/…`, such as `/proxy/services/main/llm/v1/models`.
+    pub async fn by_path<B: Into<Outgoing>>(
+        &self,
+        origin: &Origin,
+        base: &str,
+        request: Request<B>,
+    ) -> Response<Reply> {
+        let (mut errand, body) = match admit(origin, request) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return refuse(refusal),
+        };
+        let path = errand.parts.uri.path().to_owned();
+        let Some((key, rest)) = split(&path, base) else {
+            return Say::new(StatusCode::NOT_FOUND, "no service is named in this path").into_response();
+        };
+        let Some(live) = self.routes.service(key) else {
+            return Say::new(StatusCode::NOT_FOUND, "there is no such service").into_response();
+        };
+        let mount = path.get(..path.len() - rest.len()).unwrap_or_default();
+        if rest.is_empty() {
+            // Relative links of the page would lead out of the service.
+            return redirect(&format!("{mount}/{}", query(&errand.parts)));
+        }
+        if live.service.strip_prefix {
+            errand.mount = mount;
+        }
+        self.serve(live, errand, body).await
+    }
+
+    /// A request for a service that is known already, by somebody whose token was checked already.
+    pub(crate) async fn vouched<B: Into<Outgoing>>(
+        &self,
+        live: Arc<Live>,
+        origin: &Origin,
+        identity: Option<HeaderValue>,
+        request: Request<B>,
+    ) -> Response<Reply> {
+        match admit(origin, request) {
+            Ok((mut errand, body)) => {
+                errand.vouched = true;
+                errand.ours = true;
+                errand.identity = identity;
+                self.serve(live, errand, body).await
+            }
+            Err(refusal) => refuse(refusal),
+        }
+    }
+
+    async fn serve(&self, live: Arc<Live>, mut errand: Errand<'_>, mut body: Outgoing) -> Response<Reply> {
+        let mut tally = Tally::begin(&live);
+        if let Some(log) = &self.log {
+            tally.note = Some(Box::new(note(log, &live, &errand, tally.began())));
+        }
+        let caller =
+            live.service.cors.as_ref().and_then(|_| errand.parts.headers.get(header::ORIGIN).cloned());
+        let answered = match self.enter(&live, &mut errand, &mut body, &tally).await {
+            Ok(None) => self.forward(&live, errand, body, tally).await,
+            Ok(Some(response)) => Err((response, tally)),
+            Err(say) => Err((say.into_response(), tally)),
+        };
+        let mut response = match answered {
+            Ok(response) => response,
+            Err((response, mut tally)) => {
+                tally.status = response.status();
+                response
+            }
+        };
+        if let Some(rules) = &live.service.cors {
+            cors::mark(rules, caller.as_ref(), response.headers_mut());
+        }
+        response
+    }
+
+    /// The checks before a replica hears of it. May answer in its place.
+    async fn enter(
+        &self,
+        live: &Live,
+        errand: &mut Errand<'_>,
+        body: &mut Outgoing,
+        tally: &Tally,
+    ) -> Result<Option<Response<Reply>>, Say> {
+        let service = &live.service;
+        if let Some(rules) = &service.cors
+            && let Some(response) = cors::preflight(rules, &errand.parts)
+        {
+            return Ok(Some(response));
+        }
+        let path = errand.path().split('?').next().unwrap_or("/");
+        let peer = errand.origin.peer.ip();
+        if let Err(wait) = live.limits.take(path, &errand.parts.headers, peer, tally.began()) {
+            let text = "too many requests: the service limits their rate";
+            return Err(Say::later(StatusCode::TOO_MANY_REQUESTS, text, wait));
+        }
+        if service.auth && !errand.vouched {
+            self.check_token(live, errand).await?;
+        }
+        let length = content_length(&errand.parts.headers).ok().flatten().or_else(|| body.length());
+        if let (Some(max), Some(length)) = (service.body_max, length)
+            && length > max
+        {
+            let text = format!("the body has {length} bytes; the service takes at most {max}");
+            return Err(Say::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+        }
+        body.bounded(service.body_max, self.bounds.body_stall);
+        Ok(None)
+    }
+
+    async fn check_token(&self, live: &Live, errand: &mut Errand<'_>) -> Result<(), Say> {
+        let Some((token, field)) = auth::token(&errand.parts.headers) else {
+            let text = "this service needs a token of a project member, as `Authorization: Bearer TOKEN`";
+            return Err(Say::new(StatusCode::UNAUTHORIZED, text));
+        };
+        match self.gatekeeper.check(token, &live.service.project).await {
+            Verdict::Allow { identity } => {
+                errand.ours = field;
+                errand.identity = identity;
+                Ok(())
+            }
+            Verdict::Deny => {
+                let text = "the token is not that of a member of this project";
+                Err(Say::new(StatusCode::FORBIDDEN, text))
+            }
+            Verdict::Unknown => {
+                let text = "the token cannot be checked now, because the server does not answer";
+                Err(Say::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5)))
+            }
+        }
+    }
+}
+
+fn admit<'a, B: Into<Outgoing>>(
+    origin: &'a Origin,
+    mut request: Request<B>,
+) -> Result<(Errand<'a>, Outgoing), Refusal> {
+    let wish = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
+    let (parts, body) = request.into_parts();
+    let asked = headers::check(&parts)?;
+    let on_upgrade = wish.filter(|_| asked.upgrade.is_some());
+    let errand =
+        Errand { origin, parts, asked, mount: "", vouched: false, ours: false, identity: None, on_upgrade };
+    Ok((errand, body.into()))
+}
+
+fn refuse(Refusal(status, text): Refusal) -> Response<Reply> {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
+    let mut response = Say::new(status, text).into_response();
+    // Whoever frames requests in a strange way is not listened to any further.
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// `PROJECT/RUN` and what follows it.
+fn split<'a>(path: &'a str, base: &str) -> Option<(&'a str, &'a str)> {
+    let path = path.strip_prefix(base)?.strip_prefix('/')?;
+    let (project, rest) = path.split_once('/')?;
+    let run = rest.split('/').next().unwrap_or_default();
+    if project.is_empty() || run.is_empty() {
+        return None;
+    }
+    path.split_at_checked(project.len() + 1 + run.len())
+}
+
+fn query(parts: &Parts) -> String {
+    parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default()
+}
+
+fn redirect(to: &str) -> Response<Reply> {
+    let mut response = Response::new(Reply::text(Bytes::new()));
+    *response.status_mut() = StatusCode::PERMANENT_REDIRECT;
+    if let Ok(to) = HeaderValue::from_str(to) {
+        response.headers_mut().insert(header::LOCATION, to);
+    }
+    response
+}
+
+fn to_https(errand: &Errand<'_>) -> Response<Reply> {
+    redirect(&format!("https://{}{}", headers::host_name(&errand.asked.host), errand.path()))
+}
+
+fn note(log: &Arc<dyn AccessLog>, live: &Live, errand: &Errand<'_>, began: std::time::Instant) -> Note {
+    let record = Record {
+        service: Arc::clone(&live.key),
+        replica: None,
+        peer: errand.origin.peer.ip(),
+        method: errand.parts.method.clone(),
+        uri: errand.parts.uri.clone(),
+        version: errand.parts.version,
+        status: StatusCode::OK,
+        began,
+        took: Duration::ZERO,
+        bytes_in: 0,
+        bytes_out: 0,
+        tries: 0,
+        cut: false,
+    };
+    Note { log: Arc::clone(log), record }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_names_project_and_run() {
+        let base = "/proxy/services";
+        assert_eq!(split("/proxy/services/p/r/x/y", base), Some(("p/r", "/x/y")));
+        assert_eq!(split("/proxy/services/p/r/", base), Some(("p/r", "/")));
+        assert_eq!(split("/proxy/services/p/r", base), Some(("p/r", "")));
+        for path in [
+            "/proxy/services/p",
+            "/proxy/services/p/",
+            "/proxy/services//r",
+            "/other/p/r",
+            "/proxy/servicesX/p/r",
+        ] {
+            assert_eq!(split(path, base), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A replica as the proxy sees it: idle connections, unanswered requests, and whether it is well.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    route::{self, Target},
+    upstream::Conn,
+};
+
+/// Idle connections kept to one replica.
+const IDLE_MAX: usize = 256;
+/// A replica closes idle connections when it likes; those not used for this long are closed by us.
+const IDLE_LIFE: Duration = Duration::from_secs(50);
+/// How long a replica is left alone after a first failed connection. It doubles up to the bound.
+const EJECT_MS: u64 = 500;
+const EJECT_MS_MAX: u64 = 30_000;
+
+/// A replica. It outlives changes of routes that still name it.
+pub struct Replica {
+    pub(crate) id: Arc<str>,
+    pub(crate) target: Target,
+    began: Instant,
+    outstanding: AtomicUsize,
+    idle: Mutex<Vec<Conn>>,
+    leaving: AtomicBool,
+    down: AtomicBool,
+    failures: AtomicU32,
+    /// In milliseconds since `began`.
+    ejected_until: AtomicU64,
+    answered: Notify,
+}
+
+/// How a drain ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Every request was answered.
+    Clean,
+    /// So many were still unanswered when the time was over.
+    Cut(usize),
+}
+
+impl std::fmt::Debug for Replica {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replica").field("id", &self.id).field("outstanding", &self.outstanding).finish()
+    }
+}
+
+impl Replica {
+    pub(crate) fn new(replica: &route::Replica) -> Self {
+        Self {
+            id: replica.id.as_str().into(),
+            target: replica.target.clone(),
+            began: Instant::now(),
+            outstanding: AtomicUsize::new(0),
+            idle: Mutex::new(Vec::new()),
+            leaving: AtomicBool::new(false),
+            down: AtomicBool::new(false),
+            failures: AtomicU32::new(0),
+            ejected_until: AtomicU64::new(0),
+            answered: Notify::new(),
+        }
+    }
+
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Requests not yet answered in full.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.load(Relaxed)
+    }
+
+    /// What a health check found. A replica that is down gets no requests.
+    pub fn set_down(&self, down: bool) {
+        self.down.store(down, Relaxed);
+        if !down {
+            self.well();
+        }
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        self.down.load(Relaxed)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn is_ejected(&self) -> bool {
+        self.failures.load(Relaxed) > 0 && self.now_ms() < self.ejected_until.load(Relaxed)
+    }
+
+    /// It could not be reached: others come first for a while.
+    pub(crate) fn ill(&self) {
+        let failures = self.failures.fetch_add(1, Relaxed).min(16);
+        let pause = (EJECT_MS << failures).min(EJECT_MS_MAX);
+        self.ejected_until.store(self.now_ms() + pause, Relaxed);
+        self.idle.lock().clear();
+    }
+
+    pub(crate) fn well(&self) {
+        if self.failures.load(Relaxed) > 0 {
+            self.failures.store(0, Relaxed);
+        }
+    }
+
+    pub(crate) fn enter(self: &Arc<Self>) -> Outstanding {
+        self.outstanding.fetch_add(1, Relaxed);
+        Outstanding(Arc::clone(self))
+    }
+
+    /// An idle connection that is still good.
+    pub(crate) fn take(&self, cx: &mut Context<'_>) -> Option<Conn> {
+        let mut idle = self.idle.lock();
+        while let Some(mut conn) = idle.pop() {
+            if conn.idle_since.elapsed() < IDLE_LIFE && conn.is_fresh(cx) {
+                return Some(conn);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn put(&self, mut conn: Conn) {
+        if self.leaving.load(Relaxed) {
+            return;
+        }
+        conn.idle_since = Instant::now();
+        let mut idle = self.idle.lock();
+        if idle.len() < IDLE_MAX {
+            idle.push(conn);
+        }
+    }
+
+    /// Closes what is old, and what the replica has closed.
+    pub(crate) fn sweep(&self) {
+        let mut cx = Context::from_waker(Waker::noop());
+        self.idle.lock().retain_mut(|conn| conn.idle_since.elapsed() < IDLE_LIFE && conn.is_fresh(&mut cx));
+    }
+
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Relaxed);
+        self.idle.lock().clear();
+    }
+
+    /// Waits until every request is answered, but not longer than `bound`.
+    pub async fn drained(&self, bound: Duration) -> Drained {
+        let clean = async {
+            loop {
+                let answered = self.answered.notified();
+                if self.outstanding() == 0 {
+                    return;
+                }
+                answered.await;
+            }
+        };
+        match tokio::time::timeout(bound, clean).await {
+            Ok(()) => Drained::Clean,
+            Err(_) => Drained::Cut(self.outstanding()),
+        }
+    }
+}
+
+/// A request that this replica has not answered in full.
+pub(crate) struct Outstanding(pub(crate) Arc<Replica>);
+
+impl Drop for Outstanding {
+    fn drop(&mut self) {
+        let before = self.0.outstanding.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
+        if before == 1 && self.0.leaving.load(Relaxed) {
+            self.0.answered.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The body of an answer on its way to the caller, and the account that is closed when it ends.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Instant,
+};
+
+use bytes::Bytes;
+use hyper::{
+    StatusCode,
+    body::{Body, Frame, SizeHint},
+};
+
+use crate::{
+    access::{AccessLog, Record},
+    body::Piece,
+    headers::is_trailer,
+    replica::Outstanding,
+    table::Live,
+    upstream::{Conn, Failure, Reading, Sending},
+};
+
+/// Why an answer ended early.
+#[derive(Debug, thiserror::Error)]
+#[error("pass on the answer of a replica")]
+pub struct CutShort(#[source] Failure);
+
+/// The body of an answer.
+pub struct Reply(Kind);
+
+enum Kind {
+    Text(Bytes),
+    Flow(Flow),
+}
+
+impl Reply {
+    pub(crate) const fn text(text: Bytes) -> Self {
+        Self(Kind::Text(text))
+    }
+
+    pub(crate) const fn flow(flow: Flow) -> Self {
+        Self(Kind::Flow(flow))
+    }
+}
+
+/// An answer that comes from a replica, piece by piece, as fast as the caller takes it.
+pub(crate) struct Flow {
+    /// Taken at the end, for the next request.
+    pub(crate) conn: Option<Conn>,
+    pub(crate) reading: Reading,
+    /// What of the request is still to be sent: a replica may answer before it has heard all.
+    pub(crate) sending: Option<Sending>,
+    pub(crate) keep_alive: bool,
+    pub(crate) outstanding: Outstanding,
+    pub(crate) tally: Tally,
+}
+
+impl Flow {
+    fn is_over(&self) -> bool {
+        matches!(self.reading, Reading::End | Reading::Sized(0))
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutShort>>> {
+        let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
+        if let Some(sending) = &mut self.sending {
+            let sent = conn.poll_send(sending, cx);
+            self.tally.bytes_in = sending.taken();
+            match sent {
+                Poll::Ready(Ok(())) => self.sending = None,
+                // Who has answered need not listen any longer.
+                Poll::Ready(Err(_)) => {
+                    self.keep_alive = false;
+                    self.sending = None;
+                }
+                Poll::Pending => {}
+            }
+        }
+        match ready!(conn.poll_body(&mut self.reading, cx)) {
+            None => Poll::Ready(None),
+            Some(Ok(Piece::Data(data))) => {
+                self.tally.bytes_out += data.len() as u64;
+                Poll::Ready(Some(Ok(Frame::data(data))))
+            }
+            Some(Ok(Piece::Trailers(mut trailers))) => {
+                let refused: Vec<_> = trailers.keys().filter(|name| !is_trailer(name)).cloned().collect();
+                for name in refused {
+                    trailers.remove(name);
+                }
+                Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+            }
+            Some(Err(failure)) => {
+                self.keep_alive = false;
+                self.conn = None;
+                Poll::Ready(Some(Err(CutShort(failure))))
+            }
+        }
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let over = self.is_over();
+        self.tally.cut = !over;
+        let sent = self.sending.as_ref().is_none_or(Sending::is_done);
+        if let Some(conn) = self.conn.take()
+            && over
+            && sent
+            && self.keep_alive
+            && conn.is_clean()
+        {
+            self.outstanding.0.put(conn);
+        }
+    }
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = CutShort;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CutShort>>> {
+        match &mut self.get_mut().0 {
+            Kind::Text(text) if text.is_empty() => Poll::Ready(None),
+            Kind::Text(text) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(text))))),
+            Kind::Flow(flow) => flow.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Text(text) => text.is_empty(),
+            Kind::Flow(flow) => flow.is_over(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Text(text) => SizeHint::with_exact(text.len() as u64),
+            Kind::Flow(flow) => match &flow.reading {
+                Reading::Sized(left) => SizeHint::with_exact(*left),
+                Reading::End => SizeHint::with_exact(0),
+                Reading::Chunked(_) | Reading::Close => SizeHint::default(),
+            },
+        }
+    }
+}
+
+/// The account of one request. It is closed when dropped, whichever way the request ended.
+pub(crate) struct Tally {
+    live: Arc<Live>,
+    began: Instant,
+    pub(crate) status: StatusCode,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    pub(crate) cut: bool,
+    pub(crate) note: Option<Box<Note>>,
+}
+
+/// What the access log wants to know besides.
+pub(crate) struct Note {
+    pub(crate) log: Arc<dyn AccessLog>,
+    pub(crate) record: Record,
+}
+
+impl Tally {
+    pub(crate) fn begin(live: &Arc<Live>) -> Self {
+        let began = Instant::now();
+        live.stats().arrive(began);
+        Self {
+            live: Arc::clone(live),
+            began,
+            // The caller went away before anybody answered.
+            status: CLOSED,
+            bytes_in: 0,
+            bytes_out: 0,
+            cut: false,
+            note: None,
+        }
+    }
+
+    pub(crate) const fn began(&self) -> Instant {
+        self.began
+    }
+}
+
+/// "The caller closed the connection", as nginx writes it in its logs; never sent.
+pub(crate) const CLOSED: StatusCode = match StatusCode::from_u16(499) {
+    Ok(status) => status,
+    Err(_) => StatusCode::BAD_REQUEST,
+};
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        let took = self.began.elapsed();
+        self.live.stats().leave(self.status, took, self.bytes_in, self.bytes_out);
+        if let Some(note) = self.note.take() {
+            let Note { log, record } = *note;
+            log.record(Record {
+                status: self.status,
+                took,
+                bytes_in: self.bytes_in,
+                bytes_out: self.bytes_out,
+                cut: self.cut,
+                ..record
+            });
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Sockets on the callers' side: HTTP/1.1 and HTTP/2, plain or with TLS, with bounds on what one caller may take.
+
+use std::{convert::Infallible, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+
+use hyper::{Request, Response, body::Incoming, server::conn, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::ServerConfig;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{connect::Io, headers::Origin, models, paced::Paced, proxy::Proxy, reply::Reply};
+
+/// The largest head of a request.
+const HEAD_MAX: usize = 32 * 1024;
+const HEADERS_MAX: usize = 100;
+/// Streams of one HTTP/2 connection.
+const STREAMS_MAX: u32 = 250;
+/// Streams that were reset before they were looked at: more than that is an attack.
+const RESETS_MAX: usize = 20;
+/// How long to wait when the machine has no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How requests are told apart.
+#[derive(Clone, Debug)]
+pub enum Door {
+    /// By the host they ask for: a gateway.
+    Hosts,
+    /// By their path: services below one base, models below another.
+    Paths { services: String, models: String },
+}
+
+/// How long callers are waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For a whole head, and for the next request on an idle connection.
+    pub head: Duration,
+    /// For a TLS handshake.
+    pub handshake: Duration,
+    /// For a caller that takes nothing of its answer.
+    pub write: Duration,
+    /// For requests under way when the listener stops.
+    pub drain: Duration,
+    pub connections_max: usize,
+}
+
+impl Patience {
+    pub const USUAL: Self = Self {
+        head: Duration::from_secs(25),
+        handshake: Duration::from_secs(10),
+        write: Duration::from_secs(60),
+        drain: Duration::from_secs(30),
+        connections_max: 20_000,
+    };
+}
+
+/// A listener with all it needs.
+#[derive(Clone)]
+pub struct Listening {
+    pub proxy: Arc<Proxy>,
+    pub door: Door,
+    /// Plain HTTP without.
+    pub tls: Option<Arc<ServerConfig>>,
+    pub patience: Patience,
+}
+
+/// Serves until `stop`; then lets requests under way finish, within their bound.
+pub async fn serve(listener: TcpListener, listening: Listening, stop: CancellationToken) {
+    let listening = Arc::new(listening);
+    let places = Arc::new(Semaphore::new(listening.patience.connections_max));
+    let tasks = TaskTracker::new();
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (listening, stop) = (Arc::clone(&listening), stop.clone());
+        tasks.spawn(async move {
+            let _place = place;
+            if let Err(error) = listening.greet(stream, peer, stop).await {
+                tracing::debug!(%peer, %error, "a connection ended early");
+            }
+        });
+    }
+    drop(listener);
+    tasks.close();
+    if tokio::time::timeout(listening.patience.drain, tasks.wait()).await.is_err() {
+        tracing::warn!(connections = tasks.len(), "requests under way were cut when the listener stopped");
+    }
+}
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+impl Listening {
+    async fn greet(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        stop: CancellationToken,
+    ) -> Result<(), Failed> {
+        stream.set_nodelay(true)?;
+        let Some(tls) = &self.tls else {
+            let http2 = tokio::time::timeout(self.patience.head, speaks_http2(&stream)).await??;
+            let origin = Origin::new(peer, false);
+            return self.converse(stream, origin, http2, stop).await;
+        };
+        let accept = TlsAcceptor::from(Arc::clone(tls)).accept(stream);
+        let stream = tokio::time::timeout(self.patience.handshake, accept).await??;
+        let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        self.converse(stream, Origin::new(peer, true), http2, stop).await
+    }
+
+    async fn converse<S: Io>(
+        &self,
+        stream: S,
+        origin: Origin,
+        http2: bool,
+        stop: CancellationToken,
+    ) -> Result<(), Failed> {
+        let stream = TokioIo::new(Paced::new(stream, self.patience.write));
+        let origin = Arc::new(origin);
+        let service = service_fn(|request: Request<Incoming>| {
+            let (this, origin) = (self, Arc::clone(&origin));
+            async move { Ok::<_, Infallible>(this.answer(&origin, request).await) }
+        });
+        if http2 {
+            let service = service_fn(|request: Request<Incoming>| {
+                let (this, origin) = (self.clone(), Arc::clone(&origin));
+                async move { Ok::<_, Infallible>(this.answer(&origin, request).await) }
+            });
+            let mut connection = pin!(self.http2().serve_connection(stream, service));
+            tokio::select! {
+                result = connection.as_mut() => return Ok(result?),
+                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+            }
+            return Ok(connection.await?);
+        }
+        let mut connection = pin!(self.http1().serve_connection(stream, service).with_upgrades());
+        tokio::select! {
+            biased;
+            result = connection.as_mut() => return Ok(result?),
+            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        Ok(connection.await?)
+    }
+
+    fn http1(&self) -> conn::http1::Builder {
+        let mut builder = conn::http1::Builder::new();
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.patience.head)
+            .max_headers(HEADERS_MAX)
+            .max_header_size(HEAD_MAX)
+            .max_buf_size(2 * HEAD_MAX);
+        builder
+    }
+
+    fn http2(&self) -> conn::http2::Builder<TokioExecutor> {
+        let mut builder = conn::http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(self.patience.head)
+            .keep_alive_timeout(self.patience.head)
+            .max_concurrent_streams(STREAMS_MAX)
+            .max_header_list_size(HEAD_MAX as u32)
+            .max_pending_accept_reset_streams(RESETS_MAX)
+            .max_local_error_reset_streams(RESETS_MAX);
+        builder
+    }
+
+    async fn answer(&self, origin: &Origin, request: Request<Incoming>) -> Response<Reply> {
+        match &self.door {
+            Door::Hosts => self.proxy.by_host(origin, request).await,
+            Door::Paths { models, .. } if request.uri().path().starts_with(models.as_str()) => {
+                models::handle(&self.proxy, origin, models, request).await
+            }
+            Door::Paths { services, .. } => self.proxy.by_path(origin, services, request).await,
+        }
+    }
+}
+
+/// Whether a plain connection begins with the preface of HTTP/2. No method of HTTP/1 begins so.
+async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
+    const PREFACE: &[u8] = b"PRI ";
+    let mut start = [0_u8; PREFACE.len()];
+    loop {
+        let seen = stream.peek(&mut start).await?;
+        let seen_bytes = start.get(..seen).unwrap_or_default();
+        if seen == 0 || !PREFACE.starts_with(seen_bytes) {
+            return Ok(false);
+        }
+        if seen == PREFACE.len() {
+            return Ok(true);
+        }
+        // Peeking does not take the bytes, so the socket stays readable: look again in a moment.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,89 @@
+//! The last known routes in a file, so that a gateway serves at once after a restart, server or not.
+//!
+//! The file is replaced by a rename, and its first line carries length and checksum of the rest: a torn or edited
+//! file is found out, never half believed.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use crate::route::Snapshot;
+
+const MAGIC: &str = "windlass-routes 1";
+/// A larger file is not one of ours.
+const FILE_MAX: u64 = 256 * 1024 * 1024;
+
+/// Why routes were not kept or not found.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error("write the routes to `{}`", .path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("read the routes from `{}`", .path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the routes in `{}` are damaged: {what}", .path.display())]
+    Damaged { path: PathBuf, what: &'static str },
+    #[error("understand the routes in `{}`", .path.display())]
+    Content {
+        path: PathBuf,
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// Keeps a snapshot. When this returns, it survives a power cut.
+pub fn save(path: &Path, snapshot: &Snapshot) -> Result<(), StateError> {
+    let body = serde_json::to_vec(snapshot)
+        .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
+    write(path, &body).map_err(|source| StateError::Write { path: path.to_owned(), source })
+}
+
+fn write(path: &Path, body: &[u8]) -> io::Result<()> {
+    let temporary = path.with_extension("new");
+    // Replicas' addresses are nobody else's business.
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    writeln!(file, "{MAGIC} {} {:08x}", body.len(), crc32fast::hash(body))?;
+    file.write_all(body)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// The snapshot kept last; nothing when there never was one.
+pub fn restore(path: &Path) -> Result<Option<Snapshot>, StateError> {
+    let damaged = |what| StateError::Damaged { path: path.to_owned(), what };
+    let read = |source| StateError::Read { path: path.to_owned(), source };
+    let bytes = match fs::metadata(path) {
+        Ok(found) if found.len() > FILE_MAX => return Err(damaged("it is too large")),
+        Ok(_) => fs::read(path).map_err(read)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(read(error)),
+    };
+    let end =
+        bytes.iter().take(128).position(|b| *b == b'\n').ok_or_else(|| damaged("it has no first line"))?;
+    let (line, body) = bytes.split_at(end);
+    let body = body.get(1..).unwrap_or_default();
+    let line = std::str::from_utf8(line).map_err(|_| damaged("its first line is no text"))?;
+    let mut words =
+        line.strip_prefix(MAGIC).ok_or_else(|| damaged("it is of another kind"))?.split_whitespace();
+    if words.next().and_then(|word| word.parse().ok()) != Some(body.len()) {
+        return Err(damaged("it has not the length it should have"));
+    }
+    if words.next().and_then(|word| u32::from_str_radix(word, 16).ok()) != Some(crc32fast::hash(body)) {
+        return Err(damaged("its checksum is wrong"));
+    }
+    serde_json::from_slice(body)
+        .map(Some)
+        .map_err(|source| StateError::Content { path: path.to_owned(), source })
+}

@@ -1,0 +1,231 @@
+//! The routes in use: replaced as a whole, read without waiting.
+//!
+//! What a service has counted and which connections are open stays over a change of routes. A replica that a new
+//! snapshot no longer names gets no further requests and drains.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use parking_lot::RwLock;
+use tokio::sync::watch;
+
+use crate::{
+    limit::Limits,
+    replica::Replica,
+    route::{Balance, Service, Snapshot},
+    stats::Stats,
+};
+
+/// A service with all that lives with it.
+#[derive(Debug)]
+pub struct Live {
+    pub(crate) key: Arc<str>,
+    pub(crate) service: Service,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) replicas: Vec<Arc<Replica>>,
+    lasting: Arc<Lasting>,
+}
+
+/// What outlives a change of routes.
+#[derive(Debug)]
+struct Lasting {
+    stats: Stats,
+    next: AtomicUsize,
+}
+
+impl Live {
+    fn new(service: Service, before: Option<&Arc<Self>>) -> Self {
+        let now = Instant::now();
+        let replicas = service
+            .groups
+            .iter()
+            .flat_map(|group| &group.replicas)
+            .map(|replica| {
+                before
+                    .and_then(|before| {
+                        let same =
+                            |old: &&Arc<Replica>| *old.id == replica.id && old.target == replica.target;
+                        before.replicas.iter().find(same).cloned()
+                    })
+                    .unwrap_or_else(|| Arc::new(Replica::new(replica)))
+            })
+            .collect();
+        let limits = before
+            .filter(|before| before.service.limits == service.limits)
+            .map_or_else(|| Arc::new(Limits::new(&service.limits, now)), |before| Arc::clone(&before.limits));
+        let lasting = before.map_or_else(
+            || Arc::new(Lasting { stats: Stats::new(now), next: AtomicUsize::new(0) }),
+            |before| Arc::clone(&before.lasting),
+        );
+        let key = format!("{}/{}", service.project, service.run).into();
+        Self { key, service, limits, replicas, lasting }
+    }
+
+    pub fn service(&self) -> &Service {
+        &self.service
+    }
+
+    pub fn stats(&self) -> &Stats {
+        &self.lasting.stats
+    }
+
+    pub fn replicas(&self) -> &[Arc<Replica>] {
+        &self.replicas
+    }
+
+    /// Who answers next. Those just tried are left out; those that could not be reached lately come last.
+    pub(crate) fn pick(&self, tried: &[Arc<Replica>]) -> Option<&Arc<Replica>> {
+        let count = self.replicas.len();
+        let start = if count > 1 { self.lasting.next.fetch_add(1, Relaxed) % count } else { 0 };
+        let (late, early) = self.replicas.split_at_checked(start)?;
+        let able = || {
+            early.iter().chain(late).filter(|replica| {
+                !replica.is_down() && !tried.iter().any(|other| Arc::ptr_eq(other, replica))
+            })
+        };
+        let well = || able().filter(|replica| !replica.is_ejected());
+        match self.service.balance {
+            Balance::RoundRobin => well().next(),
+            Balance::LeastOutstanding => well().min_by_key(|replica| replica.outstanding()),
+        }
+        .or_else(|| able().next())
+    }
+}
+
+/// One generation of routes.
+#[derive(Debug, Default)]
+struct Table {
+    generation: u64,
+    services: HashMap<Arc<str>, Arc<Live>>,
+    hosts: HashMap<Box<str>, Arc<Live>>,
+    /// By what follows `*.`.
+    wildcards: HashMap<Box<str>, Arc<Live>>,
+}
+
+/// Why a snapshot was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("generation {offered} of the routes is not newer than {current}")]
+pub struct Stale {
+    pub current: u64,
+    pub offered: u64,
+}
+
+/// The routes in use.
+#[derive(Debug)]
+pub struct Routes {
+    table: RwLock<Arc<Table>>,
+    generation: watch::Sender<u64>,
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        Self { table: RwLock::default(), generation: watch::Sender::new(0) }
+    }
+}
+
+impl Routes {
+    /// Puts a newer snapshot in place. Gives back the replicas that are no longer named: they drain.
+    pub fn replace(&self, snapshot: Snapshot) -> Result<Vec<Arc<Replica>>, Stale> {
+        let mut slot = self.table.write();
+        let old = Arc::clone(&slot);
+        if snapshot.generation <= old.generation {
+            return Err(Stale { current: old.generation, offered: snapshot.generation });
+        }
+        let generation = snapshot.generation;
+        let mut table = Table { generation, ..Table::default() };
+        for service in snapshot.services {
+            let key = format!("{}/{}", service.project, service.run);
+            let live = Arc::new(Live::new(service, old.services.get(key.as_str())));
+            for domain in &live.service.domains {
+                let domain = domain.to_ascii_lowercase();
+                match domain.strip_prefix("*.") {
+                    Some(rest) => table.wildcards.insert(rest.into(), Arc::clone(&live)),
+                    None => table.hosts.insert(domain.into(), Arc::clone(&live)),
+                };
+            }
+            table.services.insert(Arc::clone(&live.key), live);
+        }
+        let leaving: Vec<Arc<Replica>> = old
+            .services
+            .values()
+            .flat_map(|live| &live.replicas)
+            .filter(|replica| {
+                !table
+                    .services
+                    .values()
+                    .flat_map(|live| &live.replicas)
+                    .any(|kept| Arc::ptr_eq(kept, replica))
+            })
+            .cloned()
+            .collect();
+        *slot = Arc::new(table);
+        drop(slot);
+        for replica in &leaving {
+            replica.leave();
+        }
+        self.generation.send_replace(generation);
+        Ok(leaving)
+    }
+
+    fn table(&self) -> Arc<Table> {
+        Arc::clone(&self.table.read())
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.table.read().generation
+    }
+
+    /// Tells each change of generation.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
+
+    /// By `project/run`.
+    pub fn service(&self, key: &str) -> Option<Arc<Live>> {
+        self.table.read().services.get(key).cloned()
+    }
+
+    /// By the name of the host, in any case of letters. A name beats a wildcard.
+    pub fn host(&self, name: &str) -> Option<Arc<Live>> {
+        if name.bytes().any(|b| b.is_ascii_uppercase()) {
+            return self.lower_host(&name.to_ascii_lowercase());
+        }
+        self.lower_host(name)
+    }
+
+    fn lower_host(&self, name: &str) -> Option<Arc<Live>> {
+        let table = self.table.read();
+        table
+            .hosts
+            .get(name)
+            .or_else(|| name.split_once('.').and_then(|(_, rest)| table.wildcards.get(rest)))
+            .cloned()
+    }
+
+    pub fn services(&self) -> Vec<Arc<Live>> {
+        self.table().services.values().cloned().collect()
+    }
+
+    /// What is in use, as it came.
+    pub fn snapshot(&self) -> Snapshot {
+        let table = self.table();
+        let mut services: Vec<Service> = table.services.values().map(|live| live.service.clone()).collect();
+        services.sort_by(|a, b| (&a.project, &a.run).cmp(&(&b.project, &b.run)));
+        Snapshot { generation: table.generation, services }
+    }
+
+    /// Closes idle connections that are old or that replicas have closed. To be called every few seconds.
+    pub fn sweep(&self) {
+        for live in self.table().services.values() {
+            for replica in &live.replicas {
+                replica.sweep();
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Certificates by the name that is asked for, replaced while connections go on.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::RwLock;
+use rustls::{
+    ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+
+/// Why a certificate was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("read the certificate of `{name}`")]
+    Certificate {
+        name: String,
+        #[source]
+        source: rustls::pki_types::pem::Error,
+    },
+    #[error("there is no certificate for `{name}` in what was given")]
+    Empty { name: String },
+    #[error("read the private key of `{name}`")]
+    Key {
+        name: String,
+        #[source]
+        source: rustls::pki_types::pem::Error,
+    },
+    #[error("use the certificate of `{name}` with its key")]
+    Mismatch {
+        name: String,
+        #[source]
+        source: rustls::Error,
+    },
+    #[error("set up TLS")]
+    Setup(#[source] rustls::Error),
+}
+
+/// A certificate with its key, as text.
+pub struct Pem {
+    /// A name, or `*.example.org`, or `*` for all that have none of their own.
+    pub name: String,
+    pub chain: Vec<u8>,
+    pub key: Vec<u8>,
+}
+
+impl std::fmt::Debug for Pem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pem").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The certificates in use.
+#[derive(Debug, Default)]
+pub struct Certificates {
+    by_name: RwLock<HashMap<String, Arc<CertifiedKey>>>,
+}
+
+impl Certificates {
+    /// Adds one, or takes the place of the old one of that name. Connections that are open are not touched.
+    pub fn put(&self, pem: &Pem) -> Result<(), TlsError> {
+        let name = pem.name.to_ascii_lowercase();
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem.chain)
+            .collect::<Result<_, _>>()
+            .map_err(|source| TlsError::Certificate { name: name.clone(), source })?;
+        if chain.is_empty() {
+            return Err(TlsError::Empty { name });
+        }
+        let key = PrivateKeyDer::from_pem_slice(&pem.key)
+            .map_err(|source| TlsError::Key { name: name.clone(), source })?;
+        let key = CertifiedKey::from_der(chain, key, &ring::default_provider())
+            .map_err(|source| TlsError::Mismatch { name: name.clone(), source })?;
+        self.by_name.write().insert(name, Arc::new(key));
+        Ok(())
+    }
+
+    pub fn remove(&self, name: &str) {
+        self.by_name.write().remove(&name.to_ascii_lowercase());
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.find(Some(name)).is_some()
+    }
+
+    fn find(&self, name: Option<&str>) -> Option<Arc<CertifiedKey>> {
+        let by_name = self.by_name.read();
+        let own = name.and_then(|name| {
+            let name = name.to_ascii_lowercase();
+            let wildcard = || name.split_once('.').and_then(|(_, rest)| by_name.get(&format!("*.{rest}")));
+            by_name.get(&name).or_else(wildcard)
+        });
+        own.or_else(|| by_name.get("*")).cloned()
+    }
+}
+
+impl ResolvesServerCert for Certificates {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.find(hello.server_name())
+    }
+}
+
+/// TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1.
+pub fn config(certificates: Arc<Certificates>) -> Result<Arc<ServerConfig>, TlsError> {
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(rustls::DEFAULT_VERSIONS)
+        .map_err(TlsError::Setup)?
+        .with_no_client_auth()
+        .with_cert_resolver(certificates);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}

@@ -1,0 +1,176 @@
+//! The chunked coding of an answer, read from a buffer. Pure: bytes in, pieces out.
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use hyper::{
+    HeaderMap,
+    header::{HeaderName, HeaderValue},
+};
+
+use super::Failure;
+
+/// The longest line with a size: extensions count, and nobody needs them.
+const LINE_MAX: usize = 256;
+const TRAILERS_MAX: usize = 16 * 1024;
+const TRAILER_FIELDS_MAX: usize = 64;
+
+/// Where in the coding we are.
+#[derive(Debug, Default)]
+pub(crate) enum Chunked {
+    #[default]
+    Size,
+    Data(u64),
+    DataEnd,
+    Trailers,
+    End,
+}
+
+/// What the next bytes are.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Part {
+    Data(Bytes),
+    Trailers(HeaderMap),
+    End,
+    /// More bytes are needed.
+    More,
+}
+
+impl Chunked {
+    pub(crate) fn next(&mut self, buffer: &mut BytesMut) -> Result<Part, Failure> {
+        loop {
+            match self {
+                Self::Size => {
+                    let Some(end) = line_end(buffer, LINE_MAX)? else { return Ok(Part::More) };
+                    let line = buffer.split_to(end);
+                    buffer.advance(2);
+                    *self = match size(&line)? {
+                        0 => Self::Trailers,
+                        size => Self::Data(size),
+                    };
+                }
+                Self::Data(left) => {
+                    if buffer.is_empty() {
+                        return Ok(Part::More);
+                    }
+                    let take = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
+                    *left -= take as u64;
+                    if *left == 0 {
+                        *self = Self::DataEnd;
+                    }
+                    return Ok(Part::Data(buffer.split_to(take).freeze()));
+                }
+                Self::DataEnd => {
+                    if buffer.len() < 2 {
+                        return Ok(Part::More);
+                    }
+                    if !buffer.starts_with(b"\r\n") {
+                        return Err(Failure::Malformed("a chunk is longer than it says"));
+                    }
+                    buffer.advance(2);
+                    *self = Self::Size;
+                }
+                Self::Trailers => {
+                    let Some((length, trailers)) = trailers(buffer)? else { return Ok(Part::More) };
+                    buffer.advance(length);
+                    *self = Self::End;
+                    if !trailers.is_empty() {
+                        return Ok(Part::Trailers(trailers));
+                    }
+                }
+                Self::End => return Ok(Part::End),
+            }
+        }
+    }
+}
+
+fn line_end(buffer: &[u8], max: usize) -> Result<Option<usize>, Failure> {
+    match buffer.iter().take(max).position(|b| *b == b'\n') {
+        Some(at) if at > 0 && buffer.get(at - 1) == Some(&b'\r') => Ok(Some(at - 1)),
+        Some(_) => Err(Failure::Malformed("a chunk's size does not end with CR LF")),
+        None if buffer.len() >= max => Err(Failure::Malformed("a chunk's size is too long")),
+        None => Ok(None),
+    }
+}
+
+fn size(line: &[u8]) -> Result<u64, Failure> {
+    let digits = line.iter().position(|b| *b == b';').map_or(line, |at| line.get(..at).unwrap_or(line));
+    // White space is allowed before an extension, and nowhere else.
+    let digits = if digits.len() < line.len() { digits.trim_ascii_end() } else { digits };
+    if digits.is_empty() || digits.len() > 15 {
+        return Err(Failure::Malformed("a chunk has no sensible size"));
+    }
+    digits.iter().try_fold(0_u64, |size, digit| {
+        let digit =
+            char::from(*digit).to_digit(16).ok_or(Failure::Malformed("a chunk's size is no number"))?;
+        Ok(size << 4 | u64::from(digit))
+    })
+}
+
+fn trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, Failure> {
+    let mut slots = [httparse::EMPTY_HEADER; TRAILER_FIELDS_MAX];
+    match httparse::parse_headers(buffer, &mut slots) {
+        Ok(httparse::Status::Complete((length, fields))) => {
+            let mut map = HeaderMap::new();
+            for field in fields {
+                let name = HeaderName::from_bytes(field.name.as_bytes());
+                let value = HeaderValue::from_bytes(field.value);
+                let (Ok(name), Ok(value)) = (name, value) else {
+                    return Err(Failure::Malformed("a trailer is no header"));
+                };
+                map.append(name, value);
+            }
+            Ok(Some((length, map)))
+        }
+        Ok(httparse::Status::Partial) if buffer.len() < TRAILERS_MAX => Ok(None),
+        Ok(httparse::Status::Partial) | Err(_) => Err(Failure::Malformed("its trailers are no headers")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds the bytes in steps of `step` and gathers what comes out.
+    fn decode(text: &str, step: usize) -> Result<(String, Vec<String>, String), String> {
+        let (mut state, mut buffer) = (Chunked::default(), BytesMut::new());
+        let (mut data, mut fields) = (Vec::new(), Vec::new());
+        let mut bytes = text.as_bytes().chunks(step);
+        loop {
+            match state.next(&mut buffer).map_err(|error| error.to_string())? {
+                Part::Data(piece) => data.extend_from_slice(&piece),
+                Part::Trailers(map) => fields.extend(map.keys().map(ToString::to_string)),
+                Part::End => break,
+                Part::More => buffer.extend_from_slice(bytes.next().ok_or("cut")?),
+            }
+        }
+        buffer.extend(bytes.flatten());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok((text(&data), fields, text(&buffer)))
+    }
+
+    #[test]
+    fn chunks_come_out_whole_however_they_arrive() {
+        let text = "5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nX-Sum: 1\r\n\r\nnext";
+        for step in 1..text.len() {
+            let expect = ("hello world".to_owned(), vec!["x-sum".to_owned()], "next".to_owned());
+            assert_eq!(decode(text, step), Ok(expect), "step {step}");
+        }
+        assert_eq!(decode("0\r\n\r\n", 5), Ok((String::new(), vec![], String::new())));
+    }
+
+    #[test]
+    fn chunks_that_could_be_read_otherwise_are_refused() {
+        for text in [
+            "5\nhello\r\n0\r\n\r\n",
+            "5\r\nhelloX\r\n0\r\n\r\n",
+            "-5\r\nhello\r\n0\r\n\r\n",
+            "0x5\r\nhello\r\n0\r\n\r\n",
+            "5 \r\nhello\r\n0\r\n\r\n",
+            "\r\n",
+            "ffffffffffffffffff\r\n",
+            "0\r\nbad header\r\n\r\n",
+        ] {
+            assert!(decode(text, 3).is_err(), "{text:?}");
+        }
+        assert!(decode(&format!("5;{}\r\n", "x".repeat(LINE_MAX)), 64).is_err());
+    }
+}

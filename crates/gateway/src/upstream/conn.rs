@@ -1,0 +1,353 @@
+//! One connection to a replica: writes a request, reads an answer, and knows whether it can be used again.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use hyper::{HeaderMap, Method, StatusCode};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
+
+use super::{
+    Failure,
+    chunked::{Chunked, Part},
+    head::{self, Answer, Framing},
+};
+use crate::{
+    body::{Fault, Outgoing, Piece},
+    connect::Stream,
+};
+
+/// What is read at once.
+const READ_BYTES: usize = 16 * 1024;
+/// Pieces up to this size are copied behind what is written before them: one call instead of two.
+const COPY_MAX: usize = 8 * 1024;
+
+/// A connection.
+pub(crate) struct Conn {
+    io: Stream,
+    read: BytesMut,
+    write: BytesMut,
+    /// A large piece, written after `write` without a copy.
+    piece: Bytes,
+    /// Whether that piece is a chunk, whose end is still to be written.
+    tail: bool,
+    pub(crate) idle_since: Instant,
+    /// Bytes of this request that the socket has taken.
+    sent: u64,
+}
+
+/// The part of a request that is still to be written.
+pub(crate) struct Sending {
+    body: Outgoing,
+    framing: Framing,
+    /// What of an announced length is still to come.
+    left: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Body,
+    Flush,
+    Done,
+}
+
+impl Sending {
+    pub(crate) fn new(body: Outgoing, framing: Framing) -> Self {
+        let state = if framing == Framing::None { State::Flush } else { State::Body };
+        let left = if let Framing::Sized(length) = framing { length } else { 0 };
+        Self { body, framing, left, state }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    pub(crate) const fn taken(&self) -> u64 {
+        self.body.taken()
+    }
+
+    pub(crate) fn into_body(self) -> Outgoing {
+        self.body
+    }
+}
+
+impl Conn {
+    pub(crate) fn new(io: Stream) -> Self {
+        Self {
+            io,
+            read: BytesMut::new(),
+            write: BytesMut::with_capacity(1024),
+            piece: Bytes::new(),
+            tail: false,
+            idle_since: Instant::now(),
+            sent: 0,
+        }
+    }
+
+    /// Whether an idle connection is still open and silent. Anything to read on it, its end included, spoils it.
+    pub(crate) fn is_fresh(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut byte = [0_u8; 1];
+        let mut buffer = ReadBuf::new(&mut byte);
+        self.read.is_empty() && Pin::new(&mut self.io).poll_read(cx, &mut buffer).is_pending()
+    }
+
+    /// Where the head of the next request is written to.
+    pub(crate) fn begin(&mut self) -> &mut BytesMut {
+        self.write.clear();
+        self.piece = Bytes::new();
+        self.tail = false;
+        self.sent = 0;
+        &mut self.write
+    }
+
+    /// Bytes of the request that left us.
+    pub(crate) const fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Whether the replica may have seen some of the request.
+    pub(crate) const fn has_sent(&self) -> bool {
+        self.sent > 0
+    }
+
+    /// Writes on, as far as it goes.
+    pub(crate) fn poll_send(
+        &mut self,
+        sending: &mut Sending,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Failure>> {
+        loop {
+            // Fill before flush: the head and a small body leave in one write.
+            while sending.state == State::Body && self.piece.is_empty() && self.write.len() < COPY_MAX {
+                match sending.body.poll_piece(cx) {
+                    Poll::Pending => break,
+                    Poll::Ready(Some(Err(fault))) => return Poll::Ready(Err(Failure::Request(fault))),
+                    Poll::Ready(Some(Ok(Piece::Data(data)))) => {
+                        self.put(data, sending).map_err(Failure::Request)?;
+                    }
+                    Poll::Ready(Some(Ok(Piece::Trailers(trailers)))) => {
+                        self.put_end(sending, &trailers).map_err(Failure::Request)?;
+                    }
+                    Poll::Ready(None) => {
+                        self.put_end(sending, &HeaderMap::new()).map_err(Failure::Request)?;
+                    }
+                }
+            }
+            if self.write.is_empty() && self.piece.is_empty() {
+                return match sending.state {
+                    State::Body => Poll::Pending,
+                    State::Flush => {
+                        ready!(Pin::new(&mut self.io).poll_flush(cx)).map_err(Failure::Write)?;
+                        sending.state = State::Done;
+                        Poll::Ready(Ok(()))
+                    }
+                    State::Done => Poll::Ready(Ok(())),
+                };
+            }
+            ready!(self.poll_write(cx)).map_err(Failure::Write)?;
+            if self.piece.is_empty() && self.write.is_empty() && sending.state == State::Body {
+                // What is not full waits for nobody: a stream's pieces go out as they come.
+                if let Poll::Ready(Err(error)) = Pin::new(&mut self.io).poll_flush(cx) {
+                    return Poll::Ready(Err(Failure::Write(error)));
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, data: Bytes, sending: &mut Sending) -> Result<(), Fault> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let chunked = sending.framing == Framing::Chunked;
+        if chunked {
+            put_size(&mut self.write, data.len());
+        } else {
+            // More than was announced would be taken for another request.
+            sending.left = sending.left.checked_sub(data.len() as u64).ok_or(Fault::Length)?;
+        }
+        if data.len() <= COPY_MAX {
+            self.write.put_slice(&data);
+            if chunked {
+                self.write.put_slice(b"\r\n");
+            }
+        } else {
+            self.piece = data;
+            self.tail = chunked;
+        }
+        Ok(())
+    }
+
+    fn put_end(&mut self, sending: &mut Sending, trailers: &HeaderMap) -> Result<(), Fault> {
+        sending.state = State::Flush;
+        if sending.framing != Framing::Chunked {
+            return if sending.left == 0 { Ok(()) } else { Err(Fault::Length) };
+        }
+        self.write.put_slice(b"0\r\n");
+        for (name, value) in trailers {
+            if crate::headers::is_trailer(name) {
+                crate::headers::put(&mut self.write, name.as_str(), value.as_bytes());
+            }
+        }
+        self.write.put_slice(b"\r\n");
+        Ok(())
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let first = !self.write.is_empty();
+        let bytes: &[u8] = if first { &self.write } else { &self.piece };
+        let written = ready!(Pin::new(&mut self.io).poll_write(cx, bytes))?;
+        if written == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        self.sent += written as u64;
+        if first {
+            self.write.advance(written);
+        } else {
+            self.piece.advance(written);
+            if self.piece.is_empty() && std::mem::take(&mut self.tail) {
+                self.write.put_slice(b"\r\n");
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.read.reserve(READ_BYTES.saturating_sub(self.read.len()).max(1024));
+        tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.read)
+    }
+
+    /// Reads until the head of the final answer is there. `headers` is an old map to use again.
+    pub(crate) fn poll_head(
+        &mut self,
+        method: &Method,
+        upgrade: bool,
+        headers: &mut HeaderMap,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Answer, Failure>> {
+        loop {
+            while !self.read.is_empty() {
+                let Some(answer) = head::parse(&mut self.read, method, headers)? else { break };
+                if answer.status == StatusCode::SWITCHING_PROTOCOLS {
+                    let fine = upgrade.then_some(answer);
+                    return Poll::Ready(fine.ok_or(Failure::Malformed("it changes the protocol unasked")));
+                }
+                if !answer.status.is_informational() {
+                    return Poll::Ready(Ok(answer));
+                }
+                *headers = answer.headers;
+            }
+            let silent = self.read.is_empty();
+            match ready!(self.poll_fill(cx)) {
+                Ok(0) if silent => return Poll::Ready(Err(Failure::Silent)),
+                Ok(0) => return Poll::Ready(Err(Failure::Cut)),
+                Ok(_) => {}
+                Err(error) if silent => return Poll::Ready(Err(reset(error))),
+                Err(error) => return Poll::Ready(Err(Failure::Read(error))),
+            }
+        }
+    }
+
+    /// The next piece of the answer's body; nothing at its end.
+    pub(crate) fn poll_body(
+        &mut self,
+        reading: &mut Reading,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Piece, Failure>>> {
+        loop {
+            let need_more = match reading {
+                Reading::End => return Poll::Ready(None),
+                Reading::Sized(left) => {
+                    if *left == 0 {
+                        *reading = Reading::End;
+                        continue;
+                    }
+                    if self.read.is_empty() {
+                        true
+                    } else {
+                        let take = usize::try_from(*left).unwrap_or(usize::MAX).min(self.read.len());
+                        *left -= take as u64;
+                        return Poll::Ready(Some(Ok(Piece::Data(self.read.split_to(take).freeze()))));
+                    }
+                }
+                Reading::Chunked(chunked) => match chunked.next(&mut self.read) {
+                    Ok(Part::Data(data)) => return Poll::Ready(Some(Ok(Piece::Data(data)))),
+                    Ok(Part::Trailers(trailers)) => return Poll::Ready(Some(Ok(Piece::Trailers(trailers)))),
+                    Ok(Part::End) => {
+                        *reading = Reading::End;
+                        continue;
+                    }
+                    Ok(Part::More) => true,
+                    Err(failure) => return Poll::Ready(Some(Err(failure))),
+                },
+                Reading::Close if self.read.is_empty() => true,
+                Reading::Close => {
+                    return Poll::Ready(Some(Ok(Piece::Data(self.read.split().freeze()))));
+                }
+            };
+            debug_assert!(need_more, "every other way returns or goes on");
+            match ready!(self.poll_fill(cx)) {
+                Ok(0) if matches!(reading, Reading::Close) => *reading = Reading::End,
+                Ok(0) => return Poll::Ready(Some(Err(Failure::Cut))),
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(Failure::Read(error)))),
+            }
+        }
+    }
+
+    /// Whether nothing is left over of the last exchange.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.read.is_empty() && self.write.is_empty() && self.piece.is_empty()
+    }
+
+    /// The bare stream after a change of protocol, and what was read of it already.
+    pub(crate) fn into_stream(self) -> (Stream, Bytes) {
+        (self.io, self.read.freeze())
+    }
+}
+
+/// What of an answer's body is still to be read.
+#[derive(Debug)]
+pub(crate) enum Reading {
+    Sized(u64),
+    Chunked(Chunked),
+    Close,
+    End,
+}
+
+impl From<Framing> for Reading {
+    fn from(framing: Framing) -> Self {
+        match framing {
+            Framing::None => Self::End,
+            Framing::Sized(length) => Self::Sized(length),
+            Framing::Chunked => Self::Chunked(Chunked::default()),
+            Framing::Close => Self::Close,
+        }
+    }
+}
+
+/// A connection that the replica closed while it was idle may end with a reset instead of an end.
+fn reset(error: io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::ConnectionReset { Failure::Silent } else { Failure::Read(error) }
+}
+
+fn put_size(buffer: &mut BytesMut, size: usize) {
+    let mut digits = [0_u8; 16];
+    let mut at = digits.len();
+    let mut left = size;
+    while left > 0 || at == digits.len() {
+        at -= 1;
+        if let Some(digit) = digits.get_mut(at) {
+            *digit = b"0123456789abcdef"[left & 15];
+        }
+        left >>= 4;
+    }
+    buffer.put_slice(digits.get(at..).unwrap_or_default());
+    buffer.put_slice(b"\r\n");
+}

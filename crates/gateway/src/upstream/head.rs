@@ -1,0 +1,200 @@
+//! The head of a replica's answer, and what it says about the body. Strict: what could be read in two ways is
+//! refused.
+
+use std::mem::MaybeUninit;
+
+use bytes::BytesMut;
+use hyper::{
+    HeaderMap, Method, StatusCode,
+    header::{self, HeaderName, HeaderValue},
+};
+
+use super::Failure;
+
+pub(crate) const HEAD_MAX: usize = 64 * 1024;
+pub(crate) const HEADERS_MAX: usize = 128;
+
+/// How long a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    None,
+    Sized(u64),
+    Chunked,
+    /// Until the connection ends.
+    Close,
+}
+
+/// The head of an answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) framing: Framing,
+    pub(crate) keep_alive: bool,
+}
+
+/// Takes a whole head out of the buffer, or nothing while it is incomplete. `headers` is an old map to use again.
+pub(super) fn parse(
+    buffer: &mut BytesMut,
+    method: &Method,
+    headers: &mut HeaderMap,
+) -> Result<Option<Answer>, Failure> {
+    let mut slots = [MaybeUninit::<httparse::Header<'_>>::uninit(); HEADERS_MAX];
+    let mut spans = [(0_usize, 0_usize, 0_usize, 0_usize); HEADERS_MAX];
+    let base = buffer.as_ptr() as usize;
+    let (length, version, code, count) = {
+        let mut response = httparse::Response::new(&mut []);
+        let parsed = httparse::ParserConfig::default().parse_response_with_uninit_headers(
+            &mut response,
+            buffer,
+            &mut slots,
+        );
+        let length = match parsed {
+            Ok(httparse::Status::Complete(length)) => length,
+            Ok(httparse::Status::Partial) if buffer.len() >= HEAD_MAX => return Err(Failure::HeadTooLarge),
+            Ok(httparse::Status::Partial) => return Ok(None),
+            Err(httparse::Error::TooManyHeaders) => return Err(Failure::HeadTooLarge),
+            Err(_) => return Err(Failure::Malformed("its head is not HTTP/1")),
+        };
+        if length > HEAD_MAX {
+            return Err(Failure::HeadTooLarge);
+        }
+        for (span, header) in spans.iter_mut().zip(response.headers.iter()) {
+            *span = (
+                header.name.as_ptr() as usize - base,
+                header.name.len(),
+                header.value.as_ptr() as usize - base,
+                header.value.len(),
+            );
+        }
+        (length, response.version.unwrap_or(0), response.code.unwrap_or(0), response.headers.len())
+    };
+    let status = StatusCode::from_u16(code).map_err(|_| Failure::Malformed("its status is no status"))?;
+    let head = buffer.split_to(length).freeze();
+    let mut headers = std::mem::take(headers);
+    headers.clear();
+    for (name, name_len, value, value_len) in spans.iter().take(count) {
+        let name = head.get(*name..name + name_len).unwrap_or_default();
+        let name = HeaderName::from_bytes(name).map_err(|_| Failure::Malformed("a header has no name"))?;
+        // An empty value may point anywhere.
+        let value = if *value_len == 0 { bytes::Bytes::new() } else { head.slice(*value..value + value_len) };
+        let value = HeaderValue::from_maybe_shared(value)
+            .map_err(|_| Failure::Malformed("a header has a control character"))?;
+        headers.append(name, value);
+    }
+    let framing = framing(&headers, status, method, version)?;
+    let keep_alive = version == 1
+        && framing != Framing::Close
+        && !headers.get_all(header::CONNECTION).iter().any(|value| has_token(value, b"close"));
+    Ok(Some(Answer { status, headers, framing, keep_alive }))
+}
+
+fn framing(
+    headers: &HeaderMap,
+    status: StatusCode,
+    method: &Method,
+    version: u8,
+) -> Result<Framing, Failure> {
+    let length = content_length(headers).map_err(Failure::Malformed)?;
+    let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let encoding = encodings.next();
+    if encoding.is_some() && (length.is_some() || encodings.next().is_some() || version != 1) {
+        return Err(Failure::Malformed("it says its length in two ways"));
+    }
+    if method == Method::HEAD
+        || status.is_informational()
+        || status == StatusCode::NO_CONTENT
+        || status == StatusCode::NOT_MODIFIED
+    {
+        return Ok(Framing::None);
+    }
+    match (encoding, length) {
+        (Some(value), _) if value.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(Framing::Chunked),
+        (Some(_), _) => Err(Failure::Malformed("its transfer encoding is not `chunked`")),
+        (None, Some(0)) => Ok(Framing::None),
+        (None, Some(length)) => Ok(Framing::Sized(length)),
+        (None, None) => Ok(Framing::Close),
+    }
+}
+
+/// The one length that all its fields agree on.
+pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, &'static str> {
+    let mut length = None;
+    for value in headers.get_all(header::CONTENT_LENGTH) {
+        let bytes = value.as_bytes();
+        // `u64::from_str` would take a sign.
+        let this = (!bytes.is_empty() && bytes.len() <= 19 && bytes.iter().all(u8::is_ascii_digit))
+            .then(|| bytes.iter().fold(0_u64, |n, digit| n * 10 + u64::from(digit - b'0')))
+            .ok_or("its content length is no number")?;
+        if length.is_some_and(|length| length != this) {
+            return Err("it says two lengths");
+        }
+        length = Some(this);
+    }
+    Ok(length)
+}
+
+/// Whether a list of tokens has this one, in any case of letters.
+pub(crate) fn has_token(value: &HeaderValue, token: &[u8]) -> bool {
+    value.as_bytes().split(|b| *b == b',').any(|word| word.trim_ascii().eq_ignore_ascii_case(token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(head: &str, method: Method) -> Result<(u16, Framing, bool), String> {
+        let mut buffer = BytesMut::from(format!("{head}\r\n\r\nrest").as_bytes());
+        let answer = parse(&mut buffer, &method, &mut HeaderMap::new()).map_err(|error| error.to_string())?;
+        let answer = answer.ok_or("incomplete")?;
+        assert_eq!(buffer, "rest");
+        Ok((answer.status.as_u16(), answer.framing, answer.keep_alive))
+    }
+
+    #[test]
+    fn the_length_of_an_answer_is_read_as_the_standard_says() {
+        let get = Method::GET;
+        assert_eq!(
+            check("HTTP/1.1 200 OK\r\nContent-Length: 12", get.clone()),
+            Ok((200, Framing::Sized(12), true))
+        );
+        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked";
+        assert_eq!(check(chunked, get.clone()), Ok((200, Framing::Chunked, true)));
+        assert_eq!(check("HTTP/1.1 200 OK\r\nA: ", get.clone()), Ok((200, Framing::Close, false)));
+        assert_eq!(
+            check("HTTP/1.0 200 OK\r\nContent-Length: 1", get.clone()),
+            Ok((200, Framing::Sized(1), false))
+        );
+        assert_eq!(check("HTTP/1.1 204 No", get.clone()), Ok((204, Framing::None, true)));
+        assert_eq!(check("HTTP/1.1 304 Same\r\nContent-Length: 9", get), Ok((304, Framing::None, true)));
+        let head = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\nConnection: x, Close";
+        assert_eq!(check(head, Method::HEAD), Ok((200, Framing::None, false)));
+    }
+
+    #[test]
+    fn an_answer_that_can_be_read_in_two_ways_is_refused() {
+        for head in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked",
+            "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2",
+            "HTTP/1.1 200 OK\r\nContent-Length: +1",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1, 1",
+            "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999",
+            "HTTP/1.1 200 OK\r\nX: a\r\n folded",
+            "HTTP/1.1 200 OK\r\nX : a",
+            "HTTP/2 200 OK",
+        ] {
+            assert!(check(head, Method::GET).is_err(), "{head}");
+        }
+    }
+
+    #[test]
+    fn a_head_without_end_is_refused() {
+        let mut buffer = BytesMut::from(format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(HEAD_MAX)).as_bytes());
+        let parsed = parse(&mut buffer, &Method::GET, &mut HeaderMap::new());
+        assert!(matches!(parsed, Err(Failure::HeadTooLarge)));
+    }
+}

@@ -1,0 +1,34 @@
+//! HTTP/1.1 to a replica, over any stream.
+//!
+//! Why not a client of a library? It would drive each connection in a task of its own and hand over each piece
+//! through channels. Here one task carries a request from the caller's socket to the replica's and back, the
+//! headers of a request are written from where they lie, and we know for certain whether a replica has said
+//! anything yet, which decides whether a request may be sent to another.
+
+mod chunked;
+mod conn;
+mod head;
+
+pub(crate) use conn::{Conn, Reading, Sending};
+pub(crate) use head::{Answer, Framing, content_length, has_token};
+
+/// Why an exchange with a replica failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("write to the replica")]
+    Write(#[source] std::io::Error),
+    #[error("read from the replica")]
+    Read(#[source] std::io::Error),
+    #[error("the replica closed the connection before it answered")]
+    Silent,
+    #[error("the replica closed the connection in the middle of its answer")]
+    Cut,
+    #[error("the replica's answer is malformed: {0}")]
+    Malformed(&'static str),
+    #[error("the head of the replica's answer is larger than {} KiB", head::HEAD_MAX / 1024)]
+    HeadTooLarge,
+    #[error("the replica did not begin its answer in time")]
+    Late,
+    #[error(transparent)]
+    Request(crate::body::Fault),
+}
