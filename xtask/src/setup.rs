@@ -71,6 +71,11 @@ const NEEDS: &[Need] = &[
         packages: &["slurmctld", "slurmd", "slurm-client", "munge"],
     },
     Need { what: "openssl", here: || process::answers("openssl", &["version"]), packages: &["openssl"] },
+    Need {
+        what: "nginx, beside which the proxy is put to the same requests",
+        here: || process::answers("nginx", &["-v"]),
+        packages: &["nginx"],
+    },
     Need { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
 ];
 

@@ -55,8 +55,13 @@ async fn main() -> Result<()> {
         bounds: Bounds::USUAL,
     };
     let listener = tokio::net::TcpListener::bind(&listen).await?;
-    let listening =
-        Listening { proxy: Arc::new(proxy), door: Door::Hosts, tls: None, patience: Patience::USUAL };
+    let listening = Listening {
+        proxy: Arc::new(proxy),
+        door: Door::Hosts,
+        challenges: None,
+        tls: None,
+        patience: Patience::USUAL,
+    };
     windlass_gateway::serve(listener, listening, CancellationToken::new()).await;
     Ok(())
 }

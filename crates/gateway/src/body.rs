@@ -52,6 +52,8 @@ enum Kind {
 /// The body of a request.
 pub struct Outgoing {
     kind: Kind,
+    /// The exact length, where it was known before the first piece.
+    length: Option<u64>,
     taken: u64,
     bound: Option<u64>,
     stall: Duration,
@@ -80,8 +82,15 @@ impl From<Bytes> for Outgoing {
 
 impl Outgoing {
     fn new(kind: Kind) -> Self {
+        let length = match &kind {
+            Kind::Empty => Some(0),
+            Kind::Full(bytes) => Some(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Kind::Incoming(body) => SizeHint::exact(&body.size_hint()),
+            Kind::Boxed(body) => SizeHint::exact(&body.size_hint()),
+        };
         Self {
             kind,
+            length,
             taken: 0,
             bound: None,
             stall: Duration::MAX,
@@ -120,14 +129,8 @@ impl Outgoing {
     }
 
     /// The exact length, where it is known before.
-    pub(crate) fn length(&self) -> Option<u64> {
-        let hint = match &self.kind {
-            Kind::Empty => return Some(0),
-            Kind::Full(bytes) => return Some(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Kind::Incoming(body) => body.size_hint(),
-            Kind::Boxed(body) => body.size_hint(),
-        };
-        SizeHint::exact(&hint)
+    pub(crate) const fn length(&self) -> Option<u64> {
+        self.length
     }
 
     pub(crate) const fn taken(&self) -> u64 {

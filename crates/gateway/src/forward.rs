@@ -61,7 +61,7 @@ impl Proxy {
         mut body: Outgoing,
         mut tally: Tally,
     ) -> Result<Response<Reply>, Unanswered> {
-        if !body.is_empty() && is_idempotent(&errand.parts.method) {
+        if !body.is_empty() {
             body.remember();
         }
         let mut live = Arc::clone(live);

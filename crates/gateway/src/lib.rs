@@ -4,6 +4,7 @@
 //! host of its own. Both give it routes, a way to reach replicas, and somebody who knows tokens.
 
 mod access;
+pub mod acme;
 mod answer;
 mod auth;
 mod body;

@@ -12,7 +12,9 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{connect::Io, headers::Origin, models, paced::Paced, proxy::Proxy, reply::Reply};
+use crate::{
+    acme::Challenges, connect::Io, headers::Origin, models, paced::Paced, proxy::Proxy, reply::Reply,
+};
 
 /// The largest head of a request.
 const HEAD_MAX: usize = 32 * 1024;
@@ -62,6 +64,8 @@ impl Patience {
 pub struct Listening {
     pub proxy: Arc<Proxy>,
     pub door: Door,
+    /// Proofs for certificate authorities, shown on plain connections.
+    pub challenges: Option<Arc<Challenges>>,
     /// Plain HTTP without.
     pub tls: Option<Arc<ServerConfig>>,
     pub patience: Patience,
@@ -105,7 +109,7 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 impl Listening {
     async fn greet(
-        &self,
+        self: Arc<Self>,
         stream: TcpStream,
         peer: SocketAddr,
         stop: CancellationToken,
@@ -123,7 +127,7 @@ impl Listening {
     }
 
     async fn converse<S: Io>(
-        &self,
+        self: Arc<Self>,
         stream: S,
         origin: Origin,
         http2: bool,
@@ -131,15 +135,12 @@ impl Listening {
     ) -> Result<(), Failed> {
         let stream = TokioIo::new(Paced::new(stream, self.patience.write));
         let origin = Arc::new(origin);
-        let service = service_fn(|request: Request<Incoming>| {
-            let (this, origin) = (self, Arc::clone(&origin));
+        let this = Arc::clone(&self);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (this, origin) = (Arc::clone(&this), Arc::clone(&origin));
             async move { Ok::<_, Infallible>(this.answer(&origin, request).await) }
         });
         if http2 {
-            let service = service_fn(|request: Request<Incoming>| {
-                let (this, origin) = (self.clone(), Arc::clone(&origin));
-                async move { Ok::<_, Infallible>(this.answer(&origin, request).await) }
-            });
             let mut connection = pin!(self.http2().serve_connection(stream, service));
             tokio::select! {
                 result = connection.as_mut() => return Ok(result?),
@@ -181,6 +182,12 @@ impl Listening {
     }
 
     async fn answer(&self, origin: &Origin, request: Request<Incoming>) -> Response<Reply> {
+        if let Some(challenges) = &self.challenges
+            && !origin.https
+            && let Some(proof) = challenges.find(request.uri().path())
+        {
+            return Response::new(Reply::text(proof.into()));
+        }
         match &self.door {
             Door::Hosts => self.proxy.by_host(origin, request).await,
             Door::Paths { models, .. } if request.uri().path().starts_with(models.as_str()) => {

@@ -4,7 +4,7 @@
 //! snapshot no longer names gets no further requests and drains.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -151,17 +151,13 @@ impl Routes {
             }
             table.services.insert(Arc::clone(&live.key), live);
         }
+        let kept: HashSet<*const Replica> =
+            table.services.values().flat_map(|live| &live.replicas).map(Arc::as_ptr).collect();
         let leaving: Vec<Arc<Replica>> = old
             .services
             .values()
             .flat_map(|live| &live.replicas)
-            .filter(|replica| {
-                !table
-                    .services
-                    .values()
-                    .flat_map(|live| &live.replicas)
-                    .any(|kept| Arc::ptr_eq(kept, replica))
-            })
+            .filter(|replica| !kept.contains(&Arc::as_ptr(replica)))
             .cloned()
             .collect();
         *slot = Arc::new(table);

@@ -1,0 +1,82 @@
+//! Signed requests of ACME: JSON Web Signatures with one elliptic curve.
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use ring::{
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _},
+};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+/// The key of an account.
+pub struct AccountKey {
+    pair: EcdsaKeyPair,
+    pkcs8: Vec<u8>,
+}
+
+impl std::fmt::Debug for AccountKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AccountKey(…)")
+    }
+}
+
+/// The key of an account could not be made or read.
+#[derive(Debug, thiserror::Error)]
+#[error("use the key of the ACME account")]
+pub struct KeyError;
+
+impl AccountKey {
+    pub fn draw() -> Result<Self, KeyError> {
+        let made = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new());
+        Self::load(made.map_err(|_| KeyError)?.as_ref())
+    }
+
+    pub fn load(pkcs8: &[u8]) -> Result<Self, KeyError> {
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8, &SystemRandom::new());
+        Ok(Self { pair: pair.map_err(|_| KeyError)?, pkcs8: pkcs8.to_vec() })
+    }
+
+    /// To be kept secret, and to be loaded again.
+    pub fn pkcs8(&self) -> &[u8] {
+        &self.pkcs8
+    }
+
+    fn jwk(&self) -> Value {
+        // 04, then the two coordinates of 32 bytes each.
+        let point = self.pair.public_key().as_ref();
+        let coordinate = |from: usize| encode(point.get(from..from + 32).unwrap_or_default());
+        // In the order of letters, which is what a thumbprint is taken of.
+        json!({ "crv": "P-256", "kty": "EC", "x": coordinate(1), "y": coordinate(33) })
+    }
+
+    /// What proves that whoever answers a challenge holds this key.
+    pub(super) fn authorization(&self, token: &str) -> String {
+        format!("{token}.{}", encode(&Sha256::digest(self.jwk().to_string())))
+    }
+
+    /// A signed request. Without an account's address it carries the key itself. An empty payload reads.
+    pub(super) fn sign(
+        &self,
+        url: &str,
+        nonce: &str,
+        account: Option<&str>,
+        payload: Option<&Value>,
+    ) -> Result<Vec<u8>, KeyError> {
+        let mut protected = json!({ "alg": "ES256", "nonce": nonce, "url": url });
+        match account {
+            Some(account) => protected["kid"] = json!(account),
+            None => protected["jwk"] = self.jwk(),
+        }
+        let protected = encode(protected.to_string().as_bytes());
+        let payload = payload.map_or_else(String::new, |payload| encode(payload.to_string().as_bytes()));
+        let signed = format!("{protected}.{payload}");
+        let signature = self.pair.sign(&SystemRandom::new(), signed.as_bytes()).map_err(|_| KeyError)?;
+        let document =
+            json!({ "protected": protected, "payload": payload, "signature": encode(signature.as_ref()) });
+        Ok(document.to_string().into_bytes())
+    }
+}
+
+pub(super) fn encode(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
+}

@@ -1,0 +1,246 @@
+//! Which replica answers: turns, failures, departures, and services that sleep.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{io::AsyncWriteExt as _, sync::Notify};
+use windlass_gateway::{
+    Bounds, Drained,
+    route::{Balance, Replica, Service, Target},
+};
+
+use crate::kit::{
+    Bed, Setting, Upstream, nobody, read_head, read_until, service, setting, soon, text, until,
+};
+
+fn sleepy(replicas: Vec<Replica>, hold_ms: u64) -> Service {
+    Service { hold_ms, ..service(replicas) }
+}
+
+async fn dead(id: &str) -> Replica {
+    Replica { id: id.to_owned(), target: Target::Tcp { address: nobody().await } }
+}
+
+#[tokio::test]
+async fn replicas_take_turns() {
+    let (a, b, c) = (Upstream::saying("a").await, Upstream::saying("b").await, Upstream::saying("c").await);
+    let bed = Bed::new(vec![service(vec![a.replica("a"), b.replica("b"), c.replica("c")])]).await;
+    let mut all = String::new();
+    for _ in 0..9 {
+        all.push_str(&bed.get("/").await.body);
+    }
+    assert_eq!(all, "abcabcabc");
+}
+
+#[tokio::test]
+async fn the_least_busy_replica_comes_first() {
+    let slow = Upstream::http(|_| async { std::future::pending().await }).await;
+    let fast = Upstream::saying("fast").await;
+    let mut least = service(vec![slow.replica("slow"), fast.replica("fast")]);
+    least.balance = Balance::LeastOutstanding;
+    let bed = Bed::new(vec![least]).await;
+    let live = bed.routes.service("main/llm").unwrap();
+    // Both are free: the first in the list gets it, and keeps it.
+    let mut stuck = bed.connect().await;
+    stuck.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
+    until("one is busy", || live.replicas()[0].outstanding() == 1).await;
+    for _ in 0..10 {
+        assert_eq!(bed.get("/").await.body, "fast");
+    }
+    drop(stuck);
+}
+
+#[tokio::test]
+async fn a_replica_that_cannot_be_reached_costs_no_request() {
+    let alive = Upstream::saying("alive").await;
+    let bed = Bed::new(vec![service(vec![dead("a").await, dead("b").await, alive.replica("c")])]).await;
+    for _ in 0..30 {
+        // Nothing was sent to the dead ones, so that holds for every method.
+        let got = bed.ask("POST", "/", &[], "x").await;
+        assert_eq!((got.status, got.body.as_str()), (200, "alive"));
+    }
+    // They are left alone after the first failure.
+    let tries: u32 = bed.seen.records.lock().iter().map(|record| record.tries).sum();
+    assert!(tries < 60, "{tries} tries for 30 requests");
+}
+
+#[tokio::test]
+async fn an_idempotent_request_is_sent_again_and_another_never() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&count);
+    let rude = Upstream::raw(move |mut stream| {
+        let seen = Arc::clone(&seen);
+        async move {
+            // Reads the request, then goes away without a word.
+            read_head(&mut stream).await;
+            seen.fetch_add(1, Ordering::SeqCst);
+        }
+    })
+    .await;
+    let kind = Upstream::echo().await;
+    let fresh = || service(vec![rude.replica("rude"), kind.replica("kind")]);
+    let bed = Bed::new(vec![fresh()]).await;
+    for method in ["GET", "PUT", "DELETE", "HEAD"] {
+        for _ in 0..2 {
+            let body = if method == "PUT" { "again" } else { "" };
+            let got = bed.ask(method, "/", &[], body).await;
+            assert_eq!(got.status, 200, "{method}");
+            assert!(method == "HEAD" || got.body.ends_with(body), "{method}: {}", got.body);
+        }
+        // A new address is a new replica: nothing is held against it.
+        bed.replace(vec![service(vec![])]);
+        bed.replace(vec![fresh()]);
+    }
+    assert!(count.load(Ordering::SeqCst) >= 4);
+    count.store(0, Ordering::SeqCst);
+    let mut failed = 0;
+    for _ in 0..2 {
+        failed += usize::from(bed.ask("POST", "/", &[], "once").await.status == 502);
+    }
+    assert_eq!((failed, count.load(Ordering::SeqCst)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_connection_that_the_replica_closed_meanwhile_costs_no_request() {
+    // Answers one request on each connection, says that it stays, and goes.
+    let upstream = Upstream::raw(|mut stream| async move {
+        read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+    })
+    .await;
+    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    for _ in 0..50 {
+        assert_eq!(bed.get("/").await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_a_check_found_down_gets_nothing_until_it_is_up() {
+    let (a, b) = (Upstream::saying("a").await, Upstream::saying("b").await);
+    let bed = Bed::new(vec![service(vec![a.replica("a"), b.replica("b")])]).await;
+    let live = bed.routes.service("main/llm").unwrap();
+    live.replicas()[0].set_down(true);
+    for _ in 0..6 {
+        assert_eq!(bed.get("/").await.body, "b");
+    }
+    live.replicas()[1].set_down(true);
+    assert_eq!(bed.get("/").await.status, 503);
+    live.replicas()[0].set_down(false);
+    assert_eq!(bed.get("/").await.body, "a");
+}
+
+#[tokio::test]
+async fn a_replica_that_leaves_finishes_what_it_began() {
+    let (go, arrived) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (go_on, came) = (Arc::clone(&go), Arc::clone(&arrived));
+    let old = Upstream::http(move |_| {
+        let (go, arrived) = (Arc::clone(&go_on), Arc::clone(&came));
+        async move {
+            arrived.notify_one();
+            go.notified().await;
+            text("old")
+        }
+    })
+    .await;
+    let new = Upstream::saying("new").await;
+    let bed = Bed::new(vec![service(vec![old.replica("old")])]).await;
+    let mut stream = bed.connect().await;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
+    soon(arrived.notified()).await;
+    let leaving = bed.replace(vec![service(vec![new.replica("new")])]);
+    assert_eq!(leaving.iter().map(|replica| replica.id()).collect::<Vec<_>>(), ["old"]);
+    assert_eq!(bed.get("/").await.body, "new");
+    assert_eq!(leaving[0].drained(Duration::from_millis(10)).await, Drained::Cut(1));
+    go.notify_one();
+    read_until(&mut stream, "old").await;
+    assert_eq!(leaving[0].drained(Duration::from_secs(20)).await, Drained::Clean);
+}
+
+#[tokio::test]
+async fn routes_change_a_thousand_times_and_no_request_fails() {
+    let (a, b) = (Upstream::saying("a").await, Upstream::saying("b").await);
+    let bed = Arc::new(Bed::new(vec![service(vec![a.replica("a")])]).await);
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let bed = Arc::clone(&bed);
+            tokio::spawn(async move {
+                let mut stream = bed.connect().await;
+                for _ in 0..200 {
+                    stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
+                    let head = read_head(&mut stream).await;
+                    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+                    let mut body = [0];
+                    soon(tokio::io::AsyncReadExt::read_exact(&mut stream, &mut body)).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for n in 0..1000 {
+        let (id, replica) = if n % 2 == 0 { ("b", &b) } else { ("a", &a) };
+        bed.replace(vec![service(vec![replica.replica(&format!("{id}{n}"))])]);
+        tokio::task::yield_now().await;
+    }
+    for caller in callers {
+        soon(caller).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_older_generation_is_refused() {
+    let bed = Bed::new(vec![]).await;
+    let snapshot = bed.routes.snapshot();
+    let stale = bed.routes.replace(snapshot).unwrap_err();
+    assert_eq!((stale.current, stale.offered), (1, 1));
+}
+
+#[tokio::test]
+async fn a_request_to_a_sleeping_service_wakes_it_and_waits() {
+    let upstream = Upstream::saying("awake").await;
+    let bed = Arc::new(Bed::new(vec![sleepy(vec![], 30_000)]).await);
+    let caller = Arc::clone(&bed);
+    let request = tokio::spawn(async move { caller.ask("POST", "/", &[], "x").await });
+    until("it was woken", || !bed.seen.woken.lock().is_empty()).await;
+    let live = bed.routes.service("main/llm").unwrap();
+    until("it waits", || live.stats().read().held == 1).await;
+    assert!(!request.is_finished());
+    bed.replace(vec![sleepy(vec![upstream.replica("a")], 30_000)]);
+    let got = soon(request).await.unwrap();
+    assert_eq!((got.status, got.body.as_str()), (200, "awake"));
+    assert_eq!((live.stats().read().held, bed.seen.woken.lock()[0].as_str()), (0, "main/llm"));
+}
+
+#[tokio::test]
+async fn nobody_waits_longer_or_with_more_others_than_allowed() {
+    let bounds = Bounds { held_max: 1, ..Bounds::USUAL };
+    let bed = Arc::new(Bed::with(Setting { bounds, ..setting() }, vec![sleepy(vec![], 20)]).await);
+    let got = bed.get("/").await;
+    assert_eq!((got.status, got.field("retry-after")), (503, "5"));
+    assert!(got.body.contains("no replica ready yet"), "{}", got.body);
+    // One waits for long; the next does not wait at all.
+    bed.replace(vec![sleepy(vec![], 60_000)]);
+    let mut first = bed.connect().await;
+    first.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
+    let live = bed.routes.service("main/llm").unwrap();
+    until("one waits", || live.stats().read().held == 1).await;
+    assert_eq!(bed.get("/").await.status, 503);
+    // Who goes away waits no longer.
+    drop(first);
+    until("nobody waits", || live.stats().read().held == 0).await;
+}
+
+#[tokio::test]
+async fn a_held_request_outlives_a_replica_that_died() {
+    let upstream = Upstream::saying("new").await;
+    let bed = Arc::new(Bed::new(vec![sleepy(vec![dead("old").await], 30_000)]).await);
+    let caller = Arc::clone(&bed);
+    let request = tokio::spawn(async move { caller.get("/").await });
+    let live = bed.routes.service("main/llm").unwrap();
+    until("it waits", || live.stats().read().held == 1).await;
+    bed.replace(vec![sleepy(vec![upstream.replica("new")], 30_000)]);
+    assert_eq!(soon(request).await.unwrap().body, "new");
+}

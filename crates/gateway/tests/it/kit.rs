@@ -1,0 +1,356 @@
+//! A proxy in a test: replicas of all sorts behind it, raw bytes before it.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
+use hyper::{Request, Response, body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use windlass_gateway::{
+    AccessLog, Bounds, Direct, Door, Gatekeeper, Listening, Patience, Proxy, Record, Routes, Verdict, Wake,
+    route::{Balance, Group, Replica, Service, Snapshot, Target},
+};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Not for ever.
+pub(crate) async fn soon<F: Future>(what: F) -> F::Output {
+    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
+}
+
+/// Waits for a state.
+pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let patience = tokio::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(tokio::time::Instant::now() < patience, "never so: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A task that ends with its owner.
+pub(crate) struct Aborted(pub(crate) JoinHandle<()>);
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
+
+pub(crate) fn text(text: impl Into<Bytes>) -> Answer {
+    Response::new(Full::new(text.into()).boxed())
+}
+
+/// Somebody who answers, and counts.
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
+    pub(crate) connections: Arc<AtomicUsize>,
+    _task: Aborted,
+}
+
+impl Upstream {
+    /// Each connection is handed to `talk` as it is.
+    pub(crate) async fn raw<F, T>(talk: F) -> Self
+    where
+        F: Fn(TcpStream) -> T + Send + Sync + 'static,
+        T: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&connections);
+        let task = tokio::spawn(async move {
+            let mut open = tokio::task::JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                open.spawn(talk(stream));
+            }
+        });
+        Self { address, connections, _task: Aborted(task) }
+    }
+
+    pub(crate) async fn http<F, T>(answer: F) -> Self
+    where
+        F: Fn(Request<Incoming>) -> T + Send + Sync + 'static,
+        T: Future<Output = Answer> + Send + 'static,
+    {
+        let answer = Arc::new(answer);
+        Self::raw(move |stream| {
+            let answer = Arc::clone(&answer);
+            async move {
+                let service = service_fn(move |request| {
+                    let answer = Arc::clone(&answer);
+                    async move { Ok::<_, Infallible>(answer(request).await) }
+                });
+                let connection = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service);
+                let _ = connection.await;
+            }
+        })
+        .await
+    }
+
+    /// Says what it was asked: method, path, and all fields.
+    pub(crate) async fn echo() -> Self {
+        Self::http(|request| async move {
+            let mut said = format!("{} {}\n", request.method(), request.uri());
+            for (name, value) in request.headers() {
+                said.push_str(&format!("{name}: {}\n", value.to_str().unwrap()));
+            }
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            said.push_str(&format!("\n{}", String::from_utf8_lossy(&body)));
+            text(said)
+        })
+        .await
+    }
+
+    pub(crate) async fn saying(word: &'static str) -> Self {
+        Self::http(move |_| async move { text(word) }).await
+    }
+
+    pub(crate) fn replica(&self, id: &str) -> Replica {
+        Replica { id: id.to_owned(), target: Target::Tcp { address: self.address } }
+    }
+}
+
+/// An address at which nobody listens.
+pub(crate) async fn nobody() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    listener.local_addr().unwrap()
+}
+
+pub(crate) fn service(replicas: Vec<Replica>) -> Service {
+    Service {
+        project: "main".to_owned(),
+        run: "llm".to_owned(),
+        domains: vec!["llm.test".to_owned()],
+        https: false,
+        auth: false,
+        strip_prefix: true,
+        balance: Balance::RoundRobin,
+        limits: vec![],
+        cors: None,
+        model: None,
+        body_max: None,
+        hold_ms: 0,
+        answer_ms: 30_000,
+        groups: vec![Group { name: "0".to_owned(), replicas }],
+    }
+}
+
+/// Tokens: `good` is a member of `main`, `away` cannot be checked.
+pub(crate) struct Tokens;
+
+impl Gatekeeper for Tokens {
+    fn check<'a>(&'a self, token: &'a str, project: &'a str) -> BoxFuture<'a, Verdict> {
+        let verdict = match (token, project) {
+            ("good", "main") => Verdict::Allow { identity: Some("ann.sig".parse().unwrap()) },
+            ("away", _) => Verdict::Unknown,
+            _ => Verdict::Deny,
+        };
+        Box::pin(std::future::ready(verdict))
+    }
+}
+
+/// Whoever was woken, and every record.
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) woken: Mutex<Vec<String>>,
+    pub(crate) records: Mutex<Vec<Record>>,
+}
+
+impl Wake for Seen {
+    fn wake(&self, project: &str, run: &str) {
+        self.woken.lock().push(format!("{project}/{run}"));
+    }
+}
+
+impl AccessLog for Seen {
+    fn record(&self, record: Record) {
+        self.records.lock().push(record);
+    }
+}
+
+/// A proxy that listens.
+pub(crate) struct Bed {
+    pub(crate) address: SocketAddr,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) seen: Arc<Seen>,
+    pub(crate) stop: CancellationToken,
+    pub(crate) task: Aborted,
+    generation: AtomicU64,
+    _stop: DropGuard,
+}
+
+pub(crate) struct Setting {
+    pub(crate) bounds: Bounds,
+    pub(crate) patience: Patience,
+    pub(crate) door: Door,
+    pub(crate) challenges: Option<Arc<windlass_gateway::acme::Challenges>>,
+    pub(crate) tls: Option<Arc<rustls::ServerConfig>>,
+}
+
+pub(crate) fn setting() -> Setting {
+    Setting {
+        bounds: Bounds::USUAL,
+        patience: Patience::USUAL,
+        door: Door::Hosts,
+        challenges: None,
+        tls: None,
+    }
+}
+
+pub(crate) fn paths() -> Setting {
+    let door = Door::Paths { services: "/proxy/services".to_owned(), models: "/proxy/models".to_owned() };
+    Setting { door, ..setting() }
+}
+
+impl Bed {
+    pub(crate) async fn new(services: Vec<Service>) -> Self {
+        Self::with(setting(), services).await
+    }
+
+    pub(crate) async fn with(setting: Setting, services: Vec<Service>) -> Self {
+        let routes = Arc::new(Routes::default());
+        let seen = Arc::new(Seen::default());
+        let proxy = Proxy {
+            routes: Arc::clone(&routes),
+            connector: Arc::new(Direct),
+            gatekeeper: Arc::new(Tokens),
+            wake: Arc::clone(&seen) as Arc<dyn Wake>,
+            log: Some(Arc::clone(&seen) as Arc<dyn AccessLog>),
+            bounds: setting.bounds,
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let listening = Listening {
+            proxy: Arc::new(proxy),
+            door: setting.door,
+            challenges: setting.challenges,
+            tls: setting.tls,
+            patience: setting.patience,
+        };
+        let task = tokio::spawn(windlass_gateway::serve(listener, listening, stop.clone()));
+        let generation = AtomicU64::new(0);
+        let guard = stop.clone().drop_guard();
+        let bed = Self { address, routes, seen, stop, task: Aborted(task), generation, _stop: guard };
+        bed.replace(services);
+        bed
+    }
+
+    pub(crate) fn replace(&self, services: Vec<Service>) -> Vec<Arc<windlass_gateway::Replica>> {
+        let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        self.routes.replace(Snapshot { generation, services }).unwrap()
+    }
+
+    /// Sends bytes as they are on a new connection and reads until its end.
+    pub(crate) async fn raw(&self, bytes: impl AsRef<[u8]>) -> String {
+        raw(self.address, bytes).await
+    }
+
+    pub(crate) async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Got {
+        self.ask("GET", path, &[], "").await
+    }
+
+    /// One request on a connection of its own.
+    pub(crate) async fn ask(&self, method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> Got {
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: llm.test\r\nConnection: close\r\n");
+        for (name, value) in fields {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if !body.is_empty() {
+            head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+        }
+        Got::parse(&self.raw(format!("{head}\r\n{body}")).await)
+    }
+}
+
+pub(crate) async fn raw(address: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // Who refuses early may close before it has read everything.
+    let _ = stream.write_all(bytes.as_ref()).await;
+    let mut answer = Vec::new();
+    let _ = soon(stream.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// An answer, taken apart. Chunks are joined.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub(crate) status: u16,
+    pub(crate) fields: HashMap<String, String>,
+    pub(crate) body: String,
+}
+
+impl Got {
+    pub(crate) fn parse(answer: &str) -> Self {
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
+        let mut lines = head.lines();
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|code| code.parse().ok());
+        let fields: HashMap<String, String> = lines
+            .filter_map(|line| line.split_once(": "))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        let chunked = fields.get("transfer-encoding").is_some_and(|coding| coding == "chunked");
+        let body = if chunked { join_chunks(body) } else { body.to_owned() };
+        Self { status: status.unwrap_or(0), fields, body }
+    }
+
+    pub(crate) fn field(&self, name: &str) -> &str {
+        self.fields.get(name).map_or("", String::as_str)
+    }
+}
+
+fn join_chunks(mut body: &str) -> String {
+    let mut joined = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap_or(0);
+        if size == 0 {
+            break;
+        }
+        joined.push_str(&rest[..size]);
+        body = &rest[size + 2..];
+    }
+    joined
+}
+
+/// Reads until the bytes end with `end`.
+pub(crate) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(end.as_bytes()) {
+        let byte = soon(stream.read_u8()).await;
+        match byte {
+            Ok(byte) => bytes.push(byte),
+            Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)),
+        }
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+/// Reads the head of a request, and no more.
+pub(crate) async fn read_head(stream: &mut TcpStream) -> String {
+    read_until(stream, "\r\n\r\n").await
+}

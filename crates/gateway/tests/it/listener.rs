@@ -1,0 +1,186 @@
+//! The callers' side: bounds, certificates, and a stop without a dropped request.
+
+use std::{path::Path, process::Command, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::Request;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    sync::Notify,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use windlass_gateway::{
+    Patience,
+    tls::{self, Certificates, Pem},
+};
+
+use crate::kit::{Aborted, Bed, Got, Setting, Upstream, read_until, service, setting, soon, text};
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_told_so() {
+    let upstream = Upstream::echo().await;
+    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let big = "x".repeat(40_000);
+    assert_eq!(bed.ask("GET", "/", &[("X-Big", &big)], "").await.status, 431);
+    let many: Vec<(String, String)> = (0..150).map(|n| (format!("X-{n}"), "1".to_owned())).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    assert_eq!(bed.ask("GET", "/", &many, "").await.status, 431);
+    let long = format!("/{}", "x".repeat(20_000));
+    assert_eq!(bed.get(&long).await.status, 414);
+    // Half of all that is fine.
+    assert_eq!(bed.ask("GET", &long[..10_000], &[("X-Big", &big[..10_000])], "").await.status, 200);
+}
+
+#[tokio::test]
+async fn slow_callers_are_let_go() {
+    let upstream = Upstream::echo().await;
+    let patience = Patience { head: Duration::from_millis(200), ..Patience::USUAL };
+    let mut bounds = windlass_gateway::Bounds::USUAL;
+    bounds.body_stall = Duration::from_millis(200);
+    let bed =
+        Bed::with(Setting { patience, bounds, ..setting() }, vec![service(vec![upstream.replica("a")])])
+            .await;
+    // Says nothing; says half a head; says half a body.
+    assert_eq!(bed.raw("").await, "");
+    let got = bed.raw("GET / HTTP/1.1\r\nHost: llm.test\r\nX-Slow").await;
+    assert!(got.is_empty() || got.starts_with("HTTP/1.1 408"), "{got}");
+    let got = bed.raw("POST / HTTP/1.1\r\nHost: llm.test\r\nContent-Length: 10\r\n\r\nhalf").await;
+    assert_eq!(Got::parse(&got).status, 408, "{got}");
+}
+
+#[tokio::test]
+async fn a_listener_that_stops_lets_requests_finish() {
+    let (go, arrived) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (go_on, came) = (Arc::clone(&go), Arc::clone(&arrived));
+    let upstream = Upstream::http(move |_| {
+        let (go, arrived) = (Arc::clone(&go_on), Arc::clone(&came));
+        async move {
+            arrived.notify_one();
+            go.notified().await;
+            text("done")
+        }
+    })
+    .await;
+    let mut bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let mut stream = bed.connect().await;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
+    soon(arrived.notified()).await;
+    bed.stop.cancel();
+    // New callers are refused at once, while the old one is still waited for.
+    crate::kit::until("it does not listen", || std::net::TcpStream::connect(bed.address).is_err()).await;
+    assert!(!bed.task.0.is_finished());
+    go.notify_one();
+    let answer = read_until(&mut stream, "done").await.to_ascii_lowercase();
+    assert!(answer.starts_with("http/1.1 200") && answer.contains("connection: close"), "{answer}");
+    soon(&mut bed.task.0).await.unwrap();
+}
+
+/// A certificate made by Debian's program, which is not ours.
+fn certificate(folder: &Path, name: &str) -> Pem {
+    let (key, chain) = (folder.join("key.pem"), folder.join("chain.pem"));
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args(["-subj", "/CN=windlass test", "-addext", &format!("subjectAltName=DNS:{name}")])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .arg("-keyout")
+        .arg(&key)
+        .arg("-out")
+        .arg(&chain)
+        .output()
+        .expect("openssl is needed: apt-get install openssl");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Pem { name: name.to_owned(), chain: std::fs::read(chain).unwrap(), key: std::fs::read(key).unwrap() }
+}
+
+pub(crate) async fn hello(
+    bed: &Bed,
+    name: &str,
+    trust: &Pem,
+    alpn: &[u8],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(&trust.chain).unwrap()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![alpn.to_vec()];
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, bed.connect().await).await
+}
+
+#[tokio::test]
+async fn certificates_are_chosen_by_name_and_replaced_under_open_connections() {
+    let folder = std::env::temp_dir().join(format!("windlass-gateway-tls-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (own, star, renewed) = (
+        certificate(&folder, "llm.test"),
+        certificate(&folder, "*.wild.test"),
+        certificate(&folder, "llm.test"),
+    );
+    std::fs::remove_dir_all(&folder).unwrap();
+    let certificates = Arc::new(Certificates::default());
+    certificates.put(&own).unwrap();
+    certificates.put(&star).unwrap();
+    let upstream = Upstream::echo().await;
+    let mut both = service(vec![upstream.replica("a")]);
+    both.domains.push("*.wild.test".to_owned());
+    both.https = true;
+    let tls = Some(tls::config(Arc::clone(&certificates)).unwrap());
+    let bed = Bed::with(Setting { tls, ..setting() }, vec![both]).await;
+
+    let mut old = hello(&bed, "llm.test", &own, b"http/1.1").await.unwrap();
+    hello(&bed, "any.wild.test", &star, b"http/1.1").await.unwrap();
+    assert!(hello(&bed, "other.test", &own, b"http/1.1").await.is_err());
+    assert!(hello(&bed, "llm.test", &renewed, b"http/1.1").await.is_err());
+
+    certificates.put(&renewed).unwrap();
+    hello(&bed, "llm.test", &renewed, b"http/1.1").await.unwrap();
+    assert!(hello(&bed, "llm.test", &own, b"http/1.1").await.is_err());
+    old.write_all(b"GET /old HTTP/1.1\r\nHost: llm.test\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    soon(old.read_to_string(&mut answer)).await.unwrap();
+    assert!(answer.contains("GET /old") && answer.contains("x-forwarded-proto: https"), "{answer}");
+
+    let stream = TokioIo::new(hello(&bed, "llm.test", &renewed, b"h2").await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    let _connection = Aborted(tokio::spawn(async move { drop(connection.await) }));
+    let request = Request::get("https://llm.test/two").body(Empty::<Bytes>::new()).unwrap();
+    let response = soon(sender.send_request(request)).await.unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert!(body.starts_with(b"GET /two\nhost: llm.test\n"), "{body:?}");
+}
+
+#[test]
+fn a_key_of_another_certificate_is_refused() {
+    let folder = std::env::temp_dir().join(format!("windlass-gateway-key-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (a, b) = (certificate(&folder, "a.test"), certificate(&folder, "b.test"));
+    std::fs::remove_dir_all(&folder).unwrap();
+    let certificates = Certificates::default();
+    let mixed = Pem { name: "a.test".to_owned(), chain: a.chain.clone(), key: b.key };
+    assert!(matches!(certificates.put(&mixed), Err(tls::TlsError::Mismatch { .. })));
+    let empty = Pem { name: "a.test".to_owned(), chain: vec![], key: a.key };
+    assert!(matches!(certificates.put(&empty), Err(tls::TlsError::Empty { .. })));
+    assert!(!certificates.has("a.test"));
+}

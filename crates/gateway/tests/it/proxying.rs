@@ -1,0 +1,221 @@
+//! What a replica hears, and what a caller gets back.
+
+use std::sync::atomic::Ordering;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use windlass_gateway::route::Target;
+
+use crate::kit::{Bed, Got, Upstream, nobody, paths, read_head, read_until, service, soon, text};
+
+#[tokio::test]
+async fn a_request_by_host_reaches_the_replica_with_our_word_on_who_called() {
+    let upstream = Upstream::echo().await;
+    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let got = bed.ask("PUT", "/x?y=%20z", &[("X-Forwarded-For", "10.9.9.9"), ("X-Mine", "1")], "hello").await;
+    assert_eq!(got.status, 200);
+    let expect = "PUT /x?y=%20z\nhost: llm.test\nx-mine: 1\nx-forwarded-for: 127.0.0.1\n\
+                  x-forwarded-proto: http\nx-forwarded-host: llm.test\ncontent-length: 5\n\nhello";
+    assert_eq!(got.body, expect);
+}
+
+#[tokio::test]
+async fn a_name_a_wildcard_and_nobody() {
+    let (a, b) = (Upstream::saying("a").await, Upstream::saying("b").await);
+    let mut star = service(vec![b.replica("b")]);
+    star.run = "star".to_owned();
+    star.domains = vec!["*.test".to_owned()];
+    let bed = Bed::new(vec![service(vec![a.replica("a")]), star]).await;
+    for (host, body) in [("llm.test", "a"), ("LLM.Test:8443", "a"), ("x.test", "b")] {
+        let got = bed.raw(format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")).await;
+        assert_eq!(Got::parse(&got).body, body, "{host}");
+    }
+    for host in ["other.example", "a.b.test", "test", "[::1]:80"] {
+        let got = bed.raw(format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")).await;
+        assert_eq!(Got::parse(&got).status, 404, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn the_prefix_of_a_path_is_stripped_and_told() {
+    let upstream = Upstream::echo().await;
+    let mut whole = service(vec![upstream.replica("a")]);
+    whole.run = "whole".to_owned();
+    whole.strip_prefix = false;
+    let bed = Bed::with(paths(), vec![service(vec![upstream.replica("a")]), whole]).await;
+    let got = bed.get("/proxy/services/main/llm/v1/x?q=1").await;
+    assert!(got.body.starts_with("GET /v1/x?q=1\n"), "{}", got.body);
+    assert!(got.body.contains("x-forwarded-prefix: /proxy/services/main/llm\n"), "{}", got.body);
+    let got = bed.get("/proxy/services/main/whole/v1").await;
+    assert!(got.body.starts_with("GET /proxy/services/main/whole/v1\n"), "{}", got.body);
+    let got = bed.get("/proxy/services/main/llm?q=1").await;
+    assert_eq!((got.status, got.field("location")), (308, "/proxy/services/main/llm/?q=1"));
+    for path in
+        ["/proxy/services/main/other/", "/proxy/services/main", "/", "/proxy/services/main/../main/llm/"]
+    {
+        assert_eq!(bed.get(path).await.status, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn plain_http_is_sent_to_https_where_the_service_wants_it() {
+    let upstream = Upstream::echo().await;
+    let mut service = service(vec![upstream.replica("a")]);
+    service.https = true;
+    let bed = Bed::new(vec![service]).await;
+    let got = bed.get("/x?y").await;
+    assert_eq!((got.status, got.field("location")), (308, "https://llm.test/x?y"));
+}
+
+#[tokio::test]
+async fn connections_are_kept_on_both_sides() {
+    let upstream = Upstream::saying("hello").await;
+    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let mut stream = bed.connect().await;
+    for _ in 0..20 {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
+        assert!(read_until(&mut stream, "hello").await.starts_with("HTTP/1.1 200"));
+    }
+    // Pipelined ones too, in order.
+    stream
+        .write_all(b"GET /1 HTTP/1.1\r\nHost: llm.test\r\n\r\nGET /2 HTTP/1.1\r\nHost: llm.test\r\n\r\n")
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        read_until(&mut stream, "hello").await;
+    }
+    assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_replica_at_a_socket_is_reached() {
+    let folder = std::env::temp_dir().join(format!("windlass-gateway-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("replica.sock");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let task = crate::kit::Aborted(tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = [0; 4096];
+        let _ = stream.read(&mut head).await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+    }));
+    let replica =
+        windlass_gateway::route::Replica { id: "a".to_owned(), target: Target::Unix { path: path.clone() } };
+    let bed = Bed::new(vec![service(vec![replica])]).await;
+    let got = bed.get("/").await;
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!((got.status, got.body.as_str()), (200, "ok"));
+    drop(task);
+}
+
+#[tokio::test]
+async fn an_answer_without_a_body_keeps_its_length() {
+    let upstream = Upstream::raw(|mut stream| async move {
+        loop {
+            let head = read_head(&mut stream).await;
+            let answer = if head.starts_with("HEAD") {
+                "HTTP/1.1 200 OK\r\nContent-Length: 12345\r\nETag: x\r\n\r\n"
+            } else {
+                "HTTP/1.1 304 Not Modified\r\nETag: x\r\n\r\n"
+            };
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    })
+    .await;
+    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let got = bed.ask("HEAD", "/", &[], "").await;
+    assert_eq!((got.status, got.field("content-length"), got.body.as_str()), (200, "12345", ""));
+    let got = bed.get("/").await;
+    assert_eq!((got.status, got.field("etag"), got.body.as_str()), (304, "x", ""));
+    assert_eq!(upstream.connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn what_a_replica_does_wrong_is_said_in_plain_words() {
+    for (says, status, words) in [
+        ("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 502, "two ways"),
+        ("SSH-2.0-OpenSSH\r\n\r\n", 502, "not HTTP/1"),
+        ("HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n", 502, "unasked"),
+        ("", 502, "closed the connection before it answered"),
+        ("HTTP/1.1 200 OK\r\nContent-Le", 502, "in the middle"),
+    ] {
+        let upstream = Upstream::raw(move |mut stream| async move {
+            read_head(&mut stream).await;
+            stream.write_all(says.as_bytes()).await.unwrap();
+        })
+        .await;
+        let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+        let got = bed.ask("POST", "/", &[], "").await;
+        assert_eq!(got.status, status, "{says}");
+        assert!(got.body.contains(words), "{says}: {}", got.body);
+    }
+}
+
+#[tokio::test]
+async fn nobody_there_and_nobody_in_time() {
+    let address = nobody().await;
+    let replica = windlass_gateway::route::Replica { id: "a".to_owned(), target: Target::Tcp { address } };
+    let bed = Bed::new(vec![service(vec![replica])]).await;
+    let got = bed.get("/").await;
+    assert_eq!(got.status, 502);
+    assert!(got.body.contains("no replica of the service can be reached"), "{}", got.body);
+    bed.replace(vec![service(vec![])]);
+    let got = bed.get("/").await;
+    assert_eq!((got.status, got.field("retry-after")), (503, "5"));
+
+    let upstream = Upstream::http(|_| async { std::future::pending().await }).await;
+    let mut slow = service(vec![upstream.replica("a")]);
+    slow.answer_ms = 50;
+    bed.replace(vec![slow]);
+    assert_eq!(bed.get("/").await.status, 504);
+}
+
+#[tokio::test]
+async fn early_hints_are_passed_over() {
+    let upstream = Upstream::raw(|mut stream| async move {
+        read_head(&mut stream).await;
+        let says = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n\
+                    HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        stream.write_all(says.as_bytes()).await.unwrap();
+    })
+    .await;
+    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let got = bed.get("/").await;
+    assert_eq!((got.status, got.body.as_str(), got.field("link")), (200, "ok", ""));
+}
+
+#[tokio::test]
+async fn a_request_is_counted_and_written_down_when_it_is_over() {
+    let upstream = Upstream::http(|_| async { text("0123456789") }).await;
+    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    bed.ask("POST", "/x", &[], "abc").await;
+    bed.get("/y?secret=1").await;
+    let live = bed.routes.service("main/llm").unwrap();
+    crate::kit::until("both are over", || bed.seen.records.lock().len() == 2).await;
+    let read = live.stats().read();
+    assert_eq!((read.requests, read.in_flight, read.classes[1]), (2, 0, 2));
+    assert_eq!((read.bytes_in, read.bytes_out, read.buckets.iter().sum::<u64>()), (3, 20, 2));
+    let records = bed.seen.records.lock();
+    let record = &records[0];
+    assert_eq!((&*record.service, record.replica.as_deref()), ("main/llm", Some("a")));
+    assert_eq!((record.status.as_u16(), record.bytes_in, record.bytes_out, record.tries), (200, 3, 10, 1));
+    assert!(!record.cut);
+    // A change of routes keeps what was counted.
+    drop(records);
+    bed.replace(vec![service(vec![])]);
+    assert_eq!(bed.routes.service("main/llm").unwrap().stats().read().requests, 2);
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_is_written_down_as_such() {
+    let upstream = Upstream::http(|_| async { std::future::pending().await }).await;
+    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let mut stream = bed.connect().await;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
+    let live = bed.routes.service("main/llm").unwrap();
+    crate::kit::until("it is under way", || live.replicas()[0].outstanding() == 1).await;
+    drop(stream);
+    crate::kit::until("it is over", || live.stats().read().in_flight == 0).await;
+    assert_eq!(live.replicas()[0].outstanding(), 0);
+    assert_eq!(bed.seen.records.lock()[0].status.as_u16(), 499);
+    soon(async {}).await;
+}

@@ -1,0 +1,71 @@
+//! The last known routes in a file.
+
+use std::path::PathBuf;
+
+use windlass_gateway::{
+    route::{Group, Replica, Snapshot, Target},
+    state::{self, StateError},
+};
+
+use crate::kit::service;
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("windlass-gateway-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn snapshot() -> Snapshot {
+    let targets = [
+        Target::Tcp { address: "[::1]:80".parse().unwrap() },
+        Target::Unix { path: "/run/x.sock".into() },
+        Target::Tunnel { name: "host-1".to_owned(), port: 8000 },
+    ];
+    let replicas = targets.into_iter().enumerate().map(|(n, target)| Replica { id: n.to_string(), target });
+    let mut service = service(vec![]);
+    service.groups = vec![Group { name: "0".to_owned(), replicas: replicas.collect() }];
+    Snapshot { generation: 7, services: vec![service] }
+}
+
+#[test]
+fn routes_come_back_as_they_were() {
+    let folder = Folder::new("state");
+    let path = folder.0.join("routes");
+    assert!(state::restore(&path).unwrap().is_none());
+    state::save(&path, &snapshot()).unwrap();
+    assert_eq!(state::restore(&path).unwrap(), Some(snapshot()));
+    let newer = Snapshot { generation: 8, ..snapshot() };
+    state::save(&path, &newer).unwrap();
+    assert_eq!(state::restore(&path).unwrap(), Some(newer));
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+}
+
+#[test]
+fn a_torn_or_edited_file_is_found_out() {
+    let folder = Folder::new("torn");
+    let path = folder.0.join("routes");
+    state::save(&path, &snapshot()).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    for length in 0..whole.len() {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        assert!(matches!(state::restore(&path), Err(StateError::Damaged { .. })), "{length} bytes");
+    }
+    for at in (0..whole.len()).step_by(7) {
+        let mut edited = whole.clone();
+        edited[at] ^= 1;
+        std::fs::write(&path, &edited).unwrap();
+        assert!(state::restore(&path).is_err(), "byte {at}");
+    }
+    std::fs::write(&path, [whole.as_slice(), b"x"].concat()).unwrap();
+    assert!(state::restore(&path).is_err());
+}
