@@ -9,10 +9,14 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, fallocate};
 use windlass_api::agent::runner::JobState;
 
 use super::ending::{Ending, State};
 use crate::{spool::Stamps, taskdir::STATES};
+
+/// Room for the few states of a job, whatever happens to the disk.
+const RESERVE_BYTES: u64 = 32 * 1024;
 
 #[derive(Debug)]
 pub struct States {
@@ -30,6 +34,11 @@ struct Inner {
 impl States {
     pub fn open(run: &Path, stamps: Arc<Stamps>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(run.join(STATES))?;
+        // A job may fill the disk, with its output for one, and that is what must be told then. Where the file
+        // system has no such promise, the state is told for as long as the runner lives.
+        if let Err(error) = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVE_BYTES) {
+            tracing::debug!(%error, "keep room for the job's states");
+        }
         Ok(Self { inner: Mutex::new(Inner { file, said: Vec::new() }), stamps })
     }
 

@@ -10,7 +10,7 @@ use std::{
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
 use windlass_agent::shim::journal::Kind;
-use windlass_api::agent::shim::TaskStatus;
+use windlass_api::agent::{runner::JobRecord, shim::TaskStatus};
 
 use crate::support::{
     shim::{CREDENTIAL, DEADLINE, Setup, Shim, random_uuid},
@@ -101,4 +101,34 @@ async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim
     // There is room again.
     let next = shim.submit(&shim.spec("next"), 1).await;
     shim.wait_for(next, TaskStatus::Running).await;
+}
+
+/// The one thing that has to be written down then is why it ended.
+#[tokio::test]
+async fn f11_o2_a_job_that_fills_the_disk_with_its_output_is_told_as_such() {
+    let host = Host::new();
+    let shim = &host.shim;
+    let id = shim.submit(&shim.spec("wordy"), 1).await;
+    shim.wait_for(id, TaskStatus::Running).await;
+    let calls = shim.client().epoch(1);
+    let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
+    let until = Instant::now() + DEADLINE;
+    while !calls.get(&path("healthcheck")).await.status.is_success() {
+        assert!(Instant::now() < until, "the runner answers\n{}", shim.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let job = json!({"run": {"id": "0", "run_spec": {"run_name": "wordy"}},
+        "job_spec": {"commands": ["/bin/sh", "-c", "yes fills the disk"]}});
+    calls.post(&path("submit"), &job).await.expect(200);
+    calls.post(&path("run"), &json!({})).await.expect(200);
+    loop {
+        let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
+        let last = record.states.last().filter(|last| last.state != "running");
+        if let Some(last) = last {
+            assert_eq!((last.state.as_str(), last.detail.as_deref()), ("failed", Some("no_disk")));
+            break;
+        }
+        assert!(Instant::now() < until, "{record:?}\n{}", shim.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }

@@ -22,6 +22,7 @@ mod cgroups;
 pub mod engine;
 mod host;
 mod program;
+pub mod registry;
 mod systemd;
 
 use std::{

@@ -3,12 +3,13 @@
 pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod images;
-pub(crate) mod registry;
 pub(crate) mod runner;
 pub(crate) mod shim;
 pub(crate) mod sweep;
 
 use std::path::{Path, PathBuf};
+
+pub(crate) use windlass_testkit::lab::registry;
 
 /// A directory of its own, removed at the end.
 pub(crate) struct Scratch(PathBuf);

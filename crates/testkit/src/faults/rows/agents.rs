@@ -193,7 +193,7 @@ async fn out_of_memory(trial: &mut Trial) {
     stage.start().await;
     // Blocks so small that a job cannot harm the machine.
     stage.lab_fleet(&lab, lab.hosts(), blocks()).await;
-    stage.apply(&small("greedy", &["echo last words; exec tail -c 1t /dev/zero"])).await;
+    stage.apply(&small("greedy", &["echo last words; exec tail -c 1T /dev/zero"])).await;
     let began = Instant::now();
     let run = stage.reaches("greedy", &["failed"]).await;
     let detail = detail_of(&stage, submission_of(&run));

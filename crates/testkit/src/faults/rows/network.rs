@@ -173,7 +173,8 @@ async fn ssh(trial: &mut Trial) {
     let mut ground = Ground::new(trial, 1).await;
     ground.stage.apply(&small("kept", &[&counting("/var/tmp/go")])).await;
     ground.stage.says("kept", "line 3").await;
-    let sessions = |ground: &Ground| running(ground.host(1), "sshd: ");
+    // All but the one that listens.
+    let sessions = |ground: &Ground| running(ground.host(1), "sshd: root");
     // Dropped: the processes of all sessions end at once.
     trial.pause(0, 1000).await;
     for pid in sessions(&ground) {

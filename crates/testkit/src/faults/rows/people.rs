@@ -227,6 +227,19 @@ fn typed(stage: &Stage, args: &[&str]) -> Typed {
     Typed(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
+/// Waits until the server knows a run.
+async fn appears(stage: &mut Stage, name: &str) {
+    let began = Instant::now();
+    loop {
+        let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
+        if runs.as_array().unwrap().iter().any(|run| run["run_spec"]["run_name"] == name) {
+            return;
+        }
+        assert!(began.elapsed() < PATIENCE, "{name} is not submitted");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
 /// Connections to a port that are open on this machine.
 fn connections(port: u16) -> usize {
     let listed = Command::new("ss").args(["-Htn", "state", "established"]).output().unwrap();
@@ -249,6 +262,7 @@ async fn command_lines(trial: &mut Trial) {
     std::fs::write(stage.home().join("open.yml"), job).unwrap();
     // Killed while it follows: the run goes on.
     let mut apply = typed(&stage, &["apply", "-f", "open.yml", "-y"]);
+    appears(&mut stage, "open").await;
     stage.reaches("open", &["running"]).await;
     stage.says("open", "up").await;
     trial.pause(0, 500).await;
@@ -290,6 +304,7 @@ async fn interrupted_twice(trial: &mut Trial, stage: &mut Stage) {
                commands: [\"trap '' INT TERM; echo up; while :; do sleep 0.1; done\"]\n";
     std::fs::write(stage.home().join("deaf.yml"), job).unwrap();
     let mut apply = typed(stage, &["apply", "-f", "deaf.yml", "-y"]);
+    appears(stage, "deaf").await;
     stage.reaches("deaf", &["running"]).await;
     stage.says("deaf", "up").await;
     signal(apply.0.id(), "INT");
@@ -342,12 +357,14 @@ async fn doubled(trial: &mut Trial) {
     stage.start().await;
     stage.hosts_ready("local", 1).await;
     let (api_seed, shim_seed) = (trial.rng.draw(), trial.rng.draw());
-    let api = Proxy::tcp(stage.address(), api_seed).await.unwrap();
     let shim = Proxy::before(&stage.home().join("server/local/shim.sock"), shim_seed).unwrap();
+    // What was open was opened before.
+    stage.stop_server();
+    stage.start().await;
+    let api = Proxy::tcp(stage.address(), api_seed).await.unwrap();
     let foul = Weather { latency: Duration::from_millis(20), ..Weather::default() };
     api.set(Weather { replay_after: Some(Duration::from_millis(700)), ..foul });
     shim.set(Weather { replay_after: Some(Duration::from_millis(300)), ..foul });
-    // What is open was opened before.
     let began = Instant::now();
     for number in 0..RUNS {
         let name = format!("run-{number}");

@@ -1,5 +1,7 @@
 //! A small image registry in this process, with faults to order.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 use std::{
     collections::HashMap,
     sync::{
@@ -26,7 +28,7 @@ const CHUNK: usize = 16 * 1024;
 
 /// How the layers come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layers {
+pub enum Layers {
     Fast,
     /// One chunk each so often.
     Slow(Duration),
@@ -36,7 +38,7 @@ pub(crate) enum Layers {
     Corrupt,
 }
 
-pub(crate) struct Registry {
+pub struct Registry {
     shared: Arc<Shared>,
     address: String,
     server: tokio::task::JoinHandle<()>,
@@ -62,7 +64,7 @@ struct Thing {
 }
 
 impl Registry {
-    pub(crate) async fn start() -> Self {
+    pub async fn start() -> Self {
         let shared = Arc::new(Shared {
             things: Mutex::default(),
             layers: Mutex::new(Layers::Fast),
@@ -77,25 +79,25 @@ impl Registry {
         Self { shared, address, server }
     }
 
-    pub(crate) fn set_layers(&self, layers: Layers) {
+    pub fn set_layers(&self, layers: Layers) {
         *self.shared.layers.lock() = layers;
     }
 
-    pub(crate) fn set_password(&self, username: &str, password: &str) {
+    pub fn set_password(&self, username: &str, password: &str) {
         *self.shared.password.lock() = Some(format!("{username}:{password}"));
     }
 
     /// Layers that are being sent right now.
-    pub(crate) fn open(&self) -> usize {
+    pub fn open(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn manifests_asked(&self) -> usize {
+    pub fn manifests_asked(&self) -> usize {
         self.shared.manifests_asked.load(Ordering::SeqCst)
     }
 
     /// Puts an image of one layer in and says its name and its name by digest.
-    pub(crate) fn put(&self, repository: &str, tag: &str, layer: Vec<u8>) -> (String, String) {
+    pub fn put(&self, repository: &str, tag: &str, layer: Vec<u8>) -> (String, String) {
         let diff = digest(&layer);
         let config = serde_json::json!({
             "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
@@ -127,7 +129,7 @@ impl Registry {
     }
 
     /// The name of an image that is not here.
-    pub(crate) fn name(&self, rest: &str) -> String {
+    pub fn name(&self, rest: &str) -> String {
         format!("{}/{rest}", self.address)
     }
 }
