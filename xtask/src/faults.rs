@@ -7,26 +7,36 @@ use anyhow::{Result, ensure};
 use crate::{
     args::Args,
     engine::{self, Engine},
+    out,
     postgres::Postgres,
     process,
     workspace::Workspace,
 };
 
 pub(crate) const BINARY: &str = "windlass-faults";
+/// They wait for bounds, boots and retries: more than a minute each.
+const SLOW: [&str; 4] = ["F3", "F4", "F18", "F25"];
 /// These only look; nothing has to run for them.
 const IDLE: [&str; 1] = ["--list"];
 /// How rows learn where a Postgres is that they may make databases in. Who stops and restarts one has their own.
 const POSTGRES: &str = "WINDLASS_TEST_POSTGRES";
 
-pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
-    play(workspace, &args.rest())
-}
-
 /// Debug builds: only they know the places at which an agent can be made to wait for its end.
-pub(crate) fn play(workspace: &Workspace, args: &[String]) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
     let packages = ["-p", "windlass-testkit", "-p", "windlass-cli", "-p", "windlass-agent"];
     process::run(workspace.cargo().args(["build", "--quiet", "--bins"]).args(packages))?;
+    play(workspace, &args.rest())
+}
+
+/// Each row once, but for those that take minutes by their nature; with what the tests were built as.
+pub(crate) fn each_once(workspace: &Workspace) -> Result<()> {
+    out::talk(&format!("left out here, played by `cargo xtask faults`: {}", SLOW.join(", ")));
+    let skip = SLOW.iter().flat_map(|row| ["--skip", row]);
+    play(workspace, &skip.map(str::to_owned).collect::<Vec<_>>())
+}
+
+fn play(workspace: &Workspace, args: &[String]) -> Result<()> {
     let mut command = Command::new(workspace.built("debug", BINARY)?);
     command.current_dir(&workspace.root).args(args);
     let is_idle = args.iter().any(|arg| IDLE.contains(&arg.as_str()));

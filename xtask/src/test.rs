@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{
     elf,
     engine::{self, Engine},
-    fuzz, out, process, setup, sim, tidy, venv,
+    faults, fuzz, out, process, setup, sim, tidy, venv,
     workspace::Workspace,
 };
 
@@ -35,6 +35,7 @@ const LEVELS: &[Level] = &[
     Level { name: "format", run: format },
     Level { name: "lints", run: lints },
     Level { name: "tests", run: tests },
+    Level { name: "faults", run: faults },
     Level { name: "mutants", run: mutants },
     Level { name: "simulation", run: simulation },
     Level { name: "binaries", run: binaries },
@@ -125,6 +126,15 @@ fn tests(workspace: &Workspace) -> Result<Outcome> {
     let venvs = venv::for_tests(workspace)?;
     let mut command = nextest(workspace, &["--workspace"])?;
     passed(process::run(command.env(engine::VARIABLE, &engine.socket).envs(venvs)))
+}
+
+/// What the tests were built as serves here too.
+fn faults(workspace: &Workspace) -> Result<Outcome> {
+    if !workspace.testkit_has(faults::BINARY)? {
+        return Ok(Outcome::Absent(format!("windlass-testkit has no binary `{}` yet", faults::BINARY)));
+    }
+    process::run(workspace.cargo().args(["nextest", "run", "--workspace", "--no-run"]))?;
+    passed(faults::each_once(workspace))
 }
 
 fn fast_tests(workspace: &Workspace) -> Result<Outcome> {

@@ -4,6 +4,7 @@
 
 mod chaos;
 mod checkers;
+mod faults;
 mod lab;
 #[cfg(feature = "mutants")]
 mod mutants;

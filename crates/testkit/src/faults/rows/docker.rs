@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use super::ground::{assert_once, counting_until, detail_of, eventually};
 use crate::{
     faults::{Play, Row, Site, Trial},
-    lab::engine::{Engine, Kind},
+    lab::{
+        engine::{Engine, Kind},
+        registry::{Layers, Registry},
+    },
     stage::{IMAGE, Machines, Stage, busybox, submission_of, task},
 };
 
@@ -30,25 +33,35 @@ pub(super) const ROWS: &[Row] = &[
         proves: "A2",
         play: Play::Now(|trial| Box::pin(frozen(trial))),
     },
+    Row {
+        id: "F17",
+        injection: "pull: 404, 401, in drops, corrupt layer, cancelled; stall at 50 % (`--long`)",
+        expected: "distinct reasons; a stall is no byte for 120 s",
+        bound: "cancel ≤ 2 s",
+        proves: "R24",
+        play: Play::Now(|trial| Box::pin(pulls(trial))),
+    },
 ];
 
 /// A machine with an engine of its own, and the server on it.
-struct Machine {
-    stage: Stage,
-    engine: Engine,
+pub(super) struct Machine {
+    pub(super) stage: Stage,
+    pub(super) engine: Engine,
 }
 
 impl Machine {
-    async fn new(trial: &Trial, name: &str, kind: Kind) -> Self {
+    pub(super) async fn new(trial: &Trial, name: &str, kind: Kind) -> Self {
         let engine = Engine::start(kind).unwrap();
-        busybox(&engine.socket());
+        if !matches!(kind, Kind::SmallDisk(_)) {
+            busybox(&engine.socket());
+        }
         let stage = Stage::at(trial.dir().join(name), Machines::Containers);
         let mut stage = stage.with_engine(engine.socket());
         stage.start().await;
         Self { stage, engine }
     }
 
-    async fn judge(&mut self, trial: &mut Trial) {
+    pub(super) async fn judge(&mut self, trial: &mut Trial) {
         let site = Site::local(&self.stage, Some(self.engine.socket()));
         trial.judge(&mut self.stage, &[site]).await;
     }
@@ -120,4 +133,90 @@ async fn frozen(trial: &mut Trial) {
     let gone = || machine.engine.docker(&["ps", "--all", "--quiet"]).is_ok_and(|ids| ids.is_empty());
     eventually("no container is left", gone);
     machine.judge(trial).await;
+}
+
+/// A layer that no registry had before, so that each pull is one: an archive of one file.
+pub(super) fn layer(size: usize) -> Vec<u8> {
+    let mut bytes = vec![0; 512 + size.next_multiple_of(512) + 1024];
+    let mut put = |at: usize, text: &str| bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
+    put(0, "much");
+    put(100, "0000644");
+    put(108, "0000000");
+    put(116, "0000000");
+    put(124, &format!("{size:011o}"));
+    put(136, "00000000000");
+    put(148, "        0");
+    put(257, "ustar\u{0}00");
+    let sum: u32 = bytes[..512].iter().map(|byte| u32::from(*byte)).sum();
+    bytes[148..155].copy_from_slice(format!("{sum:06o}\u{0}").as_bytes());
+    getrandom::fill(&mut bytes[512..512 + size]).unwrap();
+    bytes
+}
+
+/// A job in an image of the registry.
+pub(super) fn imaged(name: &str, image: &str) -> Value {
+    let mut job = task(name, &["true"]);
+    job["image"] = json!(image);
+    job
+}
+
+/// Waits for the failure of a job whose image cannot be had, and gives back what is said about it.
+async fn refused(stage: &mut Stage, job: &Value) -> String {
+    let run = stage.ends(job).await;
+    let ended = submission_of(&run);
+    assert_eq!(ended["termination_reason"], "creating_container_error", "R24: {run:#}");
+    ended["termination_reason_message"].as_str().unwrap_or_default().to_owned()
+}
+
+async fn pulls(trial: &mut Trial) {
+    let mut machine = Machine::new(trial, "stage", Kind::Plain).await;
+    let registry = Registry::start().await;
+    let stage = &mut machine.stage;
+    let mut said = vec![refused(stage, &imaged("absent", &registry.name("none:1"))).await];
+    trial.fired("404");
+    let (corrupt, _) = registry.put("corrupt", "1", layer(100_000));
+    registry.set_layers(Layers::Corrupt);
+    said.push(refused(stage, &imaged("corrupt", &corrupt)).await);
+    trial.fired("corrupt layer");
+    if trial.is_long {
+        let (stalled, _) = registry.put("stalled", "1", layer(1 << 20));
+        registry.set_layers(Layers::Stall);
+        let began = Instant::now();
+        said.push(refused_within(stage, &imaged("stalled", &stalled), Duration::from_secs(300)).await);
+        trial.fired("stall");
+        trial.within("stall noticed", Duration::from_secs(150), began.elapsed());
+    }
+    cancelled(trial, stage, &registry).await;
+    registry.set_layers(Layers::Fast);
+    registry.set_password("ann", "secret");
+    let (closed, _) = registry.put("closed", "1", layer(1000));
+    said.push(refused(stage, &imaged("closed", &closed)).await);
+    trial.fired("401");
+    said.sort();
+    said.dedup();
+    let kinds = if trial.is_long { 4 } else { 3 };
+    assert_eq!(said.len(), kinds, "R24: reasons are not distinct: {said:#?}");
+    machine.judge(trial).await;
+}
+
+/// The same for one that takes longer to fail.
+async fn refused_within(stage: &mut Stage, job: &Value, patience: Duration) -> String {
+    stage.apply(job).await;
+    let run = stage.reaches_within(job["name"].as_str().unwrap(), &["failed"], patience).await;
+    submission_of(&run)["termination_reason_message"].as_str().unwrap_or_default().to_owned()
+}
+
+/// A pull that comes in drops is given up at once when its run is stopped.
+async fn cancelled(trial: &mut Trial, stage: &mut Stage, registry: &Registry) {
+    let (slow, _) = registry.put("slow", "1", layer(8 << 20));
+    registry.set_layers(Layers::Slow(Duration::from_millis(1600)));
+    stage.apply(&imaged("slow", &slow)).await;
+    eventually("a layer comes", || registry.open() > 0);
+    trial.pause(0, 2000).await;
+    stage.stop("slow", true).await;
+    let asked = Instant::now();
+    trial.fired("cancelled in drops");
+    eventually("nothing comes any more", || registry.open() == 0);
+    trial.within("cancelled", Duration::from_secs(2), asked.elapsed());
+    stage.reaches("slow", &["terminated"]).await;
 }

@@ -6,16 +6,20 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::ground::{Ground, SmallDisk, agent, detail_of, kill_agent, pause_at, start_agent, stubborn};
+use super::{
+    docker::{Machine, imaged, layer},
+    ground::{Ground, SmallDisk, agent, detail_of, kill_agent, pause_at, start_agent, stubborn},
+};
 use crate::{
     faults::{Play, Row, Site, Trial},
+    lab::{engine::Kind, registry::Registry},
     stage::{Machines, host_of, small, submission_of, task},
 };
 
 pub(super) const ROWS: &[Row] = &[
     Row {
         id: "F11",
-        injection: "host disk full while a job logs",
+        injection: "host disk full: while a job logs, and in the middle of a pull",
         expected: "the job fails with `no_disk`; the agent lives, ends and removes it, and takes the next",
         bound: "≤ 30 s",
         proves: "G6 O2",
@@ -59,6 +63,22 @@ async fn disk_full(trial: &mut Trial) {
     assert_eq!(next["status"], "done", "{next:#}");
     let site = Site::local(&stage, None);
     trial.judge(&mut stage, &[site]).await;
+    full_by_a_pull(trial).await;
+}
+
+/// The engine's disk is smaller than the image.
+async fn full_by_a_pull(trial: &mut Trial) {
+    let size = trial.rng.between(20, 30);
+    let mut machine = Machine::new(trial, "pull", Kind::SmallDisk(size)).await;
+    let registry = Registry::start().await;
+    let (large, _) = registry.put("large", "1", layer(40 << 20));
+    let began = Instant::now();
+    let run = machine.stage.ends(&imaged("large", &large)).await;
+    trial.within("told of the pull", Duration::from_secs(30), began.elapsed());
+    let detail = detail_of(&machine.stage, submission_of(&run));
+    assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
+    trial.fired("disk full by a pull");
+    machine.judge(trial).await;
 }
 
 async fn rebooted(trial: &mut Trial) {
@@ -112,15 +132,19 @@ async fn node_lost(trial: &mut Trial) {
     ground.host(lost).power_off().unwrap();
     trial.fired(if is_pulling { "lost while pulling" } else { "lost while running" });
     let cut = Instant::now();
-    for host in ground.lab.hosts().iter().filter(|host| host.name() != ground.host(lost).name()) {
-        if is_pulling {
+    if is_pulling {
+        // The others waited only so that the one could be lost in the middle.
+        let others = ground.lab.hosts().iter().filter(|host| host.name() != ground.host(lost).name());
+        for host in others {
             pause_at(host, None);
+            kill_agent(host);
+            start_agent(host);
         }
     }
     let again = ground.stage.eventually_run("four", Duration::from_secs(240), |run| {
         let jobs = run["jobs"].as_array().unwrap();
         let twice = |job: &serde_json::Value| job["job_submissions"].as_array().unwrap().len() == 2;
-        jobs.iter().all(twice) && (run["status"] == "running" || is_pulling)
+        jobs.iter().all(twice) && run["status"] == "running"
     });
     let again = again.await;
     trial.within("replaced", Duration::from_secs(60), cut.elapsed());
@@ -131,10 +155,6 @@ async fn node_lost(trial: &mut Trial) {
     pause_at(ground.host(lost), None);
     ground.host(lost).power_on().unwrap();
     for host in ground.lab.hosts() {
-        if is_pulling && agent(host).is_some() {
-            kill_agent(host);
-            start_agent(host);
-        }
         host.run("touch /var/tmp/go").unwrap();
     }
     let run = ground.stage.reaches("four", &["done"]).await;
