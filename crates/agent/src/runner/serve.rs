@@ -129,6 +129,8 @@ fn log_to(spool: &Arc<Spool>) {
         .with_writer(move || writer.clone())
         .with_ansi(false)
         .with_target(false)
+        // It would tell of a line that cannot be written on stderr, and panic when that is full too.
+        .log_internal_errors(false)
         .with_max_level(tracing::Level::INFO)
         .finish();
     // Only a test in this process could have set another before.

@@ -176,6 +176,8 @@ fn start(flags: &Flags) -> ExitCode {
 pub(super) fn run(boot: Boot, log: LogLevel) -> ExitCode {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
+        // A line that cannot be written, on a full disk, is lost; to tell of it the same way would panic.
+        .log_internal_errors(false)
         // Colours in a file are noise.
         .with_ansi(std::io::stderr().is_terminal());
     tracing_subscriber::registry().with(lines.with_filter(log.targets())).init();

@@ -317,7 +317,9 @@ pub(crate) fn log(level: LogLevel, format: LogFormat) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let terminal = std::io::stderr().is_terminal();
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    // A line that cannot be written, on a full disk, is lost; to tell of it the same way would panic.
+    let builder = tracing_subscriber::fmt().with_max_level(level).log_internal_errors(false);
+    let builder = builder.with_writer(std::io::stderr);
     let json = match format {
         LogFormat::Auto => !terminal,
         LogFormat::Json => true,

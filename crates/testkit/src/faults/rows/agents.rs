@@ -167,8 +167,8 @@ async fn runner_killed(trial: &mut Trial) {
     }
     assert!(log.lines().count() > 5, "O3: {log}");
     frozen_runner(trial, &mut ground).await;
+    out_of_memory(trial, &mut ground).await;
     ground.judge(trial).await;
-    out_of_memory(trial).await;
 }
 
 /// A runner that does not answer does not keep its task from being stopped.
@@ -185,29 +185,46 @@ async fn frozen_runner(trial: &mut Trial, ground: &mut Ground) {
     assert!(ground.stage.log(&run).await.contains("line 5"), "O2");
 }
 
-/// On a part of a host: only then is there a limit below the machine's own memory.
-async fn out_of_memory(trial: &mut Trial) {
-    use crate::{lab::Lab, stage::Machines};
-    let lab = Lab::start(1).unwrap();
-    let mut stage = crate::stage::Stage::at(trial.dir().join("oom"), Machines::None);
-    stage.start().await;
-    // Blocks so small that a job cannot harm the machine.
-    stage.lab_fleet(&lab, lab.hosts(), blocks()).await;
-    stage.apply(&small("greedy", &["echo last words; exec tail -c 1T /dev/zero"])).await;
+/// The kernel ends the job's process. The limit is put on it from outside: a part of this machine's memory would be
+/// more than one may take for a trial.
+async fn out_of_memory(trial: &mut Trial, ground: &mut Ground) {
+    let wait = "echo last words; until [ -e /var/tmp/hog ]; do sleep 0.05; done; exec tail /dev/zero";
+    ground.stage.apply(&small("greedy", &[wait])).await;
+    ground.stage.says("greedy", "last words").await;
+    let run = ground.stage.run("greedy").await;
+    let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
+    let limited = limit_memory(&id, 192 << 20);
+    assert!(limited > 0, "the task has no control group of its own");
+    trial.pause(0, 500).await;
+    ground.host(1).run("touch /var/tmp/hog").unwrap();
     let began = Instant::now();
-    let run = stage.reaches("greedy", &["failed"]).await;
-    let detail = detail_of(&stage, submission_of(&run));
+    let run = ground.stage.reaches("greedy", &["failed"]).await;
+    let detail = detail_of(&ground.stage, submission_of(&run));
     assert_eq!(detail.as_deref(), Some("oom_killed"), "{run:#}");
     assert_eq!(submission_of(&run)["exit_status"], 137, "{run:#}");
-    assert!(stage.log(&run).await.starts_with("last words\n"), "O2");
     trial.fired("user's process out of memory");
     trial.within("OOM told", Duration::from_secs(30), began.elapsed());
-    trial.judge(&mut stage, &[Site::host(lab.host(1))]).await;
+    assert!(ground.stage.log(&run).await.starts_with("last words\n"), "O2");
 }
 
-/// As many as the machine has processors, so that each has memory to spare for nobody.
-fn blocks() -> u32 {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32)
+/// Sets the limit on every control group of a task, and says how many there are.
+fn limit_memory(id: &str, bytes: u64) -> usize {
+    let mut limited = 0;
+    let mut dirs = vec![std::path::PathBuf::from("/sys/fs/cgroup")];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                dirs.push(entry.path());
+            }
+        }
+        if dir.ends_with(id) {
+            for file in ["memory.max", "memory.limit_in_bytes"] {
+                let path = dir.join(file);
+                limited += usize::from(path.exists() && fs::write(path, bytes.to_string()).is_ok());
+            }
+        }
+    }
+    limited
 }
 
 async fn ran_away(trial: &mut Trial) {
