@@ -101,12 +101,12 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     } else {
         json!({ "200": { "description": "Done.", "content": { kind: { "schema": answer } } } })
     };
-    let mut refusals = vec!["400", "422"];
+    let mut refusals = vec!["400", "422", "503"];
     if matches!(entry.body, Body::Json | Body::File) {
         refusals.extend(["408", "409", "413"]);
     }
     if entry.access != Access::Open {
-        refusals.push("403");
+        refusals.extend(["403", "429"]);
     }
     if entry.access.in_project() {
         refusals.push("404");
@@ -130,6 +130,8 @@ fn refusals(schemas: &mut SchemaGenerator) -> Value {
         "408": refusal::<error::Refusal>(schemas, "The body took too long to arrive."),
         "409": refusal::<error::Refusal>(schemas, "The key was used for another request, or others were faster."),
         "413": refusal::<error::Refusal>(schemas, "The body is larger than allowed."),
+        "429": refusal::<error::Refusal>(schemas, "Too many requests; `Retry-After` says when to come back."),
+        "503": refusal::<error::Refusal>(schemas, "As many as the server takes, or its database is away; ask again."),
         "422": refusal::<Vec<error::Violation>>(schemas, "The request is not shaped as its schema says."),
     })
 }

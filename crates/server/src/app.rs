@@ -18,6 +18,7 @@ use crate::{
     logs::{archive::Archive, tail::Tails},
     market::Market,
     metrics::Metrics,
+    pace::Buckets,
     secrets::Keyring,
 };
 
@@ -30,6 +31,7 @@ struct Inner {
     keys: Arc<Keyring>,
     metrics: Metrics,
     access: AccessCache,
+    paces: Buckets,
     hints: Hints,
     logs: Arc<Archive>,
     backends: Backends,
@@ -64,6 +66,7 @@ impl App {
         let tails = Tails::new(db.clone(), Arc::clone(&logs), hints.clone());
         Ok(Self(Arc::new(Inner {
             db,
+            paces: Buckets::new(settings.paces),
             settings,
             keys: Arc::new(keys),
             metrics: Metrics::new(),
@@ -98,6 +101,11 @@ impl App {
 
     pub fn access(&self) -> &AccessCache {
         &self.0.access
+    }
+
+    /// How fast callers go.
+    pub fn paces(&self) -> &Buckets {
+        &self.0.paces
     }
 
     /// What jobs wrote.

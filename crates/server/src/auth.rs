@@ -40,6 +40,8 @@ const LIFE: Duration = Duration::from_secs(1);
 /// Entries of each kind. When full, all are forgotten: they live for a second anyway.
 const ENTRIES_MAX: usize = 10_000;
 const PREFIX: &str = "wl_";
+/// The prefix, and 256 bits in base64.
+const DRAWN_BYTES: usize = 46;
 /// How much of a token is shown in lists.
 const SHOWN: usize = 8;
 
@@ -182,6 +184,16 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     Ok(caller)
 }
 
+/// Whether the token is none that somebody chose, or was found to be good within the last second.
+pub fn is_above_guessing(app: &App, authorization: Option<&str>) -> bool {
+    let Some(text) = authorization.and_then(bearer) else { return false };
+    if text.starts_with(PREFIX) && text.len() == DRAWN_BYTES {
+        return true;
+    }
+    let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+    app.access().tokens.get(&key).is_some()
+}
+
 fn bearer(header: &str) -> Option<&str> {
     let (scheme, token) = header.split_once(' ')?;
     let token = token.trim();
@@ -279,7 +291,7 @@ mod tests {
     #[test]
     fn tokens_are_long_recognisable_and_never_the_same() {
         let (a, b) = (Token::draw().unwrap(), Token::draw().unwrap());
-        assert!(a.text().starts_with("wl_") && a.text().len() == 46);
+        assert!(a.text().starts_with("wl_") && a.text().len() == super::DRAWN_BYTES);
         assert_ne!(a.text(), b.text());
         assert_eq!(a.hash().len(), 64);
         assert_eq!(format!("{a:?}"), "Token(…)");

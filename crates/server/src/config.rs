@@ -23,6 +23,7 @@ use crate::{
         place::{Place, PlaceError},
         retention,
     },
+    pace::Paces,
 };
 
 /// Largest JSON body, unless told otherwise.
@@ -33,6 +34,7 @@ const UPLOAD_BYTES_MAX: usize = 2 * 1024 * 1024;
 const OWNED_PROJECTS_MAX: i64 = 10;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -185,8 +187,11 @@ pub struct Settings {
     pub body_bytes_max: usize,
     pub upload_bytes_max: usize,
     pub owned_projects_max: i64,
+    pub paces: Paces,
     /// A client must have sent its head by then; also how long an idle connection is kept.
     pub head_timeout: Duration,
+    /// A client must have sent its body by then; uploads have longer.
+    pub body_timeout: Duration,
 }
 
 /// Without the token and without the password in the url.
@@ -253,7 +258,9 @@ impl Settings {
             body_bytes_max: BODY_BYTES_MAX,
             upload_bytes_max: UPLOAD_BYTES_MAX,
             owned_projects_max: OWNED_PROJECTS_MAX,
+            paces: Paces::default(),
             head_timeout: HEAD_TIMEOUT,
+            body_timeout: BODY_TIMEOUT,
         })
     }
 }

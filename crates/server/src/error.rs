@@ -32,6 +32,9 @@ pub enum Error {
     /// The client took too long to send its body: 408.
     #[error("the request took too long to arrive")]
     Slow,
+    /// More than one caller may ask for in this time: 429.
+    #[error("Too many requests; try again in a moment")]
+    Fast,
     /// As many as this server takes: 503.
     #[error("{msg}")]
     Busy { msg: &'static str },

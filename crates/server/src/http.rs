@@ -4,7 +4,7 @@
 //! level is checked here, before the body is read, and the kind of registration must fit the level or
 //! the server does not compile.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, net::IpAddr, time::Duration};
 
 use axum::{
     Router,
@@ -33,13 +33,16 @@ use crate::{
 mod lasting;
 mod stream;
 
-/// A client must have sent its body by then.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// A client must have sent its file by then.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
 /// What a multipart frame may add to the file in it.
 const FRAME_BYTES_MAX: usize = 64 * 1024;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) IpAddr);
 
 /// Handlers by operation.
 #[derive(Default)]
@@ -83,7 +86,7 @@ impl Routes {
         self.mount::<O, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let caller = auth::caller(&app, arrived.authorization()).await?;
+                let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
                 caller.must(O::ACCESS)?;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, caller, request).await
@@ -104,7 +107,8 @@ impl Routes {
             let handler = handler.clone();
             async move {
                 let key = arrived.idempotency_key()?;
-                let mut scope = scope::<O>(&app, arrived.authorization(), &arrived.path).await?;
+                let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let mut scope = within::<O>(&app, caller, &arrived.path).await?;
                 scope.idempotency_key = key;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, scope, request).await
@@ -124,7 +128,7 @@ impl Routes {
         self.mount::<O, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let caller = auth::caller(&app, arrived.authorization()).await?;
+                let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
                 caller.must(O::ACCESS)?;
                 let (request, upload) = arrived.read_file::<O>(&app).await?;
                 handler(app, caller, request, upload).await
@@ -144,7 +148,8 @@ impl Routes {
         self.mount::<O, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let scope = scope::<O>(&app, arrived.authorization(), &arrived.path).await?;
+                let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let scope = within::<O>(&app, caller, &arrived.path).await?;
                 let (request, upload) = arrived.read_file::<O>(&app).await?;
                 handler(app, scope, request, upload).await
             }
@@ -166,7 +171,8 @@ impl Routes {
             async move {
                 let authorization = arrived.authorization().map(str::to_owned);
                 let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
-                let within = scope::<O>(&app, authorization.as_deref(), &path).await?;
+                let caller = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
+                let within = within::<O>(&app, caller, &path).await?;
                 let request = arrived.read::<O>(&app).await?;
                 let beats = handler(app.clone(), within, request, last).await?;
                 let watched = app.clone();
@@ -193,7 +199,8 @@ impl Routes {
             async move {
                 let authorization = arrived.authorization().map(str::to_owned);
                 let path = arrived.path.clone();
-                let within = scope::<O>(&app, authorization.as_deref(), &path).await?;
+                let asker = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
+                let within = within::<O>(&app, asker, &path).await?;
                 let caller = stream::wanted(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
                 let place = stream::place()?;
@@ -271,8 +278,30 @@ impl Routes {
     }
 }
 
+/// Who asks, if they do not ask too often. Tokens that can be guessed are not even looked up for an address that has
+/// guessed too much; one that was drawn cannot be guessed, so its owner passes whatever others try from there.
+async fn admit<O: Operation>(app: &App, peer: Option<IpAddr>, authorization: Option<&str>) -> Result<Caller> {
+    if let Some(peer) = peer
+        && !auth::is_above_guessing(app, authorization)
+    {
+        app.paces().may_try(peer)?;
+    }
+    let caller = auth::caller(app, authorization).await;
+    if let (Err(Error::Denied { .. }), Some(peer), Some(_)) = (&caller, peer, authorization) {
+        app.paces().tried(peer)?;
+    }
+    let caller = caller?;
+    app.paces().operation(O::ID, caller.user.id.0)?;
+    Ok(caller)
+}
+
+/// Whether somebody who was admitted still may.
 async fn scope<O: Operation>(app: &App, authorization: Option<&str>, path: &[String]) -> Result<Scope> {
     let caller = auth::caller(app, authorization).await?;
+    within::<O>(app, caller, path).await
+}
+
+async fn within<O: Operation>(app: &App, caller: Caller, path: &[String]) -> Result<Scope> {
     let (project, rest) = path.split_first().ok_or(Error::Unknown { msg: "Not Found" })?;
     if path.iter().any(|part| part.contains('\0')) {
         return Err(Error::Unknown { msg: "Not Found" });
@@ -290,6 +319,11 @@ struct Arrived {
 }
 
 impl Arrived {
+    /// The address at the other end of the connection, which may be a proxy's.
+    fn peer(&self) -> Option<IpAddr> {
+        self.request.extensions().get::<Peer>().map(|peer| peer.0)
+    }
+
     fn authorization(&self) -> Option<&str> {
         self.request.headers().get(header::AUTHORIZATION)?.to_str().ok()
     }
@@ -311,7 +345,7 @@ impl Arrived {
         match O::BODY {
             Kind::Json => {
                 let limit = app.settings().body_bytes_max;
-                let body = collect(self.request.into_body(), limit).await?;
+                let body = collect(self.request.into_body(), limit, app.settings().body_timeout).await?;
                 decode(if body.is_empty() || &body[..] == b"null" { b"{}" } else { &body })
             }
             Kind::Query | Kind::Text | Kind::File | Kind::Events | Kind::Stream => query(&self.request),
@@ -329,9 +363,9 @@ impl Arrived {
     }
 }
 
-async fn collect(body: Body, limit: usize) -> Result<Bytes> {
+async fn collect(body: Body, limit: usize, within: Duration) -> Result<Bytes> {
     let reading = Limited::new(body, limit).collect();
-    match timeout(BODY_TIMEOUT, reading).await {
+    match timeout(within, reading).await {
         Err(_) => Err(Error::Slow),
         Ok(Ok(whole)) => Ok(whole.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Error::TooLarge { limit }),
@@ -495,6 +529,11 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::Denied { msg } => plain(StatusCode::FORBIDDEN, msg),
         Error::Unknown { msg } => plain(StatusCode::NOT_FOUND, msg),
         Error::Busy { msg } => plain(StatusCode::SERVICE_UNAVAILABLE, msg),
+        Error::Fast => {
+            let mut response = plain(StatusCode::TOO_MANY_REQUESTS, &error.to_string());
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            response
+        }
         Error::Conflict { msg } => plain(StatusCode::CONFLICT, msg),
         Error::TooLarge { .. } => plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
         Error::Slow => plain(StatusCode::REQUEST_TIMEOUT, &error.to_string()),

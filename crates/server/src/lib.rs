@@ -20,6 +20,7 @@ pub mod logs;
 pub mod machines;
 pub mod market;
 pub mod metrics;
+pub mod pace;
 pub mod pass_error;
 pub mod pipelines;
 pub mod routes;

@@ -3,14 +3,19 @@
 use std::{convert::Infallible, future::Future, io, sync::Arc, time::Duration};
 
 use axum::Router;
-use hyper::server::conn::http1;
+use hyper::{
+    Request,
+    body::Incoming,
+    server::conn::http1,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
 use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
 
-use crate::app::App;
+use crate::{app::App, http::Peer};
 
 const HEADERS_MAX: usize = 100;
 /// Longer heads are answered 431, give or take what one read brings.
@@ -36,8 +41,8 @@ pub(crate) async fn serve(
             accepted = listener.accept() => accepted,
             () = &mut stop => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 if !is_passing(&error) {
                     tracing::warn!(%error, "accept a connection");
@@ -48,12 +53,18 @@ pub(crate) async fn serve(
         };
         // Small answers must not wait for more; a socket that refuses is about to fail anyway.
         let _ = stream.set_nodelay(true);
+        let peer = Peer(peer.ip());
+        let routes = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer);
+            routes.call(request)
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(app.settings().head_timeout)
             .max_headers(HEADERS_MAX)
             .max_buf_size(HEAD_BYTES_MAX)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()))
+            .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         let app = app.clone();
         tokio::spawn(async move {

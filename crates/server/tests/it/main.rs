@@ -27,6 +27,7 @@ mod http_costs;
 mod http_errors;
 mod http_fleets;
 mod http_fuzz;
+mod http_limits;
 mod http_projects;
 mod http_runs;
 mod http_secrets;

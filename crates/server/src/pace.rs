@@ -1,0 +1,185 @@
+//! How fast one caller may go.
+//!
+//! Each caller has a bucket for each kind of work: it starts full, every call takes one out, and time puts some
+//! back. Buckets are this replica's own, and forgotten when there are too many of them: they protect the server from
+//! a loop that ran wild and a guesser of tokens, and are no account of anything. People who use the server, and
+//! programs that submit thousands of runs, never see the bottom of one.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+
+/// Buckets that are remembered; when there are more, all are full again.
+const BUCKETS_MAX: usize = 10_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// So many at once.
+    pub burst: u32,
+    /// So many every second, for as long as one likes.
+    pub per_second: u32,
+}
+
+/// The pace of each kind of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paces {
+    /// Wrong tokens from one address.
+    pub login: Pace,
+    /// What makes or changes runs, fleets, volumes and files, by one user.
+    pub submit: Pace,
+    /// Questions for logs, by one user.
+    pub logs: Pace,
+}
+
+impl Default for Paces {
+    fn default() -> Self {
+        Self {
+            login: Pace { burst: 300, per_second: 20 },
+            submit: Pace { burst: 20_000, per_second: 2_000 },
+            logs: Pace { burst: 20_000, per_second: 2_000 },
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Login(IpAddr),
+    Submit(Uuid),
+    Logs(Uuid),
+}
+
+#[derive(Debug, Default)]
+pub struct Buckets {
+    paces: Paces,
+    /// How much is missing in each, and when that was so.
+    missing: Mutex<HashMap<Key, (f64, Instant)>>,
+}
+
+impl Buckets {
+    pub fn new(paces: Paces) -> Self {
+        Self { paces, missing: Mutex::default() }
+    }
+
+    /// Whether an address may still try tokens that nobody knows.
+    pub fn may_try(&self, from: IpAddr) -> Result<()> {
+        let key = Key::Login(network(from));
+        let (missing, _) = self.missing(key, self.paces.login);
+        if missing < f64::from(self.paces.login.burst) { Ok(()) } else { Err(Error::Fast) }
+    }
+
+    /// A token from there was wrong.
+    pub fn tried(&self, from: IpAddr) -> Result<()> {
+        self.take(Key::Login(network(from)), self.paces.login)
+    }
+
+    /// An operation of a user who is known; most are free.
+    pub fn operation(&self, id: &str, user: Uuid) -> Result<()> {
+        match id {
+            "apply_run" | "apply_fleet" | "apply_gateway" | "create_gateway" | "create_volume"
+            | "init_repo" | "upload_code" | "upload_archive" => {
+                self.take(Key::Submit(user), self.paces.submit)
+            }
+            "poll_logs" | "stream_logs" => self.take(Key::Logs(user), self.paces.logs),
+            _ => Ok(()),
+        }
+    }
+
+    fn missing(&self, key: Key, pace: Pace) -> (f64, Instant) {
+        let now = Instant::now();
+        let known = self.missing.lock().get(&key).copied();
+        (known.map_or(0.0, |(missing, then)| left(missing, now - then, pace)), now)
+    }
+
+    fn take(&self, key: Key, pace: Pace) -> Result<()> {
+        let (missing, now) = self.missing(key, pace);
+        if missing + 1.0 > f64::from(pace.burst) {
+            return Err(Error::Fast);
+        }
+        let mut all = self.missing.lock();
+        if all.len() >= BUCKETS_MAX {
+            all.clear();
+        }
+        all.insert(key, (missing + 1.0, now));
+        Ok(())
+    }
+}
+
+fn left(missing: f64, since: Duration, pace: Pace) -> f64 {
+    (missing - since.as_secs_f64() * f64::from(pace.per_second)).max(0.0)
+}
+
+/// Whoever has one address of version 6 has as many as they like of its network.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buckets() -> Buckets {
+        let pace = Pace { burst: 3, per_second: 2 };
+        Buckets::new(Paces { login: pace, submit: pace, logs: pace })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bucket_empties_at_once_and_fills_with_time() {
+        let buckets = buckets();
+        let (mira, noor) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        for _ in 0..3 {
+            buckets.operation("apply_run", mira).unwrap();
+        }
+        assert!(matches!(buckets.operation("apply_run", mira), Err(Error::Fast)));
+        assert!(matches!(buckets.operation("upload_code", mira), Err(Error::Fast)), "it is the same bucket");
+        buckets.operation("poll_logs", mira).unwrap();
+        buckets.operation("list_runs", mira).unwrap();
+        buckets.operation("apply_run", noor).unwrap();
+        tokio::time::advance(Duration::from_millis(500)).await;
+        buckets.operation("apply_run", mira).unwrap();
+        assert!(buckets.operation("apply_run", mira).is_err());
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        for _ in 0..3 {
+            buckets.operation("apply_run", mira).unwrap();
+        }
+        assert!(buckets.operation("apply_run", mira).is_err(), "it holds no more than it did");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_of_one_network_try_together() {
+        let buckets = buckets();
+        for last in 0..3_u16 {
+            let from = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 7, 0, 0, 0, last));
+            buckets.may_try(from).unwrap();
+            buckets.tried(from).unwrap();
+        }
+        let near = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 7, 9, 9, 9, 9));
+        let far = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 8, 0, 0, 0, 1));
+        assert!(buckets.may_try(near).is_err());
+        buckets.may_try(far).unwrap();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        buckets.may_try(near).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_callers_take_no_more_room() {
+        let buckets = buckets();
+        for n in 0..2 * BUCKETS_MAX {
+            buckets.operation("apply_run", Uuid::from_u128(n as u128)).unwrap();
+        }
+        assert!(buckets.missing.lock().len() <= BUCKETS_MAX);
+    }
+}

@@ -1,0 +1,169 @@
+//! Callers that ask too often, too slowly, or for nothing at all.
+
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::{Request, body::Bytes};
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use windlass_server::{
+    config::{Given, Settings},
+    pace::{Pace, Paces},
+};
+
+use crate::http::{ADMIN, Ground, TestServer};
+
+fn settings(ground: &Ground) -> Settings {
+    let given = Given { port: Some(0), ..ground.given() };
+    Settings { pipelines: false, ..Settings::new(given, None).unwrap() }
+}
+
+/// Nothing comes back within the time of a test.
+fn once(burst: u32) -> Pace {
+    Pace { burst, per_second: 0 }
+}
+
+#[tokio::test]
+async fn guessing_tokens_is_slowed_down_and_owners_of_drawn_ones_are_not() {
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground)).await;
+    let mira = server.user("mira").await;
+    server.stop().await;
+    let mut settings = settings(&ground);
+    settings.paces = Paces { login: once(5), ..Paces::default() };
+    let server = TestServer::start_as(settings).await;
+    for guess in 0..5 {
+        let token = format!("password{guess}");
+        assert_eq!(server.post(&token, "/api/users/get_my_user", "").await.0, 403);
+    }
+    let (status, body) = server.post("password5", "/api/users/get_my_user", "").await;
+    assert_eq!((status, &body["detail"]["code"]), (429, &serde_json::Value::Null), "{body}");
+    assert_eq!(server.get("password6", "/metrics").await.0, 429);
+    let drawn = "wl_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+    assert_eq!(server.post(drawn, "/api/users/get_my_user", "").await.0, 429);
+    // The right one of those that can be guessed is not told from a wrong one.
+    assert_eq!(server.post(ADMIN, "/api/users/get_my_user", "").await.0, 429);
+    server.ok(&mira, "/api/users/get_my_user", json!({})).await;
+    assert_eq!(server.get("", "/healthcheck").await.0, 200);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_loop_that_submits_is_told_to_wait_and_others_are_not() {
+    let ground = Ground::sqlite();
+    let mut settings = settings(&ground);
+    settings.paces = Paces { submit: once(3), logs: once(2), ..Paces::default() };
+    let server = TestServer::start_as(settings).await;
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "user")]).await;
+    let task =
+        json!({ "plan": { "run_spec": { "configuration": { "type": "task", "commands": ["true"] } } } });
+    for _ in 0..3 {
+        server.ok(&mira, "/api/project/main/runs/apply", task.clone()).await;
+    }
+    let request = Request::post("/api/project/main/runs/apply")
+        .header("host", &server.authority)
+        .header("authorization", format!("Bearer {mira}"))
+        .body(Full::new(Bytes::from(task.to_string())))
+        .unwrap();
+    let (status, body) = server.send(request).await;
+    assert_eq!(status, 429, "{}", String::from_utf8_lossy(&body));
+    let poll = json!({ "run_name": "none", "job_submission_id": uuid::Uuid::nil() }).to_string();
+    for _ in 0..2 {
+        assert_eq!(server.post(&mira, "/api/project/main/logs/poll", &poll).await.0, 400);
+    }
+    assert_eq!(server.post(&mira, "/api/project/main/logs/poll", &poll).await.0, 429);
+    // What is no submission, and what others submit, goes on.
+    server.ok(&mira, "/api/runs/list", json!({})).await;
+    server.admin("/api/project/main/runs/apply", task).await;
+    server.stop().await;
+}
+
+/// Sends what it is given and reads to the end; fails if the server never closes.
+async fn until_closed(server: &TestServer, sent: &[u8]) -> String {
+    let mut stream = TcpStream::connect(&server.authority).await.unwrap();
+    stream.write_all(sent).await.unwrap();
+    let mut answer = Vec::new();
+    // The bound only keeps a failure short.
+    let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await;
+    assert!(ended.is_ok(), "the connection is still open");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let ground = Ground::sqlite();
+    let mut settings = settings(&ground);
+    assert!(
+        settings.head_timeout <= Duration::from_secs(30) && settings.body_timeout <= Duration::from_secs(30)
+    );
+    settings.body_timeout = Duration::from_millis(100);
+    let server = TestServer::start_as(settings).await;
+    let head = format!(
+        "POST /api/users/list HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN}\r\nContent-Length: 100\r\n\r\n{{"
+    );
+    assert!(until_closed(&server, head.as_bytes()).await.starts_with("HTTP/1.1 408 "));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn heads_that_two_servers_could_read_differently_are_refused() {
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground)).await;
+    let hidden = "GET /healthcheck HTTP/1.1\r\nHost: a\r\n\r\n";
+    for head in [
+        "Content-Length: 4\r\nContent-Length: 5\r\n",
+        "Content-Length: +4\r\n",
+        "Content-Length: 4, 5\r\n",
+        "Transfer-Encoding: chunked, identity\r\n",
+        "Transfer-Encoding: xchunked\r\n",
+        "Transfer-Encoding : chunked\r\n",
+        "X: a\r\n b\r\n",
+        "X\0: a\r\n",
+        ": a\r\n",
+        "X: a\0b\r\n",
+    ] {
+        let sent = format!(
+            "POST /api/server/get_info HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{head}\r\n{hidden}"
+        );
+        let answer = until_closed(&server, sent.as_bytes()).await;
+        let statuses = answer.matches("HTTP/1.1 ").count();
+        assert!(statuses <= 1, "{head:?} hides a request: {answer}");
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{head:?}: {answer}");
+    }
+    server.stop().await;
+}
+
+/// Ten thousand, unless this process may not have that many open files.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_idle_connections_harm_nobody() {
+    let wanted: u64 = 10_000;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    // Both ends are in this process.
+    let room = limit.maximum.map_or(wanted, |most| most.saturating_sub(500) / 2);
+    if room < wanted {
+        println!("only {room} connections: the limit of open files is {:?}", limit.maximum);
+    }
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground)).await;
+    let mut idle = Vec::new();
+    for at in 0..wanted.min(room) {
+        let mut stream = TcpStream::connect(&server.authority).await.unwrap();
+        // Some say nothing, some begin and stop.
+        if at % 3 == 0 {
+            stream.write_all(b"GET /healthcheck HTTP/1.1\r\nHost").await.unwrap();
+        }
+        idle.push(stream);
+    }
+    for _ in 0..20 {
+        server.admin("/api/users/get_my_user", json!({})).await;
+    }
+    drop(idle);
+    server.admin("/api/users/get_my_user", json!({})).await;
+    server.stop().await;
+}
