@@ -145,6 +145,12 @@ async fn hostile_names_are_refused_in_every_place_that_takes_one() {
         "\u{202e}abc",
         "caf\u{e9}",
         "$(id)",
+        "-rf",
+        "--help",
+        "..",
+        ".",
+        "/dev/null",
+        "C:\\con",
         long.as_str(),
     ];
     let task = |name: &str| {
