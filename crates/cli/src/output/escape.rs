@@ -227,4 +227,90 @@ mod tests {
         assert_eq!(printable("\u{9b}1m"), "\\u{9b}1m");
         assert_eq!(printable("txt.\u{202e}exe"), "txt.\\u{202e}exe");
     }
+
+    /// xorshift64*: the same inputs every time.
+    struct Dice(u64);
+
+    impl Dice {
+        fn roll(&mut self, sides: usize) -> usize {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            usize::try_from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).unwrap() % sides
+        }
+    }
+
+    /// What a terminal would obey: anything but text, line ends, tabs and sequences that set colours.
+    fn drives(shown: &str) -> Option<char> {
+        let mut rest = shown;
+        while let Some(letter) = rest.chars().next() {
+            rest = &rest[letter.len_utf8()..];
+            if letter == '\u{1b}' {
+                let after = rest.strip_prefix('[').map(|rest| {
+                    rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';' || c == ':')
+                });
+                let Some(after) = after.and_then(|rest| rest.strip_prefix('m')) else { return Some(letter) };
+                rest = after;
+            } else if letter.is_control() && !matches!(letter, '\n' | '\r' | '\t') || super::turns(letter) {
+                return Some(letter);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn nothing_that_drives_a_terminal_gets_through() {
+        const PIECES: &[&[u8]] = &[
+            b"\x1b",
+            b"[",
+            b"]",
+            b"0;",
+            b"52;c;",
+            b"m",
+            b"J",
+            b"H",
+            b"?25l",
+            b"P",
+            b"\\",
+            b"\x07",
+            b"\x9b",
+            b"\x9d",
+            b"\xc2\x9b",
+            b"\xe2\x80\xae",
+            b"\xf0",
+            b"\x80",
+            b"\xff",
+            b"text",
+            b"\r\n",
+            b"\x00",
+            b"\x7f",
+            b"8;;http://x",
+            b"\x1b[31m",
+            b"\x1b[",
+        ];
+        let rounds = std::env::var("FUZZ").ok().and_then(|text| text.parse().ok()).unwrap_or(2_000);
+        let mut dice = Dice(0x5eed);
+        for round in 0..rounds {
+            let mut input = Vec::new();
+            for _ in 0..dice.roll(30) {
+                match dice.roll(4) {
+                    0 => input.push(u8::try_from(dice.roll(256)).unwrap()),
+                    _ => input.extend_from_slice(PIECES[dice.roll(PIECES.len())]),
+                }
+            }
+            let mut filter = Filter::new();
+            let mut shown = Vec::new();
+            let mut rest = input.as_slice();
+            while !rest.is_empty() {
+                let (piece, after) = rest.split_at(1 + dice.roll(rest.len()));
+                shown.extend(filter.pass(piece));
+                rest = after;
+            }
+            shown.extend(filter.end());
+            let shown = String::from_utf8(shown).unwrap();
+            assert_eq!(drives(&shown), None, "round {round}: {input:?} becomes {shown:?}");
+            let name = printable(&String::from_utf8_lossy(&input));
+            assert!(!name.contains('\u{1b}') && drives(&name).is_none(), "round {round}: {name:?}");
+        }
+    }
 }

@@ -14,6 +14,8 @@ on_both! {
     every_operation_lets_in_those_it_names_and_nobody_else
     a_project_is_closed_to_people_of_other_projects
     x6_ids_of_another_project_do_not_open_it
+    x6_no_operation_answers_or_obeys_to_things_of_another_project
+    x7_who_is_taken_out_of_a_project_is_out_at_once
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -182,5 +184,92 @@ async fn x6_ids_of_another_project_do_not_open_it(ground: &Ground) {
     server
         .refused(&mira, "/api/project/lab/runs/apply", json!({ "plan": { "run_spec": stolen } }), absent)
         .await;
+    server.stop().await;
+}
+
+/// Each operation of her own project, asked for the things of another one: by every name and id, in every field that
+/// takes one, in the body and in the query.
+async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &Ground) {
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
+    let task = json!({ "run_name": "theirs", "configuration": { "type": "task", "commands": ["echo canary-of-main"] } });
+    let run = server.admin("/api/project/main/runs/apply", json!({ "plan": { "run_spec": task } })).await;
+    let hosts = json!({ "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": "k" }, "hosts": ["10.0.0.1"] });
+    let spec = json!({ "configuration": { "type": "fleet", "name": "theirs", "ssh_config": hosts }, "profile": { "name": "default" } });
+    let fleet = server.admin("/api/project/main/fleets/apply", json!({ "plan": { "spec": spec } })).await;
+    let secret = json!({ "name": "theirs", "value": "canary-of-main" });
+    server.admin("/api/project/main/secrets/create_or_update", secret.clone()).await;
+    let repo =
+        json!({ "repo_id": "theirs", "repo_info": { "repo_type": "remote", "repo_name": "canary-of-main" } });
+    server.admin("/api/project/main/repos/init", repo).await;
+    let submission = run["jobs"][0]["job_submissions"][0]["id"].as_str().unwrap();
+    let instance = fleet["instances"][0]["id"].as_str().unwrap();
+    let mut asked = 0;
+    for (path, methods) in openapi::document()["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            // What makes something new makes it in her own project.
+            let id = operation["operationId"].as_str().unwrap();
+            let makes = ["apply_", "create_", "set_", "init_", "plan_", "add_", "update_"];
+            if !path.contains("{project_name}") || makes.iter().any(|verb| id.starts_with(verb)) {
+                continue;
+            }
+            for own in [&run["id"], &fleet["id"], &json!(instance), &json!(submission)] {
+                let body = json!({
+                    "id": own, "ids": [own], "run_id": run["id"], "run_name": "theirs", "runs_names": ["theirs"],
+                    "name": "theirs", "names": ["theirs"], "fleet_name": "theirs", "secrets_names": ["theirs"],
+                    "repo_id": "theirs", "repos_ids": ["theirs"], "include_creds": true, "instance_nums": [0],
+                    "instance_id": instance, "job_submission_id": submission, "project_name": "main",
+                    "project_id": run["project_id"], "abort": true, "force": true,
+                });
+                let query = format!(
+                    "run_name=theirs&job_submission_id={submission}&repo_id=theirs&project_name=main"
+                );
+                let path = path.replace("{project_name}", "lab").replace("{run_name}", "theirs");
+                let request = Request::builder()
+                    .method(method.to_uppercase().as_str())
+                    .uri(format!("{path}?{query}"))
+                    .header("host", &server.authority)
+                    .header("authorization", format!("Bearer {mira}"))
+                    .header("content-type", "application/json")
+                    .body(Full::new(Bytes::from(if method == "post" {
+                        body.to_string()
+                    } else {
+                        String::new()
+                    })))
+                    .unwrap();
+                let (status, answer) = server.send(request).await;
+                let answer = String::from_utf8_lossy(&answer).into_owned();
+                asked += 1;
+                assert!(status < 500, "{id}: {status} {answer}");
+                for needle in ["canary-of-main", submission, instance, run["id"].as_str().unwrap()] {
+                    assert!(!answer.contains(needle), "{id} tells of another project: {status} {answer}");
+                }
+            }
+        }
+    }
+    assert!(asked > 100, "the sweep is smaller than it was: {asked}");
+    // Everything is as it was.
+    let kept = server.admin("/api/project/main/runs/get", json!({ "run_name": "theirs" })).await;
+    assert_eq!((&kept["id"], &kept["status"]), (&run["id"], &run["status"]));
+    let kept = server.admin("/api/project/main/fleets/get", json!({ "name": "theirs" })).await;
+    assert_eq!(
+        (&kept["id"], &kept["instances"][0]["status"]),
+        (&fleet["id"], &fleet["instances"][0]["status"])
+    );
+    let kept = server.admin("/api/project/main/secrets/get", json!({ "name": "theirs" })).await;
+    assert_eq!(kept["value"], secret["value"]);
+    assert_eq!(server.admin("/api/project/main/repos/list", json!({})).await.as_array().unwrap().len(), 1);
+    server.stop().await;
+}
+
+async fn x7_who_is_taken_out_of_a_project_is_out_at_once(ground: &Ground) {
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "user")]).await;
+    let list = "/api/project/main/repos/list";
+    server.ok(&mira, list, json!({})).await;
+    server.admin("/api/projects/main/remove_members", json!({ "usernames": ["mira"] })).await;
+    assert_eq!(server.post(&mira, list, "{}").await.0, 403);
     server.stop().await;
 }
