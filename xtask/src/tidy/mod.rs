@@ -7,6 +7,7 @@ mod documents;
 mod edges;
 pub(crate) mod licences;
 mod pipelines;
+mod security;
 mod sources;
 
 use anyhow::{Result, ensure};
@@ -32,6 +33,9 @@ const CHECKS: &[(&str, Check)] = &[
     ("links between documents lead somewhere", documents::links),
     ("every dependency has its reason", documents::dependencies),
     ("every licence is permissive", licences::check),
+    ("every attack is listed with the tests that try it", security::attacks),
+    ("unsafe code is where it is listed", security::unsafe_code),
+    ("programs are started without a shell in between", security::shells),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
@@ -93,6 +97,21 @@ mod tests {
     #[test]
     fn tests_are_on_and_have_telling_names() {
         holds(sources::tests_are_on);
+    }
+
+    #[test]
+    fn every_attack_is_listed_with_the_tests_that_try_it() {
+        holds(security::attacks);
+    }
+
+    #[test]
+    fn unsafe_code_is_where_it_is_listed() {
+        holds(security::unsafe_code);
+    }
+
+    #[test]
+    fn programs_are_started_without_a_shell_in_between() {
+        holds(security::shells);
     }
 
     #[test]

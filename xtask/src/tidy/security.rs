@@ -1,0 +1,143 @@
+//! Rules about safety: the list of attacks is whole and names tests that exist, unsafe code and shells stay where they
+//! are listed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+
+use super::Problems;
+use crate::workspace::Workspace;
+
+const DOCUMENT: &str = "docs/security.md";
+const ATTACKS: u32 = 28;
+/// Crates that may switch the workspace's ban of unsafe code to a lint that is lifted place by place.
+const UNSAFE: &[&str] = &["crates/agent/"];
+/// Where a shell is started on purpose: a shell that the job's user asked for, and one for debug builds.
+const SHELLS: &[&str] = &["crates/agent/src/runner/ssh/program.rs", "crates/agent/src/runner/init.rs"];
+
+/// One row of the table.
+struct Row<'a> {
+    number: u32,
+    state: &'a str,
+    tests: Vec<&'a str>,
+    missing: &'a str,
+}
+
+fn row(line: &str) -> Option<Row<'_>> {
+    let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
+    let [number, _, state, tests, missing] = cells[..] else { return None };
+    let tests = tests.split('`').skip(1).step_by(2).collect();
+    Some(Row { number: number.parse().ok()?, state, tests, missing })
+}
+
+pub(super) fn attacks(workspace: &Workspace) -> Result<Problems> {
+    let mut known = BTreeSet::new();
+    for path in workspace.files()?.iter().filter(|path| path.ends_with(".rs")) {
+        known.extend(functions(&workspace.read(path)?).map(str::to_owned));
+    }
+    let text = workspace.read(DOCUMENT)?;
+    let mut problems = judge(&text, &known);
+    let words = text.split('`').skip(1).step_by(2);
+    let tests = words
+        .filter(|word| word.contains('_') && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
+    let lost = tests.filter(|name| !known.contains(*name));
+    problems.extend(lost.map(|name| format!("`{DOCUMENT}` names `{name}`, which is no test")));
+    Ok(problems)
+}
+
+fn functions(source: &str) -> impl Iterator<Item = &str> {
+    let name = |rest: &str| rest.find('(').or_else(|| rest.find('<')).unwrap_or(0);
+    source.split("fn ").skip(1).map(move |rest| &rest[..name(rest)])
+}
+
+fn judge(text: &str, known: &BTreeSet<String>) -> Problems {
+    let mut problems = Vec::new();
+    let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
+    for row in text.lines().filter_map(row) {
+        *seen.entry(row.number).or_default() += 1;
+        let at = format!("attack {}", row.number);
+        match row.state {
+            "proven" if row.tests.is_empty() => problems.push(format!("{at} is proven by no test")),
+            "partly" if row.tests.is_empty() => problems.push(format!("{at} is partly proven by no test")),
+            "partly" | "later" if row.missing.is_empty() => {
+                problems.push(format!("{at} does not say what is missing"))
+            }
+            "proven" | "partly" | "later" => {}
+            other => problems.push(format!("{at} has the state `{other}`")),
+        }
+        let commands = |name: &&&str| name.starts_with("cargo xtask ");
+        let lost = row.tests.iter().filter(|name| !known.contains(**name) && !commands(name));
+        problems.extend(lost.map(|name| format!("{at} names `{name}`, which is no test")));
+    }
+    let wrong = (1..=ATTACKS).filter(|number| seen.get(number) != Some(&1));
+    problems.extend(wrong.map(|number| format!("attack {number} is not listed once")));
+    problems
+}
+
+/// Every crate has the workspace's lints, under which unsafe code does not compile, but for those listed.
+pub(super) fn unsafe_code(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    for path in workspace.files()?.iter().filter(|path| path.ends_with("/Cargo.toml")) {
+        let text = workspace.read(path)?;
+        let listed = UNSAFE.iter().any(|place| path.starts_with(place));
+        if !listed && !text.replace(' ', "").contains("[lints]\nworkspace=true") {
+            problems.push(format!("`{path}` has not the workspace's lints"));
+        }
+    }
+    if !workspace.read("Cargo.toml")?.contains("unsafe_code = \"forbid\"") {
+        problems.push("the workspace does not forbid unsafe code".to_owned());
+    }
+    Ok(problems)
+}
+
+/// Programs get their arguments as they are: no shell reads them in between.
+pub(super) fn shells(workspace: &Workspace) -> Result<Problems> {
+    let mut problems = Vec::new();
+    let ours = |path: &&String| {
+        path.ends_with(".rs")
+            && path.starts_with("crates/")
+            && path.contains("/src/")
+            && !path.starts_with("crates/testkit/")
+    };
+    for path in workspace.files()?.iter().filter(ours).filter(|path| !SHELLS.contains(&path.as_str())) {
+        let source = workspace.read(path)?;
+        let code = source.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        let found = code.lines().enumerate().filter(|(_, line)| starts_a_shell(line));
+        problems.extend(found.map(|(at, _)| format!("`{path}:{}` starts a shell", at + 1)));
+    }
+    Ok(problems)
+}
+
+fn starts_a_shell(line: &str) -> bool {
+    let shells = ["sh", "bash", "dash", "/bin/sh", "/bin/bash", "/usr/bin/env"];
+    shells.iter().any(|shell| line.contains(&format!("Command::new(\"{shell}\")")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attack_that_is_lost_or_proven_by_nothing_is_found() {
+        let whole: String = (1..=ATTACKS).map(|n| format!("| {n} | x | proven | `a_test` | |\n")).collect();
+        let known = BTreeSet::from(["a_test".to_owned()]);
+        assert!(judge(&whole, &known).is_empty());
+        assert_eq!(judge(&whole, &BTreeSet::new()).len(), 28);
+        let first = whole.replace("| 1 | x | proven | `a_test` | |", "| 1 | x | proven | | |");
+        assert_eq!(judge(&first, &known), ["attack 1 is proven by no test"]);
+        let second = whole.replace("| 2 | x | proven |", "| 2 | x | partly |");
+        assert_eq!(judge(&second, &known), ["attack 2 does not say what is missing"]);
+        let twice = whole.replace("| 4 | ", "| 3 | ");
+        assert_eq!(judge(&twice, &known), ["attack 3 is not listed once", "attack 4 is not listed once"]);
+        let commands = whole.replace("`a_test`", "`cargo xtask fuzz api`");
+        assert!(judge(&commands, &known).is_empty());
+    }
+
+    #[test]
+    fn shells_are_seen_where_they_are_started() {
+        assert!(starts_a_shell("    Command::new(\"/bin/sh\").arg(\"-c\")"));
+        assert!(starts_a_shell("std::process::Command::new(\"bash\")"));
+        assert!(!starts_a_shell("    Command::new(\"git\")"));
+        assert!(!starts_a_shell("    let usual = \"/bin/sh\";"));
+    }
+}
