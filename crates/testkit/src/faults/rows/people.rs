@@ -110,7 +110,8 @@ async fn tailers(trial: &mut Trial) {
     let gate = stage.home().join("go");
     let wait = format!("until [ -e {} ]; do echo waits; sleep 0.05; done", gate.display());
     let burst = "i=0; while [ $i -lt 5000 ]; do echo line $i; i=$((i+1)); done";
-    stage.apply(&task("wordy", &[burst, &wait, burst, "echo last"])).await;
+    let last = "i=0; while [ $i -lt 300 ]; do echo more $i; i=$((i+1)); done; echo last";
+    stage.apply(&task("wordy", &[burst, &wait, last])).await;
     stage.says("wordy", "line 4000").await;
     let run = stage.run("wordy").await;
     let client = Arc::new(client(&stage, TOKEN));
