@@ -47,7 +47,7 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         id: "F35",
-        injection: "torn tail, flipped byte, missing file: the agent's journal; torn tail of a log spool",
+        injection: "torn tail, flipped byte, missing file: the agent's journal",
         expected: "cut or reported, nothing invented; tasks resolved from what runs",
         bound: "start ≤ 5 s",
         proves: "G2 O1 R7",
