@@ -29,7 +29,7 @@ fn the_matrix_has_each_row_once_and_in_order() {
 
 #[test]
 fn a_row_whose_fault_fired_leaves_nothing_behind() {
-    let outcomes = played("clean", row(|trial| Box::pin(async { trial.fired("harm") })), 3);
+    let outcomes = played("clean", row(|trial| Box::pin(async move { trial.fired("harm") })), 3);
     let seeds: Vec<u64> = outcomes.iter().map(|outcome| outcome.seed).collect();
     assert_eq!(seeds, [7, 8, 9]);
     for outcome in &outcomes {
@@ -40,7 +40,7 @@ fn a_row_whose_fault_fired_leaves_nothing_behind() {
 
 #[test]
 fn a_row_of_which_no_fault_fired_has_failed() {
-    let outcomes = played("idle", row(|_| Box::pin(async {})), 1);
+    let outcomes = played("idle", row(|_| Box::pin(async move {})), 1);
     assert!(outcomes[0].violations[0].contains("no fault fired"), "{outcomes:?}");
     std::fs::remove_dir_all(dir("idle")).unwrap();
 }
@@ -48,7 +48,7 @@ fn a_row_of_which_no_fault_fired_has_failed() {
 #[test]
 fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
     let broken = row(|trial| {
-        Box::pin(async {
+        Box::pin(async move {
             trial.fired("harm");
             std::fs::write(trial.dir().join("found"), "").unwrap();
             assert!(trial.seed == 0, "R7: twice");
@@ -70,7 +70,7 @@ fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
 #[test]
 fn a_time_beyond_its_bound_is_a_violation_and_the_nearest_is_shown() {
     let late = row(|trial| {
-        Box::pin(async {
+        Box::pin(async move {
             trial.fired("harm");
             trial.within("quick", Duration::from_secs(10), Duration::from_secs(9));
             if trial.seed == 8 {
