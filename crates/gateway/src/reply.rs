@@ -30,6 +30,7 @@ pub struct CutShort(#[source] Failure);
 /// The body of an answer.
 pub struct Reply(Kind);
 
+#[expect(clippy::large_enum_variant, reason = "nearly every answer is the large one: a box would only cost")]
 enum Kind {
     Text(Bytes),
     Flow(Flow),

@@ -1,5 +1,7 @@
 //! The proxy with real sockets on both sides.
 
+#![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+
 mod acme;
 mod balance;
 mod corpus;
