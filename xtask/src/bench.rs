@@ -1,8 +1,8 @@
 //! Benchmarks: an optimised build of the testkit's program, with a private Postgres and container engine beside it.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     args::Args,
@@ -14,26 +14,55 @@ use crate::{
 };
 
 const BINARY: &str = "windlass-bench";
+const NAMES: &str = "engine, api, cli, agent, runs, load, growth, report, all";
+/// What the page about performance is made of, in this order. The last one writes it.
+const ALL: &[&str] =
+    &["api", "runs", "runs --peer dstack", "load --db sqlite", "load --db postgres", "growth", "report"];
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let name =
-        args.word().context("name a benchmark: engine, api, cli, agent, runs, load, growth, report")?;
+    let name = args.word().with_context(|| format!("name a benchmark: {NAMES}"))?;
     // `sim` is optimised too, and built in a third of the time.
     let profile = args.value::<String>("--profile")?.unwrap_or_else(|| "release".to_owned());
+    let rest = args.rest();
     ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
     // Server and agent are measured as people run them: their own binaries, in their own processes.
     let packages = ["-p", "windlass-testkit", "-p", "windlass-cli", "-p", "windlass-agent"];
     process::run(workspace.cargo().args(["build", "--profile", &profile, "--bins"]).args(packages))?;
     let program = workspace.built(&profile, BINARY)?;
+    if name == "all" {
+        return all(workspace, &program, &rest);
+    }
+    let words: Vec<String> = std::iter::once(name).chain(rest).collect();
+    one(workspace, &program, &words)
+}
 
+/// Each with a database of its own. What fails is named at the end, and does not keep the others from running.
+fn all(workspace: &Workspace, program: &Path, for_load: &[String]) -> Result<()> {
+    let mut failed = Vec::new();
+    for line in ALL {
+        out::talk(&format!("== {line}"));
+        let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        if line.starts_with("load") {
+            words.extend(for_load.iter().cloned());
+        }
+        if let Err(error) = one(workspace, program, &words) {
+            out::talk(&format!("error: {error:#}"));
+            failed.push(*line);
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+fn one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()> {
+    let has = |word: &str| words.iter().any(|given| given == word);
+    let is = |name: &str| words.first().is_some_and(|first| first == name);
     let mut command = Command::new(program);
-    let words = args.rest();
-    command.current_dir(&workspace.root).arg(&name).args(&words);
+    command.current_dir(&workspace.root).args(words);
     command.env("WINDLASS_BENCH_RESULTS", workspace.target()?.join("bench"));
     // Kept until the benchmark has ended: dropping it stops the database.
     let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
         Some(_) => None,
-        None if name == "report" => None,
+        None if is("report") || has("--peer") => None,
         None => {
             let postgres = Postgres::start()?;
             out::talk(&format!("Postgres at {}", postgres.url));
@@ -41,13 +70,13 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
             Some(postgres)
         }
     };
-    if words.iter().any(|word| word == "--peer") {
+    if has("--peer") {
         let (variable, home) = venv::for_peer(workspace)?;
         command.env(variable, home);
     }
     // Likewise; only some benchmarks start containers.
     let _engine = match std::env::var_os(engine::VARIABLE) {
-        None if name == "agent" || name == "runs" => {
+        None if is("agent") || (is("runs") && !has("--peer")) => {
             let engine = Engine::start()?;
             command.env(engine::VARIABLE, &engine.socket);
             Some(engine)

@@ -360,5 +360,6 @@ PidFile none
 MaxStartups 200
 MaxSessions 200
 PermitRootLogin yes
+Subsystem sftp internal-sftp
 UseDNS no
 ";

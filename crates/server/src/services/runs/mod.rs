@@ -9,6 +9,7 @@ mod plan;
 mod show;
 mod spec;
 
+use futures_util::future::try_join_all;
 use windlass_api::{operation::Access, runs as wire};
 use windlass_model::{event::Entity, id::RunId};
 
@@ -142,6 +143,7 @@ pub async fn stop(app: &App, scope: &Scope, asked: &wire::StopRequest) -> Result
     check_names(&asked.runs_names)?;
     let by = scope.caller.user.id;
     let message = if asked.abort { "Run abort requested" } else { "Run stop requested" };
+    let mut wishes = Vec::new();
     for name in &asked.runs_names {
         let found = runs::find_by_name(app.db(), scope.project.id, name).await?;
         let Some(Named { run, .. }) = found.filter(|found| !found.run.finished) else { continue };
@@ -153,9 +155,11 @@ pub async fn stop(app: &App, scope: &Scope, asked: &wire::StopRequest) -> Result
             "stop_asked",
             message.into(),
         )?);
-        // Stale: it finished by itself, which is what was asked for.
-        app.db().write(unit).await?;
+        wishes.push(app.db().write(unit));
     }
+    // Handed over together: the writer commits them in one go, and not each after the other. Stale: it finished by
+    // itself, which is what was asked for.
+    try_join_all(wishes).await?;
     app.wake(&["runs"]);
     Ok(())
 }

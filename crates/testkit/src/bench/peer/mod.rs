@@ -29,7 +29,7 @@ use super::{
     sheet::Sheet,
 };
 use crate::{
-    lab::{Host, Lab},
+    lab::{Host, Lab, WORKER},
     server::{Client, Options, Server, TOKEN},
 };
 
@@ -219,7 +219,8 @@ impl System {
         let (private, public) = lab.key_pair()?;
         let init = json!({"repo_id": "none", "repo_info": {"repo_type": "virtual"}, "repo_creds": null});
         client.post("/api/project/main/repos/init", &init).await?;
-        let configuration = json!({"type": "fleet", "name": "lab", "ssh_config": {"user": "root", "port": 22,
+        // Not root: the agent's policy lets nobody's keys into that account.
+        let configuration = json!({"type": "fleet", "name": "lab", "ssh_config": {"user": WORKER, "port": 22,
             "ssh_key": {"public": public, "private": private}, "hosts": [host.addr().to_string()]}});
         let spec = json!({"configuration": configuration, "configuration_path": "fleet.yml",
             "profile": {"name": "default"}});
