@@ -28,6 +28,8 @@ pub mod retry;
 pub mod run;
 pub mod scale;
 pub mod schedule;
+pub mod sky;
+pub mod spot;
 pub mod task;
 pub mod time;
 pub mod volume;

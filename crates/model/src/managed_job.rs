@@ -3,6 +3,9 @@
 //! Two machines on purpose. The status says what the user's program is doing; the schedule state says
 //! which slots the job holds. They move in one transaction and must form a legal pair ([`is_legal`]).
 
+pub mod plan;
+pub mod record;
+
 use crate::machine::{Machine, Step, final_statuses, words};
 
 words! {
@@ -348,14 +351,18 @@ pub fn is_legal(state: Schedule, status: Status, pending: Option<PendingKind>) -
             Status::Pending | Status::Recovering | Status::Cancelling => true,
             Status::Starting | Status::Running => false,
             Status::Succeeded | Status::Cancelled | Status::Failed | Status::FailedSetup => false,
-            Status::FailedPrechecks | Status::FailedNoResource | Status::FailedController => false,
+            Status::FailedPrechecks | Status::FailedNoResource => false,
+            // Our own failure may come at any time, and its nodes are still to be released.
+            Status::FailedController => true,
         },
         Schedule::AliveBackoff => match status {
             Status::Pending => pending.is_some_and(|kind| kind != Queued),
             Status::Cancelling => true,
             Status::Starting | Status::Running | Status::Recovering => false,
             Status::Succeeded | Status::Cancelled | Status::Failed | Status::FailedSetup => false,
-            Status::FailedPrechecks | Status::FailedNoResource | Status::FailedController => false,
+            Status::FailedPrechecks | Status::FailedNoResource => false,
+            // Our own failure may come at any time, and its nodes are still to be released.
+            Status::FailedController => true,
         },
         Schedule::Done => status.is_final(),
     }

@@ -127,6 +127,15 @@ pub fn read(text: &str) -> Result<Node, Diagnosis> {
     reader.document()
 }
 
+/// Reads every YAML document of a text that holds something; the budgets are for all of them together.
+pub fn read_all(text: &str) -> Result<Vec<Node>, Diagnosis> {
+    let text = check_text(text)?;
+    let mut reader = Reader { parser: Parser::new_from_str(text), nodes: 0, anchors: BTreeMap::new() };
+    let mut documents = reader.documents(|_| Ok(()))?;
+    documents.retain(|document| document.value != Value::Null);
+    Ok(documents)
+}
+
 /// Reads bytes, which may not be text at all.
 pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
     let start = Span { start: Pos { line: 1, column: 1 }, end: Pos { line: 1, column: 2 } };
@@ -222,20 +231,30 @@ impl Reader<'_> {
 
     /// The one document of the stream; nothing at all is a null.
     fn document(&mut self) -> Result<Node, Diagnosis> {
-        let mut root = None;
+        let only = |at| {
+            let message = "a second document starts here; a file holds one configuration";
+            Err(Diagnosis::new(Code::UnsupportedYaml, at, message)
+                .hint("put each configuration into a file of its own"))
+        };
+        let root = self.documents(only)?.pop();
+        let start = Pos { line: 1, column: 1 };
+        Ok(root.unwrap_or(Node { value: Value::Null, span: Span { start, end: start } }))
+    }
+
+    /// All documents of the stream. `another` is asked before each but the first is read.
+    fn documents(&mut self, another: impl Fn(Span) -> Result<(), Diagnosis>) -> Result<Vec<Node>, Diagnosis> {
+        let mut roots = Vec::new();
         loop {
             let (event, at) = self.next()?;
             match event {
                 Event::Nothing | Event::StreamStart | Event::DocumentEnd => {}
                 Event::DocumentStart(_) => {
-                    if root.is_some() {
-                        let message = "a second document starts here; a file holds one configuration";
-                        return Err(Diagnosis::new(Code::UnsupportedYaml, at, message)
-                            .hint("put each configuration into a file of its own"));
+                    if !roots.is_empty() {
+                        another(at)?;
                     }
-                    root = Some(self.tree()?);
+                    roots.push(self.tree()?);
                 }
-                Event::StreamEnd => break,
+                Event::StreamEnd => return Ok(roots),
                 Event::Alias(_)
                 | Event::Scalar(..)
                 | Event::SequenceStart(..)
@@ -250,8 +269,6 @@ impl Reader<'_> {
                 }
             }
         }
-        let start = Pos { line: 1, column: 1 };
-        Ok(root.unwrap_or(Node { value: Value::Null, span: Span { start, end: start } }))
     }
 
     /// One value with all below it. A loop with its own stack: depth is a number here, not a risk.

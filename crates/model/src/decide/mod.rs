@@ -9,6 +9,7 @@ pub mod instances;
 pub mod jobs_running;
 pub mod jobs_submitted;
 pub mod jobs_terminating;
+pub mod managed_jobs;
 pub mod runs;
 pub mod utilization;
 pub mod volumes;

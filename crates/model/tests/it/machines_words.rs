@@ -347,9 +347,9 @@ fn a_schedule_state_and_a_status_form_a_legal_pair() {
     check("ALIVE", &format!("PENDING(queued) RUNNING CANCELLING {finals}"));
     check(
         "ALIVE_WAITING",
-        "PENDING(queued) PENDING(launch_backoff) PENDING(recovery_backoff) RECOVERING CANCELLING",
+        "PENDING(queued) PENDING(launch_backoff) PENDING(recovery_backoff) RECOVERING CANCELLING FAILED_CONTROLLER",
     );
-    check("ALIVE_BACKOFF", "PENDING(launch_backoff) PENDING(recovery_backoff) CANCELLING");
+    check("ALIVE_BACKOFF", "PENDING(launch_backoff) PENDING(recovery_backoff) CANCELLING FAILED_CONTROLLER");
     check("DONE", finals);
 }
 

@@ -1,0 +1,90 @@
+//! Errors of our own: a step that could not be taken for a reason nobody foresaw.
+//!
+//! A few are forgiven, with growing patience. Then the task ends as FAILED_CONTROLLER, which is the only way besides
+//! nodes that cannot be released and states that do not exist. The database being away is not an error of a task.
+
+use super::{Moved, slots::jittered};
+use crate::{
+    managed_job::{
+        Event, RecoverySource, Schedule, ScheduleEvent, Status,
+        record::{EMERGENCIES_MAX, Record},
+    },
+    time::{Span, Timestamp},
+};
+
+/// The budget is new after so long without an error.
+pub const WINDOW: Span = Span::hours(6);
+const FIRST: f64 = 60.0;
+const LONGEST: f64 = 1800.0;
+const JITTER: f64 = 0.5;
+
+/// The wait before attempt number `count`, counted from 1.
+pub fn delay(count: u32, dice: f64) -> Span {
+    let power = i32::try_from(count.saturating_sub(1)).unwrap_or(i32::MAX);
+    jittered(f64::min(FIRST * 2.0_f64.powi(power), LONGEST), JITTER, dice)
+}
+
+/// What becomes of a task after an internal error, with the words for the event.
+pub fn internal_error(record: &Record, what: &str, dice: f64, now: Timestamp) -> (Record, Option<Moved>) {
+    let mut next = record.clone();
+    let stale = record.emergency_at.is_none_or(|last| now.since(last) >= WINDOW);
+    next.emergencies = if stale { 1 } else { record.emergencies.saturating_add(1) };
+    next.emergency_at = Some(now);
+    if next.emergencies > EMERGENCIES_MAX {
+        let message = format!("{EMERGENCIES_MAX} internal errors in a row; the last: {what}");
+        let moved = fail(&mut next, &message, now);
+        return (next, moved);
+    }
+    let retry_at = now + delay(next.emergencies, dice);
+    let from = record.status;
+    // Who was never claimed has nothing to recover: it only waits.
+    if matches!(record.schedule, Schedule::Inactive | Schedule::Waiting) {
+        next.next_retry_at = Some(retry_at);
+        return (next, None);
+    }
+    let moved = match next.apply(Event::Interrupted, RecoverySource::Emergency, now) {
+        Ok(_) => Some(Moved {
+            from,
+            to: next.status,
+            event: Event::Interrupted,
+            source: Some(RecoverySource::Emergency),
+            message: format!("internal error {} of {EMERGENCIES_MAX}: {what}", next.emergencies),
+        }),
+        // A task that has ended only waits before its nodes are released again.
+        Err(_) => None,
+    };
+    // A recovery waits for a slot like any other, and not before its time.
+    if next.status == Status::Recovering {
+        requeue(&mut next);
+    }
+    next.next_retry_at = Some(retry_at);
+    (next, moved)
+}
+
+/// Puts a task that recovers back into the queue, wherever it stood.
+pub(super) fn requeue(record: &mut Record) {
+    let events: &[ScheduleEvent] = match record.schedule {
+        Schedule::Launching => &[ScheduleEvent::LaunchEnded, ScheduleEvent::WantsLaunch],
+        Schedule::Alive => &[ScheduleEvent::WantsLaunch],
+        Schedule::AliveBackoff => &[ScheduleEvent::BackoffOver],
+        Schedule::AliveWaiting | Schedule::Done | Schedule::Inactive | Schedule::Waiting => &[],
+    };
+    for event in events {
+        record.schedule(*event);
+    }
+}
+
+/// FAILED_CONTROLLER, with the status it follows in the reason.
+pub(super) fn fail(record: &mut Record, why: &str, now: Timestamp) -> Option<Moved> {
+    let from = record.status;
+    if from == Status::FailedController {
+        return None;
+    }
+    let message = format!("{why} (was {from})");
+    record.apply(Event::ControllerFailed, RecoverySource::Emergency, now).ok()?;
+    record.failure_reason = Some(message.clone());
+    if record.schedule == Schedule::Launching {
+        record.schedule(ScheduleEvent::LaunchEnded);
+    }
+    Some(Moved { from, to: record.status, event: Event::ControllerFailed, source: None, message })
+}

@@ -1,0 +1,163 @@
+//! What the end of an attempt means: the program's own doing, or the loss of its nodes.
+//!
+//! A wrong answer costs either way: a healthy job restarted, or a failure repeated for ever. So an exit code counts
+//! only while its nodes are there, silence counts only when it is long and repeated, and an error of ours or of
+//! the transport is never evidence.
+
+use crate::{
+    job::{Detail, TerminationReason as Reason},
+    sky::Phase,
+    time::Span,
+};
+
+/// The exit code of nodes that were killed because a sibling failed.
+pub const SIBLING_KILLED: i32 = 137;
+/// A node counts as lost when it was silent for this long and did not answer this often.
+pub const SILENCE: Span = Span::secs(60);
+pub const SILENT_PROBES: u32 = 5;
+
+/// How one node of an attempt ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeEnd {
+    pub reason: Reason,
+    pub detail: Option<Detail>,
+    pub exit_code: Option<i32>,
+    /// How far it was; `None` where the node cannot tell.
+    pub phase: Option<Phase>,
+    /// The node was taken away, or its going was announced, around that time.
+    pub preempted: bool,
+}
+
+/// What the end of an attempt means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Success,
+    /// The user's program, or its setup, failed.
+    UserFailure {
+        setup: bool,
+        /// Codes of all nodes that failed by themselves, the first first.
+        codes: Vec<i32>,
+        /// Whether a restart could help: a spent time or a full quota it does not.
+        restartable: bool,
+        message: String,
+    },
+    /// Nodes are gone.
+    Loss {
+        message: String,
+    },
+    /// Nothing could be had to run it on.
+    NoCapacity {
+        message: String,
+    },
+    /// It was given nodes and could not be started on them.
+    NotStarted {
+        message: String,
+    },
+    /// No node could ever take it.
+    NeverFits {
+        message: String,
+    },
+    /// Somebody ended the run itself.
+    Stopped {
+        message: String,
+    },
+}
+
+/// Whether a silent node counts as lost. One bad probe never restarts a healthy job.
+pub fn is_lost(silent_for: Span, failed_probes: u32) -> bool {
+    silent_for >= SILENCE && failed_probes >= SILENT_PROBES
+}
+
+/// The strongest finding about one node, in the order in which they outweigh each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Finding {
+    Done,
+    /// Ended by us or for a sibling: says nothing by itself.
+    Collateral,
+    NotStarted,
+    NoCapacity,
+    Failed,
+    Stopped,
+    NeverFits,
+    Lost,
+}
+
+fn find(end: &NodeEnd) -> Finding {
+    if end.detail == Some(Detail::NoFleets) {
+        return Finding::NeverFits;
+    }
+    let lost = matches!(end.detail, Some(Detail::HostReboot | Detail::HostRuntimeRestart));
+    match end.reason {
+        Reason::DoneByRunner => Finding::Done,
+        Reason::InterruptedByNoCapacity | Reason::InstanceUnreachable | Reason::InstanceAccessRevoked => {
+            Finding::Lost
+        }
+        Reason::ContainerExitedWithError if lost || end.preempted => Finding::Lost,
+        Reason::ContainerExitedWithError if end.exit_code == Some(SIBLING_KILLED) && end.detail.is_none() => {
+            Finding::Collateral
+        }
+        Reason::ContainerExitedWithError => Finding::Failed,
+        Reason::MaxDurationExceeded
+        | Reason::LogQuotaExceeded
+        | Reason::InactivityDurationExceeded
+        | Reason::TerminatedDueToUtilizationPolicy => Finding::Failed,
+        Reason::FailedToStartDueToNoCapacity | Reason::WaitingInstanceLimitExceeded => Finding::NoCapacity,
+        Reason::WaitingRunnerLimitExceeded
+        | Reason::VolumeError
+        | Reason::GatewayError
+        | Reason::PortsBindingFailed
+        | Reason::CreatingContainerError => Finding::NotStarted,
+        Reason::ExecutorError if lost || end.preempted => Finding::Lost,
+        Reason::ExecutorError => Finding::NotStarted,
+        Reason::TerminatedByUser | Reason::AbortedByUser => Finding::Stopped,
+        Reason::TerminatedByServer | Reason::ScaledDown if end.preempted || lost => Finding::Lost,
+        Reason::TerminatedByServer | Reason::ScaledDown => Finding::Collateral,
+    }
+}
+
+/// Judges all nodes of an attempt together: they live and die as one.
+pub fn judge(ends: &[NodeEnd]) -> Verdict {
+    let Some((index, finding)) = ends
+        .iter()
+        .map(find)
+        .enumerate()
+        .max_by_key(|(index, finding)| (*finding, std::cmp::Reverse(*index)))
+    else {
+        return Verdict::Loss { message: "nothing is known about its nodes".to_owned() };
+    };
+    let node = &ends[index];
+    let message = said(index, node);
+    match finding {
+        Finding::Done => Verdict::Success,
+        // All were killed by somebody and none says why: the nodes did not end by themselves.
+        Finding::Collateral if node.reason == Reason::ContainerExitedWithError => failure(ends, message),
+        Finding::Collateral | Finding::Lost => Verdict::Loss { message },
+        Finding::NotStarted => Verdict::NotStarted { message },
+        Finding::NoCapacity => Verdict::NoCapacity { message },
+        Finding::Failed => failure(ends, message),
+        Finding::Stopped => Verdict::Stopped { message },
+        Finding::NeverFits => Verdict::NeverFits { message },
+    }
+}
+
+fn failure(ends: &[NodeEnd], message: String) -> Verdict {
+    let failed: Vec<&NodeEnd> = ends.iter().filter(|end| find(end) == Finding::Failed).collect();
+    let codes: Vec<i32> = failed.iter().filter_map(|end| end.exit_code).collect();
+    let setup = failed.iter().any(|end| end.phase == Some(Phase::Setup));
+    let restartable = failed.iter().all(|end| end.reason == Reason::ContainerExitedWithError);
+    Verdict::UserFailure { setup, codes, restartable, message }
+}
+
+fn said(index: usize, node: &NodeEnd) -> String {
+    let mut text = format!("node {index}: {}", node.reason);
+    if let Some(detail) = node.detail {
+        text.push_str(&format!(" ({detail})"));
+    }
+    if let Some(code) = node.exit_code {
+        text.push_str(&format!(", exit code {code}"));
+    }
+    if node.preempted {
+        text.push_str(", its node was taken away");
+    }
+    text
+}

@@ -1,0 +1,125 @@
+//! Launch slots and alive slots: who gets the next one.
+//!
+//! One queue: higher priority first, then the older job. A job that is alive needs a launch slot only, so a head
+//! that waits for both never stands in its way. Slots are counted in the transaction that claims.
+
+use crate::{
+    managed_job::{Event, RecoverySource, Schedule, ScheduleEvent, Status, record::Record},
+    time::{Span, Timestamp},
+};
+
+/// How many jobs may launch and live at once, over all replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub max_launching: u32,
+    pub max_alive: u32,
+}
+
+impl Limits {
+    /// What a machine bears when nobody says otherwise. A job is a row, not a process: memory bounds the runs that
+    /// live beside it, and a launch is mostly waiting.
+    pub fn of_machine(cores: u32, memory_mib: u64) -> Self {
+        let alive = u32::try_from(memory_mib.saturating_mul(4)).unwrap_or(u32::MAX);
+        Self { max_launching: cores.saturating_mul(16).clamp(8, 512), max_alive: alive.clamp(2_000, 100_000) }
+    }
+}
+
+/// Slots that are taken now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    pub launching: u32,
+    pub alive: u32,
+}
+
+/// A task that wants to launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Grows with the age of the job: smaller is older.
+    pub job: u64,
+    pub task: u32,
+    pub priority: i32,
+    /// Its job holds an alive slot already.
+    pub alive: bool,
+}
+
+/// Who may launch now, in order. Never exceeds a limit, whatever was in use before.
+pub fn grant(queue: &[Waiting], limits: Limits, in_use: InUse) -> Vec<Waiting> {
+    let mut order: Vec<&Waiting> = queue.iter().collect();
+    order.sort_by_key(|waiting| (std::cmp::Reverse(waiting.priority), waiting.job, waiting.task));
+    let mut launching = limits.max_launching.saturating_sub(in_use.launching);
+    let mut alive = limits.max_alive.saturating_sub(in_use.alive);
+    let mut woken: Vec<u64> = Vec::new();
+    let mut granted = Vec::new();
+    for waiting in order {
+        if launching == 0 {
+            break;
+        }
+        let holds = waiting.alive || woken.contains(&waiting.job);
+        if !holds {
+            if alive == 0 {
+                continue;
+            }
+            alive -= 1;
+            woken.push(waiting.job);
+        }
+        launching -= 1;
+        granted.push(*waiting);
+    }
+    granted
+}
+
+/// What a slot does to a task: the columns that the claim writes. `None`: it does not want one.
+pub fn granted(record: &Record, now: Timestamp) -> Option<(Record, Event)> {
+    let event = match (record.status, record.episode.is_some()) {
+        (Status::Pending, false) => Event::SlotGranted,
+        (Status::Pending | Status::Recovering, _) => Event::Rescheduled,
+        (_, _) => return None,
+    };
+    let mut next = record.clone();
+    next.apply(event, RecoverySource::Failure, now).ok()?;
+    next.schedule(ScheduleEvent::Claimed).then_some((next, event))
+}
+
+/// The first wait after a refused launch, its growth and its end.
+const BACKOFF: f64 = 60.0;
+const BACKOFF_FACTOR: f64 = 1.6;
+const BACKOFF_MAX: f64 = 300.0;
+const BACKOFF_JITTER: f64 = 0.4;
+
+/// How long to wait after `tries` refused launches in a row. `dice` is any number from 0 to 1.
+pub fn backoff(tries: u32, dice: f64) -> Span {
+    let power = i32::try_from(tries.saturating_sub(1)).unwrap_or(i32::MAX);
+    let base = f64::min(BACKOFF * BACKOFF_FACTOR.powi(power), BACKOFF_MAX);
+    jittered(base, BACKOFF_JITTER, dice)
+}
+
+/// `base` seconds, give or take a share of it.
+pub(super) fn jittered(base: f64, share: f64, dice: f64) -> Span {
+    let factor = 1.0 - share + 2.0 * share * dice.clamp(0.0, 1.0);
+    Span((base * factor * 1e6) as i64)
+}
+
+/// What a job shows when its tasks are in these states. The mark of a lane: it was never claimed, and it is its
+/// turn. `claimed`: some task of the job was launched, so the job holds an alive slot until it is done.
+pub fn shown(lanes: &[(Schedule, bool)], claimed: bool) -> Schedule {
+    let any = |state: Schedule| lanes.iter().any(|(lane, _)| *lane == state);
+    if lanes.iter().all(|(lane, _)| *lane == Schedule::Done) {
+        return Schedule::Done;
+    }
+    if any(Schedule::Inactive) {
+        return Schedule::Inactive;
+    }
+    if !claimed && !lanes.iter().any(|(lane, _)| lane.holds_alive_slot()) {
+        return Schedule::Waiting;
+    }
+    let wants = lanes.iter().any(|(lane, wants)| *lane == Schedule::Waiting && *wants);
+    if any(Schedule::Launching) {
+        Schedule::Launching
+    } else if any(Schedule::AliveWaiting) || wants {
+        Schedule::AliveWaiting
+    } else if any(Schedule::AliveBackoff) {
+        Schedule::AliveBackoff
+    } else {
+        Schedule::Alive
+    }
+}

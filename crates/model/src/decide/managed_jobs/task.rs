@@ -1,0 +1,604 @@
+//! One task in one pass.
+
+use super::{
+    Act, Moved, Seen, Stop, Submit, TaskDecision, TaskView, Turn, earlier, emergency,
+    judge::{Verdict, judge},
+    slots::backoff,
+};
+use crate::{
+    managed_job::{
+        Event, RecoverySource, Schedule, ScheduleEvent, Status,
+        plan::{Strategy, Task},
+        record::{Placement, Record, Standing},
+    },
+    spot::{self, Market, Terms},
+    time::{Span, Timestamp},
+};
+
+/// A run that waits longer for nodes gives its launch slot back.
+const QUEUE_PATIENCE: Span = Span::secs(60);
+/// Launches in a row that had nodes and could not start on them: then it is the task's own fault.
+const START_TRIES: u32 = 3;
+/// Launches for which a lost place is avoided, or sought, in a row.
+const PLACE_TRIES: u32 = 3;
+/// Nodes that are not released by then may have leaked, and somebody must know.
+const RELEASE_PATIENCE: Span = Span::mins(30);
+/// How often a task that waits for spot capacity looks again.
+const SPOT_POLL: Span = Span::secs(60);
+
+pub(super) struct Pass<'a> {
+    plan: &'a Task,
+    view: &'a TaskView,
+    dice: f64,
+    now: Timestamp,
+    record: Record,
+    moves: Vec<Moved>,
+    act: Option<Act>,
+    due: Option<Timestamp>,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(plan: &'a Task, view: &'a TaskView, dice: f64, now: Timestamp) -> Self {
+        let record = view.record.clone();
+        Self { plan, view, dice, now, record, moves: Vec::new(), act: None, due: None }
+    }
+
+    pub(super) fn finish(self, index: usize) -> (Record, Option<TaskDecision>, Option<Timestamp>) {
+        let changed = self.record != self.view.record || self.act.is_some() || !self.moves.is_empty();
+        let decision = u32::try_from(index).ok().filter(|_| changed).map(|task| TaskDecision {
+            task,
+            record: self.record.clone(),
+            moves: self.moves,
+            act: self.act,
+        });
+        (self.record, decision, self.due)
+    }
+
+    pub(super) fn run(&mut self, turn: Turn) {
+        self.check();
+        let mut graceful = None;
+        match &turn {
+            Turn::Go | Turn::Wait => {}
+            Turn::Until(at) => self.look_at(*at),
+            Turn::End { why, graceful: grace, unclaimed } => {
+                graceful = *grace;
+                self.cancel(why, *unclaimed);
+            }
+        }
+        match self.record.status {
+            Status::Pending => self.pending(&turn),
+            Status::Starting | Status::Recovering => self.launching(),
+            Status::Running => self.running(),
+            Status::Cancelling => self.cancelling(graceful),
+            Status::Succeeded
+            | Status::Cancelled
+            | Status::Failed
+            | Status::FailedSetup
+            | Status::FailedPrechecks
+            | Status::FailedNoResource
+            | Status::FailedController => self.clean_up(),
+        }
+    }
+
+    /// States that cannot be are told as our own failure.
+    fn check(&mut self) {
+        if let Seen::Impossible { what } = &self.view.seen {
+            self.fail(&format!("its run reports a state that does not exist: {what}"));
+        } else if self.record.schedule == Schedule::Done && !self.record.status.is_final() {
+            self.fail("the job was done, and this task was not");
+        }
+    }
+
+    fn fail(&mut self, why: &str) {
+        self.moves.extend(emergency::fail(&mut self.record, why, self.now));
+    }
+
+    fn look_at(&mut self, at: Timestamp) {
+        self.due = earlier(self.due, Some(at));
+    }
+
+    /// Applies an event and notes it. What the machine refuses is not written.
+    fn go(&mut self, event: Event, source: Option<RecoverySource>, message: impl Into<String>) -> bool {
+        let from = self.record.status;
+        let applied = self.record.apply(event, source.unwrap_or(RecoverySource::Failure), self.now);
+        debug_assert!(applied.is_ok(), "{applied:?}");
+        if applied.is_err() {
+            return false;
+        }
+        self.moves.push(Moved { from, to: self.record.status, event, source, message: message.into() });
+        true
+    }
+
+    /// Ends the task. Its schedule state ends too once nothing of it is left.
+    fn end(&mut self, event: Event, message: impl Into<String>) {
+        let message = message.into();
+        if self.go(event, None, message.clone()) && self.record.status != Status::Succeeded {
+            self.record.failure_reason = Some(message);
+        }
+        if self.record.standing == Standing::Settled {
+            self.retire();
+        } else if self.record.schedule == Schedule::Launching {
+            self.record.schedule(ScheduleEvent::LaunchEnded);
+        }
+    }
+
+    /// Gives the slots back: nothing of the task is left anywhere.
+    fn retire(&mut self) {
+        if self.record.schedule == Schedule::Launching {
+            self.record.schedule(ScheduleEvent::LaunchEnded);
+        }
+        let event = if self.record.schedule == Schedule::Alive {
+            ScheduleEvent::Finished
+        } else {
+            ScheduleEvent::Stopped
+        };
+        self.record.schedule(event);
+    }
+
+    /// Whether the run of the newest attempt is gone for good.
+    fn is_gone(&self) -> bool {
+        match self.view.seen {
+            Seen::Nothing | Seen::Over { .. } => true,
+            Seen::Queued { .. } | Seen::Provisioning | Seen::Running { .. } | Seen::Ending => false,
+            Seen::Unclear | Seen::Impossible { .. } => false,
+        }
+    }
+
+    fn stop(&mut self, graceful: Option<Span>) {
+        // Asking again is harmless, and heals a request that got lost.
+        if self.record.attempt > 0 {
+            self.act = Some(Act::Stop(Stop { attempt: self.record.attempt, graceful }));
+        }
+    }
+
+    fn cancel(&mut self, why: &str, unclaimed: bool) {
+        let never = matches!(self.record.schedule, Schedule::Inactive | Schedule::Waiting);
+        match self.record.status {
+            Status::Pending if never && unclaimed => self.end(Event::CancelledUnclaimed, why),
+            Status::Pending | Status::Starting | Status::Running | Status::Recovering => {
+                self.go(Event::CancelAsked, None, why);
+                self.record.failure_reason = Some(why.to_owned());
+                if self.record.schedule == Schedule::Launching {
+                    self.record.schedule(ScheduleEvent::LaunchEnded);
+                }
+            }
+            Status::Cancelling
+            | Status::Succeeded
+            | Status::Cancelled
+            | Status::Failed
+            | Status::FailedSetup
+            | Status::FailedPrechecks
+            | Status::FailedNoResource
+            | Status::FailedController => {}
+        }
+    }
+
+    /// Ends in CANCELLED, or in what the attempt had reached before the cancel took hold.
+    fn cancelling(&mut self, graceful: Option<Span>) {
+        let why = self.record.failure_reason.clone().unwrap_or_else(|| "cancelled".to_owned());
+        if self.record.standing == Standing::Settled {
+            return self.end(Event::Released, why);
+        }
+        if self.view.seen == Seen::Unclear {
+            return;
+        }
+        if !self.is_gone() {
+            return self.stop(graceful);
+        }
+        let counts = self.record.standing == Standing::Launched;
+        self.record.standing = Standing::Settled;
+        let verdict = match &self.view.seen {
+            Seen::Over { ends, .. } if counts => Some(judge(ends)),
+            Seen::Over { .. } | Seen::Nothing | Seen::Queued { .. } | Seen::Provisioning => None,
+            Seen::Running { .. } | Seen::Ending | Seen::Unclear | Seen::Impossible { .. } => None,
+        };
+        match verdict {
+            Some(Verdict::Success) => self.end(Event::Succeeded, "it ended before the cancel took hold"),
+            Some(Verdict::UserFailure { setup, message, .. }) => {
+                let event = if setup { Event::SetupFailed } else { Event::Failed };
+                self.end(event, format!("{message}, before the cancel took hold"));
+            }
+            Some(Verdict::NeverFits { message }) => self.end(Event::PrechecksFailed, message),
+            Some(Verdict::NoCapacity { message }) if self.gives_up(self.record.launch_tries + 1) => {
+                self.end(Event::GaveUp, message);
+            }
+            Some(Verdict::Loss { .. } | Verdict::NoCapacity { .. } | Verdict::NotStarted { .. }) => {
+                self.end(Event::Released, why);
+            }
+            Some(Verdict::Stopped { .. }) | None => self.end(Event::Released, why),
+        }
+    }
+
+    /// A task that ended keeps its slot until its nodes are gone, and says so when they do not go.
+    fn clean_up(&mut self) {
+        if self.record.schedule == Schedule::Done {
+            return;
+        }
+        if self.record.standing == Standing::Settled || self.is_gone() {
+            self.record.standing = Standing::Settled;
+            return self.retire();
+        }
+        self.stop(None);
+        let stuck = self.view.releasing_since.filter(|since| self.now.since(*since) >= RELEASE_PATIENCE);
+        if stuck.is_some() {
+            let placement = self.record.placement.as_ref().map(|placement| placement.place.clone());
+            let place = placement.unwrap_or_else(|| "an unknown place".to_owned());
+            self.fail(&format!("the nodes of attempt {} at {place} may have leaked", self.record.attempt));
+        }
+    }
+
+    fn pending(&mut self, turn: &Turn) {
+        let may_begin = matches!(turn, Turn::Go | Turn::Until(_));
+        match self.record.schedule {
+            Schedule::Waiting if may_begin && self.plan.body.is_empty() => {
+                self.go(Event::EmptyRun, None, "there is nothing to run");
+                self.end(Event::Succeeded, "there was nothing to run");
+            }
+            Schedule::AliveBackoff => {
+                let over = self.record.next_retry_at.is_none_or(|at| at <= self.now);
+                if over || self.view.new_capacity {
+                    self.record.schedule(ScheduleEvent::BackoffOver);
+                    self.record.next_retry_at = None;
+                } else if let Some(at) = self.record.next_retry_at {
+                    self.look_at(at);
+                }
+            }
+            Schedule::Inactive
+            | Schedule::Waiting
+            | Schedule::Launching
+            | Schedule::Alive
+            | Schedule::AliveWaiting
+            | Schedule::Done => {}
+        }
+    }
+
+    /// STARTING and RECOVERING: getting nodes.
+    fn launching(&mut self) {
+        let has_slot = self.record.schedule == Schedule::Launching;
+        match self.record.standing {
+            Standing::Settled if has_slot => self.submit(),
+            Standing::Settled => {
+                if let Some(at) = self.record.next_retry_at {
+                    self.look_at(at);
+                }
+            }
+            Standing::Discarded | Standing::Withdrawn => self.discard(has_slot),
+            Standing::Launched if has_slot => self.launched(),
+            Standing::Launched => {}
+        }
+    }
+
+    /// The old attempt must be gone before there is a new one.
+    fn discard(&mut self, has_slot: bool) {
+        if self.view.seen == Seen::Unclear {
+            return;
+        }
+        if !self.is_gone() {
+            return self.stop(None);
+        }
+        let withdrawn = self.record.standing == Standing::Withdrawn;
+        self.record.standing = Standing::Settled;
+        if withdrawn {
+            self.refused("no nodes in time", false);
+        } else if has_slot {
+            self.submit();
+        }
+    }
+
+    fn launched(&mut self) {
+        match &self.view.seen {
+            Seen::Nothing => self.make(),
+            Seen::Queued { since } => {
+                if self.now.since(*since) >= QUEUE_PATIENCE {
+                    self.record.standing = Standing::Withdrawn;
+                    self.stop(None);
+                } else {
+                    self.look_at(*since + QUEUE_PATIENCE);
+                }
+            }
+            Seen::Running { placement } => self.started(placement.clone()),
+            Seen::Over { ends, placement } => {
+                let verdict = judge(ends);
+                let placement = placement.clone();
+                match verdict {
+                    Verdict::Success | Verdict::UserFailure { .. } => {
+                        self.started(placement);
+                        self.over(verdict);
+                    }
+                    Verdict::Loss { message } => self.lost_at_launch(placement, message),
+                    Verdict::NoCapacity { message } => self.refused(&message, false),
+                    Verdict::NotStarted { message } => self.refused(&message, true),
+                    Verdict::NeverFits { message } => {
+                        self.record.standing = Standing::Settled;
+                        self.end(Event::PrechecksFailed, message);
+                    }
+                    Verdict::Stopped { message } => self.stopped(&message),
+                }
+            }
+            Seen::Provisioning | Seen::Ending | Seen::Unclear | Seen::Impossible { .. } => {}
+        }
+    }
+
+    /// Nodes were lost before the task was handed to them, or while nobody looked.
+    fn lost_at_launch(&mut self, placement: Option<Placement>, message: String) {
+        if self.record.status == Status::Recovering {
+            // Whoever may not be launched again ends the way a running one does.
+            if self.plan.recovery.strategy == Strategy::None {
+                self.started(placement);
+                return self.over(Verdict::Loss { message });
+            }
+            self.go(Event::Lost, Some(RecoverySource::Failure), format!("nodes lost: {message}"));
+            let known = placement.or_else(|| self.record.placement.clone());
+            self.keep_away(known);
+        } else {
+            self.keep_away(placement);
+        }
+        // Losing nodes is not having none: the next launch need not wait, unless it happens all the time.
+        let tries = self.record.launch_tries + 1;
+        if tries >= PLACE_TRIES || self.gives_up(tries) {
+            return self.refused(&message, false);
+        }
+        self.record.launch_tries = tries;
+        self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
+        self.record.standing = Standing::Settled;
+        self.submit();
+    }
+
+    fn started(&mut self, placement: Option<Placement>) {
+        let recovering = self.record.status == Status::Recovering;
+        let event = if recovering { Event::Recovered } else { Event::Started };
+        self.record.placement = placement.or_else(|| self.record.placement.clone());
+        let attempt = self.record.attempt;
+        self.go(event, None, format!("attempt {attempt} was handed to its nodes"));
+        self.record.schedule(ScheduleEvent::LaunchEnded);
+    }
+
+    fn running(&mut self) {
+        match &self.view.seen {
+            Seen::Running { placement } => {
+                if placement.is_some() && *placement != self.record.placement {
+                    self.record.placement.clone_from(placement);
+                }
+                self.move_to_spot();
+            }
+            Seen::Over { ends, placement } => {
+                if placement.is_some() {
+                    self.record.placement.clone_from(placement);
+                }
+                self.over(judge(ends));
+            }
+            Seen::Nothing => {
+                self.record.standing = Standing::Settled;
+                if self.plan.recovery.strategy == Strategy::None {
+                    return self.end(Event::Failed, "nodes lost: its run is gone");
+                }
+                self.go(Event::Interrupted, Some(RecoverySource::Restart), "its run is gone");
+                self.record.schedule(ScheduleEvent::WantsLaunch);
+            }
+            Seen::Queued { .. } | Seen::Provisioning | Seen::Ending => {}
+            // Silence of ours is no evidence against the task.
+            Seen::Unclear | Seen::Impossible { .. } => {}
+        }
+    }
+
+    /// The attempt of a RUNNING task is over.
+    fn over(&mut self, verdict: Verdict) {
+        self.record.standing = Standing::Settled;
+        match verdict {
+            Verdict::Success => self.end(Event::Succeeded, "the program ended well"),
+            Verdict::UserFailure { setup, codes, restartable, message } => {
+                match restartable.then(|| self.restart(&codes)).flatten() {
+                    Some(why) => {
+                        // Its nodes are healthy: the next attempt finds setup's work there.
+                        self.record.sought.clone_from(&self.record.placement);
+                        self.recover(format!("{message}; {why}"));
+                    }
+                    None => self.end(if setup { Event::SetupFailed } else { Event::Failed }, message),
+                }
+            }
+            Verdict::Stopped { message } => self.stopped(&message),
+            Verdict::Loss { message }
+            | Verdict::NoCapacity { message }
+            | Verdict::NotStarted { message }
+            | Verdict::NeverFits { message } => self.lost(&message),
+        }
+    }
+
+    /// Why the user's failure is tried again; `None`: it is not. Counts what must be counted.
+    fn restart(&mut self, codes: &[i32]) -> Option<String> {
+        let recovery = &self.plan.recovery;
+        let listed =
+            |code: &&i32| recovery.recover_on_exit_codes.iter().any(|known| i32::from(*known) == **code);
+        if let Some(code) = codes.iter().find(listed) {
+            return Some(format!("exit code {code} is always tried again"));
+        }
+        if self.record.restarts_on_errors >= recovery.max_restarts_on_errors {
+            return None;
+        }
+        self.record.restarts_on_errors += 1;
+        let (count, of) = (self.record.restarts_on_errors, recovery.max_restarts_on_errors);
+        Some(format!("restart {count} of {of}"))
+    }
+
+    fn lost(&mut self, message: &str) {
+        if self.plan.recovery.strategy == Strategy::None {
+            return self.end(Event::Failed, format!("nodes lost: {message}"));
+        }
+        let placement = self.record.placement.clone();
+        let away = self.keep_away(placement);
+        self.recover(format!("nodes lost: {message}{away}"));
+    }
+
+    /// Remembers a lost place as the strategy wants it, and says so.
+    fn keep_away(&mut self, placement: Option<Placement>) -> String {
+        let Some(placement) = placement else { return String::new() };
+        match self.plan.recovery.strategy {
+            Strategy::EagerNextRegion => {
+                let said = format!("; stays away from {}", placement.place);
+                if !self.record.blocked.contains(&placement) {
+                    self.record.blocked.push(placement);
+                }
+                said
+            }
+            Strategy::Failover => {
+                let said = format!("; tries {} again first", placement.place);
+                self.record.sought = Some(placement);
+                said
+            }
+            Strategy::None => String::new(),
+        }
+    }
+
+    fn recover(&mut self, message: String) {
+        self.record.candidate = 0;
+        self.record.launch_tries = 0;
+        self.record.waiting_since = None;
+        self.go(Event::Lost, Some(RecoverySource::Failure), message);
+        self.record.schedule(ScheduleEvent::WantsLaunch);
+    }
+
+    /// Somebody ended the run itself: that is a cancel.
+    fn stopped(&mut self, message: &str) {
+        self.record.standing = Standing::Settled;
+        let why = format!("its run was stopped: {message}");
+        self.go(Event::CancelAsked, None, why.clone());
+        self.end(Event::Released, why);
+    }
+
+    /// Numbers the next attempt. The next pass makes it.
+    fn submit(&mut self) {
+        if self.record.next_retry_at.is_some_and(|at| at > self.now) {
+            return;
+        }
+        if self.waited_out() {
+            return self.end(Event::GaveUp, "no nodes within `max_launch_wait`");
+        }
+        let market = match self.policy() {
+            None => None,
+            Some((Some(market), _)) => Some(market),
+            Some((None, rule)) => return self.wait_for_spot(rule.said()),
+        };
+        // The number is written before the run is made: whoever comes next knows what to look for and to stop.
+        self.record.attempt += 1;
+        self.record.standing = Standing::Launched;
+        self.record.market = market.or(self.asked_market());
+        self.look_at(self.now);
+    }
+
+    /// Makes the run of the newest attempt, or finds it where it was made before.
+    fn make(&mut self) {
+        let market = self.plan.deadline.and(self.record.market);
+        self.act = Some(Act::Submit(Submit {
+            attempt: self.record.attempt,
+            candidate: self.record.candidate,
+            market,
+            avoid: self.record.blocked.clone(),
+            prefer: self.record.sought.clone(),
+        }));
+    }
+
+    fn asked_market(&self) -> Option<Market> {
+        let candidate =
+            usize::try_from(self.record.candidate).ok().and_then(|index| self.plan.candidates.get(index));
+        let spot = candidate.and_then(|candidate| candidate.spot);
+        Some(if spot == Some(true) { Market::Spot } else { Market::OnDemand })
+    }
+
+    /// Whether so many refused launches, or the wait so far, are what the task bears.
+    fn gives_up(&self, tries: u32) -> bool {
+        self.plan.recovery.max_launch_tries.is_some_and(|most| tries >= most) || self.waited_out()
+    }
+
+    fn waited_out(&self) -> bool {
+        match (self.plan.recovery.max_launch_wait, self.record.waiting_since) {
+            (Some(most), Some(since)) => self.now.since(since) >= Span::secs(most),
+            (_, _) => false,
+        }
+    }
+
+    /// A launch came to nothing: the next candidate, another place, or a wait that gives the slot back.
+    fn refused(&mut self, message: &str, broken: bool) {
+        self.record.standing = Standing::Settled;
+        let next = self.record.candidate + 1;
+        if !broken && usize::try_from(next).is_ok_and(|next| next < self.plan.candidates.len()) {
+            self.record.candidate = next;
+            return self.submit();
+        }
+        self.record.candidate = 0;
+        self.record.launch_tries += 1;
+        self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
+        let tries = self.record.launch_tries;
+        if broken && tries >= START_TRIES {
+            return self.end(
+                Event::PrechecksFailed,
+                format!("could not be started {tries} times in a row: {message}"),
+            );
+        }
+        if self.gives_up(tries) {
+            return self.end(Event::GaveUp, format!("gave up after {tries} launches: {message}"));
+        }
+        if self.search_elsewhere() {
+            return self.submit();
+        }
+        self.go(Event::BackedOff, None, message);
+        self.record.schedule(ScheduleEvent::CapacityRefused);
+        // No wait outlives the bound on waiting.
+        let bound = self.plan.recovery.max_launch_wait.zip(self.record.waiting_since);
+        let last = bound.map(|(most, since)| since + Span::secs(most));
+        let at = self.now + backoff(tries, self.dice);
+        let at = last.map_or(at, |last| at.min(last));
+        self.record.next_retry_at = Some(at);
+        self.look_at(at);
+    }
+
+    /// Lifts what the strategy keeps the task away from or tied to; `false` when nothing is left to lift.
+    fn search_elsewhere(&mut self) -> bool {
+        if self.record.sought.is_some() {
+            let failover = self.plan.recovery.strategy == Strategy::Failover;
+            if !failover || self.record.launch_tries >= PLACE_TRIES {
+                self.record.sought = None;
+            }
+            return true;
+        }
+        // Nothing else fits: the lost place is better than none.
+        !std::mem::take(&mut self.record.blocked).is_empty()
+    }
+
+    /// What a deadline asks for now; `None`: the task has no deadline.
+    fn policy(&self) -> Option<(Option<Market>, spot::Rule)> {
+        let deadline = self.plan.deadline?;
+        let terms = Terms::from(deadline);
+        let began = self.record.submitted_at.unwrap_or(self.now);
+        let seconds = |span: Span| span.0 as f64 / 1e6;
+        let running = self.record.status == Status::Running;
+        let done = self.view.progress.unwrap_or_else(|| self.record.job_duration(self.now));
+        let standing = spot::Standing {
+            elapsed: seconds(self.now.since(began)),
+            done: seconds(done),
+            holding: if running { self.record.market } else { None },
+            spot: self.view.spot_capacity,
+        };
+        Some(spot::choose(terms, standing))
+    }
+
+    /// Rule 3: ahead of its line, and cheaper nodes are there.
+    fn move_to_spot(&mut self) {
+        let Some((_, rule @ spot::Rule::MoveToSpot)) = self.policy() else { return };
+        if self.plan.recovery.strategy == Strategy::None {
+            return;
+        }
+        self.record.standing = Standing::Discarded;
+        self.go(Event::Interrupted, Some(RecoverySource::Restart), rule.said());
+        self.record.schedule(ScheduleEvent::WantsLaunch);
+        self.record.candidate = 0;
+        self.stop(None);
+    }
+
+    /// Waiting by choice: the slot is for others, and nothing was refused.
+    fn wait_for_spot(&mut self, why: &str) {
+        self.go(Event::BackedOff, None, why);
+        self.record.schedule(ScheduleEvent::CapacityRefused);
+        self.record.next_retry_at = Some(self.now + SPOT_POLL);
+        self.look_at(self.now + SPOT_POLL);
+    }
+}

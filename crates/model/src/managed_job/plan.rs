@@ -1,0 +1,225 @@
+//! What a managed job is to do: its tasks, their order and what each needs. Plain data, stored with the job.
+//!
+//! Whatever dialect a file is written in, it becomes one of these. Order is one thing only: a task begins
+//! when every task it comes [`after`](Task::after) has succeeded. A pipeline is a chain of that, a group is none.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::{
+        self,
+        mounts::{FileMapping, Mount},
+    },
+    machine::words,
+};
+
+/// Lowest and highest priority of a job.
+pub const PRIORITY: std::ops::RangeInclusive<i64> = -1000..=1000;
+/// Most tasks of one job.
+pub const TASKS_MAX: usize = 1_000;
+/// Most jobs that one call may make of a file.
+pub const COPIES_MAX: u32 = 10_000;
+
+/// A managed job as it was asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    pub name: Option<String>,
+    pub shape: Shape,
+    pub priority: i32,
+    pub tasks: Vec<Task>,
+}
+
+/// How the tasks of a job belong together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shape {
+    /// One task.
+    Single,
+    /// One after the other.
+    Pipeline,
+    /// Each after those it names.
+    Dag,
+    /// All at once.
+    Group(Group),
+}
+
+/// What a group adds to its tasks. Indices are those of the tasks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    pub name: String,
+    /// The tasks whose end is the end of the group; never empty.
+    pub primary: Vec<u32>,
+    /// Seconds that each task may go on after the last primary ended well; one for each task.
+    pub termination_delay: Vec<i64>,
+    /// Whether tasks must reach each other by name: `None` tries, and warns when it cannot be done.
+    pub inter_connection: Option<bool>,
+}
+
+impl Group {
+    pub fn is_primary(&self, task: u32) -> bool {
+        self.primary.contains(&task)
+    }
+}
+
+/// One task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    pub name: Option<String>,
+    pub body: Body,
+    pub nodes: u32,
+    /// What each node may be; never empty. The first is tried first.
+    pub candidates: Vec<Candidate>,
+    pub recovery: Recovery,
+    /// The tasks that must have succeeded before this one begins.
+    #[serde(default)]
+    pub after: Vec<u32>,
+    #[serde(default)]
+    pub deadline: Option<Deadline>,
+    /// Seconds one attempt may run.
+    #[serde(default)]
+    pub max_duration: Option<i64>,
+}
+
+/// What a task does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Body {
+    Script(Script),
+    /// A task as `windlass apply` takes it.
+    Configuration(Box<config::task::Task>),
+}
+
+impl Body {
+    /// Nothing to run: the task succeeds without any node, even if it has a setup.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Script(script) => script.run.as_ref().is_none_or(|run| run.trim().is_empty()),
+            Self::Configuration(_) => false,
+        }
+    }
+}
+
+/// A setup and a program, both for bash.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Script {
+    pub setup: Option<String>,
+    pub run: Option<String>,
+    pub envs: BTreeMap<String, String>,
+    /// Names only: the values travel and are kept apart.
+    pub secrets: Vec<String>,
+    pub workdir: Option<Workdir>,
+    pub files: Vec<FileMapping>,
+    pub volumes: Vec<Mount>,
+}
+
+/// Where the working directory of a task comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Workdir {
+    Local(String),
+    Git { url: String, reference: Option<String> },
+}
+
+/// An amount that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Amount {
+    pub of: f64,
+    /// `4+`: more will do.
+    pub or_more: bool,
+}
+
+/// One kind of node that would do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    pub cpus: Option<Amount>,
+    /// Gibibytes.
+    pub memory: Option<Amount>,
+    pub accelerator: Option<Accelerator>,
+    /// Nodes that may be taken away again; `None`: not said.
+    pub spot: Option<bool>,
+    /// A container image, without its `docker:`.
+    pub image: Option<String>,
+    /// `cloud/region/zone`, mapped to node pools by the server's settings.
+    pub infra: Option<String>,
+    pub ports: Vec<u16>,
+    pub labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Accelerator {
+    pub name: String,
+    pub count: f64,
+}
+
+words! {
+    /// What to do when nodes are lost.
+    pub enum Strategy: "recovery strategy" {
+        /// release at once and look elsewhere first
+        EagerNextRegion = "EAGER_NEXT_REGION",
+        /// try the same place a few times, then everywhere
+        Failover = "FAILOVER",
+        /// never again: for jobs with side effects
+        None = "NONE",
+    }
+}
+
+/// When a task is tried again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recovery {
+    pub strategy: Strategy,
+    /// Restarts after errors of the user's own program.
+    pub max_restarts_on_errors: u32,
+    /// Exit codes that are always restarted, and not counted.
+    pub recover_on_exit_codes: Vec<u8>,
+    /// Launches that may be refused in a row before the task gives up; no bound unless given.
+    #[serde(default)]
+    pub max_launch_tries: Option<u32>,
+    /// Seconds of waiting for capacity after which the task gives up; no bound unless given.
+    #[serde(default)]
+    pub max_launch_wait: Option<i64>,
+}
+
+impl Default for Recovery {
+    fn default() -> Self {
+        Self {
+            strategy: Strategy::EagerNextRegion,
+            max_restarts_on_errors: 0,
+            recover_on_exit_codes: vec![],
+            max_launch_tries: None,
+            max_launch_wait: None,
+        }
+    }
+}
+
+/// A time by which a task must be done, and what is known about its work. Times are seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deadline {
+    /// Counted from the first launch slot.
+    pub within: i64,
+    /// How long the task runs when nothing disturbs it.
+    pub work: i64,
+    /// What taking new nodes costs before the program makes progress again.
+    pub changeover: i64,
+}
+
+impl Plan {
+    /// The name of a task: its own, or `{job}-{task}` where it has none and is not alone.
+    pub fn task_name(&self, task: u32) -> String {
+        let job = self.name.clone().unwrap_or_else(|| "job".to_owned());
+        let own = usize::try_from(task).ok().and_then(|index| self.tasks.get(index)?.name.clone());
+        match own {
+            Some(name) => name,
+            None if self.tasks.len() <= 1 => job,
+            None => format!("{job}-{task}"),
+        }
+    }
+
+    pub fn is_primary(&self, task: u32) -> bool {
+        match &self.shape {
+            Shape::Group(group) => group.is_primary(task),
+            Shape::Single | Shape::Pipeline | Shape::Dag => true,
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What is written down about a task, and how each event changes it.
+//!
+//! One function applies an event: it asks the machine, and writes what the transition writes. Times, durations and
+//! counts are therefore the same whoever applies it, and after any restart.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Episode, Event, PendingKind, RecoverySource, Schedule, ScheduleEvent, Status, step, step_schedule,
+};
+use crate::{
+    machine::{Step, words},
+    spot::{Market, Stretch},
+    time::{Span, Timestamp},
+};
+
+/// Most events of internal errors that are remembered: a budget is never larger.
+pub const EMERGENCIES_MAX: u32 = 10;
+
+words! {
+    /// How the newest attempt stands with us.
+    pub enum Standing: "standing of an attempt" {
+        /// its end was seen and dealt with, or there was none yet
+        Settled = "settled",
+        /// it was launched, and counts
+        Launched = "launched",
+        /// it waited too long for nodes: once it is gone, its launch counts as refused
+        Withdrawn = "withdrawn",
+        /// it is not wanted any more, and must be gone before the next
+        Discarded = "discarded",
+    }
+}
+
+/// Where an attempt ran, as far as it can be avoided or sought: the most exact part that is known.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Placement {
+    /// `backend/region/zone`, or a node pool where there are no zones.
+    pub place: String,
+    /// The machine itself.
+    pub instance: Option<String>,
+}
+
+/// The durable state of one task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    pub status: Status,
+    pub schedule: Schedule,
+    /// What a PENDING task waits for.
+    pub pending: Option<PendingKind>,
+    /// The first launch slot.
+    pub submitted_at: Option<Stamp>,
+    /// The first RUNNING.
+    pub start_at: Option<Stamp>,
+    pub end_at: Option<Stamp>,
+    pub last_recovered_at: Option<Stamp>,
+    /// Microseconds in RUNNING, up to the last time it was left.
+    pub job_duration: i64,
+    pub recovery_count: u32,
+    /// Whether the open episode counts when it ends; `None`: no episode is open.
+    pub episode: Option<bool>,
+    pub restarts_on_errors: u32,
+    pub failure_reason: Option<String>,
+    /// The newest attempt; 0 before the first.
+    pub attempt: u32,
+    pub standing: Standing,
+    /// Which candidate the newest attempt asks for.
+    pub candidate: u32,
+    /// Where the newest attempt runs, and on what market.
+    pub placement: Option<Placement>,
+    pub market: Option<Market>,
+    /// Places that the next launch stays away from.
+    pub blocked: Vec<Placement>,
+    /// The place that the next launch seeks first.
+    pub sought: Option<Placement>,
+    /// Launches in a row that came to nothing, and since when.
+    pub launch_tries: u32,
+    pub waiting_since: Option<Stamp>,
+    pub next_retry_at: Option<Stamp>,
+    /// Internal errors in a row, and the last of them.
+    pub emergencies: u32,
+    pub emergency_at: Option<Stamp>,
+    /// Time on nodes, for the report of a task with a deadline.
+    pub stretches: Vec<Stretch>,
+}
+
+/// A moment as it is stored: microseconds.
+pub type Stamp = Timestamp;
+
+/// An event that the machine refuses here. Nothing is written, and it is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("apply `{event}` to a task in {status}: there is no such transition")]
+pub struct Refused {
+    pub status: Status,
+    pub event: Event,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self {
+            status: Status::Pending,
+            schedule: Schedule::Inactive,
+            pending: Some(PendingKind::Queued),
+            submitted_at: None,
+            start_at: None,
+            end_at: None,
+            last_recovered_at: None,
+            job_duration: 0,
+            recovery_count: 0,
+            episode: None,
+            restarts_on_errors: 0,
+            failure_reason: None,
+            attempt: 0,
+            standing: Standing::Settled,
+            candidate: 0,
+            placement: None,
+            market: None,
+            blocked: vec![],
+            sought: None,
+            launch_tries: 0,
+            waiting_since: None,
+            next_retry_at: None,
+            emergencies: 0,
+            emergency_at: None,
+            stretches: vec![],
+        }
+    }
+}
+
+impl Record {
+    /// Applies an event at `now`. `source` says who caused a recovery; elsewhere it means nothing.
+    pub fn apply(
+        &mut self,
+        event: Event,
+        source: RecoverySource,
+        now: Timestamp,
+    ) -> Result<Step<Status>, Refused> {
+        let before = self.status;
+        let taken = step(before, event);
+        let after = match taken {
+            Step::Refuse => return Err(Refused { status: before, event }),
+            Step::Stay => before,
+            Step::To(after) => after,
+        };
+        self.status = after;
+        if before == Status::Running && after != Status::Running {
+            self.leave_running(now);
+        }
+        match after {
+            Status::Starting => {
+                self.submitted_at = self.submitted_at.or(Some(now));
+                self.pending = None;
+                self.next_retry_at = None;
+            }
+            Status::Running if before != Status::Running => self.enter_running(now),
+            Status::Running | Status::Cancelling => self.pending = None,
+            Status::Recovering => self.recover(event, source),
+            Status::Pending => self.back_off(before, event),
+            Status::Succeeded
+            | Status::Cancelled
+            | Status::Failed
+            | Status::FailedSetup
+            | Status::FailedPrechecks
+            | Status::FailedNoResource
+            | Status::FailedController => self.end(now),
+        }
+        Ok(taken)
+    }
+
+    fn leave_running(&mut self, now: Timestamp) {
+        if let Some(since) = self.last_recovered_at {
+            self.job_duration = self.job_duration.saturating_add(now.since(since).0.max(0));
+            if let Some(market) = self.market {
+                self.stretches.push(Stretch { market, from: since, to: now });
+            }
+        }
+    }
+
+    fn enter_running(&mut self, now: Timestamp) {
+        self.submitted_at = self.submitted_at.or(Some(now));
+        self.start_at = self.start_at.or(Some(now));
+        self.last_recovered_at = Some(now);
+        self.pending = None;
+        self.next_retry_at = None;
+        self.launch_tries = 0;
+        self.waiting_since = None;
+        self.blocked.clear();
+        self.sought = None;
+        if let Some(credit) = self.episode.take() {
+            self.recovery_count += Episode::from_stored(credit).counts();
+        }
+    }
+
+    fn recover(&mut self, event: Event, source: RecoverySource) {
+        self.pending = None;
+        self.next_retry_at = None;
+        // To be given a slot again is no new cause.
+        if event == Event::Rescheduled {
+            self.episode = Some(self.episode.unwrap_or(false));
+            return;
+        }
+        let episode = match self.episode {
+            Some(credit) => Episode::from_stored(credit).joined_by(source),
+            None => Episode::open(source),
+        };
+        self.episode = Some(episode.has_credit());
+    }
+
+    fn back_off(&mut self, before: Status, event: Event) {
+        if event != Event::BackedOff {
+            return;
+        }
+        let recovering = before == Status::Recovering || self.episode.is_some();
+        self.pending =
+            Some(if recovering { PendingKind::RecoveryBackoff } else { PendingKind::LaunchBackoff });
+    }
+
+    /// The first end stays, also when our own failure follows it.
+    fn end(&mut self, now: Timestamp) {
+        self.end_at = self.end_at.or(Some(now));
+        self.pending = None;
+        self.next_retry_at = None;
+        self.episode = None;
+    }
+
+    /// Moves the schedule state; `false` when it must not move so.
+    pub fn schedule(&mut self, event: ScheduleEvent) -> bool {
+        match step_schedule(self.schedule, event).after(self.schedule) {
+            Some(after) => {
+                self.schedule = after;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// From the first launch slot to the end, or to now.
+    pub fn total_duration(&self, now: Timestamp) -> Option<Span> {
+        self.submitted_at.map(|from| self.end_at.unwrap_or(now).since(from))
+    }
+
+    /// The time in RUNNING: neither provisioning nor waiting nor recovery.
+    pub fn job_duration(&self, now: Timestamp) -> Span {
+        let running = match (self.status, self.last_recovered_at) {
+            (Status::Running, Some(since)) => now.since(since).0.max(0),
+            (_, _) => 0,
+        };
+        Span(self.job_duration.saturating_add(running))
+    }
+
+    /// Whether the two columns may stand beside each other.
+    pub fn is_legal(&self) -> bool {
+        super::is_legal(self.schedule, self.status, self.pending)
+    }
+}
+
+/// The times and counts of a job, from those of its tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    pub submitted_at: Option<Timestamp>,
+    /// When the last task ended, once all have.
+    pub end_at: Option<Timestamp>,
+    pub job_duration: Span,
+    pub recovery_count: u32,
+}
+
+pub fn summary(tasks: &[Record], now: Timestamp) -> Summary {
+    let ended = tasks.iter().all(|task| task.end_at.is_some());
+    Summary {
+        submitted_at: tasks.iter().filter_map(|task| task.submitted_at).min(),
+        end_at: tasks.iter().filter_map(|task| task.end_at).max().filter(|_| ended),
+        job_duration: Span(tasks.iter().map(|task| task.job_duration(now).0).sum()),
+        recovery_count: tasks.iter().map(|task| task.recovery_count).sum(),
+    }
+}
+
+/// What a job shows: the first status that is not SUCCEEDED, among those tasks that count.
+pub fn shown_status(tasks: impl IntoIterator<Item = Status>) -> Status {
+    tasks.into_iter().find(|status| *status != Status::Succeeded).unwrap_or(Status::Succeeded)
+}

@@ -1,0 +1,74 @@
+//! `depends_on`: names to positions, and the proof that it ends.
+
+use std::collections::BTreeMap;
+
+/// A cycle through the tasks, as positions; the last one comes before the first.
+///
+/// `after[k]` are the tasks that must succeed before task `k`. Depth first, without recursion: a file with a
+/// thousand tasks in a row is no reason to run out of stack.
+pub(super) fn cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Mark {
+        New,
+        Open,
+        Closed,
+    }
+    let mut marks = vec![Mark::New; after.len()];
+    for start in 0..after.len() {
+        if marks[start] != Mark::New {
+            continue;
+        }
+        marks[start] = Mark::Open;
+        let mut path = vec![(start, 0)];
+        while let Some((node, next)) = path.last_mut() {
+            let Some(&to) = after[*node].get(*next) else {
+                marks[*node] = Mark::Closed;
+                path.pop();
+                continue;
+            };
+            *next += 1;
+            match marks[to] {
+                Mark::Closed => {}
+                Mark::Open => {
+                    let nodes: Vec<usize> = path.iter().map(|(node, _)| *node).collect();
+                    let from = nodes.iter().position(|node| *node == to)?;
+                    return Some(nodes[from..].to_vec());
+                }
+                Mark::New => {
+                    marks[to] = Mark::Open;
+                    path.push((to, 0));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Which position a name stands for; `None` where two tasks have it.
+pub(super) fn positions<'a>(
+    names: impl Iterator<Item = Option<&'a str>>,
+) -> BTreeMap<&'a str, Option<usize>> {
+    let mut found = BTreeMap::new();
+    for (index, name) in names.enumerate() {
+        if let Some(name) = name {
+            found.entry(name).and_modify(|at| *at = None).or_insert(Some(index));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cycle_is_found_and_told_in_order() {
+        assert_eq!(cycle(&[vec![], vec![0], vec![0, 1]]), None);
+        assert_eq!(cycle(&[vec![0]]), Some(vec![0]));
+        assert_eq!(cycle(&[vec![2], vec![0], vec![1]]), Some(vec![0, 2, 1]));
+        assert_eq!(cycle(&[vec![], vec![2], vec![1], vec![1]]), Some(vec![1, 2]));
+        let chain: Vec<Vec<usize>> =
+            (0..100_000_usize).map(|k| k.checked_sub(1).into_iter().collect()).collect();
+        assert_eq!(cycle(&chain), None);
+    }
+}

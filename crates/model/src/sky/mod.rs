@@ -1,0 +1,272 @@
+//! Task files as SkyPilot writes them, and how they become a managed job.
+//!
+//! A file holds one task, a pipeline of several documents, or a group behind a header. Reading answers two
+//! questions apart. Is the file right? Problems say no, with line and hint. Can it run here? What is right but
+//! not ours (a service, an image of a machine, a bucket) is a refusal; what has no effect is a warning. So a file
+//! written for elsewhere is never called wrong, and never silently half obeyed.
+
+mod fields;
+mod graph;
+mod header;
+mod recovery;
+mod resources;
+mod run_spec;
+mod script;
+mod substitute;
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use self::{
+    fields::{Document, Role},
+    header::Header,
+};
+pub use self::{
+    run_spec::{Error, Identity, RunSpec, Site, task_id},
+    script::{GATE_FILE, PHASE_FILE, Phase},
+};
+use crate::{
+    config::{
+        decode::{Ctx, Mode, closest},
+        error::{Code, Diagnosis, Span},
+        yaml::{self, Node},
+    },
+    managed_job::plan::{Group, Plan, Shape, TASKS_MAX},
+};
+
+/// What was given beside the file: `--env` and `--secret`.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    pub envs: BTreeMap<String, String>,
+    pub secrets: BTreeMap<String, Secret>,
+}
+
+/// A value that is never shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Single,
+    Pipeline,
+    Dag,
+    JobGroup,
+    Service,
+    Pool,
+}
+
+impl Kind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Pipeline => "pipeline",
+            Self::Dag => "dag",
+            Self::JobGroup => "job-group",
+            Self::Service => "service",
+            Self::Pool => "pool",
+        }
+    }
+}
+
+/// A file that is right.
+#[derive(Clone, Debug)]
+pub struct Parsed {
+    pub kind: Kind,
+    pub plan: Plan,
+    /// The values of all secrets, by name: from the file, or from [`Given`].
+    pub secrets: BTreeMap<String, Secret>,
+    /// What has no effect here.
+    pub warnings: Vec<Diagnosis>,
+    /// Why it cannot run here.
+    pub refusals: Vec<Diagnosis>,
+}
+
+impl Parsed {
+    /// The plan, unless something in the file cannot be had here.
+    pub fn launchable(self) -> Result<(Plan, BTreeMap<String, Secret>, Vec<Diagnosis>), Vec<Diagnosis>> {
+        if self.refusals.is_empty() {
+            Ok((self.plan, self.secrets, self.warnings))
+        } else {
+            Err(self.refusals)
+        }
+    }
+}
+
+/// What is told about a file that is right.
+#[derive(Default)]
+struct Notes {
+    warnings: Vec<Diagnosis>,
+    refusals: Vec<Diagnosis>,
+}
+
+impl Notes {
+    fn warn(&mut self, span: Span, path: impl Into<String>, message: impl Into<String>) {
+        push(&mut self.warnings, Diagnosis::new(Code::Unsupported, span, message).at(path));
+    }
+
+    fn refuse(
+        &mut self,
+        span: Span,
+        path: impl Into<String>,
+        message: impl Into<String>,
+        hint: Option<String>,
+    ) {
+        let refusal = Diagnosis { hint, ..Diagnosis::new(Code::Unsupported, span, message).at(path) };
+        push(&mut self.refusals, refusal);
+    }
+}
+
+/// Fields that alternatives inherit are read once for each of them, and told once.
+fn push(list: &mut Vec<Diagnosis>, diagnosis: Diagnosis) {
+    let told = |other: &Diagnosis| other.span == diagnosis.span && other.message == diagnosis.message;
+    if !list.iter().any(told) {
+        list.push(diagnosis);
+    }
+}
+
+/// Reads a task file, and says everything that is wrong with it.
+pub fn parse(text: &str, given: &Given) -> Result<Parsed, Vec<Diagnosis>> {
+    let documents = yaml::read_all(text).map_err(|diagnosis| vec![diagnosis])?;
+    if documents.len() > TASKS_MAX + 1 {
+        let message =
+            format!("the file has {} documents; a job has at most {TASKS_MAX} tasks", documents.len());
+        return Err(vec![Diagnosis::new(Code::TooLarge, documents[TASKS_MAX].span, message)]);
+    }
+    let mut cx = Ctx::new(Mode::Strict);
+    let mut notes = Notes::default();
+    let parsed = read(&documents, given, &mut cx, &mut notes);
+    let problems = cx.into_problems();
+    match parsed {
+        Some((kind, plan, secrets)) if problems.is_empty() => {
+            Ok(Parsed { kind, plan, secrets, warnings: notes.warnings, refusals: notes.refusals })
+        }
+        Some(_) | None => Err(problems),
+    }
+}
+
+type Read = (Kind, Plan, BTreeMap<String, Secret>);
+
+fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Read> {
+    let Some(first) = documents.first() else {
+        let message = "the file is empty; a task has at least `run`";
+        return cx.fail(Diagnosis::new(Code::MissingField, Span::NONE, message).at("run"));
+    };
+    let header = Header::of(first, documents.len() > 1, cx)?;
+    let bodies = if header.is_some() && documents.len() > 1 { &documents[1..] } else { documents };
+    let parallel = header.as_ref().is_some_and(|header| header.group.is_some());
+    if parallel && documents.len() == 1 {
+        return cx.fail(Diagnosis::new(Code::MissingField, first.span, "a job group has at least one task"));
+    }
+    let tasks: Vec<Option<Document>> =
+        bodies.iter().map(|node| fields::decode(node, given, cx, notes)).collect();
+    let tasks: Vec<Document> = tasks.into_iter().collect::<Option<_>>()?;
+    let (kind, shape, after) = shape(header.as_ref(), bodies, &tasks, cx, notes)?;
+    if kind == Kind::Service || kind == Kind::Pool {
+        refuse_role(kind, bodies, notes);
+    }
+    let name = header.and_then(|header| header.name).or_else(|| match tasks.as_slice() {
+        [only] => only.task.name.clone(),
+        _ => None,
+    });
+    let priority = tasks.iter().filter_map(|task| task.priority).max().unwrap_or(0);
+    let mut secrets = BTreeMap::new();
+    let mut plan = Vec::with_capacity(tasks.len());
+    for (mut document, after) in tasks.into_iter().zip(after) {
+        document.task.after = after.into_iter().filter_map(|task| u32::try_from(task).ok()).collect();
+        secrets.append(&mut document.secrets);
+        plan.push(document.task);
+    }
+    Some((kind, Plan { name, shape, priority, tasks: plan }, secrets))
+}
+
+fn refuse_role(kind: Kind, bodies: &[Node], notes: &mut Notes) {
+    let (key, message, hint) = if kind == Kind::Pool {
+        ("pool", "`pool` is not a job", "pools of workers are fleets: `windlass apply -f FLEET.yml`")
+    } else {
+        ("service", "`service` is not a job", "run services with `windlass apply -f SERVICE.yml`")
+    };
+    for body in bodies.iter().filter(|body| body.entry(key).is_some()) {
+        notes.refuse(body.key_span(key), key, message, Some(hint.to_owned()));
+    }
+}
+
+type Shaped = (Kind, Shape, Vec<Vec<usize>>);
+
+/// What the file is, and which tasks come before which.
+fn shape(
+    header: Option<&Header>,
+    bodies: &[Node],
+    tasks: &[Document],
+    cx: &mut Ctx,
+    notes: &mut Notes,
+) -> Option<Shaped> {
+    let alone = vec![vec![]; tasks.len()];
+    if let Some(group) = header.and_then(|header| header.group.as_ref()) {
+        let (group, name) = (header::group(group, bodies, tasks, cx, notes)?, header?.name.clone());
+        let name = name.unwrap_or_default();
+        return Some((Kind::JobGroup, Shape::Group(Group { name, ..group }), alone));
+    }
+    if tasks.iter().any(|task| task.role == Role::Service) {
+        return Some((Kind::Service, Shape::Single, alone));
+    }
+    if tasks.iter().any(|task| task.role == Role::Pool) {
+        return Some((Kind::Pool, Shape::Single, alone));
+    }
+    if tasks.iter().any(|task| !task.depends_on.is_empty()) {
+        return Some((Kind::Dag, Shape::Dag, dependencies(tasks, cx)?));
+    }
+    if tasks.len() == 1 {
+        return Some((Kind::Single, Shape::Single, alone));
+    }
+    let chain = (0..tasks.len()).map(|task: usize| task.checked_sub(1).into_iter().collect()).collect();
+    Some((Kind::Pipeline, Shape::Pipeline, chain))
+}
+
+/// `depends_on` as positions. A name that nobody has, or that leads back to itself, is a problem.
+fn dependencies(tasks: &[Document], cx: &mut Ctx) -> Option<Vec<Vec<usize>>> {
+    let known = graph::positions(tasks.iter().map(|task| task.task.name.as_deref()));
+    let mut valid = true;
+    let mut after = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        let mut before = Vec::new();
+        for (name, span) in &task.depends_on {
+            let mut bad = |message: String, hint: Option<String>| {
+                valid = false;
+                let diagnosis = Diagnosis::new(Code::InvalidValue, *span, message).at("depends_on");
+                cx.problem(Diagnosis { hint, ..diagnosis });
+            };
+            match known.get(name.as_str()) {
+                Some(Some(position)) => before.push(*position),
+                Some(None) => bad(format!("`depends_on` names `{name}`, and two tasks are called so"), None),
+                None => {
+                    let hint =
+                        closest(name, known.keys().copied()).map(|name| format!("did you mean `{name}`?"));
+                    bad(format!("`depends_on` names `{name}`, and no task is called so"), hint);
+                }
+            }
+        }
+        before.sort_unstable();
+        before.dedup();
+        after.push(before);
+    }
+    if !valid {
+        return None;
+    }
+    let Some(cycle) = graph::cycle(&after) else { return Some(after) };
+    let name = |task: usize| tasks[task].task.name.clone().unwrap_or_else(|| task.to_string());
+    let mut names: Vec<String> = cycle.iter().map(|task| name(*task)).collect();
+    names.extend(cycle.first().map(|task| name(*task)));
+    let span =
+        cycle.first().and_then(|task| tasks[*task].depends_on.first()).map_or(Span::NONE, |(_, span)| *span);
+    let message = format!("`depends_on` goes round in a circle: {}", names.join(" after "));
+    cx.fail(Diagnosis::new(Code::Conflict, span, message).at("depends_on"))
+}

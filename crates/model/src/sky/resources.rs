@@ -1,0 +1,411 @@
+//! `resources`: what each node of a task may be.
+//!
+//! `any_of` and `ordered` list alternatives that inherit what stands beside them; several accelerators are
+//! alternatives too. All of it becomes one flat list of candidates, tried in the order of the file.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Notes,
+    recovery::{self, Known},
+};
+use crate::{
+    config::{
+        decode::{Ctx, Decode, Int, check_keys, excerpt, expect_map, is_map, optional_field, scalar, text},
+        error::{Code, Diagnosis},
+        yaml::{Entry, Node, Value},
+    },
+    managed_job::plan::{Accelerator, Amount, Candidate, Recovery},
+};
+
+/// Fields that are read and have no effect, each with the reason that is told.
+const TOLERATED: [(&str, &str); 12] = [
+    ("disk_size", "a node has the disk it has"),
+    ("disk_tier", "a node has the disk it has"),
+    ("network_tier", "a node has the network it has"),
+    ("local_disk", "a node has the disk it has"),
+    ("instance_type", "nodes are chosen by what they offer"),
+    ("autostop", "nodes of a job are released when its task ends"),
+    ("max_hourly_cost", "the price is bounded by `max_price` of the fleet"),
+    ("cloud", "use `infra`, which is mapped to node pools"),
+    ("region", "use `infra`, which is mapped to node pools"),
+    ("zone", "use `infra`, which is mapped to node pools"),
+    ("volumes", "name volumes in the task's own `volumes`"),
+    ("priority_class", "use `priority`"),
+];
+
+const KEYS: [&str; 27] = [
+    "cpus",
+    "memory",
+    "accelerators",
+    "gpus",
+    "use_spot",
+    "any_of",
+    "ordered",
+    "job_recovery",
+    "spot_recovery",
+    "priority",
+    "ports",
+    "labels",
+    "image_id",
+    "infra",
+    "accelerator_args",
+    "disk_size",
+    "disk_tier",
+    "network_tier",
+    "local_disk",
+    "instance_type",
+    "autostop",
+    "max_hourly_cost",
+    "cloud",
+    "region",
+    "zone",
+    "volumes",
+    "priority_class",
+];
+
+/// Most ports that one task may open.
+const PORTS_MAX: usize = 1_000;
+/// Most alternatives of one task.
+const CANDIDATES_MAX: usize = 1_000;
+
+/// What `resources` says.
+#[derive(Default)]
+pub(super) struct Resources {
+    pub(super) candidates: Vec<Candidate>,
+    pub(super) recovery: Recovery,
+    pub(super) priority: Option<i32>,
+}
+
+/// One mapping of fields, alternatives by accelerator included.
+struct One {
+    candidates: Vec<Candidate>,
+    recovery: Known,
+    priority: Option<i32>,
+}
+
+pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Resources> {
+    expect_map(node, cx)?;
+    check_keys(node, &KEYS, cx);
+    notice(node, "resources", notes);
+    let outer = one(node, "resources", cx, notes);
+    let lists: Vec<&'static str> =
+        ["any_of", "ordered"].into_iter().filter(|key| node.field(key).is_some()).collect();
+    let (outer, key) = match lists.as_slice() {
+        [] => {
+            let outer = outer?;
+            let recovery = outer.recovery.unwrap_or_default();
+            return Some(Resources { candidates: outer.candidates, recovery, priority: outer.priority });
+        }
+        [key] => (outer?, *key),
+        [_, second, ..] => {
+            cx.conflict(node, second, "`any_of` and `ordered` exclude each other");
+            return None;
+        }
+    };
+    alternatives(node, key, &outer, cx, notes)
+}
+
+/// The items of `any_of` or `ordered`, each with the fields around it as its defaults.
+fn alternatives(
+    node: &Node,
+    key: &'static str,
+    outer: &One,
+    cx: &mut Ctx,
+    notes: &mut Notes,
+) -> Option<Resources> {
+    let list = node.field(key)?;
+    let Value::Seq(items) = &list.value else {
+        return cx.under(key, |cx| cx.wrong_type(list, "a list of mappings"));
+    };
+    let inner: Vec<&'static str> =
+        KEYS.into_iter().filter(|key| !matches!(*key, "any_of" | "ordered")).collect();
+    let mut found: Vec<One> = Vec::new();
+    let mut valid = true;
+    for (index, item) in items.iter().enumerate() {
+        let path = format!("resources.{key}[{index}]");
+        let each = cx.under(key, |cx| {
+            cx.at_index(index, |cx| {
+                expect_map(item, cx)?;
+                check_keys(item, &inner, cx);
+                notice(item, &path, notes);
+                one(&merged(node, item), &path, cx, notes)
+            })
+        });
+        valid &= each.is_some();
+        found.extend(each);
+    }
+    if !valid {
+        return None;
+    }
+    let Some(first) = found.first() else {
+        cx.conflict(node, key, format!("`{key}` must not be empty"));
+        return None;
+    };
+    let recovery = first.recovery.clone();
+    if found.iter().any(|one| one.recovery != recovery) {
+        let message = format!("`job_recovery` must be the same in every entry of `{key}`");
+        cx.problem(Diagnosis::new(Code::Conflict, list.span, message).at("job_recovery"));
+        return None;
+    }
+    let priority = found.iter().filter_map(|one| one.priority).max().or(outer.priority);
+    let candidates: Vec<Candidate> = found.into_iter().flat_map(|one| one.candidates).collect();
+    if candidates.len() > CANDIDATES_MAX {
+        let message = format!("`{key}` makes {} alternatives; at most {CANDIDATES_MAX}", candidates.len());
+        return cx.fail(Diagnosis::new(Code::TooLarge, list.span, message).at(key));
+    }
+    Some(Resources { candidates, recovery: recovery.unwrap_or_default(), priority })
+}
+
+/// The entries of `inner`, and those of `outer` that it does not have.
+fn merged(outer: &Node, inner: &Node) -> Node {
+    let (Value::Map(outer_entries), Value::Map(inner_entries)) = (&outer.value, &inner.value) else {
+        return inner.clone();
+    };
+    let mut entries = inner_entries.clone();
+    // Either spelling of accelerators replaces the other.
+    let gpus = entries.iter().any(|entry| matches!(entry.key.as_str(), "accelerators" | "gpus"));
+    let inherits = |entry: &&Entry| match entry.key.as_str() {
+        "any_of" | "ordered" => false,
+        "accelerators" | "gpus" => !gpus,
+        key => inner.entry(key).is_none(),
+    };
+    entries.extend(outer_entries.iter().filter(inherits).cloned());
+    Node { value: Value::Map(entries), span: inner.span }
+}
+
+/// Tells what has no effect and what cannot be had.
+fn notice(node: &Node, path: &str, notes: &mut Notes) {
+    for (key, why) in TOLERATED {
+        if node.field(key).is_some() {
+            notes.warn(node.key_span(key), format!("{path}.{key}"), format!("`{key}` has no effect: {why}"));
+        }
+    }
+    if node.field("accelerator_args").is_some() {
+        let message = "`accelerator_args` is not supported: it belongs to TPUs, which windlass does not run";
+        notes.refuse(node.key_span("accelerator_args"), format!("{path}.accelerator_args"), message, None);
+    }
+}
+
+fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<One> {
+    let cpus: Option<Option<Cpus>> = optional_field(node, "cpus", cx, || None);
+    let memory: Option<Option<Memory>> = optional_field(node, "memory", cx, || None);
+    let accelerators = accelerators(node, path, cx, notes);
+    let spot: Option<Option<bool>> = optional_field(node, "use_spot", cx, || None);
+    let ports: Option<Option<Ports>> = optional_field(node, "ports", cx, || None);
+    let labels: Option<Option<BTreeMap<String, String>>> = optional_field(node, "labels", cx, || None);
+    let priority: Option<Option<Int<-1000, 1000>>> = optional_field(node, "priority", cx, || None);
+    let infra: Option<Option<String>> = optional_field(node, "infra", cx, || None);
+    let image = image(node, path, cx, notes);
+    let recovery = recovery::field(node, cx, notes);
+    let cpus = cpus?.map(|cpus| cpus.0);
+    let base = Candidate {
+        cpus,
+        memory: memory?.and_then(|memory| memory.resolve(cpus)),
+        accelerator: None,
+        spot: spot?,
+        image: image?,
+        infra: infra?.filter(|infra| infra != "*"),
+        ports: ports?.map(|ports| ports.0).unwrap_or_default(),
+        labels: labels?.unwrap_or_default(),
+    };
+    let accelerators = accelerators?;
+    let candidates = if accelerators.is_empty() {
+        vec![base]
+    } else {
+        accelerators
+            .into_iter()
+            .map(|accelerator| Candidate { accelerator: Some(accelerator), ..base.clone() })
+            .collect()
+    };
+    Some(One {
+        candidates,
+        recovery: recovery?,
+        priority: priority?.and_then(|n| i32::try_from(n.get()).ok()),
+    })
+}
+
+/// `docker:IMAGE`; anything else is an image of a machine, which parses and cannot be launched.
+fn image(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<Option<String>> {
+    let Some(value) = node.field("image_id") else { return Some(None) };
+    let word = if is_map(value) { None } else { Some(cx.under("image_id", |cx| text(value, cx))?) };
+    if let Some(image) = word.and_then(|word| word.strip_prefix("docker:")) {
+        if image.is_empty() {
+            return cx.under("image_id", |cx| cx.invalid(value, "nothing follows `docker:`"));
+        }
+        return Some(Some(image.to_owned()));
+    }
+    let message = "`image_id` names an image of a machine; windlass runs containers on machines that exist";
+    let hint = "use `image_id: docker:IMAGE`".to_owned();
+    notes.refuse(node.key_span("image_id"), format!("{path}.image_id"), message, Some(hint));
+    Some(None)
+}
+
+/// `4`, `4+`, `0.5`: a positive number and what follows it.
+fn number(text: &str) -> Option<(f64, &str)> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let of: f64 = text[..end].parse().ok()?;
+    (of.is_finite() && of > 0.0).then_some((of, text[end..].trim()))
+}
+
+struct Cpus(Amount);
+
+impl Decode for Cpus {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let word = text(node, cx)?;
+        match number(word) {
+            Some((of, "")) => Some(Self(Amount { of, or_more: false })),
+            Some((of, "+")) => Some(Self(Amount { of, or_more: true })),
+            Some(_) | None => {
+                cx.invalid(node, format!("`{}` is not an amount such as 4 or 4+", excerpt(word)))
+            }
+        }
+    }
+}
+
+enum Memory {
+    Gb(Amount),
+    /// `4x`: so much for each CPU.
+    PerCpu(f64),
+}
+
+impl Memory {
+    fn resolve(self, cpus: Option<Amount>) -> Option<Amount> {
+        match self {
+            Self::Gb(amount) => Some(amount),
+            Self::PerCpu(factor) => cpus.map(|cpus| Amount { of: cpus.of * factor, or_more: true }),
+        }
+    }
+}
+
+impl Decode for Memory {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let word = text(node, cx)?;
+        let bad = |cx: &mut Ctx| {
+            cx.invalid(node, format!("`{}` is not a size in GB such as 16, 16+ or 64GB", excerpt(word)))
+        };
+        let Some((of, rest)) = number(word) else { return bad(cx) };
+        if rest == "x" {
+            return Some(Self::PerCpu(of));
+        }
+        let (unit, or_more) = match rest.strip_suffix('+') {
+            Some(unit) => (unit.trim(), true),
+            None => (rest, false),
+        };
+        let factor = match unit.to_ascii_lowercase().as_str() {
+            "" | "g" | "gb" | "gi" | "gib" => 1.0,
+            "m" | "mb" | "mi" | "mib" => 1.0 / 1024.0,
+            "t" | "tb" | "ti" | "tib" => 1024.0,
+            _ => return bad(cx),
+        };
+        Some(Self::Gb(Amount { of: of * factor, or_more }))
+    }
+}
+
+struct Ports(Vec<u16>);
+
+impl Decode for Ports {
+    fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
+        let items: Vec<&Node> = match &node.value {
+            Value::Seq(items) => items.iter().collect(),
+            Value::Null | Value::Scalar(_) | Value::Map(_) => vec![node],
+        };
+        let mut ports = Vec::new();
+        for item in items {
+            let word = text(item, cx)?;
+            let (first, last) = word.split_once('-').unwrap_or((word, word));
+            let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+            match (port(first), port(last)) {
+                (Some(first), Some(last)) if first <= last => ports.extend(first..=last),
+                (_, _) => {
+                    return cx.invalid(
+                        item,
+                        format!("`{}` is not a port or a range such as 8000-8010", excerpt(word)),
+                    );
+                }
+            }
+            if ports.len() > PORTS_MAX {
+                return cx.out_of_range(item, format!("opens more than {PORTS_MAX} ports"));
+            }
+        }
+        Some(Self(ports))
+    }
+}
+
+/// All accelerators of `accelerators` or `gpus`; none is an empty list.
+fn accelerators(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<Vec<Accelerator>> {
+    let key = match (node.field("accelerators"), node.field("gpus")) {
+        (None, None) => return Some(vec![]),
+        (Some(_), None) => "accelerators",
+        (None, Some(_)) => "gpus",
+        (Some(_), Some(_)) => {
+            cx.conflict(node, "gpus", "`gpus` and `accelerators` mean the same; give one of them");
+            return None;
+        }
+    };
+    let value = node.field(key)?;
+    let found = cx.under(key, |cx| match &value.value {
+        Value::Scalar(_) => accelerator(value, cx).map(|one| vec![one]),
+        Value::Seq(items) => {
+            items.iter().enumerate().map(|(i, item)| cx.at_index(i, |cx| accelerator(item, cx))).collect()
+        }
+        Value::Map(entries) => entries.iter().map(|entry| keyed(entry, cx)).collect(),
+        Value::Null => Some(vec![]),
+    })?;
+    if let Some(tpu) = found.iter().find(|one| one.name.to_ascii_lowercase().starts_with("tpu")) {
+        let message = format!("`{}` is a TPU, which windlass does not run", tpu.name);
+        notes.refuse(node.key_span(key), format!("{path}.{key}"), message, None);
+    }
+    for part in found.iter().filter(|one| one.count.fract() != 0.0) {
+        let message =
+            format!("`{}:{}` takes a whole GPU: parts of one are not shared", part.name, part.count);
+        notes.warn(node.key_span(key), format!("{path}.{key}"), message);
+    }
+    Some(found)
+}
+
+fn accelerator(node: &Node, cx: &mut Ctx) -> Option<Accelerator> {
+    let word = text(node, cx)?;
+    match parse_accelerator(word) {
+        Some(one) => Some(one),
+        None => cx.invalid(node, format!("`{}` is not an accelerator such as H100 or H100:8", excerpt(word))),
+    }
+}
+
+/// `{A100: 8}`, or `{A100:8}`, which is a key with nothing behind it.
+fn keyed(entry: &Entry, cx: &mut Ctx) -> Option<Accelerator> {
+    let bad = |cx: &mut Ctx, what: &str| {
+        let message = format!("invalid `{}`: {what}", cx.field());
+        cx.fail(Diagnosis::new(Code::InvalidValue, entry.key_span, message))
+    };
+    let what = || format!("`{}` is not an accelerator such as H100 or H100:8", excerpt(&entry.key));
+    match scalar(&entry.value) {
+        None if entry.value.value == Value::Null => match parse_accelerator(&entry.key) {
+            Some(one) => Some(one),
+            None => bad(cx, &what()),
+        },
+        None => bad(cx, "a count is a number"),
+        Some(count) => match number(&count.text) {
+            Some((count, "")) if is_accelerator_name(&entry.key) => {
+                Some(Accelerator { name: entry.key.clone(), count })
+            }
+            Some(_) | None => bad(cx, &what()),
+        },
+    }
+}
+
+fn parse_accelerator(word: &str) -> Option<Accelerator> {
+    let (name, count) = match word.trim().split_once(':') {
+        None => (word.trim(), 1.0),
+        Some((name, count)) => match number(count) {
+            Some((count, "")) => (name.trim(), count),
+            Some(_) | None => return None,
+        },
+    };
+    is_accelerator_name(name).then(|| Accelerator { name: name.to_owned(), count })
+}
+
+fn is_accelerator_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+}

@@ -1,0 +1,235 @@
+//! From a task to the run that carries it: the configuration a server submits for one attempt.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::script;
+use crate::{
+    config::{
+        Configuration,
+        derive::infer_vendor,
+        env::EnvValue,
+        error::{Diagnosis, summary},
+        profile::SpotPolicy,
+    },
+    managed_job::plan::{Accelerator, Body, Candidate, Plan, Script, Shape, Task, Workdir},
+    resources::{CpuSpec, GpuSpec, Range, ResourcesSpec},
+    time::Timestamp,
+};
+
+/// Why a task cannot become a run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("find task {task}: the job has {of}")]
+    NoSuchTask { task: u32, of: usize },
+    #[error("make the run of task {task}: {}", summary(.problems))]
+    Configuration { task: u32, problems: Vec<Diagnosis> },
+}
+
+/// Who a job is. Nothing here changes over its recoveries.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub job_id: String,
+    pub submitted_at: Timestamp,
+    pub user: String,
+    /// Position among the copies of one call, and how many there are.
+    pub rank: u32,
+    pub copies: u32,
+}
+
+/// What a server knows about its own place.
+#[derive(Clone, Debug, Default)]
+pub struct Site {
+    /// `aws/us-east-1` or `aws` to fleets; `*` for everything else. An `infra` that is not here may run anywhere.
+    pub pools: BTreeMap<String, Vec<String>>,
+    /// Nodes are plain processes that share a home: each attempt gets one of its own.
+    pub private_home: bool,
+    /// No node here is ever taken away: who asks for such nodes gets the others.
+    pub no_spot: bool,
+}
+
+/// A run of one attempt.
+#[derive(Clone, Debug)]
+pub struct RunSpec {
+    pub configuration: Configuration,
+    /// Names of secrets whose values the server adds to the environment, outside the configuration.
+    pub secrets: Vec<String>,
+    /// An `infra` that nobody mapped, for a warning.
+    pub unmapped: Option<String>,
+}
+
+/// The same for every attempt of a task: what programs name their checkpoints by.
+pub fn task_id(plan: &Plan, task: u32, identity: &Identity) -> String {
+    let moment = match jiff::Timestamp::from_microsecond(identity.submitted_at.0) {
+        Ok(moment) => moment.strftime("%Y-%m-%d-%H-%M-%S-%6f").to_string(),
+        Err(_) => identity.submitted_at.0.to_string(),
+    };
+    let job = plan.name.clone().unwrap_or_else(|| "job".to_owned());
+    let several = if plan.tasks.len() > 1 { format!("_{}", plan.task_name(task)) } else { String::new() };
+    format!("sky-managed-{moment}_{job}{several}_{}-{task}", identity.job_id)
+}
+
+impl RunSpec {
+    /// The run of one attempt of a task on its candidate number `candidate`. `spot` is what a policy chose.
+    pub fn of(
+        plan: &Plan,
+        task: u32,
+        candidate: u32,
+        spot: Option<bool>,
+        identity: &Identity,
+        site: &Site,
+    ) -> Result<Self, Error> {
+        let of = plan.tasks.len();
+        let found = usize::try_from(task).ok().and_then(|index| plan.tasks.get(index));
+        let found = found.ok_or(Error::NoSuchTask { task, of })?;
+        let variables = variables(plan, task, identity);
+        match &found.body {
+            Body::Configuration(own) => {
+                let mut own = own.clone();
+                for (name, value) in variables {
+                    own.run.env.0.insert(name, EnvValue::Value(value));
+                }
+                own.run.name = None;
+                if let Some(spot) = spot {
+                    own.profile.provisioning.spot_policy = Some(policy(spot, site));
+                }
+                Ok(Self { configuration: Configuration::Task(own), secrets: vec![], unmapped: None })
+            }
+            Body::Script(script) => {
+                let candidates = &found.candidates;
+                let index = usize::try_from(candidate).unwrap_or(0) % candidates.len().max(1);
+                let one = candidates.get(index).cloned().unwrap_or_default();
+                let spot = spot.or(one.spot).unwrap_or(false);
+                let (fleets, unmapped) = pools(one.infra.as_deref(), site);
+                let json = configuration(found, script, &one, variables, policy(spot, site), fleets, site);
+                let configuration = Configuration::from_json(&json)
+                    .map_err(|problems| Error::Configuration { task, problems })?;
+                Ok(Self { configuration, secrets: script.secrets.clone(), unmapped })
+            }
+        }
+    }
+}
+
+fn policy(spot: bool, site: &Site) -> SpotPolicy {
+    match (spot, site.no_spot) {
+        (true, false) => SpotPolicy::Spot,
+        (true, true) => SpotPolicy::Auto,
+        (false, _) => SpotPolicy::OnDemand,
+    }
+}
+
+/// The fleets of an `infra`: the longest part of it that is mapped decides.
+fn pools(infra: Option<&str>, site: &Site) -> (Option<Vec<String>>, Option<String>) {
+    let Some(infra) = infra else { return (None, None) };
+    let parts: Vec<&str> = infra.split('/').collect();
+    let longest_first = (1..=parts.len()).rev().map(|len| parts[..len].join("/"));
+    let found = longest_first.chain(["*".to_owned()]).find_map(|key| site.pools.get(&key));
+    match found {
+        Some(fleets) => (Some(fleets.clone()), None),
+        None => (None, Some(infra.to_owned())),
+    }
+}
+
+/// What every process of the task sees, the same on each node.
+fn variables(plan: &Plan, task: u32, identity: &Identity) -> BTreeMap<String, String> {
+    let count = u32::try_from(plan.tasks.len()).unwrap_or(u32::MAX);
+    let ids: Vec<String> = (0..count).map(|task| task_id(plan, task, identity)).collect();
+    let name = plan.task_name(task);
+    let cluster = json!({
+        "cluster_name": format!("{name}-{}", identity.job_id), "cloud": "windlass", "region": null, "zone": null,
+    });
+    let mut variables = vec![
+        ("SKYPILOT_TASK_ID", task_id(plan, task, identity)),
+        ("SKYPILOT_TASK_IDS", ids.join("\n")),
+        ("SKYPILOT_MANAGED_JOB_ID", identity.job_id.clone()),
+        ("SKYPILOT_JOB_RANK", identity.rank.to_string()),
+        ("SKYPILOT_NUM_JOBS", identity.copies.to_string()),
+        ("SKYPILOT_CLUSTER_INFO", cluster.to_string()),
+        ("SKYPILOT_USER", identity.user.clone()),
+    ];
+    if let Shape::Group(group) = &plan.shape {
+        variables.push(("SKYPILOT_JOBGROUP_NAME", group.name.clone()));
+    }
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn configuration(
+    task: &Task,
+    script: &Script,
+    one: &Candidate,
+    variables: BTreeMap<String, String>,
+    spot: SpotPolicy,
+    fleets: Option<Vec<String>>,
+    site: &Site,
+) -> serde_json::Value {
+    let mut env = script.envs.clone();
+    env.extend(variables);
+    let mut files: Vec<serde_json::Value> =
+        script.files.iter().map(|file| json!({ "local_path": file.local_path, "path": file.path })).collect();
+    let mut repos = Vec::new();
+    match &script.workdir {
+        None => {}
+        Some(Workdir::Local(path)) => files.push(json!({ "local_path": path, "path": "sky_workdir" })),
+        Some(Workdir::Git { url, reference }) => {
+            repos.push(json!({ "url": url, "branch": reference, "path": "sky_workdir" }));
+        }
+    }
+    json!({
+        "type": "task",
+        "commands": [script::program(script, task.nodes, site.private_home)],
+        "shell": "/bin/bash",
+        "nodes": task.nodes,
+        "env": env,
+        "image": one.image,
+        "resources": resources(one),
+        "ports": one.ports,
+        "files": files,
+        "repos": repos,
+        "volumes": script.volumes,
+        "spot_policy": spot,
+        "fleets": fleets,
+        "max_duration": task.max_duration,
+        "tags": tags(&one.labels),
+        "retry": false,
+    })
+}
+
+/// Labels that can be tags of ours.
+fn tags(labels: &BTreeMap<String, String>) -> BTreeMap<&str, &str> {
+    let plain = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b));
+    labels
+        .iter()
+        .filter(|(key, value)| {
+            (1..=60).contains(&key.len()) && value.len() <= 256 && plain(key) && plain(value)
+        })
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect()
+}
+
+/// What a candidate asks of a node. `4` is at least four here: a machine that exists is divided, not ordered, and
+/// what nobody asked for is not demanded.
+fn resources(one: &Candidate) -> ResourcesSpec {
+    let cpus = one.cpus.map_or(1, |cpus| cpus.of.ceil().max(1.0) as u32);
+    ResourcesSpec {
+        cpu: CpuSpec { arch: None, count: Range::at_least(cpus) },
+        memory: Range::at_least(one.memory.map_or(0.0, |memory| memory.of)),
+        shm_size: None,
+        gpu: Some(one.accelerator.as_ref().map_or(GpuSpec::count(Range::at_least(0)), gpu)),
+        disk: None,
+    }
+}
+
+/// `A100-80GB:2` is two A100 with 80 GB each.
+fn gpu(one: &Accelerator) -> GpuSpec {
+    let count = one.count.ceil().max(1.0) as u32;
+    let upper = one.name.to_ascii_uppercase();
+    let sized = upper.strip_suffix("GB").and_then(|rest| rest.rsplit_once('-'));
+    let (name, memory) = match sized.and_then(|(name, size)| Some((name, size.parse::<f64>().ok()?))) {
+        Some((name, size)) => (name.to_owned(), Some(Range::exactly(size))),
+        None => (upper, None),
+    };
+    let names = vec![name];
+    let vendor = infer_vendor(Some(&names), false);
+    GpuSpec { vendor, name: Some(names), memory, ..GpuSpec::count(Range::exactly(count)) }
+}

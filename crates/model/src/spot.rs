@@ -1,0 +1,156 @@
+//! Nodes that may be taken away, and a deadline that may not be missed.
+//!
+//! The policy is Uniform Progress (Wu et al., "Can't Be Late", NSDI 2024): keep at or above the straight line from
+//! nothing done to all done, on cheap nodes whenever there are any, and on safe ones when behind the line or when
+//! nothing else is in time. Four rules, no forecast. `replay` shows on traces what it costs.
+
+pub mod replay;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    managed_job::plan::Deadline,
+    time::{Span, Timestamp},
+};
+
+/// What nodes are paid by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Market {
+    /// Cheap, and may be taken away at any moment.
+    Spot,
+    OnDemand,
+}
+
+/// What is promised: all of it in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// R(0): from the beginning to the deadline.
+    pub within: f64,
+    /// C(0): the work, undisturbed.
+    pub work: f64,
+    /// d: what new nodes cost before there is progress again.
+    pub changeover: f64,
+}
+
+/// How things stand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    /// t: seconds since the beginning.
+    pub elapsed: f64,
+    /// cp(t): seconds of work that are done.
+    pub done: f64,
+    /// What the task runs on; `None` when it runs on nothing, or just lost what it had.
+    pub holding: Option<Market>,
+    /// All nodes that the task needs could be had on the spot market now. Fewer is none.
+    pub spot: bool,
+}
+
+/// Why a market was chosen, for the event and the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// 1: idle and behind the line.
+    CatchUp,
+    /// 2: idle, and spot capacity is there.
+    TakeSpot,
+    /// 2: on spot, until it is lost.
+    StaySpot,
+    /// 3: on demand, and not far enough ahead, or there is nothing cheaper.
+    StayOnDemand,
+    /// 3: far enough ahead, and spot capacity is there.
+    MoveToSpot,
+    /// 4: nothing but safe nodes is in time.
+    SafetyNet,
+    /// At or above the line, and nothing cheap to have.
+    Wait,
+}
+
+impl Rule {
+    pub const fn said(self) -> &'static str {
+        match self {
+            Self::CatchUp => "behind its line: on-demand nodes",
+            Self::TakeSpot => "spot capacity is there",
+            Self::StaySpot => "on spot until it is lost",
+            Self::StayOnDemand => "on-demand until it is ahead of its line and spot capacity is there",
+            Self::MoveToSpot => "ahead of its line, and spot capacity is there",
+            Self::SafetyNet => "only on-demand nodes meet the deadline from here",
+            Self::Wait => "ahead of its line: waits for spot capacity",
+        }
+    }
+}
+
+/// What to run on now; `None` is to wait.
+pub fn choose(terms: Terms, at: Standing) -> (Option<Market>, Rule) {
+    let Terms { within, work, changeover } = terms;
+    let line = |t: f64| t * work / within;
+    let (time_left, work_left) = (within - at.elapsed, work - at.done);
+    let has_slack = time_left >= work_left + 2.0 * changeover;
+    match at.holding {
+        Some(Market::Spot) => (Some(Market::Spot), Rule::StaySpot),
+        Some(Market::OnDemand) => {
+            let ahead = at.done >= line(at.elapsed + 2.0 * changeover);
+            if at.spot && ahead && has_slack {
+                (Some(Market::Spot), Rule::MoveToSpot)
+            } else {
+                (Some(Market::OnDemand), Rule::StayOnDemand)
+            }
+        }
+        None if !has_slack => (Some(Market::OnDemand), Rule::SafetyNet),
+        None if at.spot => (Some(Market::Spot), Rule::TakeSpot),
+        None if at.done < line(at.elapsed) => (Some(Market::OnDemand), Rule::CatchUp),
+        None => (None, Rule::Wait),
+    }
+}
+
+impl From<Deadline> for Terms {
+    fn from(deadline: Deadline) -> Self {
+        Self {
+            within: deadline.within as f64,
+            work: deadline.work as f64,
+            changeover: deadline.changeover as f64,
+        }
+    }
+}
+
+/// What a task with a deadline looked like when it ended: on time or not, and what it ran on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub on_time: bool,
+    /// Seconds left at the end; negative when it was late.
+    pub spare: f64,
+    /// Seconds paid for on each market, times the number of nodes.
+    pub spot_node_seconds: f64,
+    pub on_demand_node_seconds: f64,
+    /// Seconds from a market change or a loss until the next progress, as planned for.
+    pub changeovers: u32,
+}
+
+/// One stretch of time on nodes of one market.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stretch {
+    pub market: Market,
+    pub from: Timestamp,
+    pub to: Timestamp,
+}
+
+/// The report of a task that began at `began` and ended at `ended`.
+pub fn report(
+    deadline: Deadline,
+    began: Timestamp,
+    ended: Timestamp,
+    nodes: u32,
+    stretches: &[Stretch],
+) -> Report {
+    let spare = (began + Span::secs(deadline.within)).since(ended);
+    let paid = |market: Market| -> f64 {
+        let of = stretches.iter().filter(|stretch| stretch.market == market);
+        of.map(|stretch| stretch.to.since(stretch.from).0.max(0) as f64 / 1e6).sum::<f64>() * f64::from(nodes)
+    };
+    Report {
+        on_time: spare.0 >= 0,
+        spare: spare.0 as f64 / 1e6,
+        spot_node_seconds: paid(Market::Spot),
+        on_demand_node_seconds: paid(Market::OnDemand),
+        changeovers: u32::try_from(stretches.len()).unwrap_or(u32::MAX),
+    }
+}

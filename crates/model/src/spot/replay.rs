@@ -1,0 +1,239 @@
+//! Policies on recorded capacity: what each would have cost, and whether it would have been on time.
+//!
+//! One decision at the beginning of each tick, with that tick's capacity known and nothing after it. New nodes are
+//! paid from the moment they are taken, and make no progress for the time of a changeover.
+
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+use super::{Market, Standing, Terms, choose};
+
+/// Recorded capacity.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// Seconds of one tick.
+    pub gap: f64,
+    /// Whether all nodes could be had, for each tick.
+    pub full: Vec<bool>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("read trace")]
+    Json(#[from] serde_json::Error),
+    #[error("read trace: it has no ticks, or ticks of no length")]
+    Empty,
+}
+
+#[derive(Deserialize)]
+struct File {
+    metadata: Metadata,
+    data: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    gap_seconds: f64,
+}
+
+impl Trace {
+    /// Reads `{"metadata": {"gap_seconds": G}, "data": [n, …]}`. The most nodes it ever has are what a task needs.
+    pub fn parse(text: &str) -> Result<Self, TraceError> {
+        let file: File = serde_json::from_str(text)?;
+        let gap = file.metadata.gap_seconds;
+        let most = file.data.iter().copied().max().unwrap_or(0);
+        if most == 0 || !gap.is_finite() || gap <= 0.0 {
+            return Err(TraceError::Empty);
+        }
+        Ok(Self { gap, full: file.data.iter().map(|nodes| *nodes == most).collect() })
+    }
+
+    /// So many starts, evenly over the trace, each with room for the whole deadline.
+    pub fn starts(&self, terms: Terms, count: usize) -> Vec<usize> {
+        let room = (terms.within / self.gap) as usize + 2;
+        let last = self.full.len().saturating_sub(room);
+        (0..count).map(|start| start * last / count.max(1)).collect()
+    }
+}
+
+/// What is replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Safe nodes from beginning to end.
+    OnDemand,
+    /// Spot when it is there, else nothing, until only safe nodes are in time.
+    Greedy,
+    /// The policy of this module.
+    Uniform,
+}
+
+/// How one replay went. Times are seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    pub spot: f64,
+    pub on_demand: f64,
+    pub changeovers: u32,
+    /// When the work was done; `None`: not before the deadline.
+    pub done_at: Option<f64>,
+}
+
+impl Outcome {
+    /// In units of what the bare work costs on demand; `ratio` is the price of spot over that of on-demand.
+    pub fn cost(&self, terms: Terms, ratio: f64) -> f64 {
+        (self.on_demand + self.spot * ratio) / terms.work
+    }
+}
+
+/// Replays one policy from one start.
+pub fn replay(trace: &Trace, start: usize, terms: Terms, policy: Policy) -> Outcome {
+    let mut out = Outcome::default();
+    let (mut done, mut holding, mut warming) = (0.0, None, 0.0);
+    for (tick, &spot) in trace.full.iter().skip(start).enumerate() {
+        let elapsed = tick as f64 * trace.gap;
+        if elapsed >= terms.within {
+            break;
+        }
+        if holding == Some(Market::Spot) && !spot {
+            holding = None;
+        }
+        let next = decide(policy, terms, Standing { elapsed, done, holding, spot });
+        if next.is_some() && next != holding {
+            out.changeovers += 1;
+            warming = terms.changeover;
+        }
+        holding = next;
+        let Some(market) = holding else { continue };
+        let idle = f64::min(warming, trace.gap);
+        warming -= idle;
+        let worked = f64::min(trace.gap - idle, terms.work - done);
+        done += worked;
+        match market {
+            Market::Spot => out.spot += idle + worked,
+            Market::OnDemand => out.on_demand += idle + worked,
+        }
+        // Sums of fractions end a hair below the whole.
+        if done >= terms.work - 1e-6 {
+            let at = elapsed + idle + worked;
+            out.done_at = (at <= terms.within + 1e-6).then_some(at);
+            break;
+        }
+    }
+    out
+}
+
+fn decide(policy: Policy, terms: Terms, at: Standing) -> Option<Market> {
+    match policy {
+        Policy::OnDemand => Some(Market::OnDemand),
+        Policy::Uniform => choose(terms, at).0,
+        Policy::Greedy => {
+            let late = terms.within - at.elapsed < terms.work - at.done + 2.0 * terms.changeover;
+            match at.holding {
+                Some(market) => Some(market),
+                None if late => Some(Market::OnDemand),
+                None if at.spot => Some(Market::Spot),
+                None => None,
+            }
+        }
+    }
+}
+
+/// What nobody without foresight can beat, in the same units as [`Outcome::cost`]: the cheapest way through the
+/// trace, in steps of one changeover. A step has spot capacity when any tick of it has, so this errs downwards.
+/// `None`: not even on-demand nodes are in time.
+pub fn optimum(trace: &Trace, start: usize, terms: Terms, ratio: f64) -> Option<f64> {
+    let ticks = ((terms.changeover / trace.gap).round() as usize).max(1);
+    let step = trace.gap * ticks as f64;
+    let steps = (terms.within / step) as usize;
+    let work = (terms.work / step).floor() as usize;
+    let spot: Vec<bool> = trace.full[start.min(trace.full.len())..]
+        .chunks(ticks)
+        .take(steps)
+        .map(|chunk| chunk.iter().any(|full| *full))
+        .collect();
+    // best[progress][holding]: the least that was paid; holding is nothing, spot or on-demand.
+    let mut best = vec![[f64::INFINITY; 3]; work + 1];
+    best[0][0] = 0.0;
+    for (index, spot) in spot.into_iter().enumerate() {
+        let mut next = vec![[f64::INFINITY; 3]; work + 1];
+        next[work] = best[work];
+        for progress in 0..work.min(index + 1) {
+            for (holding, &paid) in best[progress].iter().enumerate().filter(|(_, paid)| paid.is_finite()) {
+                let mut reach = |to: usize, holding: usize, price: f64| {
+                    let cell = &mut next[to][holding];
+                    *cell = f64::min(*cell, paid + price);
+                };
+                reach(progress, 0, 0.0);
+                if spot {
+                    reach(progress + usize::from(holding == 1), 1, ratio);
+                }
+                reach(progress + usize::from(holding == 2), 2, 1.0);
+            }
+        }
+        best = next;
+    }
+    let least = best[work].iter().copied().fold(f64::INFINITY, f64::min);
+    least.is_finite().then(|| least * step / terms.work)
+}
+
+/// One line of the report: means over all starts, and how often a deadline was missed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub trace: String,
+    /// Work over time: 0.8 leaves a fifth of the time free.
+    pub tightness: f64,
+    pub on_demand: f64,
+    pub greedy: f64,
+    pub uniform: f64,
+    pub optimum: f64,
+    pub missed: [u32; 3],
+}
+
+/// Starts of which the optimum is found: it costs a thousand times more than a replay.
+const OPTIMA: usize = 4;
+
+/// Replays everything from `starts` starts, and finds the optimum for a few of them.
+pub fn row(name: &str, trace: &Trace, terms: Terms, ratio: f64, starts: usize) -> Row {
+    let policies = [Policy::OnDemand, Policy::Greedy, Policy::Uniform];
+    let (mut costs, mut missed) = ([0.0; 3], [0; 3]);
+    let at = trace.starts(terms, starts);
+    for &start in &at {
+        for (index, policy) in policies.into_iter().enumerate() {
+            let outcome = replay(trace, start, terms, policy);
+            costs[index] += outcome.cost(terms, ratio) / at.len() as f64;
+            missed[index] += u32::from(outcome.done_at.is_none());
+        }
+    }
+    let few: Vec<f64> = at
+        .iter()
+        .step_by((at.len() / OPTIMA).max(1))
+        .filter_map(|start| optimum(trace, *start, terms, ratio))
+        .collect();
+    Row {
+        trace: name.to_owned(),
+        tightness: terms.work / terms.within,
+        on_demand: costs[0],
+        greedy: costs[1],
+        uniform: costs[2],
+        optimum: few.iter().sum::<f64>() / few.len().max(1) as f64,
+        missed,
+    }
+}
+
+/// The report as a table for people.
+pub fn render(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "| trace | work/time | on-demand | greedy | uniform progress | optimum | saved | missed |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for row in rows {
+        let saved = (1.0 - row.uniform) * 100.0;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "| {} | {:.1} | {:.3} | {:.3} | {:.3} | {:.3} | {saved:.0} % | {} |",
+            row.trace, row.tightness, row.on_demand, row.greedy, row.uniform, row.optimum, row.missed[2]
+        );
+    }
+    text
+}

@@ -1,0 +1,631 @@
+//! What becomes of managed jobs, story by story.
+
+use windlass_model::{
+    decide::managed_jobs::{
+        Act, Cancel, Seen, emergency,
+        judge::{NodeEnd, Verdict, is_lost, judge},
+        slots::{InUse, Limits, Waiting, backoff, grant, shown},
+    },
+    job::{Detail, TerminationReason as Reason},
+    managed_job::{Event, RecoverySource, Schedule, Status},
+    sky::Phase,
+    spot::Market,
+    time::Span,
+};
+
+use crate::managed_jobs_world::{World, check_log, ended, failure, loss, no_capacity, over, place, success};
+
+const ONE: &str = "name: one\nrun: work\n";
+
+fn started(text: &str) -> World {
+    let mut world = World::new(text);
+    world.settle();
+    world
+}
+
+// A single task.
+
+#[test]
+fn a_task_goes_from_pending_to_succeeded() {
+    let mut world = started(ONE);
+    assert_eq!(world.statuses(), ["STARTING"]);
+    assert_eq!(world.records[0].submitted_at, Some(world.now));
+    world.wait(20).running(0, "east");
+    let began = world.now;
+    world.wait(100).see(0, success());
+    let record = &world.records[0];
+    assert_eq!(world.path(0), "PENDING STARTING RUNNING SUCCEEDED");
+    assert_eq!((record.start_at, record.end_at), (Some(began), Some(world.now)));
+    assert_eq!(record.total_duration(world.now), Some(Span::secs(120)));
+    assert_eq!(record.job_duration(world.now), Span::secs(100), "provisioning is not part of it");
+    assert_eq!((record.schedule, world.decide().due_at), (Schedule::Done, None));
+    assert_eq!(world.schedules, [Schedule::Waiting, Schedule::Launching, Schedule::Alive, Schedule::Done]);
+}
+
+#[test]
+fn an_empty_task_succeeds_without_nodes_even_if_it_has_a_setup() {
+    let mut world = started("setup: exit 1\n");
+    assert_eq!(world.path(0), "PENDING RUNNING SUCCEEDED");
+    assert!(world.acts.is_empty() && world.settle().records[0].end_at.is_some());
+}
+
+#[test]
+fn a_failed_setup_is_told_apart_from_a_failed_program() {
+    let mut world = started(ONE);
+    let end = NodeEnd { phase: Some(Phase::Setup), ..ended(Reason::ContainerExitedWithError, Some(3)) };
+    world.running(0, "east").see(0, over(end));
+    assert_eq!(world.statuses(), ["FAILED_SETUP"]);
+    assert!(world.records[0].failure_reason.as_ref().unwrap().contains("exit code 3"));
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, failure(3));
+    assert_eq!(world.statuses(), ["FAILED"]);
+}
+
+// Capacity.
+
+#[test]
+fn a_refused_launch_gives_its_slot_back_and_comes_again() {
+    let mut world = started(ONE);
+    world.see(0, no_capacity());
+    assert_eq!((world.records[0].schedule, world.in_use().launching), (Schedule::AliveBackoff, 0));
+    assert_eq!(world.records[0].next_retry_at, Some(world.now + Span::secs(60)));
+    assert_eq!(world.in_use().alive, 1);
+    world.wait(59).settle();
+    assert_eq!(world.statuses(), ["PENDING"]);
+    world.wait(1).settle();
+    assert_eq!((world.statuses(), world.last_submit().attempt), (vec!["STARTING"], 2));
+    assert_eq!(world.path(0), "PENDING STARTING PENDING STARTING");
+    assert!(
+        world.schedules.ends_with(&[Schedule::AliveBackoff, Schedule::AliveWaiting, Schedule::Launching]),
+        "{:?}",
+        world.schedules
+    );
+}
+
+#[test]
+fn a_launch_that_only_queues_gives_its_slot_back_too() {
+    let mut world = started(ONE);
+    world.wait(61).settle();
+    assert_eq!((world.statuses(), world.records[0].schedule), (vec!["PENDING"], Schedule::AliveBackoff));
+    assert!(matches!(world.acts.last(), Some((0, Act::Stop(stop))) if stop.attempt == 1));
+}
+
+#[test]
+fn every_candidate_is_tried_before_the_wait() {
+    let mut world = started("run: a\nresources:\n  ordered: [{cpus: 1}, {cpus: 2}, {cpus: 4}]\n");
+    for candidate in 0..3 {
+        assert_eq!((world.last_submit().candidate, world.statuses()), (candidate, vec!["STARTING"]));
+        world.see(0, no_capacity());
+    }
+    assert_eq!(world.statuses(), ["PENDING"]);
+    world.wait(60).settle();
+    assert_eq!(world.last_submit().candidate, 0);
+}
+
+#[test]
+fn a_bound_on_tries_or_time_ends_the_wait_from_starting_and_from_recovering() {
+    let tries = "run: a\nresources: {job_recovery: {max_launch_tries: 2}}\n";
+    let mut world = started(tries);
+    world.see(0, no_capacity()).wait(60).settle();
+    world.see(0, no_capacity());
+    assert_eq!(world.path(0), "PENDING STARTING PENDING STARTING FAILED_NO_RESOURCE");
+    let time = "run: a\nresources: {job_recovery: {max_launch_wait: 90s, strategy: FAILOVER}}\n";
+    let mut world = started(time);
+    world.running(0, "east").see(0, loss());
+    for _ in 0..3 {
+        world.see(0, no_capacity());
+    }
+    world.see(0, no_capacity());
+    world.wait(200).settle();
+    assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING PENDING RECOVERING FAILED_NO_RESOURCE");
+    assert_eq!(world.records[0].recovery_count, 0, "an aborted episode does not count");
+    assert_eq!(world.records[0].schedule, Schedule::Done);
+}
+
+#[test]
+fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
+    let never =
+        NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) };
+    let mut world = started(ONE);
+    world.see(0, over(never.clone()));
+    assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, loss()).see(0, over(never));
+    assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING FAILED_PRECHECKS");
+}
+
+#[test]
+fn a_container_that_cannot_be_made_three_times_is_the_tasks_own_fault() {
+    let mut world = started(ONE);
+    for _ in 0..3 {
+        world.see(0, over(ended(Reason::CreatingContainerError, None))).wait(400).settle();
+    }
+    assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
+}
+
+#[test]
+fn m5_waits_grow_to_five_minutes_with_jitter() {
+    let secs: Vec<i64> = (1..7).map(|tries| backoff(tries, 0.5).as_secs()).collect();
+    assert_eq!(secs, [60, 96, 153, 245, 300, 300]);
+    assert_eq!((backoff(1, 0.0).as_secs(), backoff(1, 1.0).as_secs()), (36, 84));
+    assert!(backoff(u32::MAX, 1.0) <= Span::secs(420));
+}
+
+// Recovery.
+
+#[test]
+fn r17_eager_next_region_stays_away_from_the_lost_place_until_nothing_else_fits() {
+    let mut world = started(ONE);
+    world.wait(10).running(0, "east").wait(50).see(0, loss());
+    assert_eq!(world.statuses(), ["RECOVERING"]);
+    assert_eq!(world.last_submit().avoid, [place("east").unwrap()]);
+    assert!(world.log.iter().any(|(_, moved, _)| moved.message.contains("stays away from east")));
+    world.see(0, no_capacity());
+    assert_eq!(
+        (world.statuses(), world.last_submit().avoid.len()),
+        (vec!["RECOVERING"], 0),
+        "the block is lifted"
+    );
+    world.wait(30).running(0, "east");
+    assert_eq!((world.records[0].recovery_count, world.records[0].attempt), (1, 3));
+    world.wait(50).see(0, success());
+    assert_eq!(world.records[0].job_duration(world.now), Span::secs(100));
+    assert_eq!(world.running_by_log(0), Span::secs(100));
+}
+
+#[test]
+fn failover_seeks_the_same_place_three_times() {
+    let mut world = started("run: a\nresources: {job_recovery: FAILOVER}\n");
+    world.running(0, "east").see(0, loss());
+    for _ in 0..3 {
+        assert_eq!((world.last_submit().prefer, world.last_submit().avoid.len()), (place("east"), 0));
+        world.see(0, no_capacity());
+    }
+    assert_eq!((world.last_submit().prefer, world.statuses()), (None, vec!["RECOVERING"]));
+    world.see(0, no_capacity());
+    assert_eq!(world.statuses(), ["PENDING"]);
+}
+
+#[test]
+fn the_strategy_none_never_launches_again() {
+    let text = "run: a\nresources: {job_recovery: NONE}\n";
+    let mut world = started(text);
+    world.running(0, "east").see(0, loss());
+    assert_eq!(world.statuses(), ["FAILED"]);
+    assert!(world.records[0].failure_reason.as_ref().unwrap().starts_with("nodes lost"));
+    let mut world = started(text);
+    world.running(0, "east");
+    world.internal_error(0);
+    world.wait(100).see(0, loss());
+    assert_eq!((world.statuses(), world.records[0].attempt), (vec!["FAILED"], 1));
+}
+
+#[test]
+fn restarts_after_errors_are_counted_and_reuse_the_nodes() {
+    let mut world = started("run: a\nresources: {job_recovery: {max_restarts_on_errors: 1}}\n");
+    world.running(0, "east").see(0, failure(1));
+    assert_eq!((world.statuses(), world.last_submit().prefer), (vec!["RECOVERING"], place("east")));
+    world.running(0, "east").see(0, failure(1));
+    assert_eq!(world.statuses(), ["FAILED"]);
+    let record = &world.records[0];
+    assert_eq!((record.restarts_on_errors, record.recovery_count, record.attempt), (1, 1, 2));
+}
+
+#[test]
+fn listed_exit_codes_are_always_tried_again_and_not_counted() {
+    let mut world = started("run: a\nresources: {job_recovery: {recover_on_exit_codes: [33]}}\n");
+    for _ in 0..5 {
+        world.running(0, "east").see(0, failure(33));
+    }
+    assert_eq!((world.statuses(), world.records[0].restarts_on_errors), (vec!["RECOVERING"], 0));
+    world.running(0, "east").see(0, failure(34));
+    assert_eq!((world.statuses(), world.records[0].recovery_count), (vec!["FAILED"], 5));
+}
+
+#[test]
+fn r17_a_back_off_in_a_recovery_keeps_the_episode_open() {
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, loss()).see(0, no_capacity()).see(0, no_capacity());
+    let record = &world.records[0];
+    assert_eq!((record.status, record.pending.unwrap().as_str()), (Status::Pending, "recovery_backoff"));
+    let (submitted, start) = (record.submitted_at, record.start_at);
+    world.wait(100).settle();
+    assert_eq!(world.statuses(), ["RECOVERING"], "not STARTING");
+    world.running(0, "west");
+    let record = &world.records[0];
+    assert_eq!((record.submitted_at, record.start_at, record.recovery_count), (submitted, start, 1));
+    check_log(&world);
+}
+
+#[test]
+fn a_loss_while_still_starting_does_not_count() {
+    let mut world = started(ONE);
+    world.see(0, loss());
+    assert_eq!((world.statuses(), world.last_submit().attempt), (vec!["STARTING"], 2));
+    world.running(0, "east");
+    assert_eq!(world.records[0].recovery_count, 0);
+}
+
+#[test]
+fn m3_every_recovery_names_its_source() {
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, loss()).running(0, "west");
+    world.internal_error(0);
+    world.wait(100).settle();
+    world.see(0, Seen::Nothing);
+    for (_, moved, _) in
+        world.log.iter().filter(|(_, moved, _)| matches!(moved.event, Event::Lost | Event::Interrupted))
+    {
+        assert!(moved.source.is_some(), "{moved:?}");
+    }
+    let sources: Vec<_> = world.log.iter().filter_map(|(_, moved, _)| moved.source).collect();
+    assert_eq!(sources, [RecoverySource::Failure, RecoverySource::Emergency, RecoverySource::Restart]);
+}
+
+// Preemption or failure?
+
+#[test]
+fn a_preemption_is_told_apart_from_a_failure() {
+    let exited = |code| ended(Reason::ContainerExitedWithError, Some(code));
+    let is = |verdict: Verdict| match verdict {
+        Verdict::Success => "success",
+        Verdict::UserFailure { .. } => "failure",
+        Verdict::Loss { .. } => "loss",
+        Verdict::NoCapacity { .. } => "no capacity",
+        Verdict::NotStarted { .. } => "not started",
+        Verdict::NeverFits { .. } => "never",
+        Verdict::Stopped { .. } => "stopped",
+    };
+    let preempted = NodeEnd { preempted: true, ..exited(1) };
+    let oom = NodeEnd { detail: Some(Detail::OomKilled), ..exited(137) };
+    let rebooted = NodeEnd { detail: Some(Detail::HostReboot), ..exited(1) };
+    let done = ended(Reason::DoneByRunner, Some(0));
+    let cases: [(&[NodeEnd], &str); 12] = [
+        (&[done.clone(), done.clone()], "success"),
+        (&[exited(1)], "failure"),
+        (&[preempted], "loss"),
+        (&[oom], "failure"),
+        (&[rebooted], "loss"),
+        (&[ended(Reason::InstanceUnreachable, None)], "loss"),
+        (&[exited(2), ended(Reason::InterruptedByNoCapacity, None)], "loss"),
+        (&[exited(137), exited(2), done.clone()], "failure"),
+        (&[exited(137), exited(137)], "failure"),
+        (&[ended(Reason::TerminatedByUser, None)], "stopped"),
+        (&[ended(Reason::MaxDurationExceeded, None)], "failure"),
+        (&[], "loss"),
+    ];
+    for (ends, verdict) in cases {
+        assert_eq!(is(judge(ends)), verdict, "{ends:?}");
+    }
+    let Verdict::UserFailure { codes, .. } = judge(&[exited(137), exited(2), exited(3)]) else {
+        panic!("no failure")
+    };
+    assert_eq!(codes, [2, 3], "siblings that were killed do not count");
+}
+
+#[test]
+fn m4_one_bad_probe_never_restarts_a_healthy_job() {
+    assert!(!is_lost(Span::secs(600), 1));
+    assert!(!is_lost(Span::secs(59), 100));
+    assert!(is_lost(Span::secs(60), 5));
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, Seen::Unclear).wait(86_400).settle();
+    assert_eq!((world.statuses(), world.records[0].attempt), (vec!["RUNNING"], 1));
+}
+
+// Other servers, and our own errors.
+
+#[test]
+fn m4_a_running_task_is_taken_over_without_a_trace() {
+    let mut world = started(ONE);
+    world.running(0, "east");
+    let before = world.records[0].clone();
+    // The next server reads the same rows: nothing is decided.
+    assert!(world.wait(1000).decide().tasks.is_empty());
+    assert_eq!(world.records[0], before);
+}
+
+#[test]
+fn m6_a_launch_that_was_made_and_not_written_is_found_again() {
+    let mut world = World::new(ONE);
+    world.pass();
+    assert_eq!((world.statuses(), world.records[0].attempt), (vec!["STARTING"], 0));
+    world.pass();
+    assert_eq!((world.records[0].attempt, world.runs.len()), (1, 0), "numbered before it is made");
+    let decision = world.decide();
+    world.carry_out(&decision, false);
+    world.carry_out(&decision, false);
+    assert_eq!(world.runs.len(), 1, "one run, however often it is made");
+    world.settle();
+    assert_eq!((world.statuses(), world.records[0].attempt, world.runs.len()), (vec!["STARTING"], 1, 1));
+    // A cancel finds what was made and not written.
+    let mut world = World::new(ONE);
+    world.settle_twice();
+    let decision = world.decide();
+    world.carry_out(&decision, false);
+    world.cancel();
+    assert!(matches!(world.runs[&(0, 1)], Seen::Over { .. }), "{:?}", world.runs);
+}
+
+#[test]
+fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
+    let mut world = started("run: a\ndeadline: {within: 10h, work: 1h, changeover: 1m}\n");
+    // Nothing to wait for but its line, which has just begun: it starts on demand when behind.
+    world.wait(100).settle();
+    assert_eq!(world.last_submit().market, Some(Market::OnDemand));
+    world.running(0, "east").wait(2000);
+    world.spot_capacity = true;
+    let decision = world.pass();
+    assert!(matches!(decision.tasks[0].act, Some(Act::Stop(_))));
+    world.pass();
+    assert_eq!(world.runs[&(0, 1)], Seen::Ending);
+    assert_eq!(world.last_submit().attempt, 1, "the old one is not gone yet");
+    world.settle();
+    assert_eq!((world.last_submit().attempt, world.last_submit().market), (2, Some(Market::Spot)));
+    world.running(0, "west");
+    assert_eq!(world.records[0].recovery_count, 0, "a move is not a failure");
+}
+
+#[test]
+fn m1_internal_errors_are_forgiven_ten_times_with_growing_patience() {
+    let minutes: Vec<i64> = (1..8).map(|count| emergency::delay(count, 0.5).as_secs() / 60).collect();
+    assert_eq!(minutes, [1, 2, 4, 8, 16, 30, 30]);
+    assert_eq!((emergency::delay(6, 0.0).as_secs(), emergency::delay(6, 1.0).as_secs()), (900, 2700));
+    let mut world = started(ONE);
+    world.running(0, "east");
+    for count in 1..=10 {
+        world.internal_error(0);
+        assert_eq!((world.records[0].emergencies, world.records[0].status), (count, Status::Recovering));
+        world.wait(60);
+    }
+    world.internal_error(0);
+    assert_eq!(world.statuses(), ["FAILED_CONTROLLER"]);
+    assert!(world.records[0].failure_reason.as_ref().unwrap().contains("(was RECOVERING)"));
+    world.settle();
+    assert_eq!(world.records[0].schedule, Schedule::Done);
+    assert!(matches!(world.acts.last(), Some((0, Act::Stop(_)))), "with full clean-up");
+}
+
+#[test]
+fn m1_the_budget_is_new_after_six_quiet_hours_and_an_error_finds_live_work_again() {
+    let mut world = started(ONE);
+    world.running(0, "east");
+    for _ in 0..9 {
+        world.internal_error(0);
+    }
+    world.wait(6 * 3600).settle();
+    assert_eq!(
+        (world.statuses(), world.records[0].attempt),
+        (vec!["RUNNING"], 1),
+        "found again, not launched again"
+    );
+    assert_eq!(world.records[0].recovery_count, 0, "r17: an internal error gives no credit");
+    world.internal_error(0);
+    assert_eq!(world.records[0].emergencies, 1);
+}
+
+#[test]
+fn r17_an_internal_error_does_not_take_the_credit_of_a_loss() {
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, loss());
+    world.internal_error(0);
+    world.wait(200).settle();
+    world.running(0, "west");
+    assert_eq!(world.records[0].recovery_count, 1);
+    world.internal_error(0);
+    world.wait(200);
+    world.see(0, loss()).running(0, "north");
+    assert_eq!(world.records[0].recovery_count, 2, "the loss was found while nobody looked");
+}
+
+#[test]
+fn a_state_that_does_not_exist_is_our_failure_and_keeps_the_former_status() {
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, success());
+    let ended_at = world.records[0].end_at;
+    world.wait(10).see(0, Seen::Impossible { what: "half done".to_owned() });
+    assert_eq!((world.statuses(), world.records[0].end_at), (vec!["FAILED_CONTROLLER"], ended_at));
+    assert!(world.records[0].failure_reason.as_ref().unwrap().contains("(was SUCCEEDED)"));
+}
+
+// Cancel.
+
+#[test]
+fn m2_a_cancel_works_from_every_state() {
+    let cancelled: [(&str, fn(&mut World)); 5] = [
+        ("PENDING CANCELLED", |_| {}),
+        ("PENDING STARTING CANCELLING CANCELLED", |world| {
+            world.settle();
+        }),
+        ("PENDING STARTING RUNNING CANCELLING CANCELLED", |world| {
+            world.settle().running(0, "east");
+        }),
+        ("PENDING STARTING PENDING CANCELLING CANCELLED", |world| {
+            world.settle().see(0, no_capacity());
+        }),
+        ("PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED", |world| {
+            world.settle().running(0, "east").see(0, loss());
+        }),
+    ];
+    for (path, prepare) in cancelled {
+        let mut world = World::new(ONE);
+        prepare(&mut world);
+        world.wait(5).cancel();
+        assert_eq!(world.path(0), path);
+        assert_eq!((world.records[0].schedule, world.records[0].end_at), (Schedule::Done, Some(world.now)));
+        assert_eq!(world.records[0].job_duration(world.now), world.running_by_log(0));
+        assert!(
+            world.runs.values().all(|seen| matches!(seen, Seen::Over { .. } | Seen::Nothing)),
+            "{:?}",
+            world.runs
+        );
+        check_log(&world);
+    }
+}
+
+#[test]
+fn m2_a_job_that_ends_before_the_cancel_keeps_its_status() {
+    for (seen, status) in [(success(), "SUCCEEDED"), (failure(2), "FAILED")] {
+        let mut world = started(ONE);
+        world.running(0, "east");
+        world.cancel = Some(Cancel { graceful: Some(Span::secs(30)) });
+        world.see(0, seen);
+        assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"));
+    }
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, success()).cancel();
+    assert_eq!(world.statuses(), ["SUCCEEDED"]);
+}
+
+#[test]
+fn a_graceful_cancel_tells_the_run_how_long_it_has() {
+    let mut world = started(ONE);
+    world.running(0, "east");
+    world.cancel = Some(Cancel { graceful: Some(Span::secs(45)) });
+    let decision = world.decide();
+    let Some(Act::Stop(stop)) = decision.tasks[0].act.clone() else { panic!("no stop") };
+    assert_eq!(stop.graceful, Some(Span::secs(45)));
+}
+
+#[test]
+fn a_run_that_somebody_stopped_is_a_cancel() {
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, over(ended(Reason::TerminatedByUser, None)));
+    assert_eq!(world.path(0), "PENDING STARTING RUNNING CANCELLING CANCELLED");
+}
+
+// Several tasks.
+
+#[test]
+fn m7_a_pipeline_goes_on_after_success_and_stops_after_failure() {
+    let text = "name: p\n---\nrun: a\n---\nrun: b\n---\nrun: c\n";
+    let mut world = started(text);
+    assert_eq!(world.statuses(), ["STARTING", "PENDING", "PENDING"]);
+    world.running(0, "east");
+    assert_eq!(world.records[1].attempt, 0);
+    world.see(0, success());
+    assert_eq!(world.statuses(), ["SUCCEEDED", "STARTING", "PENDING"]);
+    world.running(1, "east").see(1, failure(1));
+    assert_eq!(world.statuses(), ["SUCCEEDED", "FAILED", "CANCELLED"]);
+    assert_eq!(world.path(2), "PENDING CANCELLING CANCELLED");
+    assert_eq!((world.records[2].attempt, world.status()), (0, Status::Failed));
+    assert_eq!(
+        world.schedules,
+        [
+            Schedule::Waiting,
+            Schedule::Launching,
+            Schedule::Alive,
+            Schedule::AliveWaiting,
+            Schedule::Launching,
+            Schedule::Alive,
+            Schedule::Done,
+        ]
+    );
+}
+
+#[test]
+fn m7_a_graph_runs_what_is_ready_and_cancels_what_cannot_be() {
+    let text = "name: a\nrun: a\n---\nname: b\ndepends_on: a\nrun: b\n---\nname: c\ndepends_on: a\nrun: c\n---\nname: d\ndepends_on: [b, c]\nrun: d\n";
+    let mut world = started(text);
+    world.running(0, "x").see(0, success());
+    assert_eq!(world.statuses(), ["SUCCEEDED", "STARTING", "STARTING", "PENDING"]);
+    world.running(1, "x").running(2, "x").see(1, failure(1));
+    assert_eq!(world.statuses(), ["SUCCEEDED", "FAILED", "RUNNING", "CANCELLED"]);
+    world.see(2, success());
+    assert_eq!((world.status(), world.decide().schedule), (Status::Failed, Schedule::Done));
+}
+
+const GROUP: &str = "name: g\nexecution: parallel\nprimary_tasks: [a, b]\ntermination_delay: 30s\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n---\nname: c\nrun: c\n";
+
+#[test]
+fn a_group_starts_at_once_and_ends_with_its_primaries() {
+    let mut world = started(GROUP);
+    assert_eq!(world.statuses(), ["STARTING"; 3]);
+    for task in 0..3 {
+        world.running(task, "x");
+    }
+    world.see(0, success());
+    assert_eq!(world.statuses(), ["SUCCEEDED", "RUNNING", "RUNNING"]);
+    world.wait(100).see(1, success());
+    assert_eq!(world.statuses()[2], "RUNNING", "the auxiliary has 30 seconds");
+    assert!(world.decide().due_at.unwrap() <= world.now + Span::secs(30));
+    world.wait(30).settle();
+    assert_eq!((world.statuses()[2], world.status()), ("CANCELLED", Status::Succeeded));
+}
+
+#[test]
+fn a_failing_primary_stops_no_other_primary_and_leaves_auxiliaries_no_time() {
+    let mut world = started(GROUP);
+    for task in 0..3 {
+        world.running(task, "x");
+    }
+    world.see(0, failure(1));
+    assert_eq!(world.statuses(), ["FAILED", "RUNNING", "RUNNING"]);
+    world.see(1, success());
+    assert_eq!(
+        (world.statuses(), world.status()),
+        (vec!["FAILED", "SUCCEEDED", "CANCELLED"], Status::Failed)
+    );
+}
+
+#[test]
+fn a_first_launch_that_fails_undoes_the_group() {
+    let mut world = started(GROUP);
+    world.running(0, "x");
+    let never =
+        NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) };
+    world.see(2, over(never));
+    assert_eq!(world.statuses(), ["CANCELLED", "CANCELLED", "FAILED_PRECHECKS"]);
+}
+
+#[test]
+fn m5_a_group_takes_a_slot_for_each_launch() {
+    let mut world = World::new(GROUP);
+    world.limits = Limits { max_launching: 2, max_alive: 1 };
+    world.settle_some();
+    assert_eq!(world.in_use(), InUse { launching: 2, alive: 1 });
+    assert_eq!(world.statuses(), ["STARTING", "STARTING", "PENDING"]);
+    world.runs.insert((0, 1), Seen::Running { placement: None });
+    world.settle_some();
+    assert_eq!((world.in_use().launching, world.statuses()), (2, vec!["RUNNING", "STARTING", "STARTING"]));
+}
+
+// Slots.
+
+#[test]
+fn m5_slots_go_by_priority_then_age_and_a_blocked_head_blocks_nobody() {
+    let waiting = |job, priority, alive| Waiting { job, task: 0, priority, alive };
+    let queue = [waiting(3, 0, false), waiting(1, 0, false), waiting(2, 10, false), waiting(4, -5, true)];
+    let names = |limits, in_use| grant(&queue, limits, in_use).iter().map(|w| w.job).collect::<Vec<_>>();
+    let limits = |max_launching, max_alive| Limits { max_launching, max_alive };
+    assert_eq!(names(limits(9, 9), InUse::default()), [2, 1, 3, 4]);
+    assert_eq!(names(limits(2, 9), InUse::default()), [2, 1]);
+    assert_eq!(names(limits(9, 9), InUse { launching: 9, alive: 0 }), Vec::<u64>::new());
+    assert_eq!(
+        names(limits(9, 9), InUse { launching: 0, alive: 8 }),
+        [2, 4],
+        "the living need no alive slot"
+    );
+    assert_eq!(names(limits(9, 9), InUse { launching: 20, alive: 20 }), Vec::<u64>::new());
+}
+
+#[test]
+fn limits_follow_the_machine() {
+    assert_eq!(Limits::of_machine(2, 4096), Limits { max_launching: 32, max_alive: 16_384 });
+    assert_eq!(Limits::of_machine(0, 0), Limits { max_launching: 8, max_alive: 2_000 });
+    assert_eq!(Limits::of_machine(1000, u64::MAX), Limits { max_launching: 512, max_alive: 100_000 });
+}
+
+#[test]
+fn a_job_shows_the_busiest_of_its_tasks() {
+    use Schedule::*;
+    let show = |lanes: &[Schedule]| shown(&lanes.iter().map(|lane| (*lane, true)).collect::<Vec<_>>(), true);
+    assert_eq!(show(&[Alive, AliveBackoff, AliveWaiting, Launching]), Launching);
+    assert_eq!(show(&[Alive, AliveBackoff, AliveWaiting]), AliveWaiting);
+    assert_eq!(show(&[Alive, AliveBackoff, Done]), AliveBackoff);
+    assert_eq!(show(&[Alive, Done]), Alive);
+    assert_eq!(show(&[Done, Waiting]), AliveWaiting);
+    assert_eq!(show(&[Done, Done]), Done);
+    assert_eq!(shown(&[(Waiting, true), (Waiting, false)], false), Waiting);
+    assert_eq!(shown(&[(Inactive, false)], false), Inactive);
+}

@@ -1,0 +1,310 @@
+//! Managed jobs under any weather: losses, refusals, crashes and cancels at any moment.
+
+use proptest::prelude::*;
+use windlass_model::{
+    decide::managed_jobs::Seen,
+    job::TerminationReason as Reason,
+    managed_job::{Event, RecoverySource, Status, record::Record},
+    time::Span,
+};
+
+use crate::managed_jobs_world::{
+    World, at, check_log, ended, failure, loss, no_capacity, over, place, success,
+};
+
+const SHAPES: [&str; 4] = [
+    "run: a\nresources: {job_recovery: {max_restarts_on_errors: 2}}\n",
+    "name: p\n---\nrun: a\n---\nrun: b\nresources: {job_recovery: FAILOVER}\n---\nrun: c\nresources: {job_recovery: NONE}\n",
+    "name: g\nexecution: parallel\nprimary_tasks: [a]\ntermination_delay: 30s\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n---\nname: c\nrun: c\n",
+    "name: a\nrun: a\n---\nname: b\ndepends_on: a\nrun: b\nresources:\n  any_of: [{cpus: 1}, {cpus: 2}]\n---\nname: c\ndepends_on: [a]\nrun: c\ndeadline: {within: 2h, work: 30m, changeover: 1m}\n---\nname: d\ndepends_on: [b, c]\nrun: d\n",
+];
+
+/// What the weather does next.
+#[derive(Clone, Debug)]
+enum Weather {
+    /// A pass of a server that lives.
+    Pass,
+    /// A server that dies after it acted and before it wrote.
+    Crash,
+    Wait(i64),
+    /// A run of the newest attempt comes along, to this end.
+    Come(u32, u8),
+    Unclear(u32),
+    InternalError(u32),
+    Spot(bool),
+    Cancel,
+}
+
+fn weather() -> impl Strategy<Value = Weather> {
+    prop_oneof![
+        8 => Just(Weather::Pass),
+        2 => Just(Weather::Crash),
+        3 => (1_i64..200).prop_map(Weather::Wait),
+        8 => (0_u32..4, 0_u8..8).prop_map(|(task, how)| Weather::Come(task, how)),
+        1 => (0_u32..4).prop_map(Weather::Unclear),
+        1 => (0_u32..4).prop_map(Weather::InternalError),
+        1 => any::<bool>().prop_map(Weather::Spot),
+        1 => Just(Weather::Cancel),
+    ]
+}
+
+/// A run moves on by itself: it never comes back from its end.
+fn come_along(world: &mut World, task: u32, how: u8) {
+    let Some(record) = world.records.get(task as usize) else { return };
+    let key = (task, record.attempt);
+    let next = match (world.runs.get(&key), how) {
+        (None | Some(Seen::Nothing | Seen::Over { .. } | Seen::Impossible { .. }), _) => return,
+        (Some(Seen::Ending), _) => over(ended(Reason::TerminatedByServer, None)),
+        (Some(Seen::Queued { .. }), 0) => no_capacity(),
+        (Some(Seen::Queued { .. }), _) => Seen::Provisioning,
+        (Some(Seen::Provisioning), 0 | 1) => loss(),
+        (Some(Seen::Provisioning | Seen::Unclear), _) => Seen::Running { placement: place("east") },
+        (Some(Seen::Running { .. }), 0 | 1) => loss(),
+        (Some(Seen::Running { .. }), 2) => failure(1),
+        (Some(Seen::Running { .. }), 3 | 4) => success(),
+        (Some(Seen::Running { .. }), _) => Seen::Running { placement: place("west") },
+    };
+    world.runs.insert(key, next);
+}
+
+fn blow(world: &mut World, weather: &Weather) {
+    match weather {
+        Weather::Pass => {
+            world.pass();
+        }
+        Weather::Crash => {
+            let decision = world.decide();
+            world.carry_out(&decision, false);
+        }
+        Weather::Wait(secs) => {
+            world.wait(*secs);
+        }
+        Weather::Come(task, how) => come_along(world, *task, *how),
+        Weather::Unclear(task) => {
+            let Some(record) = world.records.get(*task as usize) else { return };
+            if let Some(seen @ Seen::Running { .. }) = world.runs.get_mut(&(*task, record.attempt)) {
+                *seen = Seen::Unclear;
+            }
+        }
+        Weather::InternalError(task) => {
+            if world.records.get(*task as usize).is_some_and(|record| !record.status.is_final()) {
+                world.internal_error(*task);
+            }
+        }
+        Weather::Spot(there) => world.spot_capacity = *there,
+        Weather::Cancel => {
+            world.cancel = Some(windlass_model::decide::managed_jobs::Cancel { graceful: None })
+        }
+    }
+}
+
+fn check(world: &World) {
+    check_log(world);
+    for (task, record) in world.records.iter().enumerate() {
+        assert!(record.is_legal(), "{} beside {}", record.schedule, record.status);
+        let by_log = world.running_by_log(task as u32);
+        assert_eq!(record.job_duration(world.now), by_log, "task {task}: {}", world.path(task as u32));
+        assert_eq!(record.status.is_final(), record.end_at.is_some());
+        // M7: who was launched comes after successes only.
+        if record.attempt > 0 {
+            for before in &world.plan.tasks[task].after {
+                assert_eq!(
+                    world.records[*before as usize].status,
+                    Status::Succeeded,
+                    "task {task} began too early"
+                );
+            }
+        }
+        assert_eq!(
+            record.recovery_count,
+            recoveries_by_log(world, task as u32),
+            "{}",
+            world.path(task as u32)
+        );
+    }
+    let in_use = world.in_use();
+    assert!(in_use.launching <= world.limits.max_launching && in_use.alive <= world.limits.max_alive);
+}
+
+/// Episodes that ended in RUNNING and had a failure in them.
+fn recoveries_by_log(world: &World, task: u32) -> u32 {
+    let (mut count, mut credit) = (0, false);
+    for (_, moved, _) in world.log.iter().filter(|(of, ..)| *of == task) {
+        credit |= moved.source == Some(RecoverySource::Failure);
+        if moved.to == Status::Running && moved.from != Status::Running {
+            count += u32::from(credit);
+            credit = false;
+        }
+    }
+    count
+}
+
+/// The edges of the two diagrams that a job shows to its users and to its scheduler.
+const DIAGRAM: [(&str, &str); 26] = [
+    ("PENDING", "STARTING"),
+    ("STARTING", "PENDING"),
+    ("STARTING", "RUNNING"),
+    ("PENDING", "RUNNING"),
+    ("RUNNING", "RECOVERING"),
+    ("RECOVERING", "PENDING"),
+    ("PENDING", "RECOVERING"),
+    ("RECOVERING", "RUNNING"),
+    ("STARTING", "FAILED_NO_RESOURCE"),
+    ("RECOVERING", "FAILED_NO_RESOURCE"),
+    ("STARTING", "FAILED_PRECHECKS"),
+    ("RECOVERING", "FAILED_PRECHECKS"),
+    ("RUNNING", "SUCCEEDED"),
+    ("RUNNING", "FAILED"),
+    ("RUNNING", "FAILED_SETUP"),
+    ("PENDING", "CANCELLING"),
+    ("STARTING", "CANCELLING"),
+    ("RUNNING", "CANCELLING"),
+    ("RECOVERING", "CANCELLING"),
+    ("STARTING", "RECOVERING"),
+    ("CANCELLING", "CANCELLED"),
+    ("CANCELLING", "SUCCEEDED"),
+    ("CANCELLING", "FAILED"),
+    ("CANCELLING", "FAILED_SETUP"),
+    ("CANCELLING", "FAILED_PRECHECKS"),
+    ("CANCELLING", "FAILED_NO_RESOURCE"),
+];
+
+/// The same weather every time, without a framework: enough of it walks every edge there is.
+#[test]
+fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
+    use windlass_model::{
+        decide::managed_jobs::judge::NodeEnd, job::Detail, managed_job::Schedule, sky::Phase,
+    };
+    let shapes = [
+        "run: a\nresources: {job_recovery: {max_launch_tries: 2, max_restarts_on_errors: 1}}\n",
+        "name: p\n---\nsetup: x\n---\nrun: b\nresources: {job_recovery: {max_launch_tries: 1}}\n",
+    ];
+    let never =
+        NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) };
+    let setup = NodeEnd { phase: Some(Phase::Setup), ..ended(Reason::ContainerExitedWithError, Some(1)) };
+    let ends = [success(), failure(1), loss(), no_capacity(), over(never), over(setup)];
+    let mut walked = std::collections::BTreeSet::new();
+    let mut lanes = std::collections::BTreeSet::new();
+    let mut dice: u64 = 17;
+    let mut roll = |sides: u64| {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (dice >> 33) % sides
+    };
+    for round in 0..2_000 {
+        let mut world = World::new(shapes[round % shapes.len()]);
+        for _ in 0..30 {
+            let task = roll(world.records.len() as u64) as u32;
+            let key = (task, world.records[task as usize].attempt);
+            let live =
+                world.runs.get(&key).is_some_and(|seen| !matches!(seen, Seen::Over { .. } | Seen::Nothing));
+            match roll(12) {
+                0..=3 => {
+                    let before: Vec<Schedule> = world.records.iter().map(|record| record.schedule).collect();
+                    let decision = world.decide();
+                    world.carry_out(&decision, true);
+                    let between: Vec<Schedule> = world.records.iter().map(|record| record.schedule).collect();
+                    world.claim(&decision);
+                    let after = world.records.iter().map(|record| record.schedule);
+                    for ((before, between), after) in before.into_iter().zip(between).zip(after) {
+                        lanes.insert((before, between));
+                        lanes.insert((between, after));
+                    }
+                }
+                4..=6 if live => {
+                    world.runs.insert(key, ends[roll(ends.len() as u64) as usize].clone());
+                }
+                7 | 8 if live => {
+                    world.runs.insert(key, Seen::Running { placement: place("east") });
+                }
+                9 if roll(3) == 0 => blow(&mut world, &Weather::Cancel),
+                10 if roll(3) == 0 => blow(&mut world, &Weather::InternalError(task)),
+                _ => blow(&mut world, &Weather::Wait(50)),
+            }
+        }
+        check_log(&world);
+        walked.extend(world.log.iter().map(|(_, moved, _)| (moved.from.as_str(), moved.to.as_str())));
+    }
+    let missing: Vec<_> = DIAGRAM.iter().filter(|edge| !walked.contains(*edge)).collect();
+    assert!(missing.is_empty(), "never walked: {missing:?}");
+    use Schedule::*;
+    // An ALIVE that lasts no longer than a pass is walked through in it.
+    let schedule = [
+        (Waiting, Launching),
+        (Launching, Alive),
+        (Launching, AliveBackoff),
+        (AliveBackoff, AliveWaiting),
+        (Alive, AliveWaiting),
+        (AliveWaiting, Launching),
+        (Alive, Done),
+        (AliveBackoff, Done),
+        (AliveWaiting, Done),
+        (Launching, Done),
+        (Waiting, Done),
+    ];
+    let missing: Vec<_> = schedule.iter().filter(|edge| !lanes.contains(*edge)).collect();
+    assert!(missing.is_empty(), "never walked: {missing:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// No task is started twice or lost, no limit is exceeded, and with fair weather everything ends.
+    #[test]
+    fn m5_m6_m7_r17_managed_jobs_keep_their_promises(
+        shape in 0_usize..SHAPES.len(),
+        storm in prop::collection::vec(weather(), 0..120),
+        launching in 1_u32..4,
+    ) {
+        let mut world = World::new(SHAPES[shape]);
+        world.limits.max_launching = launching;
+        for weather in &storm {
+            blow(&mut world, weather);
+            check(&world);
+        }
+        // Fair weather: runs succeed, spot is there, time passes.
+        for _ in 0..400 {
+            world.wait(40);
+            world.spot_capacity = true;
+            world.pass();
+            for task in 0..world.records.len() as u32 {
+                come_along(&mut world, task, 3);
+            }
+            check(&world);
+        }
+        let decision = world.decide();
+        prop_assert!(world.records.iter().all(|record| record.status.is_final()), "{:?}", world.statuses());
+        prop_assert_eq!(decision.due_at, None);
+        let live = world.runs.values().filter(|seen| !matches!(seen, Seen::Over { .. } | Seen::Nothing)).count();
+        prop_assert_eq!(live, 0, "nothing is left running");
+        if world.cancel.is_none() && !world.statuses().contains(&"FAILED") && !world.statuses().contains(&"FAILED_CONTROLLER") {
+            prop_assert_eq!(decision.status, Status::Succeeded);
+        }
+    }
+
+    /// The record alone: whatever comes, what is added up equals the time between the events.
+    #[test]
+    fn a_record_adds_up_the_time_in_running(
+        events in prop::collection::vec((prop::sample::select(Event::ALL), 0_i64..100), 0..60),
+    ) {
+        let mut record = Record::default();
+        let (mut now, mut total, mut since) = (at(0), 0, None);
+        for (event, secs) in events {
+            now = now + Span::secs(secs);
+            let before = record.status;
+            let ended = record.end_at;
+            if record.apply(event, RecoverySource::Failure, now).is_err() {
+                prop_assert_eq!(record.status, before, "a refused event writes nothing");
+                continue;
+            }
+            if before != Status::Running && record.status == Status::Running {
+                since = Some(now);
+            } else if before == Status::Running && record.status != Status::Running {
+                total += since.take().map_or(0, |since| now.since(since).0);
+            }
+            prop_assert!(ended.is_none() || record.end_at == ended, "the first end stays");
+            prop_assert_eq!(record.pending.is_some(), record.status == Status::Pending);
+            let open = since.map_or(0, |since| now.since(since).0);
+            prop_assert_eq!(record.job_duration(now), Span(total + open));
+        }
+    }
+}
