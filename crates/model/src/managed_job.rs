@@ -307,6 +307,22 @@ pub fn step_schedule(state: Schedule, event: ScheduleEvent) -> Step<Schedule> {
     }
 }
 
+impl Status {
+    /// What a command that follows a job exits with; 102 is for a job that does not exist.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Succeeded => 0,
+            Self::Failed
+            | Self::FailedSetup
+            | Self::FailedPrechecks
+            | Self::FailedNoResource
+            | Self::FailedController => 100,
+            Self::Pending | Self::Starting | Self::Running | Self::Recovering | Self::Cancelling => 101,
+            Self::Cancelled => 103,
+        }
+    }
+}
+
 impl Schedule {
     pub const fn holds_launch_slot(self) -> bool {
         match self {

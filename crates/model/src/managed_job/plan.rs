@@ -22,6 +22,9 @@ pub const TASKS_MAX: usize = 1_000;
 /// Most jobs that one call may make of a file.
 pub const COPIES_MAX: u32 = 10_000;
 
+/// Longest name of a run.
+const RUN_NAME_MAX: usize = 41;
+
 /// A managed job as it was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -214,6 +217,20 @@ impl Plan {
             None if self.tasks.len() <= 1 => job,
             None => format!("{job}-{task}"),
         }
+    }
+
+    /// The name of the run of an attempt. The same attempt has the same name, so to make it again is to find it.
+    pub fn run_name(&self, job_id: &str, task: u32, attempt: u32) -> String {
+        // Half a UUID: jobs of one name are many, and one must never find the run of another.
+        let id: String = job_id.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
+        let end = format!("-{}-{task}-{attempt}", id.to_ascii_lowercase());
+        let lower = self.name.as_deref().unwrap_or_default().to_ascii_lowercase();
+        let words: Vec<&str> =
+            lower.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
+        let room = RUN_NAME_MAX.saturating_sub(2 + end.len());
+        let name: String = words.join("-").chars().take(room).collect();
+        let name = name.trim_matches('-');
+        if name.is_empty() { format!("j{end}") } else { format!("j-{name}{end}") }
     }
 
     pub fn is_primary(&self, task: u32) -> bool {

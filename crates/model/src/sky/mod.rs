@@ -90,14 +90,19 @@ pub struct Parsed {
     pub refusals: Vec<Diagnosis>,
 }
 
+/// A job that can be launched here.
+#[derive(Clone, Debug)]
+pub struct Launchable {
+    pub plan: Plan,
+    pub secrets: BTreeMap<String, Secret>,
+    pub warnings: Vec<Diagnosis>,
+}
+
 impl Parsed {
-    /// The plan, unless something in the file cannot be had here.
-    pub fn launchable(self) -> Result<(Plan, BTreeMap<String, Secret>, Vec<Diagnosis>), Vec<Diagnosis>> {
-        if self.refusals.is_empty() {
-            Ok((self.plan, self.secrets, self.warnings))
-        } else {
-            Err(self.refusals)
-        }
+    /// The job, unless something in the file cannot be had here.
+    pub fn launchable(self) -> Result<Launchable, Vec<Diagnosis>> {
+        let Self { kind: _, plan, secrets, warnings, refusals } = self;
+        if refusals.is_empty() { Ok(Launchable { plan, secrets, warnings }) } else { Err(refusals) }
     }
 }
 

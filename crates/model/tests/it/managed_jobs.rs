@@ -432,7 +432,8 @@ fn a_state_that_does_not_exist_is_our_failure_and_keeps_the_former_status() {
 
 #[test]
 fn m2_a_cancel_works_from_every_state() {
-    let cancelled: [(&str, fn(&mut World)); 5] = [
+    type Prepare = fn(&mut World);
+    let cancelled: [(&str, Prepare); 5] = [
         ("PENDING CANCELLED", |_| {}),
         ("PENDING STARTING CANCELLING CANCELLED", |world| {
             world.settle();
@@ -628,4 +629,26 @@ fn a_job_shows_the_busiest_of_its_tasks() {
     assert_eq!(show(&[Done, Done]), Done);
     assert_eq!(shown(&[(Waiting, true), (Waiting, false)], false), Waiting);
     assert_eq!(shown(&[(Inactive, false)], false), Inactive);
+}
+
+// Names and answers.
+
+#[test]
+fn the_run_of_an_attempt_has_a_name_that_can_be_made_again() {
+    use windlass_model::config::name::is_resource_name;
+    let plan = crate::managed_jobs_world::plan("name: 9 Lives_of a.Very-long name for a job\nrun: a\n");
+    let id = "0b9f0d3a-0000-4000-8000-000000000017";
+    assert_eq!(plan.run_name(id, 0, 1), "j-9-lives-of-a-very-0b9f0d3a00004000-0-1");
+    for text in ["run: a\n", "name: \"---\"\nrun: a\n", "name: Ünïcode\nrun: a\n"] {
+        let plan = crate::managed_jobs_world::plan(text);
+        let (first, second) = (plan.run_name(id, 0, 1), plan.run_name(id, 999, u32::MAX));
+        assert!(is_resource_name(&first) && is_resource_name(&second), "{first} {second}");
+        assert_ne!(first, second);
+    }
+}
+
+#[test]
+fn a_command_that_waits_for_a_job_tells_its_end_by_its_exit_code() {
+    let codes: Vec<u8> = Status::ALL.iter().map(|status| status.exit_code()).collect();
+    assert_eq!(codes, [101, 101, 101, 101, 101, 0, 103, 100, 100, 100, 100, 100]);
 }

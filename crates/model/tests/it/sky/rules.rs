@@ -120,7 +120,7 @@ fn a_secret_without_a_value_parses_and_cannot_be_launched() {
     let parsed = accept_with(text, &with);
     assert!(!format!("{parsed:?}").contains("s3cr3t"), "a secret is never shown");
     assert!(!serde_json::to_string(&parsed.plan).unwrap().contains("s3cr3t"), "a plan holds names only");
-    let (plan, secrets, _) = parsed.launchable().unwrap();
+    let sky::Launchable { plan, secrets, .. } = parsed.launchable().unwrap();
     let Body::Script(script) = &plan.tasks[0].body else { panic!("not a script") };
     assert_eq!(script.secrets, ["TOKEN"]);
     assert_eq!(secrets["TOKEN"], secret("s3cr3t"));
