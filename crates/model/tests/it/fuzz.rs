@@ -130,6 +130,77 @@ fn fuzz_of_configurations() {
     });
 }
 
+const TASK_FILE: &[&str] = &[
+    "name: a\n",
+    "run: x\n",
+    "setup: ",
+    "num_nodes: ",
+    "execution: parallel\n",
+    "primary_tasks: ",
+    "termination_delay: ",
+    "depends_on: ",
+    "deadline: ",
+    "type: task\n",
+    "commands: [x]\n",
+    "envs: ",
+    "secrets: ",
+    "workdir: ",
+    "file_mounts: ",
+    "volumes: ",
+    "service: ",
+    "resources:\n  ",
+    "any_of: ",
+    "ordered: ",
+    "accelerators: ",
+    "job_recovery: ",
+    "recover_on_exit_codes: ",
+    "memory: ",
+    "cpus: ",
+    "ports: ",
+    "image_id: ",
+    "infra: ",
+    "H100:8",
+    "4+",
+    "8x",
+    "s3://b",
+    "$A${A}${",
+    "137",
+    "1h",
+    "---\n",
+    "- ",
+    "  ",
+    "\n",
+    "[",
+    "]",
+    "{",
+    "}",
+    "a",
+    ", ",
+    "~",
+    "1e999",
+];
+
+#[test]
+fn fuzz_of_task_files() {
+    use windlass_model::sky::{self, Given, Identity, RunSpec, Site};
+    let given = Given { envs: [("A".to_owned(), "$A".to_owned())].into(), ..Given::default() };
+    let identity = Identity {
+        job_id: "1".to_owned(),
+        submitted_at: Timestamp::from_secs(0),
+        user: "a".to_owned(),
+        rank: 0,
+        copies: 1,
+    };
+    target(text(TASK_FILE), |text| match sky::parse(text, &given) {
+        Err(problems) => assert!(!problems.is_empty() && problems.len() <= 101),
+        Ok(parsed) => {
+            for task in 0..u32::try_from(parsed.plan.tasks.len()).unwrap() {
+                let _ = RunSpec::of(&parsed.plan, task, 7, None, &identity, &Site::default());
+            }
+        }
+    });
+}
+
 #[test]
 fn fuzz_of_configurations_as_bytes() {
     target(prop::collection::vec(any::<u8>(), 0..300), |bytes| {

@@ -356,6 +356,8 @@ fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
     world.running(0, "east").wait(2000);
     world.spot_capacity = true;
     let decision = world.pass();
+    assert!(decision.tasks[0].act.is_none(), "first it is written that the end is ours");
+    let decision = world.pass();
     assert!(matches!(decision.tasks[0].act, Some(Act::Stop(_))));
     world.pass();
     assert_eq!(world.runs[&(0, 1)], Seen::Ending);

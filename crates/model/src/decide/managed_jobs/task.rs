@@ -290,8 +290,9 @@ impl<'a> Pass<'a> {
             Seen::Nothing => self.make(),
             Seen::Queued { since } => {
                 if self.now.since(*since) >= QUEUE_PATIENCE {
+                    // Written first, stopped in the next pass: an end that we cause is never taken for another.
                     self.record.standing = Standing::Withdrawn;
-                    self.stop(None);
+                    self.look_at(self.now);
                 } else {
                     self.look_at(*since + QUEUE_PATIENCE);
                 }
@@ -591,7 +592,7 @@ impl<'a> Pass<'a> {
         self.go(Event::Interrupted, Some(RecoverySource::Restart), rule.said());
         self.record.schedule(ScheduleEvent::WantsLaunch);
         self.record.candidate = 0;
-        self.stop(None);
+        self.look_at(self.now);
     }
 
     /// Waiting by choice: the slot is for others, and nothing was refused.
