@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(stats.window(300, at(400)), 300);
         assert_eq!(stats.window(9_999, at(400)), 300);
         // The second that is not over yet does not count, and silence is nought.
-        assert_eq!(stats.window(1, at(399)), 398 % 3);
+        assert_eq!(stats.window(1, at(398)), 397 % 3);
         assert_eq!(stats.window(300, at(800)), 0);
     }
 
