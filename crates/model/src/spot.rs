@@ -118,10 +118,10 @@ pub struct Report {
     pub on_time: bool,
     /// Seconds left at the end; negative when it was late.
     pub spare: f64,
-    /// Seconds paid for on each market, times the number of nodes.
+    /// Seconds in RUNNING on each market, times the number of nodes.
     pub spot_node_seconds: f64,
     pub on_demand_node_seconds: f64,
-    /// Seconds from a market change or a loss until the next progress, as planned for.
+    /// How often nodes were taken.
     pub changeovers: u32,
 }
 

@@ -124,6 +124,23 @@ fn our_own_task_files_get_their_verdicts() {
         (r#"{"verdict":"reject","fields":["execution"]}"#, "name: g\nexecution: sideways\n---\nrun: a\n"),
         (r#"{"verdict":"reject","fields":["name"]}"#, "name: g\nexecution: parallel\n---\nrun: a\n"),
         (r#"{"verdict":"reject","fields":["cpus"]}"#, "resources: {cpus: many}\nrun: a\n"),
+        // The rules of groups.
+        (
+            r#"{"verdict":"reject","fields":["name"]}"#,
+            "name: g\nexecution: parallel\n---\nname: a\nrun: a\n---\nname: a\nrun: b\n",
+        ),
+        (
+            r#"{"verdict":"reject","fields":["primary_tasks"]}"#,
+            "name: g\nexecution: parallel\nprimary_tasks: [b]\n---\nname: a\nrun: a\n",
+        ),
+        (
+            r#"{"verdict":"reject","fields":["termination_delay"]}"#,
+            "name: g\nexecution: parallel\ntermination_delay: {b: 1s}\n---\nname: a\nrun: a\n",
+        ),
+        (
+            r#"{"verdict":"reject","fields":["termination_delay"]}"#,
+            "name: g\nexecution: parallel\ntermination_delay: soon\n---\nname: a\nrun: a\n",
+        ),
     ];
     for (entry, text) in cases {
         let entry: Value = serde_json::from_str(entry).unwrap();
