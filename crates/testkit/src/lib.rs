@@ -13,3 +13,4 @@ pub mod rng;
 pub mod server;
 pub mod sim;
 pub mod stage;
+pub mod story;

@@ -163,6 +163,10 @@ impl Stage {
         &self.home
     }
 
+    pub fn url(&self) -> String {
+        format!("http://{}", self.server.as_ref().unwrap().address())
+    }
+
     /// `windlass` as a person types it, in a folder, to its end.
     pub fn windlass(&self, dir: &Path, args: &[&str]) -> Output {
         self.command(dir, args).output().unwrap()
@@ -172,8 +176,7 @@ impl Stage {
     pub fn command(&self, dir: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(binary("windlass").unwrap());
         command.args(args).current_dir(dir).stdin(std::process::Stdio::null());
-        let url = format!("http://{}", self.server.as_ref().unwrap().address());
-        command.env("WINDLASS_URL", url).env("WINDLASS_TOKEN", TOKEN);
+        command.env("WINDLASS_URL", self.url()).env("WINDLASS_TOKEN", TOKEN);
         command.env("WINDLASS_HOME", self.home.join("person")).env("HOME", &self.home);
         command
     }

@@ -30,6 +30,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use windlass_testkit::story::{Ran, ran};
+
 /// A directory that goes away with its test.
 struct Dir(PathBuf);
 
@@ -60,32 +62,6 @@ impl Drop for Dir {
     }
 }
 
-/// What a command came to.
-#[derive(Debug)]
-struct Ran {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Ran {
-    #[track_caller]
-    fn ok(self) -> Self {
-        assert_eq!(self.code, Some(0), "{}", self.stderr);
-        self
-    }
-
-    #[track_caller]
-    fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {}", self.stdout))
-    }
-
-    #[track_caller]
-    fn says(&self, part: &str) {
-        assert!(self.stderr.contains(part), "no `{part}` in\n{}", self.stderr);
-    }
-}
-
 /// A home of its own, and at the end no server in it.
 struct Home(Dir);
 
@@ -109,15 +85,6 @@ impl Home {
 
     fn windlass(&self, args: &[&str]) -> Ran {
         ran(&mut self.command(args))
-    }
-}
-
-fn ran(command: &mut Command) -> Ran {
-    let done = command.output().unwrap();
-    Ran {
-        code: done.status.code(),
-        stdout: String::from_utf8(done.stdout).unwrap(),
-        stderr: String::from_utf8(done.stderr).unwrap(),
     }
 }
 

@@ -25,6 +25,7 @@ on_both! {
     an_instance_that_is_not_ready_in_time_ends_the_job
     a_pull_that_never_ends_is_ended
     a_dev_environment_that_nobody_uses_is_ended
+    idleness_is_not_told_of_where_it_ends_nothing
     a_runner_that_forgets_max_duration_is_reminded_by_the_server
     a_job_whose_gpu_idles_for_the_whole_window_is_ended
     a_service_that_shrinks_scales_down_its_last_replica
@@ -277,10 +278,24 @@ async fn a_dev_environment_that_nobody_uses_is_ended(ground: &Ground) {
     assert_eq!(way["attached_ide_url"], "vscode://vscode-remote/ssh-remote+dev/workflow");
     assert_eq!(way["ide_name"], "VS Code");
     assert_eq!(stage.hosts.starts.lock()[0].submit.job_spec.tty, Some(true));
+    let idle = |run: &Value| run["jobs"][0]["job_submissions"][0]["inactivity_secs"].as_i64();
+    stage.until("dev", "idle", |run| idle(run).is_some_and(|secs| secs >= 100)).await;
     // Changed in place: the environment that is up follows.
     apply(60).await;
     let run = stage.comes_to("dev", "failed").await;
     assert_eq!(ended(&run), ("failed", "terminated", "inactivity_duration_exceeded"));
+    stage.end().await;
+}
+
+/// It ends nothing there, and clients show it wherever it is told.
+async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.direct(|script| script.no_connections_secs = Some(100));
+    stage.apply("busy", json!({})).await;
+    stage.job_comes_to("busy", "running").await;
+    stage.passes(2).await;
+    let run = stage.run("busy").await;
+    assert_eq!(run["jobs"][0]["job_submissions"][0]["inactivity_secs"], Value::Null, "{run:#}");
     stage.end().await;
 }
 

@@ -28,17 +28,3 @@ fn every_operation_has_a_handler_and_every_handler_an_operation() {
     assert_eq!(have, want);
     assert_eq!(routes.ids().len(), have.len(), "a handler is mounted twice");
 }
-
-/// What clients of dstack 0.22.5 may call (`dstack-paths.txt`) and this server does not answer is written down with the reason.
-#[test]
-fn what_is_missing_is_listed() {
-    let ours: BTreeSet<&str> = operations::table().iter().map(|entry| entry.path).collect();
-    let listed = std::fs::read_to_string(kept().with_file_name("missing.md")).unwrap();
-    for path in &ours {
-        assert!(!listed.contains(&format!("`{path}`")), "{path} is listed as missing and answered");
-    }
-    for path in include_str!("dstack-paths.txt").lines() {
-        let answered = ours.contains(path);
-        assert!(answered || listed.contains(&format!("`{path}`")), "{path} is neither answered nor listed");
-    }
-}

@@ -6,6 +6,7 @@
 
 mod code;
 mod containers;
+mod dstack;
 mod endings;
 mod hosts;
 mod local;

@@ -46,7 +46,7 @@ pub(super) fn view(loaded: &Loaded, facts: &JobFacts, shape: &RunShape, addresse
 }
 
 /// Of the run as it is now: it may change while the environment is up.
-fn inactivity(shape: &RunShape) -> Option<i64> {
+pub(super) fn inactivity(shape: &RunShape) -> Option<i64> {
     match shape.configuration() {
         Configuration::DevEnvironment(dev) => dev.inactivity_duration.0,
         Configuration::Task(_)

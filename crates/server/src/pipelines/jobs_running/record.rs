@@ -3,6 +3,7 @@
 use windlass_api::agent::{runner::JobStarted, shim::TaskInfo};
 use windlass_model::{config::job_spec::JobSpec, job, time::Span};
 
+use super::look::inactivity;
 use crate::{
     db::{Val, Values, passes::jobs::Loaded},
     job_orders::{
@@ -38,9 +39,15 @@ pub(super) fn columns(
     if let Some(progress) = learned.task.as_ref().and_then(|task| task.image_pull_progress.as_ref()) {
         set.push(("pull_progress", Val::json(progress)?));
     }
-    if let Some(idle) = learned.no_connections {
-        let since = (idle.0 > 0).then_some(Val::NowPlus(-idle.0));
-        set.push(("inactive_since", since.unwrap_or(Val::Null)));
+    // Counted where it ends something; of other jobs it is nobody's news.
+    match (inactivity(shape), learned.no_connections) {
+        (Some(_), Some(idle)) if idle.0 > 0 => set.push(("inactive_since", Val::NowPlus(-idle.0))),
+        (Some(_), None) => {}
+        (Some(_), Some(_)) | (None, _) => {
+            if job.inactive_since.is_some() {
+                set.push(("inactive_since", Val::Null));
+            }
+        }
     }
     let Some(instance) = &loaded.instance else { return Ok(set) };
     let stored: Option<Runtime> = job.runtime.as_deref().and_then(|text| serde_json::from_str(text).ok());
