@@ -86,7 +86,7 @@ impl Pipeline for Volumes {
         let storage = self.0.backends.named(&row.backend).and_then(|backend| backend.volumes());
         let seen = match storage {
             Some(storage) => self.ask(storage, row, action, &mut next.made).await,
-            None => nobody(&row.backend, action),
+            None => nobody(&row.backend, action, row.loaded.volume.volume_id.as_deref()),
         };
         next.plan = brain::decide(&row.view, &seen, Timestamp(lease.now()));
         if next.plan.action.is_some() {
@@ -195,12 +195,14 @@ fn seen(answer: Result<Option<Made>, BackendError>, made: &mut Option<Made>) -> 
     }
 }
 
-/// The backend went out of the server's settings, or never was in them.
-fn nobody(backend: &str, action: Action) -> Seen {
+/// The backend went out of the server's settings, or never was in them. What nobody ever made is gone when it is asked
+/// to go; what has an id waits for its backend.
+fn nobody(backend: &str, action: Action, known: Option<&str>) -> Seen {
     let said = format!("backend `{backend}` is not configured, or has no volumes");
-    match action {
-        Action::Create | Action::Register | Action::Check => Seen::Broken { said },
-        Action::Delete => Seen::NotDeleted { said },
+    match (action, known) {
+        (Action::Create | Action::Register | Action::Check, _) => Seen::Broken { said },
+        (Action::Delete, Some(_)) => Seen::NotDeleted { said },
+        (Action::Delete, None) => Seen::Deleted,
     }
 }
 

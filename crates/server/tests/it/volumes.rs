@@ -39,6 +39,7 @@ use crate::{
 on_both! {
     a_volume_is_made_and_becomes_active
     a_volume_that_its_backend_refuses_fails_and_says_why
+    a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_made
     g4_a_volume_in_use_is_deleted_only_when_it_is_free
     an_unused_volume_is_cleaned_up_and_a_used_one_is_not
     an_external_volume_is_forgotten_and_left_alone
@@ -359,6 +360,30 @@ async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
     write(db, Unit::new().and(volumes::ask_delete(id))).await;
     turning.engine.hints().hint("volumes");
     until(db, id, |seen| seen.deleted).await;
+    turning.engine.stop(Duration::from_secs(5)).await;
+}
+
+async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_made(db: &Db) {
+    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let turning = turning(db, &shelf);
+    let elsewhere = || json!({"size": "10GB", "backend": "aws"});
+    let ids = [volume(db, &made, "never", elsewhere()).await, volume(db, &made, "once", elsewhere()).await];
+    turning.engine.hints().hint("volumes");
+    for id in ids {
+        let seen = until(db, id, |seen| seen.status == volume::Status::Failed).await;
+        assert!(seen.status_message.unwrap().contains("not configured"), "it says why");
+    }
+    write(db, Unit::new().exec("UPDATE volumes SET volume_id = 'vol-1' WHERE id = $1", params![ids[1]]))
+        .await;
+    for id in ids {
+        write(db, Unit::new().and(volumes::ask_delete(id))).await;
+    }
+    turning.engine.hints().hint("volumes");
+    until(db, ids[0], |seen| seen.deleted).await;
+    let waits = |seen: &volumes::Volume| {
+        seen.status_message.as_deref().is_some_and(|said| said.starts_with("not deleted yet"))
+    };
+    assert!(!until(db, ids[1], waits).await.deleted, "its backend still has it");
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 

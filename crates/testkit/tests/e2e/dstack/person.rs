@@ -204,8 +204,20 @@ impl Going {
         for heard in self.heard.iter_mut().filter_map(Option::take) {
             heard.join().unwrap();
         }
-        Ran { code, stdout: self.text(0), stderr: self.text(1) }
+        Ran { code, stdout: without_chance(&self.text(0)), stderr: self.text(1) }
     }
+}
+
+/// A job's SSH server ends with the job, and the client's tunnel with it. The client looks whether its tunnel is still
+/// there and then asks it to close; one that went in between is an error that it reports and ignores. Whether that line
+/// comes is chance.
+fn without_chance(said: &str) -> String {
+    let mut inside = false;
+    let keep = |line: &&str| {
+        inside = line.contains("Failed to close SSH tunnel") || inside && line.starts_with("          ");
+        !inside
+    };
+    said.split_inclusive('\n').filter(keep).collect()
 }
 
 impl Drop for Going {

@@ -14,7 +14,7 @@ go = pathlib.Path("go").resolve()
 
 def task(name):
     wait = f"until [ -e {go} ]; do sleep 0.1; done"
-    return Task(name=name, image="none", user="root", commands=["echo up", wait, "echo down"], ports=["0:7007"],
+    return Task(name=name, image="none", user="root", commands=["echo up", wait, "echo down"], ports=["*:7007"],
                 resources=Resources(cpu="1..", memory="0..", disk=None))
 
 def ended(run):

@@ -53,7 +53,7 @@ async fn dstack_makes_a_fleet_of_hosts_runs_on_it_goes_in_and_deletes_it() {
     going.interrupt();
     story.add(&apply, &going.end());
 
-    let attach = ["attach", "far", "-p", "0:7007"];
+    let attach = ["attach", "far", "-p", "*:7007"];
     let going = person.start(&attach);
     going.says("Press Ctrl+C");
     let port = going.text_between("localhost:", " -> 7007");
