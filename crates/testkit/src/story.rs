@@ -181,7 +181,7 @@ fn mask(text: &str, own: &[Form]) -> String {
         let found = own.iter().chain(&FORMS).find_map(|form| form(&text[at..])).filter(|_| !inside);
         if let Some((len, mask)) = found {
             out.push_str(mask);
-            aged |= mask == "[AGE]";
+            aged |= mask == "[AGE]" || !own.is_empty();
             at += len;
             continue;
         }
@@ -189,7 +189,7 @@ fn mask(text: &str, own: &[Form]) -> String {
         out.push(letter);
         at += letter.len_utf8();
     }
-    // A column with ages is as wide as the longest of them.
+    // A column with ages is as wide as the longest of them; what only this ground knows has no width of its own either.
     if aged { out.split_inclusive('\n').map(narrow).collect() } else { out }
 }
 

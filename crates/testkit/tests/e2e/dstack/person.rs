@@ -19,7 +19,7 @@ use crate::stage::Stage;
 
 const VARIABLE: &str = "WINDLASS_TEST_DSTACK";
 /// Loading Python alone takes seconds on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots");
 /// What the tests ask of any machine: little.
 pub(crate) const SMALL: &str = "user: root\nresources: {cpu: 1.., memory: 0.., disk: null}\n";
@@ -48,10 +48,12 @@ impl Person {
         Self { home, venv, url: stage.url(), stage: stage.home().to_owned() }
     }
 
-    /// Has told the client of the server.
+    /// Has told the client of the server, with what `project add` writes.
     pub(crate) fn of_project(stage: &Stage) -> Self {
         let person = Self::new(stage);
-        person.run(&["project", "add", "--name", "main", "--url", &person.url, "--token", TOKEN, "-y"]).ok();
+        let known =
+            format!("projects:\n- {{name: main, url: '{}', token: {TOKEN}, default: true}}\n", person.url);
+        person.file(".dstack/config.yml", &known);
         person
     }
 
@@ -152,7 +154,7 @@ pub(crate) struct Going {
 }
 
 impl Going {
-    fn new(command: &mut Command) -> Self {
+    pub(crate) fn new(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let said: [Arc<Mutex<Vec<u8>>>; 2] = Default::default();
         let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());

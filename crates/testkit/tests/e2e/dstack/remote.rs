@@ -34,7 +34,6 @@ async fn dstack_makes_a_fleet_of_hosts_runs_on_it_goes_in_and_deletes_it() {
     );
     person.file("fleet.yml", &hosts);
     story.run(&["apply", "-f", "fleet.yml", "-y"]);
-    story.run(&["fleet"]);
     story.run(&["fleet", "-v"]);
 
     let page = "busybox mkdir -p /tmp/page && echo pong > /tmp/page/index.html && \
@@ -75,7 +74,6 @@ async fn dstack_makes_a_fleet_of_hosts_runs_on_it_goes_in_and_deletes_it() {
 
     story.run(&["fleet", "delete", "lab", "-y"]);
     story.run(&["fleet"]);
-    story.run(&["fleet", "delete", "lab", "-y"]);
     story.run(&["apply", "-f", "far.yml", "-y", "-d"]);
     story.end();
 }

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use windlass_testkit::story::Story;
+use windlass_testkit::story::{Ground as _, Story};
 
-use super::person::{Person, SMALL};
+use super::person::{Going, Person, SMALL};
 use crate::{
     containers::{IMAGE, image},
     stage::{Machines, Stage},
@@ -43,17 +43,15 @@ async fn dstack_follows_a_task_to_its_end() {
     attached(&mut story, &person, "good");
     waits(&person, "bad", "image: none\n", 3);
     attached(&mut story, &person, "bad");
-    story.run(&["ps", "-a"]);
     story.run(&["ps", "-a", "-v"]);
     story.run(&["logs", "good"]);
-    story.run(&["logs", "bad"]);
     story.run(&["logs", "ugly"]);
     story.run(&["attach", "bad"]);
     story.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dstack_watches_stops_and_replaces_what_runs() {
+async fn dstack_watches_and_replaces_what_runs() {
     let mut stage = Stage::new(Machines::Processes).await;
     let person = Person::of_project(&stage);
     let mut story = Story::new("dstack-detached", &person);
@@ -79,8 +77,15 @@ async fn dstack_watches_stops_and_replaces_what_runs() {
     going.says("up\n");
     let_go(&person, "job");
     story.add(&args, &going.end());
+    story.end();
+}
 
-    fs::remove_file(person.home().join("job.go")).unwrap();
+#[tokio::test(flavor = "multi_thread")]
+async fn dstack_stops_and_aborts_what_runs() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let person = Person::of_project(&stage);
+    let mut story = Story::new("dstack-stop", &person);
+    waits(&person, "job", "image: none\n", 0);
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
     stage.says("job", "up").await;
     story.run(&["stop", "job", "-y"]);
@@ -89,7 +94,6 @@ async fn dstack_watches_stops_and_replaces_what_runs() {
     stage.says("job", "up").await;
     story.run(&["stop", "job", "-x", "-y"]);
     stage.reaches("job", &["terminated"]).await;
-    story.run(&["stop", "job", "-y"]);
     story.run(&["stop", "nothing", "-y"]);
     story.run(&["ps", "-n", "1"]);
     story.end();
@@ -102,8 +106,10 @@ async fn dstack_opens_a_dev_environment_and_tells_its_story() {
     let mut story = Story::new("dstack-dev", &person);
     person.file("dev.yml", &format!("type: dev-environment\nname: dev\nimage: none\nide: vscode\n{SMALL}"));
     let args = ["apply", "-f", "dev.yml", "-y"];
-    let going = person.start(&args);
-    going.says("To connect");
+    // dstack's server has the job print the link to it. This one tells it to the client, which shows it if it is set to.
+    let mut apply = person.command(&args);
+    let going = Going::new(apply.env("DSTACK_FF_CLI_PRINT_JOB_CONNECTION_INFO", "1"));
+    going.says("To connect via SSH");
     going.interrupt();
     story.add(&args, &going.end());
     stage.reaches("dev", &["running"]).await;
@@ -111,8 +117,13 @@ async fn dstack_opens_a_dev_environment_and_tells_its_story() {
     assert!(metrics.stdout.contains("MEMORY") && metrics.code == Some(0), "{metrics:#?}");
     story.run(&["stop", "dev", "-y"]);
     stage.reaches("dev", &["terminated"]).await;
-    story.run(&["event", "--target-run", "dev"]);
-    story.run(&["event", "--within-run", "dev"]);
+    // What pipelines note between depends on who comes first.
+    for args in [["event", "--target-run", "dev"], ["event", "--within-run", "dev"]] {
+        let mut told = person.run(&args);
+        assert!(told.stdout.contains("its jobs say running"), "{told:#?}");
+        told.stdout = told.stdout.split_inclusive('\n').filter(|line| line.contains('👤')).collect();
+        story.add(&args, &told);
+    }
     story.end();
 }
 
