@@ -76,8 +76,8 @@ impl Person {
         let own = self.venv.join("bin").join(name);
         let mut command = Command::new(if own.exists() { own } else { PathBuf::from(name) });
         command.env_clear().current_dir(&self.home).stdin(Stdio::null());
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{}:{path}", self.venv.join("bin").display()));
+        // Without what else may be on this machine: the client looks for editors.
+        command.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.venv.join("bin").display()));
         // Nothing is cut off at the edge of a terminal, and nothing is coloured.
         command.envs([("COLUMNS", "240"), ("TERM", "dumb"), ("TZ", "UTC"), ("LANG", "C.UTF-8")]);
         command.env("HOME", &self.home).env("PYTHONUNBUFFERED", "1");
