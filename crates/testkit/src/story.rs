@@ -26,7 +26,6 @@ pub struct Ran {
 
 impl Ran {
     #[track_caller]
-    #[must_use]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, Some(0), "{}\n{}", self.stdout, self.stderr);
         self
