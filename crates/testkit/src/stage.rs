@@ -407,7 +407,8 @@ impl Drop for Stage {
 
 /// Ends every process that came from this directory: the agent, and jobs that outlived their server.
 fn sweep(home: &Path) {
-    let needle = home.to_str().unwrap();
+    // With its end: another test's directory may begin with the same name.
+    let needle = format!("{}/", home.display());
     for _ in 0..20 {
         let mut found = false;
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -418,7 +419,7 @@ fn sweep(home: &Path) {
             let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line).into_owned();
             let inside = std::fs::read_link(path.join("cwd")).is_ok_and(|cwd| cwd.starts_with(home));
-            if pid != std::process::id() && (inside || line.contains(needle)) {
+            if pid != std::process::id() && (inside || line.contains(&needle)) {
                 found = true;
                 let _ = std::process::Command::new("kill").args(["-KILL", &pid.to_string()]).status();
             }

@@ -61,7 +61,9 @@ pub trait Ground {
     const PROGRAM: &'static str;
     /// Forms of text that differ each time here, before those that every story knows.
     const FORMS: &'static [Form] = &[];
-    /// The directory of the files.
+    /// A directory that goes with the test.
+    fn home(&self) -> &Path;
+    /// The directory of the kept files.
     fn snapshots(&self) -> &Path;
     /// Text that differs each time, and what is shown for it.
     fn masks(&self) -> Vec<(String, &'static str)>;

@@ -11,6 +11,10 @@ const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots");
 impl Ground for Stage {
     const PROGRAM: &'static str = "windlass";
 
+    fn home(&self) -> &Path {
+        &self.home.0.0
+    }
+
     fn snapshots(&self) -> &Path {
         Path::new(SNAPSHOTS)
     }
@@ -27,6 +31,10 @@ impl Ground for Stage {
 /// No server is named: a command that wants one starts it.
 impl Ground for Home {
     const PROGRAM: &'static str = "windlass";
+
+    fn home(&self) -> &Path {
+        &self.0.0
+    }
 
     fn snapshots(&self) -> &Path {
         Path::new(SNAPSHOTS)

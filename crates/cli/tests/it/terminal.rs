@@ -23,7 +23,7 @@ impl Terminal {
     pub(crate) fn command(ground: &impl Ground, command: &Command) -> Self {
         let mut name = [0_u8; 4];
         getrandom::fill(&mut name).unwrap();
-        let socket = ground.home().0.0.join(format!("tmux-{:08x}", u32::from_be_bytes(name)));
+        let socket = ground.home().join(format!("tmux-{:08x}", u32::from_be_bytes(name)));
         let terminal = Self { socket: socket.display().to_string() };
         let quote = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"));
         let words: Vec<String> =

@@ -33,6 +33,9 @@ fn repository(person: &Person) {
     git(person, &["-C", "work", "remote", "add", "origin", "https://git.example.com/team/work.git"]);
     let there = person.home().join("origin.git").display().to_string();
     git(person, &["-C", "work", "push", "--quiet", &there, "main"]);
+    // The client wants a branch that follows one of the remote's.
+    git(person, &["-C", "work", "update-ref", "refs/remotes/origin/main", "main"]);
+    git(person, &["-C", "work", "branch", "--quiet", "--set-upstream-to", "origin/main"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -61,10 +61,6 @@ impl Person {
         &self.url
     }
 
-    pub(crate) fn home(&self) -> &Path {
-        &self.home
-    }
-
     pub(crate) fn file(&self, name: &str, text: &str) {
         let path = self.home.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -73,8 +69,9 @@ impl Person {
 
     /// A program of the client's environment, or any other, as they would start it.
     pub(crate) fn program(&self, name: &str) -> Command {
-        let own = self.venv.join("bin").join(name);
-        let mut command = Command::new(if own.exists() { own } else { PathBuf::from(name) });
+        // Whoever runs the tests in the background has them ignore interrupts, and Python would go on ignoring them.
+        let mut command = Command::new("/usr/bin/env");
+        command.args(["--default-signal=INT", name]);
         command.env_clear().current_dir(&self.home).stdin(Stdio::null());
         // Without what else may be on this machine: the client looks for editors.
         command.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.venv.join("bin").display()));
@@ -126,6 +123,10 @@ impl Person {
 impl Ground for Person {
     const PROGRAM: &'static str = "dstack";
     const FORMS: &'static [Form] = &[ago, clock, machine, blocks];
+
+    fn home(&self) -> &Path {
+        &self.home
+    }
 
     fn snapshots(&self) -> &Path {
         Path::new(SNAPSHOTS)

@@ -11,7 +11,7 @@ use std::{
 
 use windlass_testkit::{
     lab::{Lab, WORKER},
-    story::Story,
+    story::{Ground as _, Story},
 };
 
 use super::person::{Person, SMALL};

@@ -109,7 +109,7 @@ async fn dstack_opens_a_dev_environment_and_tells_its_story() {
     // dstack's server has the job print the link to it. This one tells it to the client, which shows it if it is set to.
     let mut apply = person.command(&args);
     let going = Going::new(apply.env("DSTACK_FF_CLI_PRINT_JOB_CONNECTION_INFO", "1"));
-    going.says("To connect via SSH");
+    going.says("The dev environment is ready.\n");
     going.interrupt();
     story.add(&args, &going.end());
     stage.reaches("dev", &["running"]).await;
