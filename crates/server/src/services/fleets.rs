@@ -193,7 +193,8 @@ pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result
     Ok(wire::FleetPlan {
         project_name: scope.project.name.clone(),
         user: scope.caller.user.name.clone(),
-        spec: Document::new(&spec.open)?,
+        // As it was sent, keys and all, to whoever sent it: dstack's clients apply what they find here.
+        spec: asked.spec.clone(),
         effective_spec: Some(Document::new(&spec.open)?),
         current_resource: current,
         total_offers: i64::try_from(offers.len()).unwrap_or(i64::MAX),
