@@ -5,6 +5,5 @@
 mod lists;
 mod person;
 mod python;
-mod remote;
 mod tasks;
 mod walk;

@@ -181,13 +181,6 @@ impl Going {
         }
     }
 
-    /// What it said between two words, the last time.
-    pub(crate) fn text_between(&self, before: &str, after: &str) -> String {
-        let said = self.text(0);
-        let found = said.rsplit_once(after).and_then(|(start, _)| start.rsplit_once(before));
-        found.unwrap_or_else(|| panic!("no {before:?} … {after:?} in {said}")).1.to_owned()
-    }
-
     /// As Ctrl-C does.
     pub(crate) fn interrupt(&self) {
         let told = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap();
