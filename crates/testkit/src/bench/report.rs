@@ -15,6 +15,12 @@ const PAGE: &str = "docs/performance.md";
 /// Results that the page is made of, and its pictures.
 const STORE: &str = "docs/performance";
 
+const PICTURES: &str = "\
+![List, submit to done and memory over the number of runs in the database](performance/growth-runs.svg)
+
+![Submit to running, memory and idle processor over the number of hosts](performance/growth-hosts.svg)
+";
+
 /// Stored results by the name of their benchmark.
 pub type Results = BTreeMap<String, Value>;
 
@@ -183,7 +189,13 @@ fn stored(root: &Path) -> Result<Results> {
 /// The page with every part between `<!-- NAME -->` and `<!-- end -->` written anew.
 fn filled(text: &str, results: &Results) -> Result<String> {
     let mut text = text.to_owned();
-    for (name, table) in [("budget", budget(results)), ("peer", peer(results)), ("load", load(results))] {
+    let parts = [
+        ("budget", budget(results)),
+        ("peer", peer(results)),
+        ("load", load(results)),
+        ("growth", pictures(results)),
+    ];
+    for (name, table) in parts {
         let open = format!("<!-- {name} -->\n");
         let from = text.find(&open).with_context(|| format!("{PAGE} has no part `{name}`"))? + open.len();
         let to = from + text[from..].find("<!-- end -->").context("a part without an end")?;
@@ -249,6 +261,15 @@ fn load(results: &Results) -> String {
         );
     }
     out + &origin(results, &["load-sqlite", "load-postgres"])
+}
+
+fn pictures(results: &Results) -> String {
+    let origin = origin(results, &["growth"]);
+    if results.contains_key("growth") {
+        format!("{PICTURES}{origin}")
+    } else {
+        origin.trim_start().to_owned()
+    }
 }
 
 /// When, where and of what these results are.
@@ -328,7 +349,7 @@ mod tests {
     use serde_json::json;
 
     const EMPTY: &str = "# P\n<!-- budget -->\nold\n<!-- end -->\ntext\n<!-- peer -->\n<!-- end -->\n\
-                         <!-- load -->\n<!-- end -->\n";
+                         <!-- load -->\n<!-- end -->\n<!-- growth -->\n<!-- end -->\n";
 
     fn results(figures: &Value) -> Results {
         let machine = json!({"cores": 2, "cpu": "a", "memory_gib": 24.0});
@@ -344,6 +365,7 @@ mod tests {
         assert!(page.contains("| submit → running, agent instant | – | ≤ 50 ms | 12.3 ms | ✓ |"), "{page}");
         assert!(page.contains("| ≤ 150 ms | 170 ms | **missed** |"), "{page}");
         assert!(page.contains("`api`: not measured yet."), "{page}");
+        assert!(!page.contains(".svg"), "{page}");
         assert!(page.contains("\ntext\n") && !page.contains("old"), "{page}");
     }
 
