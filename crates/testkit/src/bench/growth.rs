@@ -69,7 +69,9 @@ impl Stage {
         let started = std::time::Instant::now();
         let server = Server::start(&options).await?;
         hosts_ready(&server, "hollow", count).await?;
-        Ok(Self { server, _hosts: hosts, _scratch: scratch, ready: started.elapsed() })
+        let ready = started.elapsed();
+        process::settle(server.pid()).await?;
+        Ok(Self { server, _hosts: hosts, _scratch: scratch, ready })
     }
 
     /// Medians of submit to running and submit to done, in milliseconds.

@@ -1,9 +1,28 @@
 //! What a process takes, as the kernel counts it.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 
 /// Ticks of the clock in which the kernel counts processor time.
 const TICKS: f64 = 100.0;
+
+/// A process that uses less of a core than this is at rest.
+const QUIET: f64 = 0.15;
+const SETTLE_STEP: Duration = Duration::from_secs(1);
+const SETTLE_STEPS_MAX: usize = 60;
+
+/// Waits for the end of what a server does after its start: it connects its hosts, or reads catalogues.
+pub async fn settle(pid: u32) -> Result<()> {
+    for _ in 0..SETTLE_STEPS_MAX {
+        let before = cpu_secs(pid)?;
+        tokio::time::sleep(SETTLE_STEP).await;
+        if cpu_secs(pid)? - before < SETTLE_STEP.as_secs_f64() * QUIET {
+            break;
+        }
+    }
+    Ok(())
+}
 
 pub fn resident_mb(pid: u32) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;

@@ -96,6 +96,7 @@ pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
 /// What hosts cost that have nothing to do.
 async fn idle(house: &House, sheet: &mut Sheet) -> Result<()> {
     let (server, hosts) = (house.server.pid(), house.hosts.pid());
+    process::settle(server).await?;
     let (before, before_hosts) = (process::cpu_secs(server)?, process::cpu_secs(hosts)?);
     tokio::time::sleep(IDLE).await;
     let share = |now: f64, before: f64| (now - before) / IDLE.as_secs_f64() * 1e3;

@@ -41,10 +41,6 @@ const CLIENTS: usize = 8;
 const LASTS: Duration = Duration::from_secs(6);
 /// dstack looks at a job every ten seconds, and brings a host up within minutes.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// A server that uses less of a core than this is at rest.
-const QUIET: f64 = 0.1;
-const SETTLE_STEP: Duration = Duration::from_secs(3);
-const SETTLE_TIMES: usize = 20;
 /// Between two looks at a run.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -117,7 +113,7 @@ fn ratio(sheet: &mut Sheet, what: &str, key: &str, better: Better) -> Result<()>
 impl Pair {
     async fn measure(&self, lab: &Lab, sheet: &mut Sheet) -> Result<()> {
         for system in [&self.theirs, &self.ours] {
-            system.settle().await?;
+            process::settle(system.pid).await?;
             sheet.put(&format!("{}.idle_resident_mb", system.name), process::resident_mb(system.pid)?);
         }
         ratio(sheet, "idle, resident, MB", "idle_resident_mb", Better::Less)?;
@@ -193,18 +189,6 @@ struct Life {
 impl System {
     async fn client(&self) -> Result<Client> {
         Client::connect(&self.address).await
-    }
-
-    /// Waits for the end of what a server does after its start: dstack reads catalogues.
-    async fn settle(&self) -> Result<()> {
-        for _ in 0..SETTLE_TIMES {
-            let before = process::cpu_secs(self.pid)?;
-            tokio::time::sleep(SETTLE_STEP).await;
-            if process::cpu_secs(self.pid)? - before < SETTLE_STEP.as_secs_f64() * QUIET {
-                return Ok(());
-            }
-        }
-        Ok(())
     }
 
     async fn load(&self, path: &str, body: &str, connections: usize) -> Result<Figures> {
