@@ -124,8 +124,7 @@ fn draw(out: &mut String, panel: &Panel, across: &str) {
     );
     for (number, line) in panel.lines.iter().enumerate() {
         // The upper of two lines has its values above, the lower below.
-        let below = number > 0 || panel.lines.len() == 1;
-        trace(out, line, COLOURS[number % COLOURS.len()], below, (x, y));
+        trace(out, line, COLOURS[number % COLOURS.len()], number > 0, (x, y));
     }
 }
 
