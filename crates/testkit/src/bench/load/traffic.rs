@@ -21,8 +21,10 @@ use crate::{
     server::submission,
 };
 
-/// Between two looks at a run that is followed. A look is a request like any other.
+/// Between two looks at a run that is followed. A look is a request like any other, so it is rarer the longer the run
+/// takes: one part in so many of what it took. Else those who wait would be the load.
 const LOOK: Duration = Duration::from_millis(5);
+const LOOK_PART: u32 = 20;
 /// One of so many submitted runs is followed, and stopped.
 const FOLLOWED: usize = 5;
 /// A run that takes longer is a fault.
@@ -266,7 +268,7 @@ impl Traffic {
             }
             ensure!(!matches!(status, "failed" | "done" | "terminated"), "{name} ended as {status}");
             ensure!(asked.elapsed() < PATIENCE, "{name} is still {status}");
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(LOOK.max(asked.elapsed() / LOOK_PART)).await;
         }
     }
 
