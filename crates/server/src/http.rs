@@ -26,6 +26,7 @@ use crate::{
     agents::Port,
     app::App,
     auth::{self, Caller, Scope},
+    db::DbError,
     error::{Error, Result},
     services::{Beats, Upload},
 };
@@ -37,6 +38,9 @@ mod stream;
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
 /// What a multipart frame may add to the file in it.
 const FRAME_BYTES_MAX: usize = 64 * 1024;
+
+/// Seconds after which what did not work may work: a database that was restarted is there again.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -511,6 +515,23 @@ fn plain(status: StatusCode, msg: &str) -> Response {
     json(status, &Detail { detail: Refusal { code: None, msg: msg.to_owned() } })
 }
 
+fn passing(cause: &DbError) -> (StatusCode, &'static str) {
+    if matches!(cause, DbError::Full { .. }) {
+        (StatusCode::INSUFFICIENT_STORAGE, "The database's disk is full")
+    } else if matches!(cause, DbError::ReadOnly { .. }) {
+        (StatusCode::SERVICE_UNAVAILABLE, "The database takes no writes now")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "The database cannot be reached now")
+    }
+}
+
+/// A refusal that will pass.
+fn later(status: StatusCode, msg: &str) -> Response {
+    let mut response = plain(status, msg);
+    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+    response
+}
+
 /// Errors of ours are logged here and nowhere else; the client learns the request's id only.
 fn refusal(error: &Error, id: &str) -> Response {
     let internal = |status: StatusCode| {
@@ -528,16 +549,16 @@ fn refusal(error: &Error, id: &str) -> Response {
         }
         Error::Denied { msg } => plain(StatusCode::FORBIDDEN, msg),
         Error::Unknown { msg } => plain(StatusCode::NOT_FOUND, msg),
-        Error::Busy { msg } => plain(StatusCode::SERVICE_UNAVAILABLE, msg),
-        Error::Fast => {
-            let mut response = plain(StatusCode::TOO_MANY_REQUESTS, &error.to_string());
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            response
-        }
+        Error::Busy { msg } => later(StatusCode::SERVICE_UNAVAILABLE, msg),
+        Error::Fast => later(StatusCode::TOO_MANY_REQUESTS, &error.to_string()),
         Error::Conflict { msg } => plain(StatusCode::CONFLICT, msg),
         Error::TooLarge { .. } => plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
         Error::Slow => plain(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
-        Error::Db(cause) if cause.is_passing() => internal(StatusCode::SERVICE_UNAVAILABLE),
+        Error::Db(cause) if cause.is_passing() => {
+            tracing::warn!(request = %id, error = %chain(error), "answer a request");
+            let (status, what) = passing(cause);
+            later(status, &format!("{what}; try again (request {id})"))
+        }
         Error::Db(_)
         | Error::Key(_)
         | Error::Document(_)

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use tokio::{io::AsyncWriteExt, net::TcpStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 use crate::bench::{
     closed::{self, Figures, Load},
@@ -179,6 +182,48 @@ impl Client {
         let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
         serde_json::from_slice(&self.buffer[head + 4..]).with_context(|| format!("read the answer of {path}"))
     }
+}
+
+/// What a server said.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub status: u16,
+    /// Seconds, where it asks to be left alone.
+    pub retry_after: Option<u64>,
+    pub body: Value,
+}
+
+impl Answer {
+    /// The body of one that says yes.
+    pub fn ok(self) -> Result<Value> {
+        ensure!(self.status == 200, "{}: {}", self.status, self.body);
+        Ok(self.body)
+    }
+}
+
+/// One call over a connection of its own, whatever the answer is. No answer is an error.
+pub async fn ask(address: &str, path: &str, body: &Value) -> Result<Answer> {
+    let body = body.to_string();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {TOKEN}\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(address).await.context("connect")?;
+    stream.write_all(request.as_bytes()).await.context("send")?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).await.context("read the answer")?;
+    let head = bytes.windows(4).position(|w| w == b"\r\n\r\n").context("no answer")?;
+    let (head, body) = (std::str::from_utf8(&bytes[..head])?, &bytes[head + 4..]);
+    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+    let field = |name: &str| {
+        let pairs = head.lines().filter_map(|line| line.split_once(':'));
+        pairs.into_iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    };
+    let retry_after = field("retry-after").and_then(|value| value.parse().ok());
+    let length: Option<usize> = field("content-length").and_then(|value| value.parse().ok());
+    ensure!(length.is_none_or(|length| length == body.len()), "the answer was cut off");
+    Ok(Answer { status, retry_after, body: serde_json::from_slice(body).unwrap_or(Value::Null) })
 }
 
 /// A submission of a run, ready to be sent.

@@ -1,5 +1,7 @@
 //! `windlass server`: the control plane, until it is told to stop.
 
+mod copies;
+
 use std::{
     io::IsTerminal as _,
     path::{Path, PathBuf},
@@ -28,7 +30,8 @@ Examples:
   windlass server                                        on port 3000 of this machine, with SQLite
   windlass server --host 0.0.0.0 --database-url postgres://windlass@db/windlass
   windlass server start                                  in the background
-  windlass server status && windlass server stop";
+  windlass server status && windlass server stop
+  windlass server backup /backups/windlass.db            an online copy of its SQLite database";
 
 const STATUS: &str = "\
 Examples:
@@ -107,7 +110,7 @@ pub(crate) struct Args {
     pub(crate) output: Output,
 }
 
-#[derive(Clone, Copy, Debug, clap::Subcommand)]
+#[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// Start the server of this machine in the background, unless it runs
     #[command(
@@ -125,6 +128,18 @@ pub(crate) enum Action {
     /// Say whether a server runs with this data directory, and where
     #[command(after_help = STATUS)]
     Status,
+    /// Copy the database to a new file, also while the server runs
+    #[command(after_help = copies::BACKUP)]
+    Backup {
+        /// Where to; it must not exist
+        file: PathBuf,
+    },
+    /// Put a copy in the place of the database
+    #[command(after_help = copies::RESTORE)]
+    Restore {
+        /// What `windlass server backup` wrote
+        file: PathBuf,
+    },
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -146,12 +161,12 @@ pub(crate) enum LogFormat {
 /// Enough for the work between database and network; the rest of the machine belongs to jobs.
 const WORKERS_MAX: usize = 4;
 
-pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
+pub(crate) fn run(mut args: Args) -> Result<Exit, Problem> {
     if args.background {
         // A new session has no terminal: neither Ctrl-C nor a closed window reaches it.
         rustix::process::setsid().map_err(|error| Problem::caused("leave the terminal", &error))?;
     }
-    let (action, format) = (args.action, args.output.format);
+    let (action, format) = (args.action.take(), args.output.format);
     if matches!(action, Some(Action::Start)) {
         return start(args.data_dir.as_deref(), format);
     }
@@ -162,6 +177,8 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
         Some(Action::RotateKeys) => turn(rotate_keys(settings))?,
         Some(Action::Stop) => stop(&settings.data_dir)?,
         Some(Action::Status) => return status(&settings.data_dir, format),
+        Some(Action::Backup { file }) => copies::back_up(&settings, &file, format)?,
+        Some(Action::Restore { file }) => copies::restore(&settings, &file, format)?,
     }
     Ok(Exit::Done)
 }

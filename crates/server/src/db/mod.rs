@@ -14,6 +14,7 @@
 
 pub mod agents;
 pub mod backends;
+pub mod backup;
 pub mod checks;
 mod clock;
 pub mod costs;

@@ -12,5 +12,6 @@ mod hosts;
 mod local;
 mod own;
 mod reach;
+mod replicas;
 
 use windlass_testkit::stage;

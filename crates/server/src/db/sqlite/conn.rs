@@ -30,7 +30,7 @@ use crate::db::{
 const BUSY: Duration = Duration::from_secs(5);
 const STATEMENTS_MAX: usize = 512;
 
-pub(super) struct Conn {
+pub(in crate::db) struct Conn {
     raw: Connection,
     clock: Clock,
     /// What `now_us()` answers: set when a transaction begins.
@@ -40,7 +40,7 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn writer(path: &Path, clock: Clock, ids: Ids) -> Result<Self, DbError> {
+    pub(in crate::db) fn writer(path: &Path, clock: Clock, ids: Ids) -> Result<Self, DbError> {
         let raw = Connection::open(path).map_err(|error| DbError::open(path.display().to_string(), error))?;
         let conn = Self::set_up(raw, clock, ids)?;
         conn.pragmas("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")?;
@@ -53,7 +53,7 @@ impl Conn {
         Ok(conn)
     }
 
-    pub(super) fn reader(path: &Path, clock: Clock, ids: Ids) -> Result<Self, DbError> {
+    pub(in crate::db) fn reader(path: &Path, clock: Clock, ids: Ids) -> Result<Self, DbError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let raw = Connection::open_with_flags(path, flags)
             .map_err(|error| DbError::open(path.display().to_string(), error))?;
@@ -184,7 +184,7 @@ impl Conn {
         self.query(sql, params)
     }
 
-    pub(super) fn query(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
+    pub(in crate::db) fn query(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
         let mut statement = self.bound(sql, params, self.frozen.load(Ordering::Relaxed))?;
         let width = statement.column_count();
         let mut rows = statement.raw_query();

@@ -4,7 +4,7 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{Read, Seek, Write},
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -14,13 +14,13 @@ use crate::db::error::DbError;
 const DYING_MAX: Duration = Duration::from_secs(5);
 const DYING_LOOK: Duration = Duration::from_millis(5);
 
-pub(super) struct FileLock {
+pub(in crate::db) struct FileLock {
     _file: File,
 }
 
 impl FileLock {
-    pub(super) fn take(database: &Path) -> Result<Self, DbError> {
-        let path = beside(database);
+    pub(in crate::db) fn take(database: &Path) -> Result<Self, DbError> {
+        let path = super::suffixed(database, ".lock");
         let failed = |error| DbError::open(path.display().to_string(), error);
         let mut file = OpenOptions::new()
             .read(true)
@@ -63,10 +63,4 @@ fn locked(file: &File, path: &Path) -> Result<(), TryLockError> {
         }
         std::thread::sleep(DYING_LOOK);
     }
-}
-
-fn beside(database: &Path) -> PathBuf {
-    let mut name = database.as_os_str().to_owned();
-    name.push(".lock");
-    PathBuf::from(name)
 }

@@ -6,14 +6,15 @@ mod lock;
 mod readers;
 mod writer;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tokio::sync::oneshot;
 
-pub(super) use conn::insert_sql;
+pub(super) use conn::{Conn, insert_sql};
 pub(super) use inline::Inline;
+pub(super) use lock::FileLock;
 
-use self::{conn::Conn, lock::FileLock, readers::Readers, writer::Writer};
+use self::{readers::Readers, writer::Writer};
 use super::{
     clock::Clock,
     error::DbError,
@@ -37,6 +38,12 @@ impl File {
         let clock = Clock::wall();
         let mut conn = Conn::writer(path, clock.clone(), ids.clone())?;
         migrate::sqlite(&conn)?;
+        // Whoever had the file before us is dead, and with it all who held a row.
+        void_leases(&conn, 0)?;
+        let last = conn.query("SELECT recorded_at FROM events ORDER BY seq DESC LIMIT 1", &[])?;
+        if let Some(last) = last.first() {
+            clock.go_on_from(last.int(0)?);
+        }
         conn.learn_indexes()?;
         let readers = Readers::start(path, &clock, &ids)?;
         Ok(Self { writer: Writer::start(conn, lock)?, readers })
@@ -67,6 +74,33 @@ impl File {
     pub(super) async fn pragma(&self, name: &'static str) -> Result<Vec<Row>, DbError> {
         self.writer.pragma(name).await
     }
+}
+
+/// Ends every lease, as if its time were over, and lets epochs go on so much higher. Only for one who has the
+/// file alone.
+pub(super) fn void_leases(conn: &Conn, epochs_ahead: i64) -> Result<(), DbError> {
+    let sql = "SELECT m.name FROM sqlite_schema m, pragma_table_info(m.name) c \
+               WHERE m.type = 'table' AND c.name = 'lock_expires_at'";
+    for row in conn.query(sql, &[])? {
+        let table = row.text(0)?;
+        conn.query(
+            &format!(
+                "UPDATE {table} SET lock_expires_at = 0 WHERE lock_token IS NOT NULL AND lock_expires_at > 0"
+            ),
+            &[],
+        )?;
+        if epochs_ahead > 0 {
+            conn.query(&format!("UPDATE {table} SET lock_epoch = lock_epoch + $1"), &[epochs_ahead.into()])?;
+        }
+    }
+    Ok(())
+}
+
+/// A file beside a database, by SQLite's way of naming them.
+pub(super) fn suffixed(database: &Path, suffix: &str) -> PathBuf {
+    let mut name = database.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
 }
 
 impl migrate::Sqlite for Conn {

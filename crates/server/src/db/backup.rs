@@ -1,0 +1,195 @@
+//! Copies of an SQLite database: made while a server works with it, and put back while none does.
+//!
+//! A copy is one file that is whole or not there. It has no secret in it that is not sealed: the keys are in a
+//! file of their own. What jobs wrote is not in the database either.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Dialect,
+    clock::Clock,
+    error::DbError,
+    ids::Ids,
+    migrate,
+    sqlite::{Conn, FileLock, suffixed, void_leases},
+    value::Val,
+};
+
+/// Agents refuse a call whose epoch is lower than one they have seen, and they have seen some that a copy knows
+/// nothing of. This much is added, which no row reaches by being worked on.
+const EPOCHS_AHEAD: i64 = 1_000_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    #[error("write `{}`: it is there already", path.display())]
+    Exists { path: PathBuf },
+    #[error("find the database `{}`", path.display())]
+    Absent { path: PathBuf },
+    #[error("use `{}`", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("trust `{}`: {problem}", path.display())]
+    Damaged { path: PathBuf, problem: String },
+    #[error("use `{}` as a database of this server", path.display())]
+    Foreign {
+        path: PathBuf,
+        #[source]
+        source: DbError,
+    },
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+/// What a copy holds, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copied {
+    pub bytes: u64,
+    pub runs: i64,
+    /// Where the database that was replaced lies now.
+    pub aside: Option<PathBuf>,
+}
+
+/// Copies a database to a new file. Servers and readers are not disturbed; the copy is of one moment.
+pub fn backup(database: &Path, to: &Path) -> Result<Copied, BackupError> {
+    if !is_there(database)? {
+        return Err(BackupError::Absent { path: database.to_owned() });
+    }
+    if is_there(to)? {
+        return Err(BackupError::Exists { path: to.to_owned() });
+    }
+    let fresh = Fresh::new(to)?;
+    let source = Conn::reader(database, Clock::wall(), Ids::System)?;
+    // The file is open for reading alone; what is written is the copy.
+    source.query("PRAGMA query_only = OFF", &[])?;
+    let target = fresh.0.to_string_lossy().into_owned();
+    source.query(super::checks::KEEP, &[Val::Text(target)])?;
+    let copied = check(&fresh.0, to)?;
+    fresh.publish(to)?;
+    Ok(copied)
+}
+
+/// Puts a copy in the place of a database that no server uses. The old one is kept beside it.
+pub fn restore(database: &Path, from: &Path) -> Result<Copied, BackupError> {
+    if !is_there(from)? {
+        return Err(BackupError::Absent { path: from.to_owned() });
+    }
+    if let Some(folder) = database.parent() {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|source| BackupError::File { path: folder.to_owned(), source })?;
+    }
+    // Held to the end: no server starts meanwhile.
+    let _lock = FileLock::take(database)?;
+    let fresh = Fresh::new(database)?;
+    fs::copy(from, &fresh.0).map_err(|source| BackupError::File { path: from.to_owned(), source })?;
+    let copied = check(&fresh.0, from)?;
+    {
+        let conn = Conn::writer(&fresh.0, Clock::wall(), Ids::System)?;
+        void_leases(&conn, EPOCHS_AHEAD)?;
+        // One file again, without a log beside it.
+        conn.query("PRAGMA journal_mode = DELETE", &[])?;
+    }
+    let aside = put_aside(database)?;
+    fresh.replace(database)?;
+    Ok(Copied { aside, ..copied })
+}
+
+/// Whether the file is whole and of a version that this one understands.
+fn check(path: &Path, shown: &Path) -> Result<Copied, BackupError> {
+    let foreign = |source| BackupError::Foreign { path: shown.to_owned(), source };
+    let conn = Conn::reader(path, Clock::wall(), Ids::System).map_err(foreign)?;
+    let said = conn.query("PRAGMA integrity_check", &[]).map_err(foreign)?;
+    let said: Vec<String> = said.iter().filter_map(|row| row.text(0).ok()).collect();
+    if said != ["ok"] {
+        let problem = said.into_iter().next().unwrap_or_else(|| "it cannot be checked".to_owned());
+        return Err(BackupError::Damaged { path: shown.to_owned(), problem });
+    }
+    let journal = conn.query(migrate::READ, &[]).map_err(foreign)?;
+    migrate::missing(Dialect::Sqlite, &journal).map_err(foreign)?;
+    let runs = conn.query("SELECT count(*) FROM runs", &[]).map_err(foreign)?;
+    let runs = runs.first().map_or(Ok(0), |row| row.int(0)).map_err(foreign)?;
+    let bytes = fs::metadata(path).map_err(|source| BackupError::File { path: shown.to_owned(), source })?;
+    Ok(Copied { bytes: bytes.len(), runs, aside: None })
+}
+
+/// Gives the old database a second name; the next step takes its first one away.
+fn put_aside(database: &Path) -> Result<Option<PathBuf>, BackupError> {
+    if !is_there(database)? {
+        return Ok(None);
+    }
+    let aside = (1..).map(|n| suffixed(database, &format!(".before-restore-{n}")));
+    let failed = |path: &Path, source| BackupError::File { path: path.to_owned(), source };
+    for aside in aside {
+        if is_there(&aside)? {
+            continue;
+        }
+        // What is committed and not yet in the file goes there. A damaged one is kept as it is, log and all.
+        let settled = Conn::writer(database, Clock::wall(), Ids::System)
+            .and_then(|conn| conn.query("PRAGMA wal_checkpoint(TRUNCATE)", &[]));
+        for log in ["-wal", "-shm"] {
+            let (from, to) = (suffixed(database, log), suffixed(&aside, log));
+            if !is_there(&from)? {
+                continue;
+            }
+            let moved = if settled.is_ok() { fs::remove_file(&from) } else { fs::rename(&from, to) };
+            moved.map_err(|source| failed(&from, source))?;
+        }
+        fs::hard_link(database, &aside).map_err(|source| failed(&aside, source))?;
+        return Ok(Some(aside));
+    }
+    Ok(None)
+}
+
+fn is_there(path: &Path) -> Result<bool, BackupError> {
+    path.try_exists().map_err(|source| BackupError::File { path: path.to_owned(), source })
+}
+
+/// A file beside its goal that nobody else may read, and that goes unless it gets there.
+struct Fresh(PathBuf);
+
+impl Fresh {
+    fn new(goal: &Path) -> Result<Self, BackupError> {
+        let path = suffixed(goal, &format!(".new-{}", std::process::id()));
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        made.map_err(|source| BackupError::File { path: path.clone(), source })?;
+        Ok(Self(path))
+    }
+
+    /// Under its name, unless something has that name by now.
+    fn publish(self, goal: &Path) -> Result<(), BackupError> {
+        let linked = File::open(&self.0).and_then(|file| file.sync_all());
+        let linked = linked.and_then(|()| fs::hard_link(&self.0, goal)).and_then(|()| sync_folder(goal));
+        linked.map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => BackupError::Exists { path: goal.to_owned() },
+            _ => BackupError::File { path: goal.to_owned(), source },
+        })
+    }
+
+    /// Under its name, whatever had that before.
+    fn replace(self, goal: &Path) -> Result<(), BackupError> {
+        let moved = File::open(&self.0).and_then(|file| file.sync_all());
+        let moved = moved.and_then(|()| fs::rename(&self.0, goal)).and_then(|()| sync_folder(goal));
+        moved.map_err(|source| BackupError::File { path: goal.to_owned(), source })
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        for left in ["", "-wal", "-shm", "-journal"] {
+            let _ = fs::remove_file(suffixed(&self.0, left));
+        }
+    }
+}
+
+/// A name is kept when its folder is.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all())
+}

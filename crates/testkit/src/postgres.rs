@@ -1,0 +1,186 @@
+//! A Postgres of one's own: a cluster in a directory, reached by its socket, gone with its guard. It may be
+//! stopped, killed and frozen.
+//!
+//! Postgres refuses to run as root, so root hands it to the user `postgres`. `setpriv` also ties its life to the
+//! thread that started it, so nothing stays when a test is killed.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use tokio_postgres::{NoTls, SimpleQueryMessage};
+
+use crate::bench::Scratch;
+
+const READY_WITHIN: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(10);
+const USER: &str = "postgres";
+/// The database that servers use.
+const DATABASE: &str = "windlass";
+
+/// How a cluster goes down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Down {
+    /// Connections are ended, what is committed is written.
+    Fast,
+    /// No word to anybody; the log is replayed at the next start.
+    Immediate,
+}
+
+pub struct Postgres {
+    server: Option<Child>,
+    bin: PathBuf,
+    options: Vec<String>,
+    // Last: the directory goes after the server.
+    home: Scratch,
+}
+
+impl Postgres {
+    /// A new cluster with an empty database.
+    pub async fn start(name: &str) -> Result<Self> {
+        Self::start_with(name, &[]).await
+    }
+
+    /// The same, with settings like `log_statement=all`.
+    pub async fn start_with(name: &str, settings: &[&str]) -> Result<Self> {
+        let (bin, home) = (programs()?, Scratch::new(name)?);
+        let data = home.path().join("data");
+        if is_root() {
+            std::os::unix::fs::chown(home.path(), Some(id("-u")?), Some(id("-g")?))?;
+        }
+        let mut initdb = as_owner(&bin.join("initdb"));
+        initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", USER]);
+        let made = initdb.arg("-D").arg(&data).output().context("run initdb")?;
+        ensure!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        let options = settings.iter().map(|setting| (*setting).to_owned()).collect();
+        let mut cluster = Self { server: None, bin, options, home };
+        cluster.up().await?;
+        cluster.run_in(USER, &format!("CREATE DATABASE {DATABASE}")).await?;
+        Ok(cluster)
+    }
+
+    /// Starts it, and waits until it answers.
+    pub async fn up(&mut self) -> Result<()> {
+        let mut command = as_owner(&self.bin.join("postgres"));
+        command.arg("-D").arg(self.home.path().join("data")).arg("-k").arg(self.sockets());
+        command.args(["-c", "listen_addresses=", "-c", "max_connections=200", "-c", "shared_buffers=64MB"]);
+        for setting in &self.options {
+            command.args(["-c", setting]);
+        }
+        let log = std::fs::File::options().create(true).append(true).open(self.home.path().join("log"))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.server = Some(command.spawn().context("start Postgres (is it installed?)")?);
+        let began = Instant::now();
+        while let Err(error) = self.run_in(USER, "SELECT 1").await {
+            let log = std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default();
+            ensure!(began.elapsed() < READY_WITHIN, "Postgres does not answer: {error:#}\n{log}");
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// Stops it, and waits until it is gone.
+    pub fn down(&mut self, how: Down) -> Result<()> {
+        let mut server = self.server.take().context("Postgres is down already")?;
+        let signal = match how {
+            Down::Fast => "-INT",
+            Down::Immediate => "-QUIT",
+        };
+        let told = Command::new("kill").args([signal, &server.id().to_string()]).status()?;
+        ensure!(told.success(), "signal Postgres");
+        server.wait()?;
+        Ok(())
+    }
+
+    /// The directory of its socket.
+    pub fn sockets(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// What is in it: to fill its disk, for instance.
+    pub fn data(&self) -> PathBuf {
+        self.home.path().join("data")
+    }
+
+    /// For a server.
+    pub fn url(&self) -> String {
+        url(self.sockets())
+    }
+
+    /// Statements in the servers' database; the rows of the last as text.
+    pub async fn run(&self, sql: &str) -> Result<Vec<Vec<String>>> {
+        self.run_in(DATABASE, sql).await
+    }
+
+    /// One number.
+    pub async fn count(&self, sql: &str) -> Result<i64> {
+        let rows = self.run(sql).await?;
+        let value = rows.first().and_then(|row| row.first()).context("no row")?;
+        value.parse().with_context(|| format!("read {value:?} as a number"))
+    }
+
+    async fn run_in(&self, database: &str, sql: &str) -> Result<Vec<Vec<String>>> {
+        let mut config = tokio_postgres::Config::new();
+        config.host_path(self.sockets()).user(USER).dbname(database).application_name("watcher");
+        let (client, connection) = config.connect(NoTls).await?;
+        let driver = tokio::spawn(connection);
+        let answered = client.simple_query(sql).await;
+        driver.abort();
+        let mut rows = Vec::new();
+        for message in answered.with_context(|| sql.to_owned())? {
+            if let SimpleQueryMessage::Row(row) = message {
+                rows.push((0..row.len()).map(|at| row.get(at).unwrap_or_default().to_owned()).collect());
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// The servers' database by way of a socket in this directory: the cluster's own, or one in front of it.
+pub fn url(sockets: &Path) -> String {
+    format!("postgres:///{DATABASE}?user={USER}&host={}", sockets.display())
+}
+
+/// What a client of a cluster calls its socket.
+pub const SOCKET: &str = ".s.PGSQL.5432";
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        if self.server.is_some() {
+            let _ = self.down(Down::Immediate);
+        }
+    }
+}
+
+/// The newest that Debian has installed.
+fn programs() -> Result<PathBuf> {
+    let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let installed =
+        std::fs::read_dir("/usr/lib/postgresql").context("find Postgres: `apt-get install postgresql`")?;
+    let newest = installed.flatten().map(|entry| entry.path()).filter(|path| version(path).is_some());
+    let newest = newest.max_by_key(|path| version(path)).map(|path| path.join("bin"));
+    newest.filter(|bin| bin.join("initdb").is_file()).context("find initdb below /usr/lib/postgresql")
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|here| std::os::unix::fs::MetadataExt::uid(&here) == 0)
+}
+
+fn id(which: &str) -> Result<u32> {
+    let said = Command::new("id").args([which, USER]).output().context("run id")?;
+    ensure!(said.status.success(), "there is no user `{USER}`");
+    Ok(String::from_utf8(said.stdout)?.trim().parse()?)
+}
+
+fn as_owner(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "QUIT"]).current_dir("/");
+    if is_root() {
+        command.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
+    }
+    command.arg("--").arg(program);
+    command
+}
