@@ -1,4 +1,5 @@
-//! Hollow hosts: everything but the work, many of them in one process, already members of a fleet.
+//! Hosts that servers of this machine reach by sockets, already members of a fleet: hollow ones, which do everything
+//! but the work and live in one process, and real ones, whose jobs are processes.
 
 use std::{
     io::Write,
@@ -38,11 +39,21 @@ pub struct Hosts<'a> {
     pub count: usize,
     /// Jobs that one host takes at once.
     pub blocks: i64,
+    pub runtime: Runtime,
 }
 
-/// The process that all hosts are in. It ends when this is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// All of them in one process, without journals.
+    Hollow,
+    /// An agent each; jobs are processes.
+    Process,
+}
+
+/// The processes that the hosts are in. They end when this is dropped, and jobs with them.
 pub struct Running {
-    child: Child,
+    agents: Vec<Child>,
+    home: PathBuf,
 }
 
 impl Hosts<'_> {
@@ -55,11 +66,25 @@ impl Hosts<'_> {
         entered?;
         let policy = self.home.join("policy.yml");
         std::fs::write(&policy, "")?;
-        let mut command = Command::new(self.agent);
-        command.args(["shim", "--runtime", "hollow", "--hosts", &self.count.to_string(), "--home"]);
-        command.arg(self.home).arg("--policy").arg(policy).args(["--log", "error"]);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("start the hosts")?;
-        Ok(Running { child })
+        let mut running = Running { agents: Vec::new(), home: self.home.to_owned() };
+        let start = |home: &Path, runtime: &[&str]| {
+            let mut command = Command::new(self.agent);
+            command.arg("shim").args(runtime).arg("--home").arg(home).arg("--policy").arg(&policy);
+            command.args(["--log", "error"]).stdin(Stdio::null()).stdout(Stdio::null());
+            command.spawn().context("start the hosts")
+        };
+        match self.runtime {
+            Runtime::Hollow => {
+                let count = self.count.to_string();
+                running.agents.push(start(self.home, &["--runtime", "hollow", "--hosts", &count])?);
+            }
+            Runtime::Process => {
+                for number in 1..=self.count {
+                    running.agents.push(start(&home_of(self.home, number), &["--runtime", "process"])?);
+                }
+            }
+        }
+        Ok(running)
     }
 
     /// Writes the fleet and its hosts into the database, and an enrolment into each host's directory.
@@ -80,7 +105,7 @@ impl Hosts<'_> {
         })]);
         let mut hosts = Vec::new();
         for number in 1..=self.count {
-            let (id, below) = (InstanceId(db.new_id()?), self.home.join(format!("host-{number:04}")));
+            let (id, below) = (InstanceId(db.new_id()?), home_of(self.home, number));
             std::fs::create_dir_all(&below)?;
             let row = host(id, project, fleet, number, &below.join("shim.sock"), self.blocks);
             unit = unit.and([instances::insert(row)]);
@@ -100,16 +125,24 @@ impl Hosts<'_> {
     }
 }
 
+/// Where one of them keeps its things.
+pub fn home_of(home: &Path, number: usize) -> PathBuf {
+    home.join(format!("host-{number:04}"))
+}
+
 impl Running {
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    pub fn pids(&self) -> Vec<u32> {
+        self.agents.iter().map(Child::id).collect()
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        for agent in &mut self.agents {
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+        sweep(&self.home);
     }
 }
 
@@ -153,5 +186,20 @@ fn host(
         status: instance::Status::Idle,
         total_blocks: Some(blocks),
         idle_seconds_max: None,
+    }
+}
+
+/// Ends every process that came from this directory: jobs that outlived their agent.
+fn sweep(home: &Path) {
+    let needle = home.display().to_string();
+    let of_home = |pid: u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let inside = std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(home));
+        inside || String::from_utf8_lossy(&line).contains(&needle)
+    };
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    for pid in pids.filter(|pid| *pid != std::process::id() && of_home(*pid)) {
+        let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
     }
 }

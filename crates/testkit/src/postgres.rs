@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use tokio_postgres::{NoTls, SimpleQueryMessage};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use crate::bench::Scratch;
 
@@ -34,6 +34,7 @@ pub struct Postgres {
     server: Option<Child>,
     bin: PathBuf,
     options: Vec<String>,
+    env: Vec<(String, String)>,
     // Last: the directory goes after the server.
     home: Scratch,
 }
@@ -41,11 +42,11 @@ pub struct Postgres {
 impl Postgres {
     /// A new cluster with an empty database.
     pub async fn start(name: &str) -> Result<Self> {
-        Self::start_with(name, &[]).await
+        Self::start_with(name, &[], Vec::new()).await
     }
 
-    /// The same, with settings like `log_statement=all`.
-    pub async fn start_with(name: &str, settings: &[&str]) -> Result<Self> {
+    /// The same, with settings like `log_statement=all` and an environment.
+    pub async fn start_with(name: &str, settings: &[&str], env: Vec<(String, String)>) -> Result<Self> {
         let (bin, home) = (programs()?, Scratch::new(name)?);
         let data = home.path().join("data");
         if is_root() {
@@ -56,7 +57,7 @@ impl Postgres {
         let made = initdb.arg("-D").arg(&data).output().context("run initdb")?;
         ensure!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         let options = settings.iter().map(|setting| (*setting).to_owned()).collect();
-        let mut cluster = Self { server: None, bin, options, home };
+        let mut cluster = Self { server: None, bin, options, env, home };
         cluster.up().await?;
         cluster.run_in(USER, &format!("CREATE DATABASE {DATABASE}")).await?;
         Ok(cluster)
@@ -66,10 +67,11 @@ impl Postgres {
     pub async fn up(&mut self) -> Result<()> {
         let mut command = as_owner(&self.bin.join("postgres"));
         command.arg("-D").arg(self.home.path().join("data")).arg("-k").arg(self.sockets());
-        command.args(["-c", "listen_addresses=", "-c", "max_connections=200", "-c", "shared_buffers=64MB"]);
+        command.args(["-c", "listen_addresses=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]);
         for setting in &self.options {
             command.args(["-c", setting]);
         }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let log = std::fs::File::options().create(true).append(true).open(self.home.path().join("log"))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.server = Some(command.spawn().context("start Postgres (is it installed?)")?);
@@ -115,6 +117,11 @@ impl Postgres {
         self.run_in(DATABASE, sql).await
     }
 
+    /// A session in the servers' database, to hold on to.
+    pub async fn session(&self) -> Result<Client> {
+        self.connect(DATABASE).await
+    }
+
     /// One number.
     pub async fn count(&self, sql: &str) -> Result<i64> {
         let rows = self.run(sql).await?;
@@ -122,13 +129,18 @@ impl Postgres {
         value.parse().with_context(|| format!("read {value:?} as a number"))
     }
 
-    async fn run_in(&self, database: &str, sql: &str) -> Result<Vec<Vec<String>>> {
+    async fn connect(&self, database: &str) -> Result<Client> {
         let mut config = tokio_postgres::Config::new();
         config.host_path(self.sockets()).user(USER).dbname(database).application_name("watcher");
         let (client, connection) = config.connect(NoTls).await?;
-        let driver = tokio::spawn(connection);
+        // It ends with its client.
+        tokio::spawn(connection);
+        Ok(client)
+    }
+
+    async fn run_in(&self, database: &str, sql: &str) -> Result<Vec<Vec<String>>> {
+        let client = self.connect(database).await?;
         let answered = client.simple_query(sql).await;
-        driver.abort();
         let mut rows = Vec::new();
         for message in answered.with_context(|| sql.to_owned())? {
             if let SimpleQueryMessage::Row(row) = message {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     bench::Scratch,
-    hollow::{self, Hosts},
+    hollow::{self, Hosts, Runtime},
     postgres::Postgres,
     server::{Answer, Options, Server, ask, binary, submission},
 };
@@ -22,12 +22,14 @@ const FINAL: [&str; 3] = ["done", "failed", "terminated"];
 
 /// What is started.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    pub name: &'static str,
+pub struct Plan<'a> {
+    /// No two at once have the same in one process.
+    pub name: &'a str,
     pub servers: usize,
     pub hosts: usize,
     /// Jobs that one host takes at once.
     pub blocks: i64,
+    pub runtime: Runtime,
 }
 
 pub struct Replicas {
@@ -43,8 +45,13 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    pub async fn start(plan: Plan) -> Result<Self> {
+    pub async fn start(plan: Plan<'_>) -> Result<Self> {
         let postgres = Postgres::start(&format!("pg-{}", plan.name)).await?;
+        Self::start_on(postgres, plan).await
+    }
+
+    /// On a cluster that was made before.
+    pub async fn start_on(postgres: Postgres, plan: Plan<'_>) -> Result<Self> {
         let url = postgres.url();
         let mut replicas = Self {
             servers: (0..plan.servers).map(|_| None).collect(),
@@ -58,7 +65,13 @@ impl Replicas {
         // The first start makes the tables and the keys.
         replicas.raise(0).await?;
         let home = replicas.home.path().join("hosts");
-        let hosts = Hosts { agent: &replicas.agent, home: &home, count: plan.hosts, blocks: plan.blocks };
+        let hosts = Hosts {
+            agent: &replicas.agent,
+            home: &home,
+            count: plan.hosts,
+            blocks: plan.blocks,
+            runtime: plan.runtime,
+        };
         let hosts = hosts.start(&replicas.database, &replicas.key_file()).await?;
         replicas.hosts = Some(hosts);
         for number in 1..plan.servers {
@@ -166,11 +179,21 @@ impl Replicas {
     }
 
     pub fn freeze_hosts(&self) -> Result<()> {
-        signal(self.hosts.as_ref().context("no hosts")?.pid(), "-STOP")
+        self.signal_hosts("-STOP")
     }
 
     pub fn thaw_hosts(&self) -> Result<()> {
-        signal(self.hosts.as_ref().context("no hosts")?.pid(), "-CONT")
+        self.signal_hosts("-CONT")
+    }
+
+    fn signal_hosts(&self, which: &str) -> Result<()> {
+        let hosts = self.hosts.as_ref().context("no hosts")?;
+        hosts.pids().into_iter().try_for_each(|pid| signal(pid, which))
+    }
+
+    /// Where a host keeps its things; they are counted from 1.
+    pub fn host_home(&self, number: usize) -> PathBuf {
+        hollow::home_of(&self.home.path().join("hosts"), number)
     }
 
     /// A call to one of them, whatever it answers.

@@ -8,6 +8,7 @@ mod background;
 mod basics;
 mod check;
 mod completion;
+mod copies;
 mod dev;
 mod doctor;
 mod errors;

@@ -22,7 +22,7 @@ pub(crate) fn quiet(data_dir: &Path, args: &[&str]) -> Running {
     start_at("error", data_dir, args)
 }
 
-fn start(data_dir: &Path, args: &[&str]) -> Running {
+pub(crate) fn start(data_dir: &Path, args: &[&str]) -> Running {
     start_at("debug", data_dir, args)
 }
 
@@ -71,8 +71,23 @@ impl Running {
         answer
     }
 
+    /// A call with a body; the whole answer.
+    pub(crate) fn post(&self, path: &str, token: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nHost: windlass\r\nConnection: close\r\nAuthorization: Bearer {token}\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
     /// The exit code and the rest of what it said.
-    fn stop(mut self, signal: &str) -> (Option<i32>, String) {
+    pub(crate) fn stop(mut self, signal: &str) -> (Option<i32>, String) {
         Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
         let mut rest = String::new();
         self.stderr.take().unwrap().read_to_string(&mut rest).unwrap();

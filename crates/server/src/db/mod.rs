@@ -105,6 +105,9 @@ impl std::str::FromStr for DatabaseUrl {
 }
 
 impl Db {
+    /// Heard instead of a pipeline's name when some may have been missed.
+    pub const EVERYTHING: &'static str = postgres::EVERYTHING;
+
     /// Opens, and brings the schema up to date.
     pub async fn open(url: &DatabaseUrl) -> Result<Self, DbError> {
         match url {
@@ -228,7 +231,8 @@ impl Db {
         }
     }
 
-    /// What `notify` said, here and in other replicas. Silent for ever on SQLite.
+    /// What `notify` said, here and in other replicas; [`Db::EVERYTHING`] after a time without ears. Silent for ever
+    /// on SQLite.
     pub fn listen(&self) -> tokio::sync::broadcast::Receiver<String> {
         match &*self.store {
             Store::File(_) | Store::Inline(_) => self.silence.subscribe(),

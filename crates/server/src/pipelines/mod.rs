@@ -130,6 +130,7 @@ async fn hear(db: Db, hints: Hints) {
     let mut news = db.listen();
     loop {
         match news.recv().await {
+            Ok(pipeline) if pipeline == Db::EVERYTHING => hints.hint_all_here(),
             Ok(pipeline) => hints.hint_here(&pipeline),
             // Whatever was missed, everybody looks.
             Err(RecvError::Lagged(_)) => hints.hint_all_here(),

@@ -168,6 +168,45 @@ async fn a_connection_that_was_cut_is_made_again_without_an_error() {
     assert_eq!(kept(&test.db).await.len(), 4);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_postgres_that_takes_writes_again_is_found_without_a_restart() {
+    let test = TestDb::open().await;
+    let made = made(&test.db).await;
+    submit(&test.db, &made).await.unwrap();
+    test.take_writes(false).await;
+    test.cut_connections().await;
+    let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
+    for _ in 0..3 {
+        let error = submit(&test.db, &made).await.unwrap_err();
+        assert!(matches!(error, DbError::ReadOnly { .. }), "{error:?}");
+        assert!(test.db.claim(&queue, 9, Duration::from_secs(9)).await.is_err());
+        assert_eq!(kept(&test.db).await.len(), 1, "reads work");
+    }
+    // Nobody ends the sessions that were opened meanwhile.
+    test.take_writes(true).await;
+    submit(&test.db, &made).await.expect("a session from before would refuse");
+    assert_eq!(test.db.claim(&queue, 9, Duration::from_secs(9)).await.unwrap().leases.len(), 2);
+}
+
+#[tokio::test]
+async fn l4_rows_of_a_server_that_died_are_free_when_the_next_opens_the_file() {
+    let dir = scratch();
+    let url = DatabaseUrl::Sqlite(dir.join("windlass.db"));
+    let db = Db::open(&url).await.unwrap();
+    let made = made(&db).await;
+    let id = submit(&db, &made).await.unwrap();
+    let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
+    let first = db.claim(&queue, 9, Duration::from_secs(600)).await.unwrap().leases;
+    // As far as the row can tell, its holder is killed here: nothing is handed back.
+    db.close().await;
+    let db = Db::open(&url).await.unwrap();
+    let second = db.claim(&queue, 9, Duration::from_secs(600)).await.unwrap().leases;
+    assert_eq!((second.len(), second[0].id), (1, id));
+    assert_eq!(second[0].epoch, first[0].epoch + 1);
+    db.close().await;
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 #[tokio::test]
 async fn l8_a_second_server_on_the_file_is_refused_and_told_who_has_it() {
     let dir = scratch();

@@ -208,6 +208,13 @@ impl TestDb {
         self.cluster.admin(&sql).await;
     }
 
+    /// What a fail-over does: sessions from now on may write, or may not.
+    pub(crate) async fn take_writes(&self, yes: bool) {
+        let set = if yes { "off" } else { "on" };
+        let sql = format!("ALTER DATABASE {} SET default_transaction_read_only = {set}", self.name);
+        self.cluster.admin(&sql).await;
+    }
+
     /// Another replica's handle on the same database.
     pub(crate) async fn replica(&self) -> Db {
         Db::open(&self.url().parse().unwrap()).await.unwrap()

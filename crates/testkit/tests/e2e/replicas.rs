@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use windlass_server::config::{Given, Settings};
 use windlass_testkit::{
-    hollow::empty_job,
+    hollow::{Runtime, empty_job},
     replicas::{Plan, Replicas},
     server::{ask, submission},
 };
@@ -41,7 +41,7 @@ async fn done(replicas: &Replicas) -> BTreeSet<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_another_was_told() {
-    let plan = Plan { name: "share", servers: 3, hosts: 6, blocks: 8 };
+    let plan = Plan { name: "share", servers: 3, hosts: 6, blocks: 8, runtime: Runtime::Hollow };
     let replicas = Replicas::start(plan).await.unwrap();
     let mut most = 0;
     for number in 0..120 {
@@ -76,7 +76,7 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_anothe
 /// Hosts stand still so that passes hold their rows; one of the holders dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock_timeout() {
-    let plan = Plan { name: "kill", servers: 3, hosts: 4, blocks: 8 };
+    let plan = Plan { name: "kill", servers: 3, hosts: 4, blocks: 8, runtime: Runtime::Hollow };
     let mut replicas = Replicas::start(plan).await.unwrap();
     // It ends long after the kill: who hears of that?
     replicas.apply(0, &lasting("long", 45_000)).await.unwrap();
@@ -121,7 +121,7 @@ async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock
 /// Everybody submits and asks somebody else when refused; each server is stopped and started once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_of_postgres_replicas_loses_and_delays_nothing() {
-    let plan = Plan { name: "roll", servers: 3, hosts: 6, blocks: 8 };
+    let plan = Plan { name: "roll", servers: 3, hosts: 6, blocks: 8, runtime: Runtime::Hollow };
     let mut replicas = Replicas::start(plan).await.unwrap();
     let addresses = Arc::new(parking_lot::Mutex::new(replicas.addresses()));
     let (over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -201,7 +201,7 @@ async fn submit_until(
 /// A server without pipelines takes the request; the other one, which has nothing to do, must hear of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l7_what_one_postgres_replica_is_told_wakes_another_at_once() {
-    let plan = Plan { name: "hints", servers: 1, hosts: 1, blocks: 1 };
+    let plan = Plan { name: "hints", servers: 1, hosts: 1, blocks: 1, runtime: Runtime::Hollow };
     let replicas = Replicas::start(plan).await.unwrap();
     let given = Given {
         port: Some(0),

@@ -6,6 +6,8 @@ use tokio::{sync::broadcast, time::sleep};
 use tokio_postgres::{AsyncMessage, Config, NoTls};
 
 pub(super) const CHANNEL: &str = "windlass_hints";
+/// Instead of a name: whoever hears it looks at everything.
+pub(in crate::db) const EVERYTHING: &str = "*";
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
@@ -16,10 +18,11 @@ pub(super) async fn serve(
     mut stop: broadcast::Receiver<()>,
 ) {
     let mut pause = PAUSE_MIN;
+    let mut has_listened = false;
     loop {
         let once = async {
             let before = tokio::time::Instant::now();
-            if let Err(error) = listen(&config, &hints).await {
+            if let Err(error) = listen(&config, &hints, &mut has_listened).await {
                 tracing::debug!(%error, "stopped listening for hints");
             }
             pause = if before.elapsed() > PAUSE_MAX { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
@@ -32,7 +35,11 @@ pub(super) async fn serve(
     }
 }
 
-async fn listen(config: &Config, hints: &broadcast::Sender<String>) -> Result<(), tokio_postgres::Error> {
+async fn listen(
+    config: &Config,
+    hints: &broadcast::Sender<String>,
+    has_listened: &mut bool,
+) -> Result<(), tokio_postgres::Error> {
     let (client, mut connection) = config.connect(NoTls).await?;
     let said = client.batch_execute("LISTEN windlass_hints");
     let mut said = std::pin::pin!(said);
@@ -42,6 +49,10 @@ async fn listen(config: &Config, hints: &broadcast::Sender<String>) -> Result<()
             answer = &mut said, if !is_said => {
                 answer?;
                 is_said = true;
+                if std::mem::replace(has_listened, true) {
+                    // Nobody knows what was said while nobody listened.
+                    let _ = hints.send(EVERYTHING.to_owned());
+                }
             }
             message = poll_fn(|context| connection.poll_message(context)) => match message {
                 Some(Ok(AsyncMessage::Notification(hint))) => {

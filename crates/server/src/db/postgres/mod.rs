@@ -18,6 +18,8 @@ use std::{
 use tokio::sync::broadcast;
 use tokio_postgres::Config;
 
+pub(super) use self::listen::EVERYTHING;
+
 use self::{group::Catalog, session::Link, writer::Writer};
 use super::{
     error::DbError,

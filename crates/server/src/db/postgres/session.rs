@@ -167,7 +167,21 @@ impl Link {
         sql: &str,
         params: &[Val],
     ) -> Result<Vec<Row>, DbError> {
-        self.session(what).await?.query(what, sql, params).await
+        let session = self.session(what).await?;
+        let answered = session.query(what, sql, params).await;
+        if matches!(answered, Err(DbError::ReadOnly { .. })) {
+            self.forget(&session).await;
+        }
+        answered
+    }
+
+    /// Somebody else may take writes by now, or this one take them again: a session of its own finds out, which one
+    /// that was opened before does not.
+    pub(super) async fn forget(&self, session: &Arc<Session>) {
+        let mut state = self.state.lock().await;
+        if state.session.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, session)) {
+            state.session = None;
+        }
     }
 
     pub(super) async fn shut(&self) {

@@ -131,6 +131,10 @@ async fn attempt(
         match group::commit(&session, catalog, &units).await {
             Err(Failure::Race(_)) if races < RACES_MAX => races += 1,
             Err(Failure::Lost(_)) if !is_second => is_second = true,
+            Err(Failure::Refused(error @ DbError::ReadOnly { .. })) => {
+                link.forget(&session).await;
+                return Err(Failure::Lost(error));
+            }
             outcome => return outcome,
         }
     }

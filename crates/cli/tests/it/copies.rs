@@ -1,0 +1,141 @@
+//! `windlass server backup` and `restore`.
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use crate::{Dir, server::start};
+
+const TOKEN: &str = "a-token-that-nobody-may-find-0123456789";
+const CANARY: &str = "canary-7f1d0c55-in-a-secret";
+
+fn windlass(data: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(["server", "--data-dir"])
+        .arg(data)
+        .args(args)
+        .env_remove("WINDLASS_SERVER_DATABASE_URL")
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Names of files beside the database that are not the server's own.
+fn left(dir: &Path) -> Vec<String> {
+    let names =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> =
+        names.filter(|name| name.contains("new-") || name.contains("before")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
+    let (dir, elsewhere) = (Dir::new(), Dir::new());
+    let server = start(&dir.0, &["--admin-token", TOKEN]);
+    let project = |name: &str| format!(r#"{{"project_name": "{name}"}}"#);
+    assert!(server.post("/api/projects/create", TOKEN, &project("kept")).contains("200 OK"));
+    let copy = elsewhere.0.join("copy.db");
+    let made = windlass(&dir.0, &["backup", text(&copy)]);
+    assert!(made.status.success(), "{}", said(&made));
+    assert!(said(&made).contains("copy.db"), "{}", said(&made));
+    assert!(server.post("/api/projects/create", TOKEN, &project("later")).contains("200 OK"));
+
+    let again = windlass(&dir.0, &["backup", text(&copy)]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(said(&again).contains("it is there already"), "{}", said(&again));
+    let refused = windlass(&dir.0, &["restore", text(&copy)]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        said(&refused).contains("another server") && said(&refused).contains("server stop"),
+        "{}",
+        said(&refused)
+    );
+    assert!(server.post("/api/projects/list", TOKEN, "{}").contains("later"), "nothing was changed");
+    assert_eq!(server.stop("-TERM").0, Some(0));
+
+    let restored = windlass(&dir.0, &["restore", text(&copy)]);
+    assert!(restored.status.success(), "{}", said(&restored));
+    assert_eq!(left(&dir.0), ["windlass.db.before-restore-1"]);
+    assert_eq!(left(&elsewhere.0), [""; 0]);
+    let server = start(&dir.0, &[]);
+    let projects = server.post("/api/projects/list", TOKEN, "{}");
+    assert!(projects.contains("kept") && !projects.contains("later"), "{projects}");
+    assert_eq!(server.stop("-TERM").0, Some(0));
+    // What was replaced can be had back, too.
+    let aside = dir.0.join("windlass.db.before-restore-1");
+    assert!(windlass(&dir.0, &["restore", text(&aside)]).status.success());
+    let server = start(&dir.0, &[]);
+    assert!(server.post("/api/projects/list", TOKEN, "{}").contains("later"));
+    assert_eq!(server.stop("-TERM").0, Some(0));
+}
+
+#[test]
+fn x3_a_backup_has_no_secret_in_it() {
+    let (dir, elsewhere) = (Dir::new(), Dir::new());
+    let server = start(&dir.0, &["--admin-token", TOKEN]);
+    let secret = format!(r#"{{"name": "key", "value": "{CANARY}"}}"#);
+    let answer = server.post("/api/project/main/secrets/create_or_update", TOKEN, &secret);
+    assert!(answer.contains("200 OK"), "{answer}");
+    assert!(server.post("/api/users/get_my_user", TOKEN, "").contains("BEGIN OPENSSH PRIVATE KEY"));
+    let copy = elsewhere.0.join("copy.db");
+    let made = windlass(&dir.0, &["backup", text(&copy)]);
+    assert!(made.status.success(), "{}", said(&made));
+    let bytes = std::fs::read(&copy).unwrap();
+    let has = |word: &str| bytes.windows(word.len()).any(|window| window == word.as_bytes());
+    assert!(has("create_project") || has("main"), "the copy holds what is no secret");
+    for word in [CANARY, TOKEN, "PRIVATE KEY"] {
+        assert!(!has(word), "{word} is in the backup");
+    }
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&copy).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(server.stop("-TERM").0, Some(0));
+}
+
+#[test]
+fn what_is_no_backup_is_refused_and_changes_nothing() {
+    let (dir, elsewhere) = (Dir::new(), Dir::new());
+    assert_eq!(start(&dir.0, &["--admin-token", TOKEN]).stop("-TERM").0, Some(0));
+    let before = std::fs::read(dir.0.join("windlass.db")).unwrap();
+    let copy = elsewhere.0.join("copy.db");
+    assert!(windlass(&dir.0, &["backup", text(&copy)]).status.success());
+    let mut bytes = std::fs::read(&copy).unwrap();
+    // In the middle of a page that is not the first.
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 4096].fill(0xa5);
+    let damaged = elsewhere.0.join("damaged.db");
+    std::fs::write(&damaged, &bytes).unwrap();
+    let foreign = elsewhere.0.join("foreign.db");
+    std::fs::write(&foreign, "a shopping list, and long enough to be taken for the header of a database")
+        .unwrap();
+    let absent = elsewhere.0.join("absent.db");
+    for file in [&damaged, &foreign, &absent] {
+        let refused = windlass(&dir.0, &["restore", text(file)]);
+        assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+        assert!(said(&refused).contains(text(file)), "{}", said(&refused));
+    }
+    assert_eq!(std::fs::read(dir.0.join("windlass.db")).unwrap(), before);
+    assert_eq!(left(&dir.0), [""; 0]);
+}
+
+#[test]
+fn for_postgres_its_own_tools_are_named() {
+    let dir = Dir::new();
+    let url = "postgres://windlass:hidden@db.example/windlass";
+    for (action, tool) in [("backup", "pg_dump"), ("restore", "pg_restore")] {
+        let refused = windlass(&dir.0, &["--database-url", url, action, "/tmp/none.db"]);
+        assert_eq!(refused.status.code(), Some(1));
+        let said = said(&refused);
+        assert!(said.contains(tool) && said.contains("postgres://windlass@db.example/windlass"), "{said}");
+        assert!(!said.contains("hidden"), "{said}");
+    }
+}

@@ -1,0 +1,105 @@
+//! Clocks that are set.
+//!
+//! Here it is the database's, by which all locks and times are told. That clocks of servers play no part is the
+//! rule (L5); SQLite's own clock is held against jumps of the wall in `server/src/db/clock.rs`.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde_json::Value;
+
+use super::{load::Load, servers::all_done};
+use crate::{
+    faults::{Play, Row, Trial},
+    hollow::{Runtime, empty_job},
+    postgres::Postgres,
+    replicas::{Plan, Replicas},
+};
+
+pub(super) const ROWS: &[Row] = &[Row {
+    id: "F19",
+    injection: "the database's clock jumps 10 min ahead, 10 min back, and to the right time again, under load",
+    expected: "no run lost, none started twice, none ended early",
+    bound: "progress ≤ 30 s after each jump",
+    proves: "L5 R11 R18",
+    play: Play::Now(|trial| Box::pin(jumped(trial))),
+}];
+
+const PROGRESS_WITHIN: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The library that tells a program another time, by its way of naming directories.
+fn library() -> PathBuf {
+    let architectures = std::fs::read_dir("/usr/lib").unwrap().flatten();
+    let found = architectures.map(|entry| entry.path().join("faketime/libfaketime.so.1"));
+    found.into_iter().find(|path| path.exists()).expect("libfaketime is missing: `apt-get install libfaketime`")
+}
+
+fn environment(file: &Path) -> Vec<(String, String)> {
+    let pairs = [
+        ("LD_PRELOAD", library().display().to_string()),
+        ("FAKETIME_TIMESTAMP_FILE", file.display().to_string()),
+        ("FAKETIME_NO_CACHE", "1".to_owned()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+    ];
+    pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
+}
+
+/// How far the database's clock is ahead of ours, in seconds.
+async fn ahead(postgres: &Postgres) -> i64 {
+    let theirs = postgres.count("SELECT floor(extract(epoch FROM clock_timestamp()))::BIGINT").await.unwrap();
+    let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    theirs - i64::try_from(ours).unwrap()
+}
+
+fn short(name: &str) -> Value {
+    let mut job = empty_job(name);
+    job["env"]["HOLLOW_RUN_MS"] = "300".into();
+    job
+}
+
+async fn jumped(trial: &mut Trial) {
+    let file = trial.dir().join("faketime");
+    std::fs::write(&file, "+0\n").unwrap();
+    let name = format!("f19-{}", trial.seed);
+    let postgres = Postgres::start_with(&format!("pg-{name}"), &[], environment(&file)).await.unwrap();
+    let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: Runtime::Hollow };
+    let mut replicas = Replicas::start_on(postgres, plan).await.unwrap();
+    // It goes on through all of it.
+    let mut long = empty_job("long");
+    long["env"]["HOLLOW_RUN_MS"] = "3600000".into();
+    replicas.apply(0, &long).await.unwrap();
+    replicas.reaches(0, "long", &["running"]).await.unwrap();
+    let load = Load::start(replicas.addresses(), usize::MAX, short);
+    let jumps =
+        [("+600", 600, "set ahead"), ("-600", -600, "set back"), ("+0", 0, "set right")];
+    for (text, seconds, what) in jumps {
+        trial.pause(500, 2000).await;
+        std::fs::write(&file, format!("{text}\n")).unwrap();
+        let seen = ahead(&replicas.postgres).await;
+        assert!((seen - seconds).abs() < 5, "the database is {seen} s ahead, wanted are {seconds}");
+        trial.fired(what);
+        let (had, began) = (done(&replicas).await, Instant::now());
+        while done(&replicas).await < had + 3 {
+            assert!(began.elapsed() < PATIENCE, "nothing goes on after it was {what}\n{}", replicas.said(0));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        trial.within("progress", PROGRESS_WITHIN, began.elapsed());
+    }
+    let acknowledged = load.stop().await;
+    let long = replicas.run(1, "long").await.unwrap();
+    assert_eq!(long["status"], "running", "it was ended early: {long:#}");
+    let stop = serde_json::json!({"runs_names": ["long"], "abort": true});
+    replicas.post(1, "/api/project/main/runs/stop", &stop).await.unwrap();
+    replicas.is_quiet(PATIENCE).await.unwrap();
+    all_done(trial, &replicas, &acknowledged).await;
+    super::servers::judge(trial, &mut replicas, 0).await;
+}
+
+async fn done(replicas: &Replicas) -> i64 {
+    replicas.postgres.count("SELECT count(*) FROM runs WHERE status = 'done'").await.unwrap()
+}
