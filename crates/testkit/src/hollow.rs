@@ -142,7 +142,7 @@ impl Drop for Running {
             let _ = agent.kill();
             let _ = agent.wait();
         }
-        sweep(&self.home);
+        crate::stage::sweep(&self.home);
     }
 }
 
@@ -186,20 +186,5 @@ fn host(
         status: instance::Status::Idle,
         total_blocks: Some(blocks),
         idle_seconds_max: None,
-    }
-}
-
-/// Ends every process that came from this directory: jobs that outlived their agent.
-fn sweep(home: &Path) {
-    let needle = home.display().to_string();
-    let of_home = |pid: u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let inside = std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(home));
-        inside || String::from_utf8_lossy(&line).contains(&needle)
-    };
-    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    for pid in pids.filter(|pid| *pid != std::process::id() && of_home(*pid)) {
-        let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
     }
 }

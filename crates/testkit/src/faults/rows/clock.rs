@@ -36,7 +36,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 fn library() -> PathBuf {
     let architectures = std::fs::read_dir("/usr/lib").unwrap().flatten();
     let found = architectures.map(|entry| entry.path().join("faketime/libfaketime.so.1"));
-    found.into_iter().find(|path| path.exists()).expect("libfaketime is missing: `apt-get install libfaketime`")
+    found
+        .into_iter()
+        .find(|path| path.exists())
+        .expect("libfaketime is missing: `apt-get install libfaketime`")
 }
 
 fn environment(file: &Path) -> Vec<(String, String)> {
@@ -75,8 +78,7 @@ async fn jumped(trial: &mut Trial) {
     replicas.apply(0, &long).await.unwrap();
     replicas.reaches(0, "long", &["running"]).await.unwrap();
     let load = Load::start(replicas.addresses(), usize::MAX, short);
-    let jumps =
-        [("+600", 600, "set ahead"), ("-600", -600, "set back"), ("+0", 0, "set right")];
+    let jumps = [("+600", 600, "set ahead"), ("-600", -600, "set back"), ("+0", 0, "set right")];
     for (text, seconds, what) in jumps {
         trial.pause(500, 2000).await;
         std::fs::write(&file, format!("{text}\n")).unwrap();

@@ -79,13 +79,18 @@ impl Place {
     /// Waits until so many runs are in one of these.
     async fn active(&self, holds: impl Fn(&[Value]) -> bool) -> Duration {
         let began = Instant::now();
-        let body = json!({"project_name": "main", "only_active": true, "limit": 100, "job_submissions_limit": 1});
+        let body =
+            json!({"project_name": "main", "only_active": true, "limit": 100, "job_submissions_limit": 1});
         loop {
             let list = ask(self.server.address(), "/api/runs/list", &body).await.unwrap().ok().unwrap();
             if holds(list.as_array().unwrap()) {
                 return began.elapsed();
             }
-            assert!(began.elapsed() < Duration::from_secs(180), "{} runs are not as wanted", list.as_array().unwrap().len());
+            assert!(
+                began.elapsed() < Duration::from_secs(180),
+                "{} runs are not as wanted",
+                list.as_array().unwrap().len()
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -177,14 +182,16 @@ async fn no_descriptors(trial: &mut Trial) {
     let began = Instant::now();
     loop {
         let call = ask(place.server.address(), "/api/server/pipelines", &health);
-        if matches!(tokio::time::timeout(Duration::from_secs(1), call).await, Ok(Ok(answer)) if answer.status == 200) {
+        if matches!(tokio::time::timeout(Duration::from_secs(1), call).await, Ok(Ok(answer)) if answer.status == 200)
+        {
             break;
         }
         assert!(began.elapsed() < FINAL_WITHIN, "it does not recover");
     }
     trial.within("answers again", Duration::from_secs(10), began.elapsed());
     place.active(<[Value]>::is_empty).await;
-    let run = ask(place.server.address(), "/api/project/main/runs/get", &json!({"run_name": "through"})).await;
+    let run =
+        ask(place.server.address(), "/api/project/main/runs/get", &json!({"run_name": "through"})).await;
     assert_eq!(run.unwrap().ok().unwrap()["status"], "done", "R2");
     place.is_unlocked();
     let url = format!("sqlite:{}/server/windlass.db", trial.dir().display());

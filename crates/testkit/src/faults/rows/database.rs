@@ -302,7 +302,8 @@ impl Disk {
     fn mount(at: &Path, megabytes: u32) -> Self {
         std::fs::create_dir_all(at).unwrap();
         let size = format!("size={megabytes}m");
-        let made = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "windlass"]).arg(at).status().unwrap();
+        let made =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "windlass"]).arg(at).status().unwrap();
         assert!(made.success(), "mount a small disk");
         Self(at.to_owned())
     }
@@ -336,9 +337,7 @@ async fn full(trial: &mut Trial) {
         log: Some(&trial.dir().join("server.log")),
     };
     let server = Server::start(&options).await.unwrap();
-    let submit = async |name: &str| {
-        ask(server.address(), APPLY, &submission(&small(name))).await.unwrap()
-    };
+    let submit = async |name: &str| ask(server.address(), APPLY, &submission(&small(name))).await.unwrap();
     assert_eq!(submit("before").await.status, 200);
     let filler = disk.0.join("filler");
     let block = vec![0_u8; 1 << 16];
@@ -366,7 +365,8 @@ async fn full(trial: &mut Trial) {
     let took = until("writes work", async || submit("after").await.status == 200).await;
     trial.within("writes after space came", NORMAL_WITHIN, took);
     for name in acknowledged {
-        let run = ask(server.address(), "/api/project/main/runs/get", &json!({"run_name": name})).await.unwrap();
+        let run =
+            ask(server.address(), "/api/project/main/runs/get", &json!({"run_name": name})).await.unwrap();
         assert_eq!(run.status, 200, "R1: {name} was acknowledged");
     }
     drop(server);

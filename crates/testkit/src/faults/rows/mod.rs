@@ -1,19 +1,35 @@
 //! The rows, by what they are about.
 
 mod agents;
+mod clock;
+mod crowds;
+mod database;
 mod docker;
 mod ground;
 mod hosts;
 mod later;
+mod load;
 mod network;
 mod people;
+mod servers;
 
 use super::Row;
 
 /// The whole matrix, in the order of its ids.
 pub fn all() -> Vec<Row> {
-    let mut rows: Vec<Row> =
-        [agents::ROWS, docker::ROWS, hosts::ROWS, network::ROWS, people::ROWS, later::ROWS].concat();
+    let mut rows: Vec<Row> = [
+        agents::ROWS,
+        clock::ROWS,
+        crowds::ROWS,
+        database::ROWS,
+        docker::ROWS,
+        hosts::ROWS,
+        network::ROWS,
+        people::ROWS,
+        servers::ROWS,
+        later::ROWS,
+    ]
+    .concat();
     rows.sort_by_key(|row| row.id[1..].parse::<u32>().unwrap_or(u32::MAX));
     rows
 }
