@@ -69,6 +69,12 @@ const NEEDS: &[Need] = &[
             ["slurmctld", "slurmd", "sbatch", "munged"].iter().all(|name| process::answers(name, &["-V"]))
         },
         packages: &["slurmctld", "slurmd", "slurm-client", "munge"],
+        what: "libfaketime, for clocks that jump",
+        here: || {
+            let below = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+            below.into_iter().any(|entry| entry.path().join("faketime/libfaketime.so.1").exists())
+        },
+        packages: &["libfaketime"],
     },
     Need { what: "openssl", here: || process::answers("openssl", &["version"]), packages: &["openssl"] },
     Need {

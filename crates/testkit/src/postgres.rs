@@ -117,6 +117,11 @@ impl Postgres {
         self.run_in(DATABASE, sql).await
     }
 
+    /// Statements outside of the servers' database.
+    pub async fn admin(&self, sql: &str) -> Result<()> {
+        self.run_in(USER, sql).await.map(drop)
+    }
+
     /// A session in the servers' database, to hold on to.
     pub async fn session(&self) -> Result<Client> {
         self.connect(DATABASE).await

@@ -63,6 +63,7 @@ pub fn install(hands: &Hands, into: &mut impl Install) {
 /// The pipelines of a running server, and what carries hints between its replicas.
 pub struct Running {
     engine: Engine<Db>,
+    db: Db,
     _hints: JoinSet<()>,
 }
 
@@ -87,13 +88,17 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
     hints.spawn(tell(app.db().clone(), app.hints().clone()));
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&hands.agents)));
     hints.spawn(retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
-    Ok(Running { engine, _hints: hints })
+    Ok(Running { engine, db: app.db().clone(), _hints: hints })
 }
 
 impl Running {
     /// Finishes what is in work, gives the rest back.
     pub async fn stop(self) {
         self.engine.stop(STOP_GRACE).await;
+        // Whoever carries hints to the others ends with this: what was given back is told here.
+        if let Err(error) = self.db.notify(Db::EVERYTHING).await {
+            tracing::debug!(%error, "hint the other replicas");
+        }
     }
 }
 

@@ -53,6 +53,7 @@ fn environment(file: &Path) -> Vec<(String, String)> {
 }
 
 /// How far the database's clock is ahead of ours, in seconds.
+#[expect(clippy::disallowed_methods, reason = "this is what the database's clock is held against")]
 async fn ahead(postgres: &Postgres) -> i64 {
     let theirs = postgres.count("SELECT floor(extract(epoch FROM clock_timestamp()))::BIGINT").await.unwrap();
     let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    load::{self, Load},
+    load::Load,
     servers::{all_done, judge, pair, small},
 };
 use crate::{
@@ -378,16 +378,14 @@ async fn read_only(trial: &mut Trial) {
     let load = Load::start(replicas.addresses(), usize::MAX, small);
     trial.pause(300, 1000).await;
     let had = load.refused();
-    replicas.postgres.run("ALTER DATABASE windlass SET default_transaction_read_only = on").await.unwrap();
+    replicas.postgres.admin("ALTER DATABASE windlass SET default_transaction_read_only = on").await.unwrap();
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'windlass'";
     replicas.postgres.run(end).await.unwrap();
     until("a submit is refused", async || load.refused() > had + 3).await;
     trial.fired_times("write refused by a database for reading", load.refused() - had);
     let read = replicas.ask(0, LIST, &json!({"project_name": "main", "limit": 1})).await.unwrap();
     assert_eq!(read.status, 200, "reads work: {read:?}");
-    let reset = "SET default_transaction_read_only = off; ALTER DATABASE windlass RESET default_transaction_read_only";
-    replicas.postgres.run(reset).await.unwrap();
+    replicas.postgres.admin("ALTER DATABASE windlass RESET default_transaction_read_only").await.unwrap();
     is_normal(trial, &replicas, &load).await;
-    let _ = load::held(&replicas.postgres).await;
     ended(trial, replicas, load).await;
 }

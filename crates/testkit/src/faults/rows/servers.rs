@@ -16,7 +16,7 @@ use crate::{
     faults::{Play, Row, Site, Trial},
     hollow::Runtime,
     replicas::{Plan, Replicas},
-    server::binary,
+    server::{TOKEN, binary},
     stage::{Machines, Stage, task},
 };
 
@@ -81,7 +81,7 @@ async fn killed(trial: &mut Trial) {
         }
         trial.pause(*after, after + 300).await;
         stage.kill();
-        trial.fired(what);
+        trial.fired(*what);
         let began = Instant::now();
         stage.start().await;
         trial.within("ready", READY_WITHIN, began.elapsed());
@@ -105,7 +105,7 @@ async fn killed_at_birth(trial: &mut Trial, stage: &mut Stage) {
     let data = stage.home().join("server");
     for _ in 0..3 {
         let mut child = Command::new(binary("windlass").unwrap())
-            .args(["server", "--port", "0", "--no-local", "--data-dir"])
+            .args(["server", "--port", "0", "--no-local", "--admin-token", TOKEN, "--data-dir"])
             .arg(&data)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
