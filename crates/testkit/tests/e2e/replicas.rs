@@ -163,7 +163,7 @@ fn watch_locks(session: tokio_postgres::Client, over: Arc<AtomicBool>) -> tokio:
     tokio::spawn(async move {
         let mut most = 0;
         while !over.load(Ordering::Relaxed) {
-            most = most.max(session.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0));
+            most = most.max(session.query_one(sql.as_str(), &[]).await.unwrap().get::<_, i64>(0));
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         most
