@@ -69,6 +69,8 @@ const NEEDS: &[Need] = &[
             ["slurmctld", "slurmd", "sbatch", "munged"].iter().all(|name| process::answers(name, &["-V"]))
         },
         packages: &["slurmctld", "slurmd", "slurm-client", "munge"],
+    },
+    Need {
         what: "libfaketime, for clocks that jump",
         here: || {
             let below = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();

@@ -16,7 +16,7 @@ use windlass_model::{
 };
 use windlass_server::{
     agents::enrol,
-    db::{DatabaseUrl, Db, Unit, fleets, instances},
+    db::{Change, DatabaseUrl, Db, Unit, Val, fleets, instances},
     secrets::Keyring,
 };
 
@@ -45,7 +45,7 @@ impl Hosts {
     ) -> Result<Self> {
         let db = Db::open(&database(data, postgres).parse::<DatabaseUrl>()?).await?;
         let keys = Keyring::open(&data.join("keys").join("master"))?;
-        enter(&db, &keys, home, count).await?;
+        enter(&db, &keys, home, count, BLOCKS).await?;
         db.close().await;
         std::fs::write(home.join("policy.yml"), "")?;
         // Each host is a socket and a connection or two: more files than the usual soft limit.
@@ -69,8 +69,9 @@ impl Drop for Hosts {
     }
 }
 
-/// Writes the fleet and its hosts into the database, and an enrolment into each host's directory.
-async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize) -> Result<()> {
+/// Writes the fleet and its hosts into the database, and an enrolment into each host's directory. Each host takes
+/// so many jobs at once.
+pub(crate) async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize, blocks: i64) -> Result<()> {
     let rows = db.query("SELECT p.id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;
     let project = ProjectId(rows.first().context("no project main")?.uuid(0)?);
     let fleet = FleetId(db.new_id()?);
@@ -89,7 +90,8 @@ async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize) -> Result<()>
     for number in 1..=count {
         let (id, below) = (InstanceId(db.new_id()?), home.join(format!("host-{number:04}")));
         std::fs::create_dir_all(&below)?;
-        unit = unit.and([instances::insert(host(id, project, fleet, number, &below.join("shim.sock")))]);
+        let row = host(id, project, fleet, number, &below.join("shim.sock"), blocks);
+        unit = unit.and([instances::insert(row), appeared(db, id, project)?]);
         hosts.push((id, below));
     }
     db.write(unit).await?.done()?;
@@ -104,12 +106,31 @@ async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize) -> Result<()>
     Ok(())
 }
 
+/// History begins with it, for those who check that nothing comes from nowhere.
+fn appeared(db: &Db, id: InstanceId, project: ProjectId) -> Result<Change> {
+    let values = vec![
+        ("id", db.new_id()?.into()),
+        ("entity", "instance".into()),
+        ("entity_id", id.0.into()),
+        ("project_id", project.0.into()),
+        ("kind", "status".into()),
+        ("to_status", "idle".into()),
+        ("is_final", false.into()),
+        ("reason", "".into()),
+        ("message", "entered by a test".into()),
+        ("actor", "system".into()),
+        ("recorded_at", Val::Now),
+    ];
+    Ok(Change::Insert { table: "events", values })
+}
+
 fn host(
     id: InstanceId,
     project: ProjectId,
     fleet: FleetId,
     number: usize,
     socket: &Path,
+    blocks: i64,
 ) -> instances::NewInstance {
     let kind = json!({"name": "hollow", "resources": {"cpus": 64, "memory_mib": 262_144, "spot": false,
         "cpu_arch": "x86", "disk": {"size_mib": 1_048_576}, "gpus": []}});
@@ -141,7 +162,7 @@ fn host(
         requirements: None,
         profile: None,
         status: instance::Status::Idle,
-        total_blocks: Some(BLOCKS),
+        total_blocks: Some(blocks),
         idle_seconds_max: None,
     }
 }

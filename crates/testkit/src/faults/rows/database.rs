@@ -361,6 +361,8 @@ async fn full(trial: &mut Trial) {
     trial.fired_times("write refused by a full disk", refused);
     let read = ask(server.address(), LIST, &json!({"project_name": "main", "limit": 1})).await.unwrap();
     assert_eq!(read.status, 200, "reads work: {read:?}");
+    // The space is free when nobody has it open.
+    drop(file);
     std::fs::remove_file(&filler).unwrap();
     let took = until("writes work", async || submit("after").await.status == 200).await;
     trial.within("writes after space came", NORMAL_WITHIN, took);
