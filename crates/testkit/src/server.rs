@@ -203,9 +203,15 @@ impl Answer {
 
 /// One call over a connection of its own, whatever the answer is. No answer is an error.
 pub async fn ask(address: &str, path: &str, body: &Value) -> Result<Answer> {
+    ask_once(address, path, body, None).await
+}
+
+/// The same, done once however often it is asked under this key.
+pub async fn ask_once(address: &str, path: &str, body: &Value, key: Option<&str>) -> Result<Answer> {
     let body = body.to_string();
+    let key = key.map_or(String::new(), |key| format!("idempotency-key: {key}\r\n"));
     let request = format!(
-        "POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {TOKEN}\r\nconnection: close\r\n\
+        "POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {TOKEN}\r\nconnection: close\r\n{key}\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );

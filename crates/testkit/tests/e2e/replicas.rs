@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use windlass_testkit::{
     hollow::{Runtime, empty_job},
     replicas::{Plan, Replicas},
-    server::{ask, submission},
+    server::{ask_once, submission},
 };
 
 /// What all servers together may have open.
@@ -197,7 +197,7 @@ async fn submit_until(
                 let all = addresses.lock();
                 all[attempt % all.len()].clone()
             };
-            match ask(&address, "/api/project/main/runs/apply", &body).await {
+            match ask_once(&address, "/api/project/main/runs/apply", &body, Some(&name)).await {
                 Ok(answer) if answer.status == 200 => break,
                 Ok(answer) => assert_eq!(answer.status, 503, "{answer:?}"),
                 // Refused, or cut off in the middle: to submit the same again is harmless.

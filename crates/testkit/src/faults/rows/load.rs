@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     postgres::Postgres,
-    server::{ask, submission},
+    server::{ask_once, submission},
 };
 
 /// An answer takes no longer; a server that is frozen is given up by then.
@@ -106,7 +106,8 @@ async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTr
                 all[attempt % all.len()].clone()
             };
             let asked = Instant::now();
-            let call = ask(&address, "/api/project/main/runs/apply", &body);
+            // It may have been done before, and its answer lost.
+            let call = ask_once(&address, "/api/project/main/runs/apply", &body, Some(&name));
             match tokio::time::timeout(ANSWER_WITHIN, call).await {
                 Ok(Ok(answer)) if answer.status == 200 => break,
                 Ok(Ok(answer)) => {
