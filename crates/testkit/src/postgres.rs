@@ -52,7 +52,7 @@ impl Postgres {
         if is_root() {
             std::os::unix::fs::chown(home.path(), Some(id("-u")?), Some(id("-g")?))?;
         }
-        let mut initdb = as_owner(&bin.join("initdb"));
+        let mut initdb = as_owner(&bin.join("initdb"), &[]);
         initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", USER]);
         let made = initdb.arg("-D").arg(&data).output().context("run initdb")?;
         ensure!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
@@ -65,13 +65,12 @@ impl Postgres {
 
     /// Starts it, and waits until it answers.
     pub async fn up(&mut self) -> Result<()> {
-        let mut command = as_owner(&self.bin.join("postgres"));
+        let mut command = as_owner(&self.bin.join("postgres"), &self.env);
         command.arg("-D").arg(self.home.path().join("data")).arg("-k").arg(self.sockets());
         command.args(["-c", "listen_addresses=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]);
         for setting in &self.options {
             command.args(["-c", setting]);
         }
-        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let log = std::fs::File::options().create(true).append(true).open(self.home.path().join("log"))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.server = Some(command.spawn().context("start Postgres (is it installed?)")?);
@@ -192,12 +191,13 @@ fn id(which: &str) -> Result<u32> {
     Ok(String::from_utf8(said.stdout)?.trim().parse()?)
 }
 
-fn as_owner(program: &Path) -> Command {
+/// The environment is the program's alone: what comes before it is still root's.
+fn as_owner(program: &Path, env: &[(String, String)]) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]).current_dir("/");
     if is_root() {
         command.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
     }
-    command.arg("--").arg(program);
+    command.arg("--").arg("env").args(env.iter().map(|(name, value)| format!("{name}={value}"))).arg(program);
     command
 }
