@@ -166,9 +166,11 @@ impl Fresh {
     fn publish(self, goal: &Path) -> Result<(), BackupError> {
         let linked = File::open(&self.0).and_then(|file| file.sync_all());
         let linked = linked.and_then(|()| fs::hard_link(&self.0, goal)).and_then(|()| sync_folder(goal));
-        linked.map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => BackupError::Exists { path: goal.to_owned() },
-            _ => BackupError::File { path: goal.to_owned(), source },
+        linked.map_err(|source| {
+            if source.kind() == io::ErrorKind::AlreadyExists {
+                return BackupError::Exists { path: goal.to_owned() };
+            }
+            BackupError::File { path: goal.to_owned(), source }
         })
     }
 

@@ -137,7 +137,8 @@ async fn burst(trial: &mut Trial) {
     let taken = place.storm(APPLY, (0..cancels).map(lasting).collect()).await;
     assert_eq!(taken, cancels);
     place.active(|runs| runs.iter().all(|run| run["status"] == "running")).await;
-    let stop = |number: usize| json!({"runs_names": [format!("long-{number}")], "abort": number % 2 == 0});
+    let stop =
+        |number: usize| json!({"runs_names": [format!("long-{number}")], "abort": number.is_multiple_of(2)});
     let began = Instant::now();
     let taken = place.storm(STOP, (0..cancels).map(stop).collect()).await;
     trial.fired_times("cancel", taken as u64);

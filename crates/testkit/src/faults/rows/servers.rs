@@ -81,7 +81,7 @@ async fn killed(trial: &mut Trial) {
         }
         trial.pause(*after, after + 300).await;
         stage.kill();
-        trial.fired(*what);
+        trial.fired(what);
         let began = Instant::now();
         stage.start().await;
         trial.within("ready", READY_WITHIN, began.elapsed());
