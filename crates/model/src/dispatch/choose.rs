@@ -109,10 +109,12 @@ mod tests {
     }
 
     fn taken(choices: &[Choice]) -> Vec<&str> {
-        let uuid = |choice| match choice {
-            &Choice::Take { ref uuid } => Some(uuid.as_str()),
-            Choice::Leave { .. } => None,
-        };
+        fn uuid(choice: &Choice) -> Option<&str> {
+            match choice {
+                Choice::Take { uuid } => Some(uuid),
+                Choice::Leave { .. } => None,
+            }
+        }
         choices.iter().filter_map(uuid).collect()
     }
 

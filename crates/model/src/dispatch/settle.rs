@@ -216,7 +216,7 @@ mod tests {
         for life in [Life::Waiting, Life::Running] {
             for second in 0..3 {
                 let seen = once(&queue(unwanted(Status::Locked), second), &lower(vec![job(life)], second));
-                assert_eq!(seen, [stop.clone()]);
+                assert_eq!(seen, std::slice::from_ref(&stop));
             }
         }
         let back = Step::Unlock { attempt: attempt.clone(), why: Why::Unwanted, released: true };
@@ -296,12 +296,12 @@ mod tests {
             once(&queue, &lower(vec![job(Life::Running)], 2))
         };
         let stop = Step::StopStray { attempt: container(Status::Locked).attempt(), job: "71".into() };
-        assert_eq!(stray(None), [stop.clone()]);
+        assert_eq!(stray(None), std::slice::from_ref(&stop));
         for status in [Status::Queued, Status::Complete, Status::Cancelled] {
-            assert_eq!(stray(Some(container(status))), [stop.clone()], "{status:?}");
+            assert_eq!(stray(Some(container(status))), std::slice::from_ref(&stop), "{status:?}");
         }
         let foreign = Container { is_mine: false, ..container(Status::Running) };
-        assert_eq!(stray(Some(foreign)), [stop.clone()]);
+        assert_eq!(stray(Some(foreign)), std::slice::from_ref(&stop));
         // The newer attempt waits for its own job.
         let newer = Container { attempt: 4, ..container(Status::Locked) };
         assert_eq!(stray(Some(newer)), [stop]);
