@@ -5,11 +5,12 @@ use std::{
     io::{Read, Write as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use windlass_testkit::{
     server::TOKEN,
     story::{Form, Ground, Ran},
@@ -168,7 +169,7 @@ impl Going {
     }
 
     fn text(&self, stream: usize) -> String {
-        String::from_utf8_lossy(&self.said[stream].lock().unwrap()).into_owned()
+        String::from_utf8_lossy(&self.said[stream].lock()).into_owned()
     }
 
     /// Waits until it has said something.
@@ -226,7 +227,7 @@ impl Drop for Going {
 fn listen(stream: &mut impl Read, to: &Mutex<Vec<u8>>) {
     let mut piece = [0; 4096];
     while let Ok(size @ 1..) = stream.read(&mut piece) {
-        to.lock().unwrap().extend(&piece[..size]);
+        to.lock().extend(&piece[..size]);
     }
 }
 
