@@ -27,17 +27,20 @@ const CPU_MS_MAX: u64 = if cfg!(debug_assertions) { 1_000 } else { 50 };
 /// What a whole target may add to the process: the inputs, proptest's own books and the reader.
 const MEMORY_KB_MAX: u64 = 32 * 1024;
 
+#[expect(clippy::disallowed_methods, reason = "a test may look at the world; the model may not")]
 fn cases() -> u32 {
     std::env::var("FUZZ").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
 }
 
 /// Time on a processor, not on the wall: other tests run beside this one.
+#[expect(clippy::disallowed_methods, reason = "a test may look at the world; the model may not")]
 fn cpu_ms() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1_000_000
 }
 
 /// The most memory this process ever had.
+#[expect(clippy::disallowed_methods, reason = "a test may look at the world; the model may not")]
 fn peak_kb() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
