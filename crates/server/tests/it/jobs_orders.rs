@@ -165,6 +165,12 @@ async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: 
     stage.direct(|script| script.job_ends = Some(ends("failed", "container_exited_with_error", Some(1))));
     stage.poke().await;
     stage.comes_to("pair", "pending").await;
+    // Their logs are complete only while their hosts say that they ended.
+    let is_over = |job: &Value| {
+        let status = &job["job_submissions"].as_array().unwrap().last().unwrap()["status"];
+        status == "failed" || status == "terminated"
+    };
+    stage.until("pair", "over", |run| run["jobs"].as_array().unwrap().iter().all(is_over)).await;
     stage.direct(|script| script.job_ends = None);
     stage.back_off_is_over("pair").await;
     stage.until("pair", "running again", all("running")).await;
