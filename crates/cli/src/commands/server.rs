@@ -97,7 +97,7 @@ pub(crate) struct Args {
     /// How long logs of jobs are kept after the end of their run: `30d`, or `off` for ever
     #[arg(long, env = "WINDLASS_SERVER_KEEP_LOGS", global = true, value_name = "DAYS")]
     pub(crate) keep_logs: Option<String>,
-    /// After which silence of a host its jobs are lost, and may be retried elsewhere: `2m` if not given
+    /// How long a host may be silent before its jobs are lost, and may be retried elsewhere: `2m`
     #[arg(long, env = "WINDLASS_SERVER_LOST_AFTER", global = true, value_name = "TIME")]
     pub(crate) lost_after: Option<String>,
     /// How much to log

@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     io::{self, ErrorKind},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -11,8 +12,9 @@ use tokio::time::{Instant, sleep};
 
 use super::{Bucket, HEAD, OBJECT_BYTES_MAX, Piece, Range, delay};
 
-/// Times a write goes on behind another writer before it gives up.
-const LATE_MAX: usize = 16;
+/// Looks for an object that must be there before a write gives up.
+const LATE_MAX: u32 = 16;
+const LATE_PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) struct Shelf {
     bucket: Arc<dyn Bucket>,
@@ -153,12 +155,18 @@ impl Shelf {
                 }
                 known.settle();
             } else {
-                late += 1;
                 self.list().await?;
-                if late > LATE_MAX || self.known.lock().written() <= offset {
+                if self.known.lock().written() > offset {
+                    late = 0;
+                    continue;
+                }
+                // Somebody is about to write it: a store may refuse ours before it shows theirs.
+                late += 1;
+                if late > LATE_MAX {
                     let what = format!("an object of {} is there and is not listed", self.prefix);
                     return Err(io::Error::other(what));
                 }
+                sleep(LATE_PAUSE).await;
             }
         }
         Ok(())
