@@ -127,7 +127,7 @@ impl Scratch {
             let file_name = entry.file_name();
             let pid = file_name.to_str().and_then(|text| text.strip_prefix(&prefix));
             if pid.and_then(|text| text.parse::<u32>().ok()).is_some_and(|pid| !alive(pid)) {
-                let _ = std::fs::remove_dir_all(entry.path());
+                clear(&entry.path());
             }
         }
         let path = parent.join(format!("{prefix}{}", std::process::id()));
@@ -143,8 +143,19 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        clear(&self.0);
     }
+}
+
+/// Removes a directory and, before it, what programs mounted below it and forgot: an engine leaves the network of
+/// containers that had none of their own.
+fn clear(dir: &Path) {
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    for point in points.filter(|point| Path::new(point).starts_with(dir)) {
+        let _ = read(Command::new("umount").args(["--lazy", point]));
+    }
+    let _ = std::fs::remove_dir_all(dir);
 }
 
 fn alive(pid: u32) -> bool {

@@ -133,7 +133,7 @@ fn faults(workspace: &Workspace) -> Result<Outcome> {
     if !workspace.testkit_has(faults::BINARY)? {
         return Ok(Outcome::Absent(format!("windlass-testkit has no binary `{}` yet", faults::BINARY)));
     }
-    process::run(workspace.cargo().args(["nextest", "run", "--workspace", "--no-run"]))?;
+    process::run(&mut built_tests(workspace))?;
     passed(faults::each_once(workspace))
 }
 
