@@ -22,6 +22,7 @@ struct Args {
     seed: Option<u64>,
     dir: Option<PathBuf>,
     is_long: bool,
+    slack: u32,
     list: bool,
     json: bool,
     markdown: bool,
@@ -40,7 +41,8 @@ fn main() -> Result<ExitCode> {
         .dir
         .clone()
         .unwrap_or_else(|| std::env::temp_dir().join(format!("windlass-faults-{}", std::process::id())));
-    let order = Order { rows, times: args.times, jobs: args.jobs, seed, is_long: args.is_long, dir };
+    let (is_long, slack) = (args.is_long, args.slack);
+    let order = Order { rows, times: args.times, jobs: args.jobs, seed, is_long, slack, dir };
     let all = order.rows.iter().filter(|row| row.is_played()).count() as u64 * order.times;
     let _ = writeln!(std::io::stderr(), "{all} trials, {} at once, first seed {seed}", order.jobs);
     let done = AtomicUsize::new(0);
@@ -82,7 +84,7 @@ fn chosen(args: &Args) -> Result<Vec<Row>> {
 }
 
 fn args() -> Result<Args> {
-    let mut args = Args { times: 1, jobs: JOBS, ..Args::default() };
+    let mut args = Args { times: 1, jobs: JOBS, slack: 1, ..Args::default() };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().with_context(|| format!("`{word}` wants a value"));
@@ -95,12 +97,13 @@ fn args() -> Result<Args> {
             "--seed" => args.seed = Some(number(value()?)?),
             "--dir" => args.dir = Some(value()?.into()),
             "--long" => args.is_long = true,
+            "--slack" => args.slack = u32::try_from(number(value()?)?)?,
             "--list" => args.list = true,
             "--json" => args.json = true,
             "--markdown" => args.markdown = true,
             _ => bail!(
                 "unknown argument `{word}`; want --row ID, --skip ID, --times N, --jobs J, --seed S, --dir DIR, \
-                 --long, --list, --json, --markdown"
+                 --long, --slack N, --list, --json, --markdown"
             ),
         }
     }

@@ -27,6 +27,8 @@ pub struct Order {
     /// Of the first trial; the next has the next.
     pub seed: u64,
     pub is_long: bool,
+    /// What each bound is multiplied by: a machine that does other things as well is slower than it should be.
+    pub slack: u32,
     /// Where trials have their directories.
     pub dir: PathBuf,
 }
@@ -78,7 +80,7 @@ pub fn play(order: &Order, tell: impl Fn(&Outcome) + Sync) -> Result<Vec<Outcome
 
 fn once(row: &Row, seed: u64, order: &Order) -> Outcome {
     let dir = order.dir.join(format!("{}-{seed}", row.id));
-    let mut trial = Trial::new(seed, dir.clone(), order.is_long);
+    let mut trial = Trial::new(seed, dir.clone(), order.is_long, order.slack);
     let began = Instant::now();
     if let Err(error) = attempt(row, &mut trial, &dir) {
         trial.violation(&format!("{error:#}"));

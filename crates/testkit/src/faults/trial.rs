@@ -32,6 +32,7 @@ pub struct Trial {
     pub rng: Rng,
     /// Bounds and waits as long as in earnest, where a row shortens them.
     pub is_long: bool,
+    slack: u32,
     dir: PathBuf,
     pub(super) fired: BTreeMap<&'static str, u64>,
     pub(super) times: Vec<Timed>,
@@ -39,11 +40,12 @@ pub struct Trial {
 }
 
 impl Trial {
-    pub(super) fn new(seed: u64, dir: PathBuf, is_long: bool) -> Self {
+    pub(super) fn new(seed: u64, dir: PathBuf, is_long: bool, slack: u32) -> Self {
         Self {
             seed,
             rng: Rng::new(seed),
             is_long,
+            slack,
             dir,
             fired: BTreeMap::new(),
             times: Vec::new(),
@@ -72,6 +74,7 @@ impl Trial {
 
     /// Holds a time against its bound.
     pub fn within(&mut self, what: &'static str, bound: Duration, took: Duration) {
+        let bound = bound * self.slack;
         let timed = Timed { what, took, bound };
         if took > bound {
             self.violation(&format!("bound: {what} took {took:.1?}, allowed are {bound:?}"));

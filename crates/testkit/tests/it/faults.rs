@@ -14,7 +14,7 @@ fn dir(name: &str) -> PathBuf {
 }
 
 fn played(name: &str, row: Row, times: u64) -> Vec<Outcome> {
-    let order = Order { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, dir: dir(name) };
+    let order = Order { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, slack: 1, dir: dir(name) };
     let mut outcomes = faults::play(&order, |_| {}).unwrap();
     outcomes.sort_by_key(|outcome| outcome.seed);
     outcomes
