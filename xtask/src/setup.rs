@@ -65,8 +65,10 @@ const NEEDS: &[Need] = &[
     },
     Need {
         what: "Slurm",
+        // Its commands answer nothing without a cluster, not even their version.
         here: || {
-            ["slurmctld", "slurmd", "sbatch", "munged"].iter().all(|name| process::answers(name, &["-V"]))
+            ["slurmctld", "slurmd", "munged"].iter().all(|name| process::answers(name, &["-V"]))
+                && std::path::Path::new("/usr/bin/sbatch").exists()
         },
         packages: &["slurmctld", "slurmd", "slurm-client", "munge"],
     },
