@@ -76,13 +76,17 @@ impl Container {
         Attempt { uuid: self.uuid.clone(), number: self.attempt }
     }
 
-    /// Whether this attempt is the one that may run now.
-    pub fn is_current(&self, attempt: &Attempt) -> bool {
-        let held = match self.status {
+    /// Whether this dispatcher answers for it now.
+    pub fn is_held(&self) -> bool {
+        match self.status {
             Status::Locked | Status::Running => self.is_mine,
             Status::Queued | Status::Complete | Status::Cancelled => false,
-        };
-        held && self.attempt() == *attempt
+        }
+    }
+
+    /// Whether this attempt is the one that may run now.
+    pub fn is_current(&self, attempt: &Attempt) -> bool {
+        self.is_held() && self.attempt() == *attempt
     }
 }
 

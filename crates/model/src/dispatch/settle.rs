@@ -70,8 +70,7 @@ struct Missing {
 }
 
 pub fn settle(queue: &Queue, lower: &Lower, memory: &mut Memory) -> Vec<Step> {
-    let mine: Vec<&Container> =
-        queue.containers.iter().filter(|container| container.is_current(&container.attempt())).collect();
+    let mine: Vec<&Container> = queue.containers.iter().filter(|container| container.is_held()).collect();
     memory.0.retain(|attempt, missing| {
         let still =
             |container: &&&Container| container.attempt() == *attempt && container.status == missing.status;
