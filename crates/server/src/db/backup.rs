@@ -66,7 +66,7 @@ pub fn backup(database: &Path, to: &Path) -> Result<Copied, BackupError> {
         return Err(BackupError::Exists { path: to.to_owned() });
     }
     let fresh = Fresh::new(to)?;
-    let source = Conn::reader(database, Clock::wall(), Ids::System)?;
+    let source = Conn::reader(database, Clock::wall(), Ids::system())?;
     // The file is open for reading alone; what is written is the copy.
     source.query("PRAGMA query_only = OFF", &[])?;
     let target = fresh.0.to_string_lossy().into_owned();
@@ -91,7 +91,7 @@ pub fn restore(database: &Path, from: &Path) -> Result<Copied, BackupError> {
     fs::copy(from, &fresh.0).map_err(|source| BackupError::File { path: from.to_owned(), source })?;
     let copied = check(&fresh.0, from)?;
     {
-        let conn = Conn::writer(&fresh.0, Clock::wall(), Ids::System)?;
+        let conn = Conn::writer(&fresh.0, Clock::wall(), Ids::system())?;
         void_leases(&conn, EPOCHS_AHEAD)?;
         // One file again, without a log beside it.
         conn.query("PRAGMA journal_mode = DELETE", &[])?;
@@ -104,7 +104,7 @@ pub fn restore(database: &Path, from: &Path) -> Result<Copied, BackupError> {
 /// Whether the file is whole and of a version that this one understands.
 fn check(path: &Path, shown: &Path) -> Result<Copied, BackupError> {
     let foreign = |source| BackupError::Foreign { path: shown.to_owned(), source };
-    let conn = Conn::reader(path, Clock::wall(), Ids::System).map_err(foreign)?;
+    let conn = Conn::reader(path, Clock::wall(), Ids::system()).map_err(foreign)?;
     let said = conn.query("PRAGMA integrity_check", &[]).map_err(foreign)?;
     let said: Vec<String> = said.iter().filter_map(|row| row.text(0).ok()).collect();
     if said != ["ok"] {
@@ -131,7 +131,7 @@ fn put_aside(database: &Path) -> Result<Option<PathBuf>, BackupError> {
             continue;
         }
         // What is committed and not yet in the file goes there. A damaged one is kept as it is, log and all.
-        let settled = Conn::writer(database, Clock::wall(), Ids::System)
+        let settled = Conn::writer(database, Clock::wall(), Ids::system())
             .and_then(|conn| conn.query("PRAGMA wal_checkpoint(TRUNCATE)", &[]));
         for log in ["-wal", "-shm"] {
             let (from, to) = (suffixed(database, log), suffixed(&aside, log));

@@ -32,7 +32,7 @@ pub struct Place<'a> {
 
 /// The rows of one event, for the unit that makes it true.
 pub fn append(db: &Db, event: &Event, place: &Place<'_>) -> Result<Vec<Change>, DbError> {
-    let id = db.new_id()?;
+    let id = db.next_id()?;
     let mut changes = vec![Change::Insert {
         table: "events",
         values: vec![

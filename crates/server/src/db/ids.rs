@@ -1,6 +1,9 @@
 //! Where random ids come from: the operating system, or a seed in the simulation.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use parking_lot::Mutex;
 use uuid::{Builder, Uuid};
@@ -9,30 +12,58 @@ use super::error::DbError;
 
 /// Makes UUIDv4, the only version every client accepts.
 #[derive(Clone, Debug)]
-pub(super) enum Ids {
+pub(super) struct Ids {
+    source: Source,
+    drawn_in_order: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
     System,
     Seeded(Arc<Mutex<u64>>),
 }
 
 impl Ids {
+    pub(super) fn system() -> Self {
+        Self::of(Source::System)
+    }
+
     pub(super) fn seeded(seed: u64) -> Self {
-        Self::Seeded(Arc::new(Mutex::new(seed)))
+        Self::of(Source::Seeded(Arc::new(Mutex::new(seed))))
+    }
+
+    fn of(source: Source) -> Self {
+        Self { source, drawn_in_order: Arc::default() }
     }
 
     pub(super) fn draw(&self) -> Result<Uuid, DbError> {
+        Ok(Builder::from_random_bytes(self.bytes()?).into_uuid())
+    }
+
+    /// One that sorts after those this process drew in order before. Things written in one unit share their
+    /// time, and are told in the order they were written only if their ids say it.
+    pub(super) fn draw_in_order(&self) -> Result<Uuid, DbError> {
+        let mut bytes = self.bytes()?;
+        let next = self.drawn_in_order.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        // The six bytes before the version; what is left keeps processes apart.
+        bytes[..6].copy_from_slice(&next[2..]);
+        Ok(Builder::from_random_bytes(bytes).into_uuid())
+    }
+
+    fn bytes(&self) -> Result<[u8; 16], DbError> {
         let mut bytes = [0_u8; 16];
-        match self {
-            Self::System => {
+        match &self.source {
+            Source::System => {
                 getrandom::fill(&mut bytes).map_err(|error| DbError::Random { source: Arc::new(error) })?;
             }
-            Self::Seeded(state) => {
+            Source::Seeded(state) => {
                 let mut state = state.lock();
                 let (high, low) = (split_mix(&mut state), split_mix(&mut state));
                 bytes[..8].copy_from_slice(&high.to_be_bytes());
                 bytes[8..].copy_from_slice(&low.to_be_bytes());
             }
         }
-        Ok(Builder::from_random_bytes(bytes).into_uuid())
+        Ok(bytes)
     }
 }
 
@@ -43,4 +74,18 @@ fn split_mix(state: &mut u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ids;
+
+    #[test]
+    fn ids_drawn_in_order_sort_as_they_were_drawn() {
+        for ids in [Ids::system(), Ids::seeded(7)] {
+            let drawn: Vec<_> = (0..300).map(|_| ids.draw_in_order().expect("random bytes")).collect();
+            assert!(drawn.is_sorted(), "{drawn:?}");
+            assert!(drawn.iter().all(|id| id.get_version_num() == 4), "{drawn:?}");
+        }
+    }
 }

@@ -113,13 +113,13 @@ impl Db {
         match url {
             DatabaseUrl::Sqlite(path) => Self::open_sqlite(path),
             DatabaseUrl::Postgres(url) => {
-                Ok(Self::of(Store::Postgres(Box::new(postgres::Pool::open(url).await?)), Ids::System))
+                Ok(Self::of(Store::Postgres(Box::new(postgres::Pool::open(url).await?)), Ids::system()))
             }
         }
     }
 
     fn open_sqlite(path: &Path) -> Result<Self, DbError> {
-        Ok(Self::of(Store::File(sqlite::File::open(path, Ids::System)?), Ids::System))
+        Ok(Self::of(Store::File(sqlite::File::open(path, Ids::system())?), Ids::system()))
     }
 
     /// In memory, without threads, on the given clock (microseconds) and with ids from a seed: for the
@@ -150,6 +150,11 @@ impl Db {
     /// A fresh UUIDv4.
     pub fn new_id(&self) -> Result<Uuid, DbError> {
         self.ids.draw()
+    }
+
+    /// A fresh UUIDv4 that sorts after those drawn so before: for rows read in the order of their writing.
+    pub fn next_id(&self) -> Result<Uuid, DbError> {
+        self.ids.draw_in_order()
     }
 
     /// A read. Sees every write that was acknowledged before it was asked.
