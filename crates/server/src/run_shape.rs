@@ -26,7 +26,7 @@ use windlass_model::{
     time::Span,
 };
 
-use crate::db::{jobs::Job, runs::Run};
+use crate::db::runs::Run;
 
 /// Why a specification has no shape.
 #[derive(Debug, thiserror::Error)]
@@ -183,11 +183,6 @@ impl RunShape {
     }
 
     /// What a job asks of one machine.
-    pub fn needs(&self, job: &Job) -> Result<Needs, ShapeError> {
-        let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(ShapeError::Document)?;
-        Ok(self.needs_of(&spec))
-    }
-
     pub fn needs_of(&self, spec: &JobSpec) -> Needs {
         let asked = &spec.requirements;
         let machines = &self.properties.provisioning;

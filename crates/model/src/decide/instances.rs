@@ -172,6 +172,18 @@ pub fn is_wanted(instance: &Instance, now: Timestamp) -> bool {
     unwanted(instance, now).is_none()
 }
 
+/// Until when the last answer of a host counts, if a pass is only about its blocks: a job came or went, and the word
+/// for it follows from what is stored. A host is asked every [`POLL`], however many jobs it sees in between.
+pub fn answered_until(instance: &Instance, seen_at: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
+    let until = seen_at? + POLL;
+    let word_is_old = match instance.status {
+        Status::Idle => instance.jobs > 0,
+        Status::Busy => instance.jobs == 0,
+        Status::Pending | Status::Provisioning | Status::Terminating | Status::Terminated => false,
+    };
+    (word_is_old && instance.unreachable_since.is_none() && now < until).then_some(until)
+}
+
 /// Ends one that nobody wants, unless jobs are on it: those end first.
 fn unwanted(instance: &Instance, now: Timestamp) -> Option<Plan> {
     if instance.jobs > 0 {

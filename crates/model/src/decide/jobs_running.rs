@@ -187,6 +187,16 @@ pub fn asks(job: &Job) -> Ask {
     }
 }
 
+/// The job as it is after a change from which the same pass goes on: a host that took the task may have it running
+/// already. Every other change ends the pass; what comes after it takes its time.
+pub fn goes_on(job: &Job, change: &Change<Event>, now: Timestamp) -> Option<Job> {
+    (job.status == Status::Provisioning && change.event == Event::TaskTaken).then(|| Job {
+        status: Status::Pulling,
+        pulling_since: Some(now),
+        ..job.clone()
+    })
+}
+
 /// Whether the runner has said how the job ended.
 pub fn has_ended(runner: &Runner) -> bool {
     match runner {

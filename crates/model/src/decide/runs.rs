@@ -249,6 +249,23 @@ pub fn decide(run: &RunView, now: Timestamp) -> Plan {
     }
 }
 
+/// The next steps of a run, as far as they can be told at once: a run whose jobs are all final makes both moves of
+/// its end together. There is always a last one.
+pub fn decide_on(run: &RunView, now: Timestamp) -> (Option<Plan>, Plan) {
+    let first = decide(run, now);
+    let begins_end = run.status != run::Status::Terminating && first.status == run::Status::Terminating;
+    if !begins_end || !all_final(run) {
+        return (None, first);
+    }
+    let ending = RunView { status: first.status, ending: first.ending.clone(), ..run.clone() };
+    let last = terminating(&ending, now);
+    (Some(first), last)
+}
+
+fn all_final(run: &RunView) -> bool {
+    run.replicas.iter().flat_map(|r| &r.jobs).all(|job| job.state.is_final())
+}
+
 /// A stop beats everything but an end that has already begun; an abort also hurries a stop.
 fn stopped(run: &RunView, stop: StopAsked, now: Timestamp) -> Option<Plan> {
     match run.status {
@@ -334,11 +351,10 @@ fn tell(replicas: impl Iterator<Item = u32>, what: &str) -> Option<String> {
 
 fn turn_terminating(run: &RunView, ending: run::Ending, now: Timestamp) -> Plan {
     let end = end_jobs(run, &ending);
-    let over = run.replicas.iter().flat_map(|r| &r.jobs).all(|job| job.state.is_final());
     Plan {
         event: Some(run::Event::EndDecided),
         status: run::Status::Terminating,
-        due_at: Some(if over { now } else { now + SOON }),
+        due_at: Some(if all_final(run) { now } else { now + SOON }),
         why: ending.said().to_owned(),
         ending: Some(ending),
         end,
@@ -409,8 +425,7 @@ fn terminating(run: &RunView, now: Timestamp) -> Plan {
     let ending = run.ending.clone().unwrap_or_else(|| {
         run::Ending::new(run::TerminationReason::ServerError, "the run was ending without a reason")
     });
-    let over = run.replicas.iter().flat_map(|r| &r.jobs).all(|job| job.state.is_final());
-    if !over {
+    if !all_final(run) {
         let end = end_jobs(run, &ending);
         return Plan {
             end,

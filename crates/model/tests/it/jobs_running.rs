@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use windlass_model::{
     decide::jobs_running::{
         Action, Ended, Host, How, Job, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings,
-        StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, provisioning_max,
+        StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, goes_on, provisioning_max,
     },
     job::{self, Detail, Status, TerminationReason},
     machine::Step,
@@ -428,4 +428,19 @@ proptest! {
 fn what_is_asked_depends_on_how_far_it_is() {
     assert!(asks(&job(Status::Provisioning, 0)).shim && !asks(&job(Status::Provisioning, 0)).runner);
     assert!(asks(&job(Status::Pulling, 0)).runner && asks(&job(Status::Running, 0)).runner);
+}
+
+#[test]
+fn a_pass_goes_on_from_a_task_that_was_taken_and_from_nothing_else() {
+    let placed = job(Status::Provisioning, 5);
+    let taken = decide(&placed, &shim(Shim::NoTask), NOW);
+    let on = goes_on(&placed, &taken.change.unwrap(), NOW).unwrap();
+    assert_eq!((on.status, on.pulling_since), (Status::Pulling, Some(NOW)));
+    assert_eq!(words(&decide(&on, &runner(Runner::Ready), NOW)), "SubmitJob, started, again in 10 s");
+
+    let pulling = job(Status::Pulling, 5);
+    let started = decide(&pulling, &runner(Runner::Ready), NOW);
+    assert_eq!(goes_on(&pulling, &started.change.unwrap(), NOW), None);
+    let lost = decide(&placed, &Seen { host: Host::Gone, ..shim(Shim::NotAsked) }, NOW);
+    assert_eq!(goes_on(&placed, &lost.change.unwrap(), NOW), None);
 }

@@ -1,6 +1,8 @@
 //! What becomes of a run, rule by rule.
 
-use crate::runs_fixture::check;
+use windlass_model::{decide::runs::decide_on, run};
+
+use crate::runs_fixture::{NOW, check, read};
 
 // Derivation: the rules in their order.
 
@@ -431,5 +433,25 @@ fn an_abort_hurries_a_stop_and_a_stop_changes_no_end_that_has_begun() {
     check(
         "terminating stop hourly fired=30m ending=all_jobs_done; r0: done(done_by_runner)",
         "finished-terminated -> terminated; stopped_by_user; never again: a user stopped it",
+    );
+}
+
+#[test]
+fn a_run_whose_jobs_are_all_final_makes_both_moves_of_its_end_at_once() {
+    let moves = |text: &str| {
+        let (before, last) = decide_on(&read(text), NOW);
+        (before.map(|plan| plan.status), last.status)
+    };
+    let both = |last| (Some(run::Status::Terminating), last);
+    assert_eq!(moves("running; r0: done(done_by_runner)"), both(run::Status::Done));
+    assert_eq!(moves("running; r0: failed(container_exited_with_error)"), both(run::Status::Failed));
+    assert_eq!(moves("running stop; r0: done(done_by_runner)"), both(run::Status::Terminated));
+    assert_eq!(moves("running hourly; r0: done(done_by_runner)"), both(run::Status::Pending));
+    // One job is still on its way out.
+    assert_eq!(moves("running; r0: terminating(done_by_runner)"), (None, run::Status::Terminating));
+    assert_eq!(moves("running; r0: running"), (None, run::Status::Running));
+    assert_eq!(
+        moves("terminating ending=all_jobs_done; r0: done(done_by_runner)"),
+        (None, run::Status::Done)
     );
 }

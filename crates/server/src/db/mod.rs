@@ -185,6 +185,9 @@ impl Db {
 
     /// The database's time.
     pub async fn now(&self) -> Result<windlass_model::time::Timestamp, DbError> {
+        if let Store::File(file) = &*self.store {
+            return Ok(windlass_model::time::Timestamp(file.now()));
+        }
         let row = self.query_opt("SELECT now_us()", vec![]).await?;
         row.ok_or(DbError::Shape { column: 0, want: "the time", have: "nothing" })?.time(0)
     }

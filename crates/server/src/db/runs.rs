@@ -115,11 +115,19 @@ impl Named {
     }
 }
 
+/// The net below the word of its jobs.
+const FIRST_LOOK_US: i64 = 5_000_000;
+
 /// The run alone; its jobs (`jobs::insert`) and events (`events::append`) go into the same unit.
 /// A name in use is a conflict on `runs_name_key`, a repeated idempotency key one on
 /// `runs_idempotency_key`.
 pub fn insert(run: NewRun) -> Change {
+    let starts = run.status == Status::Submitted;
     let mut values = run.into_values();
+    if starts {
+        // Its jobs come in the same unit, and there is nothing to see until one of them moves, which makes it due.
+        values.push(("due_at", Val::NowPlus(FIRST_LOOK_US)));
+    }
     values.extend([("submitted_at", Val::Now), ("last_processed_at", Val::Now)]);
     Change::Insert { table: "runs", values }
 }

@@ -92,7 +92,6 @@ impl From<KeyError> for OrderError {
 pub async fn task(hands: &Hands, lease: &Lease, loaded: &Loaded) -> Result<TaskSpec, OrderError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let spec = spec_with_secrets(hands, loaded).await?;
-    let project = rows::project(&hands.db, loaded.job.project_id).await?;
     let attach = attachments::attach(&hands.db, &hands.backends, lease, &loaded.job, instance);
     let mounts = match attach.await? {
         Attach::Ready(mounts) => mounts,
@@ -107,7 +106,7 @@ pub async fn task(hands: &Hands, lease: &Lease, loaded: &Loaded) -> Result<TaskS
         instance,
         mounts,
         user_key: user_key(loaded)?.as_deref(),
-        project_key: project.as_ref().and_then(|project| project.ssh_public_key.as_deref()),
+        project_key: loaded.project.ssh_public_key.as_deref(),
         login: login.as_ref(),
     });
     Ok(built?)
@@ -117,8 +116,7 @@ pub async fn task(hands: &Hands, lease: &Lease, loaded: &Loaded) -> Result<TaskS
 pub async fn start(hands: &Hands, loaded: &Loaded) -> Result<Start, OrderError> {
     let shape = hands.shapes.of(&loaded.run).map_err(PassError::from)?;
     let spec = spec_with_secrets(hands, loaded).await?;
-    let project = rows::project(&hands.db, loaded.job.project_id).await?;
-    let nodes = rows::nodes(&hands.db, &loaded.job).await?;
+    let nodes = rows::nodes(&hands.db, loaded).await?;
     let addresses = addresses(hands, loaded, &shape, &spec).await?;
     let fleet = fleet_spec(loaded)?;
     let key = node_key::open(hands, &loaded.job).await?;
@@ -127,7 +125,7 @@ pub async fn start(hands: &Hands, loaded: &Loaded) -> Result<Start, OrderError> 
         run: &loaded.run,
         job: &loaded.job,
         spec,
-        project_name: project.as_ref().map(|project| project.name.as_str()),
+        project_name: Some(&loaded.project.name),
         fleet_env: fleet.map(|spec| start::variables(&spec["configuration"]["env"])).unwrap_or_default(),
         nodes: &nodes,
         addresses: &addresses,
@@ -204,7 +202,7 @@ async fn addresses(
     let nodes = if is_service {
         rows::replicas(&hands.db, &loaded.run).await?
     } else {
-        rows::nodes(&hands.db, &loaded.job).await?
+        rows::nodes(&hands.db, loaded).await?
     };
     Ok(start::by_place(&nodes, is_service.then(|| shape.replica_group_names()).as_deref())?)
 }

@@ -85,6 +85,8 @@ pub(crate) struct Learned {
     tries: Option<Tries>,
     total_blocks: Option<i64>,
     strays: Vec<Stray>,
+    /// Nobody was asked: the last answer counts until then.
+    answered_until: Option<Timestamp>,
 }
 
 pub(crate) struct Look {
@@ -126,8 +128,14 @@ impl Pipeline for Instances {
     }
 
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
-        if !brain::is_wanted(&view(row), Timestamp(lease.now())) {
+        let (view, now) = (view(row), Timestamp(lease.now()));
+        if !brain::is_wanted(&view, now) {
             return Ok(Look::of(Seen::NotAsked));
+        }
+        let answered_until = brain::answered_until(&view, row.instance.seen_at, now);
+        if answered_until.is_some() {
+            let learned = Learned { answered_until, ..Learned::default() };
+            return Ok(Look { seen: Seen::Answers { health: view.health }, learned });
         }
         match row.instance.status {
             Status::Provisioning => Ok(self.starting(row).await),
@@ -162,6 +170,9 @@ impl Pipeline for Instances {
         if learned.machine.is_some() && plan.change.is_none() {
             // How to reach it is known now: the next pass does.
             plan.due = Timestamp(lease.now());
+        }
+        if let Some(until) = learned.answered_until {
+            plan.due = plan.due.min(until);
         }
         let due_in_us = Some(due_in(lease, plan.due));
         let moved = moved(lease, &row, &plan, &learned)?;
@@ -379,7 +390,7 @@ fn watch(instance: &Instance, plan: &Plan, learned: &Learned, set: &mut Values) 
         ("unreachable_since", plan.unreachable_since.into()),
         ("health", plan.health.as_str().into()),
     ]);
-    if plan.unreachable_since.is_none() {
+    if plan.unreachable_since.is_none() && learned.answered_until.is_none() {
         set.push(("seen_at", Val::Now));
     }
     if let Some(news) = &learned.news {

@@ -15,7 +15,10 @@ use std::sync::Arc;
 
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    decide::jobs_running::{self as brain, Action, Plan, Seen},
+    decide::{
+        change::Change,
+        jobs_running::{self as brain, Action, Plan, Seen},
+    },
     event,
     id::InstanceId,
     job,
@@ -63,7 +66,15 @@ pub(crate) enum Look {
 
 pub(crate) enum Next {
     End(job::Ending),
-    Go(Box<Plan>, Box<Learned>),
+    Go(Box<Way>),
+}
+
+/// What becomes of a job in one pass.
+pub(crate) struct Way {
+    /// Made on the way, each of them done.
+    before: Vec<Change<job::Event>>,
+    plan: Plan,
+    learned: Learned,
 }
 
 impl Pipeline for JobsRunning {
@@ -91,36 +102,7 @@ impl Pipeline for JobsRunning {
             return Ok(Look::Asked(ending));
         }
         let mut learned = Learned::default();
-        let mut seen = Seen {
-            host: look::host(&row.loaded),
-            shim: brain::Shim::NotAsked,
-            runner: brain::Runner::NotAsked,
-            gpu_idle: self.is_gpu_idle(lease, row).await?,
-        };
-        let answers = row.loaded.instance.as_ref().is_some_and(look::may_answer);
-        let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::Host::Fine)
-        else {
-            return Ok(Look::Seen(Box::new(seen), Box::new(learned)));
-        };
-        let ask = brain::asks(&row.job);
-        if ask.shim {
-            seen.shim = self.shim(call, &mut learned).await;
-        }
-        let runner_may_be_there =
-            !ask.shim || matches!(&seen.shim, brain::Shim::Task(brain::Task::Running { .. }));
-        if ask.runner && runner_may_be_there {
-            let pulled = self.0.agents.pull(call).await;
-            learned.answered |= pulled.is_ok();
-            seen.runner = look::runner(pulled);
-        }
-        if let brain::Runner::Pulled(pulled) = &seen.runner {
-            learned.no_connections = pulled.no_connections;
-        }
-        if row.job.status == job::Status::Running && !brain::has_ended(&seen.runner) {
-            // What the runner wrote is read from the host's disk, where it outlives the runner: the shim knows
-            // whether the task still lives.
-            seen.shim = self.shim(call, &mut learned).await;
-        }
+        let seen = self.look(lease, row, &row.job, &mut learned).await?;
         Ok(Look::Seen(Box::new(seen), Box::new(learned)))
     }
 
@@ -128,83 +110,74 @@ impl Pipeline for JobsRunning {
         match look {
             Look::Asked(ending) => Next::End(ending),
             Look::Seen(seen, learned) => {
-                Next::Go(Box::new(brain::decide(&row.job, &seen, Timestamp(now))), learned)
+                let plan = brain::decide(&row.job, &seen, Timestamp(now));
+                Next::Go(Box::new(Way { before: Vec::new(), plan, learned: *learned }))
             }
         }
     }
 
+    /// Does what is planned. A task that a host took may be further by the time it has answered: the pass goes on
+    /// from there instead of coming round again.
     async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
-        let (Next::Go(plan, learned), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
-        for action in plan.actions.clone() {
-            let done = match action {
-                Action::SubmitTask => self.submit_task(lease, row, call).await?,
-                Action::SubmitJob => self.submit_job(lease, row, call, learned).await?,
-                Action::PullLogs => {
-                    self.pull_logs(lease, row, call).await;
-                    Done::Yes
-                }
-            };
-            let now = Timestamp(lease.now());
-            match done {
-                Done::Yes => {}
-                // Not done, so the change that rests on it is not made; the next pass sees for itself.
-                Done::NotYet(said) => {
-                    **plan = brain::postponed(&row.job, "its host", now);
-                    learned.waits = Some(said);
-                    break;
-                }
-                Done::Never(ended) => {
-                    *plan = ended;
-                    break;
-                }
-            }
-        }
-        Ok(())
+        let (Next::Go(way), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
+        self.carry_out(lease, row, call, &row.job, way).await?;
+        let now = Timestamp(lease.now());
+        let Some(job) = way.plan.change.as_ref().and_then(|change| brain::goes_on(&row.job, change, now))
+        else {
+            return Ok(());
+        };
+        way.before.extend(way.plan.change.take());
+        let seen = self.look(lease, row, &job, &mut way.learned).await?;
+        way.plan = brain::decide(&job, &seen, now);
+        self.carry_out(lease, row, call, &job, way).await
     }
 
     async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
         let job = &row.loaded.job;
-        let (change, ending, mut set, due) = match &next {
+        let (changes, ending, mut set, due) = match &next {
             Next::End(ending) => {
-                let message = ending.said().unwrap_or("the run asked for its end").to_owned();
-                (Some((job::Event::StopAsked, ending.reason().as_str(), message)), Some(ending), vec![], None)
+                let message = ending.said().unwrap_or("the run asked for its end");
+                let change = Change::why(job::Event::StopAsked, ending.reason().as_str(), message);
+                (vec![change], Some(ending), vec![], None)
             }
-            Next::Go(plan, learned) => {
-                let change = plan.change.as_ref().map(|c| (c.event, c.reason, c.message.clone()));
+            Next::Go(way) => {
+                let Way { before, plan, learned } = &**way;
+                let changes = before.iter().chain(&plan.change).cloned().collect();
                 let waits = plan.waits_for.map(|what| match &learned.waits {
                     Some(said) => format!("waits: {said}"),
                     None => format!("waits for {what}"),
                 });
                 let set =
                     vec![("disconnected_at", plan.disconnected_at.into()), ("status_message", waits.into())];
-                (change, plan.ending.as_ref(), set, Some(due_in(lease, plan.due)))
+                (changes, plan.ending.as_ref(), set, Some(due_in(lease, plan.due)))
             }
         };
-        let (mut event, mut came_to) = (None, None);
-        if let Some((what, reason, message)) = change {
+        let (mut events, mut status) = (Vec::new(), job.status);
+        for Change { event, reason, message } in changes {
             let why = because(event::Pipeline::JobRunning, lease, reason, message);
-            let moved = event::transition::<job::Job>(job.id, job.status, what, why)?;
-            event = moved.record;
-            set.extend(entered(job.status, moved.status));
-            came_to = Some(moved.status).filter(|status| *status != job.status);
+            let moved = event::transition::<job::Job>(job.id, status, event, why)?;
+            events.extend(moved.record);
+            set.extend(entered(status, moved.status));
+            status = moved.status;
         }
-        if let Next::Go(_, learned) = &next {
-            set.extend(record::columns(&row.loaded, &row.shape, learned, came_to)?);
+        if let Next::Go(way) = &next {
+            let came_to = Some(status).filter(|status| *status != job.status);
+            set.extend(record::columns(&row.loaded, &row.shape, &way.learned, came_to)?);
         }
         if let Some(ending) = ending {
             set.extend(rows::ending(ending));
             if mutant::active(Mutant::FinishedOutsideTerminating) {
-                finish_here(&mut set, event.as_mut(), ending);
+                finish_here(&mut set, events.last_mut(), ending);
             }
         }
-        let wake = match &event {
-            None => vec![],
-            Some(_) if ending.is_some() => {
+        let wake = match events.is_empty() {
+            true => vec![],
+            false if ending.is_some() => {
                 vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline]
             }
-            Some(_) => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
+            false => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
         };
-        let moved = Moved { set, event, due_in_us: due, pokes_siblings: row.job.several };
+        let moved = Moved { set: last_words(set), events, due_in_us: due, pokes_siblings: row.job.several };
         let written = rows::apply(&self.0.db, lease.held(), job, moved).await?;
         Ok(applied(&written, due, wake))
     }
@@ -219,6 +192,82 @@ enum Done {
 }
 
 impl JobsRunning {
+    /// Asks whoever can know how a job is that stands where `job` says.
+    async fn look(
+        &self,
+        lease: &Lease,
+        row: &Row,
+        job: &brain::Job,
+        learned: &mut Learned,
+    ) -> Result<Seen, PassError> {
+        let mut seen = Seen {
+            host: look::host(&row.loaded),
+            shim: brain::Shim::NotAsked,
+            runner: brain::Runner::NotAsked,
+            gpu_idle: self.is_gpu_idle(lease, row).await?,
+        };
+        let answers = row.loaded.instance.as_ref().is_some_and(look::may_answer);
+        let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::Host::Fine)
+        else {
+            return Ok(seen);
+        };
+        let ask = brain::asks(job);
+        if ask.shim {
+            seen.shim = self.shim(call, learned).await;
+        }
+        let runner_may_be_there =
+            !ask.shim || matches!(&seen.shim, brain::Shim::Task(brain::Task::Running { .. }));
+        if ask.runner && runner_may_be_there {
+            let pulled = self.0.agents.pull(call).await;
+            learned.answered |= pulled.is_ok();
+            seen.runner = look::runner(pulled);
+        }
+        if let brain::Runner::Pulled(pulled) = &seen.runner {
+            learned.no_connections = pulled.no_connections;
+        }
+        if job.status == job::Status::Running && !brain::has_ended(&seen.runner) {
+            // What the runner wrote is read from the host's disk, where it outlives the runner: the shim knows
+            // whether the task still lives.
+            seen.shim = self.shim(call, learned).await;
+        }
+        Ok(seen)
+    }
+
+    /// Does what the plan says; a plan that cannot be carried out becomes another one.
+    async fn carry_out(
+        &self,
+        lease: &Lease,
+        row: &Row,
+        call: Call,
+        job: &brain::Job,
+        way: &mut Way,
+    ) -> Result<(), PassError> {
+        for action in way.plan.actions.clone() {
+            let done = match action {
+                Action::SubmitTask => self.submit_task(lease, row, call).await?,
+                Action::SubmitJob => self.submit_job(lease, row, call, &mut way.learned).await?,
+                Action::PullLogs => {
+                    self.pull_logs(lease, row, call).await;
+                    Done::Yes
+                }
+            };
+            match done {
+                Done::Yes => {}
+                // Not done, so the change that rests on it is not made; the next pass sees for itself.
+                Done::NotYet(said) => {
+                    way.plan = brain::postponed(job, "its host", Timestamp(lease.now()));
+                    way.learned.waits = Some(said);
+                    break;
+                }
+                Done::Never(ended) => {
+                    way.plan = *ended;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A window counts from the start of the commands on.
     async fn is_gpu_idle(&self, lease: &Lease, row: &Row) -> Result<bool, PassError> {
         let (Some(policy), Some(since)) = (row.utilization, row.job.running_since) else { return Ok(false) };
@@ -314,6 +363,16 @@ fn finish_here(set: &mut Values, event: Option<&mut event::Event>, ending: &job:
         event.to = Some(status.as_str());
         event.is_final = true;
     }
+}
+
+/// Each column once, as it was said last: a pass may move through several statuses.
+fn last_words(set: Values) -> Values {
+    let mut words = Values::with_capacity(set.len());
+    for (column, value) in set {
+        words.retain(|(known, _)| *known != column);
+        words.push((column, value));
+    }
+    words
 }
 
 /// The columns that a new status brings along.

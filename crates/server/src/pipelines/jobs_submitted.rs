@@ -16,6 +16,7 @@ use futures_util::future::try_join_all;
 use uuid::Uuid;
 use windlass_engine::{Applied, BatchPipeline, Lease, Queue};
 use windlass_model::{
+    config::job_spec::JobSpec,
     decide::jobs_submitted::{self as brain, Plan, Seen, Stage},
     event::{self, Event},
     id::{FleetId, InstanceId, ProjectId, RunId},
@@ -42,7 +43,6 @@ use crate::{
         runs::Run,
     },
     fleet_shape, inventory,
-    job_facts::JobFacts,
     market::Market,
     pass_error::PassError,
     run_shape::RunShape,
@@ -61,6 +61,8 @@ struct Replica {
     num: i64,
     project: ProjectId,
     nodes: Vec<Job>,
+    /// Of the nodes, in their order.
+    specs: Vec<JobSpec>,
     leases: BTreeMap<Uuid, Lease>,
 }
 
@@ -121,8 +123,10 @@ impl JobsSubmitted {
             nodes.sort_by_key(|job| job.job_num);
             let held: BTreeMap<Uuid, Lease> =
                 nodes.iter().filter_map(|n| leases.remove(&n.id.0)).map(|l| (l.id, l)).collect();
-            let replica = Replica { run, num, project: nodes[0].project_id, nodes, leases: held };
-            if replica.nodes.len() < JobFacts::of(&replica.nodes[0])?.jobs_per_replica as usize {
+            let specs = nodes.iter().map(|node| serde_json::from_str(&node.job_spec));
+            let specs: Vec<JobSpec> = specs.collect::<Result<_, _>>().map_err(PassError::document)?;
+            let replica = Replica { run, num, project: nodes[0].project_id, nodes, specs, leases: held };
+            if replica.nodes.len() < replica.specs[0].jobs_per_replica as usize {
                 for node in &replica.nodes {
                     let Some(lease) = replica.lease(node) else { continue };
                     let due = Timestamp(lease.now());
@@ -170,10 +174,8 @@ impl JobsSubmitted {
 
     /// The volumes that the nodes of all of them name.
     async fn volumes(&self, project: ProjectId, replicas: &[Replica]) -> Result<Catalogue, PassError> {
-        let mut wanted = Vec::new();
-        for job in replicas.iter().flat_map(|replica| &replica.nodes) {
-            wanted.extend(mounts::of_job(job)?);
-        }
+        let specs = replicas.iter().flat_map(|replica| &replica.specs);
+        let wanted: Vec<_> = specs.flat_map(mounts::of_spec).collect();
         Ok(Catalogue::of(&self.hands.db, project, &wanted).await?)
     }
 
@@ -333,7 +335,12 @@ impl JobsSubmitted {
                     ("provisioned_at", Val::Now),
                     ("status_message", Val::Null),
                 ];
-                let moved = Moved { set, event: step.record, due_in_us: None, pokes_siblings: false };
+                let moved = Moved {
+                    set,
+                    events: step.record.into_iter().collect(),
+                    due_in_us: None,
+                    pokes_siblings: false,
+                };
                 let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
                 let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
                 Ok(applied(&written, None, wake))
@@ -358,7 +365,7 @@ impl JobsSubmitted {
         due: Timestamp,
     ) -> Result<Applied, PassError> {
         let due_in_us = Some(due_in(lease, due));
-        let moved = Moved { set, event: None, due_in_us, pokes_siblings: false };
+        let moved = Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false };
         let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
         Ok(applied(&written, due_in_us, vec![]))
     }
@@ -373,8 +380,12 @@ impl JobsSubmitted {
         let message = ending.said().unwrap_or("the run asked for its end");
         let why = because(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::Job>(job.id, job.status, event, why)?;
-        let moved =
-            Moved { set: rows::ending(ending), event: moved.record, due_in_us: None, pokes_siblings: false };
+        let moved = Moved {
+            set: rows::ending(ending),
+            events: moved.record.into_iter().collect(),
+            due_in_us: None,
+            pokes_siblings: false,
+        };
         let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
         Ok(applied(
             &written,
@@ -437,9 +448,9 @@ fn waiting(
         None => FleetChoice::Follow,
     };
     let mut nodes = Vec::with_capacity(replica.nodes.len());
-    for job in &replica.nodes {
-        let volumes = volumes.locations(&mounts::of_job(job)?)?;
-        nodes.push(Node { job: job.id, needs: Arc::new(Needs { volumes, ..shape.needs(job)? }) });
+    for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
+        let volumes = volumes.locations(&mounts::of_spec(spec))?;
+        nodes.push(Node { job: job.id, needs: Arc::new(Needs { volumes, ..shape.needs_of(spec) }) });
     }
     let fleets = shape.fleet_names().map(|names| {
         let named = stock.fleets.iter().filter(|f| names.contains(&f.name));
@@ -455,6 +466,6 @@ fn waiting(
         choice,
         fleets,
         creation: shape.creation(),
-        lasts: JobFacts::of(first)?.max_duration.map(Span::secs),
+        lasts: replica.specs[0].max_duration.map(Span::secs),
     })
 }

@@ -124,7 +124,7 @@ impl Pipeline for JobsTerminating {
                     ("stop_deadline_at", next.deadline.into()),
                     ("status_message", format!("waits for {waits_for}").into()),
                 ];
-                let moved = Moved { set, event: None, due_in_us, pokes_siblings: false };
+                let moved = Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false };
                 let written = rows::apply(&self.0.db, lease.held(), &row.loaded.job, moved).await?;
                 Ok(applied(&written, due_in_us, vec![]))
             }

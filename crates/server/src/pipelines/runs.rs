@@ -63,7 +63,8 @@ pub(crate) struct Loaded {
 impl Pipeline for Runs {
     type Row = Loaded;
     type Seen = ();
-    type Plan = Plan;
+    /// A move that is made on the way, if there is one, and the one that is stored.
+    type Plan = (Option<Plan>, Plan);
     type Error = PassError;
 
     fn queue(&self) -> Queue {
@@ -82,17 +83,18 @@ impl Pipeline for Runs {
         Ok(())
     }
 
-    fn decide(row: &Loaded, (): (), now: DbTime) -> Plan {
-        brain::decide(&row.view, Timestamp(now))
+    fn decide(row: &Loaded, (): (), now: DbTime) -> Self::Plan {
+        brain::decide_on(&row.view, Timestamp(now))
     }
 
-    async fn act(&self, _lease: &Lease, _row: &Loaded, _plan: &mut Plan) -> Result<(), PassError> {
+    async fn act(&self, _lease: &Lease, _row: &Loaded, _plan: &mut Self::Plan) -> Result<(), PassError> {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Loaded, plan: Plan) -> Result<Applied, PassError> {
+    async fn apply(&self, lease: &Lease, row: Loaded, plan: Self::Plan) -> Result<Applied, PassError> {
+        let (before, plan) = &plan;
         let due_in_us = plan.due_at.map(|at| due_in(lease, at));
-        let outcome = self.outcome(lease, &row, &plan, due_in_us)?;
+        let outcome = self.outcome(lease, &row, before.as_ref(), plan, due_in_us)?;
         let wake = wake(&outcome);
         match rows::apply(&self.0.db, lease, &row.run, outcome).await? {
             Written::Done { .. } => {
@@ -113,17 +115,22 @@ impl Runs {
         &self,
         lease: &Lease,
         row: &Loaded,
+        before: Option<&Plan>,
         plan: &'a Plan,
         due_in_us: Option<i64>,
     ) -> Result<Outcome<'a>, PassError> {
         let mut events = Vec::new();
-        if plan.status != row.run.status
-            && let Some(event) = plan.event
-        {
-            let reason = plan.ending.as_ref().map_or(event.as_str(), |e| e.reason().as_str());
-            let why = because(event::Pipeline::Run, lease, reason, &plan.why);
-            let moved = event::transition::<run::Run>(lease.id, row.run.status, event, why)?;
-            events.extend(moved.record.map(|record| (record, row.run.name.clone())));
+        let mut status = row.run.status;
+        for plan in before.into_iter().chain([plan]) {
+            if plan.status != status
+                && let Some(event) = plan.event
+            {
+                let reason = plan.ending.as_ref().map_or(event.as_str(), |e| e.reason().as_str());
+                let why = because(event::Pipeline::Run, lease, reason, &plan.why);
+                let moved = event::transition::<run::Run>(lease.id, status, event, why)?;
+                events.extend(moved.record.map(|record| (record, row.run.name.clone())));
+            }
+            status = plan.status;
         }
         let mut submissions = Vec::new();
         let mut keys = BTreeMap::new();

@@ -201,7 +201,11 @@ async fn a_wish_to_stop_is_stored_past_a_lock_and_kept_once(db: &Db) {
     let made = made(db).await;
     let id = put(db, &made, "train").await;
     let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
-    let lease = db.claim(&queue, 1, std::time::Duration::from_secs(60)).await.unwrap().leases.remove(0);
+    let ttl = std::time::Duration::from_secs(60);
+    let early = db.claim(&queue, 1, ttl).await.unwrap();
+    assert!(early.leases.is_empty(), "nothing is to be seen before a job of it moves");
+    db.poke("runs", &[id.0]).await.unwrap();
+    let lease = db.claim(&queue, 1, ttl).await.unwrap().leases.remove(0);
     let ask = |abort| Unit::new().and([runs::ask_stop(id, abort, made.user)]);
     let (first, _) = db.write(ask(false)).await.unwrap().done().unwrap();
     db.write(ask(true)).await.unwrap().done().unwrap();

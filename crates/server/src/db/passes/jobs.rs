@@ -15,20 +15,23 @@ use crate::{
 statements! {
     /// All that a pass needs, by one statement: what a job waits for most is its turn at the database. Columns
     /// that are added come after the records.
-    LOAD = "SELECT {}, {}, {}, f.spec, \
+    LOAD = "SELECT {}, {}, {}, f.spec, p.name, p.ssh_public_key, \
             (SELECT count(*) FROM jobs o WHERE o.instance_id = j.instance_id AND o.id <> j.id AND NOT o.finished), \
             EXISTS (SELECT 1 FROM jobs s WHERE s.run_id = j.run_id AND s.replica_num = j.replica_num AND s.id <> j.id), \
             EXISTS (SELECT 1 FROM volume_holds h WHERE h.job_id = j.id) \
             OR EXISTS (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id) \
-            FROM jobs j JOIN runs r ON r.id = j.run_id LEFT JOIN instances i ON i.id = j.instance_id \
+            FROM jobs j JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = j.project_id \
+            LEFT JOIN instances i ON i.id = j.instance_id \
             LEFT JOIN fleets f ON f.id = i.fleet_id WHERE j.id = $1 AND j.lock_token = $2",
            Job::columns("j"), Run::columns("r"), Instance::columns("i");
     /// A replica is resubmitted as a whole, so its generation has one number; one that is over already counts.
     SIBLINGS = "SELECT j.job_num, j.running_at, i.hostname, i.provisioning FROM jobs j \
                 LEFT JOIN instances i ON i.id = j.instance_id WHERE j.run_id = $1 \
                 AND j.replica_num = $2 AND j.submission_num = $3 AND j.id <> $4 ORDER BY j.job_num";
-    /// The blocks go back in the transaction that makes the job final, so they are counted once.
-    FREE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks - $2, due_at = NULL, \
+    /// The blocks go back in the transaction that makes the job final, so they are counted once. The last ones make
+    /// it idle, which its pipeline says.
+    FREE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks - $2, \
+                   due_at = CASE WHEN busy_blocks = $2 THEN NULL ELSE due_at END, \
                    idle_since = CASE WHEN busy_blocks = $2 THEN now_us() ELSE idle_since END WHERE id = $1";
     /// Nodes wait for each other: one that came further makes the others look.
     POKE_SIBLINGS = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
@@ -54,10 +57,18 @@ pub struct Sibling {
     pub ran: bool,
 }
 
+/// What of its project a job is told.
+#[derive(Clone, Debug)]
+pub struct Project {
+    pub name: String,
+    pub ssh_public_key: Option<String>,
+}
+
 #[derive(Clone, Debug)]
 pub struct Loaded {
     pub job: Job,
     pub run: Run,
+    pub project: Project,
     pub instance: Option<Instance>,
     /// Of the instance's fleet, JSON.
     pub fleet_spec: Option<String>,
@@ -76,11 +87,12 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
     let at = Job::WIDTH + Run::WIDTH;
     let instance = job.instance_id.map(|_| Instance::read_from(&row, at)).transpose()?;
     let at = at + Instance::WIDTH;
-    let siblings = if row.bool(at + 2)? { siblings(db, &job).await? } else { Vec::new() };
+    let siblings = if row.bool(at + 4)? { siblings(db, &job).await? } else { Vec::new() };
     Ok(Some(Loaded {
         fleet_spec: row.opt_text(at)?,
-        others_there: row.int(at + 1)?,
-        has_volumes: row.bool(at + 3)?,
+        project: Project { name: row.text(at + 1)?, ssh_public_key: row.opt_text(at + 2)? },
+        others_there: row.int(at + 3)?,
+        has_volumes: row.bool(at + 5)?,
         siblings,
         job,
         run,
@@ -105,7 +117,8 @@ async fn siblings(db: &Db, job: &Job) -> Result<Vec<Sibling>, DbError> {
 /// One pass over a job that goes on, or turns terminating.
 pub struct Moved {
     pub set: Values,
-    pub event: Option<Event>,
+    /// One for each status it moved to, in order.
+    pub events: Vec<Event>,
     pub due_in_us: Option<i64>,
     /// Other nodes of its replica wait for what it becomes.
     pub pokes_siblings: bool,
@@ -113,16 +126,18 @@ pub struct Moved {
 
 pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Written, DbError> {
     let mut unit = Unit::apply("jobs", held, moved.due_in_us, moved.set);
-    if let Some(event) = &moved.event {
+    if let Some(last) = moved.events.last() {
         // What the run makes of it is decided by the run's pipeline; it only has to look. To a run a job that
         // pulls its image is one that is provisioned.
-        if event.to != Some(job::Status::Pulling.as_str()) {
+        if last.to != Some(job::Status::Pulling.as_str()) {
             unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
         }
         if moved.pokes_siblings {
             let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
             unit = unit.exec(POKE_SIBLINGS.as_str(), generation);
         }
+    }
+    for event in &moved.events {
         unit = unit.and(told(db, held, job.project_id, event, &job.job_name)?);
     }
     db.write(unit).await

@@ -1,14 +1,13 @@
 //! What the orders of a placed job are made from: everything that is read, in one place.
 
-use windlass_model::id::{InstanceId, ProjectId};
+use windlass_model::id::InstanceId;
 
 use crate::{
-    db::{Db, DbError, Val, instances::Instance, jobs::Job, record::statements, runs::Run},
+    db::{Db, DbError, Val, instances::Instance, passes::jobs::Loaded, record::statements, runs::Run},
     params,
 };
 
 statements! {
-    PROJECT = "SELECT p.name, p.ssh_public_key FROM projects p WHERE p.id = $1";
     /// The whole generation of a replica, the job itself included.
     NODES = "SELECT j.job_num, j.blocks, j.job_spec, j.instance_id FROM jobs j WHERE j.run_id = $1 \
              AND j.replica_num = $2 AND j.submission_num = $3 ORDER BY j.job_num";
@@ -17,18 +16,6 @@ statements! {
                 AND j.job_num = 0 AND NOT j.finished ORDER BY j.replica_num";
     INSTANCES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
                 Instance::columns("i");
-}
-
-/// What of its project a job is told.
-#[derive(Clone, Debug)]
-pub struct Project {
-    pub name: String,
-    pub ssh_public_key: Option<String>,
-}
-
-pub async fn project(db: &Db, id: ProjectId) -> Result<Option<Project>, DbError> {
-    let row = db.query_opt(PROJECT.as_str(), params![id]).await?;
-    row.map(|row| Ok(Project { name: row.text(0)?, ssh_public_key: row.opt_text(1)? })).transpose()
 }
 
 /// A job of the same run, and the machine it is on.
@@ -42,7 +29,12 @@ pub struct Node {
 }
 
 /// The nodes of the job's replica, in order.
-pub async fn nodes(db: &Db, job: &Job) -> Result<Vec<Node>, DbError> {
+pub async fn nodes(db: &Db, loaded: &Loaded) -> Result<Vec<Node>, DbError> {
+    let job = &loaded.job;
+    if loaded.siblings.is_empty() {
+        let (blocks, job_spec) = (job.blocks, job.job_spec.clone());
+        return Ok(vec![Node { num: job.job_num, blocks, job_spec, instance: loaded.instance.clone() }]);
+    }
     with_instances(db, NODES.as_str(), params![job.run_id, job.replica_num, job.submission_num]).await
 }
 

@@ -34,8 +34,10 @@ statements! {
                 Instance::columns("i");
     HELD = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at FROM jobs j WHERE j.project_id = $1 \
             AND j.instance_id IS NOT NULL AND NOT j.finished ORDER BY j.id";
-    /// Takes blocks only while they are there: two replicas that place at once cannot take the same ones.
-    TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, due_at = NULL \
+    /// Takes blocks only while they are there: two replicas that place at once cannot take the same ones. The first
+    /// ones make it busy, which its pipeline says.
+    TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, \
+                   due_at = CASE WHEN busy_blocks = 0 THEN NULL ELSE due_at END \
                    WHERE id = $1 AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished \
                    AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks";
     /// Whoever adds an instance to a fleet holds its row until the end of the unit: what is counted next is true.

@@ -30,6 +30,7 @@ type Answer<T> = oneshot::Sender<Result<T, DbError>>;
 pub(super) struct File {
     writer: Writer,
     readers: Readers,
+    clock: Clock,
 }
 
 impl File {
@@ -46,7 +47,12 @@ impl File {
         }
         conn.learn_indexes()?;
         let readers = Readers::start(path, &clock, &ids)?;
-        Ok(Self { writer: Writer::start(conn, lock)?, readers })
+        Ok(Self { writer: Writer::start(conn, lock)?, readers, clock })
+    }
+
+    /// What a statement would answer; the server is the database here.
+    pub(super) fn now(&self) -> i64 {
+        self.clock.now()
     }
 
     pub(super) async fn read(&self, sql: String, params: Vec<Val>) -> Result<Vec<Row>, DbError> {

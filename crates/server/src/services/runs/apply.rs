@@ -4,7 +4,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use windlass_api::runs as wire;
 use windlass_model::{
-    config::job_spec::JobSpec,
+    config::{Configuration, job_spec::JobSpec},
     event::{Because, Entity, Event},
     id::{RunId, SubmissionId},
     job,
@@ -48,10 +48,23 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
         None => None,
     };
     let id = match current {
-        Some(current) if !current.run.finished => update(app, scope, &spec, &asked, &current).await?,
-        finished => create(app, scope, spec, finished.as_ref(), &hash).await?,
+        Some(current) if !current.run.finished => {
+            let id = update(app, scope, &spec, &asked, &current).await?;
+            app.wake(&["runs", "jobs_submitted", "jobs_running"]);
+            id
+        }
+        finished => {
+            // A schedule, or a service at zero, is the run's own affair; everything else begins with its jobs.
+            let is_service = matches!(spec.shape.configuration(), Configuration::Service(_));
+            let pipelines: &[_] = match is_service || spec.shape.crons().is_some() {
+                true => &["runs", "jobs_submitted"],
+                false => &["jobs_submitted"],
+            };
+            let id = create(app, scope, spec, finished.as_ref(), &hash).await?;
+            app.wake(pipelines);
+            id
+        }
     };
-    app.wake(&["runs", "jobs_submitted", "jobs_running"]);
     let run = runs::find(app.db(), id).await?.ok_or_else(|| Error::absent("Run"))?;
     one(app, run).await
 }
