@@ -153,6 +153,12 @@ pub trait Runtime: Send + Sync + 'static {
     /// Waits for the end, however it was started and however often this is asked.
     fn wait<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit>;
 
+    /// Something ended by a signal that none of ours sent. Waits for a moment whether whatever runs the tasks is on
+    /// its way down, and ended it for that.
+    fn goes_away(&self) -> BoxFuture<'_, bool> {
+        Box::pin(std::future::ready(false))
+    }
+
     /// Asks politely, kills after `grace`, and returns when nothing of the task runs.
     fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()>;
 

@@ -197,10 +197,10 @@ pub fn goes_on(job: &Job, change: &Change<Event>, now: Timestamp) -> Option<Job>
     })
 }
 
-/// Whether the runner has said how the job ended.
+/// Whether the runner has said how the job ended, and nobody knows better.
 pub fn has_ended(runner: &Runner) -> bool {
     match runner {
-        Runner::Pulled(pulled) => pulled.ended.is_some(),
+        Runner::Pulled(pulled) => pulled.ended.as_ref().is_some_and(knows_why),
         Runner::NotAsked | Runner::Silent | Runner::Ready => false,
     }
 }
@@ -385,7 +385,8 @@ fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         // started twice, so it cannot have forgotten.
         Runner::Ready => &starting,
     };
-    if let Some(ended) = &pulled.ended {
+    let nobody_else = !job.has_shim || seen.shim == Shim::NoTask;
+    if let Some(ended) = pulled.ended.as_ref().filter(|ended| nobody_else || knows_why(ended)) {
         let mut plan = exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
@@ -395,6 +396,9 @@ fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         let mut plan = exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
+    }
+    if pulled.ended.is_some() {
+        return wait(None, "its host to say what ended the task", now + POLL_STARTING);
     }
     if let Some(plan) = policies(job, seen, pulled, now) {
         return plan;
@@ -414,6 +418,12 @@ fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         waits_for: None,
         due,
     }
+}
+
+/// A runner that was told to end does not know by whom: somebody who asked for it, or an engine on its way down. The
+/// shim does, a moment later.
+fn knows_why(ended: &Ended) -> bool {
+    ended.how != How::Terminated || !ended.reason.is_empty()
 }
 
 fn backstop(job: &Job) -> Option<Timestamp> {

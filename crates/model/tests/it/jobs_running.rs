@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use windlass_model::{
     decide::jobs_running::{
         Action, Ended, Host, How, Job, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings,
-        StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, goes_on, provisioning_max,
+        StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, goes_on, has_ended, provisioning_max,
     },
     job::{self, Detail, Status, TerminationReason},
     machine::Step,
@@ -220,6 +220,24 @@ fn a_running_job_ends_as_its_runner_says() {
     check(&job, &ended(How::Failed, "", Some(3)), failed);
     let quota = "PullLogs, exited: log_quota_exceeded, again in 0 s";
     check(&job, &ended(How::Terminated, "LOG_QUOTA_EXCEEDED", None), quota);
+}
+
+#[test]
+fn f12_a_runner_that_was_told_to_end_leaves_the_reason_to_its_host() {
+    let job = job(Status::Running, 90);
+    let told = ended(How::Terminated, "", Some(143));
+    let seen = |shim| Seen { shim, ..told.clone() };
+    let running = Shim::Task(Task::Running { ports_known: true });
+    let waits = "waits for its host to say what ended the task, again in 5 s";
+    check(&job, &seen(running.clone()), waits);
+    check(&job, &seen(Shim::Silent), waits);
+    let restart = Ended { detail: Some("host_runtime_restart".into()), ..failed("executor_error", "") };
+    let known = "PullLogs, exited: executor_error, again in 0 s";
+    check(&job, &seen(Shim::Task(Task::Terminated(restart))), known);
+    let own = "PullLogs, exited: container_exited_with_error (143), again in 0 s";
+    check(&job, &seen(Shim::NoTask), own);
+    check(&Job { has_shim: false, ..job }, &seen(Shim::NotAsked), own);
+    assert!(!has_ended(&told.runner), "the host has to be asked");
 }
 
 #[test]

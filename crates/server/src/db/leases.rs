@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use windlass_engine::{Claim, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError};
 
-use super::{Db, DbError, Dialect, Row, Store, Unit, Val};
+use super::{Db, DbError, Dialect, Row, Store, Unit, Val, postgres::Told};
 use crate::params;
 
 impl Db {
@@ -36,6 +36,35 @@ impl Db {
         Ok(answers)
     }
 
+    /// What there is to claim, by a clock that goes on as it should. `None` when that one does not come to rest.
+    async fn look(&self, texts: &Texts, queue: &Queue, ttl: Duration) -> Result<Option<Look>, DbError> {
+        for _ in 0..LOOKS_MAX {
+            let asked = Instant::now();
+            let look = self.query(texts.look.clone(), params![queue.pipeline]).await?;
+            let mut look = Look::read(&look)?;
+            let (Store::Postgres(pool), Some(told)) = (&*self.store, look.told) else {
+                return Ok(Some(look));
+            };
+            if pool.keeps_time(asked, told, ttl).await? {
+                look.expired &= pool.watch().is_trusted();
+                return Ok(Some(look));
+            }
+        }
+        if let Store::Postgres(pool) = &*self.store {
+            pool.watch().give_in();
+        }
+        Ok(None)
+    }
+
+    /// What was written between a jump of the clock and its being set right is due, or held, for too long.
+    async fn set_right(&self, texts: &'static Texts, ttl: Duration) -> Result<(), StoreError> {
+        tracing::warn!("due times and locks were written by a clock that was wrong; they are set right");
+        let [due, locks] = &texts.set_right;
+        let ttl = params![micros(ttl.max(LOCK_MAX))];
+        let statements = vec![(due.as_str().into(), Vec::new()), (locks.as_str().into(), ttl)];
+        self.lease("set times right", statements).await.map(drop)
+    }
+
     async fn lease_ids(
         &self,
         what: &'static str,
@@ -53,9 +82,13 @@ impl LeaseStore for Db {
         let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
         // Most looks find nothing. A look is a read and keeps nobody from writing.
         let texts = Texts::of(self.dialect(), queue);
-        let look = self.query(texts.look.as_str(), params![queue.pipeline]).await.map_err(failed)?;
-        let look = Look::read(&look).map_err(failed)?;
-        let claim = match (look.free, look.expired) {
+        let Some(look) = self.look(texts, queue, ttl).await.map_err(failed)? else {
+            return Ok(Claim::default());
+        };
+        if look.is_astray {
+            self.set_right(texts, ttl).await?;
+        }
+        let claim = match (look.free || look.is_astray, look.expired) {
             (false, false) => return Ok(Claim { leases: Vec::new(), next_due_in: look.next_due_in }),
             (true, false) => &texts.claim_free,
             (_, true) => &texts.claim,
@@ -63,7 +96,13 @@ impl LeaseStore for Db {
         let asked_at = Instant::now();
         let params = params![limit, micros(ttl), queue.pipeline];
         let answers = self.lease("claim", vec![(claim.as_str().into(), params)]).await?;
-        Ok(Claim { leases: read_claim(&answers, asked_at).map_err(failed)?, next_due_in: look.next_due_in })
+        let mut leases = read_claim(&answers, asked_at).map_err(failed)?;
+        if let (Store::Postgres(pool), Some(first)) = (&*self.store, leases.first()) {
+            // It was set after the look: the next one sets it right, and what is decided meanwhile goes on without it.
+            let jump = pool.watch().jump(asked_at, Instant::now(), first.taken_at).unwrap_or(0);
+            leases.iter_mut().for_each(|lease| lease.taken_at -= jump);
+        }
+        Ok(Claim { leases, next_due_in: look.next_due_in })
     }
 
     async fn extend(&self, queue: &Queue, held: &[Held], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
@@ -158,6 +197,12 @@ impl Db {
     }
 }
 
+/// After a jump: one that sees it, one in a session that is new, and some for others who set it right as well.
+const LOOKS_MAX: usize = 5;
+/// No lock is held for longer without being renewed.
+const LOCK_MAX: Duration = Duration::from_secs(60);
+/// A row that was written so much later than now was written by a clock that was wrong.
+const ASTRAY_US: i64 = 5_000_000;
 const UNLOCK: &str = "lock_token = NULL, lock_expires_at = NULL, lock_owner = NULL";
 const TAKEN: &str = "id, lock_token, lock_epoch, now_us(), last_processed_at";
 
@@ -199,6 +244,8 @@ struct Texts {
     /// Only rows that nobody holds: nearly always there are no others.
     claim_free: String,
     claim: String,
+    /// Rows that nobody holds, and those that somebody does.
+    set_right: [String; 2],
 }
 
 impl Texts {
@@ -211,9 +258,10 @@ impl Texts {
             return texts;
         }
         let texts: &'static Self = Box::leak(Box::new(Self {
-            look: look_sql(queue),
+            look: look_sql(dialect, queue),
             claim_free: claim_sql(dialect, queue, false),
             claim: claim_sql(dialect, queue, true),
+            set_right: set_right_sql(dialect, queue),
         }));
         known.push((dialect, *queue, texts));
         texts
@@ -260,7 +308,7 @@ fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
 
 /// Whether there is anything to claim, free or left behind, and how long until the next row is due. Rows held by
 /// others are left out: whoever holds them says when they are due next.
-fn look_sql(queue: &Queue) -> String {
+fn look_sql(dialect: Dialect, queue: &Queue) -> String {
     let (table, statuses) = (queue.table, statuses(queue));
     let mine = "NOT finished AND (lock_owner IS NULL OR lock_owner = $1)";
     // The earliest of each status is the first of its part of the index; of all together it would be a search.
@@ -273,28 +321,87 @@ fn look_sql(queue: &Queue) -> String {
             if next.is_empty() { "" } else { " UNION ALL " }
         );
     }
+    // SQLite is on a clock of ours that is never set.
+    let clock = match dialect {
+        Dialect::Sqlite => "FALSE, NULL, NULL".to_owned(),
+        Dialect::Postgres => {
+            let [due, locks] = astray(&statuses);
+            format!(
+                "EXISTS (SELECT 1 FROM {table} WHERE {due}) \
+                 OR EXISTS (SELECT 1 FROM {table} WHERE {locks} + {}), now_us(), \
+                 (SELECT version FROM clock) <> clock_setting('windlass.version')",
+                micros(LOCK_MAX)
+            )
+        }
+    };
     format!(
         "SELECT EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NULL AND {mine} AND status IN ({statuses}) \
          AND {DUE} <= now_us()), \
          EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= now_us() AND {mine} \
          AND status IN ({statuses}) AND {DUE} <= now_us()), \
-         (SELECT min(at) - now_us() FROM ({next}) AS due)"
+         (SELECT min(at) - now_us() FROM ({next}) AS due), {clock}"
     )
+}
+
+/// Rows that nobody holds and that were written later than now; and rows that are held until later than now plus
+/// what comes after this text.
+fn astray(statuses: &str) -> [String; 2] {
+    [
+        format!(
+            "lock_token IS NULL AND NOT finished AND status IN ({statuses}) \
+             AND last_processed_at > now_us() + {ASTRAY_US}"
+        ),
+        format!(
+            "lock_token IS NOT NULL AND NOT finished AND status IN ({statuses}) \
+             AND lock_expires_at > now_us() + {ASTRAY_US}"
+        ),
+    ]
+}
+
+/// What nobody holds is due at once. What somebody holds gets the time of a whole lock: a holder that lives renews it,
+/// one that died lets go by it.
+fn set_right_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
+    let table = queue.table;
+    let [due, locks] = astray(&statuses(queue));
+    let update = |set: &str, astray: &str| {
+        format!(
+            "WITH astray AS MATERIALIZED (SELECT id FROM {table} WHERE {astray}{}) \
+             UPDATE {table} SET {set} WHERE id IN (SELECT id FROM astray) RETURNING id",
+            row_locks(dialect)
+        )
+    };
+    [
+        update("due_at = NULL, last_processed_at = now_us()", &due),
+        update("due_at = NULL, lock_expires_at = now_us() + $1", &format!("{locks} + $1")),
+    ]
 }
 
 struct Look {
     free: bool,
     expired: bool,
     next_due_in: Option<Duration>,
+    is_astray: bool,
+    /// Of Postgres's clock; SQLite is on one of ours.
+    told: Option<Told>,
 }
 
 impl Look {
     fn read(rows: &[Row]) -> Result<Self, DbError> {
         let Some(row) = rows.first() else {
-            return Ok(Self { free: false, expired: false, next_due_in: None });
+            return Ok(Self { free: false, expired: false, next_due_in: None, is_astray: false, told: None });
         };
         let next = row.opt_int(2)?.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0)));
-        Ok(Self { free: row.bool(0)?, expired: row.bool(1)?, next_due_in: next })
+        let told = match (row.opt_int(4)?, row.opt_bool(5)?) {
+            (Some(now), Some(is_old)) => Some(Told { now, is_old }),
+            _ => None,
+        };
+        Ok(Self {
+            free: row.bool(0)?,
+            expired: row.bool(1)?,
+            next_due_in: next,
+            is_astray: row.bool(3)?,
+            told,
+        })
     }
 }
 

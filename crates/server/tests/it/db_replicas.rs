@@ -60,9 +60,78 @@ async fn postgres_replicas_that_start_at_once_migrate_once() {
     for replica in &others {
         run(replica, &made, &format!("run-{}", replica.new_id().unwrap())).await;
     }
-    let rows = first.db.query("SELECT count(*), max(number) FROM migrations", vec![]).await.unwrap();
-    assert_eq!(rows[0].int(0).unwrap(), rows[0].int(1).unwrap());
+    first.db.migrate_again().await.expect("nothing is left to do");
     assert_eq!(first.db.query("SELECT id FROM runs", vec![]).await.unwrap().len(), 3);
+}
+
+/// Setting what sessions carry is to everybody as if the server's clock had been set.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_l5_a_clock_that_is_set_moves_neither_time_nor_locks() {
+    let test = TestDb::open().await;
+    let (other, ttl) = (test.replica().await, Duration::from_secs(30));
+    let made = made(&test.db).await;
+    run(&test.db, &made, "one").await;
+    run(&test.db, &made, "two").await;
+    assert_eq!(test.db.claim(&QUEUE, 1, ttl).await.unwrap().leases.len(), 1);
+    let second = other.claim(&QUEUE, 1, ttl).await.unwrap().leases.remove(0).held();
+    other.finish(&QUEUE, &[(second, Some(Duration::from_secs(300)))]).await.unwrap();
+    let before = test.db.now().await.unwrap();
+    for seconds in [600_i64, -1200, 600] {
+        let sql = "UPDATE clock SET version = version + 1, offset_us = offset_us + $1, since_us = wall_us()";
+        test.db.write(Unit::new().exec(sql, params![seconds * 1_000_000])).await.unwrap();
+        for db in [&test.db, &other] {
+            let claim = db.claim(&QUEUE, 9, ttl).await.unwrap();
+            assert!(claim.leases.is_empty(), "one is held and one is not due: {claim:?}");
+            let passed = db.now().await.unwrap().0 - before.0;
+            assert!((0..60_000_000).contains(&passed), "{passed} us after {seconds} s");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_l5_times_that_were_written_by_a_wrong_clock_are_set_right() {
+    let test = TestDb::open().await;
+    let made = made(&test.db).await;
+    for name in ["held", "free"] {
+        run(&test.db, &made, name).await;
+    }
+    let ttl = Duration::from_secs(30);
+    let held = test.db.claim(&QUEUE, 1, ttl).await.unwrap().leases.remove(0);
+    let wrong = "UPDATE runs SET last_processed_at = now_us() + 600000000, due_at = now_us() + 600000000, \
+                 lock_expires_at = lock_expires_at + 600000000";
+    test.db.write(Unit::new().exec(wrong, vec![])).await.unwrap();
+    let claimed = test.db.claim(&QUEUE, 9, ttl).await.unwrap().leases;
+    assert_eq!(claimed.len(), 1, "the free one is due, the other one is held");
+    assert_ne!(claimed[0].id, held.id);
+    let sql = "SELECT lock_expires_at - now_us() FROM runs WHERE id = $1";
+    let left = test.db.query(sql, params![held.id]).await.unwrap()[0].int(0).unwrap();
+    assert!((1..=60_000_000).contains(&left), "it ends as a lock does: {left} us");
+    assert_eq!(test.db.extend(&QUEUE, &[held.held()], ttl).await.unwrap(), [held.id], "nobody took it");
+}
+
+/// Postgres finds a deadlock after a time by its wall, which may be set. We do not wait for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_f19_a_deadlock_that_the_database_does_not_see_is_given_up_and_tried_again() {
+    let test = TestDb::open().await;
+    let made = made(&test.db).await;
+    run(&test.db, &made, "one").await;
+    run(&test.db, &made, "two").await;
+    let blind = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''10min''', \
+                 current_database()); END $$";
+    test.db.write(Unit::new().exec(blind, vec![])).await.unwrap();
+    let (first, second) = (test.replica().await, test.replica().await);
+    let unit = |one: &'static str, two: &'static str| {
+        let sql = "UPDATE runs SET retry_count = retry_count + 1 WHERE name = $1";
+        Unit::new()
+            .exec(sql, params![one])
+            .query("SELECT 1 FROM (SELECT pg_sleep(0.5)) AS slept", vec![])
+            .exec(sql, params![two])
+    };
+    let both = async { tokio::join!(first.write(unit("one", "two")), second.write(unit("two", "one"))) };
+    let (one, two) = tokio::time::timeout(Duration::from_secs(60), both).await.expect("they wait for ever");
+    assert!(one.unwrap().is_done() && two.unwrap().is_done());
+    let rows = test.db.query("SELECT retry_count FROM runs", vec![]).await.unwrap();
+    assert!(rows.iter().all(|row| row.int(0).unwrap() == 2), "each once: {rows:?}");
 }
 
 /// Applies, heartbeats and claims over the same rows, from two replicas, in all orders.

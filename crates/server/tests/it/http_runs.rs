@@ -18,6 +18,7 @@ on_both! {
     only_finished_runs_are_deleted
     a5_pages_of_runs_neither_skip_nor_repeat
     a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict
+    a1_a_repeat_that_overtakes_its_first_try_is_given_the_same_run
     a_scheduled_run_waits_without_jobs
     a_service_has_an_address_and_its_replicas
     specs_that_cannot_run_are_refused_with_the_reason
@@ -252,20 +253,22 @@ async fn a5_pages_of_runs_neither_skip_nor_repeat(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(ground: &Ground) {
+async fn send_with_key(server: &TestServer, key: &str, body: &Value) -> (u16, Value) {
     use http_body_util::Full;
     use hyper::{Request, body::Bytes};
+    let request = Request::post(APPLY)
+        .header("host", &server.authority)
+        .header("authorization", format!("Bearer {ADMIN}"))
+        .header("idempotency-key", key)
+        .body(Full::new(Bytes::from(body.to_string())))
+        .unwrap();
+    let (status, body) = server.send(request).await;
+    (status, serde_json::from_slice(&body).unwrap())
+}
+
+async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(ground: &Ground) {
     let server = ground.start().await;
-    let send = async |key: &str, body: &Value| {
-        let request = Request::post(APPLY)
-            .header("host", &server.authority)
-            .header("authorization", format!("Bearer {ADMIN}"))
-            .header("idempotency-key", key)
-            .body(Full::new(Bytes::from(body.to_string())))
-            .unwrap();
-        let (status, body) = server.send(request).await;
-        (status, serde_json::from_slice::<Value>(&body).unwrap())
-    };
+    let send = async |key: &str, body: &Value| send_with_key(&server, key, body).await;
     let body = json!({ "plan": { "run_spec": task(Value::Null) }, "force": false });
     let (first, second) = tokio::join!(send("k1", &body), send("k1", &body));
     assert_eq!((first.0, second.0), (200, 200), "{first:?} {second:?}");
@@ -274,6 +277,21 @@ async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(gr
     assert_eq!(send("k1", &other).await.0, 409);
     assert_ne!(send("k2", &body).await.1["id"], first.1["id"]);
     assert_eq!(server.admin("/api/runs/list", json!({})).await.as_array().unwrap().len(), 2);
+    server.stop().await;
+}
+
+/// With a name it is the name that stands in the way of a repeat, or the run that is active by then.
+async fn a1_a_repeat_that_overtakes_its_first_try_is_given_the_same_run(ground: &Ground) {
+    let server = ground.start().await;
+    for round in 0..8 {
+        let name = format!("named-{round}");
+        let body = json!({ "plan": { "run_spec": task(json!(name)) }, "force": false });
+        let answers =
+            futures_util::future::join_all((0..6).map(|_| send_with_key(&server, &name, &body))).await;
+        for (status, run) in &answers {
+            assert_eq!((*status, &run["id"]), (200, &answers[0].1["id"]), "{answers:?}");
+        }
+    }
     server.stop().await;
 }
 

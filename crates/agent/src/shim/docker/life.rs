@@ -48,6 +48,8 @@ const REMOVAL_POLL: Duration = Duration::from_millis(50);
 /// Between two questions to an engine that is away.
 const BACKOFF: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// By then an engine that was told to stop has gone, unless others of its containers ignore that they were asked.
+const GOING_DOWN: Duration = Duration::from_secs(6);
 /// How long a runner may take to say where its SSH server listens.
 const PORT_PATIENCE: Duration = Duration::from_secs(15);
 const PORT_AGAIN: Duration = Duration::from_millis(5);
@@ -251,6 +253,21 @@ impl Docker {
         }
         let info = call("ask the engine about itself", self.engine.info()).await;
         matches!(info, Ok(Ok(info)) if info.live_restore_enabled == Some(true))
+    }
+
+    /// An engine that is stopped in order ends its containers first, and answers until the last of them has ended.
+    pub(super) async fn is_going_down(&self) -> bool {
+        if self.keeps_containers().await {
+            return false;
+        }
+        let deadline = Instant::now() + GOING_DOWN;
+        while Instant::now() < deadline {
+            match call("see whether the engine is there", self.engine.ping()).await {
+                Ok(Err(error)) if failure::is_away(&error) => return true,
+                Ok(_) | Err(_) => sleep(BACKOFF).await,
+            }
+        }
+        false
     }
 
     /// The last lines the container printed. None where they cannot be had: the exit is told without them.

@@ -30,7 +30,7 @@ use bollard::{
     models::{ContainerCreateBody, ImageInspect},
     query_parameters::CreateContainerOptionsBuilder,
 };
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use hyper::header::HeaderValue;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
@@ -342,6 +342,10 @@ impl Runtime for Docker {
 
     fn wait<'a>(&'a self, _task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit> {
         self.wait_for_end(handle).boxed()
+    }
+
+    fn goes_away(&self) -> BoxFuture<'_, bool> {
+        self.is_going_down().boxed()
     }
 
     fn stop<'a>(&'a self, _task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()> {

@@ -49,6 +49,21 @@ pub(super) fn exited(exit: &Exit, left: &Left) -> End {
     ending.into()
 }
 
+/// SIGKILL and SIGTERM, as shells count them.
+const SIGNALLED: [i32; 2] = [137, 143];
+
+/// Whether it was ended by a signal that nobody accounts for: the job's runner says at most that it was told to end.
+pub(super) fn is_from_outside(exit: &Exit, left: &Left) -> bool {
+    let is_signalled = exit.code.is_some_and(|code| SIGNALLED.contains(&code));
+    let is_oom = exit.oom_killed || left.last_word.as_ref().is_some_and(|word| word.oom_killed);
+    let is_told = left.job.as_ref().is_some_and(|job| match job.state.as_str() {
+        "done" | "failed" => true,
+        "terminated" => !job.termination_reason.is_empty(),
+        _ => false,
+    });
+    is_signalled && exit.lost.is_none() && !is_oom && !is_told
+}
+
 /// It ran, and is gone without a trace although the host and its engine stayed.
 pub(super) fn vanished() -> End {
     Ending::new(TerminationReason::ExecutorError).saying("the container vanished").into()
@@ -113,4 +128,39 @@ fn bounded(mut message: String) -> String {
         message.truncate(end);
     }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(state: &str, reason: &str) -> Option<JobState> {
+        Some(JobState {
+            state: state.to_owned(),
+            timestamp: 1,
+            termination_reason: reason.to_owned(),
+            termination_message: String::new(),
+            detail: None,
+            exit_status: Some(143),
+        })
+    }
+
+    #[test]
+    fn f12_only_a_signal_that_nobody_accounts_for_came_from_outside() {
+        let exit = |code| Exit { code: Some(code), oom_killed: false, tail: Vec::new(), lost: None };
+        let table = [
+            ("told to end, by whom is not known", exit(143), job("terminated", ""), true),
+            ("killed with its runner", exit(137), job("running", ""), true),
+            ("killed before its runner said anything", exit(137), None, true),
+            ("failed of itself", exit(1), None, false),
+            ("killed by a signal of its own", exit(143), job("failed", "container_exited_with_error"), false),
+            ("stopped by its runner", exit(143), job("terminated", "terminated_by_server"), false),
+            ("out of memory", Exit { oom_killed: true, ..exit(137) }, None, false),
+            ("explained already", Exit { lost: Some(Lost::HostRebooted), ..exit(137) }, None, false),
+        ];
+        for (name, exit, job, expected) in table {
+            let left = Left { last_word: None, job };
+            assert_eq!(is_from_outside(&exit, &left), expected, "{name}");
+        }
+    }
 }

@@ -33,11 +33,11 @@ pub(super) fn fault(what: &'static str, sql: &str, error: Error) -> DbError {
     }
 }
 
-/// A transaction that lost a race and may simply be repeated.
+/// A transaction that lost a race, or was given up while it waited, and may simply be repeated.
 pub(super) fn is_race(error: &Error) -> bool {
-    error.code().is_some_and(|code| {
-        [SqlState::T_R_DEADLOCK_DETECTED, SqlState::T_R_SERIALIZATION_FAILURE].contains(code)
-    })
+    const RACES: [SqlState; 3] =
+        [SqlState::T_R_DEADLOCK_DETECTED, SqlState::T_R_SERIALIZATION_FAILURE, SqlState::QUERY_CANCELED];
+    error.code().is_some_and(|code| RACES.contains(code))
 }
 
 /// Whether the connection, rather than the statement, failed.

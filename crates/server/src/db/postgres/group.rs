@@ -13,10 +13,12 @@ use std::{
 };
 
 use futures_util::future::{maybe_done, try_join};
+use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 
 use super::{
     bind::{Array, Bind, row_of},
+    clock::Watch,
     fault::{fault, is_lost, is_race},
     session::{Session, check_count},
 };
@@ -41,6 +43,8 @@ pub(super) enum Failure {
     Lost(DbError),
     /// The connection broke during the commit.
     Unknown(DbError),
+    /// Nothing was applied: the clock was set by so much.
+    Jump(i64),
 }
 
 type Attempt<T> = Result<T, Failure>;
@@ -56,9 +60,15 @@ fn refuse(sql: &str, error: tokio_postgres::Error) -> Failure {
 }
 
 /// Runs the units in one transaction. On failure the transaction is rolled back.
-pub(super) async fn commit(session: &Session, catalog: &Catalog, units: &[&Unit]) -> Attempt<Vec<Written>> {
-    let group = Group { session, catalog, units };
-    match group.transaction().await {
+pub(super) async fn commit(
+    session: &Session,
+    watch: &Watch,
+    catalog: &Catalog,
+    units: &[&Unit],
+) -> Attempt<Vec<Written>> {
+    let group = Group { session, watch, catalog, units };
+    // Not the commit: once it is on its way, nothing takes it back.
+    match session.unless_stuck(group.transaction()).await {
         Ok(written) => match session.client.batch_execute("COMMIT").await {
             Ok(()) => Ok(written),
             Err(error) if error.as_db_error().is_some() && !is_lost(&error) => Err(refuse("COMMIT", error)),
@@ -74,6 +84,7 @@ pub(super) async fn commit(session: &Session, catalog: &Catalog, units: &[&Unit]
 
 struct Group<'a> {
     session: &'a Session,
+    watch: &'a Watch,
     catalog: &'a Catalog,
     units: &'a [&'a Unit],
 }
@@ -101,9 +112,13 @@ impl Group<'_> {
         const NOW: &str = "SELECT now_us()";
         let failed = |error| refuse(NOW, error);
         let now = self.session.prepare(NOW).await.map_err(failed)?;
+        let asked = Instant::now();
         let (begin, read) = (self.session.client.batch_execute("BEGIN"), self.session.run(&now, &[]));
         let ((), (rows, _)) = try_join(begin, read).await.map_err(failed)?;
-        rows.first().and_then(|row| row.try_get(0).ok()).ok_or(Failure::Refused(DbError::closed("write")))
+        let now = rows.first().and_then(|row| row.try_get(0).ok());
+        let now = now.ok_or(Failure::Refused(DbError::closed("write")))?;
+        // What is recorded by a clock that was set would be long ago, or far off, once it is set right.
+        self.watch.jump(asked, Instant::now(), now).map_or(Ok(now), |jump| Err(Failure::Jump(jump)))
     }
 
     /// The positions of units whose row is no longer theirs.

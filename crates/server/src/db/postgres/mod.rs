@@ -1,6 +1,7 @@
 //! Postgres: a handful of shared, pipelined connections, writes committed in groups.
 
 mod bind;
+mod clock;
 mod fault;
 mod group;
 mod listen;
@@ -15,12 +16,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::broadcast;
+use tokio::{sync::broadcast, time::Instant};
 use tokio_postgres::Config;
 
 pub(super) use self::listen::EVERYTHING;
 
-use self::{group::Catalog, session::Link, writer::Writer};
+use self::{clock::Watch, group::Catalog, session::Link, writer::Writer};
 use super::{
     error::DbError,
     migrate::{self, Dialect},
@@ -34,12 +35,23 @@ const READERS: usize = 4;
 const MIGRATION_LOCK: i64 = 0x0077_696e_646c;
 const HINTS_MAX: usize = 256;
 
+/// What a look tells about the database's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    pub(super) now: i64,
+    /// The session it came from does not carry what the clock is off by.
+    pub(super) is_old: bool,
+}
+
 pub(super) struct Pool {
     readers: Vec<Link>,
     next: AtomicUsize,
     /// Claims and heartbeats, so that they wait for no long read and no big commit.
     leases: Link,
     writer: Writer,
+    /// The writer's own.
+    commits: Arc<Link>,
+    watch: Arc<Watch>,
     hints: broadcast::Sender<String>,
     stop: broadcast::Sender<()>,
 }
@@ -50,6 +62,8 @@ impl Pool {
         let leases = Link::new(config.clone());
         migrate(&leases).await?;
         let catalog = Arc::new(catalog(&leases).await?);
+        let commits = Arc::new(Link::new(config.clone()));
+        let watch = Arc::new(Watch::default());
         let (hints, _) = broadcast::channel(HINTS_MAX);
         let (stop, stopped) = broadcast::channel(1);
         tokio::spawn(listen::serve(config.clone(), hints.clone(), stopped));
@@ -57,7 +71,9 @@ impl Pool {
             readers: (0..READERS).map(|_| Link::new(config.clone())).collect(),
             next: AtomicUsize::new(0),
             leases,
-            writer: Writer::start(Link::new(config), catalog),
+            writer: Writer::start(Arc::clone(&commits), Arc::clone(&watch), catalog),
+            commits,
+            watch,
             hints,
             stop,
         })
@@ -88,6 +104,40 @@ impl Pool {
         params: &[Val],
     ) -> Result<Vec<Row>, DbError> {
         self.leases.query(what, sql, params).await
+    }
+
+    /// Held against the time that a look told, before anything is done by it. `false`: the clock was set and is set
+    /// right by now, so look again.
+    pub(super) async fn keeps_time(
+        &self,
+        asked: Instant,
+        told: Told,
+        ttl: Duration,
+    ) -> Result<bool, DbError> {
+        if told.is_old {
+            self.open_anew().await;
+            return Ok(false);
+        }
+        let Some(jump) = self.watch.jump(asked, Instant::now(), told.now) else { return Ok(true) };
+        tracing::warn!(
+            seconds = jump / 1_000_000,
+            "the clock of the database was set; time goes on without that"
+        );
+        self.watch.distrust(ttl);
+        self.lease("set the clock right", clock::TAKE_OUT, &[jump.into()]).await?;
+        self.open_anew().await;
+        Ok(false)
+    }
+
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// Whoever asks next does so in sessions that carry what the clock is off by now.
+    async fn open_anew(&self) {
+        for link in self.readers.iter().chain([&self.leases, &*self.commits]) {
+            link.renew().await;
+        }
     }
 
     pub(super) async fn notify(&self, hint: &str) -> Result<(), DbError> {

@@ -1,13 +1,23 @@
 //! One connection with its prepared statements, and a link that makes a new one when it breaks.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep};
-use tokio_postgres::{Client, Config, NoTls, Statement, types::ToSql};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::{Client, Config, NoTls, Statement, error::SqlState, types::ToSql};
 
 use super::{
     bind::{Bind, row_of},
+    clock::CARRY,
     fault::{fault, is_lost},
 };
 use crate::db::{
@@ -26,9 +36,16 @@ const PAUSES_MS: [u64; 5] = [0, 50, 150, 400, 1000];
 /// After a failure, those who come at once are told without another attempt.
 const REST: Duration = Duration::from_millis(500);
 
+/// A session that is told nothing for so long waits for a lock; nothing we ask takes that long by itself.
+const SILENCE_MAX: Duration = Duration::from_secs(8);
+/// To have a statement given up is one message.
+const CANCEL_WITHIN: Duration = Duration::from_secs(2);
+
 pub(super) struct Session {
     pub(super) client: Client,
     statements: Mutex<HashMap<String, Statement>>,
+    /// Grows with each answer.
+    answers: AtomicU64,
 }
 
 impl Session {
@@ -40,7 +57,12 @@ impl Session {
             }
         });
         client.batch_execute(SETTINGS).await?;
-        Ok(Self { client, statements: Mutex::default() })
+        match client.batch_execute(CARRY).await {
+            // There is none before the first migrations have run.
+            Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {}
+            carried => carried?,
+        }
+        Ok(Self { client, statements: Mutex::default(), answers: AtomicU64::new(0) })
     }
 
     pub(super) async fn prepare(&self, sql: &str) -> Result<Statement, tokio_postgres::Error> {
@@ -48,6 +70,7 @@ impl Session {
             return Ok(statement.clone());
         }
         let statement = self.client.prepare(sql).await?;
+        self.answers.fetch_add(1, Ordering::Relaxed);
         self.statements.lock().insert(sql.to_owned(), statement.clone());
         Ok(statement)
     }
@@ -65,8 +88,30 @@ impl Session {
         while let Some(row) = stream.try_next().await? {
             rows.push(row);
         }
+        self.answers.fetch_add(1, Ordering::Relaxed);
         let touched = stream.rows_affected().unwrap_or_default();
         Ok((rows, touched))
+    }
+
+    /// Does the work, and has its statements given up that wait too long. Postgres finds deadlocks by a timer of its
+    /// own, which follows the wall: after that was set back, two transactions would wait for each other for as long
+    /// as it was set back.
+    pub(super) async fn unless_stuck<T>(&self, work: impl Future<Output = T>) -> T {
+        self.unless_silent(SILENCE_MAX, work).await
+    }
+
+    async fn unless_silent<T>(&self, longest: Duration, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            let heard = self.answers.load(Ordering::Relaxed);
+            if let Ok(done) = timeout(longest, &mut work).await {
+                return done;
+            }
+            if self.answers.load(Ordering::Relaxed) == heard {
+                tracing::warn!("a statement waits too long for its turn; it is given up and tried again");
+                let _ = timeout(CANCEL_WITHIN, self.client.cancel_token().cancel_query(NoTls)).await;
+            }
+        }
     }
 
     pub(super) async fn query(
@@ -182,6 +227,11 @@ impl Link {
         if state.session.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, session)) {
             state.session = None;
         }
+    }
+
+    /// The next to ask gets a session of its own; who has this one finishes in it.
+    pub(super) async fn renew(&self) {
+        self.state.lock().await.session = None;
     }
 
     pub(super) async fn shut(&self) {

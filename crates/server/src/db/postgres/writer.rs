@@ -6,7 +6,10 @@ use std::{collections::HashSet, sync::Arc};
 
 use tokio::sync::{mpsc, oneshot};
 
+use windlass_engine::settings::LEASE_TTL;
+
 use super::{
+    clock::{TAKE_OUT, Watch},
     group::{self, Catalog, Failure},
     session::Link,
 };
@@ -33,9 +36,9 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn start(link: Link, catalog: Arc<Catalog>) -> Self {
+    pub(super) fn start(link: Arc<Link>, watch: Arc<Watch>, catalog: Arc<Catalog>) -> Self {
         let (orders, queue) = mpsc::channel(QUEUE_MAX);
-        tokio::spawn(serve(link, catalog, queue));
+        tokio::spawn(serve(Place { link, watch, catalog }, queue));
         Self { orders }
     }
 
@@ -54,7 +57,14 @@ impl Writer {
     }
 }
 
-async fn serve(link: Link, catalog: Arc<Catalog>, mut queue: mpsc::Receiver<Order>) {
+/// Where groups are committed.
+struct Place {
+    link: Arc<Link>,
+    watch: Arc<Watch>,
+    catalog: Arc<Catalog>,
+}
+
+async fn serve(place: Place, mut queue: mpsc::Receiver<Order>) {
     let mut orders = Vec::with_capacity(GROUP_MAX);
     let mut waiting: Waiting = Vec::new();
     while queue.recv_many(&mut orders, GROUP_MAX).await > 0 {
@@ -68,10 +78,10 @@ async fn serve(link: Link, catalog: Arc<Catalog>, mut queue: mpsc::Receiver<Orde
         while !waiting.is_empty() {
             let (group, later) = apart(waiting);
             waiting = later;
-            commit(&link, &catalog, group).await;
+            commit(&place, group).await;
         }
         if let Some(closed) = closing {
-            link.shut().await;
+            place.link.shut().await;
             let _ = closed.send(());
             return;
         }
@@ -87,10 +97,10 @@ fn apart(units: Waiting) -> (Waiting, Waiting) {
 }
 
 /// Everybody is answered after the commit of the transaction they were in.
-async fn commit(link: &Link, catalog: &Catalog, group: Waiting) {
+async fn commit(place: &Place, group: Waiting) {
     let mut stack = vec![group];
     while let Some(mut part) = stack.pop() {
-        match attempt(link, catalog, &part).await {
+        match attempt(place, &part).await {
             Ok(written) => {
                 for ((_, answer), written) in part.into_iter().zip(written) {
                     let _ = answer.send(Ok(written));
@@ -102,6 +112,7 @@ async fn commit(link: &Link, catalog: &Catalog, group: Waiting) {
                 stack.extend([second, part]);
             }
             Err(Failure::Refused(error) | Failure::Race(error)) => tell(part, &error),
+            Err(Failure::Jump(_)) => tell(part, &DbError::closed("write by a clock that stands")),
             Err(Failure::Stale(at)) => {
                 for (_, answer) in part {
                     let _ = answer.send(Ok(Written::Stale { at: Some(at) }));
@@ -119,17 +130,24 @@ fn tell(part: Waiting, error: &DbError) {
 
 /// Repeats what is safe to repeat: a lost race, and once a connection that turned out to be dead
 /// before the commit was sent.
-async fn attempt(
-    link: &Link,
-    catalog: &Catalog,
-    part: &[(Box<Unit>, Answer)],
-) -> Result<Vec<Written>, Failure> {
+async fn attempt(place: &Place, part: &[(Box<Unit>, Answer)]) -> Result<Vec<Written>, Failure> {
+    let Place { link, watch, catalog } = place;
     let units: Vec<&Unit> = part.iter().map(|(unit, _)| &**unit).collect();
-    let (mut races, mut is_second) = (0, false);
+    let (mut races, mut jumps, mut is_second) = (0, 0, false);
     loop {
         let session = link.session("write").await.map_err(Failure::Lost)?;
-        match group::commit(&session, catalog, &units).await {
+        match group::commit(&session, watch, catalog, &units).await {
             Err(Failure::Race(_)) if races < RACES_MAX => races += 1,
+            Err(Failure::Jump(jump)) => {
+                jumps += 1;
+                if jumps > RACES_MAX {
+                    watch.give_in();
+                }
+                watch.distrust(LEASE_TTL);
+                let set_right = session.query("set the clock right", TAKE_OUT, &[jump.into()]).await;
+                set_right.map_err(Failure::Lost)?;
+                link.renew().await;
+            }
             Err(Failure::Lost(_)) if !is_second => is_second = true,
             Err(Failure::Refused(error @ DbError::ReadOnly { .. })) => {
                 link.forget(&session).await;

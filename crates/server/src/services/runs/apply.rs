@@ -38,6 +38,19 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
     if let Some(done) = repeated(app, scope, &hash).await? {
         return one(app, done).await;
     }
+    let refused = match attempt(app, scope, &asked, &hash).await {
+        Err(refused @ (Error::Refused { .. } | Error::Conflict { .. })) => refused,
+        outcome => return outcome,
+    };
+    // Whoever asks again while the first try is still on its way comes upon the run of that try: on its name, or on
+    // its being active already. That is no reason to refuse.
+    match repeated(app, scope, &hash).await? {
+        Some(done) => one(app, done).await,
+        None => Err(refused),
+    }
+}
+
+async fn attempt(app: &App, scope: &Scope, asked: &wire::ApplyRequest, hash: &str) -> Result<wire::Run> {
     let spec = Spec::read(&asked.plan.run_spec, scope.caller.user.ssh_public_key.as_deref())?;
     if let Some(name) = spec.name() {
         names::resource("run_name", name)?;
@@ -49,7 +62,7 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
     };
     let id = match current {
         Some(current) if !current.run.finished => {
-            let id = update(app, scope, &spec, &asked, &current).await?;
+            let id = update(app, scope, &spec, asked, &current).await?;
             app.wake(&["runs", "jobs_submitted", "jobs_running"]);
             id
         }
@@ -60,7 +73,7 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
                 true => &["runs", "jobs_submitted"],
                 false => &["jobs_submitted"],
             };
-            let id = create(app, scope, spec, finished.as_ref(), &hash).await?;
+            let id = create(app, scope, spec, finished.as_ref(), hash).await?;
             app.wake(pipelines);
             id
         }
@@ -153,12 +166,12 @@ async fn create(
             Ok(Written::Done { .. }) => return Ok(id),
             // The finished run was hidden by somebody else, who is about to take its name.
             Ok(Written::Stale { .. }) => return Err(Error::exists("Run")),
-            Err(error) if error.is_conflict_on("runs_idempotency_key") => {
-                let done = repeated(app, scope, hash).await?;
-                return done.map(|done| done.run.id).ok_or_else(|| Error::exists("Run"));
-            }
             Err(error) if error.is_conflict_on("runs_name_key") && generated => {}
-            Err(error) if error.is_conflict_on("runs_name_key") => return Err(Error::exists("Run")),
+            Err(error)
+                if error.is_conflict_on("runs_name_key") || error.is_conflict_on("runs_idempotency_key") =>
+            {
+                return Err(Error::exists("Run"));
+            }
             Err(error) => return Err(error.into()),
         }
     }

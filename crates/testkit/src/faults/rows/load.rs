@@ -40,6 +40,8 @@ struct Shared {
     /// Refusals without a word on when to come again.
     silent: AtomicU64,
     over: AtomicBool,
+    /// Why it gave up, if it did.
+    gave_up: Mutex<Option<String>>,
 }
 
 impl Load {
@@ -51,6 +53,7 @@ impl Load {
             slowest_refusal: AtomicU64::new(0),
             silent: AtomicU64::new(0),
             over: AtomicBool::new(false),
+            gave_up: Mutex::new(None),
         });
         let task = tokio::spawn(submit(Arc::clone(&shared), runs, job));
         Self { shared, task }
@@ -66,7 +69,11 @@ impl Load {
         self.shared.refused.load(Ordering::Relaxed)
     }
 
+    /// Whoever waits for more of them learns when there will be none.
     pub(super) fn acknowledged(&self) -> u64 {
+        if let Some(why) = &*self.shared.gave_up.lock() {
+            panic!("submits do not go on: {why}");
+        }
         self.shared.acknowledged.load(Ordering::Relaxed)
     }
 
@@ -91,6 +98,13 @@ impl Load {
     }
 }
 
+impl Shared {
+    fn give_up(&self, why: String) -> ! {
+        *self.gave_up.lock() = Some(why.clone());
+        panic!("{why}");
+    }
+}
+
 async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTreeSet<String> {
     let mut acknowledged = BTreeSet::new();
     for number in 0..runs {
@@ -100,7 +114,9 @@ async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTr
         let name = format!("load-{number}");
         let (body, began) = (submission(&job(&name)), Instant::now());
         for attempt in number.. {
-            assert!(began.elapsed() < PATIENCE, "{name} is taken by nobody");
+            if began.elapsed() > PATIENCE {
+                shared.give_up(format!("{name} is taken by nobody"));
+            }
             let address = {
                 let all = shared.addresses.lock();
                 all[attempt % all.len()].clone()
@@ -116,7 +132,9 @@ async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTr
                         tokio::time::sleep(Duration::from_millis(200)).await;
                         continue;
                     }
-                    assert!(matches!(answer.status, 503 | 507), "{name}: {answer:?}");
+                    if !matches!(answer.status, 503 | 507) {
+                        shared.give_up(format!("{name}: {answer:?}"));
+                    }
                     let took = asked.elapsed().as_millis() as u64;
                     shared.slowest_refusal.fetch_max(took, Ordering::Relaxed);
                     shared.refused.fetch_add(1, Ordering::Relaxed);

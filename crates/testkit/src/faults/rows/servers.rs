@@ -240,7 +240,11 @@ pub(super) async fn all_done(trial: &mut Trial, replicas: &Replicas, acknowledge
     let done = load::done(&replicas.postgres).await;
     let lost: Vec<_> = acknowledged.difference(&done).collect();
     if !lost.is_empty() {
-        trial.violation(&format!("R1: acknowledged and not done: {lost:?}"));
+        let ended = "SELECT concat_ws(' ', r.name, r.status, j.status, j.termination_reason, j.termination_message) \
+                     FROM runs r LEFT JOIN jobs j ON j.run_id = r.id \
+                     WHERE r.status <> 'done' AND r.name LIKE 'load-%'";
+        let ended: Vec<_> = replicas.postgres.run(ended).await.unwrap().into_iter().flatten().collect();
+        trial.violation(&format!("R1: acknowledged and not done: {lost:?}: {ended:?}"));
     }
 }
 

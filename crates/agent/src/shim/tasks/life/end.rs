@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 
 use windlass_model::{
     machine::Step,
@@ -14,7 +17,7 @@ use super::{
     super::{
         PauseAt, ending, files,
         host::HostError,
-        task::{End, State},
+        task::{Ask, End, State},
     },
     Life, waits,
 };
@@ -49,6 +52,10 @@ impl Life {
             let Some(ask) = self.asked() else { return (Event::Stopped, ending::vanished()) };
             return (Event::Stopped, ending::stopped(&ask, exit.as_ref()));
         };
+        let exit = match exit {
+            Ok(exit) => Ok(self.with_engine(exit, &mut ask).await),
+            Err(error) => Err(error),
+        };
         // Its first process ended; nothing of it may run when its devices go to the next.
         self.stop_now(&handle).await;
         match exit {
@@ -61,6 +68,23 @@ impl Life {
                 (Event::Ended, ending::unprepared(&error))
             }
         }
+    }
+
+    /// What ended by a signal that neither we nor the job's runner account for may have been ended by an engine on its
+    /// way down, which is seen a moment later. Nobody who asks for the end meanwhile is kept waiting.
+    async fn with_engine(&self, mut exit: Exit, ask: &mut watch::Receiver<Option<Ask>>) -> Exit {
+        let dir = self.task.dir.clone();
+        let left = tokio::task::spawn_blocking(move || files::left(&dir)).await.unwrap_or_default();
+        if ending::is_from_outside(&exit, &left) {
+            tokio::select! {
+                biased;
+                _ = ask.wait_for(Option::is_some) => {}
+                is_away = self.tasks.runtime.goes_away() => {
+                    exit.lost = is_away.then_some(Lost::EngineRestarted);
+                }
+            }
+        }
+        exit
     }
 
     /// An engine that is away is waited for: what runs, runs on without it.
