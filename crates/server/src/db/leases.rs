@@ -50,9 +50,6 @@ impl Db {
                 return Ok(Some(look));
             }
         }
-        if let Store::Postgres(pool) = &*self.store {
-            pool.watch().give_in();
-        }
         Ok(None)
     }
 

@@ -29,8 +29,8 @@ pub(in crate::db) struct Watch(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// What the database's time was, and when that was asked.
-    last: Option<(Instant, i64)>,
+    /// What the database's time was, and between which moments it was that.
+    last: Option<(Instant, Instant, i64)>,
     distrusted_until: Option<Instant>,
 }
 
@@ -38,15 +38,14 @@ impl Watch {
     /// By how much the clock was set, if it was, and has to be set right.
     pub(in crate::db) fn jump(&self, asked: Instant, answered: Instant, now: i64) -> Option<i64> {
         let mut state = self.0.lock();
-        let jump = state.last.and_then(|(then, before)| {
-            let (least, most) = (micros(then, asked), micros(then, answered));
+        let jump = state.last.and_then(|(then_asked, then_answered, before)| {
+            let (least, most) = (micros(then_answered, asked), micros(then_asked, answered));
             let passed = now.saturating_sub(before);
-            // Looks overtake each other, so what has passed lies between the two.
             let jump = passed - passed.clamp(least.min(most), most);
             (jump.abs() > JUMP_MIN && jump < AHEAD_MAX).then_some(jump)
         });
         if jump.is_none() {
-            state.last = Some((asked, now));
+            state.last = Some((asked, answered, now));
         }
         jump
     }
@@ -61,7 +60,7 @@ impl Watch {
     }
 
     /// It cannot be set right: better to go on by a clock that was set than not at all.
-    pub(in crate::db) fn give_in(&self) {
+    pub(super) fn give_in(&self) {
         self.0.lock().last = None;
     }
 }
