@@ -129,38 +129,3 @@ fn bounded(mut message: String) -> String {
     }
     message
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn job(state: &str, reason: &str) -> Option<JobState> {
-        Some(JobState {
-            state: state.to_owned(),
-            timestamp: 1,
-            termination_reason: reason.to_owned(),
-            termination_message: String::new(),
-            detail: None,
-            exit_status: Some(143),
-        })
-    }
-
-    #[test]
-    fn f12_only_a_signal_that_nobody_accounts_for_came_from_outside() {
-        let exit = |code| Exit { code: Some(code), oom_killed: false, tail: Vec::new(), lost: None };
-        let table = [
-            ("told to end, by whom is not known", exit(143), job("terminated", ""), true),
-            ("killed with its runner", exit(137), job("running", ""), true),
-            ("killed before its runner said anything", exit(137), None, true),
-            ("failed of itself", exit(1), None, false),
-            ("killed by a signal of its own", exit(143), job("failed", "container_exited_with_error"), false),
-            ("stopped by its runner", exit(143), job("terminated", "terminated_by_server"), false),
-            ("out of memory", Exit { oom_killed: true, ..exit(137) }, None, false),
-            ("explained already", Exit { lost: Some(Lost::HostRebooted), ..exit(137) }, None, false),
-        ];
-        for (name, exit, job, expected) in table {
-            let left = Left { last_word: None, job };
-            assert_eq!(is_from_outside(&exit, &left), expected, "{name}");
-        }
-    }
-}
