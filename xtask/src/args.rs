@@ -14,7 +14,7 @@ impl Args {
     /// The next word that is not an option.
     pub(crate) fn word(&mut self) -> Option<String> {
         match self.0.first() {
-            Some(first) if !first.starts_with("--") || first == "--help" => Some(self.0.remove(0)),
+            Some(first) if !first.starts_with("--") => Some(self.0.remove(0)),
             _ => None,
         }
     }

@@ -14,13 +14,15 @@ use crate::{
 };
 
 const BINARY: &str = "windlass-bench";
-const NAMES: &str = "engine, api, cli, agent, runs, load, growth, report, all";
+const NAMES: &[&str] = &["engine", "api", "cli", "agent", "runs", "load", "growth", "report", "all"];
 /// What the page about performance is made of, in this order. The last one writes it.
 const ALL: &[&str] =
     &["api", "runs", "runs --peer dstack", "load --db sqlite", "load --db postgres", "growth", "report"];
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let name = args.word().with_context(|| format!("name a benchmark: {NAMES}"))?;
+    let name = args.word().with_context(|| format!("name a benchmark: {}", NAMES.join(", ")))?;
+    // Before minutes of building.
+    ensure!(NAMES.contains(&name.as_str()), "no benchmark `{name}`: there are {}", NAMES.join(", "));
     // `sim` is optimised too, and built in a third of the time.
     let profile = args.value::<String>("--profile")?.unwrap_or_else(|| "release".to_owned());
     let rest = args.rest();

@@ -41,7 +41,7 @@ usage: cargo xtask COMMAND
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              the fault matrix: real processes, hosts and engines, and what goes wrong
   bench NAME [--profile P] [ARG…]
-                             one benchmark (engine, api, agent, runs, load, …) with what it needs beside it
+                             engine, api, cli, agent, runs, load, growth, report or all, with what it needs beside it
   fuzz api [--cases N] [--seed K] [--as admin|user|both]
                              requests made from the OpenAPI document, as admin and as user, to a server of its own
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
@@ -61,6 +61,10 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode> {
     let mut args = Args::new(std::env::args().skip(1));
+    if args.flag("--help") || args.flag("-h") {
+        out::say(HELP);
+        return Ok(ExitCode::SUCCESS);
+    }
     let command = args.word();
     let workspace = Workspace::find()?;
     match command.as_deref() {
@@ -81,7 +85,7 @@ fn run() -> Result<ExitCode> {
         Some("record") => args.finish().and_then(|()| record::run(&workspace)),
         Some("deny") => args.finish().and_then(|()| tidy::licences::deny(&workspace)),
         Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
-        Some("help" | "--help" | "-h") => {
+        Some("help") => {
             out::say(HELP);
             return Ok(ExitCode::SUCCESS);
         }
