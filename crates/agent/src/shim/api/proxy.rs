@@ -3,7 +3,7 @@
 //! Bodies stream both ways and are not looked at. What the runner is told of us is its token, and what it is
 //! asked; the host's credential stays here. A WebSocket is passed through, from HTTP/1.1 and from HTTP/2.
 
-use std::io;
+use std::{io, time::Duration};
 
 use axum::{
     Extension,
@@ -16,8 +16,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use http_body_util::{BodyExt, Limited};
 use hyper::{client::conn::http1, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use windlass_api::agent::{EPOCH, SIGNATURE};
+use tokio::{net::UnixStream, time::Instant};
+use windlass_api::agent::{EPOCH, SIGNATURE, shim::TaskStatus};
 use windlass_model::id::SubmissionId;
 
 use super::{Gate, Shim, Shown, no_task, task_id, told};
@@ -31,6 +31,9 @@ use crate::{
 const UPLOAD_BYTES_MAX: usize = 2 << 30;
 /// The same where the runtime plays the runner and wants it in one piece.
 const PLAYED_BYTES_MAX: usize = 16 << 20;
+/// A runner that was started listens after this long, or something is wrong with it.
+const STARTS_WITHIN: Duration = Duration::from_secs(3);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Headers that are between us and our caller only.
 const OURS: [HeaderName; 9] = [
     header::AUTHORIZATION,
@@ -106,13 +109,26 @@ async fn played(shim: &Shim, id: SubmissionId, uri: &Uri, request: Request) -> R
     }
 }
 
+/// A runner that has just been started is waited for: whoever calls would only call again, much later. One that is
+/// gone has left its socket behind, and is not.
 async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, Refusal> {
     let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
-    let connected = async {
-        let socket = Beneath::open(&dir.run())?.socket(taskdir::RUNNER_SOCKET)?;
-        http::connect_unix(&socket).await
-    };
-    connected.await.map_err(|error: io::Error| unreachable(id, &error.to_string()))
+    let deadline = Instant::now() + STARTS_WITHIN;
+    loop {
+        let connected = async {
+            let socket = Beneath::open(&dir.run())?.socket(taskdir::RUNNER_SOCKET)?;
+            http::connect_unix(&socket).await
+        };
+        let error: io::Error = match connected.await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        let starts = || shim.tasks.info(id).is_some_and(|info| info.status == TaskStatus::Running);
+        if error.kind() != io::ErrorKind::NotFound || Instant::now() >= deadline || !starts() {
+            return Err(unreachable(id, &error.to_string()));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
 }
 
 fn unreachable(id: SubmissionId, why: &str) -> Refusal {

@@ -52,8 +52,10 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 const GOING_DOWN: Duration = Duration::from_secs(6);
 /// How long a runner may take to say where its SSH server listens.
 const PORT_PATIENCE: Duration = Duration::from_secs(15);
+/// Between two looks at the file where it says so: the job waits for this.
 const PORT_AGAIN: Duration = Duration::from_millis(5);
-const PORT_AGAIN_MAX: Duration = Duration::from_millis(100);
+/// Between two questions to the engine whether there is still anybody to say it.
+const LIVES_AGAIN: Duration = Duration::from_millis(100);
 const TAIL_LINES: usize = 5;
 const TAIL_LINE_MAX: usize = 2048;
 const TAIL_BYTES_MAX: usize = 64 * 1024;
@@ -125,7 +127,7 @@ impl Docker {
             return Ok(Vec::new());
         }
         let deadline = Instant::now() + PORT_PATIENCE;
-        let mut pause = PORT_AGAIN;
+        let mut asked = Instant::now();
         loop {
             match dir.ssh_port() {
                 Some(SSH_PORT) => return Ok(Vec::new()),
@@ -136,8 +138,11 @@ impl Docker {
                 tracing::warn!(task = %dir.id, "the runner does not say where its SSH server listens");
                 return Ok(Vec::new());
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(PORT_AGAIN_MAX);
+            sleep(PORT_AGAIN).await;
+            if asked.elapsed() < LIVES_AGAIN {
+                continue;
+            }
+            asked = Instant::now();
             match inspect(&self.engine, &handle.id).await {
                 Ok(seen) if seen.state.as_ref().is_some_and(is_live) => {}
                 // Its exit is told by `wait`.
@@ -153,7 +158,7 @@ impl Docker {
             Ok(()) => Ok(()),
             // The network was removed since, or two of its name were made at once.
             Err(error) if !publish.is_empty() && failure::said(&error).contains("network") => {
-                self.network.ensure(&self.engine).await?;
+                self.network.ensure(&self.engine).await?.shield().await;
                 self.try_start(handle).await?.map_err(|error| failure::of_call(what(), error))
             }
             Err(error) => Err(failure::of_call(what(), error)),

@@ -154,14 +154,22 @@ impl Docker {
     async fn make(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
         let name = container::name(&task.spec.name, task.spec.id);
         let what = || format!("create container {name}");
-        if task.spec.network_mode == NetworkMode::Bridge {
-            self.network.ensure(&self.engine).await?;
-        }
+        let network = match task.spec.network_mode {
+            NetworkMode::Bridge => Some(self.network.ensure(&self.engine).await?),
+            NetworkMode::Host => None,
+        };
+        let shielded = async {
+            if let Some(network) = network {
+                network.shield().await;
+            }
+        };
         let body = self.body(task);
         let image = Reference::parse(&task.spec.image_name).full();
-        // The image is asked about itself while the engine makes the container: neither waits for the other.
+        // The image is asked about itself and the firewall about the network while the engine makes the container:
+        // none waits for the others. All of it is done before the container is started.
         let described = call(what(), self.engine.inspect_image(&image)).boxed();
-        let (made, described) = tokio::join!(self.create_or_find(task, &name, body), described);
+        let (made, described, ()) =
+            tokio::join!(self.create_or_find(task, &name, body), described, shielded.boxed());
         let handle = made?;
         let described = described?.map_err(|error| failure::of_call(what(), error))?;
         write_image_config(&task.dir, described).map_err(|source| failure::of_file(what(), source))?;

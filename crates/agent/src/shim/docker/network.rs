@@ -31,18 +31,30 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    /// Makes the network unless it is there.
-    pub(super) async fn ensure(&self, engine: &Engine) -> Result<(), RuntimeError> {
-        let _making = self.making.lock().await;
+    /// Makes the network unless it is there. Nothing may be started on it before it is shielded.
+    pub(super) async fn ensure(&self, engine: &Engine) -> Result<Unshielded<'_>, RuntimeError> {
+        let making = self.making.lock().await;
         let mut all = find(engine).await?;
         let network = match all.len() {
             1 => all.pop(),
             _ => Some(make(engine).await?),
         };
-        if let Some(id) = network.and_then(|network| network.id) {
-            shield(&id).await;
+        Ok(Unshielded { id: network.and_then(|network| network.id), _making: making })
+    }
+}
+
+/// A network whose firewall rules have not been looked at. Containers may be made meanwhile.
+#[must_use = "tasks on it may reach the cloud's metadata"]
+pub(super) struct Unshielded<'a> {
+    id: Option<String>,
+    _making: tokio::sync::MutexGuard<'a, ()>,
+}
+
+impl Unshielded<'_> {
+    pub(super) async fn shield(self) {
+        if let Some(id) = &self.id {
+            shield(id).await;
         }
-        Ok(())
     }
 }
 
