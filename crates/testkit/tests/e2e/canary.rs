@@ -1,0 +1,103 @@
+//! Secrets that exist once, through a whole run, and then everything that stays is searched for them.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::{
+    containers::{IMAGE, image},
+    stage::{Machines, Stage, engine, task},
+};
+
+const SECRET: &str = "canary-of-a-secret-7c1d9b";
+const DERIVED: &str = "canary-of-a-variable-55e0aa";
+const REPO: &str = "canary-of-a-repository-90f3bd";
+const CANARIES: [&str; 3] = [SECRET, DERIVED, REPO];
+
+fn holds(bytes: &[u8], needle: &str) -> bool {
+    bytes.windows(needle.len()).any(|window| window == needle.as_bytes())
+}
+
+#[track_caller]
+fn clean(what: &str, bytes: &[u8]) {
+    for canary in CANARIES {
+        assert!(!holds(bytes, canary), "{what} holds {canary}");
+    }
+}
+
+fn files(dir: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => files(&entry.path(), found),
+            Ok(kind) if kind.is_file() => found.push(entry.path()),
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+/// What anybody on the machine sees of every process.
+fn arguments() -> Vec<u8> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        all.extend(std::fs::read(entry.path().join("cmdline")).unwrap_or_default());
+        all.push(b'\n');
+    }
+    all
+}
+
+fn inspected() -> Vec<u8> {
+    let host = format!("unix://{}", engine().display());
+    let docker = |args: &[&str]| {
+        std::process::Command::new("docker").args(["--host", &host]).args(args).output().unwrap().stdout
+    };
+    let ids = String::from_utf8(docker(&["ps", "-aq", "--no-trunc"])).unwrap();
+    let ids: Vec<&str> = ids.split_whitespace().collect();
+    docker(&[&["inspect"], ids.as_slice()].concat())
+}
+
+#[tokio::test]
+async fn x3_docker_canaries_are_nowhere_but_in_the_job() {
+    image();
+    let mut stage = Stage::new(Machines::Containers).await;
+    stage.project("secrets/create_or_update", &json!({ "name": "key", "value": SECRET })).await;
+    stage.project("secrets/create_or_update", &json!({ "name": "other", "value": DERIVED })).await;
+    let creds = json!({ "repo_id": "private", "repo_info": { "repo_type": "remote", "repo_name": "private" },
+        "repo_creds": { "clone_url": "https://host.invalid/r.git", "oauth_token": REPO } });
+    stage.project("repos/init", &creds).await;
+    // It knows its secrets, says so without telling them, and then waits for its end.
+    let mut job = task("songless", &["echo ${#HIDDEN} ${#PARTLY} up", "sleep 600"]);
+    job["image"] = json!(IMAGE);
+    job["env"] = json!({ "HIDDEN": "${{ secrets.key }}", "PARTLY": "before ${{ secrets.other }} after" });
+    let name = "songless";
+    stage.apply(&job).await;
+    stage.reaches(name, &["running"]).await;
+    let expected = format!("{} {} up\n", SECRET.len(), DERIVED.len() + "before  after".len());
+    stage.says(name, &expected).await;
+
+    clean("the arguments of a process", &arguments());
+    let seen = inspected();
+    assert!(holds(&seen, "windlass"), "no container was looked at");
+    clean("the inspection of a container", &seen);
+
+    stage.stop(name, false).await;
+    let run = stage.reaches(name, &["terminated"]).await;
+    clean("the run", run.to_string().as_bytes());
+    clean("the log of the job", stage.log(&run).await.as_bytes());
+    let events = stage.post("/api/events/list", &json!({ "limit": 100 })).await;
+    clean("the events", events.to_string().as_bytes());
+    for path in ["runs/get_plan", "repos/list", "secrets/list"] {
+        let asked = json!({ "run_spec": { "configuration": job, "run_name": name } });
+        clean(path, stage.project(path, &asked).await.to_string().as_bytes());
+    }
+    stage.stop_server();
+    let mut kept = Vec::new();
+    files(stage.home(), &mut kept);
+    let mut bytes = 0;
+    for path in &kept {
+        let content = std::fs::read(path).unwrap_or_default();
+        bytes += content.len();
+        clean(&path.display().to_string(), &content);
+    }
+    assert!(kept.iter().any(|path| path.ends_with("windlass.db")) && bytes > 100_000, "{kept:?}");
+}
