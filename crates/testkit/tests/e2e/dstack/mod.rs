@@ -2,6 +2,7 @@
 //!
 //! Each command's transcript is kept under `tests/snapshots/dstack-NAME.txt`.
 
+mod fleets;
 mod lists;
 mod person;
 mod python;

@@ -1,0 +1,67 @@
+//! Machines that dstack's client brings: hosts over SSH, a task on one of them, the way in, and their leave.
+
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use windlass_testkit::{
+    lab::Lab,
+    story::{Ground as _, Story},
+};
+
+use super::person::{Person, SMALL};
+use crate::stage::{Machines, Stage};
+
+/// The configuration of a fleet, with the key beside it.
+fn describe(person: &Person, lab: &Lab) {
+    let key = person.home().join("lab.key");
+    fs::copy(lab.key_file(), &key).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    let hosts: String = lab.hosts().iter().map(|host| format!("    - {}\n", host.addr())).collect();
+    let text = format!(
+        "type: fleet\nname: lab\nplacement: cluster\nssh_config:\n  user: root\n  identity_file: {}\n  \
+         network: {}\n  hosts:\n{hosts}",
+        key.display(),
+        lab.network()
+    );
+    person.file("lab.yml", &text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dstack_brings_hosts_works_on_them_and_lets_them_go() {
+    let lab = Lab::start(2).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    let person = Person::of_project(&stage);
+    let mut story = Story::new("dstack-fleet", &person);
+    for (host, mask) in lab.hosts().iter().zip(["[HOST 1]", "[HOST 2]"]) {
+        story.mask(&host.addr().to_string(), mask);
+    }
+    describe(&person, &lab);
+    story.run(&["apply", "-f", "lab.yml", "-y"]);
+    stage.hosts_ready("lab", 2).await;
+    story.run(&["fleet", "get", "nowhere"]);
+    story.run(&["fleet"]);
+
+    let text = format!(
+        "type: task\nname: away\nimage: none\ncommands:\n  - echo up\n  \
+         - until [ -e /var/tmp/go ]; do sleep 0.1; done\n  - echo down\n{SMALL}"
+    );
+    person.file("away.yml", &text);
+    let args = ["apply", "-f", "away.yml", "-y"];
+    let going = person.start(&args);
+    going.says("up\n");
+    // Through the host, as the client has set it up.
+    let shell = person.shell("away", "hostname; touch /var/tmp/go");
+    let known: Vec<String> = lab.hosts().iter().map(|host| format!("{}\n", host.name())).collect();
+    assert!(known.contains(&shell.stdout), "{shell:?} is none of {known:?}");
+    story.add(&args, &going.end());
+    story.run(&["logs", "away"]);
+
+    story.run(&["fleet", "delete", "lab", "-y"]);
+    story.run(&["fleet"]);
+    stage.eventually("no agent is left", || {
+        let is_ours = |host: &windlass_testkit::lab::Host| {
+            host.processes().unwrap().iter().any(|process| process.command.contains("windlass-agent"))
+        };
+        !lab.hosts().iter().any(is_ours)
+    });
+    story.end();
+}
