@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use windlass_testkit::{
-    lab::Lab,
+    lab::{Lab, WORKER},
     story::{Ground as _, Story},
 };
 
@@ -17,7 +17,7 @@ fn describe(person: &Person, lab: &Lab) {
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
     let hosts: String = lab.hosts().iter().map(|host| format!("    - {}\n", host.addr())).collect();
     let text = format!(
-        "type: fleet\nname: lab\nplacement: cluster\nssh_config:\n  user: root\n  identity_file: {}\n  \
+        "type: fleet\nname: lab\nplacement: cluster\nssh_config:\n  user: {WORKER}\n  identity_file: {}\n  \
          network: {}\n  hosts:\n{hosts}",
         key.display(),
         lab.network()
@@ -37,7 +37,6 @@ async fn dstack_brings_hosts_works_on_them_and_lets_them_go() {
     describe(&person, &lab);
     story.run(&["apply", "-f", "lab.yml", "-y"]);
     stage.hosts_ready("lab", 2).await;
-    story.run(&["fleet", "get", "nowhere"]);
     story.run(&["fleet"]);
 
     let text = format!(

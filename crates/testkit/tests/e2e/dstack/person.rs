@@ -175,9 +175,14 @@ impl Going {
     /// Waits until it has said something.
     pub(crate) fn says(&self, words: &str) {
         let asked = Instant::now();
-        while !self.text(0).contains(words) {
+        loop {
+            // Looked at first: what it said before its end is all there then.
+            let ended = self.heard.iter().flatten().all(JoinHandle::is_finished);
             let (out, err) = (self.text(0), self.text(1));
-            assert!(asked.elapsed() < PATIENCE, "it does not say {words:?}:\n{out}\n{err}");
+            if out.contains(words) {
+                return;
+            }
+            assert!(!ended && asked.elapsed() < PATIENCE, "it does not say {words:?}:\n{out}\n{err}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
