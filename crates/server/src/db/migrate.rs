@@ -34,7 +34,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     5 "0005_volumes.sql";
     6 "0006_costs.sql";
     7 "0007_queue.sql";
-    41 "0041_clock.sql";
+    8 "0008_clock.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

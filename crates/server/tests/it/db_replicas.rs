@@ -60,7 +60,8 @@ async fn postgres_replicas_that_start_at_once_migrate_once() {
     for replica in &others {
         run(replica, &made, &format!("run-{}", replica.new_id().unwrap())).await;
     }
-    first.db.migrate_again().await.expect("nothing is left to do");
+    let rows = first.db.query("SELECT count(*), max(number) FROM migrations", vec![]).await.unwrap();
+    assert_eq!(rows[0].int(0).unwrap(), rows[0].int(1).unwrap());
     assert_eq!(first.db.query("SELECT id FROM runs", vec![]).await.unwrap().len(), 3);
 }
 
