@@ -25,6 +25,8 @@ pub(crate) struct Member {
     pub(crate) binaries: BTreeSet<String>,
 }
 
+const OF_THIS_PROGRAM: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_NAME"];
+
 impl Workspace {
     pub(crate) fn find() -> Result<Self> {
         // Cargo and nextest set this at run time; the compiled-in value serves a binary started by hand.
@@ -39,6 +41,13 @@ impl Workspace {
         let program = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
         let mut command = Command::new(program);
         command.current_dir(&self.root);
+        // What cargo tells this program of itself: scripts of dependencies watch it, and all that is built on those
+        // would be built again whenever cargo is called by hand in between.
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| OF_THIS_PROGRAM.iter().any(|part| name.starts_with(part))) {
+                command.env_remove(name);
+            }
+        }
         command
     }
 
