@@ -1,20 +1,20 @@
 //! A proxy for one service on one thread, to be measured: `proxy LISTEN UPSTREAM`, where UPSTREAM is an address or
 //! the path of a socket.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use windlass_gateway::{
     Bounds, Direct, Door, Gatekeeper, Listening, Nobody, Patience, Proxy, Routes, Verdict,
-    route::{Balance, Group, Replica, Service, Snapshot, Target},
+    route::{Replica, Service, Snapshot, Target},
 };
 
 struct Open;
 
 impl Gatekeeper for Open {
-    fn check<'a>(&'a self, _token: &'a str, _project: &'a str) -> BoxFuture<'a, Verdict> {
+    fn check<'a>(&'a self, _token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
         Box::pin(std::future::ready(Verdict::Allow { identity: None }))
     }
 }
@@ -29,20 +29,9 @@ async fn main() -> Result<()> {
         Err(_) => Target::Unix { path: upstream.into() },
     };
     let service = Service {
-        project: "main".to_owned(),
-        run: "bench".to_owned(),
         domains: vec!["127.0.0.1".to_owned(), "localhost".to_owned()],
-        https: false,
         auth: false,
-        strip_prefix: true,
-        balance: Balance::RoundRobin,
-        limits: vec![],
-        cors: None,
-        model: None,
-        body_max: None,
-        hold_ms: 0,
-        answer_ms: 300_000,
-        groups: vec![Group { name: "0".to_owned(), replicas: vec![Replica { id: "0".to_owned(), target }] }],
+        ..Service::new("main", "bench").with_replicas(vec![Replica { id: "0".to_owned(), target }])
     };
     let routes = Arc::new(Routes::default());
     routes.replace(Snapshot { generation: 1, services: vec![service] })?;

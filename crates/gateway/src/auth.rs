@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -37,7 +38,8 @@ pub enum Verdict {
 
 /// Decides whether a token opens the services of a project.
 pub trait Gatekeeper: Send + Sync + 'static {
-    fn check<'a>(&'a self, token: &'a str, project: &'a str) -> BoxFuture<'a, Verdict>;
+    /// `peer` is where the caller sits: who guesses tokens is known by it.
+    fn check<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Verdict>;
 }
 
 /// How long answers are believed.
@@ -89,7 +91,7 @@ impl<G> Cached<G> {
 }
 
 impl<G: Gatekeeper> Gatekeeper for Cached<G> {
-    fn check<'a>(&'a self, token: &'a str, project: &'a str) -> BoxFuture<'a, Verdict> {
+    fn check<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Verdict> {
         Box::pin(async move {
             let key: [u8; 32] =
                 Sha256::new().chain_update(project).chain_update([0]).chain_update(token).finalize().into();
@@ -100,7 +102,7 @@ impl<G: Gatekeeper> Gatekeeper for Cached<G> {
             {
                 return answer.verdict.clone();
             }
-            let verdict = self.inner.check(token, project).await;
+            let verdict = self.inner.check(token, project, peer).await;
             self.remember(key, &verdict, now);
             verdict
         })
@@ -143,10 +145,12 @@ mod tests {
 
     use super::*;
 
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
     struct Counting(AtomicUsize);
 
     impl Gatekeeper for Counting {
-        fn check<'a>(&'a self, token: &'a str, _project: &'a str) -> BoxFuture<'a, Verdict> {
+        fn check<'a>(&'a self, token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
             self.0.fetch_add(1, Ordering::Relaxed);
             let verdict = match token {
                 "good" => Verdict::Allow { identity: None },
@@ -172,23 +176,23 @@ mod tests {
         for (token, project, times) in
             [("good", "a", 1), ("good", "a", 1), ("good", "b", 2), ("bad", "a", 3), ("bad", "a", 3)]
         {
-            let verdict = gate.check(token, project).await;
+            let verdict = gate.check(token, project, HERE).await;
             assert_eq!(matches!(verdict, Verdict::Allow { .. }), token == "good");
             assert_eq!(asked(&gate), times);
         }
         gate.forget();
-        gate.check("good", "a").await;
+        gate.check("good", "a", HERE).await;
         assert_eq!(asked(&gate), 4);
     }
 
     #[tokio::test]
     async fn an_answer_dies_at_its_bound_and_silence_is_not_remembered() {
         let gate = cached(Duration::ZERO, 10);
-        gate.check("good", "a").await;
-        gate.check("good", "a").await;
+        gate.check("good", "a", HERE).await;
+        gate.check("good", "a", HERE).await;
         assert_eq!(asked(&gate), 2);
-        gate.check("away", "a").await;
-        assert!(matches!(gate.check("away", "a").await, Verdict::Unknown));
+        gate.check("away", "a", HERE).await;
+        assert!(matches!(gate.check("away", "a", HERE).await, Verdict::Unknown));
         assert_eq!(asked(&gate), 4);
     }
 
@@ -196,7 +200,7 @@ mod tests {
     async fn the_memory_is_bounded() {
         let gate = cached(Duration::from_secs(60), 8);
         for n in 0..100 {
-            gate.check(&n.to_string(), "a").await;
+            gate.check(&n.to_string(), "a", HERE).await;
             assert!(gate.answers.read().len() <= 8);
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{
-    Method, Request, Response, StatusCode, Uri,
+    HeaderMap, Method, Request, Response, StatusCode, Uri,
     body::Body,
     header::{self, HeaderValue},
     http::uri::PathAndQuery,
@@ -86,7 +86,7 @@ where
     let (project, call) =
         path.and_then(|path| path.find('/').map(|at| path.split_at(at))).ok_or_else(unknown)?;
     let (project, call) = (project.to_owned(), call.to_owned());
-    let identity = admit(proxy, &request, &project).await?;
+    let identity = admit(proxy, origin, request.headers(), &project).await?;
     if call == "/models" && request.method() == Method::GET {
         return Ok(json_response(StatusCode::OK, &list(&proxy.routes, &project)));
     }
@@ -112,16 +112,17 @@ fn unknown() -> Refused {
     Refused(StatusCode::NOT_FOUND, "invalid_request_error", text.to_owned())
 }
 
-async fn admit<B>(
+async fn admit(
     proxy: &Proxy,
-    request: &Request<B>,
+    origin: &Origin,
+    headers: &HeaderMap,
     project: &str,
 ) -> Result<Option<HeaderValue>, Refused> {
     let refused = |status, text: &str| Err(Refused(status, "authentication_error", text.to_owned()));
-    let Some((token, _)) = auth::token(request.headers()) else {
+    let Some((token, _)) = auth::token(headers) else {
         return refused(StatusCode::UNAUTHORIZED, "a token of a project member is needed as the API key");
     };
-    match proxy.gatekeeper.check(token, project).await {
+    match proxy.gatekeeper.check(token, project, origin.peer.ip()).await {
         Verdict::Allow { identity } => Ok(identity),
         Verdict::Deny => refused(StatusCode::FORBIDDEN, "the token is not that of a member of this project"),
         Verdict::Unknown => refused(StatusCode::SERVICE_UNAVAILABLE, "the token cannot be checked now"),

@@ -154,7 +154,10 @@ impl Proxy {
         let caller =
             live.service.cors.as_ref().and_then(|_| errand.parts.headers.get(header::ORIGIN).cloned());
         let answered = match self.enter(&live, &mut errand, &mut body, &tally).await {
-            Ok(None) => self.forward(&live, errand, body, tally).await,
+            Ok(None) => {
+                live.stats().admit();
+                self.forward(&live, errand, body, tally).await
+            }
             Ok(Some(response)) => Err((response, tally)),
             Err(say) => Err((say.into_response(), tally)),
         };
@@ -210,7 +213,7 @@ impl Proxy {
             let text = "this service needs a token of a project member, as `Authorization: Bearer TOKEN`";
             return Err(Say::new(StatusCode::UNAUTHORIZED, text));
         };
-        match self.gatekeeper.check(token, &live.service.project).await {
+        match self.gatekeeper.check(token, &live.service.project, errand.origin.peer.ip()).await {
             Verdict::Allow { identity } => {
                 errand.ours = field;
                 errand.identity = identity;

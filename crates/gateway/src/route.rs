@@ -50,6 +50,36 @@ pub struct Service {
     pub groups: Vec<Group>,
 }
 
+impl Service {
+    /// A service without replicas, with everything as usual: open to members only, mounted without its path, no
+    /// limits.
+    pub fn new(project: impl Into<String>, run: impl Into<String>) -> Self {
+        Self {
+            project: project.into(),
+            run: run.into(),
+            domains: Vec::new(),
+            https: false,
+            auth: true,
+            strip_prefix: true,
+            balance: Balance::default(),
+            limits: Vec::new(),
+            cors: None,
+            model: None,
+            body_max: None,
+            hold_ms: 0,
+            answer_ms: answer_ms(),
+            groups: Vec::new(),
+        }
+    }
+
+    /// With these replicas, in one group.
+    #[must_use]
+    pub fn with_replicas(mut self, replicas: Vec<Replica>) -> Self {
+        self.groups = vec![Group { name: "0".to_owned(), replicas }];
+        self
+    }
+}
+
 const fn yes() -> bool {
     true
 }

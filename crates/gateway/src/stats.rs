@@ -29,6 +29,7 @@ pub struct Stats {
     /// One second each: the second in the upper half, requests in the lower.
     frames: Box<[AtomicU64]>,
     requests: AtomicU64,
+    admitted: AtomicU64,
     in_flight: AtomicU64,
     held: AtomicU64,
     /// 1xx to 5xx, by their first digit less one.
@@ -43,6 +44,8 @@ pub struct Stats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
     pub requests: u64,
+    /// Those of them that were let through to the service: by their token, within its limits.
+    pub admitted: u64,
     pub in_flight: u64,
     /// Requests that wait for a first replica.
     pub held: u64,
@@ -60,6 +63,7 @@ impl Stats {
             started: now,
             frames: (0..FRAMES).map(|_| AtomicU64::new(0)).collect(),
             requests: AtomicU64::new(0),
+            admitted: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             held: AtomicU64::new(0),
             classes: Default::default(),
@@ -88,6 +92,11 @@ impl Stats {
                 Err(other) => seen = other,
             }
         }
+    }
+
+    /// Passed the checks: it is work for the service.
+    pub(crate) fn admit(&self) {
+        self.admitted.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn leave(&self, status: StatusCode, took: Duration, bytes_in: u64, bytes_out: u64) {
@@ -135,6 +144,7 @@ impl Stats {
     pub fn read(&self) -> Reading {
         Reading {
             requests: self.requests.load(Relaxed),
+            admitted: self.admitted.load(Relaxed),
             in_flight: self.in_flight.load(Relaxed),
             held: self.held.load(Relaxed),
             classes: std::array::from_fn(|i| self.classes.get(i).map_or(0, |n| n.load(Relaxed))),

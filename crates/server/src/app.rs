@@ -8,6 +8,7 @@ use std::sync::{
 use tokio::sync::watch;
 use windlass_backend::Backends;
 use windlass_engine::Hints;
+use windlass_gateway::Routes;
 
 use crate::{
     StartError,
@@ -39,6 +40,8 @@ struct Inner {
     /// Said once, to those whose answers have no end of their own.
     closing: watch::Sender<bool>,
     market: Market,
+    /// The services that are reached through this server.
+    routes: Arc<Routes>,
     /// Who reaches the hosts; nobody where no pipelines run.
     agents: OnceLock<Arc<dyn Agents>>,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
@@ -77,6 +80,7 @@ impl App {
             backends,
             tails,
             closing: watch::Sender::new(false),
+            routes: Arc::new(Routes::default()),
             agents: OnceLock::new(),
             process: crate::secrets::hex(&process),
             requests: AtomicU64::new(1),
@@ -147,6 +151,11 @@ impl App {
     /// What they would create now.
     pub fn market(&self) -> &Market {
         &self.0.market
+    }
+
+    /// The services that are reached through this server.
+    pub fn routes(&self) -> &Arc<Routes> {
+        &self.0.routes
     }
 
     /// Where pipelines of this replica listen.

@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod pace;
 pub mod pass_error;
 pub mod pipelines;
+pub mod proxy;
 pub mod routes;
 pub mod run_shape;
 pub mod secrets;
@@ -143,11 +144,13 @@ impl Server {
         let waking = Arc::clone(&machines);
         let waking = tokio::spawn(async move { waking.wake().await });
         let pipelines = start_pipelines(&app, &machines);
-        let router = routes::all().into_router(app.clone());
+        let front = proxy::Front::start(&app).await;
+        let router = routes::all().into_router(app.clone()).merge(front.router());
         match listen::serve(&app, listener, router, stop).await {
             Ok(()) => {}
             Err(never) => match never {},
         }
+        front.stop().await;
         if let Some(pipelines) = pipelines {
             pipelines.stop().await;
         }

@@ -14,7 +14,10 @@ use windlass_model::{
         profile::{CreationPolicy, InstanceSelector, Profile, Properties, Retry, StartupOrder, StopCriteria},
         yaml::Node,
     },
-    decide::runs::{Start, StopCriteria as StopWhen},
+    decide::{
+        replicas::{self, Scaling},
+        runs::{Start, StopCriteria as StopWhen},
+    },
     id::RunId,
     money::Price,
     plan::{
@@ -152,15 +155,38 @@ impl RunShape {
     }
 
     /// The specification of one job, and its document as it is stored: with what its pipeline needs beside
-    /// what the wire knows.
-    pub fn job(&self, replica: u32, job: u32) -> Result<(JobSpec, String), ShapeError> {
-        let specs = derive::replica_specs(&self.inputs(), self.group_of(replica)?, replica)?;
+    /// what the wire knows. A group is named for replicas of services.
+    pub fn job(&self, group: Option<&str>, replica: u32, job: u32) -> Result<(JobSpec, String), ShapeError> {
+        let named = group.and_then(|name| self.replica_group_names().iter().position(|known| known == name));
+        let specs = derive::replica_specs(&self.inputs(), named.unwrap_or_default(), replica)?;
         let spec = specs
             .into_iter()
             .find(|spec| spec.job_num == job)
             .ok_or(ShapeError::NoSuchJob { replica, job })?;
         let document = self.document(&spec)?;
         Ok((spec, document))
+    }
+
+    /// How many replicas each group of a service may have, and when that changes.
+    pub fn groups(&self) -> Result<Vec<GroupShape>, ShapeError> {
+        let Configuration::Service(service) = &self.configuration else { return Ok(Vec::new()) };
+        let mut groups = Vec::new();
+        for (index, name) in self.replica_group_names().into_iter().enumerate() {
+            let replicas = derive::replicas_of(&self.configuration, index)?;
+            let own = service.groups.as_ref().and_then(|groups| groups.get(index));
+            let scaling = match own {
+                Some(group) => group.scaling.as_ref(),
+                None => service.scaling.as_ref(),
+            };
+            let scaling = scaling.map(|scaling| Scaling {
+                target: scaling.target.0,
+                window: scaling.window.map_or(replicas::WINDOW, |window| Span::secs(window.0)),
+                up_after: Span::secs(scaling.scale_up_delay.0),
+                down_after: Span::secs(scaling.scale_down_delay.0),
+            });
+            groups.push(GroupShape { name, min: replicas.min, max: replicas.max, scaling });
+        }
+        Ok(groups)
     }
 
     /// How a job's specification is stored.
@@ -236,19 +262,15 @@ impl RunShape {
             server_url: None,
         }
     }
+}
 
-    /// Replica numbers run through the groups in order.
-    fn group_of(&self, replica: u32) -> Result<usize, ShapeError> {
-        let mut first = 0;
-        for group in 0..derive::replica_groups(&self.configuration) {
-            let count = derive::replicas_of(&self.configuration, group)?.min;
-            if replica < first + count {
-                return Ok(group);
-            }
-            first += count;
-        }
-        Ok(0)
-    }
+/// One group of a service's replicas.
+#[derive(Clone, Debug)]
+pub struct GroupShape {
+    pub name: String,
+    pub min: u32,
+    pub max: u32,
+    pub scaling: Option<Scaling>,
 }
 
 /// Shapes that were read before: a run is looked at many times and its specification hardly ever changes.

@@ -35,6 +35,9 @@ fn by_user(run: &Run) -> bool {
 pub(crate) fn reasons(run: &Run) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for submission in latest(run) {
+        if submission.status == "running" && submission.status_message.starts_with("not ready") {
+            all.push(submission.status_message.clone());
+        }
         let said = submission.termination_reason_message.iter().chain(&submission.error);
         let before = all.len();
         all.extend(said.filter(|said| !said.trim().is_empty()).cloned());

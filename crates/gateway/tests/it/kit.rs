@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -25,7 +25,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 use windlass_gateway::{
     AccessLog, Bounds, Direct, Door, Gatekeeper, Listening, Patience, Proxy, Record, Routes, Verdict, Wake,
-    route::{Balance, Group, Replica, Service, Snapshot, Target},
+    route::{Replica, Service, Snapshot, Target},
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -139,20 +139,10 @@ pub(crate) async fn nobody() -> SocketAddr {
 
 pub(crate) fn service(replicas: Vec<Replica>) -> Service {
     Service {
-        project: "main".to_owned(),
-        run: "llm".to_owned(),
         domains: vec!["llm.test".to_owned()],
-        https: false,
         auth: false,
-        strip_prefix: true,
-        balance: Balance::RoundRobin,
-        limits: vec![],
-        cors: None,
-        model: None,
-        body_max: None,
-        hold_ms: 0,
         answer_ms: 30_000,
-        groups: vec![Group { name: "0".to_owned(), replicas }],
+        ..Service::new("main", "llm").with_replicas(replicas)
     }
 }
 
@@ -160,7 +150,7 @@ pub(crate) fn service(replicas: Vec<Replica>) -> Service {
 pub(crate) struct Tokens;
 
 impl Gatekeeper for Tokens {
-    fn check<'a>(&'a self, token: &'a str, project: &'a str) -> BoxFuture<'a, Verdict> {
+    fn check<'a>(&'a self, token: &'a str, project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
         let verdict = match (token, project) {
             ("good", "main") => Verdict::Allow { identity: Some("ann.sig".parse().unwrap()) },
             ("away", _) => Verdict::Unknown,

@@ -18,6 +18,9 @@ use crate::{
 
 /// How long a stopped job may take to end and its logs to drain.
 pub const STOP_GRACE: Span = Span::secs(30);
+/// How long requests on their way to a replica may take to be answered before it is stopped.
+pub const DRAIN_GRACE: Span = Span::secs(30);
+const DRAIN_POLL: Span = Span::secs(1);
 /// Between two looks.
 pub const POLL: Span = Span::secs(2);
 /// How long after the soft detach of a volume it may be forced.
@@ -46,6 +49,8 @@ pub struct Job {
     pub terminating_since: Timestamp,
     /// Known to the proxy or a gateway.
     pub registered: bool,
+    /// Requests may be on their way to it.
+    pub in_use: bool,
     /// Whether it ever reached its runner: only then are there logs, and somebody to ask to stop.
     pub ran: bool,
     /// Whether its task may be on the host: it was handed over, or somebody died while doing so.
@@ -206,8 +211,17 @@ fn step<T>(step: Step, waits_for: &'static str, due: Timestamp) -> Proof<T> {
     Err(Box::new(Plan::Step { step, waits_for, due }))
 }
 
+/// Nobody sends it requests any more, and those on their way were answered. One that ended by itself answers nothing,
+/// and an abort does not wait.
 fn unregistered(job: &Job, now: Timestamp) -> Proof<Unregistered> {
-    if job.registered { step(Step::Unregister, "the proxy to let go", now) } else { Ok(Unregistered) }
+    if job.registered {
+        return step(Step::Unregister, "the proxy to let go", now);
+    }
+    let drained_by = job.terminating_since + DRAIN_GRACE;
+    if job.in_use && is_asked_to_stop(job.ending.reason()) && now < drained_by {
+        return step(Step::Wait, "requests on their way to it", (now + DRAIN_POLL).min(drained_by));
+    }
+    Ok(Unregistered)
 }
 
 /// The job had its grace and its logs are in, or its time is up.

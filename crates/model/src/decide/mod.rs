@@ -10,6 +10,8 @@ pub mod jobs_running;
 pub mod jobs_submitted;
 pub mod jobs_terminating;
 pub mod managed_jobs;
+pub mod readiness;
+pub mod replicas;
 pub mod runs;
 pub mod utilization;
 pub mod volumes;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 use windlass_model::{
     decide::jobs_terminating::{
-        GIVE_UP_AFTER, Instance, Job, Logs, Place, Plan, STOP_GRACE, Seen, Step, Task, Volume, decide,
+        DRAIN_GRACE, GIVE_UP_AFTER, Instance, Job, Logs, Place, Plan, STOP_GRACE, Seen, Step, Task, Volume, decide,
     },
     id::VolumeId,
     instance,
@@ -24,6 +24,7 @@ fn job(reason: TerminationReason) -> Job {
         ending: Ending::new(reason),
         terminating_since: ago(10),
         registered: false,
+        in_use: false,
         ran: true,
         handed_over: true,
         deadline: None,
@@ -107,6 +108,20 @@ fn an_abort_skips_the_runner() {
 fn s2_it_leaves_the_proxy_before_it_is_asked_to_stop() {
     let job = Job { registered: true, ..job(TerminationReason::ScaledDown) };
     check(&job, Logs::NotAsked, Task::There, "unregister, for the proxy to let go, again in 0 s");
+}
+
+#[test]
+fn s2_requests_on_their_way_are_answered_before_it_is_asked_to_stop_but_not_for_ever() {
+    let busy = Job { in_use: true, ..job(TerminationReason::ScaledDown) };
+    let busy = Job { terminating_since: ago(5), deadline: None, ..busy };
+    check(&busy, Logs::NotAsked, Task::There, "wait, for requests on their way to it, again in 1 s");
+    let late = Job { terminating_since: NOW - DRAIN_GRACE, ..busy.clone() };
+    check(&late, Logs::NotAsked, Task::There, "stop within 30 s, for the job to stop, again in 0 s");
+    // Nobody is left to answer, or nobody waits.
+    for reason in [TerminationReason::ContainerExitedWithError, TerminationReason::AbortedByUser] {
+        let over = Job { ending: job(reason).ending, ..busy.clone() };
+        assert!(!matches!(decide(&over, Seen::NOTHING, NOW), Plan::Step { step: Step::Wait, .. }));
+    }
 }
 
 #[test]

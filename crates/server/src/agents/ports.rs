@@ -31,6 +31,10 @@ pub struct Port {
 }
 
 impl Port {
+    pub(crate) fn stream(&mut self) -> &mut TokioIo<Upgraded> {
+        &mut self.stream
+    }
+
     /// Carries bytes both ways until both sides have ended, or one is lost.
     pub async fn join(mut self, other: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> std::io::Result<()> {
         copy_bidirectional(&mut self.stream, other).await.map(drop)

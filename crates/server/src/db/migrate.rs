@@ -35,6 +35,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     6 "0006_costs.sql";
     7 "0007_queue.sql";
     8 "0008_clock.sql";
+    9 "0009_services.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

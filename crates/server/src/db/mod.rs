@@ -34,6 +34,7 @@ pub mod passes;
 mod postgres;
 pub mod projects;
 mod record;
+pub mod replicas;
 pub mod repos;
 pub mod runs;
 pub mod sealed;
@@ -290,6 +291,7 @@ pub fn statements() -> Vec<&'static str> {
         job_metrics::statements(),
         jobs::statements(),
         passes::statements(),
+        replicas::statements(),
         repos::statements(),
         runs::statements(),
         secrets::statements(),

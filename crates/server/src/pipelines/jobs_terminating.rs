@@ -1,9 +1,11 @@
 //! Pipeline `jobs_terminating`: the last steps of a job, and its final status.
 //!
 //! Claims   jobs in Terminating.
-//! Owns     jobs.finished, jobs.finished_at, jobs.stop_deadline_at, jobs.host_given_up; jobs.status (the final ones).
+//! Owns     jobs.finished, jobs.finished_at, jobs.stop_deadline_at, jobs.host_given_up, jobs.replica_registered;
+//!          jobs.status (the final ones).
 //! Wakes    on hint, else every 2 s.
-//! Shares   instances.busy_blocks with `jobs_submitted`: both add, neither sets.
+//! Shares   instances.busy_blocks with `jobs_submitted`: both add, neither sets; jobs.replica_registered with the
+//!          proxy, which sets it while a replica runs.
 //! Why not  free the instance before the container is known gone? The next job would share its devices.
 
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
@@ -27,6 +29,7 @@ use crate::{
         copy::{self, CopyError, Limits},
     },
     pass_error::PassError,
+    proxy,
 };
 
 pub(super) struct JobsTerminating(pub(super) Hands);
@@ -118,15 +121,20 @@ impl Pipeline for JobsTerminating {
     async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
         match next.plan {
             Plan::End(end) => self.end(lease, &row, &end).await,
-            Plan::Step { waits_for, due, .. } => {
+            Plan::Step { step, waits_for, due } => {
                 let due_in_us = Some(due_in(lease, due));
-                let set = vec![
+                let mut set = vec![
                     ("stop_deadline_at", next.deadline.into()),
                     ("status_message", format!("waits for {waits_for}").into()),
                 ];
+                let mut wake = vec![];
+                if step == Step::Unregister {
+                    set.push(("replica_registered", false.into()));
+                    wake.extend([proxy::HINT, QUEUE.pipeline]);
+                }
                 let moved = Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false };
                 let written = rows::apply(&self.0.db, lease.held(), &row.loaded.job, moved).await?;
-                Ok(applied(&written, due_in_us, vec![]))
+                Ok(applied(&written, due_in_us, wake))
             }
         }
     }
@@ -213,6 +221,7 @@ fn view(loaded: &Loaded, facts: &JobFacts, lost_after: Span) -> brain::Job {
         ending,
         terminating_since: job.terminating_at.unwrap_or(job.last_processed_at),
         registered: job.replica_registered,
+        in_use: loaded.in_use,
         ran: job.running_at.is_some(),
         handed_over: job.pulling_at.is_some(),
         deadline: job.stop_deadline_at,

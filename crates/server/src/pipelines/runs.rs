@@ -8,6 +8,8 @@
 //! Why not  turn jobs terminating here? Their own pipelines may be at work on them: a request on the row
 //!          is honoured by whoever holds it, and no two pipelines write one column.
 
+mod service;
+
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     sync::Arc,
@@ -17,7 +19,10 @@ use serde::{Deserialize, Serialize};
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     config::Configuration,
-    decide::runs::{self as brain, Plan, RunView, Scheduled, State},
+    decide::{
+        replicas::{self, Wanted},
+        runs::{self as brain, Plan, RunView, Scheduled, State},
+    },
     event::{self, Event},
     id::SubmissionId,
     job, run,
@@ -31,6 +36,7 @@ use crate::{
         Written,
         jobs::{Job, NewJob},
         passes::runs::{self as rows, EndAsked, Outcome},
+        replicas as traffic,
         runs::Run,
     },
     job_orders::node_key::NodeKey,
@@ -51,6 +57,9 @@ pub(crate) const QUEUE: Queue = Queue {
 struct Tracking {
     /// The cron slot that fired last.
     fired: Option<Timestamp>,
+    /// How many replicas each group of a service shall have.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    groups: BTreeMap<String, replicas::Memory>,
 }
 
 pub(crate) struct Loaded {
@@ -58,6 +67,8 @@ pub(crate) struct Loaded {
     jobs: Vec<Job>,
     shape: Arc<RunShape>,
     view: RunView,
+    /// What a service needs now; nothing for other runs.
+    wanted: Wanted,
 }
 
 impl Pipeline for Runs {
@@ -74,8 +85,10 @@ impl Pipeline for Runs {
     async fn load(&self, lease: &Lease) -> Result<Option<Loaded>, PassError> {
         let Some((run, jobs)) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let shape = self.0.shapes.of(&run)?;
-        let view = view(&run, &jobs, &shape)?;
-        Ok(Some(Loaded { run, jobs, shape, view }))
+        let tracking = tracking(&run)?;
+        let wanted = self.wanted(lease, &run, &jobs, &shape, &tracking).await?;
+        let view = view(&run, &jobs, &shape, &tracking, wanted.as_ref())?;
+        Ok(Some(Loaded { run, jobs, shape, view, wanted: wanted.unwrap_or_default() }))
     }
 
     /// Everything a run depends on is in the database.
@@ -111,6 +124,29 @@ impl Pipeline for Runs {
 }
 
 impl Runs {
+    /// Which replicas a service shall have, by what is asked of it.
+    async fn wanted(
+        &self,
+        lease: &Lease,
+        run: &Run,
+        jobs: &[Job],
+        shape: &RunShape,
+        tracking: &Tracking,
+    ) -> Result<Option<Wanted>, PassError> {
+        let Configuration::Service(_) = shape.configuration() else { return Ok(None) };
+        let mut groups = Vec::new();
+        for group in shape.groups()? {
+            let requests = match &group.scaling {
+                Some(scaling) => Some(traffic::requests(&self.0.db, run.id, scaling.window).await?),
+                None => None,
+            };
+            groups.push(replicas::Group { requests, ..service::group(run, jobs, shape, group) });
+        }
+        let mut wanted = replicas::decide(&groups, &tracking.groups, run.submitted_at, Timestamp(lease.now()));
+        wanted.surplus.extend(service::homeless(jobs, &groups));
+        Ok(Some(wanted))
+    }
+
     fn outcome<'a>(
         &self,
         lease: &Lease,
@@ -153,7 +189,12 @@ impl Runs {
             let job = latest.get(&(i64::from(end.replica), i64::from(end.job)))?;
             Some(EndAsked { submission: job.id, ending: end.ending.clone() })
         });
-        let tracking = serde_json::to_string(&Tracking { fired: plan.fired }).map_err(PassError::document)?;
+        for why in &row.wanted.why {
+            let why = because(event::Pipeline::Run, lease, "scaled", why.as_str());
+            events.push((Event::note(event::Entity::Run, lease.id, why), row.run.name.clone()));
+        }
+        let tracking = Tracking { fired: plan.fired, groups: row.wanted.memory.clone() };
+        let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
         Ok(Outcome { plan, tracking, submissions, ends: ends.collect(), events, due_in_us })
     }
 
@@ -164,7 +205,10 @@ impl Runs {
         submit: brain::Submit,
         keys: &mut BTreeMap<u32, NodeKey>,
     ) -> Result<NewJob, PassError> {
-        let (spec, job_spec) = row.shape.job(submit.replica, submit.job)?;
+        let before = row.jobs.iter().find(|job| number(job.replica_num) == submit.replica);
+        let group = row.wanted.groups.get(&submit.replica);
+        let group = group.or_else(|| before.and_then(|job| job.replica_group.as_ref()));
+        let (spec, job_spec) = row.shape.job(group.map(String::as_str), submit.replica, submit.job)?;
         let id = SubmissionId(self.0.db.new_id()?);
         let secrets_sealed = if spec.jobs_per_replica > 1 {
             let key = match keys.entry(submit.replica) {
@@ -214,11 +258,20 @@ fn latest(jobs: &[Job]) -> BTreeMap<(i64, i64), &Job> {
     jobs.iter().map(|job| ((job.replica_num, job.job_num), job)).collect()
 }
 
-fn view(run: &Run, jobs: &[Job], shape: &RunShape) -> Result<RunView, PassError> {
-    let tracking: Tracking = match &run.tracking {
-        Some(text) => serde_json::from_str(text).map_err(PassError::document)?,
-        None => Tracking::default(),
-    };
+fn tracking(run: &Run) -> Result<Tracking, PassError> {
+    match &run.tracking {
+        Some(text) => serde_json::from_str(text).map_err(PassError::document),
+        None => Ok(Tracking::default()),
+    }
+}
+
+fn view(
+    run: &Run,
+    jobs: &[Job],
+    shape: &RunShape,
+    tracking: &Tracking,
+    wanted: Option<&Wanted>,
+) -> Result<RunView, PassError> {
     let began = tracking.fired.unwrap_or(run.submitted_at);
     let mut replicas: Vec<brain::Replica> = Vec::new();
     for ((replica, job_num), newest) in latest(jobs) {
@@ -256,22 +309,13 @@ fn view(run: &Run, jobs: &[Job], shape: &RunShape) -> Result<RunView, PassError>
         retry: shape.retry().cloned(),
         stop_criteria: shape.stop_criteria(),
         gateway_failed: false,
-        surplus: surplus(jobs, shape)?,
+        surplus: wanted.map(|wanted| wanted.surplus.clone()).unwrap_or_default(),
         replicas,
-        start: shape.starts()?,
+        start: match wanted {
+            Some(wanted) => wanted.start.clone(),
+            None => shape.starts()?,
+        },
     })
-}
-
-/// Replicas of a service that its specification, as it is now, has no place for.
-fn surplus(jobs: &[Job], shape: &RunShape) -> Result<Vec<u32>, PassError> {
-    let Configuration::Service(_) = shape.configuration() else { return Ok(Vec::new()) };
-    let wanted = shape.jobs()?;
-    let has_place = |job: &Job| {
-        let at = wanted.iter().find(|spec| i64::from(spec.replica_num) == job.replica_num);
-        at.is_some_and(|spec| job.replica_group.as_ref().is_none_or(|group| *group == spec.replica_group))
-    };
-    let live = latest(jobs).into_values().filter(|job| !job.finished);
-    Ok(live.filter(|job| !has_place(job)).map(|job| number(job.replica_num)).collect())
 }
 
 /// A submission that was asked to end is ending, though its own pipeline has not said so yet.

@@ -119,7 +119,7 @@ pub async fn prometheus(app: &App) -> String {
         tracing::warn!(%error, "read what jobs use");
         String::new()
     });
-    app.metrics().text(&jobs)
+    app.metrics().text(&(jobs + &crate::proxy::metrics(app.routes())))
 }
 
 /// Offers of the first job, by GPU.

@@ -14,5 +14,6 @@ mod local;
 mod own;
 mod reach;
 mod replicas;
+mod services;
 
 use windlass_testkit::stage;

@@ -19,7 +19,9 @@ statements! {
             (SELECT count(*) FROM jobs o WHERE o.instance_id = j.instance_id AND o.id <> j.id AND NOT o.finished), \
             EXISTS (SELECT 1 FROM jobs s WHERE s.run_id = j.run_id AND s.replica_num = j.replica_num AND s.id <> j.id), \
             EXISTS (SELECT 1 FROM volume_holds h WHERE h.job_id = j.id) \
-            OR EXISTS (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id) \
+            OR EXISTS (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id), \
+            EXISTS (SELECT 1 FROM proxy_seats s JOIN proxies x ON x.id = s.proxy_id \
+            WHERE s.job_id = j.id AND x.seen_at > now_us() - 15000000) \
             FROM jobs j JOIN runs r ON r.id = j.run_id JOIN projects p ON p.id = j.project_id \
             LEFT JOIN instances i ON i.id = j.instance_id \
             LEFT JOIN fleets f ON f.id = i.fleet_id WHERE j.id = $1 AND j.lock_token = $2",
@@ -76,6 +78,8 @@ pub struct Loaded {
     pub others_there: i64,
     pub siblings: Vec<Sibling>,
     pub has_volumes: bool,
+    /// Requests may be on their way to it.
+    pub in_use: bool,
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
@@ -93,6 +97,7 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
         project: Project { name: row.text(at + 1)?, ssh_public_key: row.opt_text(at + 2)? },
         others_there: row.int(at + 3)?,
         has_volumes: row.bool(at + 5)?,
+        in_use: row.bool(at + 6)?,
         siblings,
         job,
         run,

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use windlass_api::{Document, runs as wire};
 use windlass_model::{
+    config::job_spec::JobSpec,
+    decide::readiness::{State, waits_for},
     id::RunId,
     job::{self, Ending},
     run::{self, Glance},
@@ -155,7 +157,8 @@ fn submission(row: Job) -> Result<wire::JobSubmission> {
             None => ending,
         }
     });
-    let computed = || job::status_message(row.status, ending.as_ref());
+    let not_ready = not_ready(&row);
+    let computed = || not_ready.unwrap_or_else(|| job::status_message(row.status, ending.as_ref()));
     let inactive = row.inactive_since.map(|since| row.last_processed_at.since(since).as_secs().max(0));
     Ok(wire::JobSubmission {
         id: row.id.0,
@@ -178,6 +181,18 @@ fn submission(row: Job) -> Result<wire::JobSubmission> {
         why: row.shortfalls.map(Document::from_text).transpose()?,
         probes: row.probes.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
     })
+}
+
+/// What a replica that runs waits for before it takes requests.
+fn not_ready(row: &Job) -> Option<String> {
+    // Most jobs have no probes, and lists of jobs are long: their specifications are not read for this.
+    let has_probes = row.job_spec.contains("\"probes\":[{");
+    if row.status != job::Status::Running || row.replica_registered || !has_probes {
+        return None;
+    }
+    let spec: JobSpec = serde_json::from_str(&row.job_spec).ok()?;
+    let states = row.probes.as_deref().and_then(|text| serde_json::from_str::<Vec<State>>(text).ok());
+    waits_for(&spec.probes, &states.unwrap_or_default()).map(|what| format!("not ready: {what}"))
 }
 
 /// What the instance cost while the submission had it. Of the submissions that the answer holds.

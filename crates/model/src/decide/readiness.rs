@@ -1,0 +1,151 @@
+//! Whether a replica of a service takes requests: what its probes have said so far.
+//!
+//! A replica without probes is ready as soon as it runs. One with probes is ready when each of them has succeeded
+//! often enough in a row. A single failure of a ready replica changes nothing: networks have bad moments.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::job_spec::ProbeSpec,
+    time::{Span, Timestamp},
+};
+
+/// So many failures in a row take a replica out that was ready.
+pub const FAILURES_MAX: u32 = 3;
+/// What is kept of a failure's words.
+const SAID_MAX: usize = 200;
+
+/// How one probe stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    pub success_streak: i64,
+    #[serde(default)]
+    pub failures: u32,
+    /// The end of the last one; the next begins an interval later.
+    #[serde(default)]
+    pub last_at: Option<Timestamp>,
+    /// Why the last one failed.
+    #[serde(default)]
+    pub said: Option<String>,
+}
+
+/// What one request came to: why not, where it failed.
+pub type Outcome = Result<(), String>;
+
+/// As many states as there are probes, whatever was stored.
+pub fn fit(probes: &[ProbeSpec], mut states: Vec<State>) -> Vec<State> {
+    states.resize_with(probes.len(), State::default);
+    states
+}
+
+/// When a probe is to be sent; `None`: never again.
+pub fn due(probe: &ProbeSpec, state: &State) -> Option<Timestamp> {
+    if probe.until_ready && state.success_streak >= probe.ready_after {
+        return None;
+    }
+    Some(state.last_at.map_or(Timestamp(0), |at| at + Span::secs(probe.interval)))
+}
+
+pub fn after(state: &State, outcome: Outcome, now: Timestamp) -> State {
+    match outcome {
+        Ok(()) => State {
+            success_streak: state.success_streak.saturating_add(1),
+            failures: 0,
+            last_at: Some(now),
+            said: None,
+        },
+        Err(said) => State {
+            success_streak: 0,
+            failures: state.failures.saturating_add(1),
+            last_at: Some(now),
+            said: Some(said.chars().take(SAID_MAX).collect()),
+        },
+    }
+}
+
+/// Whether requests go to it from now on.
+pub fn is_ready(probes: &[ProbeSpec], states: &[State], was_ready: bool) -> bool {
+    let passes = |(probe, state): (&ProbeSpec, &State)| {
+        state.success_streak >= probe.ready_after || was_ready && state.failures < FAILURES_MAX
+    };
+    states.len() >= probes.len() && probes.iter().zip(states).all(passes)
+}
+
+/// What it waits for, in words; nothing when it waits for nothing.
+pub fn waits_for(probes: &[ProbeSpec], states: &[State]) -> Option<String> {
+    let open = probes.iter().enumerate().find(|(index, probe)| {
+        states.get(*index).is_none_or(|state| state.success_streak < probe.ready_after)
+    });
+    let (index, probe) = open?;
+    let state = states.get(index).cloned().unwrap_or_default();
+    let method = probe.method.as_str().to_ascii_uppercase();
+    let so_far = format!("{} of {}", state.success_streak, probe.ready_after);
+    Some(match state.said {
+        Some(said) => format!("probe {method} {}: {so_far} in a row; {said}", probe.url),
+        None => format!("probe {method} {}: {so_far} in a row", probe.url),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::traffic::{Method, ProbeKind};
+
+    fn probe(ready_after: i64, until_ready: bool) -> ProbeSpec {
+        ProbeSpec {
+            kind: ProbeKind::Http,
+            url: "/health".to_owned(),
+            method: Method::Get,
+            headers: vec![],
+            body: None,
+            timeout: 10,
+            interval: 15,
+            ready_after,
+            until_ready,
+        }
+    }
+
+    /// `+` succeeds, `-` fails; whether it is ready after each.
+    #[track_caller]
+    fn check(probe: &ProbeSpec, outcomes: &str, ready: &str) {
+        let (mut state, mut is, mut seen) = (State::default(), false, String::new());
+        for (second, outcome) in outcomes.chars().enumerate() {
+            let outcome = if outcome == '+' { Ok(()) } else { Err("answers 500".to_owned()) };
+            state = after(&state, outcome, Timestamp::from_secs(i64::try_from(second).unwrap()));
+            is = is_ready(std::slice::from_ref(probe), std::slice::from_ref(&state), is);
+            seen.push(if is { 'y' } else { 'n' });
+        }
+        assert_eq!(seen, ready, "{outcomes}");
+    }
+
+    #[test]
+    fn a_replica_is_ready_after_enough_successes_in_a_row_and_out_after_three_failures() {
+        check(&probe(1, false), "-+-+", "nyyy");
+        check(&probe(2, false), "+-++", "nnny");
+        check(&probe(1, false), "+--+---+", "yyyyyyny");
+    }
+
+    #[test]
+    fn a_replica_without_probes_is_ready_and_one_whose_probes_never_ran_is_not() {
+        assert!(is_ready(&[], &[], false));
+        assert!(!is_ready(&[probe(1, false)], &fit(&[probe(1, false)], vec![]), false));
+        assert!(!is_ready(&[probe(1, false)], &[], false));
+    }
+
+    #[test]
+    fn an_interval_counts_from_the_end_of_the_last_one_and_until_ready_ends_it() {
+        let state = after(&State::default(), Ok(()), Timestamp::from_secs(100));
+        assert_eq!(due(&probe(1, false), &state), Some(Timestamp::from_secs(115)));
+        assert_eq!(due(&probe(2, true), &state), Some(Timestamp::from_secs(115)));
+        assert_eq!(due(&probe(1, true), &state), None);
+        assert_eq!(due(&probe(1, true), &State::default()), Some(Timestamp(0)));
+    }
+
+    #[test]
+    fn what_a_replica_waits_for_is_told() {
+        let failed = after(&State::default(), Err("it answers 500".to_owned()), Timestamp(1));
+        let told = waits_for(&[probe(2, false)], &[failed]);
+        assert_eq!(told.as_deref(), Some("probe GET /health: 0 of 2 in a row; it answers 500"));
+        assert_eq!(waits_for(&[], &[]), None);
+    }
+}

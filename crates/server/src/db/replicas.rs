@@ -1,0 +1,207 @@
+//! Replicas of services: which are ready, who carries requests to them, and how many came.
+//!
+//! Nothing here is written under a lock. Whether a replica is ready is one owner's column (`proxy::readiness`), and is
+//! set only while the replica runs; what ends it clears it.
+
+use windlass_model::{
+    id::{InstanceId, ProjectId, RunId, SubmissionId},
+    time::{Span, Timestamp},
+};
+
+use super::{Change, Db, DbError, Unit, Written, record::statements};
+use crate::params;
+
+/// Services and replicas that one look brings.
+const SERVICES_MAX: usize = 10_000;
+const REPLICAS_MAX: usize = 50_000;
+/// A proxy that was not seen for so long carries nothing any more.
+pub const PROXY_LOST_AFTER: Span = Span::secs(15);
+/// The longest window that anybody asks for, and a step.
+const REQUESTS_KEPT: Span = Span::secs(330);
+
+statements! {
+    SERVICES = "SELECT r.id, p.name, r.name, r.spec, r.submitted_at FROM runs r JOIN projects p ON p.id = r.project_id \
+                WHERE r.service IS NOT NULL AND NOT r.finished AND r.status <> 'terminating' ORDER BY r.id LIMIT $1";
+    READY = "SELECT j.id, j.run_id, j.instance_id, j.replica_group, j.job_spec FROM jobs j \
+             WHERE j.replica_registered AND NOT j.finished AND j.status = 'running' AND j.end_asked IS NULL \
+             AND j.instance_id IS NOT NULL ORDER BY j.run_id, j.replica_num LIMIT $1";
+    /// Replicas that run and are to be looked at: not ready yet, or with probes that go on.
+    WATCHED = "SELECT j.id, j.run_id, j.project_id, j.job_name, j.instance_id, j.job_spec, j.probes, \
+               j.replica_registered FROM runs r JOIN jobs j ON j.run_id = r.id WHERE r.service IS NOT NULL \
+               AND NOT r.finished AND j.status = 'running' AND NOT j.finished AND j.end_asked IS NULL AND j.job_num = 0 \
+               AND j.instance_id IS NOT NULL AND (NOT j.replica_registered OR j.probes <> '[]') LIMIT $1";
+    /// Over what was read, and only while it runs.
+    SET_READY = "UPDATE jobs SET probes = $3, replica_registered = $4 WHERE id = $1 AND coalesce(probes, '') = $2 \
+                 AND status = 'running' AND NOT finished AND end_asked IS NULL";
+    POKE_RUN = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
+    SEEN = "INSERT INTO proxies (id, seen_at) VALUES ($1, now_us()) ON CONFLICT (id) DO UPDATE SET seen_at = now_us()";
+    LOST = "DELETE FROM proxies WHERE seen_at < now_us() - $1";
+    LOST_SEATS = "DELETE FROM proxy_seats WHERE proxy_id NOT IN (SELECT p.id FROM proxies p)";
+    TAKE_SEAT = "INSERT INTO proxy_seats (proxy_id, job_id) SELECT CAST($1 AS TEXT), j.id FROM jobs j WHERE j.id = $2 \
+                 AND j.replica_registered AND NOT j.finished AND j.end_asked IS NULL \
+                 ON CONFLICT (proxy_id, job_id) DO NOTHING";
+    LEAVE_SEAT = "DELETE FROM proxy_seats WHERE proxy_id = $1 AND job_id = $2";
+    GONE = "DELETE FROM proxies WHERE id = $1";
+    GONE_SEATS = "DELETE FROM proxy_seats WHERE proxy_id = $1";
+    POKE_ENDING = "UPDATE jobs SET due_at = NULL WHERE id = $1 AND status = 'terminating' AND NOT finished";
+    COUNT = "INSERT INTO service_requests (run_id, window_at, proxy_id, requests) \
+             VALUES ($1, now_us() - now_us() % 5000000, $2, $3) ON CONFLICT (run_id, window_at, proxy_id) \
+             DO UPDATE SET requests = service_requests.requests + excluded.requests";
+    OLD_COUNTS = "DELETE FROM service_requests WHERE window_at < now_us() - $1";
+    REQUESTS = "SELECT CAST(coalesce(sum(q.requests), 0) AS BIGINT) FROM service_requests q \
+                WHERE q.run_id = $1 AND q.window_at >= now_us() - $2";
+}
+
+/// A service that is to be reached.
+#[derive(Clone, Debug)]
+pub struct Service {
+    pub run: RunId,
+    pub project: String,
+    pub name: String,
+    /// JSON.
+    pub spec: String,
+    pub submitted_at: Timestamp,
+}
+
+/// A replica that takes requests.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    pub id: SubmissionId,
+    pub run: RunId,
+    pub instance: InstanceId,
+    pub group: Option<String>,
+    /// JSON.
+    pub job_spec: String,
+}
+
+/// A replica that runs.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    pub id: SubmissionId,
+    pub run: RunId,
+    pub project: ProjectId,
+    pub name: String,
+    pub instance: InstanceId,
+    /// JSON.
+    pub job_spec: String,
+    /// JSON: how its probes stand.
+    pub probes: Option<String>,
+    pub registered: bool,
+}
+
+pub async fn services(db: &Db) -> Result<Vec<Service>, DbError> {
+    let rows = db.query(SERVICES.as_str(), params![SERVICES_MAX]).await?;
+    let each = rows.iter().map(|row| {
+        Ok(Service {
+            run: row.id(0)?,
+            project: row.text(1)?,
+            name: row.text(2)?,
+            spec: row.text(3)?,
+            submitted_at: row.time(4)?,
+        })
+    });
+    each.collect()
+}
+
+pub async fn ready(db: &Db) -> Result<Vec<Ready>, DbError> {
+    let rows = db.query(READY.as_str(), params![REPLICAS_MAX]).await?;
+    let each = rows.iter().map(|row| {
+        Ok(Ready {
+            id: row.id(0)?,
+            run: row.id(1)?,
+            instance: row.id(2)?,
+            group: row.opt_text(3)?,
+            job_spec: row.text(4)?,
+        })
+    });
+    each.collect()
+}
+
+pub async fn watched(db: &Db) -> Result<Vec<Watched>, DbError> {
+    let rows = db.query(WATCHED.as_str(), params![REPLICAS_MAX]).await?;
+    let each = rows.iter().map(|row| {
+        Ok(Watched {
+            id: row.id(0)?,
+            run: row.id(1)?,
+            project: row.id(2)?,
+            name: row.text(3)?,
+            instance: row.id(4)?,
+            job_spec: row.text(5)?,
+            probes: row.opt_text(6)?,
+            registered: row.bool(7)?,
+        })
+    });
+    each.collect()
+}
+
+/// What the probes of a replica say now. Nothing happens when another proxy was faster, or the replica is ending.
+/// `told` are the events, when it became ready or is no longer.
+pub async fn set_ready(
+    db: &Db,
+    replica: &Watched,
+    probes: &str,
+    registered: bool,
+    told: Vec<Change>,
+) -> Result<bool, DbError> {
+    let before = replica.probes.as_deref().unwrap_or_default();
+    let mut unit = Unit::new().expect_one(SET_READY.as_str(), params![replica.id, before, probes, registered]);
+    if registered != replica.registered {
+        unit = unit.exec(POKE_RUN.as_str(), params![replica.run]);
+    }
+    match db.write(unit.and(told)).await? {
+        Written::Done { .. } => Ok(true),
+        Written::Stale { .. } => Ok(false),
+    }
+}
+
+/// A proxy is there, and takes seats at these replicas. Those that are gone lose theirs.
+pub async fn seen(db: &Db, proxy: &str, taken: &[SubmissionId]) -> Result<(), DbError> {
+    let mut unit = Unit::new().exec(SEEN.as_str(), params![proxy]);
+    for job in taken {
+        unit = unit.exec(TAKE_SEAT.as_str(), params![proxy, *job]);
+    }
+    db.write(unit).await.map(drop)
+}
+
+/// Forgets proxies that are gone, and old counts.
+pub async fn sweep(db: &Db) -> Result<(), DbError> {
+    let unit = Unit::new()
+        .exec(LOST.as_str(), params![PROXY_LOST_AFTER.0])
+        .exec(LOST_SEATS.as_str(), params![])
+        .exec(OLD_COUNTS.as_str(), params![REQUESTS_KEPT.0]);
+    db.write(unit).await.map(drop)
+}
+
+/// The last request was answered.
+pub async fn left(db: &Db, proxy: &str, job: SubmissionId) -> Result<(), DbError> {
+    let unit = Unit::new()
+        .exec(LEAVE_SEAT.as_str(), params![proxy, job])
+        .exec(POKE_ENDING.as_str(), params![job]);
+    db.write(unit).await.map(drop)
+}
+
+/// A proxy ends, and all its seats with it.
+pub async fn gone(db: &Db, proxy: &str) -> Result<(), DbError> {
+    let unit = Unit::new().exec(GONE_SEATS.as_str(), params![proxy]).exec(GONE.as_str(), params![proxy]);
+    db.write(unit).await.map(drop)
+}
+
+/// Requests that came since the last word, and runs that are to look at once.
+pub async fn count(db: &Db, proxy: &str, came: &[(RunId, u64)], woken: &[RunId]) -> Result<(), DbError> {
+    let mut unit = Unit::new();
+    for (run, requests) in came {
+        let requests = i64::try_from(*requests).unwrap_or(i64::MAX);
+        unit = unit.exec(COUNT.as_str(), params![*run, proxy, requests]);
+    }
+    for run in woken {
+        unit = unit.exec(POKE_RUN.as_str(), params![*run]);
+    }
+    db.write(unit).await.map(drop)
+}
+
+/// Requests of a service in the time before now, over all proxies.
+pub async fn requests(db: &Db, run: RunId, window: Span) -> Result<u64, DbError> {
+    let row = db.query_opt(REQUESTS.as_str(), params![run, window.0]).await?;
+    let sum = row.map(|row| row.int(0)).transpose()?.unwrap_or_default();
+    Ok(u64::try_from(sum).unwrap_or_default())
+}

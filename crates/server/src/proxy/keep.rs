@@ -1,0 +1,202 @@
+//! Keeps the routes of this server as the database has them, and tells it what came.
+//!
+//! A look follows each hint, and comes by itself after [`EVERY`]. Before the first request goes to a replica this proxy
+//! takes a seat at it; when the replica is no longer among the routes and its last request was answered, the seat is
+//! given back. A replica that is to end waits until nobody sits there.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
+use windlass_engine::Hints;
+use windlass_gateway::{
+    Replica, Routes, Wake,
+    route::{Service, Snapshot},
+};
+use windlass_model::id::{RunId, SubmissionId};
+
+use super::{HINT, table::Known};
+use crate::{
+    app::App,
+    db::{Db, DbError, replicas as rows},
+};
+
+const EVERY: Duration = Duration::from_secs(2);
+/// How often this proxy says that it is there, and what came.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+/// How long requests to a replica that left may last before nobody waits for them.
+const DRAIN_WITHIN: Duration = Duration::from_secs(30);
+/// The first look of a server may take this long.
+const FIRST_WITHIN: Duration = Duration::from_secs(5);
+
+pub struct Keeper {
+    db: Db,
+    hints: Hints,
+    routes: Arc<Routes>,
+    /// The name of this proxy: new with each start.
+    id: String,
+    state: Mutex<State>,
+    /// A request waits for a service that has nobody.
+    woken: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    known: Known,
+    current: Vec<Service>,
+    runs: HashMap<String, RunId>,
+    seats: HashSet<SubmissionId>,
+    /// What each service had counted when it was last told.
+    told: HashMap<RunId, u64>,
+    reported: Option<Instant>,
+    swept: Option<Instant>,
+}
+
+impl Wake for Keeper {
+    fn wake(&self, _project: &str, _run: &str) {
+        self.woken.notify_one();
+    }
+}
+
+impl Keeper {
+    pub(super) fn new(app: &App) -> Self {
+        Self {
+            db: app.db().clone(),
+            hints: app.hints().clone(),
+            routes: Arc::clone(app.routes()),
+            id: app.next_request_id(),
+            state: Mutex::default(),
+            woken: Notify::new(),
+        }
+    }
+
+    /// The first look. A database that does not answer is asked again later.
+    pub(super) async fn begin(self: &Arc<Self>) {
+        match timeout(FIRST_WITHIN, self.look()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "read the routes"),
+            Err(_) => tracing::warn!("the database took too long for the routes"),
+        }
+    }
+
+    pub(super) async fn run(self: Arc<Self>) {
+        let hints = self.hints.subscribe(HINT);
+        loop {
+            let woken = tokio::select! {
+                () = self.woken.notified() => true,
+                _ = timeout(EVERY, hints.hinted()) => false,
+            };
+            if let Err(error) = self.look().await {
+                // Whoever is known goes on answering.
+                tracing::debug!(%error, "read the routes");
+            }
+            if let Err(error) = self.report(woken).await {
+                tracing::debug!(%error, "tell what services were asked");
+            }
+            self.routes.sweep();
+        }
+    }
+
+    /// Nothing goes through this proxy any more.
+    pub(super) async fn end(&self) {
+        if let Err(error) = rows::gone(&self.db, &self.id).await {
+            tracing::debug!(%error, "say that this proxy is gone");
+        }
+    }
+
+    async fn look(self: &Arc<Self>) -> Result<(), DbError> {
+        let services = rows::services(&self.db).await?;
+        let ready = if services.is_empty() { Vec::new() } else { rows::ready(&self.db).await? };
+        let (routes, fresh) = {
+            let mut state = self.state.lock();
+            let routes = state.known.routes(&services, &ready);
+            state.runs = services.iter().map(|one| (format!("{}/{}", one.project, one.name), one.run)).collect();
+            if routes == state.current {
+                return Ok(());
+            }
+            let fresh: Vec<_> =
+                ready.iter().map(|replica| replica.id).filter(|id| !state.seats.contains(id)).collect();
+            (routes, fresh)
+        };
+        if !fresh.is_empty() {
+            rows::seen(&self.db, &self.id, &fresh).await?;
+        }
+        let leaving = {
+            let mut state = self.state.lock();
+            state.seats.extend(fresh);
+            state.current.clone_from(&routes);
+            let generation = self.routes.generation() + 1;
+            self.routes.replace(Snapshot { generation, services: routes }).unwrap_or_default()
+        };
+        for replica in leaving {
+            tokio::spawn(Arc::clone(self).drain(replica));
+        }
+        Ok(())
+    }
+
+    /// A replica left the routes: its seat is given back when its last request was answered.
+    async fn drain(self: Arc<Self>, replica: Arc<Replica>) {
+        let drained = replica.drained(DRAIN_WITHIN).await;
+        let Ok(job) = replica.id().parse::<SubmissionId>() else { return };
+        tracing::debug!(%job, ?drained, "a replica was drained");
+        self.state.lock().seats.remove(&job);
+        match rows::left(&self.db, &self.id, job).await {
+            Ok(()) => self.hints.hint(crate::pipelines::of_job("terminating")),
+            Err(error) => tracing::debug!(%error, %job, "leave a replica"),
+        }
+    }
+
+    /// Says that this proxy is there, and what came since it last did.
+    async fn report(&self, woken: bool) -> Result<(), DbError> {
+        let now = Instant::now();
+        let (came, asleep) = {
+            let mut state = self.state.lock();
+            let is_due = state.reported.is_none_or(|at| now.duration_since(at) >= REPORT_EVERY);
+            if !woken && !is_due || state.current.is_empty() && state.seats.is_empty() {
+                return Ok(());
+            }
+            state.reported = Some(now);
+            let mut came = Vec::new();
+            let mut asleep = Vec::new();
+            for live in self.routes.services() {
+                let service = live.service();
+                let Some(run) = state.runs.get(&format!("{}/{}", service.project, service.run)).copied() else {
+                    continue;
+                };
+                let total = live.stats().read().admitted;
+                let before = state.told.insert(run, total).unwrap_or_default();
+                if total > before {
+                    came.push((run, total - before));
+                    if live.replicas().is_empty() {
+                        asleep.push(run);
+                    }
+                }
+            }
+            (came, asleep)
+        };
+        rows::seen(&self.db, &self.id, &[]).await?;
+        if !came.is_empty() {
+            rows::count(&self.db, &self.id, &came, &asleep).await?;
+            if !asleep.is_empty() {
+                self.hints.hint("runs");
+            }
+        }
+        let sweeps = {
+            let mut state = self.state.lock();
+            let is_due = state.swept.is_none_or(|at| now.duration_since(at) >= SWEEP_EVERY);
+            if is_due {
+                state.swept = Some(now);
+            }
+            is_due
+        };
+        if sweeps { rows::sweep(&self.db).await } else { Ok(()) }
+    }
+}

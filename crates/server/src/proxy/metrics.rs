@@ -1,0 +1,103 @@
+//! What each service was asked through this server, as text for Prometheus.
+//!
+//! Names of projects and runs are labels. The number of series is bounded: only services that are reached now have any,
+//! and only so many of them.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use windlass_gateway::{
+    Live, Routes,
+    stats::{BUCKETS_US, Reading},
+};
+
+/// Services that have series.
+const SERVICES_MAX: usize = 1_000;
+
+/// Name, kind, help, and how it is read.
+type Series = (&'static str, &'static str, &'static str, fn(&Live, &Reading) -> u64);
+
+const SERIES: &[Series] = &[
+    ("in_flight", "gauge", "Requests not yet answered in full", |_, read| read.in_flight),
+    ("held", "gauge", "Requests that wait for a first replica", |_, read| read.held),
+    ("replicas", "gauge", "Replicas that take requests", |live, _| live.replicas().len() as u64),
+    ("received_bytes_total", "counter", "Bytes of requests' bodies", |_, read| read.bytes_in),
+    ("sent_bytes_total", "counter", "Bytes of answers' bodies", |_, read| read.bytes_out),
+];
+
+pub fn text(routes: &Routes) -> String {
+    let mut services: Vec<Arc<Live>> = routes.services();
+    services.sort_by(|a, b| key(a).cmp(&key(b)));
+    services.truncate(SERVICES_MAX);
+    let read: Vec<(String, Arc<Live>, Reading)> = services
+        .into_iter()
+        .map(|live| {
+            let (project, run) = key(&live);
+            let read = live.stats().read();
+            // Both have letters that need no escape.
+            (format!("project=\"{project}\",run=\"{run}\""), live, read)
+        })
+        .collect();
+    // Writing to a string cannot fail.
+    let mut out = String::new();
+    let head = |out: &mut String, name: &str, kind: &str, help: &str| {
+        let family = name.strip_suffix("_total").unwrap_or(name);
+        let _ = writeln!(
+            out,
+            "# HELP windlass_service_{family} {help}.\n# TYPE windlass_service_{family} {kind}"
+        );
+    };
+    for (name, kind, help, value) in SERIES {
+        head(&mut out, name, kind, help);
+        for (labels, live, read) in &read {
+            let _ = writeln!(out, "windlass_service_{name}{{{labels}}} {}", value(live, read));
+        }
+    }
+    head(&mut out, "requests_total", "counter", "Requests answered, by the class of the status");
+    for (labels, _, read) in &read {
+        for (class, count) in (1..).zip(read.classes) {
+            let _ = writeln!(out, "windlass_service_requests_total{{{labels},class=\"{class}xx\"}} {count}");
+        }
+    }
+    head(&mut out, "request_seconds", "histogram", "Time to answer in full");
+    for (labels, _, read) in &read {
+        histogram(&mut out, labels, read);
+    }
+    out
+}
+
+fn key(live: &Live) -> (&str, &str) {
+    (&live.service().project, &live.service().run)
+}
+
+fn histogram(out: &mut String, labels: &str, read: &Reading) {
+    let name = "windlass_service_request_seconds";
+    let mut sum = 0;
+    for (end, count) in BUCKETS_US.iter().zip(read.buckets) {
+        sum += count;
+        let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{}\"}} {sum}", *end as f64 / 1e6);
+    }
+    let all: u64 = read.buckets.iter().sum();
+    let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {all}");
+    let _ = writeln!(out, "{name}_sum{{{labels}}} {}", read.latency_us as f64 / 1e6);
+    let _ = writeln!(out, "{name}_count{{{labels}}} {all}");
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_gateway::route::{Service, Snapshot};
+
+    use super::*;
+
+    #[test]
+    fn each_service_has_its_series_and_a_whole_histogram() {
+        let routes = Routes::default();
+        let services = vec![Service::new("main", "b"), Service::new("main", "a")];
+        routes.replace(Snapshot { generation: 1, services }).unwrap();
+        let text = text(&routes);
+        let first = text.find("windlass_service_replicas{project=\"main\",run=\"a\"} 0").unwrap();
+        assert!(first < text.find("windlass_service_replicas{project=\"main\",run=\"b\"} 0").unwrap());
+        let buckets = text.lines().filter(|line| line.contains("_bucket{project=\"main\",run=\"a\""));
+        assert_eq!(buckets.count(), BUCKETS_US.len() + 1);
+        assert!(text.contains("windlass_service_requests_total{project=\"main\",run=\"a\",class=\"5xx\"} 0\n"));
+    }
+}

@@ -1,0 +1,216 @@
+//! Services through the server's own address: `/proxy/services/PROJECT/RUN/…` and `/proxy/models/PROJECT/…`.
+//!
+//! The data plane is `windlass-gateway`; here is what a server gives it: routes out of the database (`keep`), streams
+//! to replicas (`Tunnels`), what it knows of tokens (`Gate`), and where records go. Who is ready for requests is found
+//! out beside it (`readiness`).
+
+mod keep;
+mod metrics;
+mod readiness;
+mod table;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    response::Response,
+    routing::any,
+};
+use futures_util::future::BoxFuture;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    task::JoinSet,
+};
+use windlass_api::Access;
+use windlass_gateway::{
+    AccessLog, Bounds, Connector, Gatekeeper, Origin, Outgoing, Proxy, Record, Stream, Verdict, models,
+    route::Target,
+};
+
+pub use self::{keep::Keeper, metrics::text as metrics};
+use crate::{
+    agents::{Call, Port},
+    app::App,
+    auth,
+    error::Error,
+    http::Peer,
+};
+
+/// Where services and models are found.
+const SERVICES: &str = "/proxy/services";
+const MODELS: &str = "/proxy/models";
+/// Told when the routes may have changed.
+pub(crate) const HINT: &str = "routes";
+/// A stream through SSH takes longer to open than a socket.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// The proxy of a running server, and what keeps it up to date.
+pub(crate) struct Front {
+    proxy: Arc<Proxy>,
+    keeper: Arc<Keeper>,
+    _tasks: JoinSet<()>,
+}
+
+impl Front {
+    /// With the routes as they are now, so that a server that was restarted knows its services from the first request.
+    pub(crate) async fn start(app: &App) -> Self {
+        let keeper = Arc::new(Keeper::new(app));
+        keeper.begin().await;
+        let proxy = Proxy {
+            routes: Arc::clone(app.routes()),
+            connector: Arc::new(Tunnels(app.clone())),
+            gatekeeper: Arc::new(Gate(app.clone())),
+            wake: Arc::clone(&keeper) as Arc<dyn windlass_gateway::Wake>,
+            log: Some(Arc::new(Log)),
+            bounds: Bounds { connect: CONNECT_WITHIN, ..Bounds::USUAL },
+        };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(Arc::clone(&keeper).run());
+        if app.settings().pipelines {
+            tasks.spawn(readiness::run(app.clone()));
+        }
+        Self { proxy: Arc::new(proxy), keeper, _tasks: tasks }
+    }
+
+    pub(crate) fn router(&self) -> Router {
+        Router::new()
+            .route("/proxy/services/{*rest}", any(service))
+            .route("/proxy/models/{*rest}", any(model))
+            .with_state(Arc::clone(&self.proxy))
+    }
+
+    /// Requests are over: whoever waits for them need not.
+    pub(crate) async fn stop(self) {
+        self.keeper.end().await;
+    }
+}
+
+async fn service(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+    let origin = origin(&request);
+    let answer = proxy.by_path(&origin, SERVICES, request.map(Outgoing::boxed)).await;
+    answer.map(Body::new)
+}
+
+async fn model(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+    let origin = origin(&request);
+    models::handle(&proxy, &origin, MODELS, request).await.map(Body::new)
+}
+
+fn origin(request: &Request) -> Origin {
+    let peer = request.extensions().get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0);
+    Origin::new(SocketAddr::new(peer, 0), false)
+}
+
+/// Streams to ports of jobs, on this machine and over SSH.
+struct Tunnels(App);
+
+/// How a replica is named in a route.
+pub(super) fn target(instance: impl std::fmt::Display, job: impl std::fmt::Display, port: u16) -> Target {
+    Target::Tunnel { name: format!("{instance}/{job}"), port }
+}
+
+fn named(target: &Target) -> Option<(Call, u16)> {
+    let Target::Tunnel { name, port } = target else { return None };
+    let (instance, job) = name.split_once('/')?;
+    let call = Call { instance: instance.parse().ok()?, submission: job.parse().ok()?, epoch: 0 };
+    Some((call, *port))
+}
+
+impl Connector for Tunnels {
+    fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
+        Box::pin(async move {
+            let absent = || io::Error::new(io::ErrorKind::NotFound, "no such replica");
+            let (call, port) = named(target).ok_or_else(absent)?;
+            let agents = self.0.agents().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+            let port = agents.connect(call, port).await.map_err(io::Error::other)?;
+            Ok(Box::new(port) as Stream)
+        })
+    }
+}
+
+impl AsyncRead for Port {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(self.stream()).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Port {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(self.stream()).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.stream()).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.stream()).poll_shutdown(cx)
+    }
+}
+
+/// What the server knows of tokens. Answers are remembered for a second at most, as for the API.
+struct Gate(App);
+
+impl Gatekeeper for Gate {
+    fn check<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Verdict> {
+        Box::pin(async move {
+            match self.admit(token, project, peer).await {
+                Ok(()) => Verdict::Allow { identity: None },
+                Err(Error::Db(_)) => Verdict::Unknown,
+                Err(_) => Verdict::Deny,
+            }
+        })
+    }
+}
+
+impl Gate {
+    /// Whoever tries tokens here is slowed down as at the API.
+    async fn admit(&self, token: &str, project: &str, peer: IpAddr) -> Result<(), Error> {
+        let app = &self.0;
+        let authorization = format!("Bearer {token}");
+        if !auth::is_above_guessing(app, Some(&authorization)) {
+            app.paces().may_try(peer)?;
+        }
+        let caller = auth::caller(app, Some(&authorization)).await;
+        if let Err(Error::Denied { .. }) = &caller {
+            app.paces().tried(peer)?;
+        }
+        auth::scope(app, caller?, project, Vec::new()).await?.must(Access::ProjectUser)
+    }
+}
+
+/// One line for each request, in the server's log. Never the query: it may hold somebody's credential.
+struct Log;
+
+impl AccessLog for Log {
+    fn record(&self, record: Record) {
+        tracing::info!(
+            target: "windlass_server::access",
+            service = %record.service,
+            replica = record.replica.as_deref().unwrap_or("-"),
+            peer = %record.peer,
+            method = %record.method,
+            path = record.uri.path(),
+            status = record.status.as_u16(),
+            took_us = u64::try_from(record.took.as_micros()).unwrap_or(u64::MAX),
+            bytes_in = record.bytes_in,
+            bytes_out = record.bytes_out,
+            tries = record.tries,
+            cut = record.cut,
+            "request"
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! Finds out which replicas of services are ready for requests.
+//!
+//! Every server looks at all replicas that run. Two that look at once send two probes, which harms nobody, and the
+//! first one's word is kept. It is not part of the passes over a job, so that a slow answer delays no decision about it.
+//!
+//! Owns     jobs.probes; jobs.replica_registered while a replica runs.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, StatusCode, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::{sync::Semaphore, time::timeout};
+use windlass_model::{
+    config::job_spec::{JobSpec, ProbeSpec},
+    decide::readiness::{self as brain, Outcome, State},
+    event::Entity,
+    id::SubmissionId,
+    time::Timestamp,
+};
+
+use super::HINT;
+use crate::{
+    agents::Call,
+    app::App,
+    db::{DbError, replicas as rows},
+    events::{About, note},
+};
+
+/// A replica that begins to run is looked at within this time, and at once where a hint says so.
+const EVERY: Duration = Duration::from_secs(1);
+/// Replicas that are probed at once.
+const AT_ONCE: usize = 256;
+/// Told when a job changed.
+const JOBS_CHANGED: &str = "runs";
+
+/// Looks for ever; ends when it is dropped.
+pub(super) async fn run(app: App) {
+    let hints = app.hints().subscribe(JOBS_CHANGED);
+    let busy = Busy { jobs: Arc::default(), places: Arc::new(Semaphore::new(AT_ONCE)) };
+    loop {
+        let _ = timeout(EVERY, hints.hinted()).await;
+        match rows::watched(app.db()).await {
+            Ok(watched) => {
+                let Ok(now) = app.db().now().await else { continue };
+                for replica in watched {
+                    busy.look(&app, replica, now);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "look which replicas are ready"),
+        }
+    }
+}
+
+/// Replicas that somebody of this server is looking at.
+struct Busy {
+    jobs: Arc<Mutex<HashSet<SubmissionId>>>,
+    places: Arc<Semaphore>,
+}
+
+impl Busy {
+    /// Probes what is due, beside all others. Nothing is due of most.
+    fn look(&self, app: &App, replica: rows::Watched, now: Timestamp) {
+        let Ok(spec) = serde_json::from_str::<JobSpec>(&replica.job_spec) else { return };
+        let Some(port) = spec.service_port else { return };
+        let stored: Vec<State> =
+            replica.probes.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let states = brain::fit(&spec.probes, stored);
+        let is_due = |(probe, state): (&ProbeSpec, &State)| brain::due(probe, state).is_some_and(|at| at <= now);
+        let due: Vec<bool> = spec.probes.iter().zip(&states).map(is_due).collect();
+        let becomes_ready = brain::is_ready(&spec.probes, &states, replica.registered) && !replica.registered;
+        if !becomes_ready && !due.contains(&true) {
+            return;
+        }
+        if !self.jobs.lock().insert(replica.id) {
+            return;
+        }
+        let (app, jobs, places) = (app.clone(), Arc::clone(&self.jobs), Arc::clone(&self.places));
+        tokio::spawn(async move {
+            if let Ok(_place) = places.acquire().await {
+                let one = One { probes: &spec.probes, port, replica: &replica };
+                if let Err(error) = one.judge(&app, states, &due).await {
+                    tracing::debug!(%error, job = %replica.id, "judge a replica");
+                }
+            }
+            jobs.lock().remove(&replica.id);
+        });
+    }
+}
+
+struct One<'a> {
+    probes: &'a [ProbeSpec],
+    port: u16,
+    replica: &'a rows::Watched,
+}
+
+impl One<'_> {
+    async fn judge(&self, app: &App, states: Vec<State>, due: &[bool]) -> Result<(), DbError> {
+        let each = self.probes.iter().zip(states).zip(due).map(|((probe, state), due)| async move {
+            if *due { (state, Some(self.probe(app, probe).await)) } else { (state, None) }
+        });
+        let outcomes = futures_util::future::join_all(each).await;
+        let now = app.db().now().await?;
+        let after = outcomes.into_iter().map(|(state, outcome)| match outcome {
+            Some(outcome) => brain::after(&state, outcome, now),
+            None => state,
+        });
+        let states: Vec<State> = after.collect();
+        let ready = brain::is_ready(self.probes, &states, self.replica.registered);
+        let told = if ready == self.replica.registered { Vec::new() } else { self.told(app, &states, ready)? };
+        let probes = serde_json::to_string(&states).unwrap_or_else(|_| "[]".to_owned());
+        let written = rows::set_ready(app.db(), self.replica, &probes, ready, told).await?;
+        if written && ready != self.replica.registered {
+            app.wake(&[HINT, "runs"]);
+        }
+        Ok(())
+    }
+
+    fn told(&self, app: &App, states: &[State], ready: bool) -> Result<Vec<crate::db::Change>, DbError> {
+        let replica = self.replica;
+        let about = About {
+            entity: Entity::Job,
+            id: replica.id.0,
+            name: &replica.name,
+            project: Some(replica.project),
+        };
+        let (reason, message) = if ready {
+            ("ready", "it takes requests from now on".to_owned())
+        } else {
+            let why = brain::waits_for(self.probes, states).unwrap_or_default();
+            ("not_ready", format!("it takes no requests any more: {why}"))
+        };
+        note(app.db(), None, &about, reason, message)
+    }
+
+    async fn probe(&self, app: &App, probe: &ProbeSpec) -> Outcome {
+        let within = Duration::from_secs(u64::try_from(probe.timeout).unwrap_or(1));
+        match timeout(within, self.ask(app, probe)).await {
+            Ok(Ok(status)) if status.is_success() => Ok(()),
+            Ok(Ok(status)) => Err(format!("it answers {status}")),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(format!("no answer within {} s", within.as_secs())),
+        }
+    }
+
+    /// Nothing of this is followed: a redirect is no success.
+    async fn ask(&self, app: &App, probe: &ProbeSpec) -> Result<StatusCode, String> {
+        let agents = app.agents().ok_or("no hosts are connected")?;
+        let call = Call { instance: self.replica.instance, submission: self.replica.id, epoch: 0 };
+        let stream = agents.connect(call, self.port).await.map_err(|error| error.to_string())?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+        let mut request = Request::builder()
+            .method(probe.method.as_str().to_ascii_uppercase().as_str())
+            .uri(probe.url.as_str())
+            .header(header::HOST, format!("localhost:{}", self.port));
+        for field in &probe.headers {
+            request = request.header(field.name.0.as_str(), field.value.0.as_str());
+        }
+        let body = Full::new(Bytes::from(probe.body.clone().unwrap_or_default()));
+        let request = request.body(body).map_err(|error| error.to_string())?;
+        let asked = async { sender.send_request(request).await.map(|answer| answer.status()) };
+        tokio::select! {
+            answer = asked => answer.map_err(|error| error.to_string()),
+            ended = connection => match ended {
+                Ok(()) => Err("it hung up".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
+        }
+    }
+}

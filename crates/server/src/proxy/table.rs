@@ -1,0 +1,116 @@
+//! From rows to routes.
+
+use std::collections::HashMap;
+
+use windlass_gateway::route::{Group, Limit, LimitKey, Model, Replica, Service};
+use windlass_model::{
+    config::{Configuration, job_spec::JobSpec, service, traffic},
+    id::{RunId, SubmissionId},
+};
+
+use super::target;
+use crate::{
+    db::replicas::{self as rows, Ready},
+    run_shape::RunShape,
+};
+
+/// How long a request waits for a first replica, before it is told to come again.
+pub(super) const HOLD_MS: u64 = 30_000;
+
+/// What was read before: specifications hardly ever change.
+#[derive(Default)]
+pub(super) struct Known {
+    services: HashMap<RunId, (String, Option<Service>)>,
+    ports: HashMap<SubmissionId, Option<u16>>,
+}
+
+impl Known {
+    /// The routes that these rows stand for. What cannot be read has no route, and its run says why.
+    pub(super) fn routes(&mut self, services: &[rows::Service], ready: &[Ready]) -> Vec<Service> {
+        self.services.retain(|run, _| services.iter().any(|service| service.run == *run));
+        self.ports.retain(|job, _| ready.iter().any(|replica| replica.id == *job));
+        let mut by_run: HashMap<RunId, Vec<&Ready>> = HashMap::new();
+        for replica in ready {
+            by_run.entry(replica.run).or_default().push(replica);
+        }
+        let mut routes = Vec::with_capacity(services.len());
+        for row in services {
+            let Some(mut route) = self.service(row) else { continue };
+            let mut groups: Vec<Group> = Vec::new();
+            for replica in by_run.get(&row.run).into_iter().flatten() {
+                let Some(port) = self.port(replica) else { continue };
+                let one = Replica {
+                    id: replica.id.to_string(),
+                    target: target(replica.instance, replica.id, port),
+                };
+                let name = replica.group.as_deref().unwrap_or("0");
+                match groups.iter_mut().find(|group| group.name == name) {
+                    Some(group) => group.replicas.push(one),
+                    None => groups.push(Group { name: name.to_owned(), replicas: vec![one] }),
+                }
+            }
+            route.groups = groups;
+            routes.push(route);
+        }
+        routes
+    }
+
+    fn service(&mut self, row: &rows::Service) -> Option<Service> {
+        if let Some((spec, known)) = self.services.get(&row.run)
+            && *spec == row.spec
+        {
+            return known.clone();
+        }
+        let read = RunShape::parse(&row.name, &row.spec);
+        let route = match read.as_ref().map(RunShape::configuration) {
+            Ok(Configuration::Service(service)) => Some(route(row, service)),
+            Ok(
+                Configuration::Task(_)
+                | Configuration::DevEnvironment(_)
+                | Configuration::Fleet(_)
+                | Configuration::Gateway(_)
+                | Configuration::Volume(_),
+            ) => None,
+            Err(error) => {
+                tracing::warn!(run = %row.run, %error, "read what a service is");
+                None
+            }
+        };
+        self.services.insert(row.run, (row.spec.clone(), route.clone()));
+        route
+    }
+
+    fn port(&mut self, replica: &Ready) -> Option<u16> {
+        *self.ports.entry(replica.id).or_insert_with(|| {
+            serde_json::from_str::<JobSpec>(&replica.job_spec).ok().and_then(|spec| spec.service_port)
+        })
+    }
+}
+
+fn route(row: &rows::Service, service: &service::Service) -> Service {
+    let limits = service.rate_limits.iter().map(|limit| Limit {
+        prefix: limit.prefix.0.clone(),
+        key: match &limit.key {
+            traffic::LimitKey::IpAddress => LimitKey::IpAddress,
+            traffic::LimitKey::Header { header } => LimitKey::Header { header: header.clone() },
+        },
+        rps: limit.rps.0,
+        burst: u64::try_from(limit.burst.get()).unwrap_or_default(),
+    });
+    let model = match &service.model {
+        Some(traffic::Model::OpenAi { name, prefix, .. }) => Some(Model {
+            name: name.clone(),
+            prefix: prefix.clone(),
+            created: row.submitted_at.since(windlass_model::time::Timestamp(0)).as_secs(),
+        }),
+        Some(traffic::Model::Tgi { .. }) | None => None,
+    };
+    Service {
+        auth: service.auth,
+        strip_prefix: service.strip_prefix,
+        limits: limits.collect(),
+        model,
+        hold_ms: HOLD_MS,
+        ..Service::new(row.project.as_str(), row.name.as_str())
+    }
+}

@@ -1,0 +1,92 @@
+//! Somebody who calls services, with plain sockets.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
+
+use windlass_testkit::server::TOKEN;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Got {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Got {
+    fn read(bytes: &[u8]) -> io::Result<Self> {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let cut = || io::Error::new(io::ErrorKind::UnexpectedEof, format!("no whole answer: {text:?}"));
+        let (head, body) = text.split_once("\r\n\r\n").ok_or_else(cut)?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(cut)?;
+        let length = head
+            .lines()
+            .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_owned));
+        if length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| body.len() < length) {
+            return Err(cut());
+        }
+        Ok(Self { status, head: head.to_owned(), body: body.to_owned() })
+    }
+}
+
+pub(crate) struct Caller {
+    address: String,
+    token: Option<String>,
+}
+
+impl Caller {
+    pub(crate) fn new(address: &str) -> Self {
+        Self { address: address.to_owned(), token: Some(TOKEN.to_owned()) }
+    }
+
+    pub(crate) fn with_token(&self, token: Option<&str>) -> Self {
+        Self { address: self.address.clone(), token: token.map(str::to_owned) }
+    }
+
+    /// Sends a request; the answer is read by whoever wants it.
+    pub(crate) fn send(&self, method: &str, path: &str, fields: &str, body: &[u8]) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let token = self.token.as_ref().map(|token| format!("Authorization: Bearer {token}\r\n"));
+        let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: services.test\r\n{}{length}{fields}\r\n",
+            token.unwrap_or_default()
+        );
+        stream.write_all(head.as_bytes())?;
+        stream.write_all(body)?;
+        Ok(stream)
+    }
+
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &[u8]) -> io::Result<Got> {
+        read(self.send(method, path, "Connection: close\r\n", body)?)
+    }
+
+    pub(crate) fn get(&self, path: &str) -> io::Result<Got> {
+        self.ask("GET", path, b"")
+    }
+}
+
+/// The whole answer, to the end of the connection.
+pub(crate) fn read(mut stream: TcpStream) -> io::Result<Got> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes)?;
+    Got::read(&bytes)
+}
+
+/// What came so far, once it contains some words.
+pub(crate) fn read_until(stream: &mut TcpStream, words: &str) -> String {
+    let mut text = String::new();
+    let mut piece = [0_u8; 4096];
+    while !text.contains(words) {
+        let count = stream.read(&mut piece).unwrap();
+        assert!(count > 0, "it ended before {words:?}: {text:?}");
+        text.push_str(&String::from_utf8_lossy(&piece[..count]));
+    }
+    text
+}
