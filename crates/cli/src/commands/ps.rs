@@ -195,7 +195,8 @@ fn row(
     let backend = given["backend"].as_str().map(|name| words::backend(name, region)).unwrap_or_default();
     let price = given["price"].as_f64().map(words::price).unwrap_or_default();
     // A run of one job is what its job is; with several, each says its own.
-    let status = latest.filter(|_| run.jobs.len() != 1 || !run.status_message.contains("retry"));
+    let is_its_own = run.status_message.contains("retry") || run.status == "pending";
+    let status = latest.filter(|_| run.jobs.len() != 1 || !is_its_own);
     let status = status.map_or(&run.status_message, |latest| &latest.status_message);
     let status = if status.is_empty() { &run.status } else { status };
     let submitted = words::ago(latest.map_or(run.submitted_at, |latest| latest.submitted_at), now);

@@ -104,7 +104,8 @@ pub fn decide(
         let mut free = group.free.iter().copied().collect::<BTreeSet<u32>>();
         let mut nums: Vec<u32> = keep;
         while missing > 0 {
-            let num = free.pop_first().unwrap_or_else(|| (0..).find(|n| !used.contains(n)).unwrap_or(u32::MAX));
+            let num =
+                free.pop_first().unwrap_or_else(|| (0..).find(|n| !used.contains(n)).unwrap_or(u32::MAX));
             used.insert(num);
             nums.push(num);
             missing -= 1;
@@ -149,7 +150,11 @@ fn scaled(group: &Group, before: Memory, now: Timestamp, why: &mut Vec<String>) 
     Memory { desired: wish, scaled_at: now }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates, and is bounded after")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it saturates, and is bounded after"
+)]
 fn count(replicas: f64) -> u32 {
     replicas as u32
 }

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use uuid::Uuid;
 use windlass_model::{
     decide::jobs_terminating::{
-        DRAIN_GRACE, GIVE_UP_AFTER, Instance, Job, Logs, Place, Plan, STOP_GRACE, Seen, Step, Task, Volume, decide,
+        DRAIN_GRACE, GIVE_UP_AFTER, Instance, Job, Logs, Place, Plan, STOP_GRACE, Seen, Step, Task, Volume,
+        decide,
     },
     id::VolumeId,
     instance,

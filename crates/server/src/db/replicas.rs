@@ -144,7 +144,8 @@ pub async fn set_ready(
     told: Vec<Change>,
 ) -> Result<bool, DbError> {
     let before = replica.probes.as_deref().unwrap_or_default();
-    let mut unit = Unit::new().expect_one(SET_READY.as_str(), params![replica.id, before, probes, registered]);
+    let mut unit =
+        Unit::new().expect_one(SET_READY.as_str(), params![replica.id, before, probes, registered]);
     if registered != replica.registered {
         unit = unit.exec(POKE_RUN.as_str(), params![replica.run]);
     }
@@ -174,9 +175,8 @@ pub async fn sweep(db: &Db) -> Result<(), DbError> {
 
 /// The last request was answered.
 pub async fn left(db: &Db, proxy: &str, job: SubmissionId) -> Result<(), DbError> {
-    let unit = Unit::new()
-        .exec(LEAVE_SEAT.as_str(), params![proxy, job])
-        .exec(POKE_ENDING.as_str(), params![job]);
+    let unit =
+        Unit::new().exec(LEAVE_SEAT.as_str(), params![proxy, job]).exec(POKE_ENDING.as_str(), params![job]);
     db.write(unit).await.map(drop)
 }
 

@@ -41,6 +41,7 @@ use crate::{
     },
     job_orders::node_key::NodeKey,
     pass_error::PassError,
+    proxy,
     run_shape::RunShape,
 };
 
@@ -142,7 +143,8 @@ impl Runs {
             };
             groups.push(replicas::Group { requests, ..service::group(run, jobs, shape, group) });
         }
-        let mut wanted = replicas::decide(&groups, &tracking.groups, run.submitted_at, Timestamp(lease.now()));
+        let mut wanted =
+            replicas::decide(&groups, &tracking.groups, run.submitted_at, Timestamp(lease.now()));
         wanted.surplus.extend(service::homeless(jobs, &groups));
         Ok(Some(wanted))
     }
@@ -247,6 +249,7 @@ fn wake(outcome: &Outcome<'_>) -> Vec<&'static str> {
             super::jobs_submitted::QUEUE.pipeline,
             super::jobs_running::QUEUE.pipeline,
             super::jobs_terminating::QUEUE.pipeline,
+            proxy::HINT,
         ]);
     }
     wake

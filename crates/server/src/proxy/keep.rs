@@ -118,7 +118,8 @@ impl Keeper {
         let (routes, fresh) = {
             let mut state = self.state.lock();
             let routes = state.known.routes(&services, &ready);
-            state.runs = services.iter().map(|one| (format!("{}/{}", one.project, one.name), one.run)).collect();
+            state.runs =
+                services.iter().map(|one| (format!("{}/{}", one.project, one.name), one.run)).collect();
             if routes == state.current {
                 return Ok(());
             }
@@ -168,7 +169,8 @@ impl Keeper {
             let mut asleep = Vec::new();
             for live in self.routes.services() {
                 let service = live.service();
-                let Some(run) = state.runs.get(&format!("{}/{}", service.project, service.run)).copied() else {
+                let Some(run) = state.runs.get(&format!("{}/{}", service.project, service.run)).copied()
+                else {
                     continue;
                 };
                 let total = live.stats().read().admitted;

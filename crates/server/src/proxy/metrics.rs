@@ -98,6 +98,8 @@ mod tests {
         assert!(first < text.find("windlass_service_replicas{project=\"main\",run=\"b\"} 0").unwrap());
         let buckets = text.lines().filter(|line| line.contains("_bucket{project=\"main\",run=\"a\""));
         assert_eq!(buckets.count(), BUCKETS_US.len() + 1);
-        assert!(text.contains("windlass_service_requests_total{project=\"main\",run=\"a\",class=\"5xx\"} 0\n"));
+        assert!(
+            text.contains("windlass_service_requests_total{project=\"main\",run=\"a\",class=\"5xx\"} 0\n")
+        );
     }
 }

@@ -68,7 +68,8 @@ impl Busy {
         let stored: Vec<State> =
             replica.probes.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let states = brain::fit(&spec.probes, stored);
-        let is_due = |(probe, state): (&ProbeSpec, &State)| brain::due(probe, state).is_some_and(|at| at <= now);
+        let is_due =
+            |(probe, state): (&ProbeSpec, &State)| brain::due(probe, state).is_some_and(|at| at <= now);
         let due: Vec<bool> = spec.probes.iter().zip(&states).map(is_due).collect();
         let becomes_ready = brain::is_ready(&spec.probes, &states, replica.registered) && !replica.registered;
         if !becomes_ready && !due.contains(&true) {
@@ -109,7 +110,8 @@ impl One<'_> {
         });
         let states: Vec<State> = after.collect();
         let ready = brain::is_ready(self.probes, &states, self.replica.registered);
-        let told = if ready == self.replica.registered { Vec::new() } else { self.told(app, &states, ready)? };
+        let told =
+            if ready == self.replica.registered { Vec::new() } else { self.told(app, &states, ready)? };
         let probes = serde_json::to_string(&states).unwrap_or_else(|_| "[]".to_owned());
         let written = rows::set_ready(app.db(), self.replica, &probes, ready, told).await?;
         if written && ready != self.replica.registered {

@@ -27,7 +27,8 @@ pub(super) fn group(run: &Run, jobs: &[Job], shape: &RunShape, group: GroupShape
         leaving: Vec::new(),
         requests: None,
     };
-    let mine = latest(jobs).into_values().filter(|job| job.replica_group.as_deref().unwrap_or("0") == found.name);
+    let mine =
+        latest(jobs).into_values().filter(|job| job.replica_group.as_deref().unwrap_or("0") == found.name);
     for job in mine {
         let num = number(job.replica_num);
         let stage = match state(job) {

@@ -25,6 +25,7 @@ use crate::{
     error::{Error, Result},
     events::{About, actor, note, record},
     job_orders::node_key::NodeKey,
+    proxy,
     secrets::hex,
     services::names,
 };
@@ -63,14 +64,14 @@ async fn attempt(app: &App, scope: &Scope, asked: &wire::ApplyRequest, hash: &st
     let id = match current {
         Some(current) if !current.run.finished => {
             let id = update(app, scope, &spec, asked, &current).await?;
-            app.wake(&["runs", "jobs_submitted", "jobs_running"]);
+            app.wake(&["runs", "jobs_submitted", "jobs_running", proxy::HINT]);
             id
         }
         finished => {
             // A schedule, or a service at zero, is the run's own affair; everything else begins with its jobs.
             let is_service = matches!(spec.shape.configuration(), Configuration::Service(_));
             let pipelines: &[_] = match is_service || spec.shape.crons().is_some() {
-                true => &["runs", "jobs_submitted"],
+                true => &["runs", "jobs_submitted", proxy::HINT],
                 false => &["jobs_submitted"],
             };
             let id = create(app, scope, spec, finished.as_ref(), hash).await?;

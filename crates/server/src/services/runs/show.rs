@@ -126,9 +126,10 @@ fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
     let mut jobs: Vec<((i64, i64), wire::Job)> = Vec::new();
     for mut row in rows {
         let key = (row.replica_num, row.job_num);
+        let not_ready = not_ready(&row);
         let spec = Document::from_text(std::mem::take(&mut row.job_spec))?;
         let connection = row.connection_info.take().map(Document::from_text).transpose()?;
-        let submission = submission(row)?;
+        let submission = submission(row, not_ready)?;
         match jobs.last_mut() {
             // The newest submission says how the job is made now.
             Some((last, job)) if *last == key => {
@@ -149,7 +150,7 @@ fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
     Ok(jobs.into_iter().map(|(_, job)| job).collect())
 }
 
-fn submission(row: Job) -> Result<wire::JobSubmission> {
+fn submission(row: Job, not_ready: Option<String>) -> Result<wire::JobSubmission> {
     let ending = reason(&row).map(|reason| {
         let ending = Ending::new(reason);
         match row.exit_status.and_then(|code| i32::try_from(code).ok()) {
@@ -157,7 +158,6 @@ fn submission(row: Job) -> Result<wire::JobSubmission> {
             None => ending,
         }
     });
-    let not_ready = not_ready(&row);
     let computed = || not_ready.unwrap_or_else(|| job::status_message(row.status, ending.as_ref()));
     let inactive = row.inactive_since.map(|since| row.last_processed_at.since(since).as_secs().max(0));
     Ok(wire::JobSubmission {

@@ -111,7 +111,7 @@ impl Cast {
         let starts = if next.is_some() { Vec::new() } else { shape.starts()? };
         for start in starts {
             for job_num in 0..start.jobs {
-                let (spec, job_spec) = shape.job(start.replica, job_num)?;
+                let (spec, job_spec) = shape.job(None, start.replica, job_num)?;
                 let job_name = spec.job_name;
                 let submission = SubmissionId(db.new_id()?);
                 let event =

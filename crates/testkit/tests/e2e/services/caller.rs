@@ -14,7 +14,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(crate) struct Got {
     pub(crate) status: u16,
-    pub(crate) head: String,
     pub(crate) body: String,
 }
 
@@ -30,7 +29,7 @@ impl Got {
         if length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| body.len() < length) {
             return Err(cut());
         }
-        Ok(Self { status, head: head.to_owned(), body: body.to_owned() })
+        Ok(Self { status, body: body.to_owned() })
     }
 }
 
@@ -53,7 +52,8 @@ impl Caller {
         let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let token = self.token.as_ref().map(|token| format!("Authorization: Bearer {token}\r\n"));
-        let length = if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+        let length =
+            if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: services.test\r\n{}{length}{fields}\r\n",
             token.unwrap_or_default()

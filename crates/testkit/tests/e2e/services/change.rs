@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use windlass_testkit::{lab::Lab, server::submission};
 
-use super::{answers, caller::Caller, free_port, service};
+use super::{answers, caller::Caller, free_port, probe, service};
 use crate::{
     hosts::fleet,
     stage::{Machines, Stage},
@@ -31,13 +31,11 @@ fn replicas(name: &str, count: usize) -> String {
     format!("windlass_service_replicas{{project=\"main\",run=\"{name}\"}} {count}\n")
 }
 
-fn probe() -> Value {
-    json!([{"type": "http", "url": "/health", "interval": 1, "timeout": 5, "ready_after": 2}])
-}
-
 /// The words for the first job's newest submission.
 fn said(run: &Value, job: usize) -> &str {
-    run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap()["status_message"].as_str().unwrap()
+    run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap()["status_message"]
+        .as_str()
+        .unwrap()
 }
 
 /// Somebody who asks again and again, until the end of the test.
@@ -106,7 +104,10 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
     assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
     let run = stage.run("ill").await;
     assert_eq!(said(&run, 0), "running", "{run:#}");
-    assert!(run["jobs"][0]["job_submissions"][0]["probes"][0]["success_streak"].as_i64() >= Some(2), "{run:#}");
+    assert!(
+        run["jobs"][0]["job_submissions"][0]["probes"][0]["success_streak"].as_i64() >= Some(2),
+        "{run:#}"
+    );
 
     assert_eq!(caller.get("/proxy/services/main/ill/sick").unwrap().status, 200);
     answers(&mut stage, &caller, "/metrics", 200, &replicas("ill", 0)).await;

@@ -30,6 +30,11 @@ fn service(name: &str, port: u16) -> Value {
         "resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
+/// It takes requests when it has been well twice.
+fn probe() -> Value {
+    json!([{"type": "http", "url": "/health", "interval": 1, "timeout": 5, "ready_after": 2}])
+}
+
 /// Waits until a service answers with this status and these words.
 async fn answers(stage: &mut Stage, caller: &Caller, path: &str, status: u16, words: &str) -> Got {
     let asked = Instant::now();

@@ -9,7 +9,7 @@ use windlass_testkit::lab::Lab;
 use super::{
     answers,
     caller::{Caller, read, read_until},
-    free_port, service,
+    free_port, probe, service,
 };
 use crate::{
     hosts::fleet,
@@ -82,7 +82,14 @@ async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_i
     chat["model"] = json!("tiny");
     stage.apply(&chat).await;
     let caller = Caller::new(stage.address());
-    answers(&mut stage, &caller, "/metrics", 200, "windlass_service_replicas{project=\"main\",run=\"chat\"} 1").await;
+    answers(
+        &mut stage,
+        &caller,
+        "/metrics",
+        200,
+        "windlass_service_replicas{project=\"main\",run=\"chat\"} 1",
+    )
+    .await;
     let list = caller.get("/proxy/models/main/models").unwrap();
     let list: serde_json::Value = serde_json::from_str(&list.body).unwrap();
     assert_eq!((&list["data"][0]["id"], list["data"].as_array().unwrap().len()), (&json!("tiny"), 1));
@@ -150,6 +157,7 @@ async fn requests_go_to_replicas_on_hosts_over_ssh_and_the_kill_of_one_fails_non
     let mut pair = service("pair", 8000);
     pair["replicas"] = json!(2);
     pair["retry"] = json!(true);
+    pair["probes"] = probe();
     stage.apply(&pair).await;
     let caller = Caller::new(stage.address());
     let path = "/proxy/services/main/pair/";
