@@ -37,7 +37,7 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(30);
 /// The first look of a server may take this long.
 const FIRST_WITHIN: Duration = Duration::from_secs(5);
 
-pub struct Keeper {
+pub(super) struct Keeper {
     db: Db,
     hints: Hints,
     routes: Arc<Routes>,

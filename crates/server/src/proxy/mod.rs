@@ -36,7 +36,8 @@ use windlass_gateway::{
     route::Target,
 };
 
-pub use self::{keep::Keeper, metrics::text as metrics};
+use self::keep::Keeper;
+pub use self::metrics::text as metrics;
 use crate::{
     agents::{Call, Port},
     app::App,

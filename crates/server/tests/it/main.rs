@@ -16,6 +16,7 @@ mod db_leases;
 mod db_replicas;
 mod db_rows;
 mod db_runs;
+mod db_services;
 mod db_tables;
 mod db_units;
 mod fake_s3;

@@ -3,6 +3,7 @@
 mod caller;
 mod change;
 mod reach;
+mod shared;
 
 use std::{
     net::TcpListener,

@@ -1,0 +1,125 @@
+//! What proxies keep in the database: who is ready, who sits where, what came.
+
+use windlass_model::{
+    id::{InstanceId, RunId, SubmissionId},
+    time::Span,
+};
+use windlass_server::db::{Db, Unit, Val, replicas};
+
+use crate::{
+    db::on_both,
+    db_rows::{Made, made, run_values},
+};
+
+on_both! {
+    s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read
+    seats_are_for_ready_replicas_and_go_with_their_proxy
+    requests_are_summed_over_proxies
+}
+
+async fn write(db: &Db, unit: Unit) {
+    db.write(unit).await.unwrap().done().unwrap();
+}
+
+async fn service(db: &Db, made: &Made) -> RunId {
+    let id = db.new_id().unwrap();
+    let mut values = run_values(made, id, "page");
+    values.push(("service", "{}".into()));
+    write(db, Unit::new().insert("runs", values)).await;
+    RunId(id)
+}
+
+/// A replica that runs, on an instance that nobody looks at.
+async fn replica(db: &Db, made: &Made, run: RunId) -> SubmissionId {
+    let (id, instance) = (db.new_id().unwrap(), InstanceId(db.new_id().unwrap()));
+    let host = vec![
+        ("id", instance.into()),
+        ("project_id", made.project.into()),
+        ("name", "host".into()),
+        ("instance_num", 0_i64.into()),
+        ("status", "busy".into()),
+        ("created_at", Val::Now),
+        ("last_processed_at", Val::Now),
+    ];
+    let job = vec![
+        ("id", id.into()),
+        ("run_id", run.into()),
+        ("project_id", made.project.into()),
+        ("job_name", "page-0-0".into()),
+        ("replica_num", 0_i64.into()),
+        ("job_num", 0_i64.into()),
+        ("submission_num", 0_i64.into()),
+        ("status", "running".into()),
+        ("job_spec", "{}".into()),
+        ("instance_id", instance.into()),
+        ("submitted_at", Val::Now),
+        ("last_processed_at", Val::Now),
+    ];
+    write(db, Unit::new().insert("instances", host).insert("jobs", job)).await;
+    SubmissionId(id)
+}
+
+async fn sits(db: &Db, job: SubmissionId) -> bool {
+    let rows = db.query("SELECT 1 FROM proxy_seats WHERE job_id = $1", vec![job.into()]).await.unwrap();
+    !rows.is_empty()
+}
+
+async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db) {
+    let made = made(db).await;
+    let run = service(db, &made).await;
+    let job = replica(db, &made, run).await;
+    let watched = replicas::watched(db).await.unwrap();
+    assert_eq!((watched.len(), watched[0].id, watched[0].registered), (1, job, false));
+    assert!(replicas::ready(db).await.unwrap().is_empty());
+    assert!(replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
+    // Whoever read the same before was late.
+    assert!(!replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
+    assert_eq!(replicas::ready(db).await.unwrap()[0].id, job);
+    // Without probes there is nothing more to look at.
+    assert!(replicas::watched(db).await.unwrap().is_empty());
+
+    // One that was asked to end takes no requests, and nobody makes it ready again.
+    let asked = "UPDATE jobs SET end_asked = 'scaled_down', replica_registered = FALSE, probes = NULL WHERE id = $1";
+    write(db, Unit::new().exec(asked, vec![job.into()])).await;
+    assert!(!replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
+    assert!(replicas::ready(db).await.unwrap().is_empty());
+    assert_eq!(replicas::services(db).await.unwrap()[0].run, run);
+}
+
+async fn seats_are_for_ready_replicas_and_go_with_their_proxy(db: &Db) {
+    let made = made(db).await;
+    let run = service(db, &made).await;
+    let job = replica(db, &made, run).await;
+    replicas::seen(db, "a", &[job]).await.unwrap();
+    assert!(!sits(db, job).await, "it is not ready");
+    let watched = replicas::watched(db).await.unwrap();
+    replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap();
+    for proxy in ["a", "b", "b"] {
+        replicas::seen(db, proxy, &[job]).await.unwrap();
+    }
+    replicas::left(db, "a", job).await.unwrap();
+    assert!(sits(db, job).await, "the other one is there");
+    replicas::gone(db, "b").await.unwrap();
+    assert!(!sits(db, job).await);
+
+    // One that was not seen for long has nothing either.
+    replicas::seen(db, "c", &[job]).await.unwrap();
+    replicas::sweep(db).await.unwrap();
+    assert!(sits(db, job).await);
+    write(db, Unit::new().exec("UPDATE proxies SET seen_at = seen_at - 60000000", vec![])).await;
+    replicas::sweep(db).await.unwrap();
+    assert!(!sits(db, job).await);
+}
+
+async fn requests_are_summed_over_proxies(db: &Db) {
+    let made = made(db).await;
+    let run = service(db, &made).await;
+    for (proxy, count) in [("a", 3), ("b", 4), ("a", 5)] {
+        replicas::count(db, proxy, &[(run, count)], &[run]).await.unwrap();
+    }
+    assert_eq!(replicas::requests(db, run, Span::secs(60)).await.unwrap(), 12);
+    assert_eq!(replicas::requests(db, RunId(db.new_id().unwrap()), Span::secs(60)).await.unwrap(), 0);
+    write(db, Unit::new().exec("UPDATE service_requests SET window_at = window_at - 100000000", vec![])).await;
+    assert_eq!(replicas::requests(db, run, Span::secs(60)).await.unwrap(), 0);
+    assert_eq!(replicas::requests(db, run, Span::secs(300)).await.unwrap(), 12);
+}
