@@ -281,7 +281,8 @@ mod tests {
         let wanted = decide(&[group], &BTreeMap::from([("0".to_owned(), memory)]), NOW, NOW);
         assert_eq!(wanted.memory["0"].desired, after, "{before} {waited} {requests:?}");
         assert_eq!(wanted.why.is_empty(), before == after);
-        assert_eq!(wanted.memory["0"].scaled_at == NOW, before != after);
+        let since = if before == after { NOW - Span::secs(waited) } else { NOW };
+        assert_eq!(wanted.memory["0"].scaled_at, since);
     }
 
     #[test]
