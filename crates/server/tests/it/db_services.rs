@@ -79,7 +79,8 @@ async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db
     assert!(replicas::watched(db).await.unwrap().is_empty());
 
     // One that was asked to end takes no requests, and nobody makes it ready again.
-    let asked = "UPDATE jobs SET end_asked = 'scaled_down', replica_registered = FALSE, probes = NULL WHERE id = $1";
+    let asked =
+        "UPDATE jobs SET end_asked = 'scaled_down', replica_registered = FALSE, probes = NULL WHERE id = $1";
     write(db, Unit::new().exec(asked, vec![job.into()])).await;
     assert!(!replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
     assert!(replicas::ready(db).await.unwrap().is_empty());
@@ -119,7 +120,8 @@ async fn requests_are_summed_over_proxies(db: &Db) {
     }
     assert_eq!(replicas::requests(db, run, Span::secs(60)).await.unwrap(), 12);
     assert_eq!(replicas::requests(db, RunId(db.new_id().unwrap()), Span::secs(60)).await.unwrap(), 0);
-    write(db, Unit::new().exec("UPDATE service_requests SET window_at = window_at - 100000000", vec![])).await;
+    write(db, Unit::new().exec("UPDATE service_requests SET window_at = window_at - 100000000", vec![]))
+        .await;
     assert_eq!(replicas::requests(db, run, Span::secs(60)).await.unwrap(), 0);
     assert_eq!(replicas::requests(db, run, Span::secs(300)).await.unwrap(), 12);
 }
