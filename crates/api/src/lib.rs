@@ -19,6 +19,7 @@ pub mod gpus;
 pub mod instances;
 pub mod log_stream;
 pub mod logs;
+pub mod managed_jobs;
 pub mod metrics;
 pub mod offers;
 pub mod openapi;

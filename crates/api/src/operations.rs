@@ -4,8 +4,8 @@
 //! answer and this one does not is listed with the reason in `docs/api/missing.md`.
 
 use crate::{
-    auth, backends, costs, events, exports, files, fleets, gateways, gpus, instances, logs, metrics,
-    operation::operations, projects, repos, runs, secrets, server, templates, users, volumes,
+    auth, backends, costs, events, exports, files, fleets, gateways, gpus, instances, logs, managed_jobs,
+    metrics, operation::operations, projects, repos, runs, secrets, server, templates, users, volumes,
 };
 
 operations! {
@@ -118,6 +118,15 @@ operations! {
     ReadJobMetrics = "read_job_metrics": Get Query "/api/project/{project_name}/metrics/job/{run_name}" ProjectUser (metrics::Query) -> metrics::JobMetrics;
     /// GPUs on offer, grouped.
     ListGpus = "list_gpus": Post Json "/api/project/{project_name}/gpus/list" ProjectUser (gpus::ListRequest) -> gpus::Listing;
+
+    /// Launches managed jobs from a task file.
+    LaunchManagedJobs = "launch_managed_jobs": Post Json "/api/project/{project_name}/jobs/launch" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::Launched;
+    /// Managed jobs of the project, newest first.
+    ListManagedJobs = "list_managed_jobs": Post Json "/api/project/{project_name}/jobs/list" ProjectUser (managed_jobs::ListRequest) -> Vec<managed_jobs::ManagedJob>;
+    /// One managed job, with the runs of its attempts.
+    ReadManagedJob = "read_managed_job": Post Json "/api/project/{project_name}/jobs/get" ProjectUser (managed_jobs::ReadRequest) -> managed_jobs::ManagedJob;
+    /// Asks managed jobs to end: their owner, and managers of the project.
+    CancelManagedJobs = "cancel_managed_jobs": Post Json "/api/project/{project_name}/jobs/cancel" ProjectUser (managed_jobs::CancelRequest) -> managed_jobs::Cancelled;
 
     /// What the project's machines cost over a period, by run, user or fleet; the dearest first.
     ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::Listing;

@@ -128,6 +128,8 @@ words! {
         HostRuntimeRestart = "host_runtime_restart",
         /// no fleet matched the run at all
         NoFleets = "no_fleets",
+        /// it failed while it prepared itself, before its program began
+        SetupFailed = "setup_failed",
     }
 }
 
@@ -417,7 +419,13 @@ fn failed_message(ending: &Ending) -> String {
         },
         TerminationReason::FailedToStartDueToNoCapacity => match ending.detail {
             Some(Detail::NoFleets) => "no fleets".to_owned(),
-            Some(Detail::OomKilled | Detail::NoDisk | Detail::HostReboot | Detail::HostRuntimeRestart)
+            Some(
+                Detail::OomKilled
+                | Detail::NoDisk
+                | Detail::HostReboot
+                | Detail::HostRuntimeRestart
+                | Detail::SetupFailed,
+            )
             | None => "no capacity".to_owned(),
         },
         TerminationReason::InterruptedByNoCapacity => "interrupted".to_owned(),

@@ -13,7 +13,7 @@ use windlass_model::{
         units::parse_duration,
         yaml::{self, Value},
     },
-    decide::jobs_running::UNREACHABLE_GRACE,
+    decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits},
     time::Span,
 };
 
@@ -86,6 +86,9 @@ pub struct Given {
     pub keep_logs: Option<String>,
     pub log_store: Option<String>,
     pub lost_after: Option<String>,
+    /// How many managed jobs may launch, and live, at once.
+    pub jobs_launching_max: Option<u32>,
+    pub jobs_alive_max: Option<u32>,
 }
 
 impl Given {
@@ -128,9 +131,18 @@ impl Given {
                 "log_store" => given.log_store = Some(word.text),
                 "keep_logs" => given.keep_logs = Some(word.text),
                 "lost_after" => given.lost_after = Some(word.text),
+                "jobs_launching_max" => {
+                    let number = word.text.parse().map_err(|_| wrong("jobs_launching_max", "want a number"))?;
+                    given.jobs_launching_max = Some(number);
+                }
+                "jobs_alive_max" => {
+                    let number = word.text.parse().map_err(|_| wrong("jobs_alive_max", "want a number"))?;
+                    given.jobs_alive_max = Some(number);
+                }
                 unknown => {
                     let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
-                                agent, local_runtime, docker_socket, mock_cloud, keep_logs, log_store, lost_after";
+                                agent, local_runtime, docker_socket, mock_cloud, keep_logs, log_store, lost_after, \
+                                jobs_launching_max, jobs_alive_max";
                     return Err(wrong(unknown, want));
                 }
             }
@@ -156,6 +168,8 @@ impl Given {
             keep_logs: self.keep_logs.or(other.keep_logs),
             log_store: self.log_store.or(other.log_store),
             lost_after: self.lost_after.or(other.lost_after),
+            jobs_launching_max: self.jobs_launching_max.or(other.jobs_launching_max),
+            jobs_alive_max: self.jobs_alive_max.or(other.jobs_alive_max),
         }
     }
 }
@@ -184,6 +198,8 @@ pub struct Settings {
     pub log_store: Place,
     /// How long agents that once answered may be silent before their jobs are lost.
     pub lost_after: Span,
+    /// How many managed jobs may launch and live at once, over all replicas.
+    pub job_limits: Limits,
     pub body_bytes_max: usize,
     pub upload_bytes_max: usize,
     pub owned_projects_max: i64,
@@ -240,7 +256,12 @@ impl Settings {
             None => UNREACHABLE_GRACE,
             Some(text) => silence(text).ok_or_else(|| SettingsError::LostAfter { text: text.to_owned() })?,
         };
+        let usual = machine_limits();
         Ok(Self {
+            job_limits: Limits {
+                max_launching: given.jobs_launching_max.unwrap_or(usual.max_launching).max(1),
+                max_alive: given.jobs_alive_max.unwrap_or(usual.max_alive).max(1),
+            },
             keep_logs,
             lost_after,
             log_store: given.log_store.as_deref().unwrap_or("files").parse()?,
@@ -263,6 +284,15 @@ impl Settings {
             body_timeout: BODY_TIMEOUT,
         })
     }
+}
+
+/// What this machine bears, as far as it says what it is.
+fn machine_limits() -> Limits {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default();
+    Limits::of_machine(u32::try_from(cores).unwrap_or(u32::MAX), kib / 1024)
 }
 
 /// `30d`.

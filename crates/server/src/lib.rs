@@ -3,6 +3,7 @@
 pub mod agents;
 pub mod app;
 pub mod attachments;
+mod attempts;
 pub mod auth;
 pub mod config;
 pub mod db;

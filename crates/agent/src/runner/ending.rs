@@ -27,6 +27,8 @@ impl State {
 pub enum Cause {
     /// Its commands ended of themselves.
     Exited,
+    /// They ended badly before the program itself began, as they say.
+    SetupFailed,
     /// Somebody called `stop`.
     Stopped,
     /// The runner itself was told to end.
@@ -67,13 +69,14 @@ pub fn ending(cause: Cause, exit: Option<ExitStatus>, oom: bool) -> Ending {
     let told = |state, reason, message: String| Ending { state, reason, message, detail: None, exit_status };
     match cause {
         Cause::Exited if exit_status == Some(0) => told(State::Done, "", String::new()),
-        Cause::Exited => {
+        Cause::Exited | Cause::SetupFailed => {
             let is_oom = oom && exit_status == Some(KILLED);
             let mut message = exit.map(described).unwrap_or_default();
             if is_oom {
                 message.push_str(": out of memory");
             }
-            let detail = is_oom.then_some("oom_killed");
+            let in_setup = (cause == Cause::SetupFailed).then_some("setup_failed");
+            let detail = is_oom.then_some("oom_killed").or(in_setup);
             Ending { detail, ..told(State::Failed, "container_exited_with_error", message) }
         }
         Cause::Stopped => told(State::Terminated, "terminated_by_server", String::new()),

@@ -14,7 +14,7 @@ use super::{
     cluster,
     ending::{Cause, State, ending},
     env::{self, Env},
-    excerpt,
+    excerpt, phase,
     session::Session,
     site::Site,
     ssh::{AuthorizedKeys, Connections},
@@ -87,6 +87,8 @@ pub struct Plan {
     pub env: Env,
     pub argv: Vec<String>,
     pub hostfile: Option<PathBuf>,
+    /// Where it writes how far it is, if it does.
+    pub phase: Option<PathBuf>,
 }
 
 /// What becomes of a `run`.
@@ -331,9 +333,10 @@ impl Job {
             true => PathBuf::from(HOSTFILE_INSIDE),
             false => self.around.run.join(HOSTFILE),
         });
-        let env = env::of_job(&self.around.base, &submit, &site, hostfile.as_deref());
+        let mut env = env::of_job(&self.around.base, &submit, &site, hostfile.as_deref());
+        let phase = phase::fill_in(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let argv = self.argv(&submit);
-        Ok(Plan { submit, site, env, argv, hostfile })
+        Ok(Plan { submit, site, env, argv, hostfile, phase })
     }
 
     /// The job's commands, else what the image itself would have run.

@@ -18,6 +18,7 @@ use super::{
     ending::Cause,
     env, exec, files,
     job::{Halt, Job, Plan, told},
+    phase,
     pump::{Pump, Trouble},
     repo,
     steps::Step,
@@ -84,10 +85,19 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
         Err(cause) => Err(cause),
     };
     traces.remove();
+    let outcome = outcome.map(|(cause, exit)| (finer(cause, exit, plan.phase.as_deref()), exit));
     let oom = oom_kills() > kills_before;
     match outcome {
         Ok((cause, exit)) => job.end(cause, Some(exit), oom),
         Err(cause) => job.end(cause, None, oom),
+    }
+}
+
+/// A job that failed may have said that it was not yet in its program.
+fn finer(cause: Cause, exit: ExitStatus, phase: Option<&Path>) -> Cause {
+    match cause {
+        Cause::Exited if !exit.success() && phase.is_some_and(phase::is_setup) => Cause::SetupFailed,
+        other => other,
     }
 }
 

@@ -102,7 +102,35 @@ impl Body {
             Self::Configuration(_) => false,
         }
     }
+
+    /// The names of its secrets.
+    pub fn secrets(&self) -> &[String] {
+        match self {
+            Self::Script(script) => &script.secrets,
+            Self::Configuration(_) => &[],
+        }
+    }
+
+    /// What it brings from the machine of whoever launches it: a local path, and where its content goes.
+    pub fn local_files(&self) -> Vec<(String, String)> {
+        let of = |files: &[FileMapping]| -> Vec<(String, String)> {
+            files.iter().map(|file| (file.local_path.clone(), file.path.clone())).collect()
+        };
+        match self {
+            Self::Script(script) => {
+                let mut all = of(&script.files);
+                if let Some(Workdir::Local(path)) = &script.workdir {
+                    all.push((path.clone(), WORKDIR.to_owned()));
+                }
+                all
+            }
+            Self::Configuration(task) => of(&task.run.files),
+        }
+    }
 }
+
+/// Where the working directory of a script is, below that of its run.
+pub const WORKDIR: &str = "sky_workdir";
 
 /// A setup and a program, both for bash.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -231,6 +259,11 @@ impl Plan {
         let name: String = words.join("-").chars().take(room).collect();
         let name = name.trim_matches('-');
         if name.is_empty() { format!("j{end}") } else { format!("j-{name}{end}") }
+    }
+
+    /// The task whose attempt a run of this name is.
+    pub fn task_of_run(&self, run: &str) -> Option<usize> {
+        run.rsplit('-').nth(1)?.parse().ok()
     }
 
     pub fn is_primary(&self, task: u32) -> bool {

@@ -24,7 +24,7 @@ use self::{
 };
 pub use self::{
     run_spec::{Error, Identity, RunSpec, Site, task_id},
-    script::{GATE_FILE, PHASE_FILE, Phase},
+    script::{GATE_FILE, PHASE_FILE, PRIVATE_HOME, Phase},
 };
 use crate::{
     config::{

@@ -165,6 +165,10 @@ fn configuration(
 ) -> serde_json::Value {
     let mut env = script.envs.clone();
     env.extend(variables);
+    // Named here, and filled in by the runner.
+    for name in [script::PHASE_FILE, script::PRIVATE_HOME] {
+        env.insert(name.to_owned(), String::new());
+    }
     let mut files: Vec<serde_json::Value> =
         script.files.iter().map(|file| json!({ "local_path": file.local_path, "path": file.path })).collect();
     let mut repos = Vec::new();

@@ -15,6 +15,8 @@ pub(super) const SCRIPT_BYTES_MAX: usize = 24 << 10;
 
 /// The variable with the file that takes the phase.
 pub const PHASE_FILE: &str = "WINDLASS_PHASE_FILE";
+/// The variable that is set where the node has no home of its own.
+pub const PRIVATE_HOME: &str = "WINDLASS_PRIVATE_HOME";
 /// The variable with the file that opens when every node is ready.
 pub const GATE_FILE: &str = "WINDLASS_GATE_FILE";
 
@@ -47,8 +49,12 @@ const SETUP_VARIABLES: [(&str, &str); 4] = [
 /// The program of one node, for bash. `private_home`: the node has no home of its own, so one is made.
 pub(super) fn program(script: &Script, nodes: u32, private_home: bool) -> String {
     let mut lines: Vec<String> = vec!["export PYTHONUNBUFFERED=1".to_owned()];
+    let home = r#"export HOME="${WINDLASS_WORKING_DIR:-$PWD}/.home"; mkdir -p "$HOME""#;
     if private_home {
-        lines.push(r#"export HOME="${WINDLASS_WORKING_DIR:-$PWD}/.home"; mkdir -p "$HOME""#.to_owned());
+        lines.push(home.to_owned());
+    } else {
+        // Only the runner knows whether the node is a container or a process.
+        lines.push(format!(r#"if [ -n "${{{PRIVATE_HOME}:-}}" ]; then {home}; fi"#));
     }
     lines.push(
         r#"windlass_dir="${WINDLASS_WORKING_DIR:-$PWD}/sky_workdir"; mkdir -p "$windlass_dir""#.to_owned(),

@@ -36,6 +36,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     7 "0007_queue.sql";
     8 "0008_clock.sql";
     9 "0009_services.sql";
+    10 "0010_managed_jobs.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

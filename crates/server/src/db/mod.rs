@@ -28,6 +28,7 @@ pub mod instances;
 pub mod job_metrics;
 pub mod jobs;
 mod leases;
+pub mod managed_jobs;
 mod migrate;
 pub mod mutant;
 pub mod passes;
@@ -290,6 +291,7 @@ pub fn statements() -> Vec<&'static str> {
         instances::statements(),
         job_metrics::statements(),
         jobs::statements(),
+        managed_jobs::statements(),
         passes::statements(),
         replicas::statements(),
         repos::statements(),

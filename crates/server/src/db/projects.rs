@@ -241,6 +241,7 @@ pub fn delete(id: ProjectId) -> Change {
     Change::Exec {
         sql: "UPDATE projects SET deleted = TRUE WHERE id = $1 AND NOT deleted
               AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.project_id = $1 AND NOT r.finished)
+              AND NOT EXISTS (SELECT 1 FROM managed_jobs m WHERE m.project_id = $1 AND NOT m.finished)
               AND NOT EXISTS (SELECT 1 FROM fleets f WHERE f.project_id = $1 AND NOT f.deleted AND NOT f.finished)
               AND NOT EXISTS (SELECT 1 FROM volumes v WHERE v.project_id = $1 AND NOT v.deleted)
               AND NOT EXISTS (SELECT 1 FROM gateways g WHERE g.project_id = $1 AND NOT g.deleted)"

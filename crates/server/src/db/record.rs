@@ -4,9 +4,9 @@ use uuid::Uuid;
 use windlass_model::{
     fleet, gateway,
     id::{
-        EventId, FleetId, GatewayId, InstanceId, ProjectId, RunId, SecretId, SubmissionId, UserId, VolumeId,
+        EventId, FleetId, GatewayId, InstanceId, ManagedJobId, ProjectId, RunId, SecretId, SubmissionId, UserId, VolumeId,
     },
-    instance, job, run,
+    instance, job, managed_job, run,
     time::Timestamp,
     volume,
 };
@@ -53,6 +53,7 @@ columns! {
     GatewayId: id, opt_id;
     SecretId: id, opt_id;
     EventId: id, opt_id;
+    ManagedJobId: id, opt_id;
     Timestamp: time, opt_time;
 }
 
@@ -88,7 +89,16 @@ macro_rules! words {
     )*};
 }
 
-words!(run::Status, job::Status, instance::Status, fleet::Status, volume::Status, gateway::Status);
+words!(
+    run::Status,
+    job::Status,
+    instance::Status,
+    fleet::Status,
+    volume::Status,
+    gateway::Status,
+    managed_job::Status,
+    managed_job::Schedule,
+);
 
 /// Declares a struct that is read from a row, written to one, or both.
 macro_rules! record {

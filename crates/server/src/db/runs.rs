@@ -1,7 +1,7 @@
 //! Table `runs`. Columns that only a pipeline writes are written by its guarded apply (`Unit::apply`).
 
 use windlass_model::{
-    id::{FleetId, GatewayId, ProjectId, RunId, UserId},
+    id::{FleetId, GatewayId, ManagedJobId, ProjectId, RunId, UserId},
     run::Status,
     time::{Span, Timestamp},
 };
@@ -47,6 +47,10 @@ record! {
         pub idempotency_hash: Option<String>,
         /// JSON: what the run's pipeline remembers between passes.
         pub tracking: Option<String>,
+        /// The managed job whose attempt it is.
+        pub managed_job_id: Option<ManagedJobId>,
+        /// JSON: the places that it stays away from or seeks.
+        pub placing: Option<String>,
         pub lock_epoch: i64,
     }
 }
@@ -67,6 +71,8 @@ record! {
         pub next_triggered_at: Option<Timestamp>,
         pub idempotency_key: Option<String>,
         pub idempotency_hash: Option<String>,
+        pub managed_job_id: Option<ManagedJobId>,
+        pub placing: Option<String>,
     }
 }
 

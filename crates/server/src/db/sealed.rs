@@ -7,7 +7,7 @@ use super::{Change, Db, DbError, Expect};
 use crate::params;
 
 /// Sealed for the row: table and column, with the row's id.
-pub const OF_ROWS: [(&str, &str); 9] = [
+pub const OF_ROWS: [(&str, &str); 10] = [
     ("users", "ssh_private_key_sealed"),
     ("projects", "ssh_private_key_sealed"),
     ("backends", "auth_sealed"),
@@ -15,6 +15,7 @@ pub const OF_ROWS: [(&str, &str); 9] = [
     ("instances", "ssh_sealed"),
     ("instances", "agent_credential_sealed"),
     ("jobs", "secrets_sealed"),
+    ("managed_jobs", "secrets_sealed"),
     ("gateways", "ssh_private_key_sealed"),
     ("signing_keys", "seed_sealed"),
 ];

@@ -15,15 +15,20 @@ use serde::Deserialize;
 use uuid::Uuid;
 use windlass_api::agent::{runner::RepoCredentials, shim::TaskSpec};
 use windlass_engine::Lease;
-use windlass_model::config::{
-    job_spec::JobSpec,
-    resolve::{self, awaited_addresses},
+use windlass_model::{
+    config::{
+        job_spec::JobSpec,
+        resolve::{self, awaited_addresses},
+    },
+    id::ManagedJobId,
+    managed_job::plan::Plan,
 };
 
 use crate::{
     agents::Start,
     attachments::{self, Attach},
     db::{
+        managed_jobs,
         passes::{jobs::Loaded, orders as rows},
         repos, secrets,
     },
@@ -170,12 +175,34 @@ async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, Or
             values.insert(name, String::from_utf8_lossy(&plain).into_owned());
         }
     }
+    if let Some(job) = loaded.run.managed_job_id {
+        spec.env.extend(managed_secrets(hands, job, &loaded.run.name).await?);
+    }
     match resolve::put_secrets(&mut spec, |name| values.get(name).cloned()) {
         Ok(()) => Ok(spec),
         Err(resolve::Error::MissingSecrets { names }) => Err(Unfit::MissingSecrets { names }.into()),
         // Only what is missing can fail here.
         Err(resolve::Error::Reference { .. } | resolve::Error::Unset { .. }) => Ok(spec),
     }
+}
+
+/// The secrets of the task of a managed job whose attempt this run is.
+async fn managed_secrets(
+    hands: &Hands,
+    job: ManagedJobId,
+    run: &str,
+) -> Result<BTreeMap<String, String>, OrderError> {
+    let Some((plan, sealed)) = managed_jobs::secrets(&hands.db, job).await? else {
+        return Ok(BTreeMap::new());
+    };
+    let plan: Plan = serde_json::from_str(&plan).map_err(PassError::document)?;
+    let belongs = Belongs::row("managed_jobs", "secrets_sealed", job.0);
+    let plain = hands.keys.open_sealed(&belongs, &sealed)?;
+    let mut values: BTreeMap<String, String> = serde_json::from_slice(&plain).map_err(PassError::document)?;
+    let task = plan.task_of_run(run).and_then(|task| plan.tasks.get(task));
+    let names = task.map(|task| task.body.secrets()).unwrap_or_default();
+    values.retain(|name, _| names.contains(name));
+    Ok(values)
 }
 
 /// The key of the user whose run it is.

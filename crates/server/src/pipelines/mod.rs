@@ -5,6 +5,7 @@ mod instances;
 mod jobs_running;
 mod jobs_submitted;
 mod jobs_terminating;
+mod managed_jobs;
 mod runs;
 mod volumes;
 
@@ -14,6 +15,7 @@ use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
 use windlass_backend::Backends;
 use windlass_engine::{Applied, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::{
+    decide::managed_jobs::slots::Limits,
     event::{self, Actor, Because},
     time::{Span, Timestamp},
 };
@@ -40,6 +42,8 @@ pub struct Hands {
     pub shapes: Shapes,
     /// How long agents that once answered may be silent before their jobs are lost.
     pub lost_after: Span,
+    /// How many managed jobs may launch and live at once.
+    pub job_limits: Limits,
 }
 
 /// Whatever pipelines are put into: the engine, or the simulation's watch over it.
@@ -55,6 +59,7 @@ pub fn install(hands: &Hands, into: &mut impl Install) {
     into.add_batch(jobs_submitted::JobsSubmitted { hands: hands.clone(), market: market.clone() });
     into.add(jobs_running::JobsRunning(hands.clone()));
     into.add(jobs_terminating::JobsTerminating(hands.clone()));
+    into.add(managed_jobs::ManagedJobs(hands.clone()));
     into.add(instances::Instances(hands.clone()));
     into.add(fleets::Fleets { hands: hands.clone(), market: market.clone() });
     into.add(volumes::Volumes(hands.clone()));
@@ -77,6 +82,7 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
         keys: Arc::clone(app.keys()),
         shapes: Shapes::default(),
         lost_after: app.settings().lost_after,
+        job_limits: app.settings().job_limits,
     };
     // Replicas that were started together must not fetch in step.
     let seed = getrandom::u64()?;

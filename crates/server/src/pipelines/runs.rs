@@ -109,7 +109,10 @@ impl Pipeline for Runs {
         let (before, plan) = &plan;
         let due_in_us = plan.due_at.map(|at| due_in(lease, at));
         let outcome = self.outcome(lease, &row, before.as_ref(), plan, due_in_us)?;
-        let wake = wake(&outcome);
+        let mut wake = wake(&outcome);
+        if row.run.managed_job_id.is_some() && plan.status != row.run.status {
+            wake.push(super::managed_jobs::QUEUE.pipeline);
+        }
         match rows::apply(&self.0.db, lease, &row.run, outcome).await? {
             Written::Done { .. } => {
                 if plan.status.is_final() {

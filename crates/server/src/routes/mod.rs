@@ -5,6 +5,7 @@ mod events;
 mod fleets;
 mod gateways;
 mod instances;
+mod managed_jobs;
 mod projects;
 mod repos;
 mod runs;
@@ -24,6 +25,7 @@ pub fn all() -> Routes {
         fleets::mount,
         gateways::mount,
         instances::mount,
+        managed_jobs::mount,
         projects::mount,
         repos::mount,
         runs::mount,

@@ -6,6 +6,7 @@ pub mod events;
 pub mod fleets;
 pub mod gateways;
 pub mod instances;
+pub mod managed_jobs;
 pub mod names;
 pub(crate) mod offers;
 pub mod project_keys;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use windlass_backend::{Backend, Backends};
 use windlass_engine::{Engine, Hints, Settings};
-use windlass_model::decide::jobs_running::UNREACHABLE_GRACE;
+use windlass_model::decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits};
 use windlass_server::{
     db::Db,
     logs::{Store, archive::Archive},
@@ -105,6 +105,7 @@ impl Replica {
             keys: self.shared.keys.clone(),
             shapes: Shapes::default(),
             lost_after: UNREACHABLE_GRACE,
+            job_limits: Limits { max_launching: 3, max_alive: 6 },
         };
         let mut engine = Engine::new(Arc::new(db), Hints::new());
         let eye = Eye {

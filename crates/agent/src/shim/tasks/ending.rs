@@ -40,6 +40,7 @@ pub(super) fn exited(exit: &Exit, left: &Left) -> End {
         match (oom, detail) {
             (true, _) | (_, Some(Detail::OomKilled)) => ending = ending.with(Detail::OomKilled),
             (_, Some(Detail::NoDisk)) => ending = ending.with(Detail::NoDisk),
+            (_, Some(Detail::SetupFailed)) => ending = ending.with(Detail::SetupFailed),
             // The others are not the job's to say.
             (false, Some(Detail::HostReboot | Detail::HostRuntimeRestart | Detail::NoFleets) | None) => {}
         }

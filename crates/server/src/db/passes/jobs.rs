@@ -187,6 +187,7 @@ pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written
     {
         unit = unit.exec(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
         unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id, job.blocks + POKED_MORE]);
+        unit = unit.and([super::managed_jobs::poke_backoff(job.project_id)]);
     }
     unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
     unit = unit.and(told(db, held, job.project_id, end.event, &job.job_name)?);

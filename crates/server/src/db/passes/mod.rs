@@ -6,6 +6,7 @@
 pub mod fleets;
 pub mod instances;
 pub mod jobs;
+pub mod managed_jobs;
 pub mod orders;
 pub mod placing;
 pub mod runs;
@@ -17,6 +18,7 @@ pub(super) fn statements() -> Vec<&'static str> {
         fleets::statements(),
         instances::statements(),
         jobs::statements(),
+        managed_jobs::statements(),
         orders::statements(),
         placing::statements(),
         runs::statements(),

@@ -86,6 +86,9 @@ pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> R
         unit = unit.exec(ASK_END.as_str(), params![end.submission, reason, end.ending.said()]);
     }
     unit = unit.and(outcome.submissions.into_iter().map(jobs::insert));
+    if let Some(managed) = run.managed_job_id.filter(|_| plan.status != run.status) {
+        unit = unit.and([super::managed_jobs::poke(managed)]);
+    }
     for (event, name) in &outcome.events {
         let target = Target { entity: event.entity, id: event.id, name };
         let place = Place {

@@ -4,27 +4,24 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use windlass_api::runs as wire;
 use windlass_model::{
-    config::{Configuration, job_spec::JobSpec},
-    event::{Because, Entity, Event},
-    id::{RunId, SubmissionId},
-    job,
+    config::Configuration,
+    event::Entity,
+    id::RunId,
     plan::diff::{self, How},
-    run,
     time::Timestamp,
 };
 
-use super::{Spec, one};
+use super::{Spec, one, submit};
 use crate::{
     app::App,
     auth::Scope,
     db::{
         Unit, Written,
-        jobs::{self, NewJob},
-        runs::{self, Named, NewRun},
+        jobs,
+        runs::{self, Named},
     },
     error::{Error, Result},
-    events::{About, actor, note, record},
-    job_orders::node_key::NodeKey,
+    events::{About, actor, note},
     proxy,
     secrets::hex,
     services::names,
@@ -32,7 +29,6 @@ use crate::{
 
 /// How often a generated name may be taken before that is an error.
 const NAMES_TRIED: u8 = 10;
-const JOBS_MAX: usize = 1000;
 
 pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Result<wire::Run> {
     let hash = request_hash(&asked);
@@ -180,85 +176,19 @@ async fn create(
 }
 
 async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(RunId, Unit)> {
-    let (db, by) = (app.db(), scope.caller.user.id);
-    let name = spec.name().unwrap_or_default();
-    let id = RunId(db.new_id()?);
-    let next = next_slot(app, spec).await?;
-    let specs = if next.is_some() { Vec::new() } else { spec.jobs()? };
-    if specs.len() > JOBS_MAX {
-        return Err(Error::refused(format!("a run may start with at most {JOBS_MAX} jobs")));
-    }
-    // Scheduled, or a service at zero: nothing runs until its time comes.
-    let status = if specs.is_empty() { run::Status::Pending } else { run::Status::Submitted };
-    let replicas = specs.iter().map(|spec| i64::from(spec.replica_num) + 1).max().unwrap_or(0);
-    let row = NewRun {
-        id,
-        project_id: scope.project.id,
-        user_id: by,
-        repo_id: spec.repo_id().map(str::to_owned),
-        name: name.to_owned(),
-        spec: spec.value.to_string(),
-        service: spec.service(&scope.project.name, name).map(|service| service.to_string()),
-        gateway_id: None,
-        status,
-        desired_replicas: replicas,
-        priority: spec.priority(),
-        next_triggered_at: next,
-        idempotency_key: scope.idempotency_key.clone(),
-        idempotency_hash: scope.idempotency_key.as_ref().map(|_| hash.to_owned()),
-    };
-    let because = |message: &str| Because {
+    let by = scope.caller.user.id;
+    let key = scope.idempotency_key.clone();
+    let asked = submit::Asked {
+        project: scope.project.id,
+        project_name: &scope.project.name,
+        user: by,
         actor: actor(Some(by)),
-        reason: "submitted".into(),
-        message: message.into(),
+        idempotency_hash: key.as_ref().map(|_| hash.to_owned()),
+        idempotency_key: key,
+        managed_job: None,
+        placing: None,
     };
-    let about = About { entity: Entity::Run, id: id.0, name, project: Some(scope.project.id) };
-    let created = Event::created::<run::Run>(id.0, status, because("Run submitted"));
-    let mut unit = Unit::new().and([runs::insert(row)]).and(record(db, Some(by), &about, &created)?);
-    for (job, sealed) in submissions(app, scope, spec, id, &specs)? {
-        let about =
-            About { entity: Entity::Job, id: job.id.0, name: &job.job_name, project: Some(scope.project.id) };
-        let created = Event::created::<job::Job>(job.id.0, job::Status::Submitted, because("Job submitted"));
-        let told = record(db, Some(by), &about, &created)?;
-        unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, ..job })]).and(told);
-    }
-    Ok((id, unit))
-}
-
-/// The first submission of each job. Jobs of one replica reach each other with a key of their own,
-/// which no answer ever shows.
-fn submissions(
-    app: &App,
-    scope: &Scope,
-    spec: &Spec,
-    run: RunId,
-    specs: &[JobSpec],
-) -> Result<Vec<(NewJob, Option<Vec<u8>>)>> {
-    let mut all = Vec::with_capacity(specs.len());
-    for replica in specs.chunk_by(|a, b| a.replica_num == b.replica_num) {
-        let key = if replica.len() > 1 { Some(NodeKey::draw()?) } else { None };
-        for job in replica {
-            let id = SubmissionId(app.db().new_id()?);
-            let sealed = key.as_ref().map(|key| key.sealed_for(app.keys(), id)).transpose()?;
-            let row = NewJob {
-                id,
-                run_id: run,
-                project_id: scope.project.id,
-                job_name: job.job_name.clone(),
-                replica_num: job.replica_num.into(),
-                job_num: job.job_num.into(),
-                submission_num: 0,
-                deployment_num: 0,
-                replica_group: Some(job.replica_group.clone()),
-                status: job::Status::Submitted,
-                job_spec: spec.shape.document(job).map_err(|error| Error::refused(error.to_string()))?,
-                secrets_sealed: None,
-                priority: spec.priority(),
-            };
-            all.push((row, sealed));
-        }
-    }
-    Ok(all)
+    submit::unit(app.db(), app.keys(), asked, spec, next_slot(app, spec).await?)
 }
 
 /// The first slot of a scheduled run.

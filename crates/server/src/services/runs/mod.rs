@@ -8,6 +8,7 @@ mod connect;
 mod plan;
 mod show;
 mod spec;
+pub(crate) mod submit;
 
 use futures_util::future::try_join_all;
 use windlass_api::{operation::Access, runs as wire};

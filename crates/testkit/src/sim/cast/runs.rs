@@ -107,6 +107,8 @@ impl Cast {
             next_triggered_at: next,
             idempotency_key: None,
             idempotency_hash: None,
+            managed_job_id: None,
+            placing: None,
         })]);
         let starts = if next.is_some() { Vec::new() } else { shape.starts()? };
         for start in starts {

@@ -1,0 +1,89 @@
+//! How far a job says it is: a file that it writes, and that the runner reads once, when the job has failed.
+//!
+//! Only a job whose variables name the file has one. What it writes there concerns nobody but itself.
+
+use std::{
+    ffi::OsStr,
+    fs::OpenOptions,
+    io::Read as _,
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::OFlags;
+use windlass_model::sky::{PHASE_FILE, PRIVATE_HOME, Phase};
+
+use super::env::Env;
+
+/// A word and a newline.
+const BYTES_MAX: u64 = 64;
+
+/// Fills in what a job asked for by naming it. `scratch` is the task's own directory, outside of containers; there
+/// the job has no home of its own either.
+pub(super) fn fill_in(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
+    if scratch.is_some()
+        && let Some(asked) = env.get_mut(OsStr::new(PRIVATE_HOME))
+    {
+        *asked = "1".into();
+    }
+    let asked = env.get_mut(OsStr::new(PHASE_FILE))?;
+    let path = match scratch {
+        Some(scratch) => scratch.join(".windlass-phase"),
+        None => Path::new("/tmp").join(format!(".windlass-phase-{submission}")),
+    };
+    *asked = path.clone().into();
+    Some(path)
+}
+
+/// Whether the job came no further than its preparation. What cannot be read says nothing.
+pub(super) fn is_setup(path: &Path) -> bool {
+    // Neither a pipe nor a link in its place may hold the runner up.
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
+    let opened = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path);
+    let mut text = String::new();
+    match opened.and_then(|file| file.take(BYTES_MAX).read_to_string(&mut text)) {
+        Ok(_) => text.trim() == Phase::Setup.as_str(),
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{Env, fill_in, is_setup};
+
+    #[test]
+    fn only_a_job_that_names_them_gets_them() {
+        let mut env = Env::from([("A".into(), "1".into())]);
+        assert_eq!(fill_in(&mut env, Some(Path::new("/s")), "id"), None);
+        assert_eq!(env.len(), 1);
+        env.extend([
+            ("WINDLASS_PHASE_FILE".into(), "".into()),
+            ("WINDLASS_PRIVATE_HOME".into(), "".into()),
+        ]);
+        let (mut inside, mut outside) = (env.clone(), env);
+        assert_eq!(
+            fill_in(&mut outside, Some(Path::new("/s")), "id").as_deref(),
+            Some(Path::new("/s/.windlass-phase"))
+        );
+        assert_eq!(outside[std::ffi::OsStr::new("WINDLASS_PRIVATE_HOME")], "1");
+        assert_eq!(fill_in(&mut inside, None, "id").as_deref(), Some(Path::new("/tmp/.windlass-phase-id")));
+        assert_eq!(inside[std::ffi::OsStr::new("WINDLASS_PRIVATE_HOME")], "");
+    }
+
+    #[test]
+    fn only_a_plain_file_that_says_setup_is_a_setup() {
+        let dir = std::env::temp_dir().join(format!("windlass-phase-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("phase");
+        assert!(!is_setup(&file));
+        std::fs::write(&file, "setup\n").unwrap();
+        assert!(is_setup(&file));
+        std::os::unix::fs::symlink(&file, dir.join("link")).unwrap();
+        assert!(!is_setup(&dir.join("link")));
+        std::fs::write(&file, "run\n").unwrap();
+        assert!(!is_setup(&file));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,112 @@
+//! From a task of a managed job to the specification of the run that is one attempt of it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+use windlass_api::Document;
+use windlass_model::{
+    managed_job::{
+        plan::{PRIORITY, Plan},
+        record::Placement,
+    },
+    sky::{Identity, RunSpec, Site},
+    spot::Market,
+};
+
+use crate::services::runs::Spec;
+
+/// What all attempts of a job have in common.
+pub(crate) struct Maker<'a> {
+    pub(crate) id: Uuid,
+    pub(crate) plan: &'a Plan,
+    pub(crate) files: &'a Files,
+    pub(crate) identity: Identity,
+    pub(crate) priority: i64,
+    pub(crate) ssh_key: Option<&'a str>,
+    pub(crate) site: Site,
+}
+
+/// One attempt of one task.
+pub(crate) struct Attempt {
+    pub(crate) task: u32,
+    pub(crate) number: u32,
+    pub(crate) candidate: u32,
+    pub(crate) market: Option<Market>,
+}
+
+/// Why an attempt cannot be made, in words.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unmade {
+    #[error(transparent)]
+    Task(#[from] windlass_model::sky::Error),
+    #[error("write the specification of a run")]
+    Document(#[from] serde_json::Error),
+    #[error(transparent)]
+    Run(#[from] crate::error::Error),
+}
+
+impl Maker<'_> {
+    pub(crate) fn run_name(&self, task: u32, attempt: u32) -> String {
+        self.plan.run_name(&self.id.to_string(), task, attempt)
+    }
+
+    pub(crate) fn spec(&self, attempt: &Attempt) -> Result<Spec, Unmade> {
+        let Attempt { task, number, candidate, market } = *attempt;
+        let spot = market.map(|market| market == Market::Spot);
+        let made = RunSpec::of(self.plan, task, candidate, spot, &self.identity, &self.site)?;
+        let mut configuration = serde_json::to_value(&made.configuration)?;
+        if configuration["priority"].is_null() {
+            configuration["priority"] = priority(self.priority);
+        }
+        let spec = json!({
+            "run_name": self.run_name(task, number),
+            "configuration": configuration,
+            "profile": { "name": "default" },
+            "file_archives": self.files.of(task),
+        });
+        Ok(Spec::read(&Document::new(&spec)?, self.ssh_key)?)
+    }
+}
+
+/// From the range of jobs to that of runs, so that the queue for nodes keeps the order of the queue for slots.
+fn priority(of_job: i64) -> Value {
+    let (low, high) = (*PRIORITY.start(), *PRIORITY.end());
+    json!((of_job.clamp(low, high) - low) * 100 / (high - low))
+}
+
+/// One archive and where its content goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Archive {
+    pub(crate) id: Uuid,
+    pub(crate) path: String,
+}
+
+/// The archives of each task, by its number.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Files(pub(crate) BTreeMap<u32, Vec<Archive>>);
+
+impl Files {
+    pub(crate) fn of(&self, task: u32) -> &[Archive] {
+        self.0.get(&task).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<Uuid> {
+        self.0.values().flatten().map(|archive| archive.id).collect()
+    }
+}
+
+/// Places that an attempt stays away from, and the one that it tries first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Placing {
+    pub(crate) avoid: Vec<Placement>,
+    pub(crate) prefer: Option<Placement>,
+}
+
+impl Placing {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.avoid.is_empty() && self.prefer.is_none()
+    }
+}

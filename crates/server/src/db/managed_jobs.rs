@@ -1,0 +1,234 @@
+//! Tables `managed_jobs` and `managed_job_tasks`, and the one row that slots are counted under.
+
+use uuid::Uuid;
+use windlass_model::{
+    id::{ManagedJobId, ProjectId, UserId},
+    managed_job::{Schedule, Status},
+    time::{Span, Timestamp},
+};
+
+use super::{
+    Change, Db, DbError, Expect, Val,
+    filter::Filter,
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct ManagedJob {
+        pub id: ManagedJobId,
+        pub number: i64,
+        pub project_id: ProjectId,
+        pub user_id: UserId,
+        pub name: String,
+        /// JSON: what it is to do.
+        pub plan: String,
+        /// JSON: the archives of each task.
+        pub files: String,
+        pub rank: i64,
+        pub copies: i64,
+        pub priority: i64,
+        pub status: Status,
+        pub schedule: Schedule,
+        /// It holds an alive slot.
+        pub claimed: bool,
+        pub cancel_asked_at: Option<Timestamp>,
+        pub cancel_graceful_us: Option<i64>,
+        pub idempotency_hash: Option<String>,
+        pub submitted_at: Timestamp,
+        pub finished: bool,
+        pub lock_epoch: i64,
+    }
+}
+
+record! {
+    pub struct NewManagedJob {
+        pub id: ManagedJobId,
+        pub project_id: ProjectId,
+        pub user_id: UserId,
+        pub name: String,
+        pub plan: String,
+        pub files: String,
+        pub secrets_sealed: Option<Vec<u8>>,
+        pub rank: i64,
+        pub copies: i64,
+        pub priority: i64,
+        pub status: Status,
+        pub schedule: Schedule,
+        pub idempotency_key: Option<String>,
+        pub idempotency_hash: Option<String>,
+    }
+}
+
+record! {
+    pub struct Task {
+        pub id: Uuid,
+        pub job_id: ManagedJobId,
+        pub task: i64,
+        pub status: Status,
+        pub schedule: Schedule,
+        /// JSON: its durable state.
+        pub record: String,
+        pub wants_slot: bool,
+        pub granted: bool,
+    }
+}
+
+/// A job with the names that answers show.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    pub job: ManagedJob,
+    pub project_name: String,
+    pub user_name: String,
+}
+
+const NAMES: &str = "p.name, u.name";
+const JOINS: &str = "JOIN projects p ON p.id = m.project_id JOIN users u ON u.id = m.user_id";
+
+statements! {
+    /// The numbers of all copies of a call, next to each other.
+    TAKE_NUMBERS = "UPDATE managed_job_slots SET last_number = last_number + $1 WHERE id = 1 RETURNING last_number";
+    INSERT = "INSERT INTO managed_jobs (id, project_id, user_id, name, plan, files, secrets_sealed, rank, copies, \
+              priority, status, schedule, idempotency_key, idempotency_hash, number, submitted_at, last_processed_at) \
+              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, \
+              (SELECT s.last_number - $9 + 1 + $8 FROM managed_job_slots s WHERE s.id = 1), now_us(), now_us())";
+    FIND = "SELECT {}, {NAMES} FROM managed_jobs m {JOINS} WHERE m.project_id = $1 AND m.number = $2",
+           ManagedJob::columns("m");
+    BY_KEY = "SELECT {}, {NAMES} FROM managed_jobs m {JOINS} WHERE m.project_id = $1 AND m.user_id = $2 \
+              AND m.idempotency_key = $3", ManagedJob::columns("m");
+    COPIES = "SELECT m.id, m.number FROM managed_jobs m WHERE m.number >= $1 AND m.number < $2 ORDER BY m.number";
+    TASKS = "SELECT {} FROM managed_job_tasks t WHERE t.job_id IN \
+             (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY t.job_id, t.task", Task::columns("t");
+    SECRETS = "SELECT plan, secrets_sealed FROM managed_jobs WHERE id = $1 AND secrets_sealed IS NOT NULL";
+}
+
+/// Numbers for so many copies; before their `insert`. Answers with the last of them.
+pub fn take_numbers(copies: i64) -> Change {
+    Change::Query { sql: TAKE_NUMBERS.as_str().into(), params: params![copies] }
+}
+
+/// The job alone; its tasks and events go into the same unit. A repeated key is a conflict on
+/// `managed_jobs_idempotency_key`.
+pub fn insert(job: NewManagedJob) -> Change {
+    let params = job.into_values().into_iter().map(|(_, value)| value).collect();
+    Change::Exec { sql: INSERT.as_str().into(), params, expect: Expect::One }
+}
+
+pub fn insert_task(task: Task) -> Change {
+    Change::Insert { table: "managed_job_tasks", values: task.into_values() }
+}
+
+impl Named {
+    fn read(row: &super::Row) -> Result<Self, DbError> {
+        Ok(Self {
+            job: ManagedJob::read(row)?,
+            project_name: row.text(ManagedJob::WIDTH)?,
+            user_name: row.text(ManagedJob::WIDTH + 1)?,
+        })
+    }
+}
+
+pub async fn find(db: &Db, project: ProjectId, number: i64) -> Result<Option<Named>, DbError> {
+    db.query_opt(FIND.as_str(), params![project, number]).await?.as_ref().map(Named::read).transpose()
+}
+
+/// The first job that an earlier request with this key made.
+pub async fn find_by_key(
+    db: &Db,
+    project: ProjectId,
+    user: UserId,
+    key: &str,
+) -> Result<Option<Named>, DbError> {
+    db.query_opt(BY_KEY.as_str(), params![project, user, key]).await?.as_ref().map(Named::read).transpose()
+}
+
+/// The ids and numbers of the copies of one call, from the number of the first.
+pub async fn copies(db: &Db, first: i64, count: i64) -> Result<Vec<(ManagedJobId, i64)>, DbError> {
+    let rows = db.query(COPIES.as_str(), params![first, first + count]).await?;
+    rows.iter().map(|row| Ok((row.id(0)?, row.int(1)?))).collect()
+}
+
+/// In the order of their jobs' ids and their own numbers.
+pub async fn tasks(db: &Db, jobs: &[ManagedJobId]) -> Result<Vec<Task>, DbError> {
+    db.query(TASKS.as_str(), vec![Val::list(jobs)]).await?.iter().map(Task::read).collect()
+}
+
+/// The plan and the sealed values, where there are any; never part of `ManagedJob`, so that no list or log carries
+/// them.
+pub async fn secrets(db: &Db, id: ManagedJobId) -> Result<Option<(String, Vec<u8>)>, DbError> {
+    let row = db.query_opt(SECRETS.as_str(), params![id]).await?;
+    row.map(|row| Ok((row.text(0)?, row.bytes(1)?))).transpose()
+}
+
+/// Which jobs: the newest first.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    pub project: Option<ProjectId>,
+    pub user: Option<UserId>,
+    pub name: Option<String>,
+    pub statuses: Vec<Status>,
+    pub numbers: Option<Vec<i64>>,
+    pub skip_finished: bool,
+    pub since: Option<Timestamp>,
+    /// Only older ones than this number.
+    pub before: Option<i64>,
+    pub limit: i64,
+}
+
+impl Query {
+    fn filter(&self) -> Filter {
+        let mut filter = Filter::new();
+        if let Some(project) = self.project {
+            filter.is("m.project_id = ?", project);
+        }
+        if let Some(user) = self.user {
+            filter.is("m.user_id = ?", user);
+        }
+        if let Some(name) = &self.name {
+            filter.is("m.name = ?", name);
+        }
+        if !self.statuses.is_empty() {
+            let words: Vec<&str> = self.statuses.iter().map(|status| status.as_str()).collect();
+            filter.is_in("m.status", &words);
+        }
+        if let Some(numbers) = &self.numbers {
+            filter.is_in("CAST(m.number AS TEXT)", numbers);
+        }
+        if self.skip_finished {
+            filter.when("NOT m.finished");
+        }
+        if let Some(since) = self.since {
+            filter.is("m.submitted_at >= ?", since);
+        }
+        if let Some(before) = self.before {
+            filter.is("m.number < ?", before);
+        }
+        filter
+    }
+}
+
+pub async fn list(db: &Db, query: &Query) -> Result<Vec<Named>, DbError> {
+    let (found, params) = query.filter().done();
+    let columns = ManagedJob::columns("m");
+    let limit = query.limit.max(0);
+    let sql = format!(
+        "SELECT {columns}, {NAMES} FROM managed_jobs m {JOINS}{found} ORDER BY m.number DESC LIMIT {limit}"
+    );
+    db.query(sql, params).await?.iter().map(Named::read).collect()
+}
+
+/// Stores the wish to cancel on all of these, in one statement; the answer is the rows it found, by number.
+pub fn ask_cancel(query: &Query, by: UserId, graceful: Option<Span>) -> Change {
+    let mut filter = query.filter();
+    filter.when("NOT m.finished");
+    let by = filter.bind(by);
+    let graceful = filter.bind(graceful.map(|span| span.0));
+    let (found, params) = filter.done();
+    let sql = format!(
+        "UPDATE managed_jobs SET cancel_asked_at = coalesce(cancel_asked_at, now_us()), \
+         cancel_by_user_id = coalesce(cancel_by_user_id, CAST({by} AS TEXT)), \
+         cancel_graceful_us = coalesce(CAST({graceful} AS BIGINT), cancel_graceful_us), due_at = NULL \
+         WHERE id IN (SELECT m.id FROM managed_jobs m{found}) RETURNING id, number, name"
+    );
+    Change::Query { sql: sql.into(), params }
+}

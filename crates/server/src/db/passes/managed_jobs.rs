@@ -1,0 +1,257 @@
+//! What the pipeline of managed jobs reads and writes, and how slots are counted and granted.
+
+use uuid::Uuid;
+use windlass_engine::Lease;
+use windlass_model::{
+    decide::managed_jobs::slots::{InUse, Limits, Waiting},
+    event::{Entity, Event},
+    id::{ManagedJobId, RunId, UserId},
+    managed_job::{Schedule, Status},
+};
+
+use crate::{
+    db::{
+        Db, DbError, Unit, Val, Values, Written,
+        events::{self, Place, Target},
+        instances::Instance,
+        jobs::{self, Job},
+        managed_jobs::{self, ManagedJob, Task},
+        record::statements,
+        runs::Run,
+    },
+    params,
+};
+
+statements! {
+    LOAD = "SELECT {}, u.name, u.ssh_public_key, p.name FROM managed_jobs m JOIN users u ON u.id = m.user_id \
+            JOIN projects p ON p.id = m.project_id WHERE m.id = $1 AND m.lock_token = $2", ManagedJob::columns("m");
+    /// Also hidden ones: what somebody put out of sight still ended in its way.
+    ATTEMPTS = "SELECT {} FROM runs r WHERE r.managed_job_id = $1 AND r.name IN \
+                (SELECT value FROM json_each(CAST($2 AS TEXT)))", Run::columns("r");
+    MACHINES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
+               Instance::columns("i");
+    WRITE_TASK = "UPDATE managed_job_tasks SET status = $3, schedule = $4, record = $5, wants_slot = $6 \
+                  WHERE job_id = $1 AND task = $2";
+    TAKE_GRANT = "UPDATE managed_job_tasks SET granted = FALSE WHERE job_id = $1 AND task = $2 AND granted";
+    ASK_STOP = "UPDATE runs SET stop_asked_at = coalesce(stop_asked_at, now_us()), \
+                stop_by_user_id = coalesce(stop_by_user_id, $3), abort_asked = (abort_asked OR $2), \
+                due_at = NULL WHERE id = $1 AND NOT finished";
+    /// A job that is alive counts once, and so does one that is about to be.
+    IN_USE = "SELECT (SELECT count(*) FROM managed_job_tasks t WHERE t.schedule = 'LAUNCHING' OR t.granted), \
+              (SELECT count(*) FROM managed_jobs m WHERE m.claimed AND NOT m.finished) \
+              + (SELECT count(DISTINCT t.job_id) FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
+              WHERE t.granted AND NOT m.claimed)";
+    WAITING = "SELECT m.number, t.task, m.priority, m.claimed, m.id FROM managed_job_tasks t \
+               JOIN managed_jobs m ON m.id = t.job_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
+               AND m.cancel_asked_at IS NULL ORDER BY m.priority DESC, m.number, t.task LIMIT $1";
+    /// As above, of those that need a launch slot only: a head that waits for both never stands in their way.
+    WAITING_ALIVE = "SELECT m.number, t.task, m.priority, m.claimed, m.id FROM managed_job_tasks t \
+                     JOIN managed_jobs m ON m.id = t.job_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
+                     AND m.claimed AND m.cancel_asked_at IS NULL ORDER BY m.priority DESC, m.number, t.task LIMIT $1";
+    HOLD_SLOTS = "UPDATE managed_job_slots SET last_number = last_number WHERE id = 1";
+    /// Counted again here, under the row that all who count hold: a limit holds over all replicas.
+    GRANT = "UPDATE managed_job_tasks SET granted = TRUE WHERE job_id = $1 AND task = $2 AND wants_slot \
+             AND NOT granted AND (SELECT count(*) FROM managed_job_tasks t WHERE t.schedule = 'LAUNCHING' \
+             OR t.granted) < $3 AND (EXISTS (SELECT 1 FROM managed_jobs m WHERE m.id = $1 AND m.claimed) \
+             OR EXISTS (SELECT 1 FROM managed_job_tasks t WHERE t.job_id = $1 AND t.granted) \
+             OR (SELECT count(*) FROM managed_jobs m WHERE m.claimed AND NOT m.finished) \
+             + (SELECT count(DISTINCT t.job_id) FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
+             WHERE t.granted AND NOT m.claimed) < $4)";
+    POKE = "UPDATE managed_jobs SET due_at = NULL WHERE id = $1 AND NOT finished";
+    /// The nodes of a task are free: those that wait for some in this project look again.
+    POKE_BACKOFF = "UPDATE managed_jobs SET due_at = NULL WHERE project_id = $1 AND schedule = 'ALIVE_BACKOFF' \
+                    AND NOT finished";
+    NEWEST_IDLE = "SELECT max(i.idle_since) FROM instances i WHERE i.project_id = $1 AND NOT i.finished \
+                   AND i.status = 'idle' AND NOT i.unreachable";
+}
+
+/// The job, its tasks, and who asked for it where.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    pub job: ManagedJob,
+    pub tasks: Vec<Task>,
+    pub user: String,
+    pub ssh_key: Option<String>,
+    pub project: String,
+}
+
+pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
+    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
+        return Ok(None);
+    };
+    let job = ManagedJob::read(&row)?;
+    let tasks = managed_jobs::tasks(db, &[job.id]).await?;
+    let at = ManagedJob::WIDTH;
+    Ok(Some(Loaded {
+        user: row.text(at)?,
+        ssh_key: row.opt_text(at + 1)?,
+        project: row.text(at + 2)?,
+        job,
+        tasks,
+    }))
+}
+
+/// The run of an attempt, its newest submissions, and the instances that they had.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    pub run: Run,
+    pub jobs: Vec<(Job, Option<Instance>)>,
+}
+
+/// Those of these runs that there are.
+pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Vec<Attempt>, DbError> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = db.query(ATTEMPTS.as_str(), vec![job.into(), Val::list(names)]).await?;
+    let runs: Vec<Run> = rows.iter().map(Run::read).collect::<Result<_, _>>()?;
+    let ids: Vec<RunId> = runs.iter().map(|run| run.id).collect();
+    let mut jobs = if ids.is_empty() { Vec::new() } else { jobs::of_runs(db, &ids, Some(1)).await? };
+    jobs.sort_by_key(|job| (job.run_id, job.job_num));
+    let places: Vec<_> = jobs.iter().filter_map(|job| job.instance_id).collect();
+    let machines = if places.is_empty() {
+        Vec::new()
+    } else {
+        db.query(MACHINES.as_str(), vec![Val::list(places)]).await?
+    };
+    let machines: Vec<Instance> = machines.iter().map(Instance::read).collect::<Result<_, _>>()?;
+    let machine = |job: &Job| machines.iter().find(|one| Some(one.id) == job.instance_id).cloned();
+    let each = runs.into_iter().map(|run| {
+        let own = jobs.iter().filter(|job| job.run_id == run.id);
+        let jobs = own.map(|job| (job.clone(), machine(job))).collect();
+        Attempt { run, jobs }
+    });
+    Ok(each.collect())
+}
+
+/// When a machine of the project last became free.
+pub async fn newest_idle(db: &Db, job: &ManagedJob) -> Result<Option<i64>, DbError> {
+    let row = db.query_opt(NEWEST_IDLE.as_str(), params![job.project_id]).await?;
+    row.map_or(Ok(None), |row| row.opt_int(0))
+}
+
+/// A task as it is written.
+pub struct WrittenTask {
+    pub task: i64,
+    pub status: Status,
+    pub schedule: Schedule,
+    pub record: String,
+    pub wants_slot: bool,
+    /// The slot that it was granted is taken, or not wanted any more.
+    pub takes_grant: bool,
+}
+
+pub struct StopRun {
+    pub run: RunId,
+    pub abort: bool,
+    pub by: UserId,
+}
+
+/// Everything one pass writes.
+pub struct Outcome {
+    pub set: Values,
+    pub due_in_us: Option<i64>,
+    pub tasks: Vec<WrittenTask>,
+    pub stops: Vec<StopRun>,
+    /// New runs with all that belongs to them.
+    pub runs: Vec<Unit>,
+    pub events: Vec<Event>,
+}
+
+pub async fn apply(db: &Db, lease: &Lease, job: &ManagedJob, outcome: Outcome) -> Result<Written, DbError> {
+    let mut unit = Unit::apply("managed_jobs", lease.held(), outcome.due_in_us, outcome.set);
+    for task in outcome.tasks {
+        if task.takes_grant {
+            unit = unit.exec(TAKE_GRANT.as_str(), params![job.id, task.task]);
+        }
+        let status: Val = task.status.into();
+        let schedule: Val = task.schedule.into();
+        unit = unit.expect_one(
+            WRITE_TASK.as_str(),
+            vec![
+                job.id.into(),
+                task.task.into(),
+                status,
+                schedule,
+                task.record.into(),
+                task.wants_slot.into(),
+            ],
+        );
+    }
+    for stop in outcome.stops {
+        unit = unit.exec(ASK_STOP.as_str(), params![stop.run, stop.abort, stop.by]);
+    }
+    for run in outcome.runs {
+        unit = unit.and(run.changes);
+    }
+    let target = Target { entity: Entity::ManagedJob, id: job.id.0, name: &job.name };
+    for event in &outcome.events {
+        let place = Place {
+            project: Some(job.project_id),
+            user: None,
+            lock_token: Some(lease.token),
+            targets: &[target],
+        };
+        unit = unit.and(events::append(db, event, &place)?);
+    }
+    db.write(unit).await
+}
+
+/// Who stands in line for a slot, and what is taken. As many as could be granted at all, and the first of those
+/// who need less.
+pub async fn line(db: &Db, limits: Limits) -> Result<(Vec<(Waiting, Uuid)>, InUse), DbError> {
+    let row = db.query_opt(IN_USE.as_str(), vec![]).await?;
+    let row = row.ok_or(DbError::Shape { column: 0, want: "slots in use", have: "nothing" })?;
+    let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
+    let in_use = InUse { launching: number(row.int(0)?), alive: number(row.int(1)?) };
+    let free = limits.max_launching.saturating_sub(in_use.launching);
+    if free == 0 {
+        return Ok((Vec::new(), in_use));
+    }
+    let mut line: Vec<(Waiting, Uuid)> = Vec::new();
+    for text in [&*WAITING, &*WAITING_ALIVE] {
+        for row in db.query(text.as_str(), params![free]).await? {
+            let waiting = Waiting {
+                job: u64::try_from(row.int(0)?).unwrap_or_default(),
+                task: number(row.int(1)?),
+                priority: i32::try_from(row.int(2)?).unwrap_or_default(),
+                alive: row.bool(3)?,
+            };
+            let known = |(other, _): &(Waiting, Uuid)| (other.job, other.task) == (waiting.job, waiting.task);
+            if !line.iter().any(known) {
+                line.push((waiting, row.uuid(4)?));
+            }
+        }
+    }
+    Ok((line, in_use))
+}
+
+/// Grants slots to these, as far as the limits still allow it, and makes their jobs due.
+pub async fn grant(db: &Db, chosen: &[(Waiting, Uuid)], limits: Limits) -> Result<(), DbError> {
+    let mut unit = Unit::new().expect_one(HOLD_SLOTS.as_str(), vec![]);
+    for (waiting, job) in chosen {
+        let (launching, alive) = (i64::from(limits.max_launching), i64::from(limits.max_alive));
+        unit = unit
+            .exec(GRANT.as_str(), params![*job, i64::from(waiting.task), launching, alive])
+            .exec(POKE.as_str(), params![*job]);
+    }
+    db.write(unit).await?.done().map(drop)
+}
+
+/// For the unit that changes a run: the managed job whose attempt it is looks at once.
+pub(in crate::db) fn poke(job: ManagedJobId) -> crate::db::Change {
+    crate::db::Change::Exec {
+        sql: POKE.as_str().into(),
+        params: params![job],
+        expect: crate::db::Expect::Any,
+    }
+}
+
+/// For the unit that frees nodes.
+pub(in crate::db) fn poke_backoff(project: windlass_model::id::ProjectId) -> crate::db::Change {
+    crate::db::Change::Exec {
+        sql: POKE_BACKOFF.as_str().into(),
+        params: params![project],
+        expect: crate::db::Expect::Any,
+    }
+}

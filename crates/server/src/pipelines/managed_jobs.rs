@@ -1,0 +1,324 @@
+//! Pipeline `managed_jobs`: a managed job, followed through the runs of its attempts.
+//!
+//! Claims   managed_jobs in Pending, Starting, Running, Recovering, Cancelling, Succeeded, Cancelled, Failed,
+//!          FailedSetup, FailedPrechecks, FailedNoResource, FailedController, until their nodes are released.
+//! Owns     managed_jobs.status, managed_jobs.schedule, managed_jobs.claimed, managed_jobs.finished,
+//!          managed_jobs.finished_at, managed_job_tasks.status, managed_job_tasks.schedule,
+//!          managed_job_tasks.record, managed_job_tasks.wants_slot.
+//! Wakes    on hint (a run of it changed, a slot was granted, a cancel was asked), else after 5 to 30 s.
+//! Shares   managed_job_tasks.granted with whoever counts slots: they set it, the pass that takes the slot clears it.
+//! Why not  make the run of an attempt in a step of its own? A run is rows of the same database: it is made, or asked
+//!          to stop, in the unit that writes the record, under the lease. So no attempt is ever made by two.
+
+mod launch;
+mod look;
+
+use std::collections::BTreeMap;
+
+use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_model::{
+    decide::managed_jobs::{self as brain, Act, Cancel, Decision, JobView, Moved, Seen, TaskView, emergency, slots},
+    event::{self, Event},
+    managed_job::{self, Schedule, plan::Plan, record::Record},
+    time::{Span, Timestamp},
+};
+
+use super::{Hands, because, due_in};
+use crate::{
+    attempts::Files,
+    db::{
+        Unit, Val, Values, Written,
+        passes::managed_jobs::{self as rows, Attempt, Loaded, Outcome, StopRun, WrittenTask},
+    },
+    pass_error::PassError,
+};
+
+pub(super) struct ManagedJobs(pub(super) Hands);
+
+pub(crate) const QUEUE: Queue = Queue {
+    pipeline: "managed_jobs",
+    table: "managed_jobs",
+    statuses: &[
+        "PENDING",
+        "STARTING",
+        "RUNNING",
+        "RECOVERING",
+        "CANCELLING",
+        "SUCCEEDED",
+        "CANCELLED",
+        "FAILED",
+        "FAILED_SETUP",
+        "FAILED_PRECHECKS",
+        "FAILED_NO_RESOURCE",
+        "FAILED_CONTROLLER",
+    ],
+};
+
+pub(crate) struct Row {
+    loaded: Loaded,
+    plan: Plan,
+    /// Of the tasks, in their order.
+    records: Vec<Record>,
+    files: Files,
+}
+
+/// What was seen of the newest attempt of each task.
+pub(crate) struct Observed {
+    attempts: BTreeMap<usize, Attempt>,
+    newest_idle: Option<Timestamp>,
+    dice: f64,
+}
+
+pub(crate) struct Next {
+    /// As decided on: with the slots that were granted.
+    records: Vec<Record>,
+    moves: Vec<(usize, Moved)>,
+    decision: Decision,
+    attempts: BTreeMap<usize, Attempt>,
+    dice: f64,
+}
+
+impl Pipeline for ManagedJobs {
+    type Row = Row;
+    type Seen = Observed;
+    type Plan = Next;
+    type Error = PassError;
+
+    fn queue(&self) -> Queue {
+        QUEUE
+    }
+
+    async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
+        let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
+        let plan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
+        let files = serde_json::from_str(&loaded.job.files).map_err(PassError::document)?;
+        let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
+        let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
+        Ok(Some(Row { loaded, plan, records, files }))
+    }
+
+    async fn observe(&self, _lease: &Lease, row: &Row) -> Result<Observed, PassError> {
+        let (db, job) = (&self.0.db, &row.loaded.job);
+        let names: BTreeMap<String, usize> = row
+            .records
+            .iter()
+            .enumerate()
+            .filter(|(_, record)| record.attempt > 0 && record.schedule != Schedule::Done)
+            .map(|(index, record)| (launch::run_name(row, index, record.attempt), index))
+            .collect();
+        let known: Vec<String> = names.keys().cloned().collect();
+        let found = rows::attempts(db, job.id, &known).await?;
+        let attempts = found.into_iter().filter_map(|one| Some((*names.get(&one.run.name)?, one))).collect();
+        let waits = row.records.iter().any(|record| record.schedule == Schedule::AliveBackoff);
+        let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
+        Ok(Observed { attempts, newest_idle: newest_idle.map(Timestamp), dice: dice(&db.new_id()?) })
+    }
+
+    fn decide(row: &Row, seen: Observed, now: DbTime) -> Next {
+        let now = Timestamp(now);
+        let cancel = cancel(row);
+        let mut moves = Vec::new();
+        let mut records = row.records.clone();
+        for (index, record) in records.iter_mut().enumerate() {
+            let granted = row.loaded.tasks[index].granted && cancel.is_none();
+            let Some((next, event)) = granted.then(|| slots::granted(record, now)).flatten() else { continue };
+            let message = "a launch slot was granted".to_owned();
+            moves.push((index, Moved { from: record.status, to: next.status, event, source: None, message }));
+            *record = next;
+        }
+        let tasks = records.iter().enumerate();
+        let tasks = tasks.map(|(index, record)| task_view(record, seen.attempts.get(&index), seen.newest_idle));
+        let view = JobView { plan: &row.plan, cancel, tasks: tasks.collect(), dice: seen.dice };
+        let decision = brain::decide(&view, now);
+        Next { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
+    }
+
+    /// What is to be done is rows too, and is written with the rest.
+    async fn act(&self, _lease: &Lease, _row: &Row, _next: &mut Next) -> Result<(), PassError> {
+        Ok(())
+    }
+
+    async fn apply(&self, lease: &Lease, row: Row, mut next: Next) -> Result<Applied, PassError> {
+        let now = Timestamp(lease.now());
+        let (mut stops, mut runs) = (Vec::new(), Vec::new());
+        for decided in &mut next.decision.tasks {
+            let index = usize::try_from(decided.task).unwrap_or_default();
+            match &decided.act {
+                None => {}
+                Some(Act::Stop(stop)) => stops.extend(next.attempts.get(&index).map(|attempt| StopRun {
+                    run: attempt.run.id,
+                    abort: is_out_of_patience(&row, stop.graceful, now),
+                    by: row.loaded.job.user_id,
+                })),
+                Some(Act::Submit(submit)) => match launch::unit(&self.0, lease, &row, index, submit)? {
+                    Ok(unit) => runs.push(unit),
+                    Err(why) => {
+                        let (record, moved) = emergency::internal_error(&decided.record, &why, next.dice, now);
+                        decided.record = record;
+                        decided.moves.extend(moved);
+                    }
+                },
+            }
+        }
+        self.write(lease, &row, next, stops, runs).await
+    }
+}
+
+impl ManagedJobs {
+    async fn write(
+        &self,
+        lease: &Lease,
+        row: &Row,
+        next: Next,
+        stops: Vec<StopRun>,
+        runs: Vec<Unit>,
+    ) -> Result<Applied, PassError> {
+        let decision = next.decision;
+        let mut records = next.records;
+        let mut moves = next.moves;
+        for decided in decision.tasks {
+            let index = usize::try_from(decided.task).unwrap_or_default();
+            moves.extend(decided.moves.into_iter().map(|moved| (index, moved)));
+            if let Some(record) = records.get_mut(index) {
+                *record = decided.record;
+            }
+        }
+        let is_done = decision.schedule == Schedule::Done;
+        let claimed = brain::is_claimed(&records) && !is_done;
+        let frees = frees(row, &records) || (row.loaded.job.claimed && !claimed);
+        let due_in_us = decision.due_at.map(|at| due_in(lease, at));
+        let mut set: Values = vec![
+            ("status", decision.status.into()),
+            ("schedule", decision.schedule.into()),
+            ("claimed", claimed.into()),
+        ];
+        if is_done {
+            // Nobody needs the secrets after the end.
+            set.extend([
+                ("finished", true.into()),
+                ("finished_at", Val::Now),
+                ("secrets_sealed", Val::Null),
+            ]);
+        }
+        let mut wake = Vec::new();
+        if !stops.is_empty() {
+            wake.push(super::runs::QUEUE.pipeline);
+        }
+        if !runs.is_empty() {
+            wake.push(super::jobs_submitted::QUEUE.pipeline);
+        }
+        let outcome = Outcome {
+            set,
+            due_in_us,
+            tasks: written_tasks(row, &records, &decision.wants_slot)?,
+            stops,
+            runs,
+            events: told(lease, row, &moves)?,
+        };
+        match rows::apply(&self.0.db, lease, &row.loaded.job, outcome).await? {
+            Written::Done { .. } => {}
+            Written::Stale { at: None } => return Ok(Applied::LeaseLost),
+            Written::Stale { at: Some(_) } => return Ok(Applied::RelatedBusy),
+        }
+        let granted = (frees || !decision.wants_slot.is_empty()) && self.grant().await?;
+        if granted || due_in_us.is_some_and(|due| due <= 0) {
+            wake.push(QUEUE.pipeline);
+        }
+        Ok(Applied::Written { due_in_us, wake })
+    }
+
+    /// Gives free slots to those who stand in line for them. True when somebody got one.
+    async fn grant(&self) -> Result<bool, PassError> {
+        let limits = self.0.job_limits;
+        let (line, in_use) = rows::line(&self.0.db, limits).await?;
+        let queue: Vec<slots::Waiting> = line.iter().map(|(waiting, _)| *waiting).collect();
+        let granted = slots::grant(&queue, limits, in_use);
+        let chosen: Vec<_> = line.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
+        if chosen.is_empty() {
+            return Ok(false);
+        }
+        rows::grant(&self.0.db, &chosen, limits).await?;
+        Ok(true)
+    }
+}
+
+fn cancel(row: &Row) -> Option<Cancel> {
+    let job = &row.loaded.job;
+    job.cancel_asked_at.map(|_| Cancel { graceful: job.cancel_graceful_us.map(Span) })
+}
+
+/// A cancel that lets output be written does so for a time only.
+fn is_out_of_patience(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
+    match (graceful, row.loaded.job.cancel_asked_at) {
+        (Some(patience), Some(asked)) => now.since(asked) >= patience,
+        (_, _) => false,
+    }
+}
+
+fn task_view(record: &Record, attempt: Option<&Attempt>, newest_idle: Option<Timestamp>) -> TaskView {
+    let seen = if record.attempt == 0 { Seen::Nothing } else { look::seen(attempt) };
+    // A wait begins with the last try, which is no longer ago than its back-off.
+    let since = record.next_retry_at.map(|at| at - slots::backoff(record.launch_tries, 1.0));
+    TaskView {
+        record: record.clone(),
+        seen,
+        spot_capacity: false,
+        new_capacity: newest_idle.zip(since).is_some_and(|(idle, since)| idle > since),
+        progress: None,
+        releasing_since: attempt.and_then(look::releasing_since),
+    }
+}
+
+/// A number from 0 to 1 out of a random id: the simulation's ids come from its seed.
+fn dice(id: &uuid::Uuid) -> f64 {
+    f64::from(id.as_fields().0) / f64::from(u32::MAX)
+}
+
+fn holds(granted: bool, record: &Record) -> bool {
+    granted || record.schedule.holds_launch_slot()
+}
+
+/// Whether a launch slot that was held is free again.
+fn frees(row: &Row, records: &[Record]) -> bool {
+    let before = row.loaded.tasks.iter().zip(&row.records);
+    before.zip(records).any(|((task, old), new)| holds(task.granted, old) && !holds(false, new))
+}
+
+/// Those tasks whose rows change.
+fn written_tasks(row: &Row, records: &[Record], wants: &[u32]) -> Result<Vec<WrittenTask>, PassError> {
+    let mut written = Vec::new();
+    for (index, (task, record)) in row.loaded.tasks.iter().zip(records).enumerate() {
+        let wants_slot = u32::try_from(index).is_ok_and(|index| wants.contains(&index));
+        if *record == row.records[index] && !task.granted && task.wants_slot == wants_slot {
+            continue;
+        }
+        written.push(WrittenTask {
+            task: task.task,
+            status: record.status,
+            schedule: record.schedule,
+            record: serde_json::to_string(record).map_err(PassError::document)?,
+            wants_slot,
+            takes_grant: task.granted,
+        });
+    }
+    Ok(written)
+}
+
+/// One event for each move. That of a recovery names who caused it.
+fn told(lease: &Lease, row: &Row, moves: &[(usize, Moved)]) -> Result<Vec<Event>, PassError> {
+    let several = row.plan.tasks.len() > 1;
+    let mut events = Vec::new();
+    for (index, moved) in moves {
+        let Some(task) = row.loaded.tasks.get(*index) else { continue };
+        let reason = moved.source.map_or(moved.event.as_str(), |source| source.as_str());
+        let message = match u32::try_from(*index) {
+            Ok(number) if several => format!("Task {}: {}", row.plan.task_name(number), moved.message),
+            Ok(_) | Err(_) => moved.message.clone(),
+        };
+        let why = because(event::Pipeline::ManagedJob, lease, reason, message);
+        let step = event::transition::<managed_job::Task>(task.id, moved.from, moved.event, why.clone())?;
+        let note = || Event::note(event::Entity::ManagedJob, task.id, why);
+        events.push(step.record.unwrap_or_else(note));
+    }
+    Ok(events)
+}

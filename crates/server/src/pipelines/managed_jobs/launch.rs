@@ -1,0 +1,85 @@
+//! The rows of the run of one attempt.
+
+use windlass_engine::Lease;
+use windlass_model::{
+    decide::managed_jobs::Submit,
+    event::{self, Actor},
+    sky::{Identity, Site},
+};
+
+use super::Row;
+use crate::{
+    attempts::{Attempt, Maker, Placing, Unmade},
+    db::Unit,
+    error::Error,
+    pass_error::PassError,
+    pipelines::Hands,
+    services::runs::submit,
+};
+
+/// The name of the run of an attempt of a task.
+pub(super) fn run_name(row: &Row, index: usize, attempt: u32) -> String {
+    let task = u32::try_from(index).unwrap_or_default();
+    row.plan.run_name(&row.loaded.job.id.to_string(), task, attempt)
+}
+
+/// Everything that makes the run true; or why it cannot be made, which is the job's affair and not the pass's.
+pub(super) fn unit(
+    hands: &Hands,
+    lease: &Lease,
+    row: &Row,
+    index: usize,
+    asked: &Submit,
+) -> Result<Result<Unit, String>, PassError> {
+    let job = &row.loaded.job;
+    let maker = Maker {
+        id: job.id.0,
+        plan: &row.plan,
+        files: &row.files,
+        identity: Identity {
+            job_id: job.number.to_string(),
+            submitted_at: job.submitted_at,
+            user: row.loaded.user.clone(),
+            rank: u32::try_from(job.rank).unwrap_or_default(),
+            copies: u32::try_from(job.copies).unwrap_or(1),
+        },
+        priority: job.priority,
+        ssh_key: row.loaded.ssh_key.as_deref(),
+        site: site(hands),
+    };
+    let attempt = Attempt {
+        task: u32::try_from(index).unwrap_or_default(),
+        number: asked.attempt,
+        candidate: asked.candidate,
+        market: asked.market,
+    };
+    let spec = match maker.spec(&attempt) {
+        Ok(spec) => spec,
+        Err(Unmade::Run(Error::Db(error))) => return Err(error.into()),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let placing = Placing { avoid: asked.avoid.clone(), prefer: asked.prefer.clone() };
+    let placing = (!placing.is_empty()).then(|| serde_json::to_string(&placing)).transpose();
+    let epoch = u64::try_from(lease.epoch).unwrap_or_default();
+    let by = submit::Asked {
+        project: job.project_id,
+        project_name: &row.loaded.project,
+        user: job.user_id,
+        actor: Actor::Pipeline { name: event::Pipeline::ManagedJob, epoch },
+        idempotency_key: None,
+        idempotency_hash: None,
+        managed_job: Some(job.id),
+        placing: placing.map_err(PassError::document)?,
+    };
+    match submit::unit(&hands.db, &hands.keys, by, &spec, None) {
+        Ok((_, unit)) => Ok(Ok(unit)),
+        Err(Error::Db(error)) => Err(error.into()),
+        Err(error) => Ok(Err(error.to_string())),
+    }
+}
+
+/// Where nothing is rented, no node is ever taken away: whoever asks for such nodes gets the others.
+fn site(hands: &Hands) -> Site {
+    let rents = hands.backends.all().any(|backend| !matches!(backend.name(), "remote" | "local"));
+    Site { no_spot: !rents, ..Site::default() }
+}

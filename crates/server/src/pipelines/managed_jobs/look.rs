@@ -1,0 +1,78 @@
+//! The rows of an attempt, as the brain sees them.
+
+use windlass_model::{
+    decide::managed_jobs::{Seen, judge::NodeEnd},
+    job::{self, Detail, TerminationReason},
+    managed_job::record::Placement,
+    run,
+    sky::Phase,
+    time::{Span, Timestamp},
+};
+
+use crate::db::{instances::Instance, jobs::Job, passes::managed_jobs::Attempt};
+
+/// A machine that was known to be going this long after the end of a job was going before it.
+const AROUND: Span = Span::secs(5);
+
+pub(super) fn seen(attempt: Option<&Attempt>) -> Seen {
+    let Some(Attempt { run, jobs }) = attempt else { return Seen::Nothing };
+    match run.status {
+        run::Status::Pending | run::Status::Submitted => {
+            if jobs.iter().any(|(job, _)| job.instance_id.is_some()) {
+                Seen::Provisioning
+            } else {
+                Seen::Queued { since: run.submitted_at }
+            }
+        }
+        run::Status::Provisioning => Seen::Provisioning,
+        run::Status::Running if jobs.iter().all(|(job, _)| job.running_at.is_some()) => {
+            Seen::Running { placement: placement(jobs) }
+        }
+        run::Status::Running => Seen::Provisioning,
+        run::Status::Terminating => Seen::Ending,
+        run::Status::Terminated | run::Status::Failed | run::Status::Done => {
+            Seen::Over { ends: jobs.iter().map(end).collect(), placement: placement(jobs) }
+        }
+    }
+}
+
+/// Since when its nodes are being released; `None` when they are, or nobody wants it.
+pub(super) fn releasing_since(attempt: &Attempt) -> Option<Timestamp> {
+    let held = attempt.jobs.iter().filter(|(job, _)| !job.finished);
+    held.filter_map(|(job, _)| job.terminating_at).min()
+}
+
+fn end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
+    let ending = job.ending().unwrap_or(job::Ending::new(TerminationReason::TerminatedByServer));
+    let detail = ending.detail();
+    let phase = if detail == Some(Detail::SetupFailed) { Phase::Setup } else { Phase::Run };
+    NodeEnd {
+        reason: ending.reason(),
+        detail,
+        exit_code: ending.exit_status(),
+        phase: job.running_at.map(|_| phase),
+        preempted: instance.as_ref().is_some_and(|instance| was_going(instance, job)),
+    }
+}
+
+/// The machine was lost, or its going was announced, before or around the end of the job.
+fn was_going(instance: &Instance, job: &Job) -> bool {
+    let Some(ended) = job.terminating_at.or(job.finished_at) else { return false };
+    let around = |at: Option<Timestamp>| at.is_some_and(|at| at <= ended + AROUND);
+    (instance.unreachable && around(instance.unreachable_since))
+        || around(instance.termination_asked_at)
+        || around(instance.finished_at)
+}
+
+/// The place of the first node that is known. Machines that are somebody's own are places by themselves.
+fn placement(jobs: &[(Job, Option<Instance>)]) -> Option<Placement> {
+    let instance = jobs.iter().find_map(|(_, instance)| instance.as_ref())?;
+    let backend = instance.backend.as_deref().unwrap_or("?");
+    let parts = [instance.region.as_deref(), instance.availability_zone.as_deref()];
+    let parts: Vec<&str> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+    let place = match backend {
+        "remote" | "local" => format!("{backend}/{}", instance.name),
+        _ => std::iter::once(backend).chain(parts).collect::<Vec<_>>().join("/"),
+    };
+    Some(Placement { place, instance: Some(instance.id.to_string()) })
+}

@@ -1,0 +1,29 @@
+//! Managed jobs.
+
+use windlass_api::{managed_jobs::*, operations::*};
+
+use crate::{app::App, auth::Scope, error::Result, http::Routes, services::managed_jobs};
+
+pub(super) fn mount(routes: Routes) -> Routes {
+    routes
+        .project::<LaunchManagedJobs, _, _>(launch)
+        .project::<ListManagedJobs, _, _>(list)
+        .project::<ReadManagedJob, _, _>(read)
+        .project::<CancelManagedJobs, _, _>(cancel)
+}
+
+async fn launch(app: App, scope: Scope, asked: LaunchRequest) -> Result<Launched> {
+    managed_jobs::launch(&app, &scope, asked).await
+}
+
+async fn list(app: App, scope: Scope, asked: ListRequest) -> Result<Vec<ManagedJob>> {
+    managed_jobs::list(&app, &scope, asked).await
+}
+
+async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<ManagedJob> {
+    managed_jobs::read_one(&app, &scope, asked.job_id).await
+}
+
+async fn cancel(app: App, scope: Scope, asked: CancelRequest) -> Result<Cancelled> {
+    managed_jobs::cancel(&app, &scope, asked).await
+}

@@ -1,0 +1,374 @@
+//! Managed jobs: launched from a file, listed, cancelled.
+//!
+//! The API never moves a job: it makes rows, writes wishes into columns that no pipeline writes, and hints the
+//! pipeline that reads them.
+
+mod show;
+
+use std::collections::BTreeMap;
+
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
+use windlass_api::{managed_jobs as wire, projects::ProjectRole};
+use windlass_model::{
+    event::{Because, Entity, Event},
+    id::ManagedJobId,
+    managed_job::{
+        self, ScheduleEvent, Status,
+        plan::{COPIES_MAX, PRIORITY, Body, Plan, Workdir},
+        record::Record,
+    },
+    sky::{self, Given, Identity, Launchable, Secret, Site},
+    time::{Span, Timestamp},
+};
+
+use super::{names, runs::refused};
+use crate::{
+    app::App,
+    attempts::{Archive, Attempt, Files, Maker, Unmade},
+    auth::Scope,
+    db::{
+        Unit, Written,
+        managed_jobs::{self as rows, Named, NewManagedJob, Query, Task},
+        repos,
+    },
+    error::{Error, Result},
+    events::{About, actor, note, record},
+    secrets::{Belongs, hex},
+};
+
+const TEXT_BYTES_MAX: usize = 1 << 20;
+const NAME_MAX: usize = 120;
+const LIST_MAX: i64 = 1000;
+const LIST_USUAL: i64 = 100;
+const IDS_MAX: usize = 10_000;
+/// How long a graceful cancel waits for output that nobody bounded.
+const GRACEFUL_USUAL: Span = Span::hours(1);
+
+/// Launches as many jobs as were asked for, all or none.
+pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
+    let hash = request_hash(&asked)?;
+    let Launchable { mut plan, secrets, warnings } = read(&asked)?;
+    let warnings = warnings.iter().map(ToString::to_string).collect();
+    if let Some(first) = repeated(app, scope, &hash).await? {
+        return launched(app, &first, warnings).await;
+    }
+    let name = match asked.name.or(plan.name.take()) {
+        Some(name) => job_name(name)?,
+        None => names::generate(0)?,
+    };
+    plan.name = Some(name.clone());
+    if let Some(priority) = asked.priority {
+        plan.priority = priority;
+    }
+    if !PRIORITY.contains(&i64::from(plan.priority)) {
+        return Err(Error::field("priority", "must be from -1000 to 1000"));
+    }
+    let copies = asked.num_jobs.unwrap_or(1);
+    if !(1..=COPIES_MAX).contains(&copies) {
+        return Err(Error::field("num_jobs", format!("must be from 1 to {COPIES_MAX}")));
+    }
+    let files = files(app, scope, &plan, asked.files).await?;
+    check(app, scope, &plan, &files).await?;
+    let made = Made { app, scope, plan: &plan, files: &files, name: &name };
+    let (ids, unit) = made.unit(&secrets, copies, &hash)?;
+    let rows = match app.db().write(unit).await {
+        Ok(written) => written.done()?.1,
+        Err(error) if error.is_conflict_on("managed_jobs_idempotency_key") => {
+            let first = repeated(app, scope, &hash).await?.ok_or_else(|| Error::exists("Managed job"))?;
+            return launched(app, &first, warnings).await;
+        }
+        Err(error) => return Err(error.into()),
+    };
+    app.wake(&["managed_jobs"]);
+    let last = rows.first().and_then(|rows| rows.first()).map_or(Ok(0), |row| row.int(0))?;
+    let first = last - i64::from(copies) + 1;
+    let jobs = ids.into_iter().zip(first..);
+    let jobs = jobs.map(|(id, job_id)| wire::LaunchedJob { id: id.0, job_id, name: name.clone() }).collect();
+    Ok(wire::Launched { jobs, warnings })
+}
+
+/// What the request asks, for telling a repeat from another request under the same key.
+fn request_hash(asked: &wire::LaunchRequest) -> Result<String> {
+    Ok(hex(&Sha256::digest(serde_json::to_vec(asked)?)))
+}
+
+/// The first job that this very request made before.
+async fn repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>> {
+    let Some(key) = &scope.idempotency_key else { return Ok(None) };
+    let found = rows::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
+    match found {
+        Some(found) if found.job.idempotency_hash.as_deref() == Some(hash) => Ok(Some(found)),
+        Some(_) => Err(Error::Conflict { msg: "this Idempotency-Key was used for another request" }),
+        None => Ok(None),
+    }
+}
+
+async fn launched(app: &App, first: &Named, warnings: Vec<String>) -> Result<wire::Launched> {
+    let copies = rows::copies(app.db(), first.job.number, first.job.copies).await?;
+    let name = &first.job.name;
+    let jobs = copies.into_iter();
+    let jobs = jobs.map(|(id, job_id)| wire::LaunchedJob { id: id.0, job_id, name: name.clone() }).collect();
+    Ok(wire::Launched { jobs, warnings })
+}
+
+fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
+    if asked.text.len() > TEXT_BYTES_MAX {
+        return Err(Error::field("text", format!("must be at most {TEXT_BYTES_MAX} bytes")));
+    }
+    let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
+    let given = Given { envs: asked.envs.clone(), secrets: secrets.collect() };
+    let parsed = sky::parse(&asked.text, &given).map_err(|problems| refused(&problems))?;
+    let job = parsed.launchable().map_err(|problems| refused(&problems))?;
+    for task in &job.plan.tasks {
+        if let Body::Script(script) = &task.body
+            && let Some(Workdir::Git { url, .. }) = &script.workdir
+        {
+            let hint = "clone it in `setup`, or name a local directory";
+            return Err(Error::refused(format!("`workdir` cannot be the repository `{url}` yet; hint: {hint}")));
+        }
+        let unset = task.body.secrets().iter().find(|name| !job.secrets.contains_key(*name));
+        if let Some(name) = unset {
+            return Err(Error::refused(format!("secret `{name}` has no value; hint: `--secret {name}=…`")));
+        }
+    }
+    Ok(job)
+}
+
+fn job_name(name: String) -> Result<String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ');
+    if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(is_plain) {
+        return Ok(name);
+    }
+    Err(Error::field("name", format!("must be 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`")))
+}
+
+/// The archives of the tasks, which must be the caller's.
+async fn files(app: &App, scope: &Scope, plan: &Plan, sent: Vec<wire::TaskFile>) -> Result<Files> {
+    let mut files = Files(BTreeMap::new());
+    for file in sent {
+        if usize::try_from(file.task).is_ok_and(|task| task >= plan.tasks.len()) {
+            return Err(Error::field("files", format!("there is no task {}", file.task)));
+        }
+        let archive = Archive { id: file.archive_id, path: file.path };
+        files.0.entry(file.task).or_default().push(archive);
+    }
+    if !repos::owns_archives(app.db(), scope.caller.user.id, &files.ids()).await? {
+        return Err(Error::absent("File archive"));
+    }
+    Ok(files)
+}
+
+/// What can never become a run is refused now, with the same words as by `windlass apply`.
+async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files) -> Result<()> {
+    let user = &scope.caller.user;
+    let identity = Identity {
+        job_id: "0".to_owned(),
+        submitted_at: Timestamp(0),
+        user: user.name.clone(),
+        rank: 0,
+        copies: 1,
+    };
+    let maker = Maker {
+        id: Uuid::nil(),
+        plan,
+        files,
+        identity,
+        priority: i64::from(plan.priority),
+        ssh_key: user.ssh_public_key.as_deref(),
+        site: Site::default(),
+    };
+    for (task, of) in (0..).zip(&plan.tasks) {
+        for candidate in (0..).take(of.candidates.len().max(1)) {
+            let attempt = Attempt { task, number: 1, candidate, market: None };
+            let spec = maker.spec(&attempt).map_err(|error| match error {
+                Unmade::Run(error) => error,
+                Unmade::Task(_) | Unmade::Document(_) => Error::refused(error.to_string()),
+            })?;
+            if candidate == 0 {
+                spec.check_references(app, scope).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Jobs in the making.
+struct Made<'a> {
+    app: &'a App,
+    scope: &'a Scope,
+    plan: &'a Plan,
+    files: &'a Files,
+    name: &'a str,
+}
+
+impl Made<'_> {
+    fn unit(
+        &self,
+        secrets: &BTreeMap<String, Secret>,
+        copies: u32,
+        hash: &str,
+    ) -> Result<(Vec<ManagedJobId>, Unit)> {
+        let (db, by) = (self.app.db(), self.scope.caller.user.id);
+        let (plan, files) = (serde_json::to_string(self.plan)?, serde_json::to_string(self.files)?);
+        let mut record = Record::default();
+        // The files came before the job: its submission is complete with it.
+        record.schedule(ScheduleEvent::Submitted);
+        let written = serde_json::to_string(&record)?;
+        let plain = if secrets.is_empty() { None } else { Some(serde_json::to_vec(secrets)?) };
+        let key = self.scope.idempotency_key.clone();
+        let mut unit = Unit::new().and([rows::take_numbers(i64::from(copies))]);
+        let mut ids = Vec::new();
+        for rank in 0..copies {
+            let id = ManagedJobId(db.new_id()?);
+            let belongs = Belongs::row("managed_jobs", "secrets_sealed", id.0);
+            let seal = |plain: &Vec<u8>| self.app.keys().seal(&belongs, plain);
+            unit = unit.and([rows::insert(NewManagedJob {
+                id,
+                project_id: self.scope.project.id,
+                user_id: by,
+                name: self.name.to_owned(),
+                plan: plan.clone(),
+                files: files.clone(),
+                secrets_sealed: plain.as_ref().map(seal).transpose()?,
+                rank: rank.into(),
+                copies: copies.into(),
+                priority: self.plan.priority.into(),
+                status: Status::Pending,
+                schedule: record.schedule,
+                // One key for all of them: it is with the first.
+                idempotency_key: key.clone().filter(|_| rank == 0),
+                idempotency_hash: key.as_ref().filter(|_| rank == 0).map(|_| hash.to_owned()),
+            })]);
+            unit = unit.and(self.tasks(id, &record, &written)?);
+            ids.push(id);
+        }
+        Ok((ids, unit))
+    }
+
+    fn tasks(&self, id: ManagedJobId, first: &Record, written: &str) -> Result<Vec<crate::db::Change>> {
+        let (db, by) = (self.app.db(), self.scope.caller.user.id);
+        let about = About {
+            entity: Entity::ManagedJob,
+            id: id.0,
+            name: self.name,
+            project: Some(self.scope.project.id),
+        };
+        let mut changes = Vec::new();
+        for task in (0..).take(self.plan.tasks.len()) {
+            let own = db.new_id()?;
+            changes.push(rows::insert_task(Task {
+                id: own,
+                job_id: id,
+                task,
+                status: first.status,
+                schedule: first.schedule,
+                record: written.to_owned(),
+                wants_slot: false,
+                granted: false,
+            }));
+            let because = Because {
+                actor: actor(Some(by)),
+                reason: "submitted".to_owned(),
+                message: "Managed job submitted".to_owned(),
+            };
+            let created = Event::created::<managed_job::Task>(own, first.status, because);
+            changes.extend(record(db, Some(by), &about, &created)?);
+        }
+        Ok(changes)
+    }
+}
+
+pub async fn list(app: &App, scope: &Scope, asked: wire::ListRequest) -> Result<Vec<wire::ManagedJob>> {
+    let limit = asked.limit.unwrap_or(LIST_USUAL);
+    if !(0..=LIST_MAX).contains(&limit) {
+        return Err(Error::field("limit", format!("must be from 0 to {LIST_MAX}")));
+    }
+    let statuses = asked.statuses.iter().map(|word| {
+        let known = || Error::field("statuses", format!("there is no status `{}`", word.escape_debug()));
+        word.parse::<Status>().map_err(|_| known())
+    });
+    let query = Query {
+        project: Some(scope.project.id),
+        user: (!asked.all_users && asked.job_ids.is_none()).then_some(scope.caller.user.id),
+        name: asked.name,
+        statuses: statuses.collect::<Result<_>>()?,
+        numbers: asked.job_ids,
+        skip_finished: asked.skip_finished,
+        since: asked.since,
+        before: asked.prev_job_id,
+        limit,
+    };
+    shown(app, rows::list(app.db(), &query).await?).await
+}
+
+pub async fn read_one(app: &App, scope: &Scope, number: i64) -> Result<wire::ManagedJob> {
+    let found = rows::find(app.db(), scope.project.id, number).await?;
+    let found = found.ok_or_else(|| Error::absent("Managed job"))?;
+    shown(app, vec![found]).await?.pop().ok_or_else(|| Error::absent("Managed job"))
+}
+
+async fn shown(app: &App, jobs: Vec<Named>) -> Result<Vec<wire::ManagedJob>> {
+    let now = app.db().now().await?;
+    let ids: Vec<ManagedJobId> = jobs.iter().map(|named| named.job.id).collect();
+    let mut tasks: BTreeMap<ManagedJobId, Vec<Task>> = BTreeMap::new();
+    for task in rows::tasks(app.db(), &ids).await? {
+        tasks.entry(task.job_id).or_default().push(task);
+    }
+    jobs.into_iter()
+        .map(|named| {
+            let own = tasks.remove(&named.job.id).unwrap_or_default();
+            show::job(named, &own, now)
+        })
+        .collect()
+}
+
+/// Stores the wish to end of all that are meant, in one statement.
+pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Result<wire::Cancelled> {
+    let given =
+        [asked.job_ids.is_some(), asked.name.is_some(), asked.all, asked.all_users].iter().filter(|g| **g).count();
+    if given != 1 {
+        let msg = "exactly one of `job_ids`, `name`, `all` and `all_users` says which jobs";
+        return Err(Error::field("job_ids", msg));
+    }
+    if asked.job_ids.as_ref().is_some_and(|ids| ids.len() > IDS_MAX) {
+        return Err(Error::field("job_ids", "too many ids"));
+    }
+    if asked.graceful_timeout.is_some_and(|secs| secs < 0) {
+        return Err(Error::field("graceful_timeout", "must not be negative"));
+    }
+    let user = &scope.caller.user;
+    // Those who look after the project may end what others began.
+    let manages = scope.role() >= Some(ProjectRole::Manager);
+    if asked.all_users && !manages {
+        return Err(Error::denied());
+    }
+    let own = asked.all || asked.name.is_some() || !manages;
+    let query = Query {
+        project: Some(scope.project.id),
+        user: own.then_some(user.id),
+        name: asked.name,
+        numbers: asked.job_ids,
+        ..Query::default()
+    };
+    let graceful = (asked.graceful || asked.graceful_timeout.is_some())
+        .then(|| asked.graceful_timeout.map_or(GRACEFUL_USUAL, Span::secs));
+    let unit = Unit::new().and([rows::ask_cancel(&query, user.id, graceful)]);
+    let Written::Done { rows: answers, .. } = app.db().write(unit).await? else {
+        return Ok(wire::Cancelled { job_ids: Vec::new() });
+    };
+    app.wake(&["managed_jobs"]);
+    let mut numbers = Vec::new();
+    let mut notes = Unit::new();
+    for row in answers.iter().flatten() {
+        let (id, name): (ManagedJobId, String) = (row.id(0)?, row.text(2)?);
+        numbers.push(row.int(1)?);
+        let about =
+            About { entity: Entity::ManagedJob, id: id.0, name: &name, project: Some(scope.project.id) };
+        let message = "Managed job cancel requested".to_owned();
+        notes = notes.and(note(app.db(), Some(user.id), &about, "cancel_asked", message)?);
+    }
+    app.db().write(notes).await?;
+    numbers.sort_unstable();
+    Ok(wire::Cancelled { job_ids: numbers })
+}

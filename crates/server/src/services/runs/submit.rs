@@ -1,0 +1,139 @@
+//! The rows of a new run: itself, the first submission of each of its jobs, and what is told of them.
+//!
+//! One way for everybody: what a person applies, and what a managed job launches.
+
+use windlass_model::{
+    config::job_spec::JobSpec,
+    event::{Actor, Because, Entity, Event},
+    id::{ManagedJobId, ProjectId, RunId, SubmissionId, UserId},
+    job, run,
+    time::Timestamp,
+};
+
+use super::Spec;
+use crate::{
+    db::{
+        Db, Unit,
+        events::{self, Place, Target},
+        jobs::{self, NewJob},
+        runs::{self, NewRun},
+    },
+    error::{Error, Result},
+    job_orders::node_key::NodeKey,
+    secrets::Keyring,
+};
+
+const JOBS_MAX: usize = 1000;
+
+/// Who wants a run, where, and why.
+pub(crate) struct Asked<'a> {
+    pub(crate) project: ProjectId,
+    pub(crate) project_name: &'a str,
+    pub(crate) user: UserId,
+    pub(crate) actor: Actor,
+    pub(crate) idempotency_key: Option<String>,
+    pub(crate) idempotency_hash: Option<String>,
+    /// The managed job whose attempt it is.
+    pub(crate) managed_job: Option<ManagedJobId>,
+    /// JSON: the places that it stays away from or seeks.
+    pub(crate) placing: Option<String>,
+}
+
+/// Everything that makes the run true. `next` is its first slot, where it has a schedule.
+pub(crate) fn unit(
+    db: &Db,
+    keys: &Keyring,
+    asked: Asked<'_>,
+    spec: &Spec,
+    next: Option<Timestamp>,
+) -> Result<(RunId, Unit)> {
+    let name = spec.name().unwrap_or_default();
+    let id = RunId(db.new_id()?);
+    let specs = if next.is_some() { Vec::new() } else { spec.jobs()? };
+    if specs.len() > JOBS_MAX {
+        return Err(Error::refused(format!("a run may start with at most {JOBS_MAX} jobs")));
+    }
+    // Scheduled, or a service at zero: nothing runs until its time comes.
+    let status = if specs.is_empty() { run::Status::Pending } else { run::Status::Submitted };
+    let replicas = specs.iter().map(|spec| i64::from(spec.replica_num) + 1).max().unwrap_or(0);
+    let Asked { project, user, actor, .. } = asked;
+    let row = NewRun {
+        id,
+        project_id: project,
+        user_id: user,
+        repo_id: spec.repo_id().map(str::to_owned),
+        name: name.to_owned(),
+        spec: spec.value.to_string(),
+        service: spec.service(asked.project_name, name).map(|service| service.to_string()),
+        gateway_id: None,
+        status,
+        desired_replicas: replicas,
+        priority: spec.priority(),
+        next_triggered_at: next,
+        idempotency_key: asked.idempotency_key,
+        idempotency_hash: asked.idempotency_hash,
+        managed_job_id: asked.managed_job,
+        placing: asked.placing,
+    };
+    let because =
+        |message: &str| Because { actor, reason: "submitted".into(), message: message.into() };
+    let told = |event: &Event, entity, id, name: &str| {
+        let by = match actor {
+            Actor::User(user) => Some(user),
+            Actor::Pipeline { .. } | Actor::Server => None,
+        };
+        let targets = [Target { entity, id, name }];
+        let place = Place { project: Some(project), user: by, lock_token: None, targets: &targets };
+        events::append(db, event, &place)
+    };
+    let mut created = Event::created::<run::Run>(id.0, status, because("Run submitted"));
+    // An epoch would be that of another row's lock; these rows' own have not been taken yet.
+    created.epoch = None;
+    let mut unit =
+        Unit::new().and([runs::insert(row)]).and(told(&created, Entity::Run, id.0, name)?);
+    for (job, sealed) in submissions(db, keys, project, spec, id, &specs)? {
+        let mut created =
+            Event::created::<job::Job>(job.id.0, job::Status::Submitted, because("Job submitted"));
+        created.epoch = None;
+        let told = told(&created, Entity::Job, job.id.0, &job.job_name)?;
+        unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, ..job })]).and(told);
+    }
+    Ok((id, unit))
+}
+
+/// The first submission of each job. Jobs of one replica reach each other with a key of their own,
+/// which no answer ever shows.
+fn submissions(
+    db: &Db,
+    keys: &Keyring,
+    project: ProjectId,
+    spec: &Spec,
+    run: RunId,
+    specs: &[JobSpec],
+) -> Result<Vec<(NewJob, Option<Vec<u8>>)>> {
+    let mut all = Vec::with_capacity(specs.len());
+    for replica in specs.chunk_by(|a, b| a.replica_num == b.replica_num) {
+        let key = if replica.len() > 1 { Some(NodeKey::draw()?) } else { None };
+        for job in replica {
+            let id = SubmissionId(db.new_id()?);
+            let sealed = key.as_ref().map(|key| key.sealed_for(keys, id)).transpose()?;
+            let row = NewJob {
+                id,
+                run_id: run,
+                project_id: project,
+                job_name: job.job_name.clone(),
+                replica_num: job.replica_num.into(),
+                job_num: job.job_num.into(),
+                submission_num: 0,
+                deployment_num: 0,
+                replica_group: Some(job.replica_group.clone()),
+                status: job::Status::Submitted,
+                job_spec: spec.shape.document(job).map_err(|error| Error::refused(error.to_string()))?,
+                secrets_sealed: None,
+                priority: spec.priority(),
+            };
+            all.push((row, sealed));
+        }
+    }
+    Ok(all)
+}
