@@ -59,6 +59,8 @@ pub struct ListRequest {
     #[serde(default)]
     pub target_presets: Option<Vec<Uuid>>,
     #[serde(default)]
+    pub target_managed_jobs: Option<Vec<Uuid>>,
+    #[serde(default)]
     pub within_projects: Option<Vec<Uuid>>,
     #[serde(default)]
     pub within_fleets: Option<Vec<Uuid>>,
@@ -96,6 +98,7 @@ impl Default for ListRequest {
             target_gateway_replicas: None,
             target_secrets: None,
             target_presets: None,
+            target_managed_jobs: None,
             within_projects: None,
             within_fleets: None,
             within_runs: None,

@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
     apply, attach, check, completion, cost, dev, doctor, event, explain, fleet, gateway, help, init,
-    instance, login, logs, metrics, offer, project, ps, secret, server, stop, top, user, volume, why,
+    instance, jobs, login, logs, metrics, offer, project, ps, secret, server, stop, top, user, volume, why,
 };
 
 const AFTER: &str = "\
@@ -35,6 +35,8 @@ pub(crate) enum Command {
     Logs(logs::Args),
     /// Stop runs
     Stop(stop::Args),
+    /// Launch, list, follow and cancel managed jobs, which outlive their machines
+    Jobs(jobs::Args),
     /// Say why a run waits, failed or ended
     Why(why::Args),
     /// Watch runs, instances, queue and events, and act on them
@@ -125,7 +127,7 @@ pub(crate) struct Output {
 }
 
 /// How often to answer.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct Watch {
     /// Show it again whenever it changes
     #[arg(short = 'w', long)]

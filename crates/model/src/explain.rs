@@ -78,6 +78,10 @@ pub enum Shortfall {
     },
     /// `instances:` names others.
     NotNamed,
+    /// A managed job was lost there, and looks elsewhere first.
+    Avoided {
+        place: String,
+    },
     /// `fleets:` names others, or the run already chose another.
     FleetNotNamed,
     /// Several nodes need `placement: cluster`.
@@ -156,6 +160,7 @@ impl Shortfall {
             | Self::Reservation { .. }
             | Self::Volume { .. }
             | Self::NotNamed
+            | Self::Avoided { .. }
             | Self::FleetNotNamed
             | Self::NotCluster
             | Self::ReuseOnly
@@ -186,6 +191,7 @@ impl Shortfall {
             Self::Reservation { .. } => "reservation",
             Self::Volume { .. } => "volume",
             Self::NotNamed => "not_named",
+            Self::Avoided { .. } => "avoided",
             Self::FleetNotNamed => "fleet_not_named",
             Self::NotCluster => "not_cluster",
             Self::ReuseOnly => "reuse_only",
@@ -234,6 +240,7 @@ impl Shortfall {
             Self::Reservation { has: Some(has), .. } => format!("set `reservation: {has}`"),
             Self::Volume { .. } => "use a volume in the same place".into(),
             Self::NotNamed => "add it to `instances`".into(),
+            Self::Avoided { .. } => "it is tried again when there is nothing else".into(),
             Self::FleetNotNamed => "add the fleet to `fleets`".into(),
             Self::NotCluster => "use a fleet with `placement: cluster`".into(),
             Self::ReuseOnly => "set `creation_policy: reuse-or-create`".into(),
@@ -349,6 +356,7 @@ impl Display for Shortfall {
             }
             Self::Volume { at } => write!(f, "its volumes are in {}", places(at)),
             Self::NotNamed => f.write_str("is not one of the named instances"),
+            Self::Avoided { place } => write!(f, "is avoided: the job was lost at {place}"),
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),
             Self::ReuseOnly => f.write_str("would be a new instance, and only existing ones may be used"),

@@ -7,15 +7,17 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use windlass_api::Document;
 use windlass_model::{
+    id::InstanceId,
     managed_job::{
         plan::{PRIORITY, Plan},
         record::Placement,
     },
+    plan::offers::Location,
     sky::{Identity, RunSpec, Site},
     spot::Market,
 };
 
-use crate::services::runs::Spec;
+use crate::{db::runs::Run, services::runs::Spec};
 
 /// What all attempts of a job have in common.
 pub(crate) struct Maker<'a> {
@@ -106,6 +108,23 @@ pub(crate) struct Placing {
 }
 
 impl Placing {
+    /// What a run says about places; nothing where it says nothing that can be read.
+    pub(crate) fn of(run: &Run) -> Self {
+        run.placing.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+
+    /// The machines to stay away from, and the regions or zones where machines are rented.
+    pub(crate) fn avoided(&self) -> (Vec<Location>, Vec<InstanceId>) {
+        let instances = self.avoid.iter().filter_map(|one| one.instance.as_ref()?.parse().ok()).collect();
+        let places = self.avoid.iter().filter_map(|one| {
+            let mut parts = one.place.splitn(3, '/').map(str::to_owned);
+            let (backend, region) = (parts.next()?, parts.next()?);
+            let rented = !matches!(backend.as_str(), "remote" | "local");
+            rented.then(|| Location { backend, region, zone: parts.next() })
+        });
+        (places.collect(), instances)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.avoid.is_empty() && self.prefer.is_none()
     }

@@ -148,6 +148,8 @@ fn limits(config: &Config) -> Needs {
         volumes: Vec::new(),
         instances: None,
         whole: false,
+        avoid: Vec::new(),
+        avoid_instances: Vec::new(),
     }
 }
 

@@ -225,6 +225,8 @@ impl RunShape {
             reservation: asked.reservation.clone(),
             volumes: Vec::new(),
             instances: self.properties.instances.as_ref().map(|list| list.0.iter().map(named).collect()),
+            avoid: Vec::new(),
+            avoid_instances: Vec::new(),
             whole: asked.multinode == Some(true),
         }
     }

@@ -327,7 +327,10 @@ impl Job {
             None | Some("") => default.working_dir.clone(),
             Some(dir) => default.resolve(dir),
         };
-        let site = Site { working_dir, ..default };
+        let mut site = Site { working_dir, ..default };
+        if phase::wants_home(&submit.job_spec.env, self.around.scratch.as_deref()) {
+            site.account.home = site.working_dir.join(phase::HOME);
+        }
         let hostfile = submit.cluster_info.as_ref().filter(|cluster| !cluster.job_ips.is_empty());
         let hostfile = hostfile.map(|_| match self.around.in_container {
             true => PathBuf::from(HOSTFILE_INSIDE),

@@ -3,6 +3,7 @@
 //! Only a job whose variables name the file has one. What it writes there concerns nobody but itself.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsStr,
     fs::OpenOptions,
     io::Read as _,
@@ -17,6 +18,14 @@ use super::env::Env;
 
 /// A word and a newline.
 const BYTES_MAX: u64 = 64;
+
+/// The home of a job that has none of its own, below its working directory.
+pub(super) const HOME: &str = ".home";
+
+/// Whether a job asks for a home of its own where it would share that of its user.
+pub(super) fn wants_home(env: &BTreeMap<String, String>, scratch: Option<&Path>) -> bool {
+    scratch.is_some() && env.contains_key(PRIVATE_HOME)
+}
 
 /// Fills in what a job asked for by naming it. `scratch` is the task's own directory, outside of containers; there
 /// the job has no home of its own either.

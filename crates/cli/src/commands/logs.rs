@@ -96,6 +96,31 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| wanted.print(cx).await)
 }
 
+/// What the jobs of one run wrote: all there is, or until its end.
+pub(crate) async fn of_run(
+    cx: &Context,
+    at: &At,
+    name: &str,
+    follow: bool,
+    tail: Option<usize>,
+) -> Result<Exit, Problem> {
+    let args = Args {
+        name: name.to_owned(),
+        follow,
+        tail,
+        since: None,
+        until: None,
+        grep: None,
+        replica: None,
+        job: None,
+        previous: false,
+        raw: false,
+        diagnose: false,
+        at: at.clone(),
+    };
+    Wanted { args: &args, since: None, until: None, grep: None }.print(cx).await
+}
+
 /// A length of time ago, or a moment.
 pub(crate) fn since(text: &str) -> Result<Timestamp, Problem> {
     if let Ok(secs) = parse_duration(text) {

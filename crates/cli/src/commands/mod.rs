@@ -14,6 +14,7 @@ pub(crate) mod gateway;
 pub(crate) mod help;
 pub(crate) mod init;
 pub(crate) mod instance;
+pub(crate) mod jobs;
 pub(crate) mod login;
 pub(crate) mod logs;
 pub(crate) mod metrics;
@@ -65,6 +66,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Help(args) => help::run(&args),
         Command::Init(args) => init::run(&args),
+        Command::Jobs(args) => jobs::run(&args),
         Command::Login(args) => login::run(&args),
         Command::Server(args) => server::run(args),
         Command::Dev(args) => dev::run(&args),

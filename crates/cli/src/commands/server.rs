@@ -100,6 +100,12 @@ pub(crate) struct Args {
     /// How long a host may be silent before its jobs are lost, and may be retried elsewhere: `2m`
     #[arg(long, env = "WINDLASS_SERVER_LOST_AFTER", global = true, value_name = "TIME")]
     pub(crate) lost_after: Option<String>,
+    /// How many managed jobs may be launched at once, over all replicas
+    #[arg(long, env = "WINDLASS_SERVER_JOBS_LAUNCHING_MAX", global = true, value_name = "N")]
+    pub(crate) jobs_launching_max: Option<u32>,
+    /// How many managed jobs may be alive at once, over all replicas
+    #[arg(long, env = "WINDLASS_SERVER_JOBS_ALIVE_MAX", global = true, value_name = "N")]
+    pub(crate) jobs_alive_max: Option<u32>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -252,6 +258,8 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         keep_logs: args.keep_logs,
         log_store: args.log_store,
         lost_after: args.lost_after,
+        jobs_launching_max: args.jobs_launching_max,
+        jobs_alive_max: args.jobs_alive_max,
     };
     Ok(Settings::new(given, Home::path().as_deref())?)
 }

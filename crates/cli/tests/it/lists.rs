@@ -6,7 +6,7 @@ use crate::{snapshot::Story, stage::Stage};
 fn an_empty_list_says_what_makes_one() {
     let stage = Stage::new();
     let mut story = Story::new("lists-empty", &stage);
-    for thing in ["ps", "fleet", "volume", "gateway"] {
+    for thing in ["ps", "fleet", "volume", "gateway", "jobs"] {
         for format in ["table", "json", "jsonl", "name"] {
             story.run(&[thing, "-o", format]);
         }

@@ -14,6 +14,7 @@ mod doctor;
 mod errors;
 mod examples;
 mod follow;
+mod jobs;
 mod lists;
 mod login;
 mod relay;

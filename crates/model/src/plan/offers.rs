@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     explain::Shortfall,
+    id::InstanceId,
     money::Price,
     plan::blocks::{self, Share},
     resources::{CpuArch, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -94,12 +95,30 @@ pub struct Location {
 }
 
 impl Location {
+    /// Whether the offer can be had nowhere else.
+    fn is_all_of(&self, offer: &Offer) -> bool {
+        let in_zone = |zone: &String| {
+            !offer.zones.is_empty() && offer.zones.iter().all(|of_offer| same(of_offer, zone))
+        };
+        same(&self.backend, &offer.backend)
+            && same(&self.region, &offer.region)
+            && self.zone.as_ref().is_none_or(in_zone)
+    }
+
     fn admits(&self, offer: &Offer) -> bool {
         same(&self.backend, &offer.backend)
             && same(&self.region, &offer.region)
             && self.zone.as_ref().is_none_or(|zone| {
                 offer.zones.is_empty() || offer.zones.iter().any(|of_offer| same(of_offer, zone))
             })
+    }
+}
+
+/// `backend/region`, and the zone where there is one.
+impl std::fmt::Display for Location {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.backend, self.region)?;
+        self.zone.as_ref().map_or(Ok(()), |zone| write!(f, "/{zone}"))
     }
 }
 
@@ -129,6 +148,9 @@ pub struct Needs {
     /// One entry per mount point: the places of the volumes it may use.
     pub volumes: Vec<Vec<Location>>,
     pub instances: Option<Vec<Named>>,
+    /// Places to stay away from, and instances.
+    pub avoid: Vec<Location>,
+    pub avoid_instances: Vec<InstanceId>,
     /// A node of several: it takes whole instances, never a share.
     pub whole: bool,
 }
@@ -255,6 +277,9 @@ fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {
         && offer.reservation.as_ref() != Some(wanted)
     {
         short.add(|| Shortfall::Reservation { wanted: wanted.clone(), has: offer.reservation.clone() });
+    }
+    if let Some(location) = needs.avoid.iter().find(|location| location.is_all_of(offer)) {
+        short.add(|| Shortfall::Avoided { place: location.to_string() });
     }
     for volume in &needs.volumes {
         if !volume.iter().any(|location| location.admits(offer)) {

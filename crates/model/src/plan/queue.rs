@@ -303,6 +303,8 @@ fn equal_but_whole(left: &Needs, right: &Needs) -> bool {
         && left.reservation == right.reservation
         && left.volumes == right.volumes
         && left.instances == right.instances
+        && left.avoid == right.avoid
+        && left.avoid_instances == right.avoid_instances
 }
 
 fn fit(shape: &Shape<'_>, needs: &Needs) -> Fit {

@@ -177,7 +177,11 @@ impl<'a> Stock<'a> {
         free >= blocks && self.shape_of(instance).open.contains(&(free, instance))
     }
 
+    /// Whether it is one that is asked for, and not one to stay away from.
     pub(super) fn is_named(&self, instance: usize, needs: &Needs) -> bool {
+        if needs.avoid_instances.contains(&self.instances[instance].id) {
+            return false;
+        }
         let Some(named) = &needs.instances else { return true };
         let fleet = self.fleets[self.shape_of(instance).fleet].fleet;
         let instance = self.instances[instance];
@@ -220,6 +224,9 @@ impl<'a> Stock<'a> {
 
     /// Why an instance that would do is not taken now.
     pub(super) fn in_the_way(&self, instance: usize, wanted: u32, needs: &Needs) -> Shortfall {
+        if needs.avoid_instances.contains(&self.instances[instance].id) {
+            return Shortfall::Avoided { place: self.instances[instance].name.clone() };
+        }
         if !self.is_named(instance, needs) {
             return Shortfall::NotNamed;
         }

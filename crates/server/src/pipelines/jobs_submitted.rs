@@ -31,6 +31,7 @@ use windlass_model::{
 use super::{Hands, applied, because, due_in};
 use crate::{
     attachments::mounts::{self, Catalogue},
+    attempts::Placing,
     db::{
         Val, Written,
         fleets::Fleet,
@@ -448,9 +449,12 @@ fn waiting(
         None => FleetChoice::Follow,
     };
     let mut nodes = Vec::with_capacity(replica.nodes.len());
+    let avoided = Placing::of(run).avoided();
     for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
         let volumes = volumes.locations(&mounts::of_spec(spec))?;
-        nodes.push(Node { job: job.id, needs: Arc::new(Needs { volumes, ..shape.needs_of(spec) }) });
+        let (avoid, avoid_instances) = avoided.clone();
+        let needs = Needs { volumes, avoid, avoid_instances, ..shape.needs_of(spec) };
+        nodes.push(Node { job: job.id, needs: Arc::new(needs) });
     }
     let fleets = shape.fleet_names().map(|names| {
         let named = stock.fleets.iter().filter(|f| names.contains(&f.name));

@@ -32,6 +32,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         &asked.target_gateway_replicas,
         &asked.target_secrets,
         &asked.target_presets,
+        &asked.target_managed_jobs,
     ];
     let within = [
         (&asked.within_projects, Some(Within::Project)),

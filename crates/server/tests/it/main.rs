@@ -41,6 +41,7 @@ mod log_copy;
 mod log_stores;
 mod log_stream;
 mod logs;
+mod managed_jobs;
 mod openapi;
 mod pipelines;
 mod postgres;

@@ -69,7 +69,7 @@ async fn an_admin_sees_how_the_pipelines_are_doing(ground: &Ground) {
     status_of(&server, "seen", "failed").await;
     let pipelines = server.admin("/api/server/pipelines", json!({})).await;
     let names: Vec<_> = pipelines.as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
-    let jobs = ["runs", "jobs_submitted", "jobs_running", "jobs_terminating"];
+    let jobs = ["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "managed_jobs"];
     assert_eq!(names, [&jobs[..], &["instances", "fleets", "volumes"]].concat());
     assert!(pipelines[0]["applied"].as_u64().unwrap() > 0, "{pipelines}");
     server.stop().await;

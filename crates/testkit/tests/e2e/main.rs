@@ -10,6 +10,7 @@ mod containers;
 mod dstack;
 mod endings;
 mod hosts;
+mod jobs;
 mod local;
 mod own;
 mod reach;

@@ -12,7 +12,7 @@ use std::{
 use ignore::WalkBuilder;
 use tar::{Builder, EntryType, Header};
 use windlass_api::{
-    files::HashRequest,
+    files::{Archive, HashRequest},
     operations::{ReadArchive, UploadArchive},
     server::Nothing,
 };
@@ -44,25 +44,34 @@ pub(super) async fn upload(cx: &Context, source: &Source) -> Result<Vec<Brought>
         let from = local_path(&source.dir, &file.local_path)?;
         let content = one(&from)
             .map_err(|problem| problem.hint(format!("it is named in `files` of {}", source.file)))?;
-        let hash = sha256(&content);
-        let found = cx.try_call::<ReadArchive>(&HashRequest { hash: hash.clone() }).await;
-        let archive = match found {
-            Ok(archive) => archive,
-            Err(error) if error.is_absent() => {
-                match cx.client.upload::<UploadArchive>(&[], &Nothing {}, &hash, &content).await {
-                    Ok(archive) => archive,
-                    Err(error) => return Err(cx.explain(&error).await),
-                }
-            }
-            Err(error) => return Err(cx.explain(&error).await),
-        };
+        let archive = send(cx, &content).await?;
         all.push(Brought { id: archive.id.to_string(), path: file.path.clone() });
     }
     Ok(all)
 }
 
+/// Brings a file or a directory to the server.
+pub(crate) async fn bring(cx: &Context, path: &Path) -> Result<uuid::Uuid, Problem> {
+    Ok(send(cx, &one(path)?).await?.id)
+}
+
+/// Sends an archive, unless the server has it.
+async fn send(cx: &Context, content: &[u8]) -> Result<Archive, Problem> {
+    let hash = sha256(content);
+    match cx.try_call::<ReadArchive>(&HashRequest { hash: hash.clone() }).await {
+        Ok(archive) => Ok(archive),
+        Err(error) if error.is_absent() => {
+            match cx.client.upload::<UploadArchive>(&[], &Nothing {}, &hash, content).await {
+                Ok(archive) => Ok(archive),
+                Err(error) => Err(cx.explain(&error).await),
+            }
+        }
+        Err(error) => Err(cx.explain(&error).await),
+    }
+}
+
 /// `~` is the home; the rest is relative to the file that names it.
-pub(super) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, Problem> {
+pub(crate) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, Problem> {
     if let Some(rest) = path.strip_prefix("~/").or_else(|| (path == "~").then_some("")) {
         let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
         let home = home.ok_or_else(|| Problem::new(format!("find `{path}`")).why("`HOME` is not set"))?;

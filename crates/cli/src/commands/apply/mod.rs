@@ -1,6 +1,6 @@
 //! `windlass apply`: reads a configuration, shows what it would do, asks, does it, and stays until the end.
 
-mod archive;
+pub(crate) mod archive;
 mod changes;
 mod fleet;
 mod git;
@@ -111,7 +111,7 @@ pub(crate) fn ports(job_spec: &serde_json::Value, named: &[PortMapping]) -> Vec<
     all
 }
 
-fn variable(text: &str) -> Result<(String, Option<String>), String> {
+pub(crate) fn variable(text: &str) -> Result<(String, Option<String>), String> {
     match text.split_once('=') {
         Some(("", _)) => Err("want NAME or NAME=VALUE".to_owned()),
         Some((name, value)) => Ok((name.to_owned(), Some(value.to_owned()))),

@@ -1,0 +1,103 @@
+//! `windlass jobs cancel`: returns when the server has written it down.
+
+use windlass_api::{
+    managed_jobs::{CancelRequest, Cancelled, ListRequest},
+    operations::{CancelManagedJobs, ListManagedJobs},
+};
+
+use super::{NOT_FOUND, find};
+use crate::{
+    cli::Format,
+    context::Context,
+    exit::Exit,
+    output::{self, words},
+    problem::Problem,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass jobs cancel 12 13              ask, then end both
+  windlass jobs cancel -y -n train        all of yours that are called so
+  windlass jobs cancel -y --all           all of yours
+  windlass jobs cancel -y --graceful --graceful-timeout 600 12";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The jobs, by their numbers
+    #[arg(value_name = "JOB")]
+    jobs: Vec<i64>,
+    /// All of yours that are called so
+    #[arg(short, long)]
+    name: Option<String>,
+    /// All of yours
+    #[arg(short, long)]
+    all: bool,
+    /// Everybody's
+    #[arg(short = 'u', long)]
+    all_users: bool,
+    /// Let pending output be written before the nodes are released
+    #[arg(long)]
+    graceful: bool,
+    /// For so many seconds; then they are ended at once
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..=604_800))]
+    graceful_timeout: Option<i64>,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+}
+
+pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<Exit, Problem> {
+    let chosen = [!args.jobs.is_empty(), args.name.is_some(), args.all, args.all_users];
+    if chosen.iter().filter(|chosen| **chosen).count() != 1 {
+        return Err(Problem::misuse("say which jobs: numbers, `--name`, `--all` or `--all-users`")
+            .hint("`windlass jobs queue` lists them"));
+    }
+    // Every number is looked at first: a typo ends nothing.
+    for job in &args.jobs {
+        if find(cx, *job).await?.is_none() {
+            return Ok(NOT_FOUND);
+        }
+    }
+    let what = match (&args.name, args.jobs.as_slice()) {
+        (Some(name), _) => format!("your jobs called `{name}`"),
+        (None, []) if args.all_users => "the jobs of everybody".to_owned(),
+        (None, []) => "all your jobs".to_owned(),
+        (None, [one]) => format!("job {one}"),
+        (None, many) => {
+            let numbers: Vec<String> = many.iter().map(ToString::to_string).collect();
+            format!("jobs {}", numbers.join(", "))
+        }
+    };
+    if !args.yes && !args.jobs.is_empty() {
+        let request = ListRequest { job_ids: Some(args.jobs.clone()), ..ListRequest::default() };
+        let jobs = cx.call::<ListManagedJobs>(&request).await?;
+        super::queue::table(&jobs, false).lines(output::style::Style::stderr()).iter().for_each(|line| output::say(line));
+    }
+    if !output::confirm(args.yes, &format!("Cancel {what}?"))? {
+        output::say("Nothing was cancelled.");
+        return Ok(Exit::Failed);
+    }
+    let request = CancelRequest {
+        job_ids: (!args.jobs.is_empty()).then(|| args.jobs.clone()),
+        name: args.name.clone(),
+        all: args.all,
+        all_users: args.all_users,
+        graceful: args.graceful,
+        graceful_timeout: args.graceful_timeout,
+    };
+    let done: Cancelled = cx.call::<CancelManagedJobs>(&request).await?;
+    let numbers: Vec<String> = done.job_ids.iter().map(ToString::to_string).collect();
+    match numbers.as_slice() {
+        [] => output::say("There was nothing to cancel: they have ended."),
+        [one] => output::say(&format!("Job {one} is being cancelled.")),
+        many if many.len() <= 10 => output::say(&format!("Jobs {} are being cancelled.", many.join(", "))),
+        many => output::say(&format!("{} are being cancelled.", words::count(many.len(), "job"))),
+    }
+    match format {
+        Format::Json | Format::Jsonl => output::one(format, &done, "", |_| ())?,
+        Format::Name => numbers.iter().for_each(|number| output::data(number)),
+        Format::Table | Format::Wide => {}
+    }
+    Ok(Exit::Done)
+}

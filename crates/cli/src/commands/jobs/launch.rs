@@ -1,0 +1,251 @@
+//! `windlass jobs launch FILE…`: one job for each file, followed to its end unless told otherwise.
+
+use std::{
+    collections::BTreeMap,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use windlass_api::{
+    managed_jobs::{LaunchRequest, Launched, TaskFile},
+    operations::{LaunchManagedJobs, ReadProject},
+    server::Nothing,
+};
+use windlass_model::{
+    config,
+    managed_job::plan::{Body, Plan},
+    sky::{self, Given, Secret},
+};
+
+use super::{exit_of, find, logs, why};
+use crate::{
+    cli::{At, Format},
+    commands::apply::{archive, variable},
+    context::{self, Context},
+    exit::Exit,
+    output::{self, words},
+    problem::{Code, Problem},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass jobs launch train.yaml                      ask, launch, and follow its output to the end
+  windlass jobs launch -y -d train.yaml                return when the server has it
+  windlass jobs launch -y -n try --env LR=0.1 --secret TOKEN train.yaml
+  windlass jobs launch -y -d --num-jobs 100 sweep.yaml
+  windlass jobs launch -y 'python -c \"print(1)\"'      a command, without a file";
+
+/// Larger files are no task files.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Task files, one job for each; or a command
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<String>,
+    /// Name the job so, whatever the file says
+    #[arg(short, long)]
+    name: Option<String>,
+    /// Set a variable; `K` alone takes it from your environment
+    #[arg(short, long = "env", value_name = "K[=V]", value_parser = variable)]
+    env: Vec<(String, Option<String>)>,
+    /// Take variables from a file with lines `K=V`
+    #[arg(long, value_name = "FILE")]
+    env_file: Option<PathBuf>,
+    /// Set a secret; `K` alone takes it from your environment
+    #[arg(long = "secret", value_name = "K[=V]", value_parser = variable)]
+    secret: Vec<(String, Option<String>)>,
+    /// From -1000 to 1000; higher is launched first
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-1000..=1000))]
+    priority: Option<i32>,
+    /// So many jobs of each file, all or none
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    num_jobs: Option<u32>,
+    /// Return as soon as the server has it
+    #[arg(short, long)]
+    detach: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// One file, read and found right.
+struct Source {
+    text: String,
+    plan: Plan,
+    /// What the paths of tasks in our own dialect are relative to.
+    dir: PathBuf,
+}
+
+pub(super) fn run(args: &Args, at: &At, format: Format) -> Result<Exit, Problem> {
+    let envs = envs(args)?;
+    let secrets = values(&args.secret, "secret")?;
+    let mut sources = Vec::new();
+    for file in &args.files {
+        sources.push(read(file, &envs, &secrets)?);
+    }
+    context::with(at, async |cx| {
+        // A project that does not exist is told before anything is sent.
+        cx.call::<ReadProject>(&Nothing {}).await?;
+        for source in &sources {
+            describe(source, args);
+        }
+        let copies = usize::try_from(args.num_jobs.unwrap_or(1)).unwrap_or(usize::MAX);
+        let count = words::count(sources.len().saturating_mul(copies), "job");
+        if !output::confirm(args.yes, &format!("Launch {count}?"))? {
+            output::say("Nothing was launched.");
+            return Ok(Exit::Failed);
+        }
+        let mut all = Launched { jobs: Vec::new(), warnings: Vec::new() };
+        for source in &sources {
+            let launched = launch(cx, source, args, &envs, &secrets).await?;
+            all.jobs.extend(launched.jobs);
+            all.warnings.extend(launched.warnings);
+        }
+        tell(&all, format)?;
+        let [only] = all.jobs.as_slice() else { return Ok(Exit::Done) };
+        if args.detach {
+            output::say(&format!("`windlass jobs logs {}` follows it.", only.job_id));
+            return Ok(Exit::Done);
+        }
+        let Some(job) = find(cx, only.job_id).await? else { return Ok(super::NOT_FOUND) };
+        let job = logs::follow(cx, at, job).await?;
+        let reason = Some(why(&job)).filter(|why| !why.is_empty());
+        let reason = reason.map(|why| format!(": {}", output::printable(&why))).unwrap_or_default();
+        output::say(&format!("Job {} ended as {}{reason}.", job.job_id, job.status));
+        Ok(exit_of(&job))
+    })
+}
+
+fn tell(all: &Launched, format: Format) -> Result<(), Problem> {
+    for warning in &all.warnings {
+        output::say(&output::printable(&format!("warning: {warning}")));
+    }
+    match format {
+        Format::Json | Format::Jsonl => output::one(format, all, "", |_| ())?,
+        Format::Name => all.jobs.iter().for_each(|job| output::data(&job.job_id.to_string())),
+        Format::Table | Format::Wide => match all.jobs.as_slice() {
+            [one] => output::say(&output::printable(&format!("Job {} ({}) is launched.", one.job_id, one.name))),
+            [first, .., last] => {
+                output::say(&format!("Jobs {} to {} are launched.", first.job_id, last.job_id));
+            }
+            [] => {}
+        },
+    }
+    Ok(())
+}
+
+async fn launch(
+    cx: &Context,
+    source: &Source,
+    args: &Args,
+    envs: &BTreeMap<String, String>,
+    secrets: &BTreeMap<String, String>,
+) -> Result<Launched, Problem> {
+    let mut files = Vec::new();
+    for (task, of) in (0..).zip(&source.plan.tasks) {
+        let base = match &of.body {
+            // As its own tool does: relative to where one stands.
+            Body::Script(_) => Path::new("."),
+            Body::Configuration(_) => source.dir.as_path(),
+        };
+        for (from, path) in of.body.local_files() {
+            let archive_id = archive::bring(cx, &archive::local_path(base, &from)?).await?;
+            files.push(TaskFile { task, archive_id, path });
+        }
+    }
+    let request = LaunchRequest {
+        text: source.text.clone(),
+        name: args.name.clone(),
+        envs: envs.clone(),
+        secrets: secrets.clone(),
+        priority: args.priority,
+        num_jobs: args.num_jobs,
+        files,
+    };
+    cx.call::<LaunchManagedJobs>(&request).await
+}
+
+fn describe(source: &Source, args: &Args) {
+    let plan = &source.plan;
+    let name = args.name.as_ref().or(plan.name.as_ref()).map_or("(a generated name)", String::as_str);
+    let tasks = if plan.tasks.len() > 1 { words::count(plan.tasks.len(), "task") } else { String::new() };
+    let copies = args.num_jobs.filter(|copies| *copies > 1).map(|copies| format!("{copies} copies"));
+    let more: Vec<String> = [Some(tasks).filter(|tasks| !tasks.is_empty()), copies].into_iter().flatten().collect();
+    let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
+    output::say(&output::printable(&format!("Job  {name}{more}")));
+}
+
+fn envs(args: &Args) -> Result<BTreeMap<String, String>, Problem> {
+    let mut all = BTreeMap::new();
+    if let Some(path) = &args.env_file {
+        let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let line = line.strip_prefix("export ").unwrap_or(line);
+            let (name, value) = line.split_once('=').ok_or_else(|| {
+                Problem::misuse(format!("`{line}` in `{}` is not a variable", path.display())).hint("`NAME=VALUE`")
+            })?;
+            let value = value.trim();
+            let quoted = |quote: char| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
+            let value = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);
+            all.insert(name.trim().to_owned(), value.to_owned());
+        }
+    }
+    all.extend(values(&args.env, "env")?);
+    Ok(all)
+}
+
+/// Of those without a value it is the one that the environment of this command has.
+fn values(given: &[(String, Option<String>)], flag: &str) -> Result<BTreeMap<String, String>, Problem> {
+    let mut all = BTreeMap::new();
+    for (name, value) in given {
+        let value = value.clone().or_else(|| std::env::var(name).ok()).ok_or_else(|| {
+            Problem::new(format!("`--{flag} {name}` has no value"))
+                .code(Code::UnsetVariable)
+                .why("it is not set in your environment")
+                .hint(format!("`--{flag} {name}=VALUE`, or set it"))
+        })?;
+        all.insert(name.clone(), value);
+    }
+    Ok(all)
+}
+
+fn read(
+    file: &str,
+    envs: &BTreeMap<String, String>,
+    secrets: &BTreeMap<String, String>,
+) -> Result<Source, Problem> {
+    let path = Path::new(file);
+    let is_command = file.contains(char::is_whitespace) && !path.exists();
+    let (text, shown) = if is_command {
+        let quoted = serde_json::to_string(file).map_err(|error| Problem::caused("read the command", &error))?;
+        (format!("run: {quoted}\n"), "the command")
+    } else {
+        (text(path)?, file)
+    };
+    let secrets = secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
+    let given = Given { envs: envs.clone(), secrets: secrets.collect() };
+    let wrong = |problems: Vec<config::error::Diagnosis>| {
+        output::say(output::printable(&config::render(&problems, shown, &text)).trim_end());
+        Problem::told()
+    };
+    let job = sky::parse(&text, &given).and_then(sky::Parsed::launchable).map_err(wrong)?;
+    let dir = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(Source { plan: job.plan, dir: dir.to_owned(), text })
+}
+
+fn text(path: &Path) -> Result<String, Problem> {
+    let failed = |error: std::io::Error| {
+        let problem = Problem::caused(&format!("read `{}`", path.display()), &error);
+        match error.kind() {
+            std::io::ErrorKind::NotFound => problem.hint("a command is given in quotes, as one argument"),
+            _ => problem,
+        }
+    };
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}

@@ -1,0 +1,112 @@
+//! `windlass jobs`: managed jobs, which outlive the machines they run on.
+
+mod cancel;
+mod launch;
+mod logs;
+mod queue;
+
+use windlass_api::{
+    managed_jobs::{ManagedJob, ReadRequest},
+    operations::ReadManagedJob,
+};
+use windlass_model::managed_job::Status;
+
+use crate::{
+    cli::{At, Output},
+    context::{self, Context},
+    exit::Exit,
+    output,
+    problem::{Code, Problem},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass jobs launch train.yaml     launch a task file, and follow its output
+  windlass jobs launch -d -y train.yaml --env LR=0.1 --num-jobs 8
+  windlass jobs queue                 what waits, runs and recovers
+  windlass jobs logs 12               what job 12 wrote, over all its attempts
+  windlass jobs cancel -y 12 13       end two of them
+
+A managed job is launched again, elsewhere if need be, when its machines are lost. Task files are those of SkyPilot, or
+tasks as `windlass apply` takes them. Exit codes of `launch` and `logs`: 0 succeeded, 100 failed, 101 not finished, 102
+not found, 103 cancelled.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// Launch jobs from task files
+    Launch(launch::Args),
+    /// List jobs and their tasks
+    Queue(queue::Args),
+    /// Print what a job wrote
+    Logs(logs::Args),
+    /// End jobs
+    Cancel(cancel::Args),
+}
+
+/// Who reads the exit code of a command that followed a job.
+const NOT_FOUND: Exit = Exit::Job(102);
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let format = args.output.format;
+    match &args.action {
+        None => context::with(&args.at, async |cx| queue::show(cx, &queue::Args::default(), format).await),
+        Some(Action::Launch(launch)) => launch::run(launch, &args.at, format),
+        Some(Action::Queue(queue)) => {
+            queue.check(format)?;
+            context::with(&args.at, async |cx| queue::show(cx, queue, format).await)
+        }
+        Some(Action::Logs(logs)) => context::with(&args.at, async |cx| logs::print(cx, logs, &args.at).await),
+        Some(Action::Cancel(cancel)) => {
+            context::with(&args.at, async |cx| cancel::cancel(cx, cancel, format).await)
+        }
+    }
+}
+
+/// One job by its number; `None`: there is none, which was said.
+async fn find(cx: &Context, job_id: i64) -> Result<Option<ManagedJob>, Problem> {
+    match cx.try_call::<ReadManagedJob>(&ReadRequest { job_id }).await {
+        Ok(job) => Ok(Some(job)),
+        Err(error) if error.is_absent() => {
+            let problem = Problem::new(format!("find job {job_id}"))
+                .code(Code::UnknownName)
+                .why(format!("project `{}` has none of that number", cx.project))
+                .hint("`windlass jobs queue -a` lists them");
+            output::say(&problem.text());
+            Ok(None)
+        }
+        Err(error) => Err(cx.explain(&error).await),
+    }
+}
+
+/// What a command that followed a job exits with.
+fn exit_of(job: &ManagedJob) -> Exit {
+    match job.status.parse::<Status>().map_or(101, Status::exit_code) {
+        0 => Exit::Done,
+        code => Exit::Job(code),
+    }
+}
+
+fn is_over(job: &ManagedJob) -> bool {
+    job.tasks.iter().all(|task| is_final(&task.status))
+}
+
+fn is_final(status: &str) -> bool {
+    status.parse::<Status>().is_ok_and(|status| status.is_final())
+}
+
+/// Why a job is where it is: the first thing that one of its tasks says.
+fn why(job: &ManagedJob) -> String {
+    let said = job.tasks.iter().filter(|task| task.status != Status::Succeeded.as_str());
+    said.filter_map(|task| task.reason.clone()).next().unwrap_or_default()
+}

@@ -1,0 +1,204 @@
+//! `windlass jobs queue`: jobs, newest first, with a line for each task of those that have several.
+
+use windlass_api::{
+    managed_jobs::{ListRequest, ManagedJob, Task},
+    operations::{ListManagedJobs, ReadProject},
+    server::Nothing,
+};
+use windlass_model::{
+    managed_job::Status,
+    time::{Span, Timestamp},
+};
+
+use crate::{
+    cli::{Format, Watch},
+    commands::logs::since,
+    context::Context,
+    exit::Exit,
+    output::{
+        List,
+        table::{Cell, Table},
+        words,
+    },
+    problem::Problem,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass jobs queue                          yours that have not ended, and the newest that have
+  windlass jobs queue -s RUNNING,RECOVERING    of these statuses
+  windlass jobs queue --since 2h -a -o json    all of the last two hours, for a program
+  windlass jobs queue -v                       with schedule states and reasons";
+
+/// How many are shown unless more are asked for.
+const USUAL: i64 = 50;
+const PAGE: i64 = 1000;
+/// `-a` shows at most so many.
+const ALL_MAX: i64 = 100_000;
+
+#[derive(Debug, Default, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Only jobs that show one of these statuses
+    #[arg(short, long = "status", value_name = "STATUS", value_delimiter = ',')]
+    status: Vec<String>,
+    /// Leave out jobs that have ended
+    #[arg(long)]
+    skip_finished: bool,
+    /// Only jobs launched since then: `10m`, `2h`, `1d` ago, or a time
+    #[arg(long, value_name = "WHEN")]
+    since: Option<String>,
+    /// The newest N
+    #[arg(short, long, value_name = "N", conflicts_with = "all", value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    limit: Option<i64>,
+    /// All of them, not only the newest
+    #[arg(short, long)]
+    all: bool,
+    /// Everybody's, not yours alone
+    #[arg(short = 'u', long)]
+    all_users: bool,
+    /// Schedule states, what is waited for, and why
+    #[arg(short, long)]
+    verbose: bool,
+    #[command(flatten)]
+    watch: Watch,
+}
+
+impl Args {
+    /// What can be wrong before anybody is asked.
+    pub(super) fn check(&self, format: Format) -> Result<(), Problem> {
+        if self.verbose && format != Format::Table {
+            return Err(Problem::misuse("`-v` shows a table").hint("leave out `-o`"));
+        }
+        for word in &self.status {
+            if status(word).is_none() {
+                let known: Vec<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
+                return Err(Problem::misuse(format!("there is no status `{word}`"))
+                    .hint(format!("one of {}", known.join(", "))));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn status(word: &str) -> Option<Status> {
+    word.to_ascii_uppercase().parse().ok()
+}
+
+pub(super) async fn show(cx: &Context, args: &Args, format: Format) -> Result<Exit, Problem> {
+    let name = |job: &ManagedJob| job.job_id.to_string();
+    let none = "No jobs. `windlass jobs launch FILE` launches one.";
+    let list = List { project: Some(&cx.project), kind: "jobs", name, none };
+    let format = if args.verbose && format == Format::Table { Format::Wide } else { format };
+    list.show(format, args.watch.watch, async || fetch(cx, args).await, table).await
+}
+
+async fn fetch(cx: &Context, args: &Args) -> Result<Vec<ManagedJob>, Problem> {
+    let wanted = if args.all { ALL_MAX } else { args.limit.unwrap_or(USUAL) };
+    let statuses = args.status.iter().filter_map(|word| status(word));
+    let mut request = ListRequest {
+        statuses: statuses.map(|status| status.as_str().to_owned()).collect(),
+        skip_finished: args.skip_finished,
+        all_users: args.all_users,
+        since: args.since.as_deref().map(since).transpose()?,
+        limit: Some(PAGE.min(wanted)),
+        ..ListRequest::default()
+    };
+    let mut all: Vec<ManagedJob> = Vec::new();
+    loop {
+        let page = cx.patiently::<ListManagedJobs>(&request).await?;
+        let full = i64::try_from(page.len()).ok() == request.limit;
+        all.extend(page);
+        let left = wanted - i64::try_from(all.len()).unwrap_or(wanted);
+        let Some(last) = all.last().filter(|_| full && left > 0) else { break };
+        request.prev_job_id = Some(last.job_id);
+        request.limit = Some(PAGE.min(left));
+    }
+    if all.is_empty() {
+        // The list of a project that does not exist is empty too.
+        cx.call::<ReadProject>(&Nothing {}).await?;
+    }
+    Ok(all)
+}
+
+pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
+    let now = words::now();
+    let mut head = vec![
+        "ID",
+        "TASK",
+        "NAME",
+        "RESOURCES",
+        "SUBMITTED",
+        "TOT. DURATION",
+        "JOB DURATION",
+        "#RECOVERIES",
+        "STATUS",
+    ];
+    if wide {
+        head.extend(["SCHEDULE", "PENDING", "PRIORITY", "USER", "PLACE", "REASON"]);
+    }
+    let mut table = Table::new(head);
+    for job in jobs {
+        table.row(job_row(job, wide, now));
+        if job.tasks.len() > 1 {
+            job.tasks.iter().for_each(|task| table.row(task_row(task, wide, now)));
+        }
+    }
+    table
+}
+
+fn seconds(secs: Option<i64>) -> String {
+    secs.map(|secs| words::span(Span::secs(secs))).unwrap_or_else(|| "-".to_owned())
+}
+
+fn job_row(job: &ManagedJob, wide: bool, now: Timestamp) -> Vec<Cell> {
+    let only = if let [only] = job.tasks.as_slice() { Some(only) } else { None };
+    let count = words::count(job.tasks.len(), "task");
+    let mut row = vec![
+        job.job_id.to_string().into(),
+        "-".into(),
+        job.name.as_str().into(),
+        only.map_or(count, |task| task.resources.clone()).into(),
+        job.submitted_at.map_or_else(|| "-".to_owned(), |at| words::ago(at, now)).into(),
+        seconds(job.total_duration).into(),
+        seconds(Some(job.job_duration)).into(),
+        job.recovery_count.to_string().into(),
+        Cell::status(&job.status),
+    ];
+    if wide {
+        row.extend([
+            job.schedule_state.as_str().into(),
+            only.and_then(|task| task.pending_kind.clone()).unwrap_or_default().into(),
+            job.priority.to_string().into(),
+            job.user.as_str().into(),
+            only.and_then(|task| task.placement.clone()).unwrap_or_default().into(),
+            only.and_then(|task| task.reason.clone()).unwrap_or_default().into(),
+        ]);
+    }
+    row
+}
+
+fn task_row(task: &Task, wide: bool, now: Timestamp) -> Vec<Cell> {
+    let mut row = vec![
+        "".into(),
+        task.task_id.to_string().into(),
+        task.name.as_str().into(),
+        task.resources.as_str().into(),
+        task.submitted_at.map_or_else(|| "-".to_owned(), |at| words::ago(at, now)).into(),
+        seconds(task.total_duration).into(),
+        seconds(Some(task.job_duration)).into(),
+        task.recovery_count.to_string().into(),
+        Cell::status(&task.status),
+    ];
+    if wide {
+        row.extend([
+            task.schedule_state.as_str().into(),
+            task.pending_kind.clone().unwrap_or_default().into(),
+            "".into(),
+            "".into(),
+            task.placement.clone().unwrap_or_default().into(),
+            task.reason.clone().unwrap_or_default().into(),
+        ]);
+    }
+    row
+}

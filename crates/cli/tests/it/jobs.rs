@@ -1,0 +1,32 @@
+//! Managed jobs as people type them, against a server without machines.
+
+use crate::{snapshot::Story, stage::Stage};
+
+#[test]
+fn a_job_is_asked_for_in_words_that_can_be_understood() {
+    let stage = Stage::new();
+    stage.file("good.yaml", "name: good\nresources:\n  disk_size: 100\nrun: echo hi\n");
+    stage.file("wrong.yaml", "name: wrong\nrnu: echo hi\n");
+    stage.file("service.yaml", "service:\n  replicas: 1\nrun: echo hi\n");
+    stage.file("secret.yaml", "secrets:\n  TOKEN: null\nrun: echo hi\n");
+    stage.file("circle.yaml", "name: a\ndepends_on: [b]\nrun: a\n---\nname: b\ndepends_on: [a]\nrun: b\n");
+    let mut story = Story::new("jobs", &stage);
+    story.run(&["jobs"]);
+    story.run(&["jobs", "queue", "-o", "json"]);
+    for file in ["wrong.yaml", "service.yaml", "circle.yaml", "none.yaml"] {
+        story.run(&["jobs", "launch", "-y", file]);
+    }
+    story.run(&["jobs", "launch", "-y", "-d", "secret.yaml"]);
+    story.run(&["jobs", "launch", "-y", "-d", "--secret", "NOWHERE_TO_BE_FOUND", "secret.yaml"]);
+    story.run(&["jobs", "launch", "good.yaml"]);
+    story.run(&["jobs", "launch", "-y", "-d", "good.yaml"]);
+    story.run(&["jobs", "launch", "-y", "-d", "-n", "many", "--num-jobs", "3", "good.yaml"]);
+    story.run(&["jobs", "launch", "-y", "-d", "-o", "name", "echo hi"]);
+    story.run(&["jobs", "queue", "-s", "RUNING"]);
+    story.run(&["jobs", "logs", "77"]);
+    story.run(&["jobs", "logs", "1", "nothing"]);
+    story.run(&["jobs", "cancel"]);
+    story.run(&["jobs", "cancel", "-y", "77"]);
+    story.run(&["jobs", "cancel", "1"]);
+    story.end();
+}

@@ -1,0 +1,153 @@
+//! Managed jobs over HTTP, with the pipelines turning and without.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use windlass_model::decide::managed_jobs::slots::{Limits, Waiting};
+use windlass_server::{
+    config::{Given, Settings},
+    db::{Unit, passes::managed_jobs as rows},
+    params,
+};
+
+use crate::http::{ADMIN, Ground, TestServer, on_both};
+
+/// Far longer than it takes; a state that never comes is a failure, not a wait.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+on_both! {
+    what_was_launched_is_listed_read_and_cancelled
+    a_file_that_is_wrong_or_not_ours_is_refused_with_its_line
+    m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits
+    a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job
+    secrets_of_a_job_are_sealed_and_shown_nowhere
+}
+
+async fn call(server: &TestServer, what: &str, body: Value) -> Value {
+    server.admin(&format!("/api/project/main/jobs/{what}"), body).await
+}
+
+async fn still(ground: &Ground) -> TestServer {
+    let mut settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    settings.pipelines = false;
+    TestServer::start_as(settings).await
+}
+
+async fn what_was_launched_is_listed_read_and_cancelled(ground: &Ground) {
+    let server = still(ground).await;
+    let text = "name: sweep\nresources: {cpus: 2+, memory: 4, use_spot: true}\nrun: echo $SKYPILOT_JOB_RANK\n";
+    let launched = call(&server, "launch", json!({"text": text, "num_jobs": 3, "priority": 7})).await;
+    let numbers: Vec<i64> =
+        launched["jobs"].as_array().unwrap().iter().map(|job| job["job_id"].as_i64().unwrap()).collect();
+    assert_eq!(numbers, [1, 2, 3], "{launched}");
+    let more = call(&server, "launch", json!({"text": "run: echo a\n---\nrun: echo b\n", "name": "two"})).await;
+    assert_eq!(more["jobs"][0]["job_id"], 4);
+    let all = call(&server, "list", json!({})).await;
+    let listed: Vec<i64> = all.as_array().unwrap().iter().map(|job| job["job_id"].as_i64().unwrap()).collect();
+    assert_eq!(listed, [4, 3, 2, 1], "the newest first: {all:#}");
+    let page = call(&server, "list", json!({"limit": 2, "prev_job_id": 4, "name": "sweep"})).await;
+    assert_eq!(page.as_array().unwrap().len(), 2);
+    let one = call(&server, "get", json!({"job_id": 2})).await;
+    assert_eq!((&one["rank"], &one["num_jobs"], &one["priority"]), (&json!(1), &json!(3), &json!(7)), "{one:#}");
+    assert_eq!((&one["status"], &one["schedule_state"]), (&json!("PENDING"), &json!("WAITING")));
+    let task = &one["tasks"][0];
+    assert_eq!((&task["resources"], &task["pending_kind"]), (&json!("2+ CPU, 4 GB, spot"), &json!("queued")));
+    let two = call(&server, "get", json!({"job_id": 4})).await;
+    let names: Vec<&str> =
+        two["tasks"].as_array().unwrap().iter().map(|task| task["name"].as_str().unwrap()).collect();
+    assert_eq!((&two["shape"], names), (&json!("pipeline"), vec!["two-0", "two-1"]), "{two:#}");
+    let done = call(&server, "cancel", json!({"name": "sweep"})).await;
+    assert_eq!(done["job_ids"], json!([1, 2, 3]));
+    assert_eq!(call(&server, "get", json!({"job_id": 1})).await["cancel_asked"], true);
+    assert_eq!(call(&server, "get", json!({"job_id": 4})).await["cancel_asked"], false);
+    server.stop().await;
+}
+
+async fn a_file_that_is_wrong_or_not_ours_is_refused_with_its_line(ground: &Ground) {
+    let server = still(ground).await;
+    let refused = async |text: &str| {
+        server.refused(ADMIN, "/api/project/main/jobs/launch", json!({"text": text}), "error").await
+    };
+    assert!(refused("run: echo\nrnu: x\n").await.contains("rnu"));
+    assert!(refused("service: {replicas: 1}\nrun: echo\n").await.contains("windlass apply"));
+    assert!(refused("run: echo\nsecrets: {TOKEN: null}\n").await.contains("TOKEN"));
+    let circle = "name: a\ndepends_on: [b]\nrun: x\n---\nname: b\ndepends_on: [a]\nrun: y\n";
+    assert!(refused(circle).await.contains("circle"));
+    assert_eq!(call(&server, "list", json!({})).await, json!([]));
+    server.stop().await;
+}
+
+async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(ground: &Ground) {
+    let server = still(ground).await;
+    let db = server.app.db();
+    for priority in [0, 5, 5, -3] {
+        call(&server, "launch", json!({"text": "run: echo\n", "priority": priority})).await;
+    }
+    let wants = "UPDATE managed_job_tasks SET wants_slot = TRUE";
+    db.write(Unit::new().exec(wants, params![])).await.unwrap().done().unwrap();
+    let limits = Limits { max_launching: 2, max_alive: 3 };
+    let (line, in_use) = rows::line(db, limits).await.unwrap();
+    let jobs: Vec<u64> = line.iter().map(|(waiting, _)| waiting.job).collect();
+    assert_eq!((jobs, in_use.launching), (vec![2, 3], 0), "as many as could be granted at all");
+    // Two replicas that look at the same moment and grant the same and more: the limit holds.
+    let everybody: Vec<(Waiting, _)> =
+        rows::line(db, Limits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
+    assert_eq!(everybody.len(), 4);
+    let (one, two) = tokio::join!(rows::grant(db, &everybody, limits), rows::grant(db, &everybody, limits));
+    (one.unwrap(), two.unwrap());
+    let granted = "SELECT m.number FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
+                   WHERE t.granted ORDER BY m.number";
+    let found: Vec<i64> =
+        db.query(granted, vec![]).await.unwrap().iter().map(|row| row.int(0).unwrap()).collect();
+    assert_eq!(found, [2, 3], "the higher priority first, then the older");
+    // With launch slots to spare the number of living jobs is what bounds.
+    rows::grant(db, &everybody, Limits { max_launching: 9, max_alive: 3 }).await.unwrap();
+    assert_eq!(db.query(granted, vec![]).await.unwrap().len(), 3);
+    server.stop().await;
+}
+
+async fn until(server: &TestServer, number: i64, status: &str) -> Value {
+    let asked = Instant::now();
+    loop {
+        let seen = call(server, "get", json!({"job_id": number})).await;
+        if seen["status"] == status && seen["schedule_state"] == "DONE" {
+            return seen;
+        }
+        assert!(asked.elapsed() < PATIENCE, "it never gets {status}: {seen:#}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(ground: &Ground) {
+    let given = Given { port: Some(0), ..ground.given() };
+    let server = TestServer::start_as(Settings::new(given, None).unwrap()).await;
+    let text = "name: lonely\nrun: echo a\n---\nname: second\nrun: echo b\n";
+    call(&server, "launch", json!({"text": text, "name": "lonely"})).await;
+    let seen = until(&server, 1, "FAILED_PRECHECKS").await;
+    let statuses: Vec<&str> =
+        seen["tasks"].as_array().unwrap().iter().map(|task| task["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["FAILED_PRECHECKS", "CANCELLED"], "{seen:#}");
+    assert!(seen["tasks"][0]["reason"].as_str().unwrap().contains("no_fleets"), "{seen:#}");
+    assert!(seen["end_at"].is_string() && seen["submitted_at"].is_string(), "{seen:#}");
+    // Every step of it was written down with its reason.
+    let asked = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
+    let events = server.admin("/api/events/list", asked).await.to_string();
+    for said in ["a launch slot was granted", "no_fleets", "Task lonely", "ended as FAILED_PRECHECKS"] {
+        assert!(events.contains(said), "{said}: {events}");
+    }
+    server.stop().await;
+}
+
+async fn secrets_of_a_job_are_sealed_and_shown_nowhere(ground: &Ground) {
+    let server = still(ground).await;
+    let text = "secrets: {TOKEN: null, OTHER: in-the-file-canary}\nrun: echo\n";
+    call(&server, "launch", json!({"text": text, "secrets": {"TOKEN": "canary-4711"}})).await;
+    let db = server.app.db();
+    let rows = db.query("SELECT plan, files, secrets_sealed FROM managed_jobs", vec![]).await.unwrap();
+    assert!(rows[0].opt_bytes(2).unwrap().is_some());
+    let stored = format!("{:?}", rows[0]);
+    assert!(!stored.contains("canary"), "{stored}");
+    let shown = call(&server, "get", json!({"job_id": 1})).await.to_string();
+    assert!(!shown.contains("canary"), "{shown}");
+    server.stop().await;
+}
