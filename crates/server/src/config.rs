@@ -132,7 +132,8 @@ impl Given {
                 "keep_logs" => given.keep_logs = Some(word.text),
                 "lost_after" => given.lost_after = Some(word.text),
                 "jobs_launching_max" => {
-                    let number = word.text.parse().map_err(|_| wrong("jobs_launching_max", "want a number"))?;
+                    let number =
+                        word.text.parse().map_err(|_| wrong("jobs_launching_max", "want a number"))?;
                     given.jobs_launching_max = Some(number);
                 }
                 "jobs_alive_max" => {

@@ -67,10 +67,7 @@ mod tests {
         let mut env = Env::from([("A".into(), "1".into())]);
         assert_eq!(fill_in(&mut env, Some(Path::new("/s")), "id"), None);
         assert_eq!(env.len(), 1);
-        env.extend([
-            ("WINDLASS_PHASE_FILE".into(), "".into()),
-            ("WINDLASS_PRIVATE_HOME".into(), "".into()),
-        ]);
+        env.extend([("WINDLASS_PHASE_FILE".into(), "".into()), ("WINDLASS_PRIVATE_HOME".into(), "".into())]);
         let (mut inside, mut outside) = (env.clone(), env);
         assert_eq!(
             fill_in(&mut outside, Some(Path::new("/s")), "id").as_deref(),

@@ -4,7 +4,8 @@ use uuid::Uuid;
 use windlass_model::{
     fleet, gateway,
     id::{
-        EventId, FleetId, GatewayId, InstanceId, ManagedJobId, ProjectId, RunId, SecretId, SubmissionId, UserId, VolumeId,
+        EventId, FleetId, GatewayId, InstanceId, ManagedJobId, ProjectId, RunId, SecretId, SubmissionId,
+        UserId, VolumeId,
     },
     instance, job, managed_job, run,
     time::Timestamp,

@@ -17,7 +17,9 @@ use std::collections::BTreeMap;
 
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    decide::managed_jobs::{self as brain, Act, Cancel, Decision, JobView, Moved, Seen, TaskView, emergency, slots},
+    decide::managed_jobs::{
+        self as brain, Act, Cancel, Decision, JobView, Moved, Seen, TaskView, emergency, slots,
+    },
     event::{self, Event},
     managed_job::{self, Schedule, plan::Plan, record::Record},
     time::{Span, Timestamp},
@@ -30,10 +32,14 @@ use crate::{
         Unit, Val, Values, Written,
         passes::managed_jobs::{self as rows, Attempt, Loaded, Outcome, StopRun, WrittenTask},
     },
+    market::Market,
     pass_error::PassError,
 };
 
-pub(super) struct ManagedJobs(pub(super) Hands);
+pub(super) struct ManagedJobs {
+    pub(super) hands: Hands,
+    pub(super) market: Market,
+}
 
 pub(crate) const QUEUE: Queue = Queue {
     pipeline: "managed_jobs",
@@ -66,6 +72,8 @@ pub(crate) struct Row {
 pub(crate) struct Observed {
     attempts: BTreeMap<usize, Attempt>,
     newest_idle: Option<Timestamp>,
+    /// Tasks with a deadline that could have all their nodes on the spot market now.
+    on_spot: Vec<usize>,
     dice: f64,
 }
 
@@ -89,7 +97,7 @@ impl Pipeline for ManagedJobs {
     }
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
-        let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
+        let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
         let plan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
         let files = serde_json::from_str(&loaded.job.files).map_err(PassError::document)?;
         let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
@@ -98,7 +106,7 @@ impl Pipeline for ManagedJobs {
     }
 
     async fn observe(&self, _lease: &Lease, row: &Row) -> Result<Observed, PassError> {
-        let (db, job) = (&self.0.db, &row.loaded.job);
+        let (db, job) = (&self.hands.db, &row.loaded.job);
         let names: BTreeMap<String, usize> = row
             .records
             .iter()
@@ -111,7 +119,8 @@ impl Pipeline for ManagedJobs {
         let attempts = found.into_iter().filter_map(|one| Some((*names.get(&one.run.name)?, one))).collect();
         let waits = row.records.iter().any(|record| record.schedule == Schedule::AliveBackoff);
         let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
-        Ok(Observed { attempts, newest_idle: newest_idle.map(Timestamp), dice: dice(&db.new_id()?) })
+        let newest_idle = newest_idle.map(Timestamp);
+        Ok(Observed { attempts, newest_idle, on_spot: self.on_spot(row).await, dice: dice(&db.new_id()?) })
     }
 
     fn decide(row: &Row, seen: Observed, now: DbTime) -> Next {
@@ -121,13 +130,18 @@ impl Pipeline for ManagedJobs {
         let mut records = row.records.clone();
         for (index, record) in records.iter_mut().enumerate() {
             let granted = row.loaded.tasks[index].granted && cancel.is_none();
-            let Some((next, event)) = granted.then(|| slots::granted(record, now)).flatten() else { continue };
+            let Some((next, event)) = granted.then(|| slots::granted(record, now)).flatten() else {
+                continue;
+            };
             let message = "a launch slot was granted".to_owned();
             moves.push((index, Moved { from: record.status, to: next.status, event, source: None, message }));
             *record = next;
         }
         let tasks = records.iter().enumerate();
-        let tasks = tasks.map(|(index, record)| task_view(record, seen.attempts.get(&index), seen.newest_idle));
+        let tasks = tasks.map(|(index, record)| TaskView {
+            spot_capacity: seen.on_spot.contains(&index),
+            ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
+        });
         let view = JobView { plan: &row.plan, cancel, tasks: tasks.collect(), dice: seen.dice };
         let decision = brain::decide(&view, now);
         Next { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
@@ -150,10 +164,11 @@ impl Pipeline for ManagedJobs {
                     abort: is_out_of_patience(&row, stop.graceful, now),
                     by: row.loaded.job.user_id,
                 })),
-                Some(Act::Submit(submit)) => match launch::unit(&self.0, lease, &row, index, submit)? {
+                Some(Act::Submit(submit)) => match launch::unit(&self.hands, lease, &row, index, submit)? {
                     Ok(unit) => runs.push(unit),
                     Err(why) => {
-                        let (record, moved) = emergency::internal_error(&decided.record, &why, next.dice, now);
+                        let (record, moved) =
+                            emergency::internal_error(&decided.record, &why, next.dice, now);
                         decided.record = record;
                         decided.moves.extend(moved);
                     }
@@ -165,6 +180,21 @@ impl Pipeline for ManagedJobs {
 }
 
 impl ManagedJobs {
+    /// Nobody else needs to know what the market has.
+    async fn on_spot(&self, row: &Row) -> Vec<usize> {
+        let live = row.plan.tasks.iter().zip(&row.records).enumerate();
+        let wanted: Vec<usize> = live
+            .filter(|(_, (task, record))| task.deadline.is_some() && record.schedule != Schedule::Done)
+            .map(|(index, _)| index)
+            .collect();
+        if wanted.is_empty() {
+            return wanted;
+        }
+        let market = self.market.seen().await;
+        let is_there = |index: &usize| launch::fits_spot(&self.hands, row, *index, &market.offers);
+        wanted.into_iter().filter(is_there).collect()
+    }
+
     async fn write(
         &self,
         lease: &Lease,
@@ -194,11 +224,7 @@ impl ManagedJobs {
         ];
         if is_done {
             // Nobody needs the secrets after the end.
-            set.extend([
-                ("finished", true.into()),
-                ("finished_at", Val::Now),
-                ("secrets_sealed", Val::Null),
-            ]);
+            set.extend([("finished", true.into()), ("finished_at", Val::Now), ("secrets_sealed", Val::Null)]);
         }
         let mut wake = Vec::new();
         if !stops.is_empty() {
@@ -215,7 +241,7 @@ impl ManagedJobs {
             runs,
             events: told(lease, row, &moves)?,
         };
-        match rows::apply(&self.0.db, lease, &row.loaded.job, outcome).await? {
+        match rows::apply(&self.hands.db, lease, &row.loaded.job, outcome).await? {
             Written::Done { .. } => {}
             Written::Stale { at: None } => return Ok(Applied::LeaseLost),
             Written::Stale { at: Some(_) } => return Ok(Applied::RelatedBusy),
@@ -229,15 +255,15 @@ impl ManagedJobs {
 
     /// Gives free slots to those who stand in line for them. True when somebody got one.
     async fn grant(&self) -> Result<bool, PassError> {
-        let limits = self.0.job_limits;
-        let (line, in_use) = rows::line(&self.0.db, limits).await?;
+        let limits = self.hands.job_limits;
+        let (line, in_use) = rows::line(&self.hands.db, limits).await?;
         let queue: Vec<slots::Waiting> = line.iter().map(|(waiting, _)| *waiting).collect();
         let granted = slots::grant(&queue, limits, in_use);
         let chosen: Vec<_> = line.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
         if chosen.is_empty() {
             return Ok(false);
         }
-        rows::grant(&self.0.db, &chosen, limits).await?;
+        rows::grant(&self.hands.db, &chosen, limits).await?;
         Ok(true)
     }
 }

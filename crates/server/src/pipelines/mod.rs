@@ -59,7 +59,7 @@ pub fn install(hands: &Hands, into: &mut impl Install) {
     into.add_batch(jobs_submitted::JobsSubmitted { hands: hands.clone(), market: market.clone() });
     into.add(jobs_running::JobsRunning(hands.clone()));
     into.add(jobs_terminating::JobsTerminating(hands.clone()));
-    into.add(managed_jobs::ManagedJobs(hands.clone()));
+    into.add(managed_jobs::ManagedJobs { hands: hands.clone(), market: market.clone() });
     into.add(instances::Instances(hands.clone()));
     into.add(fleets::Fleets { hands: hands.clone(), market: market.clone() });
     into.add(volumes::Volumes(hands.clone()));

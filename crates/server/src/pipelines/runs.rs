@@ -110,7 +110,7 @@ impl Pipeline for Runs {
         let due_in_us = plan.due_at.map(|at| due_in(lease, at));
         let outcome = self.outcome(lease, &row, before.as_ref(), plan, due_in_us)?;
         let mut wake = wake(&outcome);
-        if row.run.managed_job_id.is_some() && plan.status != row.run.status {
+        if outcome.pokes_managed {
             wake.push(super::managed_jobs::QUEUE.pipeline);
         }
         match rows::apply(&self.0.db, lease, &row.run, outcome).await? {
@@ -200,7 +200,10 @@ impl Runs {
         }
         let tracking = Tracking { fired: plan.fired, groups: row.wanted.memory.clone() };
         let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
-        Ok(Outcome { plan, tracking, submissions, ends: ends.collect(), events, due_in_us })
+        // Of several nodes one may have come further without a change of the run.
+        let has_news = plan.status != row.run.status || row.jobs.len() > 1;
+        let pokes_managed = row.run.managed_job_id.is_some() && has_news;
+        Ok(Outcome { plan, tracking, submissions, ends: ends.collect(), events, due_in_us, pokes_managed })
     }
 
     /// `keys` holds what the nodes of each replica of this pass share.

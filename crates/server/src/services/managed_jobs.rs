@@ -15,7 +15,7 @@ use windlass_model::{
     id::ManagedJobId,
     managed_job::{
         self, ScheduleEvent, Status,
-        plan::{COPIES_MAX, PRIORITY, Body, Plan, Workdir},
+        plan::{Body, COPIES_MAX, PRIORITY, Plan, Workdir},
         record::Record,
     },
     sky::{self, Given, Identity, Launchable, Secret, Site},
@@ -125,7 +125,9 @@ fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
             && let Some(Workdir::Git { url, .. }) = &script.workdir
         {
             let hint = "clone it in `setup`, or name a local directory";
-            return Err(Error::refused(format!("`workdir` cannot be the repository `{url}` yet; hint: {hint}")));
+            return Err(Error::refused(format!(
+                "`workdir` cannot be the repository `{url}` yet; hint: {hint}"
+            )));
         }
         let unset = task.body.secrets().iter().find(|name| !job.secrets.contains_key(*name));
         if let Some(name) = unset {
@@ -325,8 +327,10 @@ async fn shown(app: &App, jobs: Vec<Named>) -> Result<Vec<wire::ManagedJob>> {
 
 /// Stores the wish to end of all that are meant, in one statement.
 pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Result<wire::Cancelled> {
-    let given =
-        [asked.job_ids.is_some(), asked.name.is_some(), asked.all, asked.all_users].iter().filter(|g| **g).count();
+    let given = [asked.job_ids.is_some(), asked.name.is_some(), asked.all, asked.all_users]
+        .iter()
+        .filter(|g| **g)
+        .count();
     if given != 1 {
         let msg = "exactly one of `job_ids`, `name`, `all` and `all_users` says which jobs";
         return Err(Error::field("job_ids", msg));

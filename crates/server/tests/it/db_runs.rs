@@ -47,8 +47,8 @@ fn new_run(made: &Made, id: RunId, name: &str) -> runs::NewRun {
         next_triggered_at: None,
         idempotency_key: None,
         idempotency_hash: None,
-            managed_job_id: None,
-            placing: None,
+        managed_job_id: None,
+        placing: None,
     }
 }
 

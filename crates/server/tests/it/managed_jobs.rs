@@ -35,20 +35,27 @@ async fn still(ground: &Ground) -> TestServer {
 
 async fn what_was_launched_is_listed_read_and_cancelled(ground: &Ground) {
     let server = still(ground).await;
-    let text = "name: sweep\nresources: {cpus: 2+, memory: 4, use_spot: true}\nrun: echo $SKYPILOT_JOB_RANK\n";
+    let text =
+        "name: sweep\nresources: {cpus: 2+, memory: 4, use_spot: true}\nrun: echo $SKYPILOT_JOB_RANK\n";
     let launched = call(&server, "launch", json!({"text": text, "num_jobs": 3, "priority": 7})).await;
     let numbers: Vec<i64> =
         launched["jobs"].as_array().unwrap().iter().map(|job| job["job_id"].as_i64().unwrap()).collect();
     assert_eq!(numbers, [1, 2, 3], "{launched}");
-    let more = call(&server, "launch", json!({"text": "run: echo a\n---\nrun: echo b\n", "name": "two"})).await;
+    let more =
+        call(&server, "launch", json!({"text": "run: echo a\n---\nrun: echo b\n", "name": "two"})).await;
     assert_eq!(more["jobs"][0]["job_id"], 4);
     let all = call(&server, "list", json!({})).await;
-    let listed: Vec<i64> = all.as_array().unwrap().iter().map(|job| job["job_id"].as_i64().unwrap()).collect();
+    let listed: Vec<i64> =
+        all.as_array().unwrap().iter().map(|job| job["job_id"].as_i64().unwrap()).collect();
     assert_eq!(listed, [4, 3, 2, 1], "the newest first: {all:#}");
     let page = call(&server, "list", json!({"limit": 2, "prev_job_id": 4, "name": "sweep"})).await;
     assert_eq!(page.as_array().unwrap().len(), 2);
     let one = call(&server, "get", json!({"job_id": 2})).await;
-    assert_eq!((&one["rank"], &one["num_jobs"], &one["priority"]), (&json!(1), &json!(3), &json!(7)), "{one:#}");
+    assert_eq!(
+        (&one["rank"], &one["num_jobs"], &one["priority"]),
+        (&json!(1), &json!(3), &json!(7)),
+        "{one:#}"
+    );
     assert_eq!((&one["status"], &one["schedule_state"]), (&json!("PENDING"), &json!("WAITING")));
     let task = &one["tasks"][0];
     assert_eq!((&task["resources"], &task["pending_kind"]), (&json!("2+ CPU, 4 GB, spot"), &json!("queued")));

@@ -139,7 +139,11 @@ async fn m7_a_pipeline_goes_on_only_after_success() {
     let ended = |task: usize| seen["tasks"][task]["end_at"].as_str().unwrap().to_owned();
     assert!(seen["tasks"][1]["submitted_at"].as_str().unwrap().to_owned() >= ended(0), "{seen:#}");
     let seen = ends(&mut stage, bad).await;
-    assert_eq!((&seen["status"], statuses(&seen)), (&json!("FAILED"), vec!["FAILED", "CANCELLED"]), "{seen:#}");
+    assert_eq!(
+        (&seen["status"], statuses(&seen)),
+        (&json!("FAILED"), vec!["FAILED", "CANCELLED"]),
+        "{seen:#}"
+    );
     assert_eq!(seen["tasks"][1]["attempt"], 0, "{seen:#}");
 }
 
@@ -178,7 +182,11 @@ async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
     let first = launch(&mut stage, text, json!({"num_jobs": 3})).await;
     runs(&mut stage, first).await;
     let waits = job(&mut stage, first + 1).await;
-    assert_eq!((&waits["status"], &waits["schedule_state"]), (&json!("PENDING"), &json!("WAITING")), "{waits:#}");
+    assert_eq!(
+        (&waits["status"], &waits["schedule_state"]),
+        (&json!("PENDING"), &json!("WAITING")),
+        "{waits:#}"
+    );
     assert_eq!(waits["tasks"][0]["pending_kind"], "queued");
     // One that waits is cancelled without ever being launched.
     let done = stage.project("jobs/cancel", &json!({"job_ids": [first + 1]})).await;

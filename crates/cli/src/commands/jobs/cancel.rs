@@ -72,7 +72,10 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
     if !args.yes && !args.jobs.is_empty() {
         let request = ListRequest { job_ids: Some(args.jobs.clone()), ..ListRequest::default() };
         let jobs = cx.call::<ListManagedJobs>(&request).await?;
-        super::queue::table(&jobs, false).lines(output::style::Style::stderr()).iter().for_each(|line| output::say(line));
+        super::queue::table(&jobs, false)
+            .lines(output::style::Style::stderr())
+            .iter()
+            .for_each(|line| output::say(line));
     }
     if !output::confirm(args.yes, &format!("Cancel {what}?"))? {
         output::say("Nothing was cancelled.");

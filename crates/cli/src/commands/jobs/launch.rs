@@ -126,7 +126,9 @@ fn tell(all: &Launched, format: Format) -> Result<(), Problem> {
         Format::Json | Format::Jsonl => output::one(format, all, "", |_| ())?,
         Format::Name => all.jobs.iter().for_each(|job| output::data(&job.job_id.to_string())),
         Format::Table | Format::Wide => match all.jobs.as_slice() {
-            [one] => output::say(&output::printable(&format!("Job {} ({}) is launched.", one.job_id, one.name))),
+            [one] => {
+                output::say(&output::printable(&format!("Job {} ({}) is launched.", one.job_id, one.name)))
+            }
             [first, .., last] => {
                 output::say(&format!("Jobs {} to {} are launched.", first.job_id, last.job_id));
             }
@@ -172,7 +174,8 @@ fn describe(source: &Source, args: &Args) {
     let name = args.name.as_ref().or(plan.name.as_ref()).map_or("(a generated name)", String::as_str);
     let tasks = if plan.tasks.len() > 1 { words::count(plan.tasks.len(), "task") } else { String::new() };
     let copies = args.num_jobs.filter(|copies| *copies > 1).map(|copies| format!("{copies} copies"));
-    let more: Vec<String> = [Some(tasks).filter(|tasks| !tasks.is_empty()), copies].into_iter().flatten().collect();
+    let more: Vec<String> =
+        [Some(tasks).filter(|tasks| !tasks.is_empty()), copies].into_iter().flatten().collect();
     let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
     output::say(&output::printable(&format!("Job  {name}{more}")));
 }
@@ -185,7 +188,8 @@ fn envs(args: &Args) -> Result<BTreeMap<String, String>, Problem> {
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let line = line.strip_prefix("export ").unwrap_or(line);
             let (name, value) = line.split_once('=').ok_or_else(|| {
-                Problem::misuse(format!("`{line}` in `{}` is not a variable", path.display())).hint("`NAME=VALUE`")
+                Problem::misuse(format!("`{line}` in `{}` is not a variable", path.display()))
+                    .hint("`NAME=VALUE`")
             })?;
             let value = value.trim();
             let quoted = |quote: char| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
@@ -220,7 +224,8 @@ fn read(
     let path = Path::new(file);
     let is_command = file.contains(char::is_whitespace) && !path.exists();
     let (text, shown) = if is_command {
-        let quoted = serde_json::to_string(file).map_err(|error| Problem::caused("read the command", &error))?;
+        let quoted =
+            serde_json::to_string(file).map_err(|error| Problem::caused("read the command", &error))?;
         (format!("run: {quoted}\n"), "the command")
     } else {
         (text(path)?, file)

@@ -91,7 +91,11 @@ async fn chosen(cx: &Context, args: &Args) -> Result<Option<ManagedJob>, Problem
     if newest.is_none() {
         let problem = Problem::new("find a job of yours")
             .code(Code::UnknownName)
-            .why(args.name.as_ref().map_or("you have none".to_owned(), |name| format!("none is called `{name}`")))
+            .why(
+                args.name
+                    .as_ref()
+                    .map_or("you have none".to_owned(), |name| format!("none is called `{name}`")),
+            )
             .hint("`windlass jobs queue -a -u` lists them all");
         output::say(&problem.text());
     }
@@ -152,12 +156,19 @@ impl Follower<'_> {
                         break;
                     }
                     if index > 0 || (several && number > 0) {
-                        output::say(&format!("── {} (attempt {})", job.tasks[number as usize].name, index + 1));
+                        output::say(&format!(
+                            "── {} (attempt {})",
+                            job.tasks[number as usize].name,
+                            index + 1
+                        ));
                     }
                     of_run(self.cx, self.at, run, self.follow, self.tail).await?;
                     shown = index + 1;
                 }
-                if !self.follow || (over && shown >= runs.len()) || (over && !self.may_come(&runs, shown).await?) {
+                if !self.follow
+                    || (over && shown >= runs.len())
+                    || (over && !self.may_come(&runs, shown).await?)
+                {
                     break;
                 }
                 tokio::time::sleep(LOOK_EVERY).await;

@@ -55,6 +55,8 @@ pub struct Outcome<'a> {
     /// The run's own event, and those of its new submissions.
     pub events: Vec<(Event, String)>,
     pub due_in_us: Option<i64>,
+    /// The managed job whose attempt it is has something to see.
+    pub pokes_managed: bool,
 }
 
 pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> Result<Written, DbError> {
@@ -86,7 +88,7 @@ pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> R
         unit = unit.exec(ASK_END.as_str(), params![end.submission, reason, end.ending.said()]);
     }
     unit = unit.and(outcome.submissions.into_iter().map(jobs::insert));
-    if let Some(managed) = run.managed_job_id.filter(|_| plan.status != run.status) {
+    if let Some(managed) = run.managed_job_id.filter(|_| outcome.pokes_managed) {
         unit = unit.and([super::managed_jobs::poke(managed)]);
     }
     for (event, name) in &outcome.events {

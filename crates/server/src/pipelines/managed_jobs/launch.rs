@@ -4,7 +4,9 @@ use windlass_engine::Lease;
 use windlass_model::{
     decide::managed_jobs::Submit,
     event::{self, Actor},
+    plan::offers::{Offer, fit},
     sky::{Identity, Site},
+    spot::Market,
 };
 
 use super::Row;
@@ -32,21 +34,7 @@ pub(super) fn unit(
     asked: &Submit,
 ) -> Result<Result<Unit, String>, PassError> {
     let job = &row.loaded.job;
-    let maker = Maker {
-        id: job.id.0,
-        plan: &row.plan,
-        files: &row.files,
-        identity: Identity {
-            job_id: job.number.to_string(),
-            submitted_at: job.submitted_at,
-            user: row.loaded.user.clone(),
-            rank: u32::try_from(job.rank).unwrap_or_default(),
-            copies: u32::try_from(job.copies).unwrap_or(1),
-        },
-        priority: job.priority,
-        ssh_key: row.loaded.ssh_key.as_deref(),
-        site: site(hands),
-    };
+    let maker = maker(hands, row);
     let attempt = Attempt {
         task: u32::try_from(index).unwrap_or_default(),
         number: asked.attempt,
@@ -75,6 +63,38 @@ pub(super) fn unit(
         Ok((_, unit)) => Ok(Ok(unit)),
         Err(Error::Db(error)) => Err(error.into()),
         Err(error) => Ok(Err(error.to_string())),
+    }
+}
+
+/// Whether all nodes of a task could be had on the spot market now, as far as offers tell.
+pub(super) fn fits_spot(hands: &Hands, row: &Row, index: usize, offers: &[Offer]) -> bool {
+    let task = u32::try_from(index).unwrap_or_default();
+    let attempt = Attempt { task, number: 1, candidate: 0, market: Some(Market::Spot) };
+    let Ok(spec) = maker(hands, row).spec(&attempt) else { return false };
+    let Ok(jobs) = spec.jobs() else { return false };
+    let there = offers.iter().filter(|offer| offer.host.spot && offer.availability.worth_trying());
+    jobs.first().is_some_and(|job| {
+        let needs = spec.shape.needs_of(job);
+        there.clone().any(|offer| fit(offer, &needs).is_ok())
+    })
+}
+
+fn maker<'a>(hands: &Hands, row: &'a Row) -> Maker<'a> {
+    let job = &row.loaded.job;
+    Maker {
+        id: job.id.0,
+        plan: &row.plan,
+        files: &row.files,
+        identity: Identity {
+            job_id: job.number.to_string(),
+            submitted_at: job.submitted_at,
+            user: row.loaded.user.clone(),
+            rank: u32::try_from(job.rank).unwrap_or_default(),
+            copies: u32::try_from(job.copies).unwrap_or(1),
+        },
+        priority: job.priority,
+        ssh_key: row.loaded.ssh_key.as_deref(),
+        site: site(hands),
     }
 }
 

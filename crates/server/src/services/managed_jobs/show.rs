@@ -21,7 +21,8 @@ pub(super) fn job(named: Named, tasks: &[Task], now: Timestamp) -> Result<wire::
         tasks.iter().map(|task| serde_json::from_str(&task.record)).collect::<Result<_, _>>()?;
     let sums = summary(&records, now);
     let total = sums.submitted_at.map(|from| sums.end_at.unwrap_or(now).since(from).as_secs());
-    let shown = (0..).zip(&records).map(|(number, record)| task(&plan, &job.id.to_string(), number, record, now));
+    let shown =
+        (0..).zip(&records).map(|(number, record)| task(&plan, &job.id.to_string(), number, record, now));
     Ok(wire::ManagedJob {
         id: job.id.0,
         job_id: job.number,

@@ -16,8 +16,7 @@ use crate::{
     app::App,
     auth::Scope,
     db::{
-        Unit, Written,
-        jobs,
+        Unit, Written, jobs,
         runs::{self, Named},
     },
     error::{Error, Result},

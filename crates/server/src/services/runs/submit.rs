@@ -75,8 +75,7 @@ pub(crate) fn unit(
         managed_job_id: asked.managed_job,
         placing: asked.placing,
     };
-    let because =
-        |message: &str| Because { actor, reason: "submitted".into(), message: message.into() };
+    let because = |message: &str| Because { actor, reason: "submitted".into(), message: message.into() };
     let told = |event: &Event, entity, id, name: &str| {
         let by = match actor {
             Actor::User(user) => Some(user),
@@ -89,8 +88,7 @@ pub(crate) fn unit(
     let mut created = Event::created::<run::Run>(id.0, status, because("Run submitted"));
     // An epoch would be that of another row's lock; these rows' own have not been taken yet.
     created.epoch = None;
-    let mut unit =
-        Unit::new().and([runs::insert(row)]).and(told(&created, Entity::Run, id.0, name)?);
+    let mut unit = Unit::new().and([runs::insert(row)]).and(told(&created, Entity::Run, id.0, name)?);
     for (job, sealed) in submissions(db, keys, project, spec, id, &specs)? {
         let mut created =
             Event::created::<job::Job>(job.id.0, job::Status::Submitted, because("Job submitted"));
