@@ -80,11 +80,12 @@ pub(super) fn program(script: &Script, nodes: u32, private_home: bool) -> String
 
 /// One script in a shell of its own.
 fn shell(variables: &[(&str, &str)], text: &str) -> String {
-    let mut script = String::new();
+    // An interactive shell complains that it has no terminal; what it says before it begins is nobody's output.
+    let mut script = "exec 2>&3 3>&-\n".to_owned();
     for (name, value) in variables {
         script.push_str(&format!("export {name}=\"{value}\"\n"));
     }
     script.push_str("cd ~/sky_workdir\n");
     script.push_str(text);
-    format!("/bin/bash -i -c {}", quote(&script))
+    format!("/bin/bash -i -c {} 3>&2 2>/dev/null", quote(&script))
 }
