@@ -292,3 +292,36 @@ async fn m6_the_loss_of_a_host_is_recovered_on_another_and_a_stopped_run_is_a_ca
     let seen = ends(&mut stage, id).await;
     assert_eq!(seen["status"], "CANCELLED", "{seen:#}");
 }
+
+/// The files of others that end soon on one machine, each as its author meant it.
+#[tokio::test]
+async fn short_files_of_the_corpus_end_as_they_should() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
+    let Ok(index) = std::fs::read(corpus.join("index.json")) else {
+        return;
+    };
+    let index: Vec<Value> = serde_json::from_slice(&index).unwrap();
+    let is_short = |entry: &&Value| {
+        entry["runnable_locally"] == true
+            && entry["verdict"] == "accept"
+            && entry["max_nodes"] == 1
+            && entry["seconds"].as_i64().is_some_and(|seconds| seconds <= 3)
+            && entry["tasks"].as_i64().is_some_and(|tasks| tasks <= 2)
+            // It asks for more processors than a small machine has.
+            && !entry["file"].as_str().unwrap().contains("autonomous")
+    };
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut count = 0;
+    for entry in index.iter().filter(is_short) {
+        let text = std::fs::read_to_string(corpus.join(entry["file"].as_str().unwrap())).unwrap();
+        let id = launch(&mut stage, &text, json!({})).await;
+        let seen = ends(&mut stage, id).await;
+        assert_eq!(seen["status"], entry["expected_job"], "{entry:#}\n{seen:#}");
+        let wanted = entry["expected"].as_array().unwrap().iter().map(|one| one.as_str().unwrap());
+        for (status, wanted) in statuses(&seen).into_iter().zip(wanted) {
+            assert!(wanted.split('|').any(|one| one == status), "{entry:#}\n{seen:#}");
+        }
+        count += 1;
+    }
+    assert!(count >= 20, "only {count}");
+}
