@@ -64,5 +64,5 @@ INSERT INTO managed_job_slots (id, last_number) VALUES (1, 0);
 
 -- The job whose attempt a run is, and the places that it stays away from or seeks.
 ALTER TABLE runs ADD COLUMN managed_job_id TEXT REFERENCES managed_jobs (id);
-ALTER TABLE runs ADD COLUMN placing TEXT;
+ALTER TABLE runs ADD COLUMN places TEXT;
 CREATE INDEX runs_managed_job ON runs (managed_job_id) WHERE managed_job_id IS NOT NULL;

@@ -110,7 +110,7 @@ pub(crate) struct Placing {
 impl Placing {
     /// What a run says about places; nothing where it says nothing that can be read.
     pub(crate) fn of(run: &Run) -> Self {
-        run.placing.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+        run.places.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 
     /// The machines to stay away from, and the regions or zones where machines are rented.

@@ -50,7 +50,7 @@ record! {
         /// The managed job whose attempt it is.
         pub managed_job_id: Option<ManagedJobId>,
         /// JSON: the places that it stays away from or seeks.
-        pub placing: Option<String>,
+        pub places: Option<String>,
         pub lock_epoch: i64,
     }
 }
@@ -72,7 +72,7 @@ record! {
         pub idempotency_key: Option<String>,
         pub idempotency_hash: Option<String>,
         pub managed_job_id: Option<ManagedJobId>,
-        pub placing: Option<String>,
+        pub places: Option<String>,
     }
 }
 

@@ -119,7 +119,13 @@ fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
     let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
     let given = Given { envs: asked.envs.clone(), secrets: secrets.collect() };
     let parsed = sky::parse(&asked.text, &given).map_err(|problems| refused(&problems))?;
-    let job = parsed.launchable().map_err(|problems| refused(&problems))?;
+    let job = parsed.launchable().map_err(|problems| {
+        let told = problems.iter().map(|one| match &one.hint {
+            Some(hint) => format!("{one}; hint: {hint}"),
+            None => one.to_string(),
+        });
+        Error::refused(told.collect::<Vec<_>>().join("; "))
+    })?;
     for task in &job.plan.tasks {
         if let Body::Script(script) = &task.body
             && let Some(Workdir::Git { url, .. }) = &script.workdir

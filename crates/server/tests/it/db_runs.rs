@@ -48,7 +48,7 @@ fn new_run(made: &Made, id: RunId, name: &str) -> runs::NewRun {
         idempotency_key: None,
         idempotency_hash: None,
         managed_job_id: None,
-        placing: None,
+        places: None,
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn unit(
         idempotency_key: None,
         idempotency_hash: None,
         managed_job: Some(job.id),
-        placing: placing.map_err(PassError::document)?,
+        places: placing.map_err(PassError::document)?,
     };
     match submit::unit(&hands.db, &hands.keys, by, &spec, None) {
         Ok((_, unit)) => Ok(Ok(unit)),

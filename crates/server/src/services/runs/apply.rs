@@ -185,7 +185,7 @@ async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(R
         idempotency_hash: key.as_ref().map(|_| hash.to_owned()),
         idempotency_key: key,
         managed_job: None,
-        placing: None,
+        places: None,
     };
     submit::unit(app.db(), app.keys(), asked, spec, next_slot(app, spec).await?)
 }

@@ -36,7 +36,7 @@ pub(crate) struct Asked<'a> {
     /// The managed job whose attempt it is.
     pub(crate) managed_job: Option<ManagedJobId>,
     /// JSON: the places that it stays away from or seeks.
-    pub(crate) placing: Option<String>,
+    pub(crate) places: Option<String>,
 }
 
 /// Everything that makes the run true. `next` is its first slot, where it has a schedule.
@@ -73,7 +73,7 @@ pub(crate) fn unit(
         idempotency_key: asked.idempotency_key,
         idempotency_hash: asked.idempotency_hash,
         managed_job_id: asked.managed_job,
-        placing: asked.placing,
+        places: asked.places,
     };
     let because = |message: &str| Because { actor, reason: "submitted".into(), message: message.into() };
     let told = |event: &Event, entity, id, name: &str| {

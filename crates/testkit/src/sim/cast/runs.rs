@@ -108,7 +108,7 @@ impl Cast {
             idempotency_key: None,
             idempotency_hash: None,
             managed_job_id: None,
-            placing: None,
+            places: None,
         })]);
         let starts = if next.is_some() { Vec::new() } else { shape.starts()? };
         for start in starts {
