@@ -23,6 +23,7 @@ pub mod managed_job;
 pub mod money;
 pub mod mutant;
 pub mod plan;
+pub mod queue;
 pub mod resources;
 pub mod retry;
 pub mod run;

@@ -1,0 +1,339 @@
+//! Changes of one container: lock, unlock, and writes of attributes.
+
+use serde_json::{Map, Value};
+
+use super::{Container, Refusal, Who, invalid, overlay};
+use crate::{
+    container::{Actor, Event, LOCKS_MAX, Status, may, step},
+    machine::Step,
+    time::Timestamp,
+};
+
+/// Results: they enter a final state only in the write that makes it final.
+const RESULTS: [&str; 8] = [
+    "progress",
+    "output",
+    "output_properties",
+    "exit_code",
+    "log",
+    "cost",
+    "gateway_address",
+    "interactive_session_started",
+];
+/// What the program inside may say about itself.
+const OWN: [&str; 4] = ["progress", "runtime_status", "output", "output_properties"];
+
+fn take(container: &Container, actor: Actor, event: Event) -> Result<Status, Refusal> {
+    let Step::To(status) = step(container.state, event) else {
+        return invalid(format!(
+            "cannot {event} a container that is {} (attempt {})",
+            container.state, container.attempt
+        ));
+    };
+    if may(actor, container.state, event) {
+        Ok(status)
+    } else {
+        Err(Refusal::Denied(format!("{actor} may not {event} this container")))
+    }
+}
+
+/// Takes it for the holder of `token`. `auth` names the token of the program inside.
+pub fn lock(container: &Container, who: &Who, auth: &str) -> Result<Container, Refusal> {
+    let Who::Dispatcher { token } = who else {
+        return Err(Refusal::Denied("only a dispatcher's token locks containers".to_owned()));
+    };
+    let holder = container.locked_by_uuid.as_deref().filter(|_| container.is_held());
+    let Step::To(state) = step(container.state, Event::Lock) else {
+        let by = holder.map(|holder| format!(" by {holder}")).unwrap_or_default();
+        return invalid(format!(
+            "cannot lock: the container is {}{by} (attempt {})",
+            container.state, container.attempt
+        ));
+    };
+    if container.priority == 0 {
+        return invalid("cannot lock: the container's priority is 0");
+    }
+    Ok(Container {
+        state,
+        attempt: container.attempt + 1,
+        lock_count: container.lock_count + 1,
+        locked_by_uuid: Some(token.clone()),
+        auth_uuid: Some(auth.to_owned()),
+        scheduling_status: String::new(),
+        ..container.clone()
+    })
+}
+
+/// Gives it back. `release`: nothing failed, and the lock does not count.
+pub fn unlock(
+    container: &Container,
+    who: &Who,
+    attempt: Option<u64>,
+    release: bool,
+    now: Timestamp,
+) -> Result<Container, Refusal> {
+    if container.state != Status::Locked {
+        return invalid(format!("cannot unlock a container that is {}", container.state));
+    }
+    let Some(actor @ (Actor::Holder | Actor::Executor)) = who.actor(container) else {
+        return Err(Refusal::Denied("the container is locked by somebody else".to_owned()));
+    };
+    same_attempt(container, attempt)?;
+    let is_spent = !release && container.lock_count >= LOCKS_MAX;
+    let state = take(container, actor, if is_spent { Event::UnlockSpent } else { Event::Unlock })?;
+    let mut free = Container {
+        state,
+        lock_count: if release { container.lock_count.saturating_sub(1) } else { container.lock_count },
+        locked_by_uuid: None,
+        auth_uuid: None,
+        runtime_status: Map::new(),
+        ..container.clone()
+    };
+    if is_spent {
+        free.finished_at = Some(now);
+        reason(&mut free, "attempts", &format!("given back {} times", container.lock_count));
+    }
+    Ok(free)
+}
+
+fn reason(container: &mut Container, reason: &str, error: &str) {
+    container.runtime_status.insert("reason".to_owned(), reason.into());
+    container.runtime_status.entry("error").or_insert_with(|| error.into());
+}
+
+fn same_attempt(container: &Container, attempt: Option<u64>) -> Result<(), Refusal> {
+    match attempt {
+        Some(attempt) if attempt != container.attempt => invalid(format!(
+            "attempt {attempt} is not the current one: the container is {} in attempt {}",
+            container.state, container.attempt
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Writes attributes, `state` among them. `attempt` in the patch is the fence.
+pub fn update(
+    container: &Container,
+    who: &Who,
+    patch: &Map<String, Value>,
+    now: Timestamp,
+) -> Result<Container, Refusal> {
+    let mut patch = patch.clone();
+    let attempt = match patch.remove("attempt") {
+        None | Some(Value::Null) => None,
+        Some(given) => match given.as_u64() {
+            Some(given) => Some(given),
+            None => return invalid("attempt must be a number"),
+        },
+    };
+    same_attempt(container, attempt)?;
+    if let Some(status) = patch.get("runtime_status") {
+        check_runtime_status(status)?;
+    }
+    if let Who::Inside { container: uuid, attempt } = who {
+        return if *uuid != container.uuid || *attempt != container.attempt {
+            Err(Refusal::Denied("this is another container".to_owned()))
+        } else if container.state != Status::Running {
+            invalid(format!("the container is {}", container.state))
+        } else {
+            overlay(container, &patch, &OWN)
+        };
+    }
+    let Some(actor) = who.actor(container) else {
+        return Err(Refusal::Denied("containers are changed by who runs them".to_owned()));
+    };
+    let state = patch.remove("state");
+    match state {
+        None => plain(container, actor, &patch),
+        Some(state) => {
+            let wanted = state.as_str().and_then(|word| word.parse::<Status>().ok());
+            let Some(wanted) = wanted else { return invalid(format!("{state} is no state of a container")) };
+            move_to(container, actor, wanted, &patch, now)
+        }
+    }
+}
+
+fn check_runtime_status(status: &Value) -> Result<(), Refusal> {
+    let Some(status) = status.as_object() else { return invalid("runtime_status must be an object") };
+    let texts =
+        ["error", "errorDetail", "warning", "warningDetail", "activity", "preemptionNotice", "reason"];
+    match texts.iter().find(|name| status.get(**name).is_some_and(|value| !value.is_string())) {
+        Some(name) => invalid(format!("runtime_status.{name} must be text")),
+        None => Ok(()),
+    }
+}
+
+/// A write that leaves the state alone.
+fn plain(container: &Container, actor: Actor, patch: &Map<String, Value>) -> Result<Container, Refusal> {
+    let mut allowed: Vec<&str> = Vec::new();
+    match actor {
+        Actor::Admin => match container.state {
+            Status::Queued => allowed.push("priority"),
+            Status::Complete => allowed.push("reusable"),
+            Status::Locked | Status::Running | Status::Cancelled => {}
+        },
+        Actor::Holder | Actor::Executor => match container.state {
+            Status::Locked => allowed.extend(["runtime_status", "log"]),
+            Status::Running => {
+                allowed.push("runtime_status");
+                allowed.extend(RESULTS);
+            }
+            Status::Queued | Status::Complete | Status::Cancelled => {}
+        },
+        Actor::Dispatcher | Actor::Server => {}
+    }
+    if allowed.is_empty() {
+        return Err(Refusal::Denied(format!(
+            "{actor} may not change a container that is {}",
+            container.state
+        )));
+    }
+    overlay(container, patch, &allowed)
+}
+
+fn move_to(
+    container: &Container,
+    actor: Actor,
+    wanted: Status,
+    patch: &Map<String, Value>,
+    now: Timestamp,
+) -> Result<Container, Refusal> {
+    let event = match wanted {
+        Status::Queued => Event::Unlock,
+        Status::Locked => return invalid("a container is locked by `lock`"),
+        Status::Running => Event::Start,
+        Status::Complete => Event::Complete,
+        Status::Cancelled => Event::Cancel,
+    };
+    let state = take(container, actor, event)?;
+    let mut allowed = vec!["runtime_status", "log"];
+    if wanted != Status::Queued {
+        allowed.extend(RESULTS);
+    }
+    let mut next = overlay(container, patch, &allowed)?;
+    next.state = state;
+    match state {
+        Status::Queued => {
+            (next.locked_by_uuid, next.auth_uuid) = (None, None);
+            next.runtime_status = Map::new();
+            if container.lock_count >= LOCKS_MAX {
+                next.state = Status::Cancelled;
+                next.finished_at = Some(now);
+                reason(&mut next, "attempts", &format!("given back {} times", container.lock_count));
+            }
+        }
+        Status::Running => next.started_at = Some(now),
+        Status::Complete if next.exit_code.is_none() => {
+            return invalid("a container that is Complete has an exit_code");
+        }
+        Status::Complete | Status::Cancelled => {
+            next.finished_at = Some(now);
+            next.auth_uuid = None;
+            if container.priority == 0 && state == Status::Cancelled {
+                next.runtime_status.entry("reason").or_insert_with(|| "priority_zero".into());
+            }
+        }
+        Status::Locked => {}
+    }
+    Ok(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::Work, *};
+
+    const NOW: Timestamp = Timestamp(7);
+
+    fn dispatcher() -> Who {
+        Who::Dispatcher { token: "d".into() }
+    }
+
+    fn queued() -> Container {
+        let fresh = Container::new("c".into(), Work::default(), "u", Timestamp(1));
+        Container { priority: 5, ..fresh }
+    }
+
+    fn locked() -> Container {
+        lock(&queued(), &dispatcher(), "a").unwrap()
+    }
+
+    fn write(container: &Container, who: &Who, patch: Value) -> Result<Container, Refusal> {
+        update(container, who, patch.as_object().unwrap(), NOW)
+    }
+
+    fn running() -> Container {
+        write(&locked(), &dispatcher(), json!({ "state": "Running", "attempt": 1 })).unwrap()
+    }
+
+    #[test]
+    fn a_lock_counts_fences_and_says_who_holds_it() {
+        let held = locked();
+        assert_eq!((held.state, held.attempt, held.lock_count), (Status::Locked, 1, 1));
+        let second = lock(&held, &Who::Dispatcher { token: "e".into() }, "b").unwrap_err();
+        assert_eq!(second, Refusal::Invalid("cannot lock: the container is Locked by d (attempt 1)".into()));
+        assert!(matches!(lock(&queued(), &Who::Admin, "b"), Err(Refusal::Denied(_))));
+    }
+
+    #[test]
+    fn r13_priority_0_is_not_locked() {
+        let unwanted = Container { priority: 0, ..queued() };
+        assert!(matches!(lock(&unwanted, &dispatcher(), "a"), Err(Refusal::Invalid(_))));
+    }
+
+    #[test]
+    fn r14_the_tenth_unlock_cancels_unless_nothing_failed() {
+        let worn = Container { lock_count: LOCKS_MAX, ..locked() };
+        let spent = unlock(&worn, &dispatcher(), Some(1), false, NOW).unwrap();
+        assert_eq!((spent.state, spent.finished_at), (Status::Cancelled, Some(NOW)));
+        assert_eq!(spent.runtime_status["reason"], "attempts");
+        let kept = unlock(&worn, &dispatcher(), None, true, NOW).unwrap();
+        assert_eq!((kept.state, kept.lock_count, kept.attempt), (Status::Queued, LOCKS_MAX - 1, 1));
+    }
+
+    #[test]
+    fn c1_only_the_holder_and_the_executor_of_this_attempt_change_what_is_held() {
+        let other = Who::Dispatcher { token: "e".into() };
+        let old = Who::Executor { container: "c".into(), attempt: 0 };
+        let own = Who::Executor { container: "c".into(), attempt: 1 };
+        for (who, may) in
+            [(&other, false), (&old, false), (&Who::User, false), (&own, true), (&dispatcher(), true)]
+        {
+            let written = write(&locked(), who, json!({ "state": "Running" }));
+            assert_eq!(written.is_ok(), may, "{who:?}");
+            assert_eq!(unlock(&locked(), who, None, false, NOW).is_ok(), may, "{who:?}");
+        }
+        let cancelled = write(&running(), &Who::Admin, json!({ "state": "Cancelled" })).unwrap();
+        assert_eq!(cancelled.state, Status::Cancelled);
+        assert!(write(&running(), &Who::Admin, json!({ "progress": 1.0 })).is_err());
+    }
+
+    #[test]
+    fn c2_a_repeated_or_skipped_state_and_a_foreign_attempt_are_refused() {
+        let no = |container: &Container, patch: Value| {
+            assert!(
+                matches!(write(container, &dispatcher(), patch.clone()), Err(Refusal::Invalid(_))),
+                "{patch}"
+            );
+        };
+        no(&running(), json!({ "state": "Running" }));
+        no(&locked(), json!({ "state": "Complete", "exit_code": 0 }));
+        no(&locked(), json!({ "state": "Running", "attempt": 2 }));
+        no(&running(), json!({ "state": "Complete" }));
+        no(&running(), json!({ "state": "Odd" }));
+        let done = write(&running(), &dispatcher(), json!({ "state": "Complete", "exit_code": 3 })).unwrap();
+        assert_eq!((done.exit_code, done.finished_at, done.started_at), (Some(3), Some(NOW), Some(NOW)));
+        no(&done, json!({ "state": "Cancelled" }));
+    }
+
+    #[test]
+    fn the_program_inside_speaks_of_itself_and_of_nothing_else() {
+        let inside = Who::Inside { container: "c".into(), attempt: 1 };
+        assert_eq!(write(&running(), &inside, json!({ "progress": 0.5 })).unwrap().progress, 0.5);
+        assert!(write(&running(), &inside, json!({ "state": "Complete", "exit_code": 0 })).is_err());
+        assert!(write(&locked(), &inside, json!({ "progress": 0.5 })).is_err());
+        let odd = write(&running(), &inside, json!({ "runtime_status": { "error": 3 } }));
+        assert_eq!(odd, Err(Refusal::Invalid("runtime_status.error must be text".into())));
+    }
+}

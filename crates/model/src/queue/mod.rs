@@ -1,0 +1,318 @@
+//! The container queue's rules: containers, requests for them, and who may change what.
+//!
+//! Whoever wants something asks by a request. The server gives each request a container, new or one that
+//! exists already, and dispatchers take containers. All rules here are pure: they take the rows that matter
+//! and say what the rows become; `settle` then brings everything that hangs on them in line.
+
+pub mod change;
+pub mod request;
+pub mod reuse;
+pub mod settle;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{
+    container::{Actor, Status},
+    machine::words,
+    time::Timestamp,
+};
+
+/// Highest priority of a request.
+pub const PRIORITY_MAX: u64 = 1000;
+
+words! {
+    /// The state of a request.
+    pub enum Stage: "container request state" {
+        /// may still be changed; nothing runs for it
+        Uncommitted = "Uncommitted",
+        /// has a container
+        Committed = "Committed",
+        /// its container ended
+        Final = "Final",
+    }
+}
+
+/// What is to be done, the same in a request and in its container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Work {
+    pub command: Vec<String>,
+    pub cwd: String,
+    pub environment: BTreeMap<String, String>,
+    pub container_image: String,
+    pub mounts: Map<String, Value>,
+    pub output_path: String,
+    pub output_glob: Vec<String>,
+    pub service: bool,
+    pub published_ports: Map<String, Value>,
+    pub runtime_constraints: Map<String, Value>,
+    pub scheduling_parameters: Map<String, Value>,
+}
+
+impl Work {
+    pub fn is_preemptible(&self) -> bool {
+        self.scheduling_parameters.get("preemptible").and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    pub fn max_run_time(&self) -> u64 {
+        self.scheduling_parameters.get("max_run_time").and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    pub fn partitions(&self) -> Vec<String> {
+        let list = self.scheduling_parameters.get("partitions").and_then(Value::as_array);
+        let words = list.into_iter().flatten().filter_map(Value::as_str);
+        words.map(str::to_owned).collect()
+    }
+}
+
+/// The last write of a state, so that a repeat of the same call gets the same answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    pub token: String,
+    pub request: String,
+    pub what: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Container {
+    pub uuid: String,
+    pub owner_uuid: String,
+    pub created_at: Timestamp,
+    pub modified_at: Timestamp,
+    pub modified_by_user_uuid: Option<String>,
+    #[serde(flatten)]
+    pub work: Work,
+    #[serde(with = "word")]
+    pub state: Status,
+    pub priority: u64,
+    pub progress: f64,
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
+    pub locked_by_uuid: Option<String>,
+    pub auth_uuid: Option<String>,
+    pub lock_count: u32,
+    /// Grows with each lock and is never used again: the fence.
+    pub attempt: u64,
+    pub runtime_status: Map<String, Value>,
+    pub runtime_user_uuid: String,
+    pub runtime_auth_scopes: Vec<String>,
+    pub gateway_address: Option<String>,
+    pub interactive_session_started: bool,
+    pub exit_code: Option<i64>,
+    pub output: Option<String>,
+    pub log: Option<String>,
+    pub output_properties: Map<String, Value>,
+    pub output_storage_classes: Vec<String>,
+    pub cost: f64,
+    pub subrequests_cost: f64,
+    /// Why it waits, in words of the last dispatcher that left it.
+    pub scheduling_status: String,
+    pub reusable: bool,
+    pub secret_mounts_digest: Option<String>,
+    pub last_call: Option<Call>,
+}
+
+impl Container {
+    /// One that waits.
+    pub fn new(uuid: String, work: Work, user: &str, now: Timestamp) -> Self {
+        Self {
+            uuid,
+            owner_uuid: user.to_owned(),
+            created_at: now,
+            modified_at: now,
+            modified_by_user_uuid: Some(user.to_owned()),
+            work,
+            state: Status::Queued,
+            priority: 0,
+            progress: 0.0,
+            started_at: None,
+            finished_at: None,
+            locked_by_uuid: None,
+            auth_uuid: None,
+            lock_count: 0,
+            attempt: 0,
+            runtime_status: Map::new(),
+            runtime_user_uuid: user.to_owned(),
+            runtime_auth_scopes: vec!["all".to_owned()],
+            gateway_address: None,
+            interactive_session_started: false,
+            exit_code: None,
+            output: None,
+            log: None,
+            output_properties: Map::new(),
+            output_storage_classes: vec!["default".to_owned()],
+            cost: 0.0,
+            subrequests_cost: 0.0,
+            scheduling_status: String::new(),
+            reusable: true,
+            secret_mounts_digest: None,
+            last_call: None,
+        }
+    }
+
+    pub fn is_final(&self) -> bool {
+        match self.state {
+            Status::Complete | Status::Cancelled => true,
+            Status::Queued | Status::Locked | Status::Running => false,
+        }
+    }
+
+    /// Whether tokens of this attempt are good.
+    pub fn is_held(&self) -> bool {
+        match self.state {
+            Status::Locked | Status::Running => true,
+            Status::Queued | Status::Complete | Status::Cancelled => false,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    pub uuid: String,
+    pub owner_uuid: String,
+    pub created_at: Timestamp,
+    pub modified_at: Timestamp,
+    pub modified_by_user_uuid: Option<String>,
+    pub name: String,
+    pub description: Option<String>,
+    pub properties: Map<String, Value>,
+    #[serde(with = "word")]
+    pub state: Stage,
+    pub requesting_container_uuid: Option<String>,
+    pub container_uuid: Option<String>,
+    pub container_count: u32,
+    pub container_count_max: u32,
+    pub priority: u64,
+    pub use_existing: bool,
+    pub output_name: Option<String>,
+    pub output_ttl: u64,
+    pub output_uuid: Option<String>,
+    pub log_uuid: Option<String>,
+    pub cumulative_cost: f64,
+    pub secret_mounts_digest: Option<String>,
+    #[serde(flatten)]
+    pub work: Work,
+}
+
+impl Request {
+    pub fn new(uuid: String, user: &str, now: Timestamp) -> Self {
+        Self {
+            uuid,
+            owner_uuid: user.to_owned(),
+            created_at: now,
+            modified_at: now,
+            modified_by_user_uuid: Some(user.to_owned()),
+            name: String::new(),
+            description: None,
+            properties: Map::new(),
+            state: Stage::Uncommitted,
+            requesting_container_uuid: None,
+            container_uuid: None,
+            container_count: 0,
+            container_count_max: 3,
+            priority: 0,
+            use_existing: true,
+            output_name: None,
+            output_ttl: 0,
+            output_uuid: None,
+            log_uuid: None,
+            cumulative_cost: 0.0,
+            secret_mounts_digest: None,
+            work: Work { cwd: ".".to_owned(), ..Work::default() },
+        }
+    }
+}
+
+/// Who calls, as far as these rules care.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    Admin,
+    /// Somebody with a token of their own.
+    User,
+    Dispatcher {
+        token: String,
+    },
+    /// Runs one attempt of one container.
+    Executor {
+        container: String,
+        attempt: u64,
+    },
+    /// The program in the container.
+    Inside {
+        container: String,
+        attempt: u64,
+    },
+}
+
+impl Who {
+    /// What the caller is to this container; `None` for those who may only look.
+    fn actor(&self, container: &Container) -> Option<Actor> {
+        match self {
+            Self::Admin => Some(Actor::Admin),
+            Self::User | Self::Inside { .. } => None,
+            Self::Dispatcher { token } => {
+                let holds = container.is_held() && container.locked_by_uuid.as_ref() == Some(token);
+                Some(if holds { Actor::Holder } else { Actor::Dispatcher })
+            }
+            Self::Executor { container: uuid, attempt } => {
+                (*uuid == container.uuid && *attempt == container.attempt).then_some(Actor::Executor)
+            }
+        }
+    }
+}
+
+/// Why something was not done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Not theirs.
+    #[error("{0}")]
+    Denied(String),
+    /// Not as things are, or not at all.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+fn invalid<T>(why: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::Invalid(why.into()))
+}
+
+/// The same thing with some attributes changed. Each must be among `allowed` and of the right kind.
+fn overlay<T: Serialize + serde::de::DeserializeOwned>(
+    thing: &T,
+    patch: &Map<String, Value>,
+    allowed: &[&str],
+) -> Result<T, Refusal> {
+    let unreadable = |error: serde_json::Error| Refusal::Invalid(error.to_string());
+    let mut whole = serde_json::to_value(thing).map_err(unreadable)?;
+    for (name, value) in patch {
+        if !allowed.contains(&name.as_str()) {
+            return invalid(format!("attribute `{name}` cannot be set now"));
+        }
+        if let Some(whole) = whole.as_object_mut() {
+            whole.insert(name.clone(), value.clone());
+        }
+    }
+    let names: Vec<&str> = patch.keys().map(String::as_str).collect();
+    serde_json::from_value(whole)
+        .map_err(|error| Refusal::Invalid(format!("understand {}: {error}", names.join(", "))))
+}
+
+/// Words as their text.
+mod word {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    use crate::machine::Word;
+
+    pub(super) fn serialize<T: Word, S: Serializer>(word: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(word.as_str())
+    }
+
+    pub(super) fn deserialize<'de, T: Word, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let found = T::ALL.iter().copied().find(|word| word.as_str() == text);
+        found.ok_or_else(|| D::Error::custom(format!("unknown word `{text}`")))
+    }
+}

@@ -1,0 +1,115 @@
+//! Which container that exists already does what a request asks for.
+
+use serde_json::{Map, Value, json};
+
+use super::{Container, Work};
+use crate::container::Status;
+
+/// Two pieces of work with the same identity give the same result.
+pub fn identity(work: &Work, secrets: Option<&str>) -> String {
+    // Sizes of caches change how fast it is, not what comes out.
+    let caches = ["keep_cache_ram", "keep_cache_disk"];
+    let constraints = work.runtime_constraints.iter().filter(|(name, _)| !caches.contains(&name.as_str()));
+    let parts = json!([
+        work.command,
+        work.cwd,
+        work.environment,
+        work.output_path,
+        work.output_glob,
+        work.container_image,
+        sorted(&Value::Object(work.mounts.clone())),
+        sorted(&Value::Object(constraints.map(|(name, value)| (name.clone(), value.clone())).collect())),
+        secrets,
+    ]);
+    parts.to_string()
+}
+
+/// Objects with their keys in order.
+fn sorted(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut names: Vec<&String> = map.keys().collect();
+            names.sort();
+            let in_order: Map<String, Value> =
+                names.into_iter().map(|name| (name.clone(), sorted(&map[name]))).collect();
+            Value::Object(in_order)
+        }
+        Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
+    }
+}
+
+/// The best of those with the same identity: done well, else on its way.
+pub fn pick<'a>(candidates: &'a [Container], wanted: &Work) -> Option<&'a Container> {
+    candidates
+        .iter()
+        .filter_map(|one| Some((rank(one, wanted)?, one)))
+        .min_by(|a, b| a.0.cmp(&b.0))
+        .map(|it| it.1)
+}
+
+/// Lower is better; `None` will not do.
+fn rank(one: &Container, wanted: &Work) -> Option<(u8, i64, i64)> {
+    let age = one.created_at.0;
+    let preempts = one.work.is_preemptible() && !wanted.is_preemptible();
+    let is_wanted = one.priority > 0 && !preempts && !one.runtime_status.contains_key("error");
+    let first = |number: u64| -i64::try_from(number).unwrap_or(i64::MAX);
+    match one.state {
+        Status::Complete if one.reusable && one.exit_code == Some(0) => Some((0, age, 0)),
+        #[expect(clippy::cast_possible_truncation, reason = "progress is a fraction")]
+        Status::Running if is_wanted => Some((1, -((one.progress * 1e6) as i64), age)),
+        Status::Locked if is_wanted => Some((2, first(one.priority), age)),
+        Status::Queued if is_wanted => Some((3, first(one.priority), age)),
+        Status::Complete | Status::Running | Status::Locked | Status::Queued | Status::Cancelled => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Timestamp;
+
+    fn one(uuid: &str, state: Status) -> Container {
+        let fresh = Container::new(uuid.into(), Work::default(), "u", Timestamp(1));
+        Container { state, priority: 5, exit_code: Some(0), ..fresh }
+    }
+
+    fn picked(candidates: &[Container]) -> Option<&str> {
+        pick(candidates, &Work::default()).map(|one| one.uuid.as_str())
+    }
+
+    #[test]
+    fn a_good_result_comes_before_what_is_on_its_way() {
+        let all = [
+            one("q", Status::Queued),
+            one("l", Status::Locked),
+            Container { progress: 0.2, ..one("slow", Status::Running) },
+            Container { progress: 0.7, ..one("fast", Status::Running) },
+            Container { created_at: Timestamp(9), ..one("late", Status::Complete) },
+            one("done", Status::Complete),
+        ];
+        for (rest, best) in [(6, "done"), (4, "fast"), (2, "l"), (1, "q")] {
+            assert_eq!(picked(&all[..rest]), Some(best));
+        }
+    }
+
+    #[test]
+    fn failures_cancels_and_what_nobody_wants_are_not_used_again() {
+        let failed = Container { exit_code: Some(1), ..one("f", Status::Complete) };
+        let forbidden = Container { reusable: false, ..one("n", Status::Complete) };
+        let held = Container { priority: 0, ..one("h", Status::Queued) };
+        assert_eq!(picked(&[failed, forbidden, held, one("c", Status::Cancelled)]), None);
+    }
+
+    #[test]
+    fn the_order_of_names_and_the_size_of_caches_make_no_difference() {
+        let work = |constraints: Value| Work {
+            runtime_constraints: constraints.as_object().cloned().unwrap_or_default(),
+            ..Work::default()
+        };
+        let a = identity(&work(json!({ "vcpus": 1, "ram": 2, "keep_cache_ram": 3 })), None);
+        assert_eq!(a, identity(&work(json!({ "ram": 2, "vcpus": 1 })), None));
+        assert_ne!(a, identity(&work(json!({ "ram": 3, "vcpus": 1 })), None));
+        assert_ne!(a, identity(&work(json!({ "ram": 2, "vcpus": 1 })), Some("x")));
+    }
+}

@@ -1,0 +1,297 @@
+//! What hangs on a change: requests whose container ended, a new container for a lost one, priorities.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{Container, Request, Stage, Work};
+use crate::{container::Status, time::Timestamp};
+
+/// The rows around a change. For each container here all its requests are here, and all requests it made.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    pub containers: BTreeMap<String, Container>,
+    pub requests: BTreeMap<String, Request>,
+    /// Containers that only made requests of the others: whether they live, and their priority.
+    pub parents: BTreeMap<String, (bool, u64)>,
+}
+
+/// Brings everything in line. `fresh` names new containers.
+pub fn settle(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
+    // Each round brings what is settled one step further down; the tree is no deeper than this.
+    for _ in 0..=world.containers.len() + world.requests.len() {
+        let before = world.clone();
+        end_requests(world, now, fresh);
+        end_children(world);
+        weigh(world);
+        drop_unwanted(world, now);
+        if before.containers == world.containers && before.requests == world.requests {
+            break;
+        }
+    }
+}
+
+impl World {
+    fn parent(&self, request: &Request) -> Option<(bool, u64)> {
+        let uuid = request.requesting_container_uuid.as_ref()?;
+        let here = self.containers.get(uuid).map(|parent| (!parent.is_final(), parent.priority));
+        here.or_else(|| self.parents.get(uuid).copied())
+    }
+
+    /// The priority that a request gives its container.
+    fn weight(&self, request: &Request) -> u64 {
+        match (request.priority, self.parent(request)) {
+            (0, _) | (_, Some((false, _))) => 0,
+            (_, Some((true, priority))) => priority,
+            (own, None) => own,
+        }
+    }
+
+    fn live_requests(&self, container: &str) -> Vec<String> {
+        let of = |request: &&Request| {
+            request.state == Stage::Committed && request.container_uuid.as_deref() == Some(container)
+        };
+        self.requests.values().filter(of).map(|request| request.uuid.clone()).collect()
+    }
+}
+
+fn end_requests(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
+    let ended: Vec<Container> = world.containers.values().filter(|one| one.is_final()).cloned().collect();
+    for container in ended {
+        let live = world.live_requests(&container.uuid);
+        let again = |request: &Request| {
+            container.state == Status::Cancelled
+                && request.container_count < request.container_count_max
+                && world.weight(request) > 0
+        };
+        let (retried, over): (Vec<String>, Vec<String>) =
+            live.into_iter().partition(|uuid| world.requests.get(uuid).is_some_and(again));
+        for uuid in over {
+            if let Some(request) = world.requests.get_mut(&uuid) {
+                request.state = Stage::Final;
+                request.output_uuid.clone_from(&container.output);
+                request.log_uuid.clone_from(&container.log);
+                request.cumulative_cost += container.cost;
+            }
+        }
+        if retried.is_empty() {
+            continue;
+        }
+        let works: Vec<Work> =
+            retried.iter().filter_map(|uuid| world.requests.get(uuid)).map(|one| one.work.clone()).collect();
+        let next = Container {
+            runtime_auth_scopes: container.runtime_auth_scopes.clone(),
+            secret_mounts_digest: container.secret_mounts_digest.clone(),
+            ..Container::new(fresh(), merged(&works), &container.runtime_user_uuid, now)
+        };
+        for uuid in retried {
+            if let Some(request) = world.requests.get_mut(&uuid) {
+                request.container_uuid = Some(next.uuid.clone());
+                request.container_count += 1;
+                request.cumulative_cost += container.cost;
+            }
+        }
+        world.containers.insert(next.uuid.clone(), next);
+    }
+}
+
+/// One container for several requests asks for no more than each of them would bear.
+fn merged(works: &[Work]) -> Work {
+    let Some(first) = works.first() else { return Work::default() };
+    let mut all = first.clone();
+    let anywhere = works.iter().any(|work| work.partitions().is_empty());
+    let mut partitions: Vec<String> =
+        if anywhere { Vec::new() } else { works.iter().flat_map(Work::partitions).collect() };
+    partitions.sort();
+    partitions.dedup();
+    let times: Vec<u64> = works.iter().map(Work::max_run_time).collect();
+    let longest = if times.contains(&0) { 0 } else { times.into_iter().max().unwrap_or(0) };
+    let mut set = |name: &str, value: Value| {
+        if all.scheduling_parameters.contains_key(name) || works.len() > 1 {
+            all.scheduling_parameters.insert(name.to_owned(), value);
+        }
+    };
+    set("partitions", partitions.into());
+    set("preemptible", works.iter().all(Work::is_preemptible).into());
+    set("max_run_time", longest.into());
+    all
+}
+
+/// What a container asked for goes with it.
+fn end_children(world: &mut World) {
+    let orphans: Vec<String> = world
+        .requests
+        .values()
+        .filter(|request| {
+            request.state == Stage::Committed && matches!(world.parent(request), Some((false, _)))
+        })
+        .map(|request| request.uuid.clone())
+        .collect();
+    for uuid in orphans {
+        let Some(request) = world.requests.get(&uuid) else { continue };
+        let container = request.container_uuid.as_ref().and_then(|uuid| world.containers.get(uuid));
+        let runs = container.is_some_and(|one| one.state == Status::Running);
+        if let Some(request) = world.requests.get_mut(&uuid) {
+            request.priority = 0;
+            if !runs {
+                request.state = Stage::Final;
+            }
+        }
+    }
+}
+
+fn weigh(world: &mut World) {
+    let uuids: Vec<String> = world.containers.keys().cloned().collect();
+    for uuid in uuids {
+        let is_asked_for =
+            world.requests.values().any(|request| request.container_uuid.as_deref() == Some(&uuid));
+        let live = world.live_requests(&uuid);
+        let weights = live.iter().filter_map(|uuid| world.requests.get(uuid)).map(|one| world.weight(one));
+        let weight = weights.max().unwrap_or(0);
+        if let Some(container) = world.containers.get_mut(&uuid)
+            && is_asked_for
+            && !container.is_final()
+        {
+            container.priority = weight;
+        }
+    }
+}
+
+/// A container that waits for nobody is not kept in the queue.
+fn drop_unwanted(world: &mut World, now: Timestamp) {
+    let idle: Vec<String> = world
+        .containers
+        .values()
+        .filter(|one| one.state == Status::Queued && world.live_requests(&one.uuid).is_empty())
+        .filter(|one| {
+            world.requests.values().any(|request| request.container_uuid.as_ref() == Some(&one.uuid))
+        })
+        .map(|one| one.uuid.clone())
+        .collect();
+    for uuid in idle {
+        if let Some(container) = world.containers.get_mut(&uuid) {
+            container.state = Status::Cancelled;
+            container.finished_at = Some(now);
+            container.runtime_status.insert("reason".to_owned(), "priority_zero".into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn container(uuid: &str, state: Status) -> Container {
+        Container { state, ..Container::new(uuid.into(), Work::default(), "u", Timestamp(1)) }
+    }
+
+    fn request(uuid: &str, container: &str, priority: u64) -> Request {
+        Request {
+            state: Stage::Committed,
+            container_uuid: Some(container.into()),
+            container_count: 1,
+            priority,
+            ..Request::new(uuid.into(), "u", Timestamp(1))
+        }
+    }
+
+    fn world(containers: &[Container], requests: &[Request]) -> World {
+        World {
+            containers: containers.iter().map(|one| (one.uuid.clone(), one.clone())).collect(),
+            requests: requests.iter().map(|one| (one.uuid.clone(), one.clone())).collect(),
+            parents: BTreeMap::new(),
+        }
+    }
+
+    fn settled(mut world: World) -> World {
+        let mut number = 0;
+        settle(&mut world, Timestamp(9), &mut || {
+            number += 1;
+            format!("new{number}")
+        });
+        world
+    }
+
+    #[test]
+    fn a_container_has_the_highest_priority_of_those_that_wait_for_it() {
+        let over = Request { state: Stage::Final, ..request("c", "k", 900) };
+        let all = [request("a", "k", 5), request("b", "k", 7), over];
+        let world = settled(world(&[container("k", Status::Queued)], &all));
+        assert_eq!(world.containers["k"].priority, 7);
+    }
+
+    #[test]
+    fn a_request_of_a_container_inherits_and_follows_its_priority() {
+        let inner = Request { requesting_container_uuid: Some("k".into()), ..request("i", "m", 1) };
+        let held = Request { requesting_container_uuid: Some("k".into()), ..request("h", "n", 0) };
+        let containers =
+            [container("k", Status::Running), container("m", Status::Queued), container("n", Status::Queued)];
+        let world = settled(world(&containers, &[request("a", "k", 40), inner, held]));
+        assert_eq!((world.containers["m"].priority, world.containers["n"].priority), (40, 0));
+    }
+
+    #[test]
+    fn a_lost_container_is_tried_anew_as_often_as_its_requests_say() {
+        let lost = container("k", Status::Cancelled);
+        let spent = Request { container_count: 3, ..request("b", "k", 5) };
+        let unwanted = request("c", "k", 0);
+        let world = settled(world(&[lost], &[request("a", "k", 5), spent, unwanted]));
+        assert_eq!(world.requests["a"].container_uuid.as_deref(), Some("new1"));
+        assert_eq!(world.requests["a"].container_count, 2);
+        assert_eq!((world.requests["b"].state, world.requests["c"].state), (Stage::Final, Stage::Final));
+        assert_eq!((world.containers["new1"].state, world.containers["new1"].priority), (Status::Queued, 5));
+    }
+
+    #[test]
+    fn a_result_is_final_whatever_its_exit_code() {
+        let done =
+            Container { exit_code: Some(1), output: Some("o".into()), ..container("k", Status::Complete) };
+        let world = settled(world(&[done], &[request("a", "k", 5)]));
+        assert_eq!(
+            (world.requests["a"].state, world.requests["a"].output_uuid.as_deref()),
+            (Stage::Final, Some("o"))
+        );
+        assert_eq!(world.containers.len(), 1);
+    }
+
+    #[test]
+    fn what_a_container_asked_for_ends_with_it() {
+        let child = |uuid: &str, of: &str| Request {
+            requesting_container_uuid: Some("k".into()),
+            ..request(uuid, of, 5)
+        };
+        let containers = [
+            container("k", Status::Complete),
+            Container { priority: 5, ..container("waits", Status::Queued) },
+            Container { priority: 5, ..container("runs", Status::Running) },
+        ];
+        let world = settled(world(&containers, &[child("w", "waits"), child("r", "runs")]));
+        assert_eq!(
+            (world.requests["w"].state, world.containers["waits"].state),
+            (Stage::Final, Status::Cancelled)
+        );
+        assert_eq!((world.requests["r"].state, world.requests["r"].priority), (Stage::Committed, 0));
+        assert_eq!((world.containers["runs"].state, world.containers["runs"].priority), (Status::Running, 0));
+    }
+
+    #[test]
+    fn one_container_for_several_requests_is_bearable_for_each() {
+        let with = |uuid: &str, scheduling: Value| Request {
+            work: Work {
+                scheduling_parameters: scheduling.as_object().cloned().unwrap_or_default(),
+                ..Work::default()
+            },
+            ..request(uuid, "k", 5)
+        };
+        let a = with("a", json!({ "partitions": ["x"], "preemptible": true, "max_run_time": 10 }));
+        let b = with("b", json!({ "partitions": ["y"], "preemptible": false, "max_run_time": 20 }));
+        let world = settled(world(&[container("k", Status::Cancelled)], &[a, b]));
+        let both = &world.containers["new1"].work.scheduling_parameters;
+        assert_eq!(
+            Value::Object(both.clone()),
+            json!({ "partitions": ["x", "y"], "preemptible": false, "max_run_time": 20 })
+        );
+    }
+}
