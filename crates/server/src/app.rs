@@ -42,6 +42,8 @@ struct Inner {
     market: Market,
     /// The services that are reached through this server.
     routes: Arc<Routes>,
+    /// Grows with every change of the container queue in this process.
+    queue: watch::Sender<u64>,
     /// Who reaches the hosts; nobody where no pipelines run.
     agents: OnceLock<Arc<dyn Agents>>,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
@@ -81,6 +83,7 @@ impl App {
             tails,
             closing: watch::Sender::new(false),
             routes: Arc::new(Routes::default()),
+            queue: watch::Sender::new(0),
             agents: OnceLock::new(),
             process: crate::secrets::hex(&process),
             requests: AtomicU64::new(1),
@@ -146,6 +149,15 @@ impl App {
     pub async fn closed(&self) {
         // The sender lives as long as this.
         let _ = self.0.closing.subscribe().wait_for(|closing| *closing).await;
+    }
+
+    /// Said after each commit to the container queue, to those who listen.
+    pub fn queue_changed(&self) {
+        self.0.queue.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    pub fn queue_news(&self) -> watch::Receiver<u64> {
+        self.0.queue.subscribe()
     }
 
     /// What they would create now.

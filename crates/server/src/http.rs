@@ -48,6 +48,10 @@ static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
+/// The connection is encrypted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Encrypted;
+
 /// Handlers by operation.
 #[derive(Default)]
 pub struct Routes {
@@ -274,6 +278,7 @@ impl Routes {
 
     pub fn into_router(self, app: App) -> Router {
         self.router
+            .merge(crate::routes::arvados::router())
             .fallback(|| async { plain(StatusCode::NOT_FOUND, "Not Found") })
             .method_not_allowed_fallback(|| async {
                 plain(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
@@ -367,7 +372,7 @@ impl Arrived {
     }
 }
 
-async fn collect(body: Body, limit: usize, within: Duration) -> Result<Bytes> {
+pub(crate) async fn collect(body: Body, limit: usize, within: Duration) -> Result<Bytes> {
     let reading = Limited::new(body, limit).collect();
     match timeout(within, reading).await {
         Err(_) => Err(Error::Slow),
@@ -424,7 +429,7 @@ fn query<T: DeserializeOwned>(request: &Request) -> Result<T> {
 const NUL: &str = "text must not hold NUL";
 
 /// Whether a JSON text has the escape for NUL in it: after an odd number of backslashes.
-fn has_nul(body: &[u8]) -> bool {
+pub(crate) fn has_nul(body: &[u8]) -> bool {
     body.windows(6).enumerate().any(|(at, window)| {
         window == br"\u0000" && body[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
     })

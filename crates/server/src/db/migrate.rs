@@ -37,6 +37,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     8 "0008_clock.sql";
     9 "0009_services.sql";
     10 "0010_managed_jobs.sql";
+    11 "0011_containers.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -17,6 +17,7 @@ pub mod backends;
 pub mod backup;
 pub mod checks;
 mod clock;
+pub mod containers;
 pub mod costs;
 mod error;
 pub mod events;
@@ -34,6 +35,8 @@ pub mod mutant;
 pub mod passes;
 mod postgres;
 pub mod projects;
+pub mod queue_list;
+pub mod queue_tokens;
 mod record;
 pub mod replicas;
 pub mod repos;
@@ -285,6 +288,7 @@ pub fn statements() -> Vec<&'static str> {
     [
         agents::statements(),
         backends::statements(),
+        containers::statements(),
         costs::statements(),
         fleets::statements(),
         gateways::statements(),
@@ -294,6 +298,7 @@ pub fn statements() -> Vec<&'static str> {
         managed_jobs::statements(),
         passes::statements(),
         replicas::statements(),
+        queue_tokens::statements(),
         repos::statements(),
         runs::statements(),
         secrets::statements(),

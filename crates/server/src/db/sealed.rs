@@ -7,7 +7,7 @@ use super::{Change, Db, DbError, Expect};
 use crate::params;
 
 /// Sealed for the row: table and column, with the row's id.
-pub const OF_ROWS: [(&str, &str); 10] = [
+pub const OF_ROWS: [(&str, &str); 13] = [
     ("users", "ssh_private_key_sealed"),
     ("projects", "ssh_private_key_sealed"),
     ("backends", "auth_sealed"),
@@ -18,6 +18,9 @@ pub const OF_ROWS: [(&str, &str); 10] = [
     ("managed_jobs", "secrets_sealed"),
     ("gateways", "ssh_private_key_sealed"),
     ("signing_keys", "seed_sealed"),
+    ("containers", "secrets_sealed"),
+    ("container_requests", "secrets_sealed"),
+    ("queue_tokens", "secret_sealed"),
 ];
 
 /// Every value of one column. Names come from `OF_ROWS` alone.

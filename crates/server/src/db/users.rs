@@ -85,6 +85,11 @@ pub async fn by_names(db: &Db, names: &[String]) -> Result<Vec<User>, DbError> {
     db.query(sql, params![Val::list(names)]).await?.iter().map(|row| User::read(row, 0)).collect()
 }
 
+/// All there ever were.
+pub async fn ids(db: &Db) -> Result<Vec<UserId>, DbError> {
+    db.query("SELECT id FROM users", vec![]).await?.iter().map(|row| row.id(0)).collect()
+}
+
 pub async fn by_ids(db: &Db, ids: &[UserId]) -> Result<Vec<User>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS} FROM users u WHERE u.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))"

@@ -1,5 +1,6 @@
 //! Which handler answers which operation. Handlers find, authorise, do and answer; nothing else.
 
+pub(crate) mod arvados;
 mod costs;
 mod events;
 mod fleets;

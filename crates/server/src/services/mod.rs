@@ -11,6 +11,7 @@ pub mod names;
 pub(crate) mod offers;
 pub mod project_keys;
 pub mod projects;
+pub mod queue;
 pub mod repos;
 pub mod runs;
 pub mod secrets;

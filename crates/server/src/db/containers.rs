@@ -1,0 +1,260 @@
+//! Tables `containers`, `container_requests` and `container_output`: the queue that dispatchers pull from.
+//!
+//! A record is kept whole as a document. Columns beside it repeat what is looked for; nothing else writes them.
+
+use uuid::Uuid;
+use windlass_model::queue::{Container, Request};
+
+use super::{Change, Db, DbError, Expect, Row, Val, record::statements};
+use crate::params;
+
+/// A document with what guards its next write.
+#[derive(Clone, Debug)]
+pub struct Kept<T> {
+    pub id: Uuid,
+    pub revision: i64,
+    pub doc: T,
+}
+
+statements! {
+    CONTAINERS = "SELECT c.id, c.revision, c.doc FROM containers c \
+                  WHERE c.uuid IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    REQUESTS = "SELECT r.id, r.revision, r.doc FROM container_requests r \
+                WHERE r.uuid IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    REQUESTS_OF = "SELECT r.id, r.revision, r.doc FROM container_requests r \
+                   WHERE r.container_uuid IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    REQUESTS_BY = "SELECT r.id, r.revision, r.doc FROM container_requests r \
+                   WHERE r.state = 'Committed' \
+                   AND r.requesting_container_uuid IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    ALIKE = "SELECT c.id, c.revision, c.doc FROM containers c WHERE c.owner_uuid = $1 AND c.identity = $2 \
+             AND c.state <> 'Cancelled' ORDER BY c.created_at, c.uuid LIMIT 100";
+    MADE_BY = "SELECT r.uuid, r.made_of FROM container_requests r \
+               WHERE r.made_by = $1 AND r.created_at > now_us() - 60000000 ORDER BY r.created_at DESC LIMIT 20";
+    UPDATE_CONTAINER = "UPDATE containers SET revision = revision + 1, state = $3, priority = $4, modified_at = $5, \
+                        locked_by_uuid = $6, doc = $7 WHERE uuid = $1 AND revision = $2";
+    UPDATE_REQUEST = "UPDATE container_requests SET revision = revision + 1, state = $3, priority = $4, \
+                      modified_at = $5, container_uuid = $6, doc = $7 WHERE uuid = $1 AND revision = $2";
+    /// Somebody else relied on this row as it is.
+    TOUCH_CONTAINER = "UPDATE containers SET revision = revision + 1 WHERE uuid = $1 AND revision = $2";
+    ERASE_CONTAINER = "UPDATE containers SET secrets_sealed = NULL WHERE uuid = $1";
+    ERASE_REQUEST = "UPDATE container_requests SET secrets_sealed = NULL WHERE uuid = $1";
+    SEAL_REQUEST = "UPDATE container_requests SET secrets_sealed = $2 WHERE uuid = $1";
+    CONTAINER_SECRETS = "SELECT c.id, c.secrets_sealed FROM containers c WHERE c.uuid = $1";
+    REQUEST_SECRETS = "SELECT r.id, r.secrets_sealed FROM container_requests r WHERE r.uuid = $1";
+    DELETE_REQUEST = "DELETE FROM container_requests WHERE uuid = $1 AND revision = $2";
+    DELETE_CONTAINER = "DELETE FROM containers WHERE uuid = $1 AND revision = $2";
+    OUTPUT_END = "SELECT CAST(coalesce(max(o.ends_at), 0) AS BIGINT) FROM container_output o \
+                  WHERE o.container_uuid = $1 AND o.attempt = $2 AND o.stream = $3";
+    OUTPUT = "SELECT o.starts_at, o.bytes FROM container_output o \
+              WHERE o.container_uuid = $1 AND o.attempt = $2 AND o.stream = $3 AND o.ends_at > $4 \
+              ORDER BY o.starts_at LIMIT 64";
+    OUTPUT_ATTEMPT = "SELECT CAST(max(o.attempt) AS BIGINT) FROM container_output o WHERE o.container_uuid = $1";
+    APPEND = "INSERT INTO container_output (container_uuid, attempt, stream, starts_at, ends_at, bytes) \
+              VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (container_uuid, attempt, stream, starts_at) DO NOTHING";
+}
+
+fn read<T: serde::de::DeserializeOwned>(row: &Row) -> Result<Kept<T>, DbError> {
+    Ok(Kept { id: row.uuid(0)?, revision: row.int(1)?, doc: row.json(2)? })
+}
+
+async fn kept<T: serde::de::DeserializeOwned>(
+    db: &Db,
+    sql: &'static str,
+    params: Vec<Val>,
+) -> Result<Vec<Kept<T>>, DbError> {
+    db.query(sql, params).await?.iter().map(read).collect()
+}
+
+pub async fn containers(db: &Db, uuids: &[String]) -> Result<Vec<Kept<Container>>, DbError> {
+    kept(db, CONTAINERS.as_str(), params![Val::list(uuids)]).await
+}
+
+pub async fn requests(db: &Db, uuids: &[String]) -> Result<Vec<Kept<Request>>, DbError> {
+    kept(db, REQUESTS.as_str(), params![Val::list(uuids)]).await
+}
+
+/// Those that wait, or waited, for these containers.
+pub async fn requests_of(db: &Db, containers: &[String]) -> Result<Vec<Kept<Request>>, DbError> {
+    kept(db, REQUESTS_OF.as_str(), params![Val::list(containers)]).await
+}
+
+/// Those that programs in these containers made, and that live.
+pub async fn requests_by(db: &Db, containers: &[String]) -> Result<Vec<Kept<Request>>, DbError> {
+    kept(db, REQUESTS_BY.as_str(), params![Val::list(containers)]).await
+}
+
+/// Containers of this user for the same work.
+pub async fn alike(db: &Db, owner: &str, identity: &str) -> Result<Vec<Kept<Container>>, DbError> {
+    kept(db, ALIKE.as_str(), params![owner, identity]).await
+}
+
+/// Requests of the last minute that a call of this name made: their uuid, and what they were made of.
+pub async fn made_by(db: &Db, call: &str) -> Result<Vec<(String, String)>, DbError> {
+    let rows = db.query(MADE_BY.as_str(), params![call]).await?;
+    rows.iter().map(|row| Ok((row.text(0)?, row.opt_text(1)?.unwrap_or_default()))).collect()
+}
+
+fn priority(priority: u64) -> i64 {
+    i64::try_from(priority).unwrap_or(i64::MAX)
+}
+
+pub fn insert_container(
+    id: Uuid,
+    container: &Container,
+    identity: &str,
+    secrets: Option<Vec<u8>>,
+) -> Result<Change, DbError> {
+    Ok(Change::Insert {
+        table: "containers",
+        values: vec![
+            ("id", id.into()),
+            ("uuid", container.uuid.as_str().into()),
+            ("revision", 1_i64.into()),
+            ("owner_uuid", container.owner_uuid.as_str().into()),
+            ("state", container.state.as_str().into()),
+            ("priority", priority(container.priority).into()),
+            ("created_at", container.created_at.into()),
+            ("modified_at", container.modified_at.into()),
+            ("identity", identity.into()),
+            ("doc", Val::json(container)?),
+            ("secrets_sealed", secrets.into()),
+        ],
+    })
+}
+
+/// Which call made a request, and of what.
+#[derive(Clone, Debug)]
+pub struct Made {
+    pub by: String,
+    pub of: String,
+}
+
+pub fn insert_request(
+    id: Uuid,
+    request: &Request,
+    made: Option<&Made>,
+    secrets: Option<Vec<u8>>,
+) -> Result<Change, DbError> {
+    Ok(Change::Insert {
+        table: "container_requests",
+        values: vec![
+            ("id", id.into()),
+            ("uuid", request.uuid.as_str().into()),
+            ("revision", 1_i64.into()),
+            ("owner_uuid", request.owner_uuid.as_str().into()),
+            ("state", request.state.as_str().into()),
+            ("priority", priority(request.priority).into()),
+            ("created_at", request.created_at.into()),
+            ("modified_at", request.modified_at.into()),
+            ("container_uuid", request.container_uuid.as_deref().into()),
+            ("requesting_container_uuid", request.requesting_container_uuid.as_deref().into()),
+            ("made_by", made.map(|made| made.by.as_str()).into()),
+            ("made_of", made.map(|made| made.of.as_str()).into()),
+            ("doc", Val::json(request)?),
+            ("secrets_sealed", secrets.into()),
+        ],
+    })
+}
+
+fn one(sql: &'static str, params: Vec<Val>) -> Change {
+    Change::Exec { sql: sql.into(), params, expect: Expect::One }
+}
+
+fn any(sql: &'static str, params: Vec<Val>) -> Change {
+    Change::Exec { sql: sql.into(), params, expect: Expect::Any }
+}
+
+/// Stale when somebody wrote the row since it was read.
+pub fn update_container(container: &Container, revision: i64) -> Result<Change, DbError> {
+    let params = params![
+        container.uuid.as_str(),
+        revision,
+        container.state.as_str(),
+        priority(container.priority),
+        container.modified_at,
+        container.locked_by_uuid.as_deref(),
+        Val::json(container)?,
+    ];
+    Ok(one(UPDATE_CONTAINER.as_str(), params))
+}
+
+pub fn update_request(request: &Request, revision: i64) -> Result<Change, DbError> {
+    let params = params![
+        request.uuid.as_str(),
+        revision,
+        request.state.as_str(),
+        priority(request.priority),
+        request.modified_at,
+        request.container_uuid.as_deref(),
+        Val::json(request)?,
+    ];
+    Ok(one(UPDATE_REQUEST.as_str(), params))
+}
+
+pub fn touch_container(uuid: &str, revision: i64) -> Change {
+    one(TOUCH_CONTAINER.as_str(), params![uuid, revision])
+}
+
+pub fn erase_container(uuid: &str) -> Change {
+    any(ERASE_CONTAINER.as_str(), params![uuid])
+}
+
+pub fn erase_request(uuid: &str) -> Change {
+    any(ERASE_REQUEST.as_str(), params![uuid])
+}
+
+pub fn seal_request(uuid: &str, secrets: Vec<u8>) -> Change {
+    any(SEAL_REQUEST.as_str(), params![uuid, secrets])
+}
+
+pub fn delete_request(uuid: &str, revision: i64) -> Change {
+    one(DELETE_REQUEST.as_str(), params![uuid, revision])
+}
+
+pub fn delete_container(uuid: &str, revision: i64) -> Change {
+    one(DELETE_CONTAINER.as_str(), params![uuid, revision])
+}
+
+async fn secrets(db: &Db, sql: &'static str, uuid: &str) -> Result<Option<(Uuid, Vec<u8>)>, DbError> {
+    let Some(row) = db.query_opt(sql, params![uuid]).await? else { return Ok(None) };
+    row.opt_bytes(1)?.map(|sealed| row.uuid(0).map(|id| (id, sealed))).transpose()
+}
+
+/// The row's id and its sealed mounts, if it has any.
+pub async fn container_secrets(db: &Db, uuid: &str) -> Result<Option<(Uuid, Vec<u8>)>, DbError> {
+    secrets(db, CONTAINER_SECRETS.as_str(), uuid).await
+}
+
+pub async fn request_secrets(db: &Db, uuid: &str) -> Result<Option<(Uuid, Vec<u8>)>, DbError> {
+    secrets(db, REQUEST_SECRETS.as_str(), uuid).await
+}
+
+/// How far a stream of this attempt is known.
+pub async fn output_end(db: &Db, container: &str, attempt: i64, stream: &str) -> Result<i64, DbError> {
+    let row = db.query_opt(OUTPUT_END.as_str(), params![container, attempt, stream]).await?;
+    row.map_or(Ok(0), |row| row.int(0))
+}
+
+/// The last attempt that wrote something.
+pub async fn output_attempt(db: &Db, container: &str) -> Result<Option<i64>, DbError> {
+    let row = db.query_opt(OUTPUT_ATTEMPT.as_str(), params![container]).await?;
+    row.map_or(Ok(None), |row| row.opt_int(0))
+}
+
+/// Pieces from an offset on: where each starts, and its bytes.
+pub async fn output(
+    db: &Db,
+    container: &str,
+    attempt: i64,
+    stream: &str,
+    from: i64,
+) -> Result<Vec<(i64, Vec<u8>)>, DbError> {
+    let rows = db.query(OUTPUT.as_str(), params![container, attempt, stream, from]).await?;
+    rows.iter().map(|row| Ok((row.int(0)?, row.bytes(1)?))).collect()
+}
+
+/// A piece at its offset; one that is there already stays as it is.
+pub fn append_output(container: &str, attempt: i64, stream: &str, at: i64, bytes: Vec<u8>) -> Change {
+    let end = at.saturating_add(i64::try_from(bytes.len()).unwrap_or(i64::MAX));
+    any(APPEND.as_str(), params![container, attempt, stream, at, end, bytes])
+}

@@ -1,0 +1,379 @@
+//! Lists of the container queue by what clients ask for: filters, order, pages.
+//!
+//! Attributes are either columns or parts of the document. Names that reach SQL come from the tables here alone;
+//! everything a client wrote is a parameter.
+
+use serde_json::Value;
+use windlass_model::time::Timestamp;
+
+use super::{Db, DbError, Dialect, Row, Val, filter::Filter};
+
+/// Which list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Containers,
+    Requests,
+    Logs,
+}
+
+/// Whose rows a caller sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sight {
+    All,
+    /// What belongs to this user.
+    Owner(String),
+    /// One container and nothing else.
+    One(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Condition {
+    pub attribute: String,
+    pub op: String,
+    pub operand: Value,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    pub conditions: Vec<Condition>,
+    /// Attribute, and whether it descends.
+    pub order: Vec<(String, bool)>,
+    pub limit: i64,
+    pub offset: i64,
+    pub count: bool,
+}
+
+#[derive(Debug)]
+pub struct Found {
+    /// Documents; of logs with their id and the columns beside them.
+    pub rows: Vec<Row>,
+    pub available: Option<i64>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// The client asked for something that cannot be.
+    #[error("{0}")]
+    Asked(String),
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Type {
+    Text,
+    Int,
+    Real,
+    Time,
+    Json,
+}
+
+/// Columns, and parts of the document. Times of the document are text that sorts as it should.
+fn attribute(kind: Kind, name: &str) -> Option<(Type, bool)> {
+    use Type::{Int, Json, Real, Text, Time};
+    let found = match kind {
+        Kind::Containers => match name {
+            "uuid" | "owner_uuid" | "state" | "locked_by_uuid" => (Text, true),
+            "priority" => (Int, true),
+            "created_at" | "modified_at" => (Time, true),
+            "auth_uuid"
+            | "cwd"
+            | "container_image"
+            | "output_path"
+            | "output"
+            | "log"
+            | "runtime_user_uuid"
+            | "modified_by_user_uuid"
+            | "scheduling_status"
+            | "gateway_address" => (Text, false),
+            "attempt" | "lock_count" | "exit_code" => (Int, false),
+            "progress" | "cost" | "subrequests_cost" => (Real, false),
+            "started_at" | "finished_at" => (Time, false),
+            "environment"
+            | "mounts"
+            | "runtime_constraints"
+            | "scheduling_parameters"
+            | "runtime_status"
+            | "output_properties" => (Json, false),
+            _ => return None,
+        },
+        Kind::Requests => match name {
+            "uuid" | "owner_uuid" | "state" | "container_uuid" | "requesting_container_uuid" => (Text, true),
+            "priority" => (Int, true),
+            "created_at" | "modified_at" => (Time, true),
+            "name"
+            | "description"
+            | "cwd"
+            | "container_image"
+            | "output_path"
+            | "output_name"
+            | "output_uuid"
+            | "log_uuid"
+            | "modified_by_user_uuid" => (Text, false),
+            "container_count" | "container_count_max" | "output_ttl" => (Int, false),
+            "cumulative_cost" => (Real, false),
+            "properties" | "environment" | "mounts" | "runtime_constraints" | "scheduling_parameters" => {
+                (Json, false)
+            }
+            _ => return None,
+        },
+        Kind::Logs => match name {
+            "id" => (Int, true),
+            "uuid" | "object_uuid" | "object_owner_uuid" | "event_type" | "summary" => (Text, true),
+            "created_at" | "modified_at" | "event_at" => (Time, true),
+            "properties" => (Json, false),
+            _ => return None,
+        },
+    };
+    Some(found)
+}
+
+struct List<'a> {
+    kind: Kind,
+    dialect: Dialect,
+    filter: Filter,
+    asked: &'a Asked,
+}
+
+/// The rows that a caller sees and asks for.
+pub async fn list(db: &Db, kind: Kind, sight: &Sight, asked: &Asked) -> Result<Found, ListError> {
+    let mut list = List { kind, dialect: db.dialect(), filter: Filter::new(), asked };
+    list.see(sight);
+    for condition in &asked.conditions {
+        list.hold(condition)?;
+    }
+    let order = list.order()?;
+    let (table, columns) = match kind {
+        Kind::Containers => ("containers", "t.doc"),
+        Kind::Requests => ("container_requests", "t.doc"),
+        Kind::Logs => (
+            "queue_logs",
+            "t.doc, t.id, t.uuid, t.object_uuid, t.object_owner_uuid, t.event_type, t.created_at, t.summary",
+        ),
+    };
+    let (condition, params) = list.filter.done();
+    let available = if asked.count {
+        let sql = format!("SELECT count(*) FROM {table} t{condition}");
+        Some(db.query_opt(sql, params.clone()).await?.map_or(Ok(0), |row| row.int(0))?)
+    } else {
+        None
+    };
+    let rows = if asked.limit == 0 {
+        Vec::new()
+    } else {
+        let (limit, offset) = (asked.limit.max(0), asked.offset.max(0));
+        let sql = format!("SELECT {columns} FROM {table} t{condition}{order} LIMIT {limit} OFFSET {offset}");
+        db.query(sql, params).await?
+    };
+    Ok(Found { rows, available })
+}
+
+fn wrong<T>(why: impl Into<String>) -> Result<T, ListError> {
+    Err(ListError::Asked(why.into()))
+}
+
+impl List<'_> {
+    fn see(&mut self, sight: &Sight) {
+        match (sight, self.kind) {
+            (Sight::All, _) => {}
+            (Sight::Owner(owner), Kind::Containers | Kind::Requests) => {
+                self.filter.is("t.owner_uuid = ?", owner.as_str());
+            }
+            (Sight::Owner(owner), Kind::Logs) => self.filter.is("t.object_owner_uuid = ?", owner.as_str()),
+            (Sight::One(uuid), Kind::Containers) => self.filter.is("t.uuid = ?", uuid.as_str()),
+            (Sight::One(uuid), Kind::Logs) => self.filter.is("t.object_uuid = ?", uuid.as_str()),
+            (Sight::One(_), Kind::Requests) => self.filter.when("FALSE"),
+        }
+    }
+
+    /// How an attribute is read, and as what.
+    fn expression(&mut self, name: &str) -> Result<(String, Type), ListError> {
+        if self.kind == Kind::Requests
+            && let Some(of) = name.strip_prefix("container.")
+        {
+            let inner = attribute(Kind::Containers, of).filter(|(_, is_column)| *is_column);
+            let Some((kind, _)) = inner else { return wrong(format!("no attribute `{name}`")) };
+            return Ok((format!("(SELECT c.{of} FROM containers c WHERE c.uuid = t.container_uuid)"), kind));
+        }
+        // A name of the first version of this API.
+        let name = match (self.kind, name) {
+            (Kind::Containers, "dispatch_auth_uuid") => "locked_by_uuid",
+            (Kind::Logs, "event_at" | "modified_at") => "created_at",
+            (_, name) => name,
+        };
+        if let Some((kind, is_column)) = attribute(self.kind, name) {
+            if is_column {
+                return Ok((format!("t.{name}"), kind));
+            }
+            let text = match self.dialect {
+                Dialect::Sqlite => format!("json_extract(t.doc, '$.{name}')"),
+                Dialect::Postgres => format!("(CAST(t.doc AS jsonb) ->> '{name}')"),
+            };
+            return Ok(match (kind, self.dialect) {
+                (Type::Int, Dialect::Postgres) => (format!("CAST({text} AS BIGINT)"), kind),
+                (Type::Real, Dialect::Postgres) => (format!("CAST({text} AS DOUBLE PRECISION)"), kind),
+                // Kept as text of one form.
+                (Type::Time, _) => (text, Type::Text),
+                (Type::Text | Type::Int | Type::Real | Type::Json, _) => (text, kind),
+            });
+        }
+        if let Some((of, key)) = name.split_once('.')
+            && matches!(attribute(self.kind, of), Some((Type::Json, _)))
+        {
+            return Ok((self.part(of, key)?, Type::Text));
+        }
+        wrong(format!("no attribute `{name}`"))
+    }
+
+    /// A value in an object of the document, as text.
+    fn part(&mut self, of: &str, key: &str) -> Result<String, ListError> {
+        if key.contains('"') {
+            return wrong(format!("cannot look for the key `{key}`"));
+        }
+        Ok(match self.dialect {
+            Dialect::Sqlite => {
+                let path = self.filter.bind(format!("$.{of}.\"{key}\""));
+                format!("CAST(json_extract(t.doc, {path}) AS TEXT)")
+            }
+            Dialect::Postgres => {
+                let key = self.filter.bind(key);
+                format!("(CAST(t.doc AS jsonb) -> '{of}' ->> CAST({key} AS TEXT))")
+            }
+        })
+    }
+
+    fn operand(kind: Type, value: &Value) -> Result<Val, ListError> {
+        let text = match value {
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            Value::Bool(flag) => flag.to_string(),
+            Value::Null | Value::Array(_) | Value::Object(_) => {
+                return wrong(format!("cannot compare with {value}"));
+            }
+        };
+        let bad = || ListError::Asked(format!("cannot compare with {value}"));
+        Ok(match kind {
+            Type::Text | Type::Json => text.into(),
+            Type::Int => match text.parse::<i64>() {
+                Ok(number) => number.into(),
+                // Numbers too big for a column compare as the biggest.
+                Err(_) => {
+                    let real: f64 = text.parse().map_err(|_| bad())?;
+                    #[expect(clippy::cast_possible_truncation, reason = "saturates")]
+                    let whole = real as i64;
+                    whole.into()
+                }
+            },
+            Type::Real => text.parse::<f64>().map_err(|_| bad())?.into(),
+            Type::Time => Timestamp::parse(&text).map_err(|_| bad())?.into(),
+        })
+    }
+
+    /// The place of an operand. Postgres must be told what it is.
+    fn bind(&mut self, kind: Type, value: &Value) -> Result<String, ListError> {
+        let place = self.filter.bind(Self::operand(kind, value)?);
+        let sort = match kind {
+            Type::Text | Type::Json => "TEXT",
+            Type::Int | Type::Time => "BIGINT",
+            Type::Real => "DOUBLE PRECISION",
+        };
+        Ok(format!("CAST({place} AS {sort})"))
+    }
+
+    fn hold(&mut self, condition: &Condition) -> Result<(), ListError> {
+        let Condition { attribute: name, op, operand } = condition;
+        if op == "exists" || op == "contains" {
+            return self.hold_inside(condition);
+        }
+        let (expression, kind) = self.expression(name)?;
+        let text = match (op.as_str(), operand) {
+            ("=", Value::Null) => format!("{expression} IS NULL"),
+            ("!=" | "<>", Value::Null) => format!("{expression} IS NOT NULL"),
+            ("=" | "<" | "<=" | ">" | ">=", _) => format!("{expression} {op} {}", self.bind(kind, operand)?),
+            ("!=" | "<>", _) => {
+                format!("({expression} IS NULL OR {expression} <> {})", self.bind(kind, operand)?)
+            }
+            ("in" | "not in", Value::Array(items)) => {
+                let mut places = Vec::new();
+                for item in items.iter().filter(|item| !item.is_null()) {
+                    places.push(self.bind(kind, item)?);
+                }
+                let nothing = items.iter().any(Value::is_null);
+                let within = if places.is_empty() {
+                    "FALSE".to_owned()
+                } else {
+                    format!("{expression} IN ({})", places.join(", "))
+                };
+                let within = if nothing { format!("({within} OR {expression} IS NULL)") } else { within };
+                if op == "in" { within } else { format!("(NOT coalesce({within}, FALSE))") }
+            }
+            ("like", Value::String(_)) => format!("{expression} LIKE {}", self.bind(Type::Text, operand)?),
+            ("ilike", Value::String(_)) => {
+                format!("lower({expression}) LIKE lower({})", self.bind(Type::Text, operand)?)
+            }
+            ("is_a", _) => self.is_a(&expression, operand)?,
+            _ => return wrong(format!("no operator `{op}` for {operand}")),
+        };
+        self.filter.when(&text);
+        Ok(())
+    }
+
+    fn is_a(&mut self, expression: &str, operand: &Value) -> Result<String, ListError> {
+        let kinds: Vec<&str> = match operand {
+            Value::String(kind) => vec![kind.as_str()],
+            Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => Vec::new(),
+        };
+        let mut parts = vec!["FALSE".to_owned()];
+        for kind in kinds {
+            let infix = match kind {
+                "arvados#container" => "dz642",
+                "arvados#containerRequest" => "xvhdp",
+                "arvados#log" => "57u5n",
+                "arvados#user" => "tpzed",
+                _ => continue,
+            };
+            let pattern = self.filter.bind(format!("_____-{infix}-%"));
+            parts.push(format!("{expression} LIKE CAST({pattern} AS TEXT)"));
+        }
+        Ok(format!("({})", parts.join(" OR ")))
+    }
+
+    fn hold_inside(&mut self, condition: &Condition) -> Result<(), ListError> {
+        let Condition { attribute: name, op, operand } = condition;
+        if !matches!(attribute(self.kind, name), Some((Type::Json, _))) {
+            return wrong(format!("`{op}` is for objects, not for `{name}`"));
+        }
+        match (op.as_str(), operand) {
+            ("exists", Value::String(key)) => {
+                let part = self.part(name, key)?;
+                self.filter.when(&format!("{part} IS NOT NULL"));
+            }
+            ("contains", Value::Object(wanted)) => {
+                for (key, value) in wanted {
+                    let part = self.part(name, key)?;
+                    let place = self.bind(Type::Text, value)?;
+                    self.filter.when(&format!("{part} = {place}"));
+                }
+            }
+            _ => return wrong(format!("no operator `{op}` for {operand}")),
+        }
+        Ok(())
+    }
+
+    fn order(&mut self) -> Result<String, ListError> {
+        let mut parts = Vec::new();
+        let mut is_whole = false;
+        let standard = [("modified_at".to_owned(), true)];
+        let asked = if self.asked.order.is_empty() { &standard[..] } else { &self.asked.order };
+        for (name, descends) in asked {
+            let (expression, _) = self.expression(name)?;
+            is_whole |= name == "uuid" || name == "id";
+            parts.push(format!("{expression} {}", if *descends { "DESC" } else { "ASC" }));
+        }
+        if !is_whole {
+            parts.push("t.uuid ASC".to_owned());
+        }
+        Ok(format!(" ORDER BY {}", parts.join(", ")))
+    }
+}

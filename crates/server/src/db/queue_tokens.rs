@@ -1,0 +1,67 @@
+//! Table `queue_tokens`: tokens that are good on the queue's API alone, each bound to what it is for.
+
+use uuid::Uuid;
+use windlass_model::{id::UserId, time::Timestamp};
+
+use super::{
+    Change, Db, DbError, Expect, Val,
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    pub struct Token {
+        pub id: Uuid,
+        pub uuid: String,
+        /// `user`, `dispatcher`, `executor` or `container`.
+        pub kind: String,
+        pub hash: String,
+        pub secret_sealed: Option<Vec<u8>>,
+        pub user_id: UserId,
+        pub container_uuid: Option<String>,
+        pub attempt: i64,
+        pub created_at: Timestamp,
+    }
+}
+
+statements! {
+    BY_UUID = "SELECT {} FROM queue_tokens t JOIN users u ON u.id = t.user_id \
+               WHERE t.uuid = $1 AND t.revoked_at IS NULL AND u.active AND NOT u.deleted", Token::columns("t");
+    BY_HASH = "SELECT {} FROM queue_tokens t JOIN users u ON u.id = t.user_id \
+               WHERE t.hash = $1 AND t.revoked_at IS NULL AND u.active AND NOT u.deleted", Token::columns("t");
+    OF_USER = "SELECT {} FROM queue_tokens t WHERE t.user_id = $1 AND t.revoked_at IS NULL \
+               AND t.kind IN ('user', 'dispatcher') ORDER BY t.created_at LIMIT 1000", Token::columns("t");
+    REVOKE = "UPDATE queue_tokens SET revoked_at = now_us(), secret_sealed = NULL \
+              WHERE uuid = $1 AND user_id = $2 AND revoked_at IS NULL";
+    REVOKE_OF = "UPDATE queue_tokens SET revoked_at = now_us(), secret_sealed = NULL \
+                 WHERE container_uuid = $1 AND revoked_at IS NULL";
+}
+
+/// A token that is good now.
+pub async fn by_uuid(db: &Db, uuid: &str) -> Result<Option<Token>, DbError> {
+    db.query_opt(BY_UUID.as_str(), params![uuid]).await?.as_ref().map(Token::read).transpose()
+}
+
+pub async fn by_hash(db: &Db, hash: &str) -> Result<Option<Token>, DbError> {
+    db.query_opt(BY_HASH.as_str(), params![hash]).await?.as_ref().map(Token::read).transpose()
+}
+
+/// Those that a user keeps; tokens of containers come and go by themselves.
+pub async fn of_user(db: &Db, user: UserId) -> Result<Vec<Token>, DbError> {
+    db.query(OF_USER.as_str(), params![user]).await?.iter().map(Token::read).collect()
+}
+
+pub fn create(token: Token) -> Change {
+    Change::Insert { table: "queue_tokens", values: token.into_values() }
+}
+
+/// Stale when the user has no such token.
+pub fn revoke(uuid: &str, user: UserId) -> Change {
+    let params: Vec<Val> = params![uuid, user];
+    Change::Exec { sql: REVOKE.as_str().into(), params, expect: Expect::One }
+}
+
+/// Ends all tokens of a container's attempts.
+pub fn revoke_of(container: &str) -> Change {
+    Change::Exec { sql: REVOKE_OF.as_str().into(), params: params![container], expect: Expect::Any }
+}

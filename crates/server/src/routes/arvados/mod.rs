@@ -1,0 +1,324 @@
+//! The container queue as clients of Arvados know it: discovery document, records over REST, events over a
+//! WebSocket. Statuses follow what those clients do with them: what can never work is 422, because 409 and 423
+//! would be tried again for minutes.
+
+mod call;
+mod discovery;
+mod socket;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    response::Response,
+    routing::{any, get},
+};
+use serde_json::{Map, Value, json};
+use windlass_model::queue::Refusal;
+
+use self::call::Call;
+use crate::{
+    app::App,
+    db::{
+        queue_list::{Asked, Kind},
+        queue_tokens, users,
+    },
+    services::queue::{
+        Asker, Error, Result, ask, auth, output,
+        records::{self, Current},
+        take,
+    },
+};
+
+pub(crate) fn router() -> Router<App> {
+    Router::new()
+        .route("/discovery/v1/apis/arvados/v1/rest", get(discovery::answer))
+        .route("/arvados/v1/{*rest}", any(answer))
+        .route("/websocket", get(socket::answer))
+}
+
+/// What a call gets.
+enum Answer {
+    Json(Value),
+    Bytes(Vec<u8>),
+}
+
+async fn answer(State(app): State<App>, request: Request) -> Response {
+    let id = call::request_id(&request).unwrap_or_else(|| app.next_request_id());
+    let mut response = match respond(&app, request).await {
+        Ok(Answer::Json(value)) => body(StatusCode::OK, &value),
+        Ok(Answer::Bytes(bytes)) => {
+            let mut response = Response::new(Body::from(bytes));
+            let kind = HeaderValue::from_static("application/octet-stream");
+            response.headers_mut().insert(header::CONTENT_TYPE, kind);
+            response
+        }
+        Err(error) => refusal(&error, &id),
+    };
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(HeaderName::from_static("x-request-id"), id);
+    }
+    response
+}
+
+fn body(status: StatusCode, value: &Value) -> Response {
+    let mut response = Response::new(Body::from(value.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Errors of ours are logged here and nowhere else.
+fn refusal(error: &Error, id: &str) -> Response {
+    let (status, text) = match error {
+        Error::Unauthenticated => (StatusCode::UNAUTHORIZED, error.to_string()),
+        Error::Refused(Refusal::Denied(why)) => (StatusCode::FORBIDDEN, why.clone()),
+        Error::Refused(Refusal::Invalid(why)) => (StatusCode::UNPROCESSABLE_ENTITY, why.clone()),
+        Error::Missing(_) => (StatusCode::NOT_FOUND, error.to_string()),
+        Error::Busy => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+        Error::Inner(crate::error::Error::Db(cause)) if cause.is_passing() => {
+            tracing::warn!(request = %id, %error, "answer a request to the container queue");
+            (StatusCode::SERVICE_UNAVAILABLE, "the database cannot be reached now".to_owned())
+        }
+        Error::Inner(crate::error::Error::TooLarge { limit }) => {
+            (StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {limit} bytes"))
+        }
+        Error::Inner(crate::error::Error::Fast) => (StatusCode::TOO_MANY_REQUESTS, error.to_string()),
+        Error::Inner(inner) => {
+            tracing::error!(request = %id, error = ?inner, "answer a request to the container queue");
+            (StatusCode::INTERNAL_SERVER_ERROR, "internal server error".to_owned())
+        }
+    };
+    let mut response = body(status, &json!({ "errors": [format!("{text} ({id})")], "error_token": id }));
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+async fn respond(app: &App, request: Request) -> Result<Answer> {
+    let token = call::token(&request).ok_or(Error::Unauthenticated)?;
+    let asker = call::Sender::of(&request, token).admit(app).await?;
+    let call = Call::read(app, request).await?;
+    let select = call.words("select")?;
+    let parts: Vec<&str> = call.path.split('/').collect();
+    let mut answer = match parts.as_slice() {
+        ["containers", rest @ ..] => containers(app, &asker, &call, rest).await?,
+        ["container_requests", rest @ ..] => Answer::Json(requests(app, &asker, &call, rest).await?),
+        ["logs", rest @ ..] => Answer::Json(logs(app, &asker, &call, rest).await?),
+        ["api_client_authorizations", rest @ ..] => Answer::Json(tokens(app, &asker, &call, rest).await?),
+        ["users", rest @ ..] => Answer::Json(people(app, &asker, &call, rest).await?),
+        ["config"] => Answer::Json(json!({ "ClusterID": crate::services::queue::CLUSTER })),
+        _ => return Err(Error::Missing(format!("/arvados/v1/{}", call.path))),
+    };
+    if let Answer::Json(value) = &mut answer {
+        match value.get_mut("items").and_then(Value::as_array_mut) {
+            Some(items) => items.iter_mut().for_each(|item| records::select(item, select.as_deref())),
+            None => records::select(value, select.as_deref()),
+        }
+    }
+    Ok(answer)
+}
+
+fn unknown(call: &Call) -> Error {
+    Error::Missing(format!("{} /arvados/v1/{}", call.method, call.path))
+}
+
+/// The frame of a list.
+fn page(kind: &str, asked: &Asked, items: Vec<Value>, available: Option<i64>) -> Value {
+    let mut page = json!({
+        "kind": format!("arvados#{kind}List"), "etag": "", "self_link": "",
+        "offset": asked.offset, "limit": asked.limit, "items": items,
+    });
+    if let (Some(page), Some(available)) = (page.as_object_mut(), available) {
+        page.insert("items_available".into(), available.into());
+    }
+    page
+}
+
+async fn containers(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Answer> {
+    let value = match (call.method.as_str(), rest) {
+        ("GET", []) => {
+            let asked = call.asked()?;
+            let (items, available) = records::list(app, &asker.sight(), Kind::Containers, &asked).await?;
+            page("container", &asked, items, available)
+        }
+        ("POST", []) => records::container_record(
+            &ask::create_container(app, asker, &call.attributes("container")?).await?,
+        )?,
+        ("GET", ["current"]) => {
+            match records::current(app, asker, call.text("scope"), call.asked()?).await? {
+                Current::One(record) => record,
+                Current::Held(asked) => {
+                    let (items, available) =
+                        records::list(app, &asker.sight(), Kind::Containers, &asked).await?;
+                    page("container", &asked, items, available)
+                }
+            }
+        }
+        ("GET", [uuid]) => records::single(app, &asker.sight(), Kind::Containers, uuid).await?,
+        ("PUT" | "PATCH", [uuid]) => {
+            let patch = call.attributes("container")?;
+            records::container_record(&take::update(app, asker, uuid, &patch).await?)?
+        }
+        ("DELETE", [uuid]) => records::container_record(&ask::delete_container(app, asker, uuid).await?)?,
+        ("POST", [uuid, "lock"]) => {
+            let taken = take::lock(app, asker, uuid).await?;
+            let mut record = records::container_record(&taken.container)?;
+            if let (Some(executor), Some(record)) = (taken.executor, record.as_object_mut()) {
+                record.insert("executor_token".into(), executor.text().into());
+            }
+            record
+        }
+        ("POST", [uuid, "unlock"]) => {
+            let attempt = call.number("attempt")?.and_then(|number| u64::try_from(number).ok());
+            let release = call.text("release") == Some("true");
+            records::container_record(&take::unlock(app, asker, uuid, attempt, release).await?)?
+        }
+        ("GET", [uuid, "auth"]) => {
+            let made = auth::inside(app, asker, uuid).await?;
+            records::token_record(&made.uuid, Some(&made.secret), &asker.user_uuid, &["all"], None)
+        }
+        ("GET", [uuid, "secret_mounts"]) => {
+            json!({ "secret_mounts": take::secret_mounts(app, asker, uuid).await? })
+        }
+        ("POST", [uuid, "update_priority"]) => {
+            records::container_record(&ask::weigh(app, asker, uuid).await?)?
+        }
+        ("POST", [uuid, "output"]) => {
+            let at = call.number("offset")?.unwrap_or(0);
+            let stream = call.text("stream").unwrap_or("stdout");
+            let end = output::append(app, asker, uuid, stream, at, call.raw.to_vec()).await?;
+            json!({ "known": end })
+        }
+        ("GET", [uuid, "output"]) => {
+            let from = call.number("offset")?.unwrap_or(0);
+            let stream = call.text("stream").unwrap_or("stdout");
+            return output::read(app, asker, uuid, stream, from).await.map(Answer::Bytes);
+        }
+        _ => return Err(unknown(call)),
+    };
+    Ok(Answer::Json(value))
+}
+
+async fn requests(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
+    let sight = asker.request_sight();
+    match (call.method.as_str(), rest) {
+        ("GET", []) => {
+            let asked = call.asked()?;
+            let (items, available) = records::list(app, &sight, Kind::Requests, &asked).await?;
+            Ok(page("containerRequest", &asked, items, available))
+        }
+        ("POST", []) => {
+            let patch = call.attributes("container_request")?;
+            records::request_record(&ask::create(app, asker, &patch).await?)
+        }
+        ("GET", [uuid]) => records::single(app, &sight, Kind::Requests, uuid).await,
+        ("PUT" | "PATCH", [uuid]) => {
+            let patch = call.attributes("container_request")?;
+            records::request_record(&ask::update(app, asker, uuid, &patch).await?)
+        }
+        ("DELETE", [uuid]) => records::request_record(&ask::delete(app, asker, uuid).await?),
+        ("GET", [uuid, "container_status"]) => {
+            let request = records::single(app, &sight, Kind::Requests, uuid).await?;
+            let uuid = request.get("container_uuid").and_then(Value::as_str).map(str::to_owned);
+            let Some(uuid) = uuid else {
+                return Ok(json!({ "uuid": null, "container_state": null, "scheduling_status": "" }));
+            };
+            let container = records::single(app, &asker.sight(), Kind::Containers, &uuid).await?;
+            Ok(json!({
+                "uuid": uuid, "container_state": container["state"],
+                "scheduling_status": container["scheduling_status"],
+            }))
+        }
+        _ => Err(unknown(call)),
+    }
+}
+
+async fn logs(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
+    match (call.method.as_str(), rest) {
+        ("GET", []) => {
+            let asked = call.asked()?;
+            let (items, available) = records::list(app, &asker.sight(), Kind::Logs, &asked).await?;
+            Ok(page("log", &asked, items, available))
+        }
+        ("GET", [uuid]) => records::single(app, &asker.sight(), Kind::Logs, uuid).await,
+        ("POST", []) => {
+            let log = call.attributes("log")?;
+            let text = |name: &str| log.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let properties = log.get("properties").and_then(Value::as_object).cloned().unwrap_or_default();
+            let (object, event) = (text("object_uuid"), text("event_type"));
+            if object.is_empty() || event.is_empty() {
+                return Err(Error::invalid("object_uuid and event_type must be given"));
+            }
+            let uuid = take::say(app, asker, &object, &event, &properties).await?;
+            records::single(app, &asker.sight(), Kind::Logs, &uuid).await
+        }
+        _ => Err(unknown(call)),
+    }
+}
+
+async fn tokens(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
+    let owner = asker.user_uuid.as_str();
+    let scopes = |kind: &str| if kind == "dispatcher" { ["dispatch"] } else { ["all"] };
+    match (call.method.as_str(), rest) {
+        ("GET", []) => {
+            let all = queue_tokens::of_user(app.db(), asker.user).await?;
+            let record = |one: &queue_tokens::Token| {
+                records::token_record(&one.uuid, None, owner, &scopes(&one.kind), Some(one.created_at))
+            };
+            let items: Vec<Value> = all.iter().map(record).collect();
+            let count = i64::try_from(items.len()).unwrap_or(i64::MAX);
+            Ok(page("apiClientAuthorization", &call.asked()?, items, Some(count)))
+        }
+        ("POST", []) => {
+            let asked: Map<String, Value> = call.attributes("api_client_authorization")?;
+            let wanted = asked.get("scopes").cloned().unwrap_or_else(|| json!(["all"]));
+            let wanted: Vec<String> = serde_json::from_value(wanted)
+                .map_err(|_| Error::invalid("scopes must be a list of words"))?;
+            let (made, kind) = auth::create(app, asker, &wanted).await?;
+            Ok(records::token_record(&made.uuid, Some(&made.secret), owner, &scopes(kind), None))
+        }
+        ("GET", ["current"]) => {
+            Ok(records::token_record(&asker.token_uuid, Some(&asker.secret), owner, &["all"], None))
+        }
+        ("GET", [uuid]) => {
+            let made = auth::by_uuid(app, asker, uuid).await?;
+            Ok(records::token_record(&made.uuid, Some(&made.secret), owner, &["all"], None))
+        }
+        ("DELETE", [uuid]) => {
+            auth::revoke(app, asker, uuid).await?;
+            Ok(records::token_record(uuid, None, owner, &["all"], None))
+        }
+        _ => Err(unknown(call)),
+    }
+}
+
+async fn people(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
+    let own = users::by_ids(app.db(), &[asker.user]).await?;
+    match (call.method.as_str(), rest) {
+        ("GET", ["current"]) => own.first().map(records::user_record).ok_or(Error::Unauthenticated),
+        ("GET", [uuid]) if *uuid == asker.user_uuid => {
+            own.first().map(records::user_record).ok_or(Error::Unauthenticated)
+        }
+        ("GET", [uuid]) if asker.is_admin => {
+            let id = auth::user_named(app, uuid).await?;
+            let found = users::by_ids(app.db(), &[id]).await?;
+            found.first().map(records::user_record).ok_or_else(|| Error::Missing((*uuid).to_owned()))
+        }
+        ("GET", []) => {
+            let all = if asker.is_admin {
+                users::by_ids(app.db(), &users::ids(app.db()).await?).await?
+            } else {
+                own
+            };
+            let asked = call.asked()?;
+            let limit = usize::try_from(asked.limit).unwrap_or(0);
+            let count = i64::try_from(all.len()).unwrap_or(i64::MAX);
+            let items = all.iter().take(limit).map(records::user_record).collect();
+            Ok(page("user", &asked, items, Some(count)))
+        }
+        _ => Err(unknown(call)),
+    }
+}

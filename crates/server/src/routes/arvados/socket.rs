@@ -1,0 +1,244 @@
+//! Events over a WebSocket: rows of the log as they are committed, each once per connection, in order.
+//!
+//! A connection reads the log from where it stands, woken by commits of this process and, for those of others, by
+//! the clock. So nothing is kept for a slow reader: it simply reads later.
+
+use std::{collections::VecDeque, time::Duration};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderValue, StatusCode, header},
+    response::Response,
+};
+use futures_util::{SinkExt as _, StreamExt as _};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{sync::Semaphore, time::timeout};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
+};
+
+use super::call;
+use crate::{
+    app::App,
+    db::queue_list::{Asked, Condition, Kind, Sight},
+    services::queue::{Asker, Error, Result, auth, records},
+};
+
+/// Connections of this process.
+static PLACES: Semaphore = Semaphore::const_new(2048);
+/// Commits of other replicas are seen after this time at the latest.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const PING_EVERY: Duration = Duration::from_secs(30);
+/// A reader that takes nothing for so long is let go.
+const SEND_WITHIN: Duration = Duration::from_secs(60);
+const SUBSCRIPTIONS_MAX: usize = 100;
+const PAGE: i64 = 200;
+
+pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Response {
+    let id = app.next_request_id();
+    let pairs = call::pairs(request.uri().query().unwrap_or_default());
+    let token = pairs.into_iter().find(|(name, _)| name == "api_token").map(|(_, token)| token);
+    let asker = match token.or_else(|| call::token(&request)) {
+        Some(token) => {
+            let sender = call::Sender::of(&request, token.clone());
+            sender.admit(&app).await.map(|asker| (asker, token))
+        }
+        None => Err(Error::Unauthenticated),
+    };
+    let (asker, token) = match asker {
+        Ok(known) => known,
+        Err(error) => return super::refusal(&error, &id),
+    };
+    let key = request.headers().get(header::SEC_WEBSOCKET_KEY).map(|key| derive_accept_key(key.as_bytes()));
+    let Some(key) = key.and_then(|key| HeaderValue::from_str(&key).ok()) else {
+        return super::refusal(&Error::invalid("ask for a WebSocket"), &id);
+    };
+    let Ok(place) = PLACES.try_acquire() else { return super::refusal(&Error::Busy, &id) };
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let _place = place;
+        let Ok(stream) = upgrade.await else { return };
+        let socket = WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;
+        let mut listener =
+            Listener { app: app.clone(), asker, token, socket, wanted: Vec::new(), at: None, sent: 0 };
+        tokio::select! {
+            // Whoever goes away has heard enough.
+            ended = listener.serve() => if let Err(error) = ended {
+                tracing::debug!(%error, "serve events");
+            },
+            () = app.closed() => {}
+        }
+        let _ = timeout(Duration::from_secs(1), listener.socket.close(None)).await;
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(header::SEC_WEBSOCKET_ACCEPT, key);
+    response
+}
+
+struct Listener<S> {
+    app: App,
+    asker: Asker,
+    token: String,
+    socket: WebSocketStream<S>,
+    wanted: Vec<Wanted>,
+    /// The last row that was looked at.
+    at: Option<i64>,
+    sent: u64,
+}
+
+struct Wanted {
+    filters: Value,
+    conditions: Vec<Condition>,
+    /// Rows up to here were not asked for, or had before.
+    after: i64,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("the connection ended")]
+    Gone,
+    #[error(transparent)]
+    Socket(#[from] tokio_tungstenite::tungstenite::Error),
+    #[error("the reader is too slow")]
+    Slow,
+    #[error(transparent)]
+    Queue(#[from] Error),
+}
+
+impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
+    async fn serve(&mut self) -> Result<(), Ended> {
+        let mut news = self.app.queue_news();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        let mut ping = tokio::time::interval(PING_EVERY);
+        loop {
+            tokio::select! {
+                message = self.socket.next() => match message {
+                    None => return Err(Ended::Gone),
+                    Some(message) => self.hear(message?).await?,
+                },
+                changed = news.changed() => {
+                    changed.map_err(|_| Ended::Gone)?;
+                    self.tell().await?;
+                }
+                _ = look.tick() => self.tell().await?,
+                _ = ping.tick() => {
+                    // A token that died takes its events along.
+                    self.asker = auth::asker(&self.app, &self.token, "").await?;
+                    self.send(Message::Ping(Vec::new().into())).await?;
+                }
+            }
+        }
+    }
+
+    async fn send(&mut self, message: Message) -> Result<(), Ended> {
+        timeout(SEND_WITHIN, self.socket.send(message)).await.map_err(|_| Ended::Slow)??;
+        Ok(())
+    }
+
+    async fn hear(&mut self, message: Message) -> Result<(), Ended> {
+        let Message::Text(text) = message else {
+            return if message.is_close() { Err(Ended::Gone) } else { Ok(()) };
+        };
+        let status = match self.heard(&text).await {
+            Ok(()) => 200,
+            Err(Error::Inner(error)) => return Err(Ended::Queue(error.into())),
+            Err(_) => 400,
+        };
+        self.send(Message::text(json!({ "status": status }).to_string())).await?;
+        self.tell().await
+    }
+
+    async fn heard(&mut self, text: &str) -> Result<()> {
+        let said: Value = serde_json::from_str(text).map_err(|_| Error::invalid("not JSON"))?;
+        let filters = said.get("filters").cloned().unwrap_or_else(|| json!([]));
+        match said.get("method").and_then(Value::as_str) {
+            Some("subscribe") => {
+                if self.wanted.len() >= SUBSCRIPTIONS_MAX {
+                    return Err(Error::invalid("too many subscriptions"));
+                }
+                let conditions = call::filters(Some(&filters))?;
+                // Looked for once, so that what cannot be is refused here.
+                rows(&self.app, &self.asker, &conditions, i64::MAX - 1, 0).await?;
+                let now = newest(&self.app).await?;
+                let after = said.get("last_log_id").and_then(Value::as_i64).unwrap_or(now);
+                // Whoever comes back goes on where they were; rows they had already are not sent again.
+                let at = self.at.unwrap_or(now).min(after);
+                self.at = Some(at);
+                self.wanted.push(Wanted { filters, conditions, after: after.max(0) });
+                Ok(())
+            }
+            Some("unsubscribe") => {
+                let before = self.wanted.len();
+                self.wanted.retain(|wanted| wanted.filters != filters);
+                if self.wanted.len() < before { Ok(()) } else { Err(Error::invalid("no such subscription")) }
+            }
+            _ => Err(Error::invalid("unknown method")),
+        }
+    }
+
+    /// Sends everything new that any subscription wants.
+    async fn tell(&mut self) -> Result<(), Ended> {
+        if self.wanted.is_empty() {
+            return Ok(());
+        }
+        loop {
+            let at = self.at.unwrap_or(0);
+            let newest = newest(&self.app).await?;
+            if newest <= at {
+                return Ok(());
+            }
+            let mut found: Vec<Value> = Vec::new();
+            // Beyond this, some subscription has more rows than were read.
+            let mut until = newest;
+            for wanted in &self.wanted {
+                let rows =
+                    rows(&self.app, &self.asker, &wanted.conditions, at.max(wanted.after), PAGE).await?;
+                if rows.len() == usize::try_from(PAGE).unwrap_or(usize::MAX) {
+                    until = until.min(rows.last().and_then(|row| row["id"].as_i64()).unwrap_or(until));
+                }
+                found.extend(rows);
+            }
+            let id = |row: &Value| row["id"].as_i64().unwrap_or(0);
+            found.sort_by_key(id);
+            found.dedup_by_key(|row| id(row));
+            let mut due: VecDeque<Value> = found.into_iter().filter(|row| id(row) <= until).collect();
+            while let Some(row) = due.pop_front() {
+                self.sent += 1;
+                let mut message = row;
+                if let Some(message) = message.as_object_mut() {
+                    message.insert("msgID".into(), self.sent.into());
+                }
+                self.send(Message::text(message.to_string())).await?;
+            }
+            self.at = Some(until);
+        }
+    }
+}
+
+/// The last row there is.
+async fn newest(app: &App) -> Result<i64> {
+    let asked = Asked { order: vec![("id".into(), true)], limit: 1, ..Asked::default() };
+    let (items, _) = records::list(app, &Sight::All, Kind::Logs, &asked).await?;
+    Ok(items.first().and_then(|item| item["id"].as_i64()).unwrap_or(0))
+}
+
+/// Rows after one, as far as this caller sees them.
+async fn rows(
+    app: &App,
+    asker: &Asker,
+    conditions: &[Condition],
+    after: i64,
+    limit: i64,
+) -> Result<Vec<Value>> {
+    let mut conditions = conditions.to_vec();
+    conditions.push(Condition { attribute: "id".into(), op: ">".into(), operand: after.into() });
+    let asked = Asked { conditions, order: vec![("id".into(), false)], limit, ..Asked::default() };
+    Ok(records::list(app, &asker.sight(), Kind::Logs, &asked).await?.0)
+}

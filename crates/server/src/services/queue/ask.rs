@@ -1,0 +1,300 @@
+//! Requests for containers: made, committed, changed, taken back.
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+use windlass_model::{
+    container::Status,
+    queue::{Container, Request, Stage, Who, request, reuse},
+};
+
+use super::{
+    Asker, Error, Result, name,
+    write::{Beside, Loaded, again, around, identity, open_request_secrets, write},
+};
+use crate::{
+    app::App,
+    db::{
+        containers::{self, Made},
+        queue_list::Sight,
+    },
+    secrets::hex,
+};
+
+fn may(asker: &Asker) -> Result<()> {
+    match &asker.who {
+        Who::Admin | Who::User | Who::Inside { .. } => Ok(()),
+        Who::Dispatcher { .. } | Who::Executor { .. } => {
+            Err(Error::denied("this token is for running containers, not for asking for them"))
+        }
+    }
+}
+
+/// Mounts with their digest, taken out of what was sent.
+fn secrets_of(patch: &mut Map<String, Value>) -> Result<Option<(String, String)>> {
+    match patch.remove("secret_mounts") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(mounts)) if mounts.is_empty() => Ok(None),
+        Some(mounts @ Value::Object(_)) => {
+            let text = mounts.to_string();
+            Ok(Some((hex(&Sha256::digest(text.as_bytes())), text)))
+        }
+        Some(_) => Err(Error::invalid("secret_mounts must be an object")),
+    }
+}
+
+pub async fn create(app: &App, asker: &Asker, patch: &Map<String, Value>) -> Result<Request> {
+    may(asker)?;
+    let made = Made {
+        by: format!("{} {}", asker.token_uuid, asker.request),
+        of: hex(&Sha256::digest(Value::Object(patch.clone()).to_string().as_bytes())),
+    };
+    if !asker.request.is_empty()
+        && let Some(request) = replayed(app, &made).await?
+    {
+        return Ok(request);
+    }
+    let mut patch = patch.clone();
+    let secrets = secrets_of(&mut patch)?;
+    let uuid = name("xvhdp", app.db().new_id()?.as_bytes());
+    again(|| try_create(app, asker, &uuid, &patch, secrets.as_ref(), &made)).await
+}
+
+/// What the same call made already. One id for many different calls says nothing.
+async fn replayed(app: &App, made: &Made) -> Result<Option<Request>> {
+    let earlier = containers::made_by(app.db(), &made.by).await?;
+    let Some((uuid, _)) = earlier.first() else { return Ok(None) };
+    if earlier.iter().any(|(_, of)| *of != made.of) {
+        return Ok(None);
+    }
+    let found = containers::requests(app.db(), std::slice::from_ref(uuid)).await?;
+    Ok(found.into_iter().next().map(|kept| kept.doc))
+}
+
+async fn try_create(
+    app: &App,
+    asker: &Asker,
+    uuid: &str,
+    patch: &Map<String, Value>,
+    secrets: Option<&(String, String)>,
+    made: &Made,
+) -> Result<Option<Request>> {
+    let now = app.db().now().await?;
+    let mut blank = Request::new(uuid.to_owned(), &asker.user_uuid, now);
+    if let Who::Inside { container, .. } = &asker.who {
+        blank.requesting_container_uuid = Some(container.clone());
+    }
+    blank.secret_mounts_digest = secrets.map(|(digest, _)| digest.clone());
+    let asked = request::update(&blank, patch)?;
+    let beside = Beside {
+        made: Some(made.clone()),
+        secrets: secrets.map(|(_, text)| (uuid.to_owned(), text.clone())),
+        ..Beside::default()
+    };
+    place(app, asker, Loaded::default(), asked, beside).await
+}
+
+/// Writes a request, with a container if it was just committed.
+async fn place(
+    app: &App,
+    asker: &Asker,
+    before: Loaded,
+    mut asked: Request,
+    mut beside: Beside,
+) -> Result<Option<Request>> {
+    let now = app.db().now().await?;
+    let mut before = before;
+    if asked.state == Stage::Committed && asked.container_uuid.is_none() {
+        let same = if asked.use_existing {
+            let identity = identity(&asked.work, asked.secret_mounts_digest.as_deref());
+            containers::alike(app.db(), &asked.owner_uuid, &identity).await?
+        } else {
+            Vec::new()
+        };
+        let same: Vec<Container> = same.into_iter().map(|kept| kept.doc).collect();
+        asked.container_count = 1;
+        match reuse::pick(&same, &asked.work) {
+            Some(found) => {
+                asked.container_uuid = Some(found.uuid.clone());
+                beside.relies_on.push(found.uuid.clone());
+                before =
+                    around(app, std::slice::from_ref(&found.uuid), std::slice::from_ref(&asked.uuid)).await?;
+                // It may have changed between two looks.
+                let still =
+                    before.world.containers.get(&found.uuid).is_some_and(|now| now.state == found.state);
+                if !still {
+                    return Ok(None);
+                }
+                before.world.parents.extend(parents(app, &asked).await?);
+            }
+            None => {
+                let uuid = name("dz642", app.db().new_id()?.as_bytes());
+                asked.container_uuid = Some(uuid.clone());
+                let container = Container {
+                    secret_mounts_digest: asked.secret_mounts_digest.clone(),
+                    ..Container::new(uuid.clone(), asked.work.clone(), &asked.owner_uuid, now)
+                };
+                before.world.parents.extend(parents(app, &asked).await?);
+                let mut world = before.world.clone();
+                world.containers.insert(uuid, container);
+                world.requests.insert(asked.uuid.clone(), asked.clone());
+                return finish(app, asker, &before, world, &asked.uuid, beside, now).await;
+            }
+        }
+    }
+    let mut world = before.world.clone();
+    let uuid = asked.uuid.clone();
+    world.requests.insert(uuid.clone(), asked);
+    finish(app, asker, &before, world, &uuid, beside, now).await
+}
+
+async fn parents(app: &App, asked: &Request) -> Result<std::collections::BTreeMap<String, (bool, u64)>> {
+    let uuids: Vec<String> = asked.requesting_container_uuid.iter().cloned().collect();
+    let found = containers::containers(app.db(), &uuids).await?;
+    Ok(found.into_iter().map(|one| (one.doc.uuid.clone(), (!one.doc.is_final(), one.doc.priority))).collect())
+}
+
+async fn finish(
+    app: &App,
+    asker: &Asker,
+    before: &Loaded,
+    world: windlass_model::queue::settle::World,
+    uuid: &str,
+    beside: Beside,
+    now: windlass_model::time::Timestamp,
+) -> Result<Option<Request>> {
+    let written = write(app, asker, before, world, beside, now).await?;
+    Ok(written.and_then(|world| world.requests.get(uuid).cloned()))
+}
+
+fn owns(asker: &Asker, request: &Request) -> Result<()> {
+    match asker.request_sight() {
+        Sight::All => Ok(()),
+        Sight::Owner(owner) if owner == request.owner_uuid => Ok(()),
+        Sight::Owner(_) | Sight::One(_) => Err(Error::Missing(request.uuid.clone())),
+    }
+}
+
+pub async fn update(app: &App, asker: &Asker, uuid: &str, patch: &Map<String, Value>) -> Result<Request> {
+    may(asker)?;
+    let mut patch = patch.clone();
+    let secrets = secrets_of(&mut patch)?;
+    again(|| try_update(app, asker, uuid, &patch, secrets.as_ref())).await
+}
+
+async fn try_update(
+    app: &App,
+    asker: &Asker,
+    uuid: &str,
+    patch: &Map<String, Value>,
+    secrets: Option<&(String, String)>,
+) -> Result<Option<Request>> {
+    let before = around(app, &[], &[uuid.to_owned()]).await?;
+    let Some(old) = before.world.requests.get(uuid) else { return Err(Error::Missing(uuid.to_owned())) };
+    owns(asker, old)?;
+    let mut beside = Beside::default();
+    let mut base = old.clone();
+    if let Some((digest, text)) = secrets {
+        if old.state != Stage::Uncommitted {
+            return Err(Error::invalid("attribute `secret_mounts` cannot be set now"));
+        }
+        base.secret_mounts_digest = Some(digest.clone());
+        beside.secrets = Some((uuid.to_owned(), text.clone()));
+    }
+    let asked = request::update(&base, patch)?;
+    let commits = asked.state == Stage::Committed && old.state == Stage::Uncommitted;
+    if commits && beside.secrets.is_none() && asked.secret_mounts_digest.is_some() {
+        beside.secrets = open_request_secrets(app, uuid).await?.map(|text| (uuid.to_owned(), text));
+    }
+    // Its weight counts for its container, which must not change meanwhile.
+    beside.relies_on.extend(asked.container_uuid.clone());
+    place(app, asker, before, asked, beside).await
+}
+
+/// Takes a request back: what runs for it alone is stopped first.
+pub async fn delete(app: &App, asker: &Asker, uuid: &str) -> Result<Request> {
+    let mut none = Map::new();
+    none.insert("priority".to_owned(), json!(0));
+    let found = containers::requests(app.db(), &[uuid.to_owned()]).await?;
+    let Some(old) = found.into_iter().next() else { return Err(Error::Missing(uuid.to_owned())) };
+    owns(asker, &old.doc)?;
+    may(asker)?;
+    if old.doc.state == Stage::Committed {
+        update(app, asker, uuid, &none).await?;
+    }
+    again(|| async {
+        let before = around(app, &[], &[uuid.to_owned()]).await?;
+        let Some(old) = before.world.requests.get(uuid).cloned() else {
+            return Err(Error::Missing(uuid.to_owned()));
+        };
+        let mut world = before.world.clone();
+        // Kept in sight until the end, so that its container is seen to wait for nobody.
+        if let Some(request) = world.requests.get_mut(uuid) {
+            request.state = Stage::Final;
+        }
+        let now = app.db().now().await?;
+        let beside = Beside { deletes: vec![uuid.to_owned()], ..Beside::default() };
+        Ok(write(app, asker, &before, world, beside, now).await?.map(|_| old))
+    })
+    .await
+}
+
+/// A container without a request, for who administers the queue.
+pub async fn create_container(app: &App, asker: &Asker, patch: &Map<String, Value>) -> Result<Container> {
+    if !asker.is_admin {
+        return Err(Error::denied("only an admin makes containers without a request"));
+    }
+    let mut patch = patch.clone();
+    let priority = patch.remove("priority").and_then(|value| value.as_u64()).unwrap_or(0);
+    patch.remove("state");
+    let now = app.db().now().await?;
+    let blank = Request::new(String::new(), &asker.user_uuid, now);
+    let asked = request::update(&blank, &patch)?;
+    request::check(&asked.work)?;
+    let uuid = name("dz642", app.db().new_id()?.as_bytes());
+    let container = Container { priority, ..Container::new(uuid.clone(), asked.work, &asker.user_uuid, now) };
+    let before = Loaded::default();
+    let mut world = before.world.clone();
+    world.containers.insert(uuid, container.clone());
+    write(app, asker, &before, world, Beside::default(), now).await?.ok_or(Error::Busy)?;
+    Ok(container)
+}
+
+/// Only what nobody asked for and nobody runs.
+pub async fn delete_container(app: &App, asker: &Asker, uuid: &str) -> Result<Container> {
+    if !asker.is_admin {
+        return Err(Error::denied("only an admin deletes containers"));
+    }
+    again(|| async {
+        let before = around(app, &[uuid.to_owned()], &[]).await?;
+        let Some(old) = before.world.containers.get(uuid).cloned() else {
+            return Err(Error::Missing(uuid.to_owned()));
+        };
+        let asked = before.world.requests.values().any(|one| one.container_uuid.as_deref() == Some(uuid));
+        if asked || !(old.is_final() || old.state == Status::Queued) {
+            return Err(Error::invalid("the container is held, or requests refer to it"));
+        }
+        let now = app.db().now().await?;
+        let beside = Beside { deletes: vec![uuid.to_owned()], ..Beside::default() };
+        let world = before.world.clone();
+        Ok(write(app, asker, &before, world, beside, now).await?.map(|_| old))
+    })
+    .await
+}
+
+/// Computes a container's priority anew; there is nothing to find unless somebody wrote around these rules.
+pub async fn weigh(app: &App, asker: &Asker, uuid: &str) -> Result<Container> {
+    again(|| async {
+        let before = around(app, &[uuid.to_owned()], &[]).await?;
+        let world = before.world.clone();
+        let now = app.db().now().await?;
+        let written = write(app, asker, &before, world, Beside::default(), now).await?;
+        match written {
+            None => Ok(None),
+            Some(world) => {
+                let found = world.containers.get(uuid).cloned();
+                found.map(Some).ok_or_else(|| Error::Missing(uuid.to_owned()))
+            }
+        }
+    })
+    .await
+}

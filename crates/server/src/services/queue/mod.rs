@@ -1,0 +1,146 @@
+//! The container queue: who asks, what they may, and writes that bring everything that hangs on them along.
+
+pub mod ask;
+pub mod auth;
+pub mod output;
+pub mod records;
+pub mod take;
+mod write;
+
+use sha2::{Digest as _, Sha256};
+use windlass_model::queue::{Refusal, Who};
+
+use crate::{
+    db::{
+        DbError,
+        queue_list::{ListError, Sight},
+    },
+    error::Error as Inner,
+    secrets::KeyError,
+};
+
+/// The prefix of all names here.
+pub const CLUSTER: &str = "wlass";
+const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+/// How often a write that lost a race is tried again.
+const TRIES_MAX: usize = 50;
+
+/// What a call gets instead of an answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no valid token")]
+    Unauthenticated,
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("{0} not found")]
+    Missing(String),
+    #[error("the row changes too fast; try again")]
+    Busy,
+    #[error(transparent)]
+    Inner(#[from] Inner),
+}
+
+impl From<DbError> for Error {
+    fn from(error: DbError) -> Self {
+        Self::Inner(error.into())
+    }
+}
+
+impl From<KeyError> for Error {
+    fn from(error: KeyError) -> Self {
+        Self::Inner(error.into())
+    }
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Inner(error.into())
+    }
+}
+
+impl From<getrandom::Error> for Error {
+    fn from(error: getrandom::Error) -> Self {
+        Self::Inner(error.into())
+    }
+}
+
+impl From<ListError> for Error {
+    fn from(error: ListError) -> Self {
+        match error {
+            ListError::Asked(why) => Self::invalid(why),
+            ListError::Db(error) => error.into(),
+        }
+    }
+}
+
+impl Error {
+    pub fn invalid(why: impl Into<String>) -> Self {
+        Self::Refused(Refusal::Invalid(why.into()))
+    }
+
+    pub fn denied(why: impl Into<String>) -> Self {
+        Self::Refused(Refusal::Denied(why.into()))
+    }
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Somebody with a token.
+#[derive(Clone, Debug)]
+pub struct Asker {
+    pub who: Who,
+    pub user: windlass_model::id::UserId,
+    pub user_uuid: String,
+    pub is_admin: bool,
+    pub token_uuid: String,
+    /// The secret part of the token that was shown.
+    pub secret: String,
+    /// How the client calls this call; the same when it sends it again.
+    pub request: String,
+}
+
+impl Asker {
+    /// What of containers and logs they see.
+    pub fn sight(&self) -> Sight {
+        match &self.who {
+            Who::Admin | Who::Dispatcher { .. } => Sight::All,
+            Who::User | Who::Inside { .. } => Sight::Owner(self.user_uuid.clone()),
+            Who::Executor { container, .. } => Sight::One(container.clone()),
+        }
+    }
+
+    /// What of requests they see. A dispatcher has no business with them.
+    pub fn request_sight(&self) -> Sight {
+        match &self.who {
+            Who::Admin => Sight::All,
+            Who::User | Who::Inside { .. } | Who::Dispatcher { .. } => Sight::Owner(self.user_uuid.clone()),
+            Who::Executor { container, .. } => Sight::One(container.clone()),
+        }
+    }
+}
+
+/// A name for something of ours: always the same for the same thing.
+pub fn name(infix: &str, of: &[u8]) -> String {
+    format!("{CLUSTER}-{infix}-{}", letters(&Sha256::digest(of), 15))
+}
+
+fn letters(bytes: &[u8], count: usize) -> String {
+    bytes.iter().take(count).map(|byte| char::from(LETTERS[usize::from(*byte) % LETTERS.len()])).collect()
+}
+
+/// The secret part of a token: 50 letters, more than 256 bits.
+fn secret() -> Result<String, getrandom::Error> {
+    let mut text = String::new();
+    while text.len() < 50 {
+        let mut bytes = [0_u8; 64];
+        getrandom::fill(&mut bytes)?;
+        // Bytes beyond a multiple of the letters would make some letters more likely.
+        let fair: Vec<u8> = bytes.into_iter().filter(|byte| *byte < 252).collect();
+        text.push_str(&letters(&fair, 50 - text.len()));
+    }
+    Ok(text)
+}
+
+fn hash(secret: &str) -> String {
+    crate::secrets::hex(&Sha256::digest(secret.as_bytes()))
+}

@@ -1,0 +1,61 @@
+//! What containers wrote: kept byte for byte, in pieces that follow each other without holes.
+
+use windlass_model::queue::Who;
+
+use super::{Asker, Error, Result};
+use crate::{
+    app::App,
+    db::{Unit, containers},
+};
+
+/// Kept of one stream of one attempt; what comes after is told to be too much.
+pub const STREAM_BYTES_MAX: i64 = 64 * 1024 * 1024;
+pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
+
+fn known(stream: &str) -> Result<()> {
+    if STREAMS.contains(&stream) { Ok(()) } else { Err(Error::invalid(format!("no stream `{stream}`"))) }
+}
+
+/// Appends what the executor read. A piece that was sent before changes nothing. Answers how far the stream is known.
+pub async fn append(
+    app: &App,
+    asker: &Asker,
+    uuid: &str,
+    stream: &str,
+    at: i64,
+    bytes: Vec<u8>,
+) -> Result<i64> {
+    known(stream)?;
+    let Who::Executor { container, attempt } = &asker.who else {
+        return Err(Error::denied("output comes from the container's executor"));
+    };
+    if container != uuid {
+        return Err(Error::Missing(uuid.to_owned()));
+    }
+    let attempt = i64::try_from(*attempt).unwrap_or(i64::MAX);
+    let end = containers::output_end(app.db(), uuid, attempt, stream).await?;
+    if at > end {
+        return Err(Error::invalid(format!("the stream is known up to {end} only")));
+    }
+    let length = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+    if at + length <= end || end >= STREAM_BYTES_MAX {
+        return Ok(end);
+    }
+    let skip = usize::try_from(end - at).unwrap_or(0);
+    let new = bytes.get(skip..).unwrap_or_default().to_vec();
+    app.db().write(Unit::new().and([containers::append_output(uuid, attempt, stream, end, new)])).await?;
+    Ok(at + length)
+}
+
+/// A page of a stream of the last attempt that wrote.
+pub async fn read(app: &App, asker: &Asker, uuid: &str, stream: &str, from: i64) -> Result<Vec<u8>> {
+    known(stream)?;
+    super::records::container(app, asker, uuid).await?;
+    let Some(attempt) = containers::output_attempt(app.db(), uuid).await? else { return Ok(Vec::new()) };
+    let mut bytes = Vec::new();
+    for (at, piece) in containers::output(app.db(), uuid, attempt, stream, from).await? {
+        let skip = usize::try_from(from - at).unwrap_or(0);
+        bytes.extend_from_slice(piece.get(skip.min(piece.len())..).unwrap_or_default());
+    }
+    Ok(bytes)
+}

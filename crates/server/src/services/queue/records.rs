@@ -1,0 +1,162 @@
+//! Records as clients see them: lists, single ones, and nothing that is not theirs to see.
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+use windlass_model::{
+    queue::{Container, Request, Who},
+    time::Timestamp,
+};
+
+use super::{Asker, CLUSTER, Error, Result};
+use crate::{
+    app::App,
+    db::{
+        Row, containers,
+        queue_list::{self, Asked, Condition, Kind, Sight},
+    },
+};
+
+/// Changes when the record does.
+pub fn etag(record: &Value) -> String {
+    super::letters(&Sha256::digest(record.to_string().as_bytes()), 22)
+}
+
+fn dress(kind: &str, mut record: Value) -> Value {
+    let etag = etag(&record);
+    if let Some(record) = record.as_object_mut() {
+        record.remove("last_call");
+        record.remove("secret_mounts_digest");
+        record.insert("kind".into(), format!("arvados#{kind}").into());
+        record.insert("etag".into(), etag.into());
+    }
+    record
+}
+
+pub fn container_record(container: &Container) -> Result<Value> {
+    Ok(dress("container", serde_json::to_value(container)?))
+}
+
+pub fn request_record(request: &Request) -> Result<Value> {
+    Ok(dress("containerRequest", serde_json::to_value(request)?))
+}
+
+fn log_record(row: &Row) -> Result<Value> {
+    let doc: Value = row.json(0)?;
+    let object = row.text(3)?;
+    let at = row.time(6)?;
+    let record = json!({
+        "id": row.int(1)?, "uuid": row.text(2)?, "object_uuid": object, "object_kind": kind_of(&object),
+        "object_owner_uuid": row.text(4)?, "owner_uuid": row.text(4)?, "event_type": row.text(5)?,
+        "event_at": at, "created_at": at, "modified_at": at, "modified_by_user_uuid": null,
+        "summary": row.text(7)?, "properties": doc.get("properties").cloned().unwrap_or_default(),
+    });
+    Ok(dress("log", record))
+}
+
+fn kind_of(uuid: &str) -> Option<&'static str> {
+    match uuid.split('-').nth(1)? {
+        "dz642" => Some("arvados#container"),
+        "xvhdp" => Some("arvados#containerRequest"),
+        "gj3su" => Some("arvados#apiClientAuthorization"),
+        "tpzed" => Some("arvados#user"),
+        _ => None,
+    }
+}
+
+/// A page of a list, and how many there are if that was asked.
+pub async fn list(app: &App, sight: &Sight, kind: Kind, asked: &Asked) -> Result<(Vec<Value>, Option<i64>)> {
+    let found = queue_list::list(app.db(), kind, sight, asked).await?;
+    let items = found.rows.iter().map(|row| match kind {
+        Kind::Containers => Ok(dress("container", row.json(0)?)),
+        Kind::Requests => Ok(dress("containerRequest", row.json(0)?)),
+        Kind::Logs => log_record(row),
+    });
+    Ok((items.collect::<Result<_>>()?, found.available))
+}
+
+/// The one of this name, if the caller sees it.
+pub async fn single(app: &App, sight: &Sight, kind: Kind, uuid: &str) -> Result<Value> {
+    let condition = Condition { attribute: "uuid".into(), op: "=".into(), operand: uuid.into() };
+    let asked = Asked { conditions: vec![condition], limit: 1, ..Asked::default() };
+    let (items, _) = list(app, sight, kind, &asked).await?;
+    items.into_iter().next().ok_or_else(|| Error::Missing(uuid.to_owned()))
+}
+
+pub async fn container(app: &App, asker: &Asker, uuid: &str) -> Result<Container> {
+    let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
+    let container = found.into_iter().next().map(|kept| kept.doc);
+    let sees = |one: &Container| match asker.sight() {
+        Sight::All => true,
+        Sight::Owner(owner) => one.owner_uuid == owner,
+        Sight::One(own) => one.uuid == own,
+    };
+    container.filter(sees).ok_or_else(|| Error::Missing(uuid.to_owned()))
+}
+
+/// The container of the token, or those that a dispatcher holds.
+pub enum Current {
+    One(Value),
+    Held(Asked),
+}
+
+pub async fn current(app: &App, asker: &Asker, scope: Option<&str>, mut asked: Asked) -> Result<Current> {
+    let missing = || Error::Missing("a container of this token".into());
+    match (&asker.who, scope) {
+        (Who::Inside { container, .. } | Who::Executor { container, .. }, None | Some("container")) => {
+            single(app, &Sight::One(container.clone()), Kind::Containers, container).await.map(Current::One)
+        }
+        (Who::Dispatcher { token }, None | Some("dispatch")) => {
+            let held = |attribute: &str, op: &str, operand: Value| Condition {
+                attribute: attribute.into(),
+                op: op.into(),
+                operand,
+            };
+            asked.conditions.push(held("locked_by_uuid", "=", token.as_str().into()));
+            asked.conditions.push(held("state", "in", json!(["Locked", "Running"])));
+            Ok(Current::Held(asked))
+        }
+        (Who::Admin | Who::User | Who::Inside { .. } | Who::Executor { .. } | Who::Dispatcher { .. }, _) => {
+            Err(missing())
+        }
+    }
+}
+
+/// A token as its owner sees it.
+pub fn token_record(
+    uuid: &str,
+    secret: Option<&str>,
+    owner: &str,
+    scopes: &[&str],
+    at: Option<Timestamp>,
+) -> Value {
+    dress(
+        "apiClientAuthorization",
+        json!({
+            "uuid": uuid, "api_token": secret, "owner_uuid": owner, "scopes": scopes, "expires_at": null,
+            "created_at": at, "modified_at": at, "modified_by_user_uuid": owner, "user_id": null,
+        }),
+    )
+}
+
+pub fn user_record(user: &crate::db::users::User) -> Value {
+    let uuid = super::auth::user_name(user.id);
+    dress(
+        "user",
+        json!({
+            "uuid": uuid, "owner_uuid": format!("{CLUSTER}-tpzed-000000000000000"), "username": user.name,
+            "email": user.email, "full_name": user.name, "first_name": user.name, "last_name": "",
+            "is_admin": user.admin, "is_active": user.active, "is_invited": true, "prefs": {},
+            "created_at": user.created_at, "modified_at": user.created_at, "modified_by_user_uuid": null,
+        }),
+    )
+}
+
+/// Only the attributes that were asked for, and what every record has.
+pub fn select(record: &mut Value, wanted: Option<&[String]>) {
+    let (Some(wanted), Some(record)) = (wanted, record.as_object_mut()) else { return };
+    let kept: Map<String, Value> = std::mem::take(record)
+        .into_iter()
+        .filter(|(name, _)| name == "kind" || name == "etag" || wanted.contains(name))
+        .collect();
+    *record = kept;
+}

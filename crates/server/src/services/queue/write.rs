@@ -1,0 +1,382 @@
+//! The one way by which containers and requests change: load what hangs together, apply a rule, settle, write all
+//! of it with its log rows in one unit, or start again when somebody was faster.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
+use windlass_model::{
+    queue::{
+        Container, Request, Work, reuse,
+        settle::{World, settle},
+    },
+    time::Timestamp,
+};
+
+use super::{Asker, Error, Result, TRIES_MAX, name};
+use crate::{
+    app::App,
+    db::{
+        Change, Unit, Val, Written,
+        containers::{self, Kept, Made},
+        queue_tokens,
+    },
+    secrets::{Belongs, hex},
+};
+
+/// Rows that may hang together. A tree beyond that is not changed at once.
+const ROWS_MAX: usize = 5000;
+
+/// Rows as they were read.
+#[derive(Default)]
+pub(super) struct Loaded {
+    pub(super) world: World,
+    containers: BTreeMap<String, (Uuid, i64)>,
+    requests: BTreeMap<String, (Uuid, i64)>,
+}
+
+impl Loaded {
+    fn take_containers(&mut self, kept: Vec<Kept<Container>>) {
+        for one in kept {
+            self.containers.insert(one.doc.uuid.clone(), (one.id, one.revision));
+            self.world.containers.insert(one.doc.uuid.clone(), one.doc);
+        }
+    }
+
+    fn take_requests(&mut self, kept: Vec<Kept<Request>>) -> BTreeSet<String> {
+        let mut theirs = BTreeSet::new();
+        for one in kept {
+            theirs.extend(one.doc.container_uuid.clone());
+            self.requests.insert(one.doc.uuid.clone(), (one.id, one.revision));
+            self.world.requests.insert(one.doc.uuid.clone(), one.doc);
+        }
+        theirs
+    }
+}
+
+/// One container, without what hangs on it.
+pub(super) async fn alone(app: &App, uuid: &str) -> Result<Loaded> {
+    let mut loaded = Loaded::default();
+    loaded.take_containers(containers::containers(app.db(), &[uuid.to_owned()]).await?);
+    if loaded.containers.is_empty() { Err(Error::Missing(uuid.to_owned())) } else { Ok(loaded) }
+}
+
+/// Containers and requests, all requests of those containers, and everything below them.
+pub(super) async fn around(app: &App, seeds: &[String], asks: &[String]) -> Result<Loaded> {
+    let mut loaded = Loaded::default();
+    let mut next: BTreeSet<String> = seeds.iter().cloned().collect();
+    if !asks.is_empty() {
+        next.extend(loaded.take_requests(containers::requests(app.db(), asks).await?));
+    }
+    while !next.is_empty() {
+        let batch: Vec<String> = std::mem::take(&mut next).into_iter().collect();
+        loaded.take_containers(containers::containers(app.db(), &batch).await?);
+        let mut found = loaded.take_requests(containers::requests_of(app.db(), &batch).await?);
+        found.extend(loaded.take_requests(containers::requests_by(app.db(), &batch).await?));
+        next = found.into_iter().filter(|uuid| !loaded.containers.contains_key(uuid)).collect();
+        // A container whose row is gone is not looked for again.
+        next.retain(|uuid| !batch.contains(uuid));
+        if loaded.containers.len() + loaded.requests.len() > ROWS_MAX {
+            return Err(Error::invalid(format!("more than {ROWS_MAX} rows hang together")));
+        }
+    }
+    let above: Vec<String> = loaded
+        .world
+        .requests
+        .values()
+        .filter_map(|request| request.requesting_container_uuid.clone())
+        .filter(|uuid| !loaded.containers.contains_key(uuid))
+        .collect();
+    if !above.is_empty() {
+        for parent in containers::containers(app.db(), &above).await? {
+            let doc = parent.doc;
+            loaded.world.parents.insert(doc.uuid.clone(), (!doc.is_final(), doc.priority));
+        }
+    }
+    Ok(loaded)
+}
+
+/// What a rule adds to the rows it changed.
+#[derive(Default)]
+pub(super) struct Beside {
+    pub(super) changes: Vec<Change>,
+    /// Rows that others must not have changed meanwhile, though this write leaves them as they are.
+    pub(super) relies_on: Vec<String>,
+    /// Which call makes the new request here.
+    pub(super) made: Option<Made>,
+    /// Mounts of a request, in the clear.
+    pub(super) secrets: Option<(String, String)>,
+    pub(super) deletes: Vec<String>,
+}
+
+/// Settles, and writes everything that is different now. `None`: somebody was faster.
+pub(super) async fn write(
+    app: &App,
+    asker: &Asker,
+    before: &Loaded,
+    mut world: World,
+    beside: Beside,
+    now: Timestamp,
+) -> Result<Option<World>> {
+    let mut ids: BTreeMap<String, Uuid> = BTreeMap::new();
+    // Drawn ahead: a rule that needs one cannot fail.
+    let mut spare: Vec<Uuid> = Vec::new();
+    for _ in 0..=world.containers.len() {
+        spare.push(app.db().new_id()?);
+    }
+    settle(&mut world, now, &mut || {
+        let id = spare.pop().unwrap_or_default();
+        let uuid = name("dz642", id.as_bytes());
+        ids.insert(uuid.clone(), id);
+        uuid
+    });
+    let mut writer = Writer { app, asker, now, first: Vec::new(), rows: Vec::new(), logs: Vec::new() };
+    for container in world.containers.values_mut() {
+        writer.container(before, container, &ids, &beside).await?;
+    }
+    for request in world.requests.values_mut() {
+        writer.request(before, request, &beside)?;
+    }
+    for uuid in &beside.deletes {
+        writer.delete(before, uuid)?;
+    }
+    let unit = Unit::new().and(writer.first).and(beside.changes).and(writer.rows).and(writer.logs);
+    match app.db().write(unit).await? {
+        Written::Done { .. } => {
+            app.queue_changed();
+            Ok(Some(world))
+        }
+        Written::Stale { .. } => Ok(None),
+    }
+}
+
+struct Writer<'a> {
+    app: &'a App,
+    asker: &'a Asker,
+    now: Timestamp,
+    first: Vec<Change>,
+    rows: Vec<Change>,
+    logs: Vec<Change>,
+}
+
+impl Writer<'_> {
+    async fn container(
+        &mut self,
+        before: &Loaded,
+        container: &mut Container,
+        ids: &BTreeMap<String, Uuid>,
+        beside: &Beside,
+    ) -> Result<()> {
+        let Some(old) = before.world.containers.get(&container.uuid) else {
+            return self.new_container(before, container, ids, beside).await;
+        };
+        let Some((_, revision)) = before.containers.get(&container.uuid) else { return Ok(()) };
+        if old == container {
+            if beside.relies_on.contains(&container.uuid) {
+                self.first.push(containers::touch_container(&container.uuid, *revision));
+            }
+            return Ok(());
+        }
+        container.modified_at = self.now;
+        container.modified_by_user_uuid = Some(self.asker.user_uuid.clone());
+        self.first.push(containers::update_container(container, *revision)?);
+        if old.is_held() && !container.is_held() {
+            self.first.push(queue_tokens::revoke_of(&container.uuid));
+        }
+        if container.is_final() && !old.is_final() {
+            self.first.push(containers::erase_container(&container.uuid));
+        }
+        let (old, new) = (serde_json::to_value(old)?, serde_json::to_value(&*container)?);
+        self.log(&container.uuid, &container.owner_uuid, "update", Some(&old), Some(&new))
+    }
+
+    async fn new_container(
+        &mut self,
+        before: &Loaded,
+        container: &mut Container,
+        ids: &BTreeMap<String, Uuid>,
+        beside: &Beside,
+    ) -> Result<()> {
+        let id = match ids.get(&container.uuid) {
+            Some(id) => *id,
+            None => self.app.db().new_id()?,
+        };
+        let secrets = match &container.secret_mounts_digest {
+            None => None,
+            Some(_) => self.secrets_for(before, container, beside).await?,
+        };
+        let sealed = secrets
+            .map(|text| {
+                self.app.keys().seal(&Belongs::row("containers", "secrets_sealed", id), text.as_bytes())
+            })
+            .transpose()?;
+        let identity = identity(&container.work, container.secret_mounts_digest.as_deref());
+        self.rows.push(containers::insert_container(id, container, &identity, sealed)?);
+        let new = serde_json::to_value(&*container)?;
+        self.log(&container.uuid, &container.owner_uuid, "create", None, Some(&new))
+    }
+
+    /// From the call that makes it, or from the container that it takes the place of.
+    async fn secrets_for(
+        &self,
+        before: &Loaded,
+        container: &Container,
+        beside: &Beside,
+    ) -> Result<Option<String>> {
+        if let Some((_, text)) = &beside.secrets {
+            return Ok(Some(text.clone()));
+        }
+        let alike =
+            |old: &&Container| old.secret_mounts_digest == container.secret_mounts_digest && !old.is_final();
+        let Some(old) = before.world.containers.values().find(alike) else { return Ok(None) };
+        open_secrets(self.app, &old.uuid).await
+    }
+
+    fn request(&mut self, before: &Loaded, request: &mut Request, beside: &Beside) -> Result<()> {
+        if beside.deletes.contains(&request.uuid) {
+            return Ok(());
+        }
+        let seal = |app: &App, id: Uuid, text: &str| {
+            app.keys().seal(&Belongs::row("container_requests", "secrets_sealed", id), text.as_bytes())
+        };
+        let keeps = request.container_uuid.is_none();
+        let own = beside.secrets.as_ref().filter(|(uuid, _)| *uuid == request.uuid && keeps);
+        let Some((id, revision)) = before.requests.get(&request.uuid) else {
+            let id = self.app.db().new_id()?;
+            let sealed = own.map(|(_, text)| seal(self.app, id, text)).transpose()?;
+            self.rows.push(containers::insert_request(id, request, beside.made.as_ref(), sealed)?);
+            let new = serde_json::to_value(&*request)?;
+            return self.log(&request.uuid, &request.owner_uuid, "create", None, Some(&new));
+        };
+        if let Some((_, text)) = own {
+            self.first.push(containers::seal_request(&request.uuid, seal(self.app, *id, text)?));
+        }
+        let old = before.world.requests.get(&request.uuid);
+        if old == Some(request) {
+            return Ok(());
+        }
+        request.modified_at = self.now;
+        request.modified_by_user_uuid = Some(self.asker.user_uuid.clone());
+        self.first.push(containers::update_request(request, *revision)?);
+        if !keeps && old.is_some_and(|old| old.container_uuid.is_none()) {
+            self.first.push(containers::erase_request(&request.uuid));
+        }
+        let (old, new) = (serde_json::to_value(old)?, serde_json::to_value(&*request)?);
+        self.log(&request.uuid, &request.owner_uuid, "update", Some(&old), Some(&new))
+    }
+
+    fn delete(&mut self, before: &Loaded, uuid: &str) -> Result<()> {
+        if let (Some((_, revision)), Some(old)) = (before.requests.get(uuid), before.world.requests.get(uuid))
+        {
+            self.first.push(containers::delete_request(uuid, *revision));
+            let old_doc = serde_json::to_value(old)?;
+            self.log(uuid, &old.owner_uuid, "delete", Some(&old_doc), None)?;
+        }
+        if let (Some((_, revision)), Some(old)) =
+            (before.containers.get(uuid), before.world.containers.get(uuid))
+        {
+            self.first.push(containers::delete_container(uuid, *revision));
+            let old_doc = serde_json::to_value(old)?;
+            self.log(uuid, &old.owner_uuid, "delete", Some(&old_doc), None)?;
+        }
+        Ok(())
+    }
+
+    fn log(
+        &mut self,
+        uuid: &str,
+        owner: &str,
+        event: &str,
+        old: Option<&Value>,
+        new: Option<&Value>,
+    ) -> Result<()> {
+        let properties = json!({
+            "old_attributes": old.map(told), "new_attributes": new.map(told),
+            "old_etag": old.map(super::records::etag), "new_etag": new.map(super::records::etag),
+        });
+        self.logs.push(log_row(self.app, uuid, owner, event, &properties)?.1);
+        Ok(())
+    }
+}
+
+/// What of a row is told to those who listen. What it is to do is with the row.
+fn told(row: &Value) -> Map<String, Value> {
+    const TOLD: [&str; 14] = [
+        "uuid",
+        "name",
+        "state",
+        "priority",
+        "owner_uuid",
+        "locked_by_uuid",
+        "attempt",
+        "exit_code",
+        "runtime_status",
+        "scheduling_status",
+        "container_uuid",
+        "container_count",
+        "progress",
+        "output",
+    ];
+    let all = row.as_object().into_iter().flatten();
+    let kept = all.filter(|(name, _)| TOLD.contains(&name.as_str()));
+    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// A row of the log.
+pub(super) fn log_row(
+    app: &App,
+    object: &str,
+    owner: &str,
+    event: &str,
+    properties: &Value,
+) -> Result<(String, Change)> {
+    let uuid = name("57u5n", app.db().new_id()?.as_bytes());
+    let summary = properties.get("text").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let row = Change::Insert {
+        table: "queue_logs",
+        values: vec![
+            ("uuid", uuid.as_str().into()),
+            ("object_uuid", object.into()),
+            ("object_owner_uuid", owner.into()),
+            ("event_type", event.into()),
+            ("created_at", Val::Now),
+            ("summary", summary.into()),
+            ("doc", Val::json(&json!({ "properties": properties }))?),
+        ],
+    };
+    Ok((uuid, row))
+}
+
+/// The same for the same work.
+pub(super) fn identity(work: &Work, secrets: Option<&str>) -> String {
+    hex(&Sha256::digest(reuse::identity(work, secrets).as_bytes()))
+}
+
+/// The mounts of a container that nobody else may see.
+pub(super) async fn open_secrets(app: &App, uuid: &str) -> Result<Option<String>> {
+    let Some((id, sealed)) = containers::container_secrets(app.db(), uuid).await? else { return Ok(None) };
+    let text = app.keys().open_sealed(&Belongs::row("containers", "secrets_sealed", id), &sealed)?;
+    Ok(Some(String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// Those of a request that waits for its commit.
+pub(super) async fn open_request_secrets(app: &App, uuid: &str) -> Result<Option<String>> {
+    let Some((id, sealed)) = containers::request_secrets(app.db(), uuid).await? else { return Ok(None) };
+    let text = app.keys().open_sealed(&Belongs::row("container_requests", "secrets_sealed", id), &sealed)?;
+    Ok(Some(String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// Tries until nobody was faster.
+pub(super) async fn again<T, F, R>(mut attempt: F) -> Result<T>
+where
+    F: FnMut() -> R,
+    R: Future<Output = Result<Option<T>>>,
+{
+    for _ in 0..TRIES_MAX {
+        if let Some(done) = attempt().await? {
+            return Ok(done);
+        }
+    }
+    Err(Error::Busy)
+}
