@@ -24,6 +24,7 @@ use crate::{
         retention,
     },
     pace::Paces,
+    tls::Tls,
 };
 
 /// Largest JSON body, unless told otherwise.
@@ -50,6 +51,8 @@ pub enum SettingsError {
     KeepLogs { text: String },
     #[error("understand after which silence jobs are lost, `{text}`: want a time like `2m`, 5 s at least")]
     LostAfter { text: String },
+    #[error("understand TLS: a certificate and its key go together, and with a port (`--tls-port`)")]
+    Tls,
     #[error(transparent)]
     LogStore(#[from] PlaceError),
     #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
@@ -89,6 +92,9 @@ pub struct Given {
     /// How many managed jobs may launch, and live, at once.
     pub jobs_launching_max: Option<u32>,
     pub jobs_alive_max: Option<u32>,
+    pub tls_port: Option<u16>,
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
 }
 
 impl Given {
@@ -140,10 +146,16 @@ impl Given {
                     let number = word.text.parse().map_err(|_| wrong("jobs_alive_max", "want a number"))?;
                     given.jobs_alive_max = Some(number);
                 }
+                "tls_port" => {
+                    let port = word.text.parse().map_err(|_| wrong("tls_port", "want a port number"))?;
+                    given.tls_port = Some(port);
+                }
+                "tls_cert" => given.tls_cert = Some(word.text.into()),
+                "tls_key" => given.tls_key = Some(word.text.into()),
                 unknown => {
                     let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
                                 agent, local_runtime, docker_socket, mock_cloud, keep_logs, log_store, lost_after, \
-                                jobs_launching_max, jobs_alive_max";
+                                jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
                     return Err(wrong(unknown, want));
                 }
             }
@@ -171,6 +183,9 @@ impl Given {
             lost_after: self.lost_after.or(other.lost_after),
             jobs_launching_max: self.jobs_launching_max.or(other.jobs_launching_max),
             jobs_alive_max: self.jobs_alive_max.or(other.jobs_alive_max),
+            tls_port: self.tls_port.or(other.tls_port),
+            tls_cert: self.tls_cert.or(other.tls_cert),
+            tls_key: self.tls_key.or(other.tls_key),
         }
     }
 }
@@ -201,6 +216,8 @@ pub struct Settings {
     pub lost_after: Span,
     /// How many managed jobs may launch and live at once, over all replicas.
     pub job_limits: Limits,
+    /// A second door for those who want what is said encrypted.
+    pub tls: Option<Tls>,
     pub body_bytes_max: usize,
     pub upload_bytes_max: usize,
     pub owned_projects_max: i64,
@@ -258,6 +275,14 @@ impl Settings {
             Some(text) => silence(text).ok_or_else(|| SettingsError::LostAfter { text: text.to_owned() })?,
         };
         let usual = machine_limits();
+        let tls = match (given.tls_port, given.tls_cert, given.tls_key) {
+            (None, None, None) => None,
+            (Some(port), None, None) => Some(Tls { address: SocketAddr::new(host, port), given: None }),
+            (Some(port), Some(cert), Some(key)) => {
+                Some(Tls { address: SocketAddr::new(host, port), given: Some((cert, key)) })
+            }
+            _ => return Err(SettingsError::Tls),
+        };
         Ok(Self {
             job_limits: Limits {
                 max_launching: given.jobs_launching_max.unwrap_or(usual.max_launching).max(1),
@@ -265,6 +290,7 @@ impl Settings {
             },
             keep_logs,
             lost_after,
+            tls,
             log_store: given.log_store.as_deref().unwrap_or("files").parse()?,
             address: SocketAddr::new(host, given.port.unwrap_or(3000)),
             key_file: given.key_file.unwrap_or_else(|| data_dir.join("keys").join("master")),

@@ -30,6 +30,7 @@ pub mod run_shape;
 pub mod secrets;
 pub mod services;
 pub mod ssh_keys;
+pub mod tls;
 
 use std::{
     future::Future,
@@ -41,7 +42,9 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
 use crate::{
     agents::Wire,
@@ -79,6 +82,8 @@ pub enum StartError {
     Random(#[from] getrandom::Error),
     #[error("set up the first user and project")]
     Boot(#[from] error::Error),
+    #[error("set up TLS")]
+    Tls(#[from] tls::SetupError),
     #[error("listen on {address}")]
     Listen {
         address: SocketAddr,
@@ -93,6 +98,8 @@ pub struct Server {
     machines: Machines,
     listener: TcpListener,
     address: SocketAddr,
+    /// The second door, where what is said is encrypted.
+    encrypted: Option<(TcpListener, TlsAcceptor)>,
     first_token: Option<Token>,
 }
 
@@ -120,7 +127,15 @@ impl Server {
         let failed = |source| StartError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { app: app.clone(), machines, listener, address, first_token })
+        let encrypted = match &app.settings().tls {
+            Some(wanted) => {
+                let failed = |source| StartError::Listen { address: wanted.address, source };
+                let listener = TcpListener::bind(wanted.address).await.map_err(failed)?;
+                Some((listener, tls::acceptor(wanted, &app.settings().data_dir)?))
+            }
+            None => None,
+        };
+        Ok(Self { app: app.clone(), machines, listener, address, encrypted, first_token })
     }
 
     pub fn app(&self) -> &App {
@@ -132,6 +147,11 @@ impl Server {
         self.address
     }
 
+    /// Where it listens for those who want what is said encrypted.
+    pub fn encrypted_address(&self) -> Option<SocketAddr> {
+        self.encrypted.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
+    }
+
     /// The admin's token, if this start made one: to be shown, once.
     pub fn first_token(&self) -> Option<&Token> {
         self.first_token.as_ref()
@@ -139,7 +159,7 @@ impl Server {
 
     /// Answers until `stop` is done, then finishes what is in flight and closes the database.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { app, machines, listener, .. } = self;
+        let Self { app, machines, listener, encrypted, .. } = self;
         let uses = tokio::spawn(write_uses(app.clone()));
         let machines = Arc::new(machines);
         let waking = Arc::clone(&machines);
@@ -147,8 +167,16 @@ impl Server {
         let pipelines = start_pipelines(&app, &machines);
         let front = proxy::Front::start(&app).await;
         let router = routes::all().into_router(app.clone()).merge(front.router());
-        match listen::serve(&app, listener, router, stop).await {
-            Ok(()) => {}
+        let stop = stop.shared();
+        let plain = listen::serve(&app, listener, None, router.clone(), stop.clone());
+        let second = async {
+            if let Some((listener, tls)) = encrypted {
+                listen::serve(&app, listener, Some(tls), router, stop).await?;
+            }
+            Ok(())
+        };
+        match tokio::try_join!(plain, second) {
+            Ok(((), ())) => {}
             Err(never) => match never {},
         }
         front.stop().await;

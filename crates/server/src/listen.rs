@@ -13,23 +13,35 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
 
-use crate::{app::App, http::Peer};
+use crate::{
+    app::App,
+    http::{Encrypted, Peer},
+};
 
 const HEADERS_MAX: usize = 100;
 /// Longer heads are answered 431, give or take what one read brings.
 const HEAD_BYTES_MAX: usize = 32 * 1024;
+/// Clients that speak TLS keep connections for 30 seconds, and must not find one closed.
+const IDLE_MIN: Duration = Duration::from_secs(65);
 const CONNECTIONS_MAX: usize = 20_000;
 /// Requests in flight get this long at the end.
 const GRACE: Duration = Duration::from_secs(10);
 /// When no connection can be accepted (no file descriptors), trying at once again is no use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop` is done; then lets requests finish.
+/// Serves until `stop` is done; then lets requests finish. With `tls`, what is said there is encrypted.
 pub(crate) async fn serve(
     app: &App,
     listener: TcpListener,
+    tls: Option<TlsAcceptor>,
     router: Router,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Infallible> {
@@ -53,36 +65,17 @@ pub(crate) async fn serve(
         };
         // Small answers must not wait for more; a socket that refuses is about to fail anyway.
         let _ = stream.set_nodelay(true);
-        let peer = Peer(peer.ip());
-        let routes = TowerToHyperService::new(router.clone());
-        let service = service_fn(move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(peer);
-            routes.call(request)
-        });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(app.settings().head_timeout)
-            .max_headers(HEADERS_MAX)
-            .max_buf_size(HEAD_BYTES_MAX)
-            .serve_connection(TokioIo::new(stream), service)
-            .with_upgrades();
-        let app = app.clone();
-        tokio::spawn(async move {
-            app.metrics().connected();
-            let mut connection = std::pin::pin!(connection);
-            let served = tokio::select! {
-                served = connection.as_mut() => served,
-                () = app.closed() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
+        let (app, router, peer) = (app.clone(), router.clone(), Peer(peer.ip()));
+        match tls.clone() {
+            None => drop(tokio::spawn(carry(app, stream, router, peer, false, place))),
+            Some(tls) => drop(tokio::spawn(async move {
+                match timeout(app.settings().head_timeout, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => carry(app, stream, router, peer, true, place).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "greet a caller"),
+                    Err(_) => tracing::debug!("a caller took too long to greet"),
                 }
-            };
-            if let Err(error) = served {
-                tracing::debug!(%error, "serve a connection");
-            }
-            app.metrics().disconnected();
-            drop(place);
-        });
+            })),
+        }
     }
     drop(listener);
     app.close();
@@ -91,6 +84,52 @@ pub(crate) async fn serve(
         tracing::warn!("requests still in flight were cut off");
     }
     Ok(())
+}
+
+/// One connection, to its end.
+async fn carry<S>(
+    app: App,
+    stream: S,
+    router: Router,
+    peer: Peer,
+    encrypted: bool,
+    place: OwnedSemaphorePermit,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let routes = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        if encrypted {
+            request.extensions_mut().insert(Encrypted);
+        }
+        routes.call(request)
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(if encrypted {
+            app.settings().head_timeout.max(IDLE_MIN)
+        } else {
+            app.settings().head_timeout
+        })
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    app.metrics().connected();
+    let mut connection = std::pin::pin!(connection);
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = app.closed() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "serve a connection");
+    }
+    app.metrics().disconnected();
+    drop(place);
 }
 
 fn is_passing(error: &io::Error) -> bool {

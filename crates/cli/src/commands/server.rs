@@ -106,6 +106,15 @@ pub(crate) struct Args {
     /// How many managed jobs may be alive at once, over all replicas
     #[arg(long, env = "WINDLASS_SERVER_JOBS_ALIVE_MAX", global = true, value_name = "N")]
     pub(crate) jobs_alive_max: Option<u32>,
+    /// A second port for HTTPS, with a certificate of its own making unless one is given
+    #[arg(long, env = "WINDLASS_SERVER_TLS_PORT", global = true, value_name = "PORT")]
+    pub(crate) tls_port: Option<u16>,
+    /// Certificate for HTTPS, as PEM
+    #[arg(long, env = "WINDLASS_SERVER_TLS_CERT", global = true, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key, as PEM
+    #[arg(long, env = "WINDLASS_SERVER_TLS_KEY", global = true, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -260,6 +269,9 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         lost_after: args.lost_after,
         jobs_launching_max: args.jobs_launching_max,
         jobs_alive_max: args.jobs_alive_max,
+        tls_port: args.tls_port,
+        tls_cert: args.tls_cert,
+        tls_key: args.tls_key,
     };
     Ok(Settings::new(given, Home::path().as_deref())?)
 }
@@ -293,6 +305,9 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
     match &start {
         Start::Plain => {}
         Start::Dev { token, kept } => tell_dev(&url, token, &data_dir, *kept),
+    }
+    if let Some(address) = server.encrypted_address() {
+        output::say(&format!("HTTPS is at https://{address}"));
     }
     output::say(&format!("windlass is ready at {url} (stop it with Ctrl-C)"));
     let stopped = async move {

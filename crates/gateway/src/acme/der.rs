@@ -1,4 +1,4 @@
-//! The one ASN.1 document we write: a request for a certificate (PKCS #10).
+//! The ASN.1 documents we write: a request for a certificate (PKCS #10), and a certificate signed by itself (X.509).
 
 use ring::{
     rand::SystemRandom,
@@ -11,6 +11,12 @@ const BITS: u8 = 0x03;
 const OCTETS: u8 = 0x04;
 const ATTRIBUTES: u8 = 0xa0;
 const DNS_NAME: u8 = 0x82;
+const IP_ADDRESS: u8 = 0x87;
+const VERSION: u8 = 0xa0;
+const EXTENSIONS: u8 = 0xa3;
+const INTEGER: u8 = 0x02;
+const UTF8: u8 = 0x0c;
+const TIME: u8 = 0x18;
 
 const ZERO: &[u8] = &[0x02, 1, 0];
 const EC_PUBLIC_KEY: &[u8] = &[0x06, 7, 0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1];
@@ -18,6 +24,7 @@ const PRIME256V1: &[u8] = &[0x06, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7];
 const ECDSA_WITH_SHA256: &[u8] = &[0x06, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2];
 const EXTENSION_REQUEST: &[u8] = &[0x06, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 0x0e];
 const SUBJECT_ALT_NAME: &[u8] = &[0x06, 3, 0x55, 0x1d, 0x11];
+const COMMON_NAME: &[u8] = &[0x06, 3, 0x55, 4, 3];
 
 /// A tag, the length, and the parts.
 fn tagged(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
@@ -60,6 +67,43 @@ pub(super) fn request(key: &[u8], names: &[String]) -> Result<Vec<u8>, ring::err
     let signature = pair.sign(&random, &info)?;
     let how = tagged(SEQUENCE, &[ECDSA_WITH_SHA256]);
     Ok(tagged(SEQUENCE, &[&info, &how, &bits(signature.as_ref())]))
+}
+
+/// A certificate for these names and addresses that nobody vouches for, with the key it belongs to. Whoever uses it
+/// trusts this very certificate, so it does not end.
+pub fn self_signed(names: &[String]) -> Result<(Vec<u8>, Vec<u8>), ring::error::Unspecified> {
+    let random = SystemRandom::new();
+    let key = new_key()?;
+    let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &key, &random)
+        .map_err(|_| ring::error::Unspecified)?;
+    let mut serial = [0_u8; 16];
+    ring::rand::SecureRandom::fill(&random, &mut serial)?;
+    // Above 0, and no longer than it must be.
+    serial[0] = serial[0] & 0x3f | 0x40;
+    let alternatives: Vec<u8> = names
+        .iter()
+        .flat_map(|name| match name.parse() {
+            Ok(std::net::IpAddr::V4(address)) => tagged(IP_ADDRESS, &[&address.octets()]),
+            Ok(std::net::IpAddr::V6(address)) => tagged(IP_ADDRESS, &[&address.octets()]),
+            Err(_) => tagged(DNS_NAME, &[name.as_bytes()]),
+        })
+        .collect();
+    let alternatives = tagged(OCTETS, &[&tagged(SEQUENCE, &[&alternatives])]);
+    let extension = tagged(SEQUENCE, &[SUBJECT_ALT_NAME, &alternatives]);
+    let extensions = tagged(EXTENSIONS, &[&tagged(SEQUENCE, &[&extension])]);
+    let called = tagged(SEQUENCE, &[COMMON_NAME, &tagged(UTF8, &[b"windlass"])]);
+    let subject = tagged(SEQUENCE, &[&tagged(SET, &[&called])]);
+    let life =
+        tagged(SEQUENCE, &[&tagged(TIME, &[b"20240101000000Z"]), &tagged(TIME, &[b"99991231235959Z"])]);
+    let algorithm = tagged(SEQUENCE, &[EC_PUBLIC_KEY, PRIME256V1]);
+    let public = tagged(SEQUENCE, &[&algorithm, &bits(pair.public_key().as_ref())]);
+    let version = tagged(VERSION, &[&[INTEGER, 1, 2]]);
+    let how = tagged(SEQUENCE, &[ECDSA_WITH_SHA256]);
+    let serial = tagged(INTEGER, &[&serial]);
+    let parts: [&[u8]; 8] = [&version, &serial, &how, &subject, &life, &subject, &public, &extensions];
+    let info = tagged(SEQUENCE, &parts);
+    let signature = pair.sign(&random, &info)?;
+    Ok((tagged(SEQUENCE, &[&info, &how, &bits(signature.as_ref())]), key))
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 mod der;
 mod jws;
 
+pub use der::self_signed;
+
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};

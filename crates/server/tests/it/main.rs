@@ -30,6 +30,7 @@ mod http_fleets;
 mod http_fuzz;
 mod http_limits;
 mod http_projects;
+mod http_queue;
 mod http_runs;
 mod http_secrets;
 mod http_users;

@@ -1,0 +1,107 @@
+//! The server's own certificate: given, or made once and kept in the data directory.
+
+use std::{
+    io::{self, Write as _},
+    net::SocketAddr,
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use rustls::{
+    ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+};
+use tokio_rustls::TlsAcceptor;
+
+/// Where to listen, and what to show.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    pub address: SocketAddr,
+    /// Certificate and key, as PEM files.
+    pub given: Option<(PathBuf, PathBuf)>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    #[error("read or write `{}`", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("understand `{}`", path.display())]
+    Pem {
+        path: PathBuf,
+        #[source]
+        source: rustls::pki_types::pem::Error,
+    },
+    #[error("use the certificate with its key")]
+    Use(#[from] rustls::Error),
+    #[error("make a certificate")]
+    Make,
+}
+
+pub(crate) fn acceptor(wanted: &Tls, data_dir: &Path) -> Result<TlsAcceptor, SetupError> {
+    let (chain, key) = match &wanted.given {
+        Some(given) => given.clone(),
+        None => own(wanted, data_dir)?,
+    };
+    let pem = |path: &Path| {
+        let path = path.to_owned();
+        move |source| SetupError::Pem { path, source }
+    };
+    let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&chain)
+        .map_err(pem(&chain))?
+        .collect::<Result<_, _>>()
+        .map_err(pem(&chain))?;
+    let private = PrivateKeyDer::from_pem_file(&key).map_err(pem(&key))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(rustls::DEFAULT_VERSIONS)?
+        .with_no_client_auth()
+        .with_single_cert(certificates, private)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Made at the first start; whoever trusts `tls/cert.pem` trusts this server until somebody takes it away.
+fn own(wanted: &Tls, data_dir: &Path) -> Result<(PathBuf, PathBuf), SetupError> {
+    let folder = data_dir.join("tls");
+    let (chain, key) = (folder.join("cert.pem"), folder.join("key.pem"));
+    if chain.exists() && key.exists() {
+        return Ok((chain, key));
+    }
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    if let Ok(host) = rustix::system::uname().nodename().to_str() {
+        names.push(host.to_owned());
+    }
+    let address = wanted.address.ip();
+    if !address.is_unspecified() && !address.is_loopback() {
+        names.push(address.to_string());
+    }
+    let (certificate, private) = windlass_gateway::acme::self_signed(&names).map_err(|_| SetupError::Make)?;
+    std::fs::create_dir_all(&folder).map_err(|source| SetupError::File { path: folder, source })?;
+    write(&key, 0o600, &pem("PRIVATE KEY", &private))?;
+    write(&chain, 0o644, &pem("CERTIFICATE", &certificate))?;
+    Ok((chain, key))
+}
+
+fn pem(label: &str, bytes: &[u8]) -> String {
+    let text = STANDARD.encode(bytes);
+    let lines: Vec<&str> = (0..text.len()).step_by(64).map(|at| &text[at..text.len().min(at + 64)]).collect();
+    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
+}
+
+fn write(path: &Path, mode: u32, text: &str) -> Result<(), SetupError> {
+    let failed = |source| SetupError::File { path: path.to_owned(), source };
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(path)
+        .map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(failed)
+}
