@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod confine;
 pub mod digest;
+pub mod exec;
 pub mod host;
 pub mod http;
 pub mod proc;

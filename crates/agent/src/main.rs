@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use windlass_agent::{host, runner, shim};
+use windlass_agent::{exec, host, runner, shim};
 
 #[derive(Debug, Parser)]
-#[command(name = "windlass-agent", version, about = "What runs on machines: shim and runner")]
+#[command(name = "windlass-agent", version, about = "What runs on machines: shim, runner and executor")]
 struct Args {
     #[command(subcommand)]
     part: Part,
@@ -18,6 +18,8 @@ enum Part {
     Shim(shim::cli::Args),
     /// Run the job of one task (started by the shim)
     Runner(runner::cli::Args),
+    /// Run one attempt of a container of the queue (started by a dispatcher)
+    Exec(exec::Args),
     /// Print what this machine has and whether all is well, as JSON
     Host(host::cli::Args),
     /// What a runner starts for itself
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
     match Args::parse().part {
         Part::Shim(args) => shim::cli::main(&args),
         Part::Runner(args) => runner::cli::main(&args),
+        Part::Exec(args) => exec::main(&args),
         Part::Host(args) => host::cli::main(&args),
         Part::Child(args) => runner::child::main(&args),
     }

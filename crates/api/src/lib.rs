@@ -26,6 +26,7 @@ pub mod openapi;
 pub mod operation;
 pub mod operations;
 pub mod projects;
+pub mod queue;
 pub mod repos;
 pub mod runs;
 pub mod secrets;

@@ -5,5 +5,8 @@
 
 #[cfg(feature = "cluster")]
 pub mod cluster;
+pub mod local;
+pub mod queue;
+pub mod rounds;
 pub mod scheduler;
 pub mod slurm;

@@ -75,8 +75,13 @@ pub struct Slurm {
 
 impl Slurm {
     pub fn new(settings: Settings) -> Self {
+        Self::since(settings, Instant::now())
+    }
+
+    /// With a clock that begins elsewhere: the dispatcher's.
+    pub fn since(settings: Settings, begun: Instant) -> Self {
         let commands = Commands::new(settings.config.clone(), ANSWER_WITHIN);
-        Self { settings, commands, begun: Instant::now(), ended: Mutex::default() }
+        Self { settings, commands, begun, ended: Mutex::default() }
     }
 
     /// The dispatcher's clock. Only differences count.

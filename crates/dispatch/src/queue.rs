@@ -1,0 +1,161 @@
+//! The queue, as a dispatcher sees and changes it: over the public API, with a token of its own.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use windlass_api::queue::{Client, QueueError, encoded};
+use windlass_model::{
+    container::Status,
+    dispatch::{Attempt, Container, Needs, Queue},
+    time::{Span, Timestamp},
+};
+
+/// Containers that one look takes into account; the rest waits its turn.
+const QUEUED_MAX: usize = 1_000;
+/// By uuid at once.
+const BATCH: usize = 100;
+
+/// One dispatcher's door to the queue.
+#[derive(Debug)]
+pub struct Door {
+    client: Client,
+    /// Who this dispatcher is to the queue.
+    pub token_uuid: String,
+}
+
+/// A lock that was just taken.
+#[derive(Debug)]
+pub struct Lock {
+    pub attempt: Attempt,
+    pub executor_token: String,
+}
+
+impl Door {
+    /// Finds out who it is.
+    pub async fn open(client: Client) -> Result<Self, QueueError> {
+        let own = client.get("api_client_authorizations/current").await?;
+        let token_uuid = own["uuid"].as_str().unwrap_or_default().to_owned();
+        Ok(Self { client, token_uuid })
+    }
+
+    pub fn url(&self) -> String {
+        self.client.url()
+    }
+
+    /// What this dispatcher holds, what it might take, and what it still has jobs of.
+    pub async fn look(&self, tracked: &[String], asked_at: Timestamp) -> Result<Queue, QueueError> {
+        let mut containers = self.list("containers/current?limit=1000&count=none").await?;
+        let filters = encoded(&json!([["state", "=", "Queued"], ["priority", ">", 0]]).to_string());
+        let order = encoded(&json!(["priority desc", "created_at", "uuid"]).to_string());
+        let path = format!("containers?filters={filters}&order={order}&limit={QUEUED_MAX}&count=none");
+        containers.extend(self.list(&path).await?);
+        let missing: Vec<&String> =
+            tracked.iter().filter(|uuid| !containers.iter().any(|one| one.uuid == **uuid)).collect();
+        for batch in missing.chunks(BATCH) {
+            let filters = encoded(&json!([["uuid", "in", batch]]).to_string());
+            containers
+                .extend(self.list(&format!("containers?filters={filters}&limit=1000&count=none")).await?);
+        }
+        Ok(Queue { containers, asked_at })
+    }
+
+    async fn list(&self, path: &str) -> Result<Vec<Container>, QueueError> {
+        let page = self.client.get(path).await?;
+        let items = page["items"].as_array().cloned().unwrap_or_default();
+        Ok(items.iter().filter_map(|item| self.read(item)).collect())
+    }
+
+    /// One more look at a container.
+    pub async fn find(&self, uuid: &str) -> Result<Option<Container>, QueueError> {
+        match self.client.get(&format!("containers/{uuid}")).await {
+            Ok(record) => Ok(self.read(&record)),
+            Err(error) if error.status() == Some(404) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read(&self, record: &Value) -> Option<Container> {
+        let status: Status = record["state"].as_str()?.parse().ok()?;
+        Some(Container {
+            uuid: record["uuid"].as_str()?.to_owned(),
+            status,
+            priority: record["priority"].as_u64().unwrap_or(0),
+            attempt: record["attempt"].as_u64().unwrap_or(0),
+            created_at: Timestamp::parse(record["created_at"].as_str()?).ok()?,
+            is_mine: record["locked_by_uuid"] == self.token_uuid.as_str(),
+            needs: needs(record),
+        })
+    }
+
+    pub async fn lock(&self, uuid: &str) -> Result<Lock, QueueError> {
+        // The same name on a repeat: an answer that was lost is not lost for good.
+        let name = format!("lock-{}", encoded_moment());
+        let path = format!("containers/{uuid}/lock");
+        let locked = match self.client.named("POST", &path, &Value::Null, &name).await {
+            Err(QueueError::Exchange(_) | QueueError::Silent) => {
+                self.client.named("POST", &path, &Value::Null, &name).await?
+            }
+            other => other?,
+        };
+        let number = locked["attempt"].as_u64().unwrap_or(0);
+        let executor_token = locked["executor_token"].as_str().unwrap_or_default().to_owned();
+        Ok(Lock { attempt: Attempt { uuid: uuid.to_owned(), number }, executor_token })
+    }
+
+    pub async fn unlock(&self, attempt: &Attempt, released: bool) -> Result<(), QueueError> {
+        let path =
+            format!("containers/{}/unlock?attempt={}&release={released}", attempt.uuid, attempt.number);
+        self.client.post(&path, &Value::Null).await.map(drop)
+    }
+
+    /// The result of this attempt is lost.
+    pub async fn cancel(&self, attempt: &Attempt, reason: &str, error: &str) -> Result<(), QueueError> {
+        let status = json!({ "error": error, "reason": reason });
+        let change = json!({ "state": "Cancelled", "attempt": attempt.number, "runtime_status": status });
+        let path = format!("containers/{}", attempt.uuid);
+        self.client.put(&path, &json!({ "container": change })).await.map(drop)
+    }
+
+    /// One of the dispatcher's events.
+    pub async fn say(
+        &self,
+        uuid: &str,
+        event: &str,
+        text: &str,
+        attempt: Option<u64>,
+    ) -> Result<(), QueueError> {
+        let properties = json!({
+            "event": event, "text": text, "dispatcher": self.token_uuid, "attempt": attempt, "reason": text,
+        });
+        let log = json!({ "object_uuid": uuid, "event_type": "dispatch", "properties": properties });
+        self.client.post("logs", &json!({ "log": log })).await.map(drop)
+    }
+}
+
+/// Different for every call of this process.
+fn encoded_moment() -> String {
+    static BEGUN: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("{:x}-{:x}-{:x}-{count}", std::process::id(), since.as_micros(), BEGUN.elapsed().as_nanos())
+}
+
+/// What a record asks of whoever runs it.
+fn needs(record: &Value) -> Needs {
+    let wants = &record["runtime_constraints"];
+    let scheduling = &record["scheduling_parameters"];
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let gpus = number(&wants["gpu"]["device_count"]).max(number(&wants["cuda"]["device_count"]));
+    let partitions = scheduling["partitions"].as_array().into_iter().flatten();
+    let seconds = number(&scheduling["max_run_time"]);
+    Needs {
+        cpus: u32::try_from(number(&wants["vcpus"])).unwrap_or(u32::MAX),
+        memory: number(&wants["ram"]),
+        gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
+        partitions: partitions.filter_map(Value::as_str).map(str::to_owned).collect(),
+        features: Vec::new(),
+        max_run_time: (seconds > 0).then(|| Span::secs(i64::try_from(seconds).unwrap_or(i64::MAX))),
+        preemptible: scheduling["preemptible"].as_bool().unwrap_or(false),
+    }
+}

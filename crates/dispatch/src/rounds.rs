@@ -1,0 +1,236 @@
+//! The loop of every dispatcher: look at the queue and at the scheduler, settle what is held, take what fits.
+//!
+//! A round that cannot see one of the two does nothing that could be wrong: it places nothing and ends nothing.
+//! Whatever it did not finish, the next one finds again. It may be killed at any moment.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use windlass_api::queue::QueueError;
+use windlass_model::{
+    dispatch::{
+        Attempt, Lower, Queue,
+        choose::{Choice, Said, choose},
+        settle::{Memory, Step, Why, is_stray, settle},
+    },
+    time::Timestamp,
+};
+
+use crate::{
+    queue::Door,
+    scheduler::{Order, Pressure, Scheduler, SubmitError, Unknown},
+};
+
+/// Containers taken in one round; others of the same queue get their chance.
+const TAKES_MAX: usize = 50;
+/// A job that does not end by itself is ended by force after this time.
+const FORCE_AFTER: Duration = Duration::from_secs(120);
+
+#[derive(Debug, thiserror::Error)]
+pub enum RoundError {
+    #[error("look at the queue")]
+    Queue(#[from] QueueError),
+    #[error("look at the scheduler")]
+    Scheduler(#[from] Unknown),
+}
+
+/// What a round did, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    pub held: usize,
+    pub taken: usize,
+    pub waiting: usize,
+}
+
+pub struct Dispatcher<S> {
+    door: Door,
+    scheduler: S,
+    begun: Instant,
+    memory: Memory,
+    said: Said,
+    /// Since when each attempt was asked to stop.
+    stopping: BTreeMap<Attempt, Instant>,
+}
+
+impl<S: Scheduler> Dispatcher<S> {
+    /// `begun` is where the scheduler's clock begins too.
+    pub fn new(door: Door, scheduler: S, begun: Instant) -> Self {
+        Self {
+            door,
+            scheduler,
+            begun,
+            memory: Memory::default(),
+            said: Said::default(),
+            stopping: BTreeMap::new(),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
+    }
+
+    pub async fn round(&mut self) -> Result<Done, RoundError> {
+        let lower = self.scheduler.look().await?;
+        let mut tracked: Vec<String> = lower.jobs.iter().map(|job| job.attempt.uuid.clone()).collect();
+        tracked.sort();
+        tracked.dedup();
+        let asked_at = self.now();
+        let queue = self.door.look(&tracked, asked_at).await?;
+        for step in settle(&queue, &lower, &mut self.memory) {
+            self.take_step(step, &lower).await;
+        }
+        self.stopping.retain(|attempt, _| lower.find(attempt).is_some_and(|job| !job.life.is_over()));
+        let taken = self.place(&queue, &lower).await?;
+        let held = queue.containers.iter().filter(|one| one.is_held()).count();
+        let waiting = queue.containers.len().saturating_sub(held);
+        Ok(Done { held, taken, waiting })
+    }
+
+    /// What could not be done comes again next round.
+    async fn take_step(&mut self, step: Step, lower: &Lower) {
+        let done = match &step {
+            Step::Stop { attempt, job } => self.stop(attempt, job).await,
+            Step::StopStray { attempt, job } => self.stop_stray(attempt, job, lower).await,
+            Step::Renice { job, priority, .. } => {
+                self.scheduler.renice(job, *priority).await.map_err(RoundError::from)
+            }
+            Step::Cancel { attempt, why } => {
+                let (reason, text, event) = words(*why);
+                let cancelled = self.door.cancel(attempt, reason, text).await;
+                self.told(cancelled, attempt, event, text).await
+            }
+            Step::Unlock { attempt, why, released } => {
+                let (_, text, event) = words(*why);
+                let unlocked = self.door.unlock(attempt, *released).await;
+                self.told(unlocked, attempt, event, text).await
+            }
+        };
+        if let Err(error) = done {
+            tracing::warn!(?step, error = %chain(&error), "take a step");
+        }
+    }
+
+    /// A refusal means that the last word came first: there is nothing to clean up then.
+    async fn told(
+        &self,
+        done: Result<(), QueueError>,
+        attempt: &Attempt,
+        event: Option<&str>,
+        text: &str,
+    ) -> Result<(), RoundError> {
+        match done {
+            Ok(()) => {
+                if let Some(event) = event {
+                    self.door.say(&attempt.uuid, event, text, Some(attempt.number)).await?;
+                }
+                Ok(())
+            }
+            Err(error) if error.is_refusal() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn stop(&mut self, attempt: &Attempt, job: &str) -> Result<(), RoundError> {
+        let since = *self.stopping.entry(attempt.clone()).or_insert_with(Instant::now);
+        let pressure = if since.elapsed() > FORCE_AFTER { Pressure::Force } else { Pressure::Ask };
+        Ok(self.scheduler.stop(job, pressure).await?)
+    }
+
+    async fn stop_stray(&mut self, attempt: &Attempt, job: &str, lower: &Lower) -> Result<(), RoundError> {
+        let now = self.door.find(&attempt.uuid).await?;
+        match lower.find(attempt) {
+            Some(seen) if is_stray(now.as_ref(), seen) => self.stop(attempt, job).await,
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn place(&mut self, queue: &Queue, lower: &Lower) -> Result<usize, RoundError> {
+        let mut room = self.scheduler.room(lower).await?;
+        let mut taken = 0;
+        for choice in choose(queue, &mut room, TAKES_MAX, &mut self.said) {
+            match choice {
+                Choice::Leave { uuid, why } => self.leave(&uuid, &why).await?,
+                Choice::Take { uuid } => {
+                    // One that was started under an earlier lock and still runs is stopped first.
+                    let runs = lower.jobs.iter().any(|job| job.attempt.uuid == uuid && !job.life.is_over());
+                    if !runs && self.take(queue, &uuid).await? {
+                        taken += 1;
+                    }
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// A container that somebody took meanwhile needs no reason.
+    async fn leave(&self, uuid: &str, why: &str) -> Result<(), RoundError> {
+        match self.door.say(uuid, "decided_not_to_run", why, None).await {
+            Ok(()) => Ok(()),
+            Err(error) if error.is_refusal() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn take(&mut self, queue: &Queue, uuid: &str) -> Result<bool, RoundError> {
+        let Some(container) = queue.find(uuid) else { return Ok(false) };
+        let lock = match self.door.lock(uuid).await {
+            Ok(lock) => lock,
+            Err(error) if error.is_refusal() => {
+                self.door.say(uuid, "lock_failed", &error.to_string(), None).await?;
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let order = Order {
+            attempt: lock.attempt.clone(),
+            priority: container.priority,
+            needs: container.needs.clone(),
+            environment: vec![
+                ("WINDLASS_QUEUE_URL".to_owned(), self.door.url()),
+                ("WINDLASS_EXECUTOR_TOKEN".to_owned(), lock.executor_token),
+            ],
+        };
+        let number = lock.attempt.number;
+        match self.scheduler.submit(&order).await {
+            Ok(job) => {
+                self.door.say(uuid, "dispatched", &format!("handed over as {job}"), Some(number)).await?;
+                Ok(true)
+            }
+            Err(SubmitError::Refused { why }) => {
+                self.door.unlock(&lock.attempt, true).await?;
+                if self.said.is_news(uuid, &why) {
+                    self.leave(uuid, &why).await?;
+                }
+                Ok(false)
+            }
+            // It may run: the next look finds it by its name, or the lock is given back after a while.
+            Err(SubmitError::Unclear(unclear)) => {
+                tracing::warn!(attempt = %lock.attempt, error = %chain(&unclear), "hand a container over");
+                Ok(false)
+            }
+        }
+    }
+}
+
+/// For the container, for people, and for the log.
+fn words(why: Why) -> (&'static str, &'static str, Option<&'static str>) {
+    match why {
+        Why::Crashed => ("crashed", "the job ended and left no result", Some("cleaned_up_crashed")),
+        Why::Abandoned => ("abandoned", "nobody knows of a job for it", Some("cleaned_up_abandoned")),
+        Why::Unwanted => ("priority_zero", "its priority is 0", None),
+    }
+}
+
+/// An error with its causes.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut out = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        out.push_str(": ");
+        out.push_str(&error.to_string());
+        cause = error.source();
+    }
+    out
+}
