@@ -38,6 +38,13 @@ const DSTACK: Venv = Venv {
     imports: "dstack.api, dstack._internal.cli.main",
     variable: "WINDLASS_TEST_DSTACK",
 };
+const ARVADOS: Venv = Venv {
+    name: "arvados",
+    purpose: "the Python client of Arvados",
+    requirements: include_str!("../venvs/arvados.txt"),
+    imports: "arvados.api, arvados.events",
+    variable: "WINDLASS_TEST_ARVADOS",
+};
 /// With dstack's own server in it; only benchmarks start one.
 const DSTACK_SERVER: Venv = Venv {
     name: "dstack-server",
@@ -57,7 +64,7 @@ pub(crate) const SCHEMATHESIS: Venv = Venv {
 };
 
 /// What the tests need.
-const TESTS: &[Venv] = &[MOTO, DSTACK];
+const TESTS: &[Venv] = &[MOTO, DSTACK, ARVADOS];
 
 /// Makes what the tests need, and gives the variables that say where it is.
 pub(crate) fn for_tests(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {

@@ -3,8 +3,9 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, attach, check, completion, cost, dev, doctor, event, explain, fleet, gateway, help, init,
-    instance, jobs, login, logs, metrics, offer, project, ps, secret, server, stop, top, user, volume, why,
+    apply, attach, check, completion, container, cost, dev, dispatch, doctor, event, explain, fleet, gateway,
+    help, init, instance, jobs, login, logs, metrics, offer, project, ps, secret, server, stop, top, user,
+    volume, why,
 };
 
 const AFTER: &str = "\
@@ -57,6 +58,10 @@ pub(crate) enum Command {
     Secret(secret::Args),
     /// List what happened
     Event(event::Args),
+    /// List, show, stop and weigh containers of the queue
+    Container(container::Args),
+    /// Take containers from the queue and run them here or by Slurm
+    Dispatch(dispatch::Args),
     /// Add up what machines cost
     Cost(cost::Args),
     /// List and change projects, their members and your default

@@ -4,8 +4,10 @@ pub(crate) mod apply;
 pub(crate) mod attach;
 pub(crate) mod check;
 pub(crate) mod completion;
+pub(crate) mod container;
 pub(crate) mod cost;
 pub(crate) mod dev;
+pub(crate) mod dispatch;
 pub(crate) mod doctor;
 pub(crate) mod event;
 pub(crate) mod explain;
@@ -57,6 +59,8 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Gateway(args) => gateway::run(&args),
         Command::Secret(args) => secret::run(&args),
         Command::Event(args) => event::run(&args),
+        Command::Container(args) => container::run(&args),
+        Command::Dispatch(args) => dispatch::run(args),
         Command::Cost(args) => cost::run(&args),
         Command::Project(args) => project::run(&args),
         Command::User(args) => user::run(&args),

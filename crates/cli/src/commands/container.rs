@@ -1,0 +1,214 @@
+//! `windlass container`: the container queue, for people.
+
+use serde_json::{Value, json};
+use windlass_api::queue::{Client, QueueError, encoded};
+
+use crate::{
+    cli::{At, Output},
+    context::{self, Context},
+    exit::Exit,
+    output::{
+        self,
+        facts::Facts,
+        table::{Cell, Table},
+    },
+    problem::Problem,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass container                                              what waits and runs
+  windlass container show wlass-dz642-0a1b2c3d4e5f6g7             all about one
+  windlass container logs wlass-dz642-0a1b2c3d4e5f6g7             what it wrote
+  windlass container priority wlass-dz642-0a1b2c3d4e5f6g7 900     before others
+  windlass container cancel wlass-dz642-0a1b2c3d4e5f6g7           not at all";
+const UUID: &str = "wlass-dz642-0a1b2c3d4e5f6g7";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) at: At,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// List containers of the queue
+    #[command(after_help = "Examples:\n  windlass container list --all")]
+    List {
+        /// Those that ended too
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Show one container, and what dispatchers said about it
+    #[command(after_help = format!("Examples:\n  windlass container show {UUID}"))]
+    Show {
+        /// The container
+        #[arg(value_name = "CONTAINER")]
+        uuid: String,
+    },
+    /// Print what a container wrote
+    #[command(after_help = format!("Examples:\n  windlass container logs --stderr {UUID}"))]
+    Logs {
+        /// The container
+        #[arg(value_name = "CONTAINER")]
+        uuid: String,
+        /// What it wrote to its second stream
+        #[arg(long)]
+        stderr: bool,
+    },
+    /// Take back every request for a container: it is stopped if it runs
+    #[command(after_help = format!("Examples:\n  windlass container cancel {UUID}"))]
+    Cancel {
+        /// The container
+        #[arg(value_name = "CONTAINER")]
+        uuid: String,
+    },
+    /// Change the priority of a container: 0 holds or stops it, 1000 comes first
+    #[command(after_help = format!("Examples:\n  windlass container priority {UUID} 900"))]
+    Priority {
+        /// The container
+        #[arg(value_name = "CONTAINER")]
+        uuid: String,
+        /// 0 to 1000
+        priority: u64,
+    },
+}
+
+fn problem(error: &QueueError) -> Problem {
+    Problem::caused("ask the container queue", error)
+}
+
+pub(crate) fn client(cx: &Context) -> Result<Client, Problem> {
+    Client::new(&cx.url, &cx.token).map_err(|error| problem(&error))
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let format = args.output.format;
+    context::with(&args.at, async |cx| {
+        let client = client(cx)?;
+        match &args.action {
+            None => list(&client, false, format).await,
+            Some(Action::List { all }) => list(&client, *all, format).await,
+            Some(Action::Show { uuid }) => show(&client, uuid, format).await,
+            Some(Action::Logs { uuid, stderr }) => logs(&client, uuid, *stderr).await,
+            Some(Action::Cancel { uuid }) => weigh(&client, uuid, 0).await,
+            Some(Action::Priority { uuid, priority }) => weigh(&client, uuid, *priority).await,
+        }
+    })
+}
+
+fn text(record: &Value, name: &str) -> String {
+    match &record[name] {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+async fn items(client: &Client, path: &str) -> Result<Vec<Value>, Problem> {
+    let page = client.get(path).await.map_err(|error| problem(&error))?;
+    Ok(page["items"].as_array().cloned().unwrap_or_default())
+}
+
+async fn list(client: &Client, all: bool, format: crate::cli::Format) -> Result<Exit, Problem> {
+    let states = if all { json!([]) } else { json!([["state", "in", ["Queued", "Locked", "Running"]]]) };
+    let order = encoded(&json!(["priority desc", "created_at"]).to_string());
+    let path = format!("containers?limit=1000&filters={}&order={order}", encoded(&states.to_string()));
+    let found = items(client, &path).await?;
+    let names: Vec<String> = found.iter().map(|one| text(one, "uuid")).collect();
+    output::one(format, &json!({ "containers": found }), &names.join("\n"), |_| {
+        let mut table = Table::new(vec!["CONTAINER", "STATE", "PRIORITY", "IMAGE", "EXIT", "WHY"]);
+        for one in &found {
+            let why = one["runtime_status"]["error"].as_str().map(str::to_owned);
+            table.row(vec![
+                text(one, "uuid").into(),
+                Cell::status(&text(one, "state")),
+                text(one, "priority").into(),
+                text(one, "container_image").into(),
+                text(one, "exit_code").into(),
+                why.unwrap_or_else(|| text(one, "scheduling_status")).into(),
+            ]);
+        }
+        table.print();
+    })?;
+    Ok(Exit::Done)
+}
+
+async fn show(client: &Client, uuid: &str, format: crate::cli::Format) -> Result<Exit, Problem> {
+    let record = client.get(&format!("containers/{uuid}")).await.map_err(|error| problem(&error))?;
+    let filters = encoded(&json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string());
+    let said = items(client, &format!("logs?filters={filters}&order=id&limit=100")).await?;
+    let document = json!({ "container": record, "dispatch": said });
+    output::one(format, &document, uuid, |_| {
+        let mut facts = Facts::new();
+        facts.add("Container", uuid);
+        facts.status("State", &text(&record, "state"));
+        for (name, attribute) in [
+            ("Priority", "priority"),
+            ("Attempt", "attempt"),
+            ("Image", "container_image"),
+            ("Command", "command"),
+            ("Needs", "runtime_constraints"),
+            ("Waits because", "scheduling_status"),
+            ("Held by", "locked_by_uuid"),
+            ("Started", "started_at"),
+            ("Ended", "finished_at"),
+            ("Exit code", "exit_code"),
+        ] {
+            facts.add(name, text(&record, attribute));
+        }
+        facts.add("Why", record["runtime_status"]["error"].as_str().unwrap_or_default());
+        for row in &said {
+            let properties = &row["properties"];
+            facts.add(
+                "Dispatcher",
+                format!(
+                    "{} {}: {}",
+                    text(row, "event_at"),
+                    text(properties, "event"),
+                    text(properties, "text")
+                ),
+            );
+        }
+        facts.print();
+    })?;
+    Ok(Exit::Done)
+}
+
+async fn logs(client: &Client, uuid: &str, stderr: bool) -> Result<Exit, Problem> {
+    let stream = if stderr { "stderr" } else { "stdout" };
+    let mut from = 0;
+    loop {
+        let path = format!("containers/{uuid}/output?stream={stream}&offset={from}");
+        let bytes = client.get_bytes(&path).await.map_err(|error| problem(&error))?;
+        if bytes.is_empty() || !output::raw(&bytes) {
+            return Ok(Exit::Done);
+        }
+        from += bytes.len();
+    }
+}
+
+/// The priority of a container is that of its requests.
+async fn weigh(client: &Client, uuid: &str, priority: u64) -> Result<Exit, Problem> {
+    let filters = encoded(&json!([["container_uuid", "=", uuid], ["state", "=", "Committed"]]).to_string());
+    let requests = items(client, &format!("container_requests?filters={filters}&limit=1000")).await?;
+    if requests.is_empty() {
+        return Err(Problem::new(format!("no request of yours waits for {uuid}"))
+            .hint("`windlass container` lists what waits and runs"));
+    }
+    for request in requests {
+        let path = format!("container_requests/{}", text(&request, "uuid"));
+        let change = json!({ "container_request": { "priority": priority } });
+        client.put(&path, &change).await.map_err(|error| problem(&error))?;
+    }
+    output::say(&match priority {
+        0 => format!("Nobody waits for {uuid} any more; it is stopped if it runs."),
+        priority => format!("The priority of {uuid} is {priority}."),
+    });
+    Ok(Exit::Done)
+}

@@ -1,0 +1,181 @@
+//! `windlass dispatch`: takes containers from the queue and has them run, here or by Slurm.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use windlass_api::queue::Client;
+use windlass_dispatch::{
+    local::{self, Local},
+    queue::Door,
+    rounds::{Dispatcher, chain},
+    scheduler::Scheduler,
+    slurm::{self, Slurm},
+};
+
+use super::server::{LogFormat, LogLevel, log, turn};
+use crate::{cli::At, context, exit::Exit, output, problem::Problem};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass dispatch token > /etc/windlass/dispatch.token
+  windlass dispatch local --server http://127.0.0.1:3000 --token-file /etc/windlass/dispatch.token
+  windlass dispatch slurm --server http://windlass:3000 --token-file /etc/windlass/dispatch.token --partition main";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Action,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Common {
+    /// Where the server is
+    #[arg(long, env = "WINDLASS_URL", value_name = "URL", default_value = "http://127.0.0.1:3000")]
+    pub(crate) server: String,
+    /// File with the dispatcher's token; `windlass dispatch token` makes one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: PathBuf,
+    /// Seconds between two looks at the queue
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    pub(crate) poll: f64,
+    /// Look once, do what there is to do, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// The program `windlass-agent`; the one beside this program, if not given
+    #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
+    pub(crate) agent: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// Make a token for a dispatcher and print it, this once
+    #[command(after_help = "Examples:\n  windlass dispatch token > dispatch.token")]
+    Token {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Run containers on this machine
+    #[command(
+        after_help = "Examples:\n  windlass dispatch local --token-file dispatch.token --dir /var/lib/windlass/containers"
+    )]
+    Local {
+        #[command(flatten)]
+        common: Common,
+        /// Where attempts are kept, so that a dispatcher that comes back finds them
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/windlass/containers")]
+        dir: PathBuf,
+    },
+    /// Run containers as jobs of a Slurm cluster
+    #[command(
+        after_help = "Examples:\n  windlass dispatch slurm --token-file dispatch.token --account science"
+    )]
+    Slurm {
+        #[command(flatten)]
+        common: Common,
+        /// Slurm's configuration, where it is not the usual one
+        #[arg(long, env = "SLURM_CONF", value_name = "FILE")]
+        slurm_conf: Option<PathBuf>,
+        /// Marks the jobs of this dispatcher; others are never touched
+        #[arg(long, value_name = "TAG", default_value = "windlass")]
+        tag: String,
+        /// Partition for containers that name none
+        #[arg(long, value_name = "PARTITION")]
+        partition: Option<String>,
+        /// Account that jobs are charged to
+        #[arg(long, value_name = "ACCOUNT")]
+        account: Option<String>,
+        /// Quality of service for containers that may be preempted
+        #[arg(long, value_name = "QOS")]
+        preemptible_qos: Option<String>,
+    },
+}
+
+pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
+    let begun = Instant::now();
+    match args.action {
+        Action::Token { at } => token(&at),
+        Action::Local { common, dir } => {
+            log(LogLevel::Info, LogFormat::Auto);
+            let settings = local::Settings { dir, executor: executor(&common)?, size: None };
+            let scheduler = Local::new(settings, begun);
+            Ok(turn(serve(common, scheduler, begun))?)
+        }
+        Action::Slurm { common, slurm_conf, tag, partition, account, preemptible_qos } => {
+            log(LogLevel::Info, LogFormat::Auto);
+            let settings = slurm::Settings {
+                config: slurm_conf,
+                partition,
+                account,
+                preemptible_qos,
+                ..slurm::Settings::new(tag, executor(&common)?)
+            };
+            let scheduler = Slurm::since(settings, begun);
+            Ok(turn(serve(common, scheduler, begun))?)
+        }
+    }
+}
+
+fn executor(common: &Common) -> Result<PathBuf, Problem> {
+    if let Some(agent) = &common.agent {
+        return Ok(agent.clone());
+    }
+    let own = std::env::current_exe().map_err(|error| Problem::caused("find this program", &error))?;
+    let beside = own.with_file_name("windlass-agent");
+    if beside.is_file() {
+        Ok(beside)
+    } else {
+        Err(Problem::new("`windlass-agent` is not beside this program").hint("name it with `--agent FILE`"))
+    }
+}
+
+fn token(at: &At) -> Result<Exit, Problem> {
+    context::with(at, async |cx| {
+        let client = super::container::client(cx)?;
+        let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
+        let made = client.post("api_client_authorizations", &body).await;
+        let made = made.map_err(|error| Problem::caused("make a token", &error))?;
+        let part = |name: &str| made[name].as_str().unwrap_or_default().to_owned();
+        output::data(&format!("v2/{}/{}", part("uuid"), part("api_token")));
+        Ok(Exit::Done)
+    })
+}
+
+async fn serve(common: Common, scheduler: impl Scheduler, begun: Instant) -> anyhow::Result<Exit> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let token = std::fs::read_to_string(&common.token_file)
+        .map_err(|error| anyhow::anyhow!("read {}: {error}", common.token_file.display()))?;
+    let client = Client::new(&common.server, &token)?;
+    let pause = Duration::from_secs_f64(common.poll.clamp(0.05, 3600.0));
+    let door = loop {
+        match Door::open(client.clone()).await {
+            Ok(door) => break door,
+            Err(error) if common.once || error.is_refusal() => return Err(error.into()),
+            Err(error) => tracing::warn!(error = %chain(&error), "reach the queue"),
+        }
+        tokio::time::sleep(pause).await;
+    };
+    tracing::info!(token = %door.token_uuid, "dispatching");
+    let mut dispatcher = Dispatcher::new(door, scheduler, begun);
+    loop {
+        match dispatcher.round().await {
+            Ok(done) => tracing::debug!(?done, "looked"),
+            Err(error) if common.once => return Err(error.into()),
+            Err(error) => tracing::warn!(error = %chain(&error), "look"),
+        }
+        if common.once {
+            return Ok(Exit::Done);
+        }
+        // What runs goes on without a dispatcher, and the next one finds it.
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = terminate.recv() => return Ok(Exit::Done),
+            _ = interrupt.recv() => return Ok(Exit::Done),
+        }
+    }
+}
