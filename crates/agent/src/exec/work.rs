@@ -7,7 +7,7 @@ use std::{
     process::{ExitStatus, Stdio},
 };
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
@@ -131,6 +131,12 @@ impl Work {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
+        // An executor that is killed takes the program along: nobody would hear of its end.
+        #[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]
+        // SAFETY: one system call, which allocates nothing and takes no lock.
+        unsafe {
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+        }
         let mut child = command.spawn()?;
         let (pieces, output) = mpsc::channel(PIECES_MAX);
         if let Some(stdout) = child.stdout.take() {

@@ -216,7 +216,7 @@ async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
         go.display()
     );
     let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
-    let crashes = ground.ask(&["sh", "-c", "sleep 600"], json!({})).await;
+    let crashes = ground.ask(&["sleep", "600"], json!({})).await;
     for one in [&uuid, &crashes] {
         ground.until(one, "it does not run", |record| record["state"] == "Running").await;
     }
