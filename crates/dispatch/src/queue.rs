@@ -1,6 +1,9 @@
 //! The queue, as a dispatcher sees and changes it: over the public API, with a token of its own.
 
-use std::time::Instant;
+use std::sync::{
+    LazyLock,
+    atomic::{AtomicU64, Ordering},
+};
 
 use serde_json::{Value, json};
 use windlass_api::queue::{Client, QueueError, encoded};
@@ -89,7 +92,7 @@ impl Door {
 
     pub async fn lock(&self, uuid: &str) -> Result<Lock, QueueError> {
         // The same name on a repeat: an answer that was lost is not lost for good.
-        let name = format!("lock-{}", encoded_moment());
+        let name = next_name();
         let path = format!("containers/{uuid}/lock");
         let locked = match self.client.named("POST", &path, &Value::Null, &name).await {
             Err(QueueError::Exchange(_) | QueueError::Silent) => {
@@ -132,13 +135,14 @@ impl Door {
     }
 }
 
-/// Different for every call of this process.
-fn encoded_moment() -> String {
-    static BEGUN: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
-    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    format!("{:x}-{:x}-{:x}-{count}", std::process::id(), since.as_micros(), BEGUN.elapsed().as_nanos())
+/// Different for every call, also of the process that takes this one's place.
+fn next_name() -> String {
+    static PROCESS: LazyLock<String> = LazyLock::new(|| {
+        let drawn = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
+        drawn.trim().replace('-', "")
+    });
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("lock-{}-{}", *PROCESS, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// What a record asks of whoever runs it.

@@ -288,7 +288,6 @@ async fn two_dispatchers_on_one_queue_run_every_container_once() {
         let token = ground.token(name).await;
         ground.dispatch(&token, &format!("attempts-{name}"));
     }
-    let mut holders = std::collections::BTreeSet::new();
     for uuid in &all {
         let record = ground.ended(uuid).await;
         assert_eq!(
@@ -296,11 +295,9 @@ async fn two_dispatchers_on_one_queue_run_every_container_once() {
             (Some("Complete"), Some(1)),
             "{record}"
         );
-        holders.insert(record["locked_by_uuid"].as_str().unwrap().to_owned());
     }
     let mut lines: Vec<u32> =
         std::fs::read_to_string(ran).unwrap().lines().map(|line| line.parse().unwrap()).collect();
     lines.sort_unstable();
     assert_eq!(lines, (0..40).collect::<Vec<_>>());
-    assert_eq!(holders.len(), 2, "both took part");
 }
