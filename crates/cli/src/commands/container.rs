@@ -106,7 +106,7 @@ fn text(record: &Value, name: &str) -> String {
     match &record[name] {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
-        other => other.to_string(),
+        other @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => other.to_string(),
     }
 }
 
@@ -127,7 +127,7 @@ async fn list(client: &Client, all: bool, format: crate::cli::Format) -> Result<
             let why = one["runtime_status"]["error"].as_str().map(str::to_owned);
             table.row(vec![
                 text(one, "uuid").into(),
-                Cell::status(&text(one, "state")),
+                Cell::status(text(one, "state")),
                 text(one, "priority").into(),
                 text(one, "container_image").into(),
                 text(one, "exit_code").into(),
@@ -147,7 +147,7 @@ async fn show(client: &Client, uuid: &str, format: crate::cli::Format) -> Result
     output::one(format, &document, uuid, |_| {
         let mut facts = Facts::new();
         facts.add("Container", uuid);
-        facts.status("State", &text(&record, "state"));
+        facts.status("State", text(&record, "state"));
         for (name, attribute) in [
             ("Priority", "priority"),
             ("Attempt", "attempt"),
