@@ -1,7 +1,8 @@
 //! The program of a container as a process of this machine: its directory, its group, its output and its end.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -21,9 +22,6 @@ use crate::cgroup::{
     task::{Groups, Limits, TaskGroup},
 };
 
-/// Enters the groups, then becomes the program.
-const ENTER: &str = "for group in $WINDLASS_GROUPS; do echo $$ > \"$group/cgroup.procs\" 2>/dev/null; done; \
-                     unset WINDLASS_GROUPS; exec \"$@\"";
 /// Pieces of output that wait to be taken. A program that writes faster waits.
 const PIECES_MAX: usize = 64;
 const PIECE: usize = 64 * 1024;
@@ -117,15 +115,15 @@ impl Work {
     }
 
     pub(super) fn start(&self) -> io::Result<Running> {
-        let groups: Vec<String> =
-            self.group.directories().iter().map(|path| path.display().to_string()).collect();
-        let mut command = Command::new("/bin/sh");
+        // Opened here: what is written there between fork and exec is one call.
+        let door = |group: &PathBuf| File::options().write(true).open(group.join("cgroup.procs")).ok();
+        let doors: Vec<File> = self.group.directories().iter().filter_map(door).collect();
+        let mut words = self.command.iter();
+        let mut command = Command::new(words.next().ok_or(io::ErrorKind::InvalidInput)?);
         command
-            .args(["-c", ENTER, "sh"])
-            .args(&self.command)
+            .args(words)
             .env_clear()
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .env("WINDLASS_GROUPS", groups.join(" "))
             .current_dir(&self.cwd)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -133,9 +131,14 @@ impl Work {
             .process_group(0);
         // An executor that is killed takes the program along: nobody would hear of its end.
         #[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]
-        // SAFETY: one system call, which allocates nothing and takes no lock.
+        // SAFETY: a few system calls, which allocate nothing and take no lock.
         unsafe {
-            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+            command.pre_exec(move || {
+                for door in &doors {
+                    let _ = rustix::io::write(door, b"0");
+                }
+                Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+            });
         }
         let mut child = command.spawn()?;
         let (pieces, output) = mpsc::channel(PIECES_MAX);

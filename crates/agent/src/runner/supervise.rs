@@ -95,10 +95,8 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
 
 /// A job that failed may have said that it was not yet in its program.
 fn finer(cause: Cause, exit: ExitStatus, phase: Option<&Path>) -> Cause {
-    match cause {
-        Cause::Exited if !exit.success() && phase.is_some_and(phase::is_setup) => Cause::SetupFailed,
-        other => other,
-    }
+    let is_setup = || !exit.success() && phase.is_some_and(phase::is_setup);
+    if matches!(cause, Cause::Exited) && is_setup() { Cause::SetupFailed } else { cause }
 }
 
 fn oom_kills() -> u64 {

@@ -101,7 +101,8 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
         rows::line(db, Limits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
     assert_eq!(everybody.len(), 4);
     let (one, two) = tokio::join!(rows::grant(db, &everybody, limits), rows::grant(db, &everybody, limits));
-    (one.unwrap(), two.unwrap());
+    one.unwrap();
+    two.unwrap();
     let granted = "SELECT m.number FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
                    WHERE t.granted ORDER BY m.number";
     let found: Vec<i64> =

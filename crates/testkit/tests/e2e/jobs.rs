@@ -137,7 +137,7 @@ async fn m7_a_pipeline_goes_on_only_after_success() {
     assert_eq!((&seen["status"], statuses(&seen)), (&json!("SUCCEEDED"), vec!["SUCCEEDED"; 2]), "{seen:#}");
     assert!(log(&mut stage, &seen, 1).await.contains(&format!("_{good}-1\n")), "{seen:#}");
     let ended = |task: usize| seen["tasks"][task]["end_at"].as_str().unwrap().to_owned();
-    assert!(seen["tasks"][1]["submitted_at"].as_str().unwrap().to_owned() >= ended(0), "{seen:#}");
+    assert!(seen["tasks"][1]["submitted_at"].as_str().unwrap() >= ended(0).as_str(), "{seen:#}");
     let seen = ends(&mut stage, bad).await;
     assert_eq!(
         (&seen["status"], statuses(&seen)),

@@ -244,10 +244,10 @@ fn read(
 fn text(path: &Path) -> Result<String, Problem> {
     let failed = |error: std::io::Error| {
         let problem = Problem::caused(&format!("read `{}`", path.display()), &error);
-        match error.kind() {
-            std::io::ErrorKind::NotFound => problem.hint("a command is given in quotes, as one argument"),
-            _ => problem,
+        if error.kind() == std::io::ErrorKind::NotFound {
+            return problem.hint("a command is given in quotes, as one argument");
         }
+        problem
     };
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(failed)?;

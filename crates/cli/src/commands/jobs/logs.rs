@@ -142,8 +142,7 @@ impl Follower<'_> {
         let count = u32::try_from(job.tasks.len()).unwrap_or_default();
         for number in (0..count).filter(|number| self.task.is_none_or(|task| task == *number)) {
             let mut shown = 0;
-            loop {
-                let Some(task) = job.tasks.iter().find(|task| task.task_id == number) else { break };
+            while let Some(task) = job.tasks.iter().find(|task| task.task_id == number) {
                 let over = is_final(&task.status);
                 let runs = task.runs.clone();
                 let several = count > 1 && self.task.is_none();
