@@ -48,6 +48,10 @@ const REMOVAL_POLL: Duration = Duration::from_millis(50);
 /// Between two questions to an engine that is away.
 const BACKOFF: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// What a shell says of SIGKILL.
+const KILLED: i64 = 137;
+const OOM_TOLD_WITHIN: Duration = Duration::from_millis(300);
+const OOM_POLL: Duration = Duration::from_millis(30);
 /// By then an engine that was told to stop has gone, unless others of its containers ignore that they were asked.
 const GOING_DOWN: Duration = Duration::from_secs(6);
 /// How long a runner may take to say where its SSH server listens.
@@ -179,6 +183,7 @@ impl Docker {
                 Ok(seen) => {
                     let state = seen.state.unwrap_or_default();
                     if !is_live(&state) {
+                        let state = self.with_oom(handle, state).await;
                         return self.exit(handle, &state, away).await;
                     }
                     // It outlived the engine's absence, so that one is no explanation for a later end.
@@ -207,6 +212,20 @@ impl Docker {
                 pause = BACKOFF;
             }
         }
+    }
+
+    /// The engine hears of the end and of the lack of memory that caused it from two sources, in any order. What was
+    /// killed is looked at for a moment longer.
+    async fn with_oom(&self, handle: &Handle, mut state: ContainerState) -> ContainerState {
+        let deadline = Instant::now() + OOM_TOLD_WITHIN;
+        while state.exit_code == Some(KILLED) && state.oom_killed != Some(true) && Instant::now() < deadline {
+            sleep(OOM_POLL).await;
+            match inspect(&self.engine, &handle.id).await {
+                Ok(seen) => state = seen.state.unwrap_or(state),
+                Err(_) => break,
+            }
+        }
+        state
     }
 
     /// `not-running`, never `next-exit`: the latter hangs for ever when the end came first.
