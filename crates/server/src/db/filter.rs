@@ -40,16 +40,17 @@ impl Filter {
         format!("${}", self.params.len())
     }
 
-    /// The rows after one in the order `(time, id)`: times descend (or ascend), ids always ascend.
+    /// The rows after one in the order of the page.
     pub(super) fn after(&mut self, time: &str, id: &str, seen: &Page) {
         let Some(at) = seen.time else { return };
         let (at, before) = (self.bind(at.0), if seen.ascending { '>' } else { '<' });
+        let next = if seen.ids_ascend() { '>' } else { '<' };
         // The first half is what an index can seek to; the second only cuts the ties.
         match seen.id {
             Some(seen) => {
                 let seen = self.bind(seen);
                 self.conditions
-                    .push(format!("{time} {before}= {at} AND ({time} {before} {at} OR {id} > {seen})"));
+                    .push(format!("{time} {before}= {at} AND ({time} {before} {at} OR {id} {next} {seen})"));
             }
             None => self.conditions.push(format!("{time} {before} {at}")),
         }
@@ -71,12 +72,28 @@ pub struct Page {
     pub id: Option<Uuid>,
     pub limit: i64,
     pub ascending: bool,
+    pub ties: Ties,
+}
+
+/// How rows of the same time are ordered, by their ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ties {
+    /// Whatever the direction of time, as clients know it.
+    #[default]
+    Ascend,
+    /// As the times are: one direction is the other one backwards.
+    FollowTime,
 }
 
 impl Page {
+    fn ids_ascend(&self) -> bool {
+        self.ascending || self.ties == Ties::Ascend
+    }
+
     pub(super) fn order(&self, time: &str, id: &str) -> String {
-        let direction = if self.ascending { "ASC" } else { "DESC" };
-        format!(" ORDER BY {time} {direction}, {id} ASC LIMIT {}", self.limit.max(0))
+        let word = |ascends: bool| if ascends { "ASC" } else { "DESC" };
+        let (times, ids) = (word(self.ascending), word(self.ids_ascend()));
+        format!(" ORDER BY {time} {times}, {id} {ids} LIMIT {}", self.limit.max(0))
     }
 }
 

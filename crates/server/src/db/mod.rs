@@ -62,7 +62,7 @@ use uuid::Uuid;
 use self::ids::Ids;
 pub use self::{
     error::DbError,
-    filter::Page,
+    filter::{Page, Ties},
     migrate::{Dialect, MigrateError},
     unit::{Change, Expect, Guard, Unit, Values, Written},
     value::{Row, Val},

@@ -7,7 +7,7 @@ use crate::{
     app::App,
     auth::Caller,
     db::{
-        Page,
+        Page, Ties,
         events::{self, Asked, Shown, Within},
     },
     error::{Error, Result},
@@ -60,6 +60,8 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
                 id: asked.prev_id,
                 limit: asked.limit,
                 ascending: asked.ascending,
+                // Events of one unit share their time; their ids say which came first.
+                ties: Ties::FollowTime,
             },
         },
     )

@@ -56,6 +56,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         id: asked.prev_id,
         limit: asked.limit,
         ascending: asked.ascending,
+        ..Page::default()
     };
     let query = Query { projects, only_active: asked.only_active, page };
     shown(app, fleets::list(app.db(), &query).await?).await

@@ -45,6 +45,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
             id: asked.prev_id,
             limit: asked.limit,
             ascending: asked.ascending,
+            ..Page::default()
         },
     };
     let rows = instances::list(app.db(), &query).await?;

@@ -35,6 +35,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         id: asked.prev_id,
         limit: asked.limit.clamp(0, LIST_MAX),
         ascending: asked.ascending,
+        ..Page::default()
     };
     let asked_rows = Asked {
         seen,

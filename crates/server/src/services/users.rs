@@ -60,6 +60,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         id: asked.prev_id,
         limit: asked.limit.clamp(0, LIST_MAX),
         ascending: asked.ascending,
+        ..Page::default()
     };
     let (users, count) = if caller.user.admin {
         users::list(app.db(), asked.name_pattern.as_deref(), &page).await?

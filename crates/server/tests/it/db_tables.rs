@@ -9,8 +9,8 @@ use windlass_model::{
 };
 use windlass_server::{
     db::{
-        Db, Page, Unit, Written, backends, events, fleets, gateways, instances, jobs, projects, repos, runs,
-        sealed, secrets, tokens, users, volumes,
+        Db, Page, Ties, Unit, Written, backends, events, fleets, gateways, instances, jobs, projects, repos,
+        runs, sealed, secrets, tokens, users, volumes,
     },
     params,
 };
@@ -26,6 +26,7 @@ on_both! {
     projects_list_their_members
     a_project_with_something_alive_is_not_deleted
     events_are_found_by_what_they_are_about
+    events_of_one_unit_are_told_in_the_order_of_their_writing
     a4_a_secret_is_replaced_over_the_version_that_was_read
     repos_keep_creds_and_code
     archives_are_stored_once_per_user
@@ -190,6 +191,29 @@ async fn events_are_found_by_what_they_are_about(db: &Db) {
     let next = events::list(db, &events::Asked { page: after, ..events::Asked::default() }).await.unwrap();
     assert_eq!(next.len(), 1);
     assert_ne!(next[0].id, first.id);
+}
+
+/// Those of one unit have one time. Backwards they are the same, page by page.
+async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
+    let place = events::Place { project: None, user: None, lock_token: None, targets: &[] };
+    let mut unit = Unit::new();
+    for number in 0..5 {
+        let because =
+            Because { actor: Actor::Server, reason: "told".to_owned(), message: format!("of one: {number}") };
+        let event = Event::note(Entity::Fleet, db.new_id().unwrap(), because);
+        unit = unit.and(events::append(db, &event, &place).unwrap());
+    }
+    write(db, unit).await;
+    let mut all = Vec::new();
+    let mut page = Page { limit: 2, ties: Ties::FollowTime, ..page() };
+    loop {
+        let found = events::list(db, &events::Asked { page, ..events::Asked::default() }).await.unwrap();
+        let Some(last) = found.last() else { break };
+        (page.time, page.id) = (Some(last.recorded_at), Some(last.id));
+        all.extend(found);
+    }
+    let told: Vec<&str> = all.iter().rev().map(|event| event.message.as_str()).collect();
+    assert_eq!(told, ["of one: 0", "of one: 1", "of one: 2", "of one: 3", "of one: 4"]);
 }
 
 async fn a4_a_secret_is_replaced_over_the_version_that_was_read(db: &Db) {

@@ -59,6 +59,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
             id: asked.prev_run_id,
             limit: asked.limit,
             ascending: asked.ascending,
+            ..Page::default()
         },
     };
     let rows = runs::list(app.db(), &query).await?;
