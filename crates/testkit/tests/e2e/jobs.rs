@@ -179,9 +179,11 @@ async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
     stage = stage.with_env("WINDLASS_SERVER_JOBS_ALIVE_MAX", "1");
     stage.start().await;
     let text = "name: long\nrun: |\n  echo up\n  sleep 600\n";
-    let first = launch(&mut stage, text, json!({"num_jobs": 3})).await;
+    let first = launch(&mut stage, text, json!({})).await;
     runs(&mut stage, first).await;
-    let waits = job(&mut stage, first + 1).await;
+    let second = launch(&mut stage, text, json!({"num_jobs": 2})).await;
+    assert_eq!(second, first + 1);
+    let waits = until(&mut stage, first + 1, "it waits", |job| job["schedule_state"] == "WAITING").await;
     assert_eq!(
         (&waits["status"], &waits["schedule_state"]),
         (&json!("PENDING"), &json!("WAITING")),
