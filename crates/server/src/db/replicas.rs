@@ -8,7 +8,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Change, Db, DbError, Unit, Written, record::statements};
+use super::{Change, Db, DbError, Unit, Written, record::statements, runs};
 use crate::params;
 
 /// Services and replicas that one look brings.
@@ -33,7 +33,6 @@ statements! {
     /// Over what was read, and only while it runs.
     SET_READY = "UPDATE jobs SET probes = $3, replica_registered = $4 WHERE id = $1 AND coalesce(probes, '') = $2 \
                  AND status = 'running' AND NOT finished AND end_asked IS NULL";
-    POKE_RUN = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
     SEEN = "INSERT INTO proxies (id, seen_at) VALUES ($1, now_us()) ON CONFLICT (id) DO UPDATE SET seen_at = now_us()";
     LOST = "DELETE FROM proxies WHERE seen_at < now_us() - $1";
     LOST_SEATS = "DELETE FROM proxy_seats WHERE proxy_id NOT IN (SELECT p.id FROM proxies p)";
@@ -147,7 +146,7 @@ pub async fn set_ready(
     let mut unit =
         Unit::new().expect_one(SET_READY.as_str(), params![replica.id, before, probes, registered]);
     if registered != replica.registered {
-        unit = unit.exec(POKE_RUN.as_str(), params![replica.run]);
+        unit = unit.and([runs::poke(replica.run)]);
     }
     match db.write(unit.and(told)).await? {
         Written::Done { .. } => Ok(true),
@@ -194,7 +193,7 @@ pub async fn count(db: &Db, proxy: &str, came: &[(RunId, u64)], woken: &[RunId])
         unit = unit.exec(COUNT.as_str(), params![*run, proxy, requests]);
     }
     for run in woken {
-        unit = unit.exec(POKE_RUN.as_str(), params![*run]);
+        unit = unit.and([runs::poke(*run)]);
     }
     db.write(unit).await.map(drop)
 }

@@ -102,6 +102,7 @@ statements! {
     ASK_STOP = "UPDATE runs SET stop_asked_at = coalesce(stop_asked_at, now_us()), \
                 stop_by_user_id = coalesce(stop_by_user_id, $3), abort_asked = (abort_asked OR $2), \
                 due_at = NULL WHERE id = $1 AND NOT finished";
+    POKE = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
     /// Hides a finished run, so that its name is free again.
     DELETE = "UPDATE runs SET deleted = TRUE WHERE id = $1 AND finished AND NOT deleted";
     /// Over the spec that was read, and not past a wish to stop. No pipeline writes these columns.
@@ -204,6 +205,16 @@ fn list_sql(query: &Query) -> (String, Vec<Val>) {
 /// Stores the wish to stop and makes the run due; the run's pipeline does it. Stale when it is finished.
 pub fn ask_stop(id: RunId, abort: bool, by: UserId) -> Change {
     exec(&ASK_STOP, params![id, abort, by])
+}
+
+/// The same for whoever does not mind that it is finished.
+pub(super) fn ask_stop_if_active(id: RunId, abort: bool, by: UserId) -> Change {
+    Change::Exec { sql: ASK_STOP.as_str().into(), params: params![id, abort, by], expect: Expect::Any }
+}
+
+/// Has the run's pipeline look at it at once, unless it is finished.
+pub(super) fn poke(id: RunId) -> Change {
+    Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
 /// Replaces the spec of an active run. Stale when it is another one by now, or on its way out.

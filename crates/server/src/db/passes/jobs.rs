@@ -38,7 +38,6 @@ statements! {
     /// Nodes wait for each other: one that came further makes the others look.
     POKE_SIBLINGS = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND NOT finished AND status IN ('provisioning', 'pulling')";
-    POKE_RUN = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
     /// Room was made: as many as may fit into it look again at once, the rest when their time comes.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
@@ -135,7 +134,7 @@ pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Writt
         // What the run makes of it is decided by the run's pipeline; it only has to look. To a run a job that
         // pulls its image is one that is provisioned.
         if last.to != Some(job::Status::Pulling.as_str()) {
-            unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
+            unit = unit.and([crate::db::runs::poke(job.run_id)]);
         }
         if moved.pokes_siblings {
             let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
@@ -189,7 +188,7 @@ pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written
         unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id, job.blocks + POKED_MORE]);
         unit = unit.and([super::managed_jobs::poke_backoff(job.project_id)]);
     }
-    unit = unit.exec(POKE_RUN.as_str(), params![job.run_id]);
+    unit = unit.and([crate::db::runs::poke(job.run_id)]);
     unit = unit.and(told(db, held, job.project_id, end.event, &job.job_name)?);
     db.write(unit).await
 }

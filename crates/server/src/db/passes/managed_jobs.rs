@@ -33,9 +33,6 @@ statements! {
     WRITE_TASK = "UPDATE managed_job_tasks SET status = $3, schedule = $4, record = $5, wants_slot = $6 \
                   WHERE job_id = $1 AND task = $2";
     TAKE_GRANT = "UPDATE managed_job_tasks SET granted = FALSE WHERE job_id = $1 AND task = $2 AND granted";
-    ASK_STOP = "UPDATE runs SET stop_asked_at = coalesce(stop_asked_at, now_us()), \
-                stop_by_user_id = coalesce(stop_by_user_id, $3), abort_asked = (abort_asked OR $2), \
-                due_at = NULL WHERE id = $1 AND NOT finished";
     /// A job that is alive counts once, and so does one that is about to be.
     IN_USE = "SELECT (SELECT count(*) FROM managed_job_tasks t WHERE t.schedule = 'LAUNCHING' OR t.granted), \
               (SELECT count(*) FROM managed_jobs m WHERE m.claimed AND NOT m.finished) \
@@ -179,7 +176,7 @@ pub async fn apply(db: &Db, lease: &Lease, job: &ManagedJob, outcome: Outcome) -
         );
     }
     for stop in outcome.stops {
-        unit = unit.exec(ASK_STOP.as_str(), params![stop.run, stop.abort, stop.by]);
+        unit = unit.and([crate::db::runs::ask_stop_if_active(stop.run, stop.abort, stop.by)]);
     }
     for run in outcome.runs {
         unit = unit.and(run.changes);

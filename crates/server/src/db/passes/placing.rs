@@ -50,7 +50,6 @@ statements! {
     PLACES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
              Instance::columns("i");
     CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = NULL WHERE id = $1 AND NOT finished";
-    POKE_RUN = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
 }
 
 /// The claimed jobs that are still ours, with their runs.
@@ -169,7 +168,7 @@ pub async fn seat(db: &Db, into: &Into, seated: Vec<Seated<'_>>) -> Result<Writt
     unit = if into.chooses {
         unit.exec(CHOOSE_FLEET.as_str(), params![run, fleet])
     } else {
-        unit.exec(POKE_RUN.as_str(), params![run])
+        unit.and([crate::db::runs::poke(run)])
     };
     db.write(unit.and(told_last)).await
 }
