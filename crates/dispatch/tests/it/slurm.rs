@@ -111,9 +111,16 @@ async fn waiting_jobs_start_in_the_order_of_their_priority_and_a_change_of_it_co
 
 #[tokio::test]
 async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmless() {
-    let kit = Kit::start(&[SIZE], "trap 'echo asked > asked; exit 0' TERM; while :; do sleep 0.05; done");
+    let kit = Kit::start(
+        &[SIZE],
+        "trap 'echo asked > asked; exit 0' TERM; echo yes > listens; while :; do sleep 0.05; done",
+    );
     let running = kit.slurm.submit(&order("runs", 500, 4)).await.unwrap();
-    kit.until("it runs", |lower| find(lower, "runs").is_some_and(|job| job.life == Life::Running)).await;
+    // Slurm calls a job running before its program is: one that is asked too early dies without a word.
+    kit.until("it runs and listens", |lower| {
+        find(lower, "runs").is_some_and(|job| job.life == Life::Running) && !kit.written("listens").is_empty()
+    })
+    .await;
     let waiting = kit.slurm.submit(&order("waits", 500, 4)).await.unwrap();
     // A job that was started a moment ago may not hear the first time, so a dispatcher asks until it is gone.
     let since = Instant::now();
