@@ -3,10 +3,10 @@
 //! Configurations, run and job specs are stored as text and returned byte for byte: clients compare
 //! them field by field, where an absent key and a null differ.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, marker::PhantomData, sync::Arc};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, value::RawValue};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,6 +30,37 @@ impl Document {
     /// Reads the document; a document is valid JSON by construction, so only depth can fail.
     pub fn value(&self) -> Result<Value, serde_json::Error> {
         serde_json::from_str(self.0.get())
+    }
+}
+
+/// What a `T` looks like on the wire, made once and shown often.
+#[derive(Debug)]
+pub struct Rendered<T> {
+    text: Arc<RawValue>,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: Serialize> Rendered<T> {
+    pub fn new(value: &T) -> Result<Self, serde_json::Error> {
+        Ok(Self { text: Arc::from(serde_json::value::to_raw_value(value)?), of: PhantomData })
+    }
+}
+
+impl<T> Rendered<T> {
+    pub fn text(&self) -> &str {
+        self.text.get()
+    }
+}
+
+impl<T> Clone for Rendered<T> {
+    fn clone(&self) -> Self {
+        Self { text: Arc::clone(&self.text), of: PhantomData }
+    }
+}
+
+impl<T> Serialize for Rendered<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.text.serialize(serializer)
     }
 }
 

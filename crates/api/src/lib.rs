@@ -36,5 +36,5 @@ pub mod unix;
 pub mod users;
 pub mod volumes;
 
-pub use document::Document;
+pub use document::{Document, Rendered};
 pub use operation::{Access, Body, Entry, Method, Operation};

@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use tokio::sync::watch;
+use windlass_api::runs as wire;
 use windlass_backend::Backends;
 use windlass_engine::Hints;
 use windlass_gateway::Routes;
@@ -21,6 +22,7 @@ use crate::{
     metrics::Metrics,
     pace::Buckets,
     secrets::Keyring,
+    services::runs::Shelf,
 };
 
 #[derive(Clone)]
@@ -40,6 +42,7 @@ struct Inner {
     /// Said once, to those whose answers have no end of their own.
     closing: watch::Sender<bool>,
     market: Market,
+    finished_runs: Shelf<wire::Run>,
     /// The services that are reached through this server.
     routes: Arc<Routes>,
     /// Grows with every change of the container queue in this process.
@@ -82,6 +85,7 @@ impl App {
             backends,
             tails,
             closing: watch::Sender::new(false),
+            finished_runs: Shelf::default(),
             routes: Arc::new(Routes::default()),
             queue: watch::Sender::new(0),
             agents: OnceLock::new(),
@@ -113,6 +117,11 @@ impl App {
     /// How fast callers go.
     pub fn paces(&self) -> &Buckets {
         &self.0.paces
+    }
+
+    /// What lists show of them.
+    pub(crate) fn finished_runs(&self) -> &Shelf<wire::Run> {
+        &self.0.finished_runs
     }
 
     /// What jobs wrote.

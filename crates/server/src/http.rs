@@ -18,7 +18,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::{Instant, timeout};
 use windlass_api::{
-    Access, Body as Kind, Method, Operation,
+    Access, Body as Kind, Method, Operation, Rendered,
     error::{BadRequest, Body as Detail, Refusal, Violation},
 };
 
@@ -52,6 +52,12 @@ pub(crate) struct Peer(pub(crate) IpAddr);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Encrypted;
 
+/// What may be answered where a `T` is due: one, or what was made of it before.
+pub trait Shows<T>: Serialize {}
+
+impl<T: Serialize> Shows<T> for T {}
+impl<T> Shows<Vec<T>> for Vec<Rendered<T>> {}
+
 /// Handlers by operation.
 #[derive(Default)]
 pub struct Routes {
@@ -73,7 +79,7 @@ impl Routes {
         R: Future<Output = Result<O::Response>> + Send,
     {
         const { assert!(matches!(O::ACCESS, Access::Open)) }
-        self.mount::<O, _, _>(move |app, arrived| {
+        self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
                 let request = arrived.read::<O>(&app).await?;
@@ -84,14 +90,15 @@ impl Routes {
 
     /// A handler for callers with a token.
     #[must_use]
-    pub fn token<O, F, R>(self, handler: F) -> Self
+    pub fn token<O, F, R, A>(self, handler: F) -> Self
     where
         O: Operation,
         F: Fn(App, Caller, O::Request) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<O::Response>> + Send,
+        R: Future<Output = Result<A>> + Send,
+        A: Shows<O::Response>,
     {
         const { assert!(!O::ACCESS.in_project() && !matches!(O::ACCESS, Access::Open)) }
-        self.mount::<O, _, _>(move |app, arrived| {
+        self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
                 let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
@@ -111,7 +118,7 @@ impl Routes {
         R: Future<Output = Result<O::Response>> + Send,
     {
         const { assert!(O::ACCESS.in_project()) }
-        self.mount::<O, _, _>(move |app, arrived| {
+        self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
                 let key = arrived.idempotency_key()?;
@@ -133,7 +140,7 @@ impl Routes {
         R: Future<Output = Result<O::Response>> + Send,
     {
         const { assert!(!O::ACCESS.in_project() && !matches!(O::ACCESS, Access::Open)) }
-        self.mount::<O, _, _>(move |app, arrived| {
+        self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
                 let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
@@ -153,7 +160,7 @@ impl Routes {
         R: Future<Output = Result<O::Response>> + Send,
     {
         const { assert!(O::ACCESS.in_project()) }
-        self.mount::<O, _, _>(move |app, arrived| {
+        self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
                 let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
@@ -223,15 +230,16 @@ impl Routes {
         })
     }
 
-    fn mount<O, F, R>(self, handle: F) -> Self
+    fn mount<O, F, R, A>(self, handle: F) -> Self
     where
         O: Operation,
         F: Fn(App, Arrived) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<O::Response>> + Send,
+        R: Future<Output = Result<A>> + Send,
+        A: Shows<O::Response>,
     {
         self.mount_raw::<O, _, _>(move |app, arrived| {
             let answer = handle(app, arrived);
-            async move { answer.await.map(|answer| success::<O>(&answer)) }
+            async move { answer.await.map(|answer| success::<O, A>(&answer)) }
         })
     }
 
@@ -491,7 +499,7 @@ fn request_id(app: &App, request: &Request) -> String {
         .map_or_else(|| app.next_request_id(), str::to_owned)
 }
 
-fn success<O: Operation>(answer: &O::Response) -> Response {
+fn success<O: Operation, A: Shows<O::Response>>(answer: &A) -> Response {
     if O::BODY == Kind::Text {
         let text = serde_json::to_value(answer).ok().and_then(|text| text.as_str().map(str::to_owned));
         return with_body(StatusCode::OK, "text/plain; charset=utf-8", text.unwrap_or_default().into());

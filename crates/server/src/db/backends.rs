@@ -32,7 +32,7 @@ statements! {
 }
 
 pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Backend>, DbError> {
-    db.query(LIST.as_str(), params![project]).await?.iter().map(Backend::read).collect()
+    db.query(LIST.as_str(), params![project]).await?.into_iter().map(Backend::read).collect()
 }
 
 /// Project and kind, for lists of projects.

@@ -90,7 +90,7 @@ pub async fn lines(
         By::Fleet => &BY_FLEET,
     };
     let params = params![project, period.since, period.until, limit];
-    db.query(sql.as_str(), params).await?.iter().map(Line::read).collect()
+    db.query(sql.as_str(), params).await?.into_iter().map(Line::read).collect()
 }
 
 /// How many, for how long, for how much: of all of them.

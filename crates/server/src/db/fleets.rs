@@ -73,11 +73,11 @@ pub fn insert(fleet: NewFleet) -> Change {
 }
 
 pub async fn find(db: &Db, id: FleetId) -> Result<Option<Fleet>, DbError> {
-    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Fleet::read).transpose()
+    db.query_opt(FIND.as_str(), params![id]).await?.map(Fleet::read).transpose()
 }
 
 pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Fleet>, DbError> {
-    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.as_ref().map(Fleet::read).transpose()
+    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Fleet::read).transpose()
 }
 
 /// Whether the server itself ever made a fleet of this name, or somebody has one now.
@@ -117,7 +117,7 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Fleet>, DbError> {
     let (found, params) = filter.done();
     let order = query.page.order("f.created_at", "f.id");
     let sql = format!("SELECT {} FROM fleets f{found}{order}", Fleet::columns("f"));
-    db.query(sql, params).await?.iter().map(Fleet::read).collect()
+    db.query(sql, params).await?.into_iter().map(Fleet::read).collect()
 }
 
 /// Stores the wish to delete; the fleet's pipeline does it. Stale while a job runs there.

@@ -73,15 +73,15 @@ pub fn insert(gateway: NewGateway) -> Change {
 }
 
 pub async fn find(db: &Db, id: GatewayId) -> Result<Option<Gateway>, DbError> {
-    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Gateway::read).transpose()
+    db.query_opt(FIND.as_str(), params![id]).await?.map(Gateway::read).transpose()
 }
 
 pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Gateway>, DbError> {
-    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.as_ref().map(Gateway::read).transpose()
+    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Gateway::read).transpose()
 }
 
 pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Gateway>, DbError> {
-    db.query(LIST.as_str(), params![project]).await?.iter().map(Gateway::read).collect()
+    db.query(LIST.as_str(), params![project]).await?.into_iter().map(Gateway::read).collect()
 }
 
 pub fn set_wildcard_domain(id: GatewayId, domain: Option<&str>) -> Change {

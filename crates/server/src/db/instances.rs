@@ -138,12 +138,12 @@ pub fn hide_over(fleet: FleetId) -> Change {
 }
 
 pub async fn find(db: &Db, id: InstanceId) -> Result<Option<Instance>, DbError> {
-    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Instance::read).transpose()
+    db.query_opt(FIND.as_str(), params![id]).await?.map(Instance::read).transpose()
 }
 
 /// By fleet, then by number.
 pub async fn of_fleets(db: &Db, fleets: &[FleetId]) -> Result<Vec<Instance>, DbError> {
-    db.query(OF_FLEETS.as_str(), vec![Val::list(fleets)]).await?.iter().map(Instance::read).collect()
+    db.query(OF_FLEETS.as_str(), vec![Val::list(fleets)]).await?.into_iter().map(Instance::read).collect()
 }
 
 /// The sealed SSH keys and the sealed agent credential.
@@ -182,5 +182,5 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Instance>, DbError> {
     let (found, params) = filter.done();
     let order = query.page.order("i.created_at", "i.id");
     let sql = format!("SELECT {} FROM instances i{found}{order}", Instance::columns("i"));
-    db.query(sql, params).await?.iter().map(Instance::read).collect()
+    db.query(sql, params).await?.into_iter().map(Instance::read).collect()
 }

@@ -70,7 +70,7 @@ statements! {
 
 /// Jobs that run and have no sample as young as `younger`.
 pub async fn due(db: &Db, younger: Span, limit: usize) -> Result<Vec<Due>, DbError> {
-    db.query(DUE.as_str(), params![younger.0, limit]).await?.iter().map(Due::read).collect()
+    db.query(DUE.as_str(), params![younger.0, limit]).await?.into_iter().map(Due::read).collect()
 }
 
 /// Keeps a sample taken now, and none of the job that is older than `keep`.
@@ -102,10 +102,10 @@ pub async fn recent(
 ) -> Result<Vec<Sample>, DbError> {
     let (after, before) = (after.unwrap_or(Timestamp(i64::MIN)), before.unwrap_or(Timestamp(i64::MAX)));
     let params: Vec<Val> = params![job, after, before, limit];
-    db.query(RECENT.as_str(), params).await?.iter().map(Sample::read).collect()
+    db.query(RECENT.as_str(), params).await?.into_iter().map(Sample::read).collect()
 }
 
 /// The last samples of jobs that run, if no older than `younger`.
 pub async fn active(db: &Db, younger: Span, limit: usize) -> Result<Vec<Active>, DbError> {
-    db.query(ACTIVE.as_str(), params![younger.0, limit]).await?.iter().map(Active::read).collect()
+    db.query(ACTIVE.as_str(), params![younger.0, limit]).await?.into_iter().map(Active::read).collect()
 }

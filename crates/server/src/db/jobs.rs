@@ -151,7 +151,7 @@ pub fn set_priority(run: RunId, priority: i64) -> Change {
 }
 
 pub async fn find(db: &Db, id: SubmissionId) -> Result<Option<Job>, DbError> {
-    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Job::read).transpose()
+    db.query_opt(FIND.as_str(), params![id]).await?.map(Job::read).transpose()
 }
 
 /// The newest `limit` submissions of each job of these runs (`None`: all), ordered by run, replica,
@@ -159,12 +159,16 @@ pub async fn find(db: &Db, id: SubmissionId) -> Result<Option<Job>, DbError> {
 pub async fn of_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result<Vec<Job>, DbError> {
     // Half the range is more submissions than will ever be, and cannot overflow the subtraction.
     let limit = limit.unwrap_or(i64::MAX / 2);
-    db.query(OF_RUNS.as_str(), vec![Val::list(runs), limit.into()]).await?.iter().map(Job::read).collect()
+    db.query(OF_RUNS.as_str(), vec![Val::list(runs), limit.into()])
+        .await?
+        .into_iter()
+        .map(Job::read)
+        .collect()
 }
 
 /// What runs there, or is about to.
 pub async fn of_instance(db: &Db, instance: InstanceId) -> Result<Vec<Job>, DbError> {
-    db.query(OF_INSTANCE.as_str(), params![instance]).await?.iter().map(Job::read).collect()
+    db.query(OF_INSTANCE.as_str(), params![instance]).await?.into_iter().map(Job::read).collect()
 }
 
 record! {
@@ -179,7 +183,7 @@ record! {
 
 /// Those of these that are over.
 pub async fn ended(db: &Db, ids: &[SubmissionId]) -> Result<Vec<Ended>, DbError> {
-    db.query(ENDED.as_str(), params![Val::list(ids)]).await?.iter().map(Ended::read).collect()
+    db.query(ENDED.as_str(), params![Val::list(ids)]).await?.into_iter().map(Ended::read).collect()
 }
 
 /// How many are in front of each job of a run that waits for a machine.

@@ -119,9 +119,9 @@ pub fn insert_task(task: Task) -> Change {
 }
 
 impl Named {
-    fn read(row: &super::Row) -> Result<Self, DbError> {
+    fn read(mut row: super::Row) -> Result<Self, DbError> {
         Ok(Self {
-            job: ManagedJob::read(row)?,
+            job: ManagedJob::read_from(&mut row, 0)?,
             project_name: row.text(ManagedJob::WIDTH)?,
             user_name: row.text(ManagedJob::WIDTH + 1)?,
         })
@@ -129,7 +129,7 @@ impl Named {
 }
 
 pub async fn find(db: &Db, project: ProjectId, number: i64) -> Result<Option<Named>, DbError> {
-    db.query_opt(FIND.as_str(), params![project, number]).await?.as_ref().map(Named::read).transpose()
+    db.query_opt(FIND.as_str(), params![project, number]).await?.map(Named::read).transpose()
 }
 
 /// The first job that an earlier request with this key made.
@@ -139,7 +139,7 @@ pub async fn find_by_key(
     user: UserId,
     key: &str,
 ) -> Result<Option<Named>, DbError> {
-    db.query_opt(BY_KEY.as_str(), params![project, user, key]).await?.as_ref().map(Named::read).transpose()
+    db.query_opt(BY_KEY.as_str(), params![project, user, key]).await?.map(Named::read).transpose()
 }
 
 /// The ids and numbers of the copies of one call, from the number of the first.
@@ -150,7 +150,7 @@ pub async fn copies(db: &Db, first: i64, count: i64) -> Result<Vec<(ManagedJobId
 
 /// In the order of their jobs' ids and their own numbers.
 pub async fn tasks(db: &Db, jobs: &[ManagedJobId]) -> Result<Vec<Task>, DbError> {
-    db.query(TASKS.as_str(), vec![Val::list(jobs)]).await?.iter().map(Task::read).collect()
+    db.query(TASKS.as_str(), vec![Val::list(jobs)]).await?.into_iter().map(Task::read).collect()
 }
 
 /// The plan and the sealed values, where there are any; never part of `ManagedJob`, so that no list or log carries
@@ -214,7 +214,7 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Named>, DbError> {
     let sql = format!(
         "SELECT {columns}, {NAMES} FROM managed_jobs m {JOINS}{found} ORDER BY m.number DESC LIMIT {limit}"
     );
-    db.query(sql, params).await?.iter().map(Named::read).collect()
+    db.query(sql, params).await?.into_iter().map(Named::read).collect()
 }
 
 /// Stores the wish to cancel on all of these, in one statement; the answer is the rows it found, by number.

@@ -39,16 +39,16 @@ statements! {
 
 /// A token that is good now.
 pub async fn by_uuid(db: &Db, uuid: &str) -> Result<Option<Token>, DbError> {
-    db.query_opt(BY_UUID.as_str(), params![uuid]).await?.as_ref().map(Token::read).transpose()
+    db.query_opt(BY_UUID.as_str(), params![uuid]).await?.map(Token::read).transpose()
 }
 
 pub async fn by_hash(db: &Db, hash: &str) -> Result<Option<Token>, DbError> {
-    db.query_opt(BY_HASH.as_str(), params![hash]).await?.as_ref().map(Token::read).transpose()
+    db.query_opt(BY_HASH.as_str(), params![hash]).await?.map(Token::read).transpose()
 }
 
 /// Those that a user keeps; tokens of containers come and go by themselves.
 pub async fn of_user(db: &Db, user: UserId) -> Result<Vec<Token>, DbError> {
-    db.query(OF_USER.as_str(), params![user]).await?.iter().map(Token::read).collect()
+    db.query(OF_USER.as_str(), params![user]).await?.into_iter().map(Token::read).collect()
 }
 
 pub fn create(token: Token) -> Change {

@@ -17,20 +17,20 @@ use super::{
     value::{Row, Val},
 };
 
-/// A type that a column can be read into.
+/// A type that a column can be read into. Text is moved out of the row: documents are long, and lists of them too.
 pub(super) trait Column: Sized {
-    fn read(row: &Row, at: usize) -> Result<Self, DbError>;
+    fn read(row: &mut Row, at: usize) -> Result<Self, DbError>;
 }
 
 macro_rules! columns {
     ($($kind:ty: $read:ident, $opt:ident;)*) => {$(
         impl Column for $kind {
-            fn read(row: &Row, at: usize) -> Result<Self, DbError> {
+            fn read(row: &mut Row, at: usize) -> Result<Self, DbError> {
                 row.$read(at)
             }
         }
         impl Column for Option<$kind> {
-            fn read(row: &Row, at: usize) -> Result<Self, DbError> {
+            fn read(row: &mut Row, at: usize) -> Result<Self, DbError> {
                 row.$opt(at)
             }
         }
@@ -38,7 +38,7 @@ macro_rules! columns {
 }
 
 columns! {
-    String: text, opt_text;
+    String: take_text, take_opt_text;
     i64: int, opt_int;
     bool: bool, opt_bool;
     f64: real, opt_real;
@@ -78,7 +78,7 @@ impl From<Timestamp> for Val {
 macro_rules! words {
     ($($kind:ty),* $(,)?) => {$(
         impl Column for $kind {
-            fn read(row: &Row, at: usize) -> Result<Self, DbError> {
+            fn read(row: &mut Row, at: usize) -> Result<Self, DbError> {
                 row.str(at)?.parse().map_err(|_| DbError::Shape { column: at, want: stringify!($kind), have: "another word" })
             }
         }
@@ -124,12 +124,12 @@ macro_rules! record {
                 [$(stringify!($field)),*].map(|field| format!("{alias}.{field}")).join(", ")
             }
 
-            pub fn read(row: &$crate::db::Row) -> Result<Self, $crate::db::DbError> {
-                Self::read_from(row, 0)
+            pub fn read(mut row: $crate::db::Row) -> Result<Self, $crate::db::DbError> {
+                Self::read_from(&mut row, 0)
             }
 
-            /// Of a row that holds several records: this one begins at the column.
-            pub fn read_from(row: &$crate::db::Row, first: usize) -> Result<Self, $crate::db::DbError> {
+            /// Of a row that holds several records: this one begins at the column. Its texts are taken out of the row.
+            pub fn read_from(row: &mut $crate::db::Row, first: usize) -> Result<Self, $crate::db::DbError> {
                 let mut at = first..;
                 let mut next = || at.next().unwrap_or_default();
                 Ok(Self { $($field: <$kind as $crate::db::record::Column>::read(row, next())?),* })

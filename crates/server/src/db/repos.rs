@@ -47,11 +47,11 @@ statements! {
 }
 
 pub async fn find(db: &Db, project: ProjectId, name: &str) -> Result<Option<Repo>, DbError> {
-    db.query_opt(FIND.as_str(), params![project, name]).await?.as_ref().map(Repo::read).transpose()
+    db.query_opt(FIND.as_str(), params![project, name]).await?.map(Repo::read).transpose()
 }
 
 pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Repo>, DbError> {
-    db.query(LIST.as_str(), params![project]).await?.iter().map(Repo::read).collect()
+    db.query(LIST.as_str(), params![project]).await?.into_iter().map(Repo::read).collect()
 }
 
 /// Adds the repo or replaces what is known of it. Its row in `Written::Done` is the repo's id.

@@ -96,6 +96,8 @@ statements! {
     FIND = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.id = $1", Run::columns("r");
     FIND_BY_NAME = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.project_id = $1 AND r.name = $2 \
                     AND NOT r.deleted", Run::columns("r");
+    FIND_ALL = "SELECT {}, {NAMES} FROM runs r {JOINS} \
+                WHERE r.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))", Run::columns("r");
     FIND_BY_KEY = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.project_id = $1 AND r.user_id = $2 \
                    AND r.idempotency_key = $3", Run::columns("r");
     /// Not guarded by the lock: it is a request that the pipeline reads, in columns no pipeline writes.
@@ -112,9 +114,9 @@ statements! {
 }
 
 impl Named {
-    fn read(row: &super::Row) -> Result<Self, DbError> {
+    fn read(mut row: super::Row) -> Result<Self, DbError> {
         Ok(Self {
-            run: Run::read(row)?,
+            run: Run::read_from(&mut row, 0)?,
             project_name: row.text(Run::WIDTH)?,
             user_name: row.text(Run::WIDTH + 1)?,
             fleet_name: row.opt_text(Run::WIDTH + 2)?,
@@ -141,11 +143,11 @@ pub fn insert(run: NewRun) -> Change {
 
 /// By id deleted runs are found too.
 pub async fn find(db: &Db, id: RunId) -> Result<Option<Named>, DbError> {
-    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Named::read).transpose()
+    db.query_opt(FIND.as_str(), params![id]).await?.map(Named::read).transpose()
 }
 
 pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Named>, DbError> {
-    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.as_ref().map(Named::read).transpose()
+    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Named::read).transpose()
 }
 
 /// The run that an earlier request with this key made; `idempotency_hash` tells whether it asked the same.
@@ -156,7 +158,7 @@ pub async fn find_by_key(
     key: &str,
 ) -> Result<Option<Named>, DbError> {
     let rows = db.query_opt(FIND_BY_KEY.as_str(), params![project, user, key]).await?;
-    rows.as_ref().map(Named::read).transpose()
+    rows.map(Named::read).transpose()
 }
 
 /// Which runs: newest first unless the page says otherwise, ties by id.
@@ -170,36 +172,46 @@ pub struct Query {
     pub page: Page,
 }
 
-pub async fn list(db: &Db, query: &Query) -> Result<Vec<Named>, DbError> {
-    let (sql, params) = list_sql(query);
-    db.query(sql, params).await?.iter().map(Named::read).collect()
+record! {
+    /// A line of a list, before the run itself is read.
+    pub struct Line {
+        pub id: RunId,
+        pub submitted_at: Timestamp,
+        pub finished: bool,
+    }
 }
 
-/// The page is cut from the index first; only its rows are joined with names.
+pub async fn list(db: &Db, query: &Query) -> Result<Vec<Line>, DbError> {
+    let (sql, params) = list_sql(query);
+    db.query(sql, params).await?.into_iter().map(Line::read).collect()
+}
+
+/// Those of these that there are, in no order.
+pub async fn find_all(db: &Db, ids: &[RunId]) -> Result<Vec<Named>, DbError> {
+    db.query(FIND_ALL.as_str(), params![Val::list(ids)]).await?.into_iter().map(Named::read).collect()
+}
+
 fn list_sql(query: &Query) -> (String, Vec<Val>) {
     let mut filter = Filter::new();
-    filter.when("NOT x.deleted");
+    filter.when("NOT r.deleted");
     match query.projects.as_deref() {
         None => {}
-        Some([one]) => filter.is("x.project_id = ?", *one),
-        Some(many) => filter.is_in("x.project_id", many),
+        Some([one]) => filter.is("r.project_id = ?", *one),
+        Some(many) => filter.is_in("r.project_id", many),
     }
     if query.only_active {
-        filter.when("NOT x.finished");
+        filter.when("NOT r.finished");
     }
     if let Some(user) = query.user {
-        filter.is("x.user_id = ?", user);
+        filter.is("r.user_id = ?", user);
     }
     if let Some(repo) = &query.repo_id {
-        filter.is("x.repo_id = ?", repo);
+        filter.is("r.repo_id = ?", repo);
     }
-    filter.after("x.submitted_at", "x.id", &query.page);
+    filter.after("r.submitted_at", "r.id", &query.page);
     let (found, params) = filter.done();
-    let cut = query.page.order("x.submitted_at", "x.id");
-    let again = query.page.order("r.submitted_at", "r.id");
-    let columns = Run::columns("r");
-    let page = format!("SELECT * FROM runs x{found}{cut}");
-    (format!("SELECT {columns}, {NAMES} FROM ({page}) r {JOINS}{again}"), params)
+    let page = query.page.order("r.submitted_at", "r.id");
+    (format!("SELECT {} FROM runs r{found}{page}", Line::columns("r")), params)
 }
 
 /// Stores the wish to stop and makes the run due; the run's pipeline does it. Stale when it is finished.
@@ -243,7 +255,7 @@ pub async fn with_old_logs(
     limit: usize,
 ) -> Result<Vec<Logged>, DbError> {
     let rows = db.query(OLD_LOGS.as_str(), params![keep.0, keep_deleted.0, limit]).await?;
-    rows.iter().map(Logged::read).collect()
+    rows.into_iter().map(Logged::read).collect()
 }
 
 /// The logs of this run are gone.

@@ -35,11 +35,11 @@ statements! {
 }
 
 pub async fn find(db: &Db, project: ProjectId, name: &str) -> Result<Option<Secret>, DbError> {
-    db.query_opt(FIND.as_str(), params![project, name]).await?.as_ref().map(Secret::read).transpose()
+    db.query_opt(FIND.as_str(), params![project, name]).await?.map(Secret::read).transpose()
 }
 
 pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Secret>, DbError> {
-    db.query(LIST.as_str(), params![project]).await?.iter().map(Secret::read).collect()
+    db.query(LIST.as_str(), params![project]).await?.into_iter().map(Secret::read).collect()
 }
 
 /// The first version. Conflicts on `secrets_name_key` when there is one of that name.

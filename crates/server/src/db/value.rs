@@ -212,6 +212,19 @@ impl Row {
         self.str(column).map(str::to_owned)
     }
 
+    /// The text itself and not a copy; the column is empty afterwards.
+    pub(super) fn take_opt_text(&mut self, column: usize) -> Result<Option<String>, DbError> {
+        if let Some(Val::Text(text)) = self.0.get_mut(column) {
+            return Ok(Some(std::mem::take(text)));
+        }
+        self.opt_text(column)
+    }
+
+    pub(super) fn take_text(&mut self, column: usize) -> Result<String, DbError> {
+        let text = self.take_opt_text(column)?;
+        Self::must(column, "text", text)
+    }
+
     pub fn opt_int(&self, column: usize) -> Result<Option<i64>, DbError> {
         self.opt(
             column,

@@ -94,11 +94,11 @@ pub fn insert(volume: NewVolume) -> Change {
 }
 
 pub async fn find(db: &Db, id: VolumeId) -> Result<Option<Volume>, DbError> {
-    db.query_opt(FIND.as_str(), params![id]).await?.as_ref().map(Volume::read).transpose()
+    db.query_opt(FIND.as_str(), params![id]).await?.map(Volume::read).transpose()
 }
 
 pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Volume>, DbError> {
-    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.as_ref().map(Volume::read).transpose()
+    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Volume::read).transpose()
 }
 
 /// Which volumes: newest first unless the page says otherwise, ties by id.
@@ -122,20 +122,28 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Volume>, DbError> {
     let (found, params) = filter.done();
     let order = query.page.order("v.created_at", "v.id");
     let sql = format!("SELECT {} FROM volumes v{found}{order}", Volume::columns("v"));
-    db.query(sql, params).await?.iter().map(Volume::read).collect()
+    db.query(sql, params).await?.into_iter().map(Volume::read).collect()
 }
 
 pub async fn attachments(db: &Db, volumes: &[VolumeId]) -> Result<Vec<Attachment>, DbError> {
-    db.query(ATTACHMENTS.as_str(), vec![Val::list(volumes)]).await?.iter().map(Attachment::read).collect()
+    db.query(ATTACHMENTS.as_str(), vec![Val::list(volumes)])
+        .await?
+        .into_iter()
+        .map(Attachment::read)
+        .collect()
 }
 
 /// Those of a project's volumes that have one of these names.
 pub async fn named(db: &Db, project: ProjectId, names: &[&str]) -> Result<Vec<Volume>, DbError> {
-    db.query(NAMED.as_str(), vec![project.into(), Val::list(names)]).await?.iter().map(Volume::read).collect()
+    db.query(NAMED.as_str(), vec![project.into(), Val::list(names)])
+        .await?
+        .into_iter()
+        .map(Volume::read)
+        .collect()
 }
 
 pub async fn by_ids(db: &Db, ids: &[VolumeId]) -> Result<Vec<Volume>, DbError> {
-    db.query(BY_IDS.as_str(), vec![Val::list(ids)]).await?.iter().map(Volume::read).collect()
+    db.query(BY_IDS.as_str(), vec![Val::list(ids)]).await?.into_iter().map(Volume::read).collect()
 }
 
 /// Stores the wish to delete; the volume's pipeline does it. Stale while it is attached.

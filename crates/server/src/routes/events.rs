@@ -8,7 +8,7 @@ use windlass_api::{
 use crate::{app::App, auth::Caller, error::Result, http::Routes, services::events};
 
 pub(super) fn mount(routes: Routes) -> Routes {
-    routes.token::<ListEvents, _, _>(list)
+    routes.token::<ListEvents, _, _, _>(list)
 }
 
 async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Event>> {

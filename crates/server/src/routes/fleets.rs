@@ -12,7 +12,7 @@ use crate::{
 
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
-        .token::<ListFleets, _, _>(list)
+        .token::<ListFleets, _, _, _>(list)
         .project::<ListProjectFleets, _, _>(list_project)
         .project::<ReadFleet, _, _>(read)
         .project::<PlanFleet, _, _>(plan)

@@ -12,7 +12,7 @@ use crate::{
 
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
-        .token::<ListInstances, _, _>(list)
+        .token::<ListInstances, _, _, _>(list)
         .project::<ReadInstance, _, _>(read)
         .project::<ListHealthChecks, _, _>(health_checks)
 }

@@ -12,10 +12,10 @@ use crate::{
 
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
-        .token::<ListProjects, _, _>(list)
-        .token::<ListProjectsWithoutFleets, _, _>(list_without_fleets)
-        .token::<CreateProject, _, _>(create)
-        .token::<DeleteProjects, _, _>(delete)
+        .token::<ListProjects, _, _, _>(list)
+        .token::<ListProjectsWithoutFleets, _, _, _>(list_without_fleets)
+        .token::<CreateProject, _, _, _>(create)
+        .token::<DeleteProjects, _, _, _>(delete)
         .project::<ReadProject, _, _>(read)
         .project::<SetMembers, _, _>(set_members)
         .project::<AddMembers, _, _>(add_members)

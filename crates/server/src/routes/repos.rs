@@ -22,7 +22,7 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<InitRepo, _, _>(init)
         .project::<DeleteRepos, _, _>(delete)
         .project_upload::<UploadCode, _, _>(upload_code)
-        .token::<ReadArchive, _, _>(find_archive)
+        .token::<ReadArchive, _, _, _>(find_archive)
         .token_upload::<UploadArchive, _, _>(upload_archive)
 }
 

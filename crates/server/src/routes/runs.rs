@@ -1,6 +1,6 @@
 //! Runs.
 
-use windlass_api::{operations::*, runs::*};
+use windlass_api::{Rendered, operations::*, runs::*};
 
 use crate::{
     agents::Port,
@@ -13,7 +13,7 @@ use crate::{
 
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
-        .token::<ListRuns, _, _>(list)
+        .token::<ListRuns, _, _, _>(list)
         .project::<ReadRun, _, _>(read)
         .project::<PlanRun, _, _>(plan)
         .project::<ApplyRun, _, _>(apply)
@@ -22,7 +22,7 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<DeleteRuns, _, _>(delete)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Run>> {
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Rendered<Run>>> {
     runs::list(&app, &caller, asked).await
 }
 

@@ -17,9 +17,9 @@ const API_VERSION: &str = "0.22.5";
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
         .open::<CheckHealth, _, _>(health)
-        .token::<ReadMetrics, _, _>(metrics)
+        .token::<ReadMetrics, _, _, _>(metrics)
         .open::<ReadServerInfo, _, _>(info)
-        .token::<ListPipelines, _, _>(pipelines)
+        .token::<ListPipelines, _, _, _>(pipelines)
         .open::<ListAuthProviders, _, _>(providers)
         .open::<ReadNextRedirect, _, _>(next_redirect)
         .open::<ListBackendTypes, _, _>(backend_types)

@@ -6,17 +6,17 @@ use crate::{app::App, auth::Caller, error::Result, http::Routes, services::users
 
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
-        .token::<ListUsers, _, _>(list)
-        .token::<ReadMyUser, _, _>(mine)
-        .token::<ReadUser, _, _>(read)
-        .token::<CreateUser, _, _>(create)
-        .token::<UpdateUser, _, _>(update)
-        .token::<RefreshToken, _, _>(refresh_token)
-        .token::<RefreshSshKey, _, _>(refresh_ssh_key)
-        .token::<DeleteUsers, _, _>(delete)
-        .token::<ListPublicKeys, _, _>(public_keys)
-        .token::<AddPublicKey, _, _>(add_public_key)
-        .token::<DeletePublicKeys, _, _>(delete_public_keys)
+        .token::<ListUsers, _, _, _>(list)
+        .token::<ReadMyUser, _, _, _>(mine)
+        .token::<ReadUser, _, _, _>(read)
+        .token::<CreateUser, _, _, _>(create)
+        .token::<UpdateUser, _, _, _>(update)
+        .token::<RefreshToken, _, _, _>(refresh_token)
+        .token::<RefreshSshKey, _, _, _>(refresh_ssh_key)
+        .token::<DeleteUsers, _, _, _>(delete)
+        .token::<ListPublicKeys, _, _, _>(public_keys)
+        .token::<AddPublicKey, _, _, _>(add_public_key)
+        .token::<DeletePublicKeys, _, _, _>(delete_public_keys)
 }
 
 async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Listing> {

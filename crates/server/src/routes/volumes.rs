@@ -12,7 +12,7 @@ use crate::{
 
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
-        .token::<ListVolumes, _, _>(list)
+        .token::<ListVolumes, _, _, _>(list)
         .project::<ListProjectVolumes, _, _>(list_project)
         .project::<ReadVolume, _, _>(read)
         .project::<CreateVolume, _, _>(create)

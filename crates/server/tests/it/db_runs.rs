@@ -135,8 +135,8 @@ async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
         loop {
             let found = runs::list(db, &query).await.unwrap();
             let Some(last) = found.last() else { break };
-            (query.page.time, query.page.id) = (Some(last.run.submitted_at), Some(last.run.id.0));
-            seen.extend(found.iter().map(|named| (named.run.submitted_at, named.run.id)));
+            (query.page.time, query.page.id) = (Some(last.submitted_at), Some(last.id.0));
+            seen.extend(found.iter().map(|line| (line.submitted_at, line.id)));
             if !ascending {
                 put(db, &made, &format!("late-{}", seen.len())).await;
             }
@@ -158,7 +158,7 @@ async fn runs_are_filtered_by_project_user_and_activity(db: &Db) {
     let list = async |query: runs::Query| {
         let query = runs::Query { page: page(100), ..query };
         let found = runs::list(db, &query).await.unwrap();
-        found.into_iter().map(|named| named.run.id).collect::<BTreeSet<_>>()
+        found.into_iter().map(|line| line.id).collect::<BTreeSet<_>>()
     };
     let all = runs::Query::default;
     assert_eq!(list(all()).await, BTreeSet::from([a, b, c]));

@@ -39,9 +39,9 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
     let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
         return Ok(None);
     };
-    let fleet = Fleet::read(&row)?;
+    let fleet = Fleet::read(row)?;
     let members = db.query(MEMBERS.as_str(), params![fleet.id]).await?;
-    let members = members.iter().map(Instance::read).collect::<Result<_, _>>()?;
+    let members = members.into_iter().map(Instance::read).collect::<Result<_, _>>()?;
     let last_word = match db.query_opt(LAST_WORD.as_str(), params![fleet.id]).await? {
         Some(row) => row.opt_text(0)?,
         None => None,

@@ -35,11 +35,7 @@ statements! {
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Instance>, DbError> {
-    db.query_opt(LOAD.as_str(), params![lease.id, lease.token])
-        .await?
-        .as_ref()
-        .map(Instance::read)
-        .transpose()
+    db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await?.map(Instance::read).transpose()
 }
 
 /// A task on the host, and the highest epoch its submission can have been seen with.

@@ -82,13 +82,13 @@ pub struct Loaded {
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
-    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
+    let Some(mut row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
         return Ok(None);
     };
-    let job = Job::read(&row)?;
-    let run = Run::read_from(&row, Job::WIDTH)?;
+    let job = Job::read_from(&mut row, 0)?;
+    let run = Run::read_from(&mut row, Job::WIDTH)?;
     let at = Job::WIDTH + Run::WIDTH;
-    let instance = job.instance_id.map(|_| Instance::read_from(&row, at)).transpose()?;
+    let instance = job.instance_id.map(|_| Instance::read_from(&mut row, at)).transpose()?;
     let at = at + Instance::WIDTH;
     let siblings = if row.bool(at + 4)? { siblings(db, &job).await? } else { Vec::new() };
     Ok(Some(Loaded {

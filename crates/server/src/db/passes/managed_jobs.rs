@@ -73,10 +73,10 @@ pub struct Loaded {
 }
 
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
-    let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
+    let Some(mut row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
         return Ok(None);
     };
-    let job = ManagedJob::read(&row)?;
+    let job = ManagedJob::read_from(&mut row, 0)?;
     let tasks = managed_jobs::tasks(db, &[job.id]).await?;
     let at = ManagedJob::WIDTH;
     Ok(Some(Loaded {
@@ -101,7 +101,7 @@ pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Ve
         return Ok(Vec::new());
     }
     let rows = db.query(ATTEMPTS.as_str(), vec![job.into(), Val::list(names)]).await?;
-    let runs: Vec<Run> = rows.iter().map(Run::read).collect::<Result<_, _>>()?;
+    let runs: Vec<Run> = rows.into_iter().map(Run::read).collect::<Result<_, _>>()?;
     let ids: Vec<RunId> = runs.iter().map(|run| run.id).collect();
     let mut jobs = if ids.is_empty() { Vec::new() } else { jobs::of_runs(db, &ids, Some(1)).await? };
     jobs.sort_by_key(|job| (job.run_id, job.job_num));
@@ -111,7 +111,7 @@ pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Ve
     } else {
         db.query(MACHINES.as_str(), vec![Val::list(places)]).await?
     };
-    let machines: Vec<Instance> = machines.iter().map(Instance::read).collect::<Result<_, _>>()?;
+    let machines: Vec<Instance> = machines.into_iter().map(Instance::read).collect::<Result<_, _>>()?;
     let machine = |job: &Job| machines.iter().find(|one| Some(one.id) == job.instance_id).cloned();
     let each = runs.into_iter().map(|run| {
         let own = jobs.iter().filter(|job| job.run_id == run.id);

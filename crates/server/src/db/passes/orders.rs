@@ -50,7 +50,7 @@ async fn with_instances(db: &Db, sql: &'static str, params: Vec<Val>) -> Result<
         ids.extend(row.opt_id::<InstanceId>(3)?);
     }
     let found = db.query(INSTANCES.as_str(), vec![Val::list(&ids)]).await?;
-    let found = found.iter().map(Instance::read).collect::<Result<Vec<_>, _>>()?;
+    let found = found.into_iter().map(Instance::read).collect::<Result<Vec<_>, _>>()?;
     let node = |row: &crate::db::Row| {
         let id: Option<InstanceId> = row.opt_id(3)?;
         Ok(Node {

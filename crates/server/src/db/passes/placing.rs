@@ -56,15 +56,15 @@ statements! {
 pub async fn leased(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<RunId, Run>), DbError> {
     let rows = db.query(LEASED.as_str(), vec![Val::list(leases.iter().map(|l| l.id))]).await?;
     let mut jobs = Vec::with_capacity(rows.len());
-    for row in &rows {
-        let job = Job::read(row)?;
+    for mut row in rows {
+        let job = Job::read_from(&mut row, 0)?;
         let token: Option<Uuid> = row.opt_uuid(Job::WIDTH)?;
         if leases.iter().any(|l| l.id == job.id.0 && Some(l.token) == token) {
             jobs.push(job);
         }
     }
     let runs = db.query(RUNS.as_str(), vec![Val::list(jobs.iter().map(|j| j.run_id))]).await?;
-    let runs = runs.iter().map(|row| Run::read(row).map(|run| (run.id, run)));
+    let runs = runs.into_iter().map(|row| Run::read(row).map(|run| (run.id, run)));
     Ok((jobs, runs.collect::<Result<_, _>>()?))
 }
 
@@ -75,7 +75,7 @@ pub async fn places(db: &Db, jobs: &[Job]) -> Result<BTreeMap<InstanceId, Instan
         return Ok(BTreeMap::new());
     }
     let rows = db.query(PLACES.as_str(), vec![Val::list(ids)]).await?;
-    rows.iter().map(|row| Instance::read(row).map(|instance| (instance.id, instance))).collect()
+    rows.into_iter().map(|row| Instance::read(row).map(|instance| (instance.id, instance))).collect()
 }
 
 /// A job's hold on an instance.
@@ -102,8 +102,8 @@ pub async fn stock(db: &Db, project: ProjectId) -> Result<Stock, DbError> {
         Ok(Hold { instance: row.id(0)?, job: row.uuid(1)?, blocks: row.int(2)?, until: row.opt_int(3)? })
     });
     Ok(Stock {
-        fleets: fleets.iter().map(Fleet::read).collect::<Result<_, _>>()?,
-        instances: instances.iter().map(Instance::read).collect::<Result<_, _>>()?,
+        fleets: fleets.into_iter().map(Fleet::read).collect::<Result<_, _>>()?,
+        instances: instances.into_iter().map(Instance::read).collect::<Result<_, _>>()?,
         holds: holds.collect::<Result<_, DbError>>()?,
     })
 }

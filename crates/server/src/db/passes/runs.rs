@@ -33,7 +33,7 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<(Run, Vec<Job>)>, DbE
     let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
         return Ok(None);
     };
-    let run = Run::read(&row)?;
+    let run = Run::read(row)?;
     let jobs = jobs::of_runs(db, &[run.id], None).await?;
     Ok(Some((run, jobs)))
 }

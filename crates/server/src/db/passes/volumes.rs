@@ -74,7 +74,7 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
         return Ok(None);
     };
     let attached = db.query_opt(ATTACHED.as_str(), params![lease.id]).await?.is_some();
-    Ok(Some(Loaded { volume: Volume::read(&row)?, attached }))
+    Ok(Some(Loaded { volume: Volume::read(row)?, attached }))
 }
 
 /// What one pass writes.
@@ -98,7 +98,7 @@ pub async fn apply(db: &Db, held: Held, volume: &Volume, moved: Moved) -> Result
 }
 
 pub async fn holds(db: &Db, job: SubmissionId) -> Result<Vec<Hold>, DbError> {
-    db.query(HOLDS.as_str(), params![job]).await?.iter().map(Hold::read).collect()
+    db.query(HOLDS.as_str(), params![job]).await?.into_iter().map(Hold::read).collect()
 }
 
 /// One mount point to fill.
@@ -171,7 +171,7 @@ pub async fn force(
 
 /// The attachments that this job uses, or waits to see ended.
 pub async fn standing(db: &Db, job: SubmissionId) -> Result<Vec<Attachment>, DbError> {
-    db.query(STANDING.as_str(), params![job]).await?.iter().map(Attachment::read).collect()
+    db.query(STANDING.as_str(), params![job]).await?.into_iter().map(Attachment::read).collect()
 }
 
 /// The backend says that it is detached.

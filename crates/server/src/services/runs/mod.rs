@@ -6,22 +6,28 @@
 mod apply;
 mod connect;
 mod plan;
+mod shelf;
 mod show;
 mod spec;
 pub(crate) mod submit;
 
+use std::collections::HashMap;
+
 use futures_util::future::try_join_all;
-use windlass_api::{operation::Access, runs as wire};
+use windlass_api::{Rendered, operation::Access, runs as wire};
 use windlass_model::{event::Entity, id::RunId};
 
-pub(crate) use self::spec::{Spec, refused};
 pub use self::{apply::apply, connect::connect, plan::plan};
+pub(crate) use self::{
+    shelf::Shelf,
+    spec::{Spec, refused},
+};
 use crate::{
     app::App,
     auth::{self, Caller, Scope},
     db::{
         Page, Unit, jobs, projects,
-        runs::{self, Named, Query},
+        runs::{self, Line, Named, Query},
         users,
     },
     error::{Error, Result},
@@ -32,7 +38,7 @@ const LIST_MAX: i64 = 100;
 const SUBMISSIONS_MAX: i64 = 10;
 const NAMES_MAX: usize = 1000;
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Run>> {
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<Rendered<wire::Run>>> {
     if !(0..=LIST_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 0 to 100"));
     }
@@ -62,17 +68,39 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
             ..Page::default()
         },
     };
-    let rows = runs::list(app.db(), &query).await?;
+    let lines = runs::list(app.db(), &query).await?;
     let jobs =
         if asked.include_jobs { show::Jobs::Newest(asked.job_submissions_limit) } else { show::Jobs::None };
-    let mut runs = shown(app, rows, jobs).await?;
-    let all = runs.iter_mut().flat_map(|run| {
-        let of_jobs = run.jobs.iter_mut().flat_map(|job| &mut job.job_submissions);
-        of_jobs.chain(&mut run.latest_job_submission)
-    });
-    // Long, and nobody reads it in a list.
-    all.for_each(|submission| submission.why = None);
-    Ok(runs)
+    rendered(app, &lines, jobs).await
+}
+
+/// What finished and was shown before is shown as it was; the others are read.
+async fn rendered(app: &App, lines: &[Line], jobs: show::Jobs) -> Result<Vec<Rendered<wire::Run>>> {
+    let mut found: HashMap<RunId, _> = HashMap::with_capacity(lines.len());
+    for line in lines.iter().filter(|line| line.finished) {
+        found.extend(app.finished_runs().find(line.id, jobs).map(|shown| (line.id, shown)));
+    }
+    let missing: Vec<RunId> = lines.iter().map(|line| line.id).filter(|id| !found.contains_key(id)).collect();
+    if !missing.is_empty() {
+        let rows = runs::find_all(app.db(), &missing).await?;
+        // Not by the line: a run may have finished after it was listed, and before its jobs are read.
+        let finished: Vec<bool> = rows.iter().map(|row| row.run.finished).collect();
+        for (mut run, finished) in shown(app, rows, jobs).await?.into_iter().zip(finished) {
+            without_whys(&mut run);
+            let (id, shown) = (RunId(run.id), Rendered::new(&run)?);
+            if finished {
+                app.finished_runs().keep(id, jobs, shown.clone());
+            }
+            found.insert(id, shown);
+        }
+    }
+    Ok(lines.iter().filter_map(|line| found.remove(&line.id)).collect())
+}
+
+/// Long, and nobody reads them in a list.
+fn without_whys(run: &mut wire::Run) {
+    let of_jobs = run.jobs.iter_mut().flat_map(|job| &mut job.job_submissions);
+    of_jobs.chain(&mut run.latest_job_submission).for_each(|submission| submission.why = None);
 }
 
 /// The projects a list covers: one that the caller may see, or all of theirs. `None` when that is

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Which jobs an answer holds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Jobs {
     None,
     /// The newest so many submissions of each; `None` is all.

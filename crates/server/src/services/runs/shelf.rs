@@ -1,0 +1,101 @@
+//! Finished runs as lists show them. They never change again, and most of any list is finished: each is written out
+//! once, and afterwards only copied.
+
+use std::{collections::HashMap, mem};
+
+use parking_lot::Mutex;
+use windlass_api::Rendered;
+use windlass_model::id::RunId;
+
+use super::show::Jobs;
+
+/// Of each of the two generations.
+const BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// Which run, shown with which of its jobs.
+type Key = (RunId, Jobs);
+
+/// What was asked for lately. It has two generations: what is found in the old one moves to the young one, and when
+/// that is full it becomes the old one.
+#[derive(Debug)]
+pub(crate) struct Shelf<T>(Mutex<Generations<T>>);
+
+#[derive(Debug)]
+struct Generations<T> {
+    young: HashMap<Key, Rendered<T>>,
+    young_bytes: usize,
+    old: HashMap<Key, Rendered<T>>,
+}
+
+impl<T> Default for Shelf<T> {
+    fn default() -> Self {
+        Self(Mutex::new(Generations { young: HashMap::new(), young_bytes: 0, old: HashMap::new() }))
+    }
+}
+
+impl<T> Shelf<T> {
+    pub(super) fn find(&self, run: RunId, jobs: Jobs) -> Option<Rendered<T>> {
+        let mut all = self.0.lock();
+        if let Some(found) = all.young.get(&(run, jobs)) {
+            return Some(found.clone());
+        }
+        let found = all.old.remove(&(run, jobs))?;
+        all.put((run, jobs), found.clone());
+        Some(found)
+    }
+
+    pub(super) fn keep(&self, run: RunId, jobs: Jobs, shown: Rendered<T>) {
+        self.0.lock().put((run, jobs), shown);
+    }
+}
+
+impl<T> Generations<T> {
+    fn put(&mut self, key: Key, shown: Rendered<T>) {
+        if self.young_bytes > BYTES_MAX {
+            self.old = mem::take(&mut self.young);
+            self.young_bytes = 0;
+        }
+        self.young_bytes += shown.text().len();
+        self.young.insert(key, shown);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    const ALL: Jobs = Jobs::Newest(None);
+
+    fn text_of(shown: &Rendered<String>) -> &str {
+        shown.text()
+    }
+
+    #[test]
+    fn a_run_is_found_as_it_was_shown_with_those_jobs_and_no_others() {
+        let shelf = Shelf::<String>::default();
+        let run = RunId(Uuid::from_u128(1));
+        shelf.keep(run, ALL, Rendered::new(&"all".to_owned()).unwrap());
+        shelf.keep(run, Jobs::None, Rendered::new(&"none".to_owned()).unwrap());
+        assert_eq!(shelf.find(run, ALL).as_ref().map(text_of), Some("\"all\""));
+        assert_eq!(shelf.find(run, Jobs::None).as_ref().map(text_of), Some("\"none\""));
+        assert!(shelf.find(run, Jobs::Newest(Some(1))).is_none());
+        assert!(shelf.find(RunId(Uuid::from_u128(2)), ALL).is_none());
+    }
+
+    #[test]
+    fn what_nobody_asks_for_goes_and_what_is_asked_for_stays() {
+        let shelf = Shelf::<String>::default();
+        let id = |n: u32| RunId(Uuid::from_u128(n.into()));
+        let long = "x".repeat(BYTES_MAX / 8);
+        for n in 0..64 {
+            shelf.keep(id(n), ALL, Rendered::new(&long).unwrap());
+            assert!(shelf.find(id(0), ALL).is_some(), "asked for all the time, gone after {n}");
+        }
+        assert!(shelf.find(id(1), ALL).is_none(), "nobody asked");
+        let all = shelf.0.lock();
+        let held: usize = all.young.values().chain(all.old.values()).map(|one| one.text().len()).sum();
+        assert!(held < 3 * BYTES_MAX, "{held} bytes are held");
+    }
+}
