@@ -7,21 +7,12 @@ use anyhow::{Result, ensure};
 use crate::{
     args::Args,
     engine::{self, Engine},
-    out,
     postgres::Postgres,
     process,
     workspace::Workspace,
 };
 
 pub(crate) const BINARY: &str = "windlass-faults";
-/// Not in continuous integration, and why.
-const APART: [(&str, &str); 5] = [
-    ("F3", "takes minutes"),
-    ("F4", "takes minutes"),
-    ("F18", "takes minutes"),
-    ("F25", "takes minutes"),
-    ("F19", "in one play of four ends a run early that was placed while the database's clock was set"),
-];
 /// The same ways each time: whoever changes something must not fail for a way that nobody tried before.
 const SEED: &str = "7";
 /// Of each bound, in continuous integration: its two cores do everything at once, and a bound is not a race.
@@ -39,14 +30,9 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     play(workspace, &args.rest())
 }
 
-/// Each row once, but for those that take minutes by their nature; with what the tests were built as.
+/// Each row once, but for those that say why not; with what the tests were built as.
 pub(crate) fn each_once(workspace: &Workspace) -> Result<()> {
-    for (row, why) in APART {
-        out::talk(&format!("left to `cargo xtask faults`: {row}, which {why}"));
-    }
-    let skip = APART.iter().flat_map(|(row, _)| ["--skip", row]);
-    let args = skip.chain(["--slack", SLACK, "--seed", SEED]).map(str::to_owned);
-    play(workspace, &args.collect::<Vec<_>>())
+    play(workspace, &["--daily", "--slack", SLACK, "--seed", SEED].map(str::to_owned))
 }
 
 fn play(workspace: &Workspace, args: &[String]) -> Result<()> {

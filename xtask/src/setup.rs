@@ -72,14 +72,6 @@ const NEEDS: &[Need] = &[
         },
         packages: &["slurmctld", "slurmd", "slurm-client", "munge"],
     },
-    Need {
-        what: "libfaketime, for clocks that jump",
-        here: || {
-            let below = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
-            below.into_iter().any(|entry| entry.path().join("faketime/libfaketime.so.1").exists())
-        },
-        packages: &["libfaketime"],
-    },
     Need { what: "openssl", here: || process::answers("openssl", &["version"]), packages: &["openssl"] },
     Need {
         what: "nginx, beside which the proxy is put to the same requests",

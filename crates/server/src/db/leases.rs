@@ -91,7 +91,10 @@ impl LeaseStore for Db {
             (_, true) => &texts.claim,
         };
         let asked_at = Instant::now();
-        let params = params![limit, micros(ttl), queue.pipeline];
+        let mut params = params![limit, micros(ttl), queue.pipeline];
+        if look.expired {
+            params.push(look.told.map_or(i64::MAX, |told| told.now).into());
+        }
         let answers = self.lease("claim", vec![(claim.as_str().into(), params)]).await?;
         let mut leases = read_claim(&answers, asked_at).map_err(failed)?;
         if let (Store::Postgres(pool), Some(first)) = (&*self.store, leases.first()) {
@@ -266,7 +269,8 @@ impl Texts {
 }
 
 /// Two branches, one for each partial index: rows that nobody holds, and locks that have run out. The second is
-/// left out where a look saw none: each branch is a table of its own to SQLite.
+/// left out where a look saw none: each branch is a table of its own to SQLite. What had not run out at the time of the
+/// look has not now: the clock may have been set in between.
 fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
     let (table, statuses) = (queue.table, statuses(queue));
     let skip = match dialect {
@@ -286,7 +290,9 @@ fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
          lock_epoch = lock_epoch + 1, due_at = coalesce(due_at, now_us())"
     );
     if with_expired {
-        let expired = branch("lock_token IS NOT NULL AND lock_expires_at <= now_us() AND NOT finished");
+        let expired = branch(
+            "lock_token IS NOT NULL AND lock_expires_at <= now_us() AND lock_expires_at <= $4 AND NOT finished",
+        );
         return format!(
             "WITH free AS MATERIALIZED ({free}), expired AS MATERIALIZED ({expired}), \
              c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
@@ -320,13 +326,14 @@ fn look_sql(dialect: Dialect, queue: &Queue) -> String {
     }
     // SQLite is on a clock of ours that is never set.
     let clock = match dialect {
-        Dialect::Sqlite => "FALSE, NULL, NULL".to_owned(),
+        Dialect::Sqlite => "FALSE, NULL, NULL, NULL".to_owned(),
         Dialect::Postgres => {
             let [due, locks] = astray(&statuses);
             format!(
                 "EXISTS (SELECT 1 FROM {table} WHERE {due}) \
                  OR EXISTS (SELECT 1 FROM {table} WHERE {locks} + {}), now_us(), \
-                 (SELECT version FROM clock) <> clock_setting('windlass.version')",
+                 (SELECT version FROM clock) <> clock_setting('windlass.version'), \
+                 clock_setting('windlass.version')",
                 micros(LOCK_MAX)
             )
         }
@@ -388,8 +395,8 @@ impl Look {
             return Ok(Self { free: false, expired: false, next_due_in: None, is_astray: false, told: None });
         };
         let next = row.opt_int(2)?.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0)));
-        let told = match (row.opt_int(4)?, row.opt_bool(5)?) {
-            (Some(now), Some(is_old)) => Some(Told { now, is_old }),
+        let told = match (row.opt_int(4)?, row.opt_bool(5)?, row.opt_int(6)?) {
+            (Some(now), Some(is_old), Some(version)) => Some(Told { now, version, is_old }),
             _ => None,
         };
         Ok(Self {

@@ -193,6 +193,12 @@ impl Db {
         if let Store::File(file) = &*self.store {
             return Ok(windlass_model::time::Timestamp(file.now()));
         }
+        if let Store::Postgres(pool) = &*self.store {
+            self.before("query").await?;
+            let now = pool.now().await;
+            self.after("query").await?;
+            return now.map(windlass_model::time::Timestamp);
+        }
         let row = self.query_opt("SELECT now_us()", vec![]).await?;
         row.ok_or(DbError::Shape { column: 0, want: "the time", have: "nothing" })?.time(0)
     }

@@ -89,6 +89,36 @@ async fn postgres_l5_a_clock_that_is_set_moves_neither_time_nor_locks() {
     }
 }
 
+/// Many notice a jump at the same time, each before the others have taken it out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_l5_a_jump_is_taken_out_once_however_many_notice_it() {
+    let test = TestDb::open().await;
+    let (other, ttl) = (test.replica().await, Duration::from_secs(30));
+    let made = made(&test.db).await;
+    run(&test.db, &made, "one").await;
+    assert_eq!(other.claim(&QUEUE, 1, ttl).await.unwrap().leases.len(), 1);
+    assert!(test.db.claim(&QUEUE, 1, ttl).await.unwrap().leases.is_empty());
+    let before = test.db.now().await.unwrap();
+    for (seconds, version) in [(600_i64, 2), (-600, 3), (0, 4)] {
+        let set = format!(
+            "DO $do$ BEGIN CREATE OR REPLACE FUNCTION wall_us() RETURNS BIGINT LANGUAGE sql STABLE AS \
+             $$ SELECT (extract(epoch FROM now()) * 1000000)::BIGINT + {seconds} * 1000000 $$; END $do$"
+        );
+        test.db.write(Unit::new().exec(set, vec![])).await.unwrap();
+        let passed = test.db.now().await.unwrap().0 - before.0;
+        assert!((0..60_000_000).contains(&passed), "{passed} us before anybody looked");
+        let dbs = [&test.db, &other].repeat(12);
+        let claims = dbs.iter().map(|db| db.claim(&QUEUE, 9, ttl));
+        for claim in futures_util::future::join_all(claims).await {
+            assert!(claim.unwrap().leases.is_empty(), "it is held");
+        }
+        let rows = test.db.query("SELECT version, now_us() FROM clock", vec![]).await.unwrap();
+        assert_eq!(rows[0].int(0).unwrap(), version, "set to {seconds} s: taken out once");
+        let passed = rows[0].int(1).unwrap() - before.0;
+        assert!((0..60_000_000).contains(&passed), "{passed} us after {seconds} s");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_l5_times_that_were_written_by_a_wrong_clock_are_set_right() {
     let test = TestDb::open().await;
@@ -110,16 +140,21 @@ async fn postgres_l5_times_that_were_written_by_a_wrong_clock_are_set_right() {
     assert_eq!(test.db.extend(&QUEUE, &[held.held()], ttl).await.unwrap(), [held.id], "nobody took it");
 }
 
-/// Postgres finds a deadlock after a time by its wall, which may be set. We do not wait for that.
+fn deadlocks_found_within(time: &str) -> String {
+    format!(
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''{time}''', \
+         current_database()); END $$"
+    )
+}
+
+/// Postgres finds a deadlock after a second, by its wall, which may be set. We do not wait for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_f19_a_deadlock_that_the_database_does_not_see_is_given_up_and_tried_again() {
+async fn postgres_f9_a_deadlock_that_the_database_does_not_see_is_given_up_and_tried_again() {
     let test = TestDb::open().await;
     let made = made(&test.db).await;
     run(&test.db, &made, "one").await;
     run(&test.db, &made, "two").await;
-    let blind = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''10min''', \
-                 current_database()); END $$";
-    test.db.write(Unit::new().exec(blind, vec![])).await.unwrap();
+    test.db.write(Unit::new().exec(deadlocks_found_within("10min"), vec![])).await.unwrap();
     let (first, second) = (test.replica().await, test.replica().await);
     let unit = |one: &'static str, two: &'static str| {
         let sql = "UPDATE runs SET retry_count = retry_count + 1 WHERE name = $1";
@@ -139,7 +174,9 @@ async fn postgres_f19_a_deadlock_that_the_database_does_not_see_is_given_up_and_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_replicas_never_deadlock_over_the_same_rows() {
     let test = TestDb::open().await;
-    let other = test.replica().await;
+    // It has to find out before anybody lets go.
+    test.db.write(Unit::new().exec(deadlocks_found_within("10ms"), vec![])).await.unwrap();
+    let (first, other) = (test.replica().await, test.replica().await);
     let made = made(&test.db).await;
     for number in 0..40 {
         run(&test.db, &made, &format!("run-{number}")).await;
@@ -149,7 +186,7 @@ async fn postgres_replicas_never_deadlock_over_the_same_rows() {
         test.db.claim(&QUEUE, 40, ttl).await.unwrap().leases.iter().map(|lease| lease.held()).collect();
     let mut tasks = Vec::new();
     for round in 0..6_usize {
-        for db in [&test.db, &other] {
+        for db in [&first, &other] {
             let mut mine = held.clone();
             mine.rotate_left(round * 7);
             if round % 2 == 0 {
@@ -183,6 +220,7 @@ async fn postgres_replicas_never_deadlock_over_the_same_rows() {
     assert_eq!((counted.len(), counted[0].int(0).unwrap()), (1, 12), "each write once");
     let sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
     assert_eq!(test.db.query(sql, vec![]).await.unwrap()[0].int(0).unwrap(), 0);
+    first.close().await;
     other.close().await;
 }
 

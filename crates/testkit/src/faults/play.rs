@@ -107,7 +107,7 @@ fn once(row: &Row, seed: u64, order: &Order) -> Outcome {
 
 /// A panic in a row is how its assertions fail.
 fn attempt(row: &Row, trial: &mut Trial, dir: &Path) -> Result<()> {
-    let Play::Now(play) = row.play else { return Ok(()) };
+    let (Play::Now(play) | Play::Apart(_, play)) = row.play else { return Ok(()) };
     let _ = std::fs::remove_dir_all(dir);
     std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
     let limit = if trial.is_long { LONG_TRIAL_MAX } else { TRIAL_MAX };

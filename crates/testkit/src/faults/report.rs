@@ -105,7 +105,7 @@ pub fn markdown(lines: &[Line<'_>]) -> String {
         let row = line.row;
         let (times, fired, violations, worst) = match row.play {
             Play::Later(with) => ("–".to_owned(), format!("not run: {with}"), "–".to_owned(), "–".to_owned()),
-            Play::Now(_) => (
+            Play::Now(_) | Play::Apart(..) => (
                 line.outcomes.len().to_string(),
                 line.fired_words(),
                 line.violations().to_string(),
@@ -134,7 +134,7 @@ pub fn json(lines: &[Line<'_>]) -> Value {
     let line = |line: &Line<'_>| {
         let status = match line.row.play {
             Play::Later(with) => json!({"not_run": with}),
-            Play::Now(_) => json!({"violations": line.violations()}),
+            Play::Now(_) | Play::Apart(..) => json!({"violations": line.violations()}),
         };
         json!({"row": line.row.id, "injection": line.row.injection, "expected": line.row.expected,
             "bound": line.row.bound, "proves": line.row.proves.split(' ').collect::<Vec<_>>(),
@@ -151,6 +151,7 @@ pub fn list(rows: &[Row]) -> String {
     for row in rows {
         let when = match row.play {
             Play::Now(_) => String::new(),
+            Play::Apart(why, _) => format!("  [not in continuous integration: it {why}]"),
             Play::Later(with) => format!("  [not run: {with}]"),
         };
         let _ = writeln!(text, "{:<4} {}{when}", row.id, row.injection);

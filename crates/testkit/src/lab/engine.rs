@@ -5,6 +5,7 @@
 
 use std::{
     fs::{self, File},
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -16,6 +17,8 @@ use super::program::{eventually, run, try_run};
 
 const COMES_UP: Duration = Duration::from_secs(60);
 const GOES_DOWN: Duration = Duration::from_secs(30);
+/// What fills the disk of a small one.
+const FILLER: &str = "filler";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -108,6 +111,23 @@ impl Engine {
         run("kill", &["-TERM", &child.id().to_string()])?;
         ensure!(eventually(GOES_DOWN, || !matches!(child.try_wait(), Ok(None))), "dockerd does not end");
         Ok(())
+    }
+
+    /// Takes what is left of its disk, until [`Engine::make_room`].
+    pub fn fill(&self) -> Result<()> {
+        let mut file = File::create(self.dir.join("data").join(FILLER))?;
+        let chunk = [0; 4096];
+        loop {
+            match file.write_all(&chunk) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::StorageFull => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    pub fn make_room(&self) -> Result<()> {
+        Ok(fs::remove_file(self.dir.join("data").join(FILLER))?)
     }
 
     pub fn freeze(&self) -> Result<()> {

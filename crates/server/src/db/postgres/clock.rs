@@ -19,10 +19,13 @@ const AHEAD_MAX: i64 = 3_600_000_000;
 pub(super) const CARRY: &str = "SELECT set_config('windlass.version', version::TEXT, FALSE), \
     set_config('windlass.offset', offset_us::TEXT, FALSE), set_config('windlass.since', since_us::TEXT, FALSE) \
     FROM clock";
-/// Of two servers that notice the same jump one takes it out.
+/// Of all who notice the same jump one takes it out. Who saw it in a session that carried another setting than this
+/// one does is too late: what it saw has been taken out since, and would be a second time.
 pub(super) const TAKE_OUT: &str = "UPDATE clock SET version = version + 1, \
     offset_us = now_us() - wall_us() - CAST($1 AS BIGINT), since_us = wall_us() \
-    WHERE version = clock_setting('windlass.version') RETURNING version";
+    WHERE version = clock_setting('windlass.version') AND version = CAST($2 AS BIGINT) RETURNING version";
+/// The time, and by which setting it is told.
+pub(super) const READ: &str = "SELECT now_us(), clock_setting('windlass.version')";
 
 #[derive(Default)]
 pub(in crate::db) struct Watch(Mutex<State>);

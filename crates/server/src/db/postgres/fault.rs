@@ -35,8 +35,12 @@ pub(super) fn fault(what: &'static str, sql: &str, error: Error) -> DbError {
 
 /// A transaction that lost a race, or was given up while it waited, and may simply be repeated.
 pub(super) fn is_race(error: &Error) -> bool {
-    const RACES: [SqlState; 3] =
-        [SqlState::T_R_DEADLOCK_DETECTED, SqlState::T_R_SERIALIZATION_FAILURE, SqlState::QUERY_CANCELED];
+    const RACES: [SqlState; 4] = [
+        SqlState::T_R_DEADLOCK_DETECTED,
+        SqlState::T_R_SERIALIZATION_FAILURE,
+        SqlState::QUERY_CANCELED,
+        SqlState::LOCK_NOT_AVAILABLE,
+    ];
     error.code().is_some_and(|code| RACES.contains(code))
 }
 

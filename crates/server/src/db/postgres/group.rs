@@ -18,7 +18,7 @@ use tokio_postgres::types::ToSql;
 
 use super::{
     bind::{Array, Bind, row_of},
-    clock::Watch,
+    clock::{READ, Watch},
     fault::{fault, is_lost, is_race},
     session::{Session, check_count},
 };
@@ -32,6 +32,10 @@ use crate::db::{
 /// The types of all columns, by table and column.
 pub(super) type Catalog = HashMap<String, HashMap<String, String>>;
 
+/// How long the first attempt waits for a row, and how often that is doubled.
+const LOCK_WAIT_MS: u32 = 200;
+const LOCK_WAIT_DOUBLINGS: u32 = 5;
+
 pub(super) enum Failure {
     /// Nothing was applied, and something in the group is to blame.
     Refused(DbError),
@@ -43,8 +47,8 @@ pub(super) enum Failure {
     Lost(DbError),
     /// The connection broke during the commit.
     Unknown(DbError),
-    /// Nothing was applied: the clock was set by so much.
-    Jump(i64),
+    /// Nothing was applied: the clock, by this setting, was set by so much.
+    Jump { by: i64, version: i64 },
 }
 
 type Attempt<T> = Result<T, Failure>;
@@ -65,8 +69,9 @@ pub(super) async fn commit(
     watch: &Watch,
     catalog: &Catalog,
     units: &[&Unit],
+    races: u32,
 ) -> Attempt<Vec<Written>> {
-    let group = Group { session, watch, catalog, units };
+    let group = Group { session, watch, catalog, units, races };
     // Not the commit: once it is on its way, nothing takes it back.
     match session.unless_stuck(group.transaction()).await {
         Ok(written) => match session.client.batch_execute("COMMIT").await {
@@ -87,6 +92,8 @@ struct Group<'a> {
     watch: &'a Watch,
     catalog: &'a Catalog,
     units: &'a [&'a Unit],
+    /// How many were lost so far.
+    races: u32,
 }
 
 impl Group<'_> {
@@ -109,16 +116,17 @@ impl Group<'_> {
 
     /// Opens the transaction and reads its time, in one round trip.
     async fn begin(&self) -> Attempt<i64> {
-        const NOW: &str = "SELECT now_us()";
-        let failed = |error| refuse(NOW, error);
-        let now = self.session.prepare(NOW).await.map_err(failed)?;
+        let failed = |error| refuse(READ, error);
+        let now = self.session.prepare(READ).await.map_err(failed)?;
         let asked = Instant::now();
-        let (begin, read) = (self.session.client.batch_execute("BEGIN"), self.session.run(&now, &[]));
+        let begin = begin_sql(self.races);
+        let (begin, read) = (self.session.client.batch_execute(&begin), self.session.run(&now, &[]));
         let ((), (rows, _)) = try_join(begin, read).await.map_err(failed)?;
-        let now = rows.first().and_then(|row| row.try_get(0).ok());
-        let now = now.ok_or(Failure::Refused(DbError::closed("write")))?;
+        let told = rows.first().and_then(|row| Some((row.try_get(0).ok()?, row.try_get(1).ok()?)));
+        let (now, version) = told.ok_or(Failure::Refused(DbError::closed("write")))?;
         // What is recorded by a clock that was set would be long ago, or far off, once it is set right.
-        self.watch.jump(asked, Instant::now(), now).map_or(Ok(now), |jump| Err(Failure::Jump(jump)))
+        let jump = self.watch.jump(asked, Instant::now(), now);
+        jump.map_or(Ok(now), |by| Err(Failure::Jump { by, version }))
     }
 
     /// The positions of units whose row is no longer theirs.
@@ -304,6 +312,17 @@ impl<'a> Parts<'a> {
         let (middle, last) = rest.split_at(rest.len() - last);
         Self { first, middle, last }
     }
+}
+
+/// Groups of two replicas may lock the same rows in different orders. Postgres notices after a second, and meanwhile
+/// nobody writes: whoever waits for a row lets go of its own sooner, and waits about twice as long the next time. Both
+/// letting go at the same moment would only meet again.
+fn begin_sql(races: u32) -> String {
+    let wait = LOCK_WAIT_MS << races.min(LOCK_WAIT_DOUBLINGS);
+    let mut drawn = [0];
+    // Without a random number it is zero, which is a number as well.
+    let _ = getrandom::fill(&mut drawn);
+    format!("BEGIN; SET LOCAL lock_timeout = {}", wait / 2 + wait * u32::from(drawn[0]) / 256)
 }
 
 fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {

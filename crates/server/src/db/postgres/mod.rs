@@ -39,6 +39,8 @@ const HINTS_MAX: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
     pub(super) now: i64,
+    /// The setting that the session carries.
+    pub(super) version: i64,
     /// The session it came from does not carry what the clock is off by.
     pub(super) is_old: bool,
 }
@@ -115,6 +117,8 @@ impl Pool {
         ttl: Duration,
     ) -> Result<bool, DbError> {
         if told.is_old {
+            // Somebody else noticed it, and what was written here meanwhile is as wrong as there.
+            self.watch.distrust(ttl);
             self.open_anew().await;
             return Ok(false);
         }
@@ -124,9 +128,18 @@ impl Pool {
             "the clock of the database was set; time goes on without that"
         );
         self.watch.distrust(ttl);
-        self.lease("set the clock right", clock::TAKE_OUT, &[jump.into()]).await?;
+        self.lease("set the clock right", clock::TAKE_OUT, &[jump.into(), told.version.into()]).await?;
         self.open_anew().await;
         Ok(false)
+    }
+
+    /// The time as it goes on, whether or not a jump has been taken out yet.
+    pub(super) async fn now(&self) -> Result<i64, DbError> {
+        let asked = Instant::now();
+        let rows = self.read(clock::READ, &[]).await?;
+        let row = rows.first().ok_or(DbError::Shape { column: 0, want: "the time", have: "nothing" })?;
+        let now = row.int(0)?;
+        Ok(now - self.watch.jump(asked, Instant::now(), now).unwrap_or(0))
     }
 
     pub(super) fn watch(&self) -> &Watch {

@@ -21,7 +21,7 @@ use crate::db::{
 const GROUP_MAX: usize = 256;
 const QUEUE_MAX: usize = 4096;
 /// How often a group that lost a race with another replica is repeated before it is split.
-const RACES_MAX: usize = 5;
+const RACES_MAX: u32 = 5;
 
 type Answer = oneshot::Sender<Result<Written, DbError>>;
 type Waiting = Vec<(Box<Unit>, Answer)>;
@@ -112,7 +112,7 @@ async fn commit(place: &Place, group: Waiting) {
                 stack.extend([second, part]);
             }
             Err(Failure::Refused(error) | Failure::Race(error)) => tell(part, &error),
-            Err(Failure::Jump(_)) => tell(part, &DbError::closed("write by a clock that stands")),
+            Err(Failure::Jump { .. }) => tell(part, &DbError::closed("write by a clock that stands")),
             Err(Failure::Stale(at)) => {
                 for (_, answer) in part {
                     let _ = answer.send(Ok(Written::Stale { at: Some(at) }));
@@ -136,16 +136,16 @@ async fn attempt(place: &Place, part: &[(Box<Unit>, Answer)]) -> Result<Vec<Writ
     let (mut races, mut jumps, mut is_second) = (0, 0, false);
     loop {
         let session = link.session("write").await.map_err(Failure::Lost)?;
-        match group::commit(&session, watch, catalog, &units).await {
+        match group::commit(&session, watch, catalog, &units, races).await {
             Err(Failure::Race(_)) if races < RACES_MAX => races += 1,
-            Err(Failure::Jump(jump)) => {
+            Err(Failure::Jump { by, version }) => {
                 jumps += 1;
                 if jumps > RACES_MAX {
                     watch.give_in();
                 }
                 watch.distrust(LEASE_TTL);
-                let set_right = session.query("set the clock right", TAKE_OUT, &[jump.into()]).await;
-                set_right.map_err(Failure::Lost)?;
+                let params = [by.into(), version.into()];
+                session.query("set the clock right", TAKE_OUT, &params).await.map_err(Failure::Lost)?;
                 link.renew().await;
             }
             Err(Failure::Lost(_)) if !is_second => is_second = true,

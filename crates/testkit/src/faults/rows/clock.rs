@@ -6,7 +6,9 @@
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
 use std::{
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -32,24 +34,35 @@ pub(super) const ROWS: &[Row] = &[Row {
 const PROGRESS_WITHIN: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The library that tells a program another time, by its way of naming directories.
-fn library() -> PathBuf {
-    let architectures = std::fs::read_dir("/usr/lib").unwrap().flatten();
-    let found = architectures.map(|entry| entry.path().join("faketime/libfaketime.so.1"));
-    found
-        .into_iter()
-        .find(|path| path.exists())
-        .expect("libfaketime is missing: `apt-get install libfaketime`")
+/// A clock for programs that are started with it, and that can be set.
+struct Clock {
+    library: PathBuf,
+    file: PathBuf,
 }
 
-fn environment(file: &Path) -> Vec<(String, String)> {
-    let pairs = [
-        ("LD_PRELOAD", library().display().to_string()),
-        ("FAKETIME_TIMESTAMP_FILE", file.display().to_string()),
-        ("FAKETIME_NO_CACHE", "1".to_owned()),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
-    ];
-    pairs.map(|(name, value)| (name.to_owned(), value)).to_vec()
+impl Clock {
+    /// Made by the compiler that links everything else here.
+    fn new(dir: &Path) -> Self {
+        let (source, library, file) = (dir.join("clock.c"), dir.join("clock.so"), dir.join("clock"));
+        std::fs::write(&source, include_str!("clock.c")).unwrap();
+        std::fs::write(&file, 0_i64.to_ne_bytes()).unwrap();
+        let made =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).output();
+        let made = made.expect("a C compiler is missing: `apt-get install gcc`");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Self { library, file }
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        let pairs = [("LD_PRELOAD", &self.library), ("WINDLASS_TEST_CLOCK", &self.file)];
+        pairs.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec()
+    }
+
+    /// In place: the file is mapped, and must not be empty for a moment.
+    fn set(&self, ahead: i64) {
+        let file = std::fs::File::options().write(true).open(&self.file).unwrap();
+        file.write_all_at(&ahead.to_ne_bytes(), 0).unwrap();
+    }
 }
 
 /// How far the database's clock is ahead of ours, in seconds.
@@ -67,10 +80,9 @@ fn short(name: &str) -> Value {
 }
 
 async fn jumped(trial: &mut Trial) {
-    let file = trial.dir().join("faketime");
-    std::fs::write(&file, "+0\n").unwrap();
+    let clock = Clock::new(trial.dir());
     let name = format!("f19-{}", trial.seed);
-    let postgres = Postgres::start_with(&format!("pg-{name}"), &[], environment(&file)).await.unwrap();
+    let postgres = Postgres::start_with(&format!("pg-{name}"), &[], clock.environment()).await.unwrap();
     let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: Runtime::Hollow };
     let mut replicas = Replicas::start_on(postgres, plan).await.unwrap();
     // It goes on through all of it.
@@ -79,10 +91,10 @@ async fn jumped(trial: &mut Trial) {
     replicas.apply(0, &long).await.unwrap();
     replicas.reaches(0, "long", &["running"]).await.unwrap();
     let load = Load::start(replicas.addresses(), usize::MAX, short);
-    let jumps = [("+600", 600, "set ahead"), ("-600", -600, "set back"), ("+0", 0, "set right")];
-    for (text, seconds, what) in jumps {
+    let jumps = [(600, "set ahead"), (-600, "set back"), (0, "set right")];
+    for (seconds, what) in jumps {
         trial.pause(500, 2000).await;
-        std::fs::write(&file, format!("{text}\n")).unwrap();
+        clock.set(seconds);
         let seen = ahead(&replicas.postgres).await;
         assert!((seen - seconds).abs() < 5, "the database is {seen} s ahead, wanted are {seconds}");
         trial.fired(what);

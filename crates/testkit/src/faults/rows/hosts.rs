@@ -19,7 +19,7 @@ use crate::{
 pub(super) const ROWS: &[Row] = &[
     Row {
         id: "F11",
-        injection: "host disk full: while a job logs, and in the middle of a pull",
+        injection: "host disk full: while a job logs, before a pull, and in the middle of one",
         expected: "the job fails with `no_disk`; the agent lives, ends and removes it, and takes the next",
         bound: "≤ 30 s",
         proves: "G6 O2",
@@ -39,7 +39,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "whole replica replaced, once",
         bound: "≤ 60 s",
         proves: "R9",
-        play: Play::Now(|trial| Box::pin(node_lost(trial))),
+        play: Play::Apart("takes minutes", |trial| Box::pin(node_lost(trial))),
     },
 ];
 
@@ -66,11 +66,25 @@ async fn disk_full(trial: &mut Trial) {
     full_by_a_pull(trial).await;
 }
 
+/// Nothing is left when the pull begins. It would have had room otherwise.
+async fn full_before_a_pull(trial: &mut Trial, machine: &mut Machine, registry: &Registry) {
+    machine.engine.fill().unwrap();
+    let (little, _) = registry.put("little", "1", layer(1 << 20));
+    let began = Instant::now();
+    let run = machine.stage.ends(&imaged("little", &little)).await;
+    trial.within("told before the pull", Duration::from_secs(30), began.elapsed());
+    let detail = detail_of(&machine.stage, submission_of(&run));
+    assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
+    trial.fired("disk full before a pull");
+    machine.engine.make_room().unwrap();
+}
+
 /// The engine's disk is smaller than the image.
 async fn full_by_a_pull(trial: &mut Trial) {
     let size = trial.rng.between(20, 30);
     let mut machine = Machine::new(trial, "pull", Kind::SmallDisk(size)).await;
     let registry = Registry::start().await;
+    full_before_a_pull(trial, &mut machine, &registry).await;
     let (large, _) = registry.put("large", "1", layer(40 << 20));
     let began = Instant::now();
     let run = machine.stage.ends(&imaged("large", &large)).await;

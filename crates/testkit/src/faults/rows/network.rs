@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "short: the same container goes on, log complete; long: lost and replaced, on heal the old one dies",
         bound: "heal → clean ≤ 15 s",
         proves: "R7 R15 G6",
-        play: Play::Now(|trial| Box::pin(partition(trial))),
+        play: Play::Apart("takes minutes", |trial| Box::pin(partition(trial))),
     },
     Row {
         id: "F5",
@@ -46,7 +46,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "reconnected, log complete; another key: hard stop and said so, no work there",
         bound: "≤ 10 s, a freeze is noticed ≤ 30 s",
         proves: "X5 C9",
-        play: Play::Now(|trial| Box::pin(ssh(trial))),
+        play: Play::Apart("takes minutes", |trial| Box::pin(ssh(trial))),
     },
 ];
 
