@@ -1,4 +1,5 @@
-//! The fault matrix: builds server, agent and the testkit's program, and gives it an engine and a Postgres of its own.
+//! The fault matrix: builds server, agent and the testkit's program, and gives it an engine of its own. Rows that
+//! want a Postgres start one themselves.
 
 use std::process::Command;
 
@@ -7,7 +8,6 @@ use anyhow::{Result, ensure};
 use crate::{
     args::Args,
     engine::{self, Engine},
-    postgres::Postgres,
     process,
     workspace::Workspace,
 };
@@ -19,8 +19,6 @@ const SEED: &str = "7";
 const SLACK: &str = "3";
 /// These only look; nothing has to run for them.
 const IDLE: [&str; 1] = ["--list"];
-/// How rows learn where a Postgres is that they may make databases in. Who stops and restarts one has their own.
-const POSTGRES: &str = "WINDLASS_TEST_POSTGRES";
 
 /// Debug builds: only they know the places at which an agent can be made to wait for its end.
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
@@ -39,20 +37,12 @@ fn play(workspace: &Workspace, args: &[String]) -> Result<()> {
     let mut command = Command::new(workspace.built("debug", BINARY)?);
     command.current_dir(&workspace.root).args(args);
     let is_idle = args.iter().any(|arg| IDLE.contains(&arg.as_str()));
-    // Kept until the last row has ended: dropping them stops engine and database.
+    // Kept until the last row has ended: dropping it stops the engine.
     let _engine = match std::env::var_os(engine::VARIABLE) {
         None if !is_idle => {
             let engine = Engine::start()?;
             command.env(engine::VARIABLE, &engine.socket);
             Some(engine)
-        }
-        _ => None,
-    };
-    let _postgres = match std::env::var_os(POSTGRES) {
-        None if !is_idle => {
-            let postgres = Postgres::start()?;
-            command.env(POSTGRES, &postgres.url);
-            Some(postgres)
         }
         _ => None,
     };
