@@ -207,11 +207,10 @@ impl Held {
         }
     }
 
-    /// Takes the exit status, 128 + signal for a killed one, if this process is our own child and ended.
+    /// Takes the exit status, if this process is our own child and ended. One that was killed said nothing.
     pub fn reap(&self) -> Option<i32> {
         let id = WaitId::PidFd(self.fd.as_fd());
-        let status = waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok()??;
-        status.exit_status().or_else(|| Some(128 + status.terminating_signal()?))
+        waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok()??.exit_status()
     }
 }
 
@@ -261,6 +260,18 @@ mod tests {
         child.wait().unwrap();
         assert!(!held.signal(Signal::TERM).unwrap());
         assert!(Held::open(name).unwrap().is_none());
+    }
+
+    /// On a full disk that is all an init can leave of a job that was killed.
+    #[test]
+    fn f11_what_a_process_says_of_a_killed_one_is_told_from_its_being_killed_itself() {
+        for (command, said) in [("exit 137", Some(137)), ("kill -9 $$", None)] {
+            let child = std::process::Command::new("/bin/sh").args(["-c", command]).spawn().unwrap();
+            let name = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap().name;
+            let held = Held::open(name).unwrap().unwrap();
+            assert!(held.ended(Duration::from_secs(10)).unwrap());
+            assert_eq!(held.reap(), said, "{command}");
+        }
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl Process {
         let init = held(dir).map_err(|source| failed("find the task's process", source))?;
         let reaped = match init {
             // What it says of itself counts; if it was killed, it could say nothing of its task.
-            Some(init) => ended(init).await?.reap().filter(|&code| code < 128),
+            Some(init) => ended(init).await?.reap(),
             None => None,
         };
         // An init that was killed has left its task running.
