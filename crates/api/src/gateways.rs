@@ -131,3 +131,80 @@ pub struct SetWildcardDomainRequest {
     #[serde(default)]
     pub wildcard_domain: Option<String>,
 }
+
+/// What the processes of a gateway show to the server.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct GatewayToken {
+    pub token: String,
+}
+
+/// One process of a gateway asks for its routes.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RoutesRequest {
+    /// The process: drawn anew at each start.
+    pub node: Uuid,
+    /// Where people find it.
+    #[serde(default)]
+    pub address: Option<String>,
+    /// The version that it has.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// How long to wait for another version.
+    #[serde(default)]
+    pub wait_ms: u64,
+}
+
+/// The routes of a gateway. They hold what opens its hosts: never to be logged.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Routes {
+    /// Tells two contents apart.
+    pub version: String,
+    /// Absent when the asker has them already.
+    #[serde(default)]
+    pub routes: Option<Document>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Came {
+    pub project: String,
+    pub run: String,
+    pub requests: u64,
+    /// There was no replica for them.
+    #[serde(default)]
+    pub asleep: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Report {
+    pub node: Uuid,
+    #[serde(default)]
+    pub address: Option<String>,
+    /// Requests that were let through since the last report.
+    #[serde(default)]
+    pub came: Vec<Came>,
+    /// Replicas whose last request was answered.
+    #[serde(default)]
+    pub left: Vec<Uuid>,
+}
+
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
+pub struct CheckRequest {
+    pub token: String,
+    pub project: String,
+}
+
+impl std::fmt::Debug for CheckRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CheckRequest").field("project", &self.project).finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Check {
+    pub allowed: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct LeaveRequest {
+    pub node: Uuid,
+}

@@ -37,10 +37,12 @@ pub enum Access {
     ProjectSelfOrManager,
     ProjectManager,
     ProjectAdmin,
+    /// The process of a gateway, by the gateway's own token. No user's token will do.
+    Gateway,
 }
 
 impl Access {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Open,
         Self::Token,
         Self::SelfOrAdmin,
@@ -50,6 +52,7 @@ impl Access {
         Self::ProjectSelfOrManager,
         Self::ProjectManager,
         Self::ProjectAdmin,
+        Self::Gateway,
     ];
 
     /// The word written as `x-access` in the OpenAPI document.
@@ -64,13 +67,14 @@ impl Access {
             Self::ProjectSelfOrManager => "project-self-or-manager",
             Self::ProjectManager => "project-manager",
             Self::ProjectAdmin => "project-admin",
+            Self::Gateway => "gateway",
         }
     }
 
     /// True where the path names a project whose members decide.
     pub const fn in_project(self) -> bool {
         match self {
-            Self::Open | Self::Token | Self::SelfOrAdmin | Self::GlobalAdmin => false,
+            Self::Open | Self::Token | Self::SelfOrAdmin | Self::GlobalAdmin | Self::Gateway => false,
             Self::ProjectPublic
             | Self::ProjectUser
             | Self::ProjectSelfOrManager

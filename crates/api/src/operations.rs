@@ -180,6 +180,16 @@ operations! {
     SetDefaultGateway = "set_default_gateway": Post Json "/api/project/{project_name}/gateways/set_default" ProjectAdmin (gateways::SetDefaultRequest) -> ();
     /// Changes the domain under which services appear.
     SetWildcardDomain = "set_wildcard_domain": Post Json "/api/project/{project_name}/gateways/set_wildcard_domain" ProjectAdmin (gateways::SetWildcardDomainRequest) -> gateways::Gateway;
+    /// Makes a new token for the processes of a gateway. The old one dies at once; the new one is never shown again.
+    CreateGatewayToken = "create_gateway_token": Post Json "/api/project/{project_name}/gateways/create_token" ProjectAdmin (gateways::NameRequest) -> gateways::GatewayToken;
+    /// The routes of a gateway, once they differ from those that it has or the wait is over.
+    ReadGatewayRoutes = "read_gateway_routes": Post Json "/api/gateway/routes" Gateway (gateways::RoutesRequest) -> gateways::Routes;
+    /// What came to a gateway, and which replicas it has no requests with any more.
+    ReportGateway = "report_gateway": Post Json "/api/gateway/report" Gateway (gateways::Report) -> ();
+    /// Whether a token opens the services of a project.
+    CheckServiceToken = "check_service_token": Post Json "/api/gateway/check" Gateway (gateways::CheckRequest) -> gateways::Check;
+    /// A process of a gateway ends.
+    LeaveGateway = "leave_gateway": Post Json "/api/gateway/leave" Gateway (gateways::LeaveRequest) -> ();
 
     /// What the project shares with others.
     ListExports = "list_exports": Post Json "/api/project/{project_name}/exports/list" ProjectUser (server::Nothing) -> exports::Exports;

@@ -15,6 +15,7 @@ mod headers;
 mod hold;
 mod limit;
 pub mod models;
+pub mod node;
 mod paced;
 mod proxy;
 mod replica;
@@ -27,6 +28,7 @@ mod table;
 pub mod tls;
 mod tunnel;
 mod upstream;
+pub mod way;
 
 pub use access::{AccessLog, Record};
 pub use auth::{COOKIE, COOKIE_PREFIX, Cached, Gatekeeper, IDENTITY, Trust, Verdict};

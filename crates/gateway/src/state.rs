@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::route::Snapshot;
+use serde::{Serialize, de::DeserializeOwned};
 
 const MAGIC: &str = "windlass-routes 1";
 /// A larger file is not one of ours.
@@ -41,9 +41,9 @@ pub enum StateError {
     },
 }
 
-/// Keeps a snapshot. When this returns, it survives a power cut.
-pub fn save(path: &Path, snapshot: &Snapshot) -> Result<(), StateError> {
-    let body = serde_json::to_vec(snapshot)
+/// Keeps what is known. When this returns, it survives a power cut.
+pub fn save<T: Serialize>(path: &Path, known: &T) -> Result<(), StateError> {
+    let body = serde_json::to_vec(known)
         .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
     write(path, &body).map_err(|source| StateError::Write { path: path.to_owned(), source })
 }
@@ -60,8 +60,8 @@ fn write(path: &Path, body: &[u8]) -> io::Result<()> {
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// The snapshot kept last; nothing when there never was one.
-pub fn restore(path: &Path) -> Result<Option<Snapshot>, StateError> {
+/// What was kept last; nothing when there never was anything.
+pub fn restore<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
     let damaged = |what| StateError::Damaged { path: path.to_owned(), what };
     let read = |source| StateError::Read { path: path.to_owned(), source };
     let bytes = match fs::metadata(path) {

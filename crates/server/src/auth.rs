@@ -21,12 +21,12 @@ use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
 use uuid::Uuid;
 use windlass_api::{Access, projects::ProjectRole};
-use windlass_model::id::UserId;
+use windlass_model::id::{GatewayId, UserId};
 
 use crate::{
     app::App,
     db::{
-        DbError,
+        DbError, gateways,
         projects::{self, Membership, Project},
         tokens,
         users::User,
@@ -99,7 +99,8 @@ impl Caller {
             | Access::ProjectUser
             | Access::ProjectSelfOrManager
             | Access::ProjectManager
-            | Access::ProjectAdmin => Err(Error::denied()),
+            | Access::ProjectAdmin
+            | Access::Gateway => Err(Error::denied()),
         }
     }
 
@@ -138,7 +139,11 @@ impl Scope {
     pub fn must(&self, access: Access) -> Result<()> {
         let role = self.role();
         let passes = match access {
-            Access::Open | Access::Token | Access::SelfOrAdmin | Access::GlobalAdmin => false,
+            Access::Open
+            | Access::Token
+            | Access::SelfOrAdmin
+            | Access::GlobalAdmin
+            | Access::Gateway => false,
             Access::ProjectPublic => role.is_some() || self.project.is_public,
             // Joining and leaving are for people who are no managers: the handler reads the body.
             Access::ProjectSelfOrManager => role.is_some() || self.project.is_public,
@@ -182,6 +187,15 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let life = expires.map_or(LIFE, |left| left.min(LIFE));
     cache.tokens.put(key, caller.clone(), life, || cache.generation() == generation);
     Ok(caller)
+}
+
+/// Reads `Bearer TOKEN` and finds the gateway whose processes show it.
+pub async fn gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId> {
+    let denied = || Error::Denied { msg: "Invalid token" };
+    let text = authorization.and_then(bearer).ok_or_else(denied)?;
+    let hash = Token::chosen(text).hash();
+    let found = gateways::find_by_token(app.db(), &hash).await?;
+    found.filter(|(_, held)| bool::from(held.as_bytes().ct_eq(hash.as_bytes()))).map(|(id, _)| id).ok_or_else(denied)
 }
 
 /// Whether the token is none that somebody chose, or was found to be good within the last second.

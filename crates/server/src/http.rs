@@ -21,6 +21,7 @@ use windlass_api::{
     Access, Body as Kind, Method, Operation, Rendered,
     error::{BadRequest, Body as Detail, Refusal, Violation},
 };
+use windlass_model::id::GatewayId;
 
 use crate::{
     agents::Port,
@@ -127,6 +128,25 @@ impl Routes {
                 scope.idempotency_key = key;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, scope, request).await
+            }
+        })
+    }
+
+    /// A handler for the processes of a gateway.
+    #[must_use]
+    pub fn gateway<O, F, R>(self, handler: F) -> Self
+    where
+        O: Operation,
+        F: Fn(App, GatewayId, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<O::Response>> + Send,
+    {
+        const { assert!(matches!(O::ACCESS, Access::Gateway)) }
+        self.mount::<O, _, _>(move |app, arrived| {
+            let handler = handler.clone();
+            async move {
+                let gateway = admit_gateway(&app, arrived.peer(), arrived.authorization()).await?;
+                let request = arrived.read::<O>(&app).await?;
+                handler(app, gateway, request).await
             }
         })
     }
@@ -310,6 +330,20 @@ async fn admit<O: Operation>(app: &App, peer: Option<IpAddr>, authorization: Opt
     let caller = caller?;
     app.paces().operation(O::ID, caller.user.id.0)?;
     Ok(caller)
+}
+
+/// As for people: who guesses is slowed down.
+async fn admit_gateway(app: &App, peer: Option<IpAddr>, authorization: Option<&str>) -> Result<GatewayId> {
+    if let Some(peer) = peer
+        && !auth::is_above_guessing(app, authorization)
+    {
+        app.paces().may_try(peer)?;
+    }
+    let gateway = auth::gateway(app, authorization).await;
+    if let (Err(Error::Denied { .. }), Some(peer), Some(_)) = (&gateway, peer, authorization) {
+        app.paces().tried(peer)?;
+    }
+    gateway
 }
 
 /// Whether somebody who was admitted still may.

@@ -28,7 +28,12 @@ pub enum Pin {
 impl Target {
     /// The name its host key is kept under, as in `known_hosts`: `HOST`, or `[HOST]:PORT` where the port is not 22.
     pub fn known_as(&self) -> String {
-        if self.port == SSH_PORT { self.host.clone() } else { format!("[{}]:{}", self.host, self.port) }
+        Self::name_for(&self.host, self.port)
+    }
+
+    /// That name, of a host and a port.
+    pub fn name_for(host: &str, port: u16) -> String {
+        if port == SSH_PORT { host.to_owned() } else { format!("[{host}]:{port}") }
     }
 
     /// `USER@HOST:PORT`, for people.

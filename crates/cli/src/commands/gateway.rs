@@ -1,10 +1,12 @@
 //! `windlass gateway`: gateways of the project.
 
+mod serve;
+
 use windlass_api::{
     gateways::{
         DeleteRequest, Gateway, ListRequest, NameRequest, SetDefaultRequest, SetWildcardDomainRequest,
     },
-    operations::{DeleteGateways, ListGateways, ReadGateway, SetDefaultGateway, SetWildcardDomain},
+    operations::{CreateGatewayToken, DeleteGateways, ListGateways, ReadGateway, SetDefaultGateway, SetWildcardDomain},
 };
 
 use crate::{
@@ -25,7 +27,9 @@ Examples:
   windlass gateway                                     gateways and their domains
   windlass gateway update entry --set-default          services use it unless they say otherwise
   windlass gateway update entry --domain example.org   where services appear
-  windlass apply -f gateway.yml                        makes one";
+  windlass apply -f gateway.yml                        makes one
+  windlass gateway token entry > entry.token           what its processes show to the server
+  windlass gateway serve entry --server http://windlass:3000 --token-file entry.token";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -65,6 +69,16 @@ pub(crate) enum Action {
         #[arg(long, value_name = "DOMAIN")]
         domain: Option<String>,
     },
+    /// Make a token for the processes of a gateway and print it, this once; the old one dies
+    #[command(after_help = "Examples:\n  windlass gateway token entry > entry.token")]
+    Token {
+        /// The gateway
+        #[arg(value_name = "GATEWAY")]
+        name: String,
+    },
+    /// Be a process of a gateway, on this host; a second one with the same state takes over without a gap
+    #[command(after_help = serve::EXAMPLES)]
+    Serve(serve::Args),
     /// Delete gateways
     #[command(after_help = "Examples:\n  windlass gateway delete -y entry")]
     Delete {
@@ -79,6 +93,9 @@ pub(crate) enum Action {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
+    if let Some(Action::Serve(serving)) = &args.action {
+        return serve::run(serving);
+    }
     let listing = match &args.action {
         Some(Action::List(listing)) => listing,
         _ => &args.listing,
@@ -100,6 +117,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::one(format, &gateway, name, |_| output::say(&format!("Updated `{name}`.")))?;
             Ok(Exit::Done)
         }
+        Some(Action::Token { name }) => {
+            find(cx, name).await?;
+            let made = cx.call::<CreateGatewayToken>(&NameRequest { name: name.clone() }).await?;
+            output::data(&made.token);
+            Ok(Exit::Done)
+        }
+        // It needs no login, and was done above.
+        Some(Action::Serve(_)) => Ok(Exit::Done),
         Some(Action::Delete { names, yes }) => {
             let request = DeleteRequest { names: names.clone() };
             let call = async || cx.call::<DeleteGateways>(&request).await.map(drop);

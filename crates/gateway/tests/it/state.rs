@@ -41,12 +41,12 @@ fn snapshot() -> Snapshot {
 fn routes_come_back_as_they_were() {
     let folder = Folder::new("state");
     let path = folder.0.join("routes");
-    assert!(state::restore(&path).unwrap().is_none());
+    assert!(state::restore::<Snapshot>(&path).unwrap().is_none());
     state::save(&path, &snapshot()).unwrap();
-    assert_eq!(state::restore(&path).unwrap(), Some(snapshot()));
+    assert_eq!(state::restore::<Snapshot>(&path).unwrap(), Some(snapshot()));
     let newer = Snapshot { generation: 8, ..snapshot() };
     state::save(&path, &newer).unwrap();
-    assert_eq!(state::restore(&path).unwrap(), Some(newer));
+    assert_eq!(state::restore::<Snapshot>(&path).unwrap(), Some(newer));
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
 }
 
@@ -58,14 +58,14 @@ fn a_torn_or_edited_file_is_found_out() {
     let whole = std::fs::read(&path).unwrap();
     for length in 0..whole.len() {
         std::fs::write(&path, &whole[..length]).unwrap();
-        assert!(matches!(state::restore(&path), Err(StateError::Damaged { .. })), "{length} bytes");
+        assert!(matches!(state::restore::<Snapshot>(&path), Err(StateError::Damaged { .. })), "{length} bytes");
     }
     for at in (0..whole.len()).step_by(7) {
         let mut edited = whole.clone();
         edited[at] ^= 1;
         std::fs::write(&path, &edited).unwrap();
-        assert!(state::restore(&path).is_err(), "byte {at}");
+        assert!(state::restore::<Snapshot>(&path).is_err(), "byte {at}");
     }
     std::fs::write(&path, [whole.as_slice(), b"x"].concat()).unwrap();
-    assert!(state::restore(&path).is_err());
+    assert!(state::restore::<Snapshot>(&path).is_err());
 }

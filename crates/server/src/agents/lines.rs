@@ -380,7 +380,7 @@ pub(super) fn astray(error: &SiteError) -> Setback {
     let said = told(error);
     match error {
         SiteError::Changed { .. } => Setback { why: Why::Barred(said), next: Next::Backoff },
-        SiteError::Missing { .. } | SiteError::PrivateKey { .. } | SiteError::Pinned { .. } => {
+        SiteError::Missing { .. } | SiteError::Login(_) | SiteError::Pinned { .. } => {
             Setback { why: Why::Barred(said), next: Next::AtOnce }
         }
         SiteError::Db(_)

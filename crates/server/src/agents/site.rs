@@ -4,12 +4,13 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use windlass_backend::remote::Site;
+use windlass_gateway::way::{Login, LoginError};
 use windlass_model::{
     config::fleet::{ProxyJump, SshConfig, SshKey},
     event::Entity,
     id::InstanceId,
 };
-use windlass_tunnel::{HostKey, Key, KeyError as SshKeyError, Learned, Pin, Target};
+use windlass_tunnel::{HostKey, KeyError as SshKeyError, Learned};
 
 use crate::{
     db::{Db, DbError, Unit, Written, agents as rows},
@@ -41,12 +42,8 @@ pub enum SiteError {
     },
     #[error("log in to {host}: the configuration has no {what} for it")]
     Missing { host: String, what: &'static str },
-    #[error("log in to {host}: its private key cannot be used")]
-    PrivateKey {
-        host: String,
-        #[source]
-        source: SshKeyError,
-    },
+    #[error(transparent)]
+    Login(#[from] LoginError),
     #[error("read the host key that {host} is pinned to")]
     Pinned {
         host: String,
@@ -64,12 +61,27 @@ pub enum SiteError {
 
 /// The way to a host, with all keys that are pinned so far.
 pub async fn site(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Site, SiteError> {
+    let (settings, pins) = settings(db, keys, instance).await?;
+    build(&settings, &pins, instance)
+}
+
+/// The same, for somebody else who is to go there. Holds a private key.
+pub async fn login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Login, SiteError> {
+    let (settings, pins) = settings(db, keys, instance).await?;
+    written(&settings, &pins, instance)
+}
+
+async fn settings(
+    db: &Db,
+    keys: &Keyring,
+    instance: InstanceId,
+) -> Result<(SshConfig, BTreeMap<String, String>), SiteError> {
     let row = rows::site(db, instance).await?.ok_or(SiteError::NoInstance { instance })?;
     let sealed = row.ssh_sealed.ok_or(SiteError::NotSsh { instance })?;
     let text = keys.open_sealed(&Belongs::row("instances", "ssh_sealed", instance.0), &sealed)?;
     let settings =
         serde_json::from_slice(&text).map_err(|source| SiteError::Settings { instance, source })?;
-    build(&settings, &pins(row.host_key.as_deref()), instance)
+    Ok((settings, pins(row.host_key.as_deref())))
 }
 
 /// Pins keys that were seen for the first time, and tells of them. A name that is pinned already keeps its key: if
@@ -135,6 +147,18 @@ fn build(
     pins: &BTreeMap<String, String>,
     instance: InstanceId,
 ) -> Result<Site, SiteError> {
+    let target = written(settings, pins, instance)?.target()?;
+    let own = settings.hosts.first().and_then(|host| host.params());
+    let internal_ip: Option<IpAddr> =
+        own.and_then(|own| own.internal_ip.as_ref()).and_then(|ip| ip.0.parse().ok());
+    Ok(Site { target, internal_ip, network: settings.network.as_ref().map(|network| network.0.clone()) })
+}
+
+fn written(
+    settings: &SshConfig,
+    pins: &BTreeMap<String, String>,
+    instance: InstanceId,
+) -> Result<Login, SiteError> {
     let host = settings.hosts.first().ok_or(SiteError::NotSsh { instance })?;
     let own = host.params();
     let name = host.hostname();
@@ -144,40 +168,32 @@ fn build(
     let jump = own.and_then(|own| own.proxy_jump.as_ref()).or(settings.proxy_jump.as_ref());
     let via = jump.map(|jump| through(jump, pins)).transpose()?;
     let user = user.ok_or_else(|| missing(name, "user"))?;
-    let mut target = target(name, port.map(|port| port.0), user, key, pins)?;
-    target.via = via.map(Box::new);
-    let internal_ip: Option<IpAddr> =
-        own.and_then(|own| own.internal_ip.as_ref()).and_then(|ip| ip.0.parse().ok());
-    Ok(Site { target, internal_ip, network: settings.network.as_ref().map(|network| network.0.clone()) })
+    let login = login_to(name, port.map(|port| port.0), user, key, pins)?;
+    Ok(Login { via: via.map(Box::new), ..login })
 }
 
-fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<Target, SiteError> {
-    target(&jump.hostname, jump.port.map(|port| port.0), &jump.user, jump.ssh_key.as_ref(), pins)
+fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<Login, SiteError> {
+    login_to(&jump.hostname, jump.port.map(|port| port.0), &jump.user, jump.ssh_key.as_ref(), pins)
 }
 
-fn target(
+fn login_to(
     host: &str,
     port: Option<i64>,
     user: &str,
     key: Option<&SshKey>,
     pins: &BTreeMap<String, String>,
-) -> Result<Target, SiteError> {
+) -> Result<Login, SiteError> {
     let private = key.and_then(|key| key.private.as_deref()).ok_or_else(|| missing(host, "private key"))?;
-    let key =
-        Key::parse(private).map_err(|source| SiteError::PrivateKey { host: host.to_owned(), source })?;
-    let mut target = Target {
+    let mut login = Login {
         host: host.to_owned(),
         port: port.and_then(|port| u16::try_from(port).ok()).unwrap_or(SSH_PORT),
         user: user.to_owned(),
-        keys: vec![key],
-        pin: Pin::FirstUse,
+        key: private.to_owned(),
+        host_key: None,
         via: None,
     };
-    if let Some(line) = pins.get(&target.known_as()) {
-        let known = HostKey::parse(line);
-        target.pin = Pin::Known(known.map_err(|source| SiteError::Pinned { host: host.to_owned(), source })?);
-    }
-    Ok(target)
+    login.host_key = pins.get(&login.known_as()).cloned();
+    Ok(login)
 }
 
 fn missing(host: &str, what: &'static str) -> SiteError {

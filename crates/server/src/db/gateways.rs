@@ -2,13 +2,14 @@
 
 use windlass_model::{
     gateway::Status,
-    id::{GatewayId, ProjectId},
+    id::{GatewayId, ProjectId, RunId},
     time::Timestamp,
 };
 
 use super::{
     Change, Db, DbError, Expect, Val,
     record::{record, statements},
+    replicas::PROXY_LOST_AFTER,
 };
 use crate::params;
 
@@ -61,8 +62,23 @@ statements! {
     SET_WILDCARD_DOMAIN = "UPDATE gateways SET wildcard_domain = $2 WHERE id = $1 AND NOT deleted";
     SET_CONFIGURATION = "UPDATE gateways SET configuration = $2, wildcard_domain = $3, due_at = NULL \
                          WHERE id = $1 AND NOT deleted AND delete_asked_at IS NULL";
-    ASK_DELETE = "UPDATE gateways SET delete_asked_at = coalesce(delete_asked_at, now_us()), due_at = NULL \
-                  WHERE id = $1 AND NOT deleted";
+    /// Not while a service is published through it.
+    DELETE = "UPDATE gateways SET delete_asked_at = now_us(), deleted = TRUE, finished = TRUE, finished_at = now_us() \
+              WHERE id = $1 AND NOT deleted AND NOT EXISTS \
+              (SELECT 1 FROM runs r WHERE r.gateway_id = gateways.id AND NOT r.finished)";
+    USERS = "SELECT r.name FROM runs r WHERE r.gateway_id = $1 AND NOT r.finished ORDER BY r.name LIMIT 10";
+    FIND_BY_TOKEN = "SELECT g.id, g.token_hash FROM gateways g WHERE g.token_hash = $1 AND NOT g.deleted";
+    SET_TOKEN = "UPDATE gateways SET token_hash = $2 WHERE id = $1 AND NOT deleted";
+    SET_STATUS = "UPDATE gateways SET status = $3 WHERE id = $1 AND status = $2 AND NOT deleted";
+    /// Its processes that were seen lately.
+    NODES = "SELECT x.id, x.address FROM proxies x WHERE x.gateway_id = $1 AND x.seen_at >= now_us() - $2 ORDER BY x.id";
+    SEEN_NODE = "INSERT INTO proxies (id, seen_at, gateway_id, address) VALUES ($1, now_us(), $2, $3) \
+                 ON CONFLICT (id) DO UPDATE SET seen_at = now_us(), gateway_id = excluded.gateway_id, \
+                 address = excluded.address";
+    FREE_DOMAIN = "DELETE FROM service_domains WHERE domain = $1 AND NOT EXISTS \
+                   (SELECT 1 FROM runs r WHERE r.id = service_domains.run_id AND NOT r.finished)";
+    TAKEN_BY = "SELECT p.name, r.name FROM service_domains d JOIN runs r ON r.id = d.run_id \
+                JOIN projects p ON p.id = r.project_id WHERE d.domain = $1 AND NOT r.finished";
 }
 
 /// A name in use is a conflict on `gateways_name_key`.
@@ -93,9 +109,65 @@ pub fn set_configuration(id: GatewayId, configuration: &str, domain: Option<&str
     exec(&SET_CONFIGURATION, params![id, configuration, domain])
 }
 
-/// Stores the wish to delete; the gateway's pipeline does it.
-pub fn ask_delete(id: GatewayId) -> Change {
-    exec(&ASK_DELETE, params![id])
+/// Stale while a service is published through it.
+pub fn delete(id: GatewayId) -> Change {
+    exec(&DELETE, params![id])
+}
+
+/// Services that are published through it, the first few.
+pub async fn users(db: &Db, id: GatewayId) -> Result<Vec<String>, DbError> {
+    db.query(USERS.as_str(), params![id]).await?.iter().map(|row| row.text(0)).collect()
+}
+
+/// The gateway whose processes show a token with this hash, and the hash.
+pub async fn find_by_token(db: &Db, hash: &str) -> Result<Option<(GatewayId, String)>, DbError> {
+    let row = db.query_opt(FIND_BY_TOKEN.as_str(), params![hash]).await?;
+    row.map(|row| Ok((row.id(0)?, row.text(1)?))).transpose()
+}
+
+pub fn set_token(id: GatewayId, hash: &str) -> Change {
+    exec(&SET_TOKEN, params![id, hash])
+}
+
+/// Stale when somebody was faster.
+pub fn set_status(id: GatewayId, from: Status, to: Status) -> Change {
+    exec(&SET_STATUS, params![id, from.as_str(), to.as_str()])
+}
+
+/// A process of a gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub id: String,
+    pub address: Option<String>,
+}
+
+/// Those that were seen lately.
+pub async fn nodes(db: &Db, id: GatewayId) -> Result<Vec<Node>, DbError> {
+    let rows = db.query(NODES.as_str(), params![id, PROXY_LOST_AFTER.0]).await?;
+    rows.iter().map(|row| Ok(Node { id: row.text(0)?, address: row.opt_text(1)? })).collect()
+}
+
+/// A process of a gateway is there.
+pub fn seen(node: &str, gateway: GatewayId, address: Option<&str>) -> Change {
+    Change::Exec {
+        sql: SEEN_NODE.as_str().into(),
+        params: params![node, gateway, address],
+        expect: Expect::Any,
+    }
+}
+
+/// Gives a run its name for people. A name in use is a conflict on `service_domains_domain_key`.
+pub fn take_domain(domain: &str, run: RunId) -> [Change; 2] {
+    let free =
+        Change::Exec { sql: FREE_DOMAIN.as_str().into(), params: params![domain], expect: Expect::Any };
+    let values = vec![("domain", domain.into()), ("run_id", run.into())];
+    [free, Change::Insert { table: "service_domains", values }]
+}
+
+/// Project and run that have this name.
+pub async fn taken_by(db: &Db, domain: &str) -> Result<Option<(String, String)>, DbError> {
+    let row = db.query_opt(TAKEN_BY.as_str(), params![domain]).await?;
+    row.map(|row| Ok((row.text(0)?, row.text(1)?))).transpose()
 }
 
 fn exec(sql: &'static str, params: Vec<Val>) -> Change {

@@ -38,6 +38,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     9 "0009_services.sql";
     10 "0010_managed_jobs.sql";
     11 "0011_containers.sql";
+    12 "0012_gateways.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

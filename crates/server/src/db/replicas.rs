@@ -4,7 +4,7 @@
 //! set only while the replica runs; what ends it clears it.
 
 use windlass_model::{
-    id::{InstanceId, ProjectId, RunId, SubmissionId},
+    id::{GatewayId, InstanceId, ProjectId, RunId, SubmissionId},
     time::{Span, Timestamp},
 };
 
@@ -22,6 +22,13 @@ const REQUESTS_KEPT: Span = Span::secs(330);
 statements! {
     SERVICES = "SELECT r.id, p.name, r.name, r.spec, r.submitted_at FROM runs r JOIN projects p ON p.id = r.project_id \
                 WHERE r.service IS NOT NULL AND NOT r.finished AND r.status <> 'terminating' ORDER BY r.id LIMIT $1";
+    /// Those that a gateway publishes, with the names that people know them by.
+    PUBLISHED = "SELECT r.id, p.name, r.name, r.spec, r.submitted_at, d.domain, r.service FROM runs r \
+                 JOIN projects p ON p.id = r.project_id JOIN service_domains d ON d.run_id = r.id \
+                 WHERE r.gateway_id = $2 AND r.service IS NOT NULL AND NOT r.finished AND r.status <> 'terminating' \
+                 ORDER BY r.id LIMIT $1";
+    RUN_OF = "SELECT r.id FROM runs r JOIN projects p ON p.id = r.project_id \
+              WHERE p.name = $1 AND r.name = $2 AND r.gateway_id = $3 AND NOT r.finished AND NOT p.deleted";
     READY = "SELECT j.id, j.run_id, j.instance_id, j.replica_group, j.job_spec FROM jobs j \
              WHERE j.replica_registered AND NOT j.finished AND j.status = 'running' AND j.end_asked IS NULL \
              AND j.instance_id IS NOT NULL ORDER BY j.run_id, j.replica_num LIMIT $1";
@@ -102,6 +109,41 @@ pub async fn services(db: &Db) -> Result<Vec<Service>, DbError> {
     each.collect()
 }
 
+/// A service that a gateway publishes.
+#[derive(Clone, Debug)]
+pub struct Published {
+    pub service: Service,
+    pub domain: String,
+    /// JSON: where it is reached.
+    pub place: String,
+}
+
+pub async fn published(db: &Db, gateway: GatewayId) -> Result<Vec<Published>, DbError> {
+    let rows = db.query(PUBLISHED.as_str(), params![SERVICES_MAX, gateway]).await?;
+    let each = rows.iter().map(|row| {
+        let service = Service {
+            run: row.id(0)?,
+            project: row.text(1)?,
+            name: row.text(2)?,
+            spec: row.text(3)?,
+            submitted_at: row.time(4)?,
+        };
+        Ok(Published { service, domain: row.text(5)?, place: row.text(6)? })
+    });
+    each.collect()
+}
+
+/// The run of this name, if this gateway publishes it.
+pub async fn run_of(
+    db: &Db,
+    gateway: GatewayId,
+    project: &str,
+    name: &str,
+) -> Result<Option<RunId>, DbError> {
+    let row = db.query_opt(RUN_OF.as_str(), params![project, name, gateway]).await?;
+    row.map(|row| row.id(0)).transpose()
+}
+
 pub async fn ready(db: &Db) -> Result<Vec<Ready>, DbError> {
     let rows = db.query(READY.as_str(), params![REPLICAS_MAX]).await?;
     let each = rows.iter().map(|row| {
@@ -157,6 +199,15 @@ pub async fn set_ready(
 /// A proxy is there, and takes seats at these replicas. Those that are gone lose theirs.
 pub async fn seen(db: &Db, proxy: &str, taken: &[SubmissionId]) -> Result<(), DbError> {
     let mut unit = Unit::new().exec(SEEN.as_str(), params![proxy]);
+    for job in taken {
+        unit = unit.exec(TAKE_SEAT.as_str(), params![proxy, *job]);
+    }
+    db.write(unit).await.map(drop)
+}
+
+/// A process of a gateway is there, and has these replicas in its routes from now on.
+pub async fn seen_node(db: &Db, node: Change, proxy: &str, taken: &[SubmissionId]) -> Result<(), DbError> {
+    let mut unit = Unit::new().and([node]);
     for job in taken {
         unit = unit.exec(TAKE_SEAT.as_str(), params![proxy, *job]);
     }

@@ -8,6 +8,7 @@ mod keep;
 mod metrics;
 mod readiness;
 mod table;
+mod told;
 
 use std::{
     io,
@@ -38,6 +39,7 @@ use windlass_gateway::{
 
 use self::keep::Keeper;
 pub use self::metrics::text as metrics;
+pub(crate) use self::told::told;
 use crate::{
     agents::{Call, Port},
     app::App,

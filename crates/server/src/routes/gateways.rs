@@ -2,9 +2,17 @@
 
 use windlass_api::{gateways::*, operations::*};
 
-use crate::{app::App, auth::Scope, error::Result, http::Routes, services::gateways};
+use windlass_model::id::GatewayId;
 
-pub(super) fn mount(routes: Routes) -> Routes {
+use crate::{
+    app::App,
+    auth::Scope,
+    error::Result,
+    http,
+    services::{gateway_nodes, gateways},
+};
+
+pub(super) fn mount(routes: http::Routes) -> http::Routes {
     routes
         .project::<ListGateways, _, _>(list)
         .project::<ReadGateway, _, _>(read)
@@ -14,6 +22,11 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<DeleteGateways, _, _>(delete)
         .project::<SetDefaultGateway, _, _>(set_default)
         .project::<SetWildcardDomain, _, _>(set_wildcard_domain)
+        .project::<CreateGatewayToken, _, _>(create_token)
+        .gateway::<ReadGatewayRoutes, _, _>(read_routes)
+        .gateway::<ReportGateway, _, _>(report)
+        .gateway::<CheckServiceToken, _, _>(check)
+        .gateway::<LeaveGateway, _, _>(leave)
 }
 
 async fn list(app: App, scope: Scope, _: ListRequest) -> Result<Vec<Gateway>> {
@@ -46,4 +59,24 @@ async fn set_default(app: App, scope: Scope, asked: SetDefaultRequest) -> Result
 
 async fn set_wildcard_domain(app: App, scope: Scope, asked: SetWildcardDomainRequest) -> Result<Gateway> {
     gateways::set_wildcard_domain(&app, &scope, &asked).await
+}
+
+async fn create_token(app: App, scope: Scope, asked: NameRequest) -> Result<GatewayToken> {
+    gateways::create_token(&app, &scope, &asked.name).await
+}
+
+async fn read_routes(app: App, gateway: GatewayId, asked: RoutesRequest) -> Result<Routes> {
+    gateway_nodes::routes(&app, gateway, asked).await
+}
+
+async fn report(app: App, gateway: GatewayId, asked: Report) -> Result<()> {
+    gateway_nodes::report(&app, gateway, asked).await
+}
+
+async fn check(app: App, gateway: GatewayId, asked: CheckRequest) -> Result<Check> {
+    gateway_nodes::check(&app, gateway, asked).await
+}
+
+async fn leave(app: App, gateway: GatewayId, asked: LeaveRequest) -> Result<()> {
+    gateway_nodes::leave(&app, gateway, asked).await
 }

@@ -11,13 +11,13 @@ use windlass_model::{
     id::GatewayId,
 };
 
-use super::{names, runs::refused};
+use super::{gateway_nodes, names, runs::refused};
 use crate::{
     app::App,
-    auth::Scope,
+    auth::{Scope, Token},
     db::{
         Change, Unit, Written,
-        gateways::{self, Gateway, NewGateway},
+        gateways::{self, Gateway, NewGateway, Node},
         projects,
     },
     error::{Error, Result},
@@ -34,8 +34,12 @@ fn absent() -> Error {
 
 pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::Gateway>> {
     let default = projects::default_gateway(app.db(), scope.project.id).await?;
-    let rows = gateways::list(app.db(), scope.project.id).await?;
-    rows.into_iter().map(|row| shown(scope, default, row)).collect()
+    let mut all = Vec::new();
+    for row in gateways::list(app.db(), scope.project.id).await? {
+        let nodes = gateways::nodes(app.db(), row.id).await?;
+        all.push(shown(scope, default, row, &nodes)?);
+    }
+    Ok(all)
 }
 
 pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Gateway> {
@@ -45,10 +49,32 @@ pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Gateway>
 
 async fn one(app: &App, scope: &Scope, row: Gateway) -> Result<wire::Gateway> {
     let default = projects::default_gateway(app.db(), scope.project.id).await?;
-    shown(scope, default, row)
+    let nodes = gateways::nodes(app.db(), row.id).await?;
+    shown(scope, default, row, &nodes)
 }
 
-fn shown(scope: &Scope, default: Option<GatewayId>, row: Gateway) -> Result<wire::Gateway> {
+fn shown(
+    scope: &Scope,
+    default: Option<GatewayId>,
+    row: Gateway,
+    nodes: &[Node],
+) -> Result<wire::Gateway> {
+    let wanted = gateway_nodes::replicas(&row);
+    let waits = (nodes.len() < wanted).then(|| {
+        let name = &row.name;
+        format!("{} of {wanted} processes are there; `windlass gateway serve {name}` is one", nodes.len())
+    });
+    let replica = |(number, node): (i64, &Node)| wire::GatewayReplica {
+        replica_num: number,
+        hostname: node.address.clone(),
+        backend: row.backend.clone(),
+        region: row.region.clone(),
+        status: gateway::ReplicaStatus::Running.as_str().to_owned(),
+        status_message: None,
+        created_at: row.created_at,
+    };
+    let replicas = (0..).zip(nodes).map(replica).collect();
+    let address = nodes.iter().find_map(|node| node.address.clone());
     Ok(wire::Gateway {
         id: row.id.0,
         name: row.name,
@@ -56,15 +82,15 @@ fn shown(scope: &Scope, default: Option<GatewayId>, row: Gateway) -> Result<wire
         configuration: Document::from_text(row.configuration)?,
         created_at: row.created_at,
         status: row.status.as_str().to_owned(),
-        status_message: row.status_message,
+        status_message: row.status_message.or(waits),
         default: default == Some(row.id),
-        hostname: row.hostname,
+        hostname: row.hostname.or(address),
         ip_address: row.ip_address,
         instance_id: row.instance_id,
         wildcard_domain: row.wildcard_domain,
         backend: row.backend,
         region: row.region,
-        replicas: Vec::new(),
+        replicas,
     })
 }
 
@@ -220,21 +246,37 @@ async fn write(
             app.wake(&["gateways"]);
             Ok(())
         }
-        Written::Stale { .. } => Err(Error::refused("the gateway is being deleted")),
+        Written::Stale { .. } => Err(Error::refused("the gateway is gone, or a service came to use it")),
     }
 }
 
-/// Stores the wish to end. One that does not exist refuses the request before anything is done.
+/// Nothing has to be given back: its processes learn that it is gone, and serve nobody any more. One that does not exist
+/// or is in use refuses the request before anything is done.
 pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
     let mut found = Vec::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
-        found.push(gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?);
+        let one = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+        let users = gateways::users(app.db(), one.id).await?;
+        if !users.is_empty() {
+            let users = users.join("`, `");
+            return Err(Error::refused(format!("gateway `{name}` publishes `{users}`; stop that first")));
+        }
+        found.push(one);
     }
     for gateway in &found {
-        let change = vec![gateways::ask_delete(gateway.id)];
-        write(app, scope, gateway, change, "delete_asked", "Gateway deletion requested").await?;
+        let change = vec![gateways::delete(gateway.id)];
+        write(app, scope, gateway, change, "deleted", "Gateway deleted").await?;
     }
     Ok(())
+}
+
+/// A new token for the processes of a gateway; the old one dies at once.
+pub async fn create_token(app: &App, scope: &Scope, name: &str) -> Result<wire::GatewayToken> {
+    let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+    let token = Token::draw()?;
+    let change = vec![gateways::set_token(found.id, &token.hash())];
+    write(app, scope, &found, change, "token_made", "Gateway got a new token").await?;
+    Ok(wire::GatewayToken { token: token.text().to_owned() })
 }
 
 pub async fn set_default(app: &App, scope: &Scope, asked: &wire::SetDefaultRequest) -> Result<()> {

@@ -439,6 +439,6 @@ async fn gateways_are_set_and_asked_to_go(db: &Db) {
     let found = gateways::find_by_name(db, made.project, "gate").await.unwrap().unwrap();
     assert_eq!(found.wildcard_domain.as_deref(), Some("*.example.org"));
     assert_eq!(gateways::list(db, made.project).await.unwrap(), [found]);
-    write(db, Unit::new().and([gateways::ask_delete(id)])).await;
-    assert!(gateways::find(db, id).await.unwrap().unwrap().delete_asked_at.is_some());
+    write(db, Unit::new().and([gateways::delete(id)])).await;
+    assert!(gateways::find(db, id).await.unwrap().unwrap().deleted);
 }

@@ -58,6 +58,7 @@ pub(super) fn unit(
         idempotency_hash: None,
         managed_job: Some(job.id),
         places: placing.map_err(PassError::document)?,
+        published: None,
     };
     match submit::unit(&hands.db, &hands.keys, by, &spec, None) {
         Ok((_, unit)) => Ok(Ok(unit)),

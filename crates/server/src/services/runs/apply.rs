@@ -23,7 +23,7 @@ use crate::{
     events::{About, actor, note},
     proxy,
     secrets::hex,
-    services::names,
+    services::{names, publishing},
 };
 
 /// How often a generated name may be taken before that is an error.
@@ -168,6 +168,14 @@ async fn create(
             {
                 return Err(Error::exists("Run"));
             }
+            Err(error) if error.is_conflict_on("service_domains_domain_key") => {
+                let name = spec.name().unwrap_or_default();
+                return Err(match publishing::of(app, scope.project.id, &spec, name).await {
+                    Err(taken) => taken,
+                    // It was taken a moment ago and is free again.
+                    Ok(_) => Error::exists("Run"),
+                });
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -177,6 +185,7 @@ async fn create(
 async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(RunId, Unit)> {
     let by = scope.caller.user.id;
     let key = scope.idempotency_key.clone();
+    let published = publishing::of(app, scope.project.id, spec, spec.name().unwrap_or_default()).await?;
     let asked = submit::Asked {
         project: scope.project.id,
         project_name: &scope.project.name,
@@ -186,6 +195,7 @@ async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(R
         idempotency_key: key,
         managed_job: None,
         places: None,
+        published,
     };
     submit::unit(app.db(), app.keys(), asked, spec, next_slot(app, spec).await?)
 }

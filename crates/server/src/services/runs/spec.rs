@@ -73,14 +73,15 @@ impl Spec {
         self.shape.plan().map_err(no_shape)
     }
 
-    /// Where a service is reached, until a gateway takes it.
-    pub(crate) fn service(&self, project: &str, run: &str) -> Option<Value> {
+    /// Where a service is reached: at its gateway, or through the server.
+    pub(crate) fn service(&self, project: &str, run: &str, at: Option<&str>) -> Option<Value> {
         let Configuration::Service(_) = self.shape.configuration() else { return None };
         let model = &self.value["configuration"]["model"];
         let model = model["name"].as_str().or_else(|| model.as_str()).map(
             |name| json!({ "name": name, "base_url": format!("/proxy/models/{project}"), "type": "chat" }),
         );
-        Some(json!({ "url": format!("/proxy/services/{project}/{run}/"), "model": model, "options": {} }))
+        let url = at.map_or_else(|| format!("/proxy/services/{project}/{run}/"), str::to_owned);
+        Some(json!({ "url": url, "model": model, "options": {} }))
     }
 
     /// What the spec points to must exist and belong to the caller or the project.

@@ -15,12 +15,14 @@ use crate::{
     db::{
         Db, Unit,
         events::{self, Place, Target},
+        gateways,
         jobs::{self, NewJob},
         runs::{self, NewRun},
     },
     error::{Error, Result},
     job_orders::node_key::NodeKey,
     secrets::Keyring,
+    services::publishing::Published,
 };
 
 const JOBS_MAX: usize = 1000;
@@ -37,6 +39,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) managed_job: Option<ManagedJobId>,
     /// JSON: the places that it stays away from or seeks.
     pub(crate) places: Option<String>,
+    /// Where a gateway publishes it.
+    pub(crate) published: Option<Published>,
 }
 
 /// Everything that makes the run true. `next` is its first slot, where it has a schedule.
@@ -64,8 +68,10 @@ pub(crate) fn unit(
         repo_id: spec.repo_id().map(str::to_owned),
         name: name.to_owned(),
         spec: spec.value.to_string(),
-        service: spec.service(asked.project_name, name).map(|service| service.to_string()),
-        gateway_id: None,
+        service: spec
+            .service(asked.project_name, name, asked.published.as_ref().map(|at| at.url.as_str()))
+            .map(|service| service.to_string()),
+        gateway_id: asked.published.as_ref().map(|at| at.gateway),
         status,
         desired_replicas: replicas,
         priority: spec.priority(),
@@ -89,6 +95,9 @@ pub(crate) fn unit(
     // An epoch would be that of another row's lock; these rows' own have not been taken yet.
     created.epoch = None;
     let mut unit = Unit::new().and([runs::insert(row)]).and(told(&created, Entity::Run, id.0, name)?);
+    if let Some(at) = &asked.published {
+        unit = unit.and(gateways::take_domain(&at.domain, id));
+    }
     for (job, sealed) in submissions(db, keys, project, spec, id, &specs)? {
         let mut created =
             Event::created::<job::Job>(job.id.0, job::Status::Submitted, because("Job submitted"));

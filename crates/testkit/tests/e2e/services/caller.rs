@@ -33,18 +33,25 @@ impl Got {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct Caller {
     address: String,
     token: Option<String>,
+    host: String,
 }
 
 impl Caller {
     pub(crate) fn new(address: &str) -> Self {
-        Self { address: address.to_owned(), token: Some(TOKEN.to_owned()) }
+        Self { address: address.to_owned(), token: Some(TOKEN.to_owned()), host: "services.test".to_owned() }
+    }
+
+    /// Asks for another host.
+    pub(crate) fn with_host(&self, host: &str) -> Self {
+        Self { host: host.to_owned(), ..self.clone() }
     }
 
     pub(crate) fn with_token(&self, token: Option<&str>) -> Self {
-        Self { address: self.address.clone(), token: token.map(str::to_owned) }
+        Self { token: token.map(str::to_owned), ..self.clone() }
     }
 
     /// Sends a request; the answer is read by whoever wants it.
@@ -55,7 +62,8 @@ impl Caller {
         let length =
             if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: services.test\r\n{}{length}{fields}\r\n",
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\n{}{length}{fields}\r\n",
+            self.host,
             token.unwrap_or_default()
         );
         stream.write_all(head.as_bytes())?;

@@ -1,18 +1,11 @@
 //! What changes under traffic: readiness, the number of replicas, the version.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use windlass_testkit::{lab::Lab, server::submission};
 
-use super::{answers, caller::Caller, free_port, probe, service};
+use super::{answers, caller::Caller, free_port, probe, service, traffic::Traffic};
 use crate::{
     hosts::fleet,
     stage::{Machines, Stage},
@@ -36,48 +29,6 @@ fn said(run: &Value, job: usize) -> &str {
     run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap()["status_message"]
         .as_str()
         .unwrap()
-}
-
-/// Somebody who asks again and again, until the end of the test.
-struct Traffic {
-    stop: Arc<AtomicBool>,
-    answered: Arc<AtomicU64>,
-    thread: Option<JoinHandle<Vec<String>>>,
-}
-
-impl Traffic {
-    fn start(address: &str, path: &'static str) -> Self {
-        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (caller, over, count) = (Caller::new(address), Arc::clone(&stop), Arc::clone(&answered));
-        let thread = std::thread::spawn(move || {
-            let mut failed = Vec::new();
-            while !over.load(Ordering::Relaxed) {
-                match caller.get(path) {
-                    Ok(got) if got.status == 200 => count.fetch_add(1, Ordering::Relaxed),
-                    other => {
-                        failed.push(format!("{other:?}"));
-                        0
-                    }
-                };
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            failed
-        });
-        Self { stop, answered, thread: Some(thread) }
-    }
-
-    /// How many were answered, and what went wrong.
-    fn end(mut self) -> (u64, Vec<String>) {
-        self.stop.store(true, Ordering::Relaxed);
-        let failed = self.thread.take().unwrap().join().unwrap();
-        (self.answered.load(Ordering::Relaxed), failed)
-    }
-}
-
-impl Drop for Traffic {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
 }
 
 #[tokio::test]
@@ -133,7 +84,7 @@ async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_
     // Whoever has no token wakes nobody.
     assert_eq!(caller.with_token(None).get(path).unwrap().status, 401);
 
-    let traffic = Traffic::start(stage.address(), path);
+    let traffic = Traffic::start(&caller, path);
     answers(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 1)).await;
     answers(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 2)).await;
     let (answered, failed) = traffic.end();
@@ -167,7 +118,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
     let path = "/proxy/services/main/rolling/";
     answers(&mut stage, &caller, path, 200, "version=1").await;
 
-    let traffic = Traffic::start(stage.address(), path);
+    let traffic = Traffic::start(&caller, path);
     let mut second = first.clone();
     second["env"]["VERSION"] = json!("2");
     update(&mut stage, &second).await;

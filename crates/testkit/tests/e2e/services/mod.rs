@@ -2,8 +2,10 @@
 
 mod caller;
 mod change;
+mod gateway;
 mod reach;
 mod shared;
+mod traffic;
 
 use std::{
     net::TcpListener,

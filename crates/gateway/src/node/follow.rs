@@ -1,0 +1,241 @@
+//! Keeps the routes of a gateway as the server has them, and tells it what came.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::timeout};
+use uuid::Uuid;
+use windlass_api::{
+    gateways::{Came, LeaveRequest, Report, RoutesRequest},
+    operations::{LeaveGateway, ReadGatewayRoutes, ReportGateway},
+};
+
+use super::{Kept, server::{Server, ServerError}, sites::Sites};
+use crate::{
+    connect::Connector,
+    hold::Wake,
+    replica::Replica,
+    state::{self, StateError},
+    table::Routes,
+    way::Told,
+};
+
+/// The server answers by then, changed or not.
+const WAIT: Duration = Duration::from_secs(8);
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+/// How often it is said what came. The server gives a gateway up that is silent for three of these.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+const REPORT_WITHIN: Duration = Duration::from_secs(4);
+/// Between two tries to reach a server that is away.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long requests to a replica that left may last before nobody waits for them.
+const DRAIN_WITHIN: Duration = Duration::from_secs(30);
+
+pub(super) struct Follower {
+    server: Arc<Server>,
+    id: Uuid,
+    address: Option<String>,
+    file: PathBuf,
+    encrypted: bool,
+    routes: Arc<Routes>,
+    sites: Arc<Sites>,
+    state: Mutex<State>,
+    /// There is something to say at once.
+    news: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    version: Option<String>,
+    /// What each service had counted when it was last told.
+    told: HashMap<String, u64>,
+    left: Vec<Uuid>,
+    /// The last trouble with the server: told once.
+    trouble: Option<String>,
+}
+
+impl Wake for Follower {
+    fn wake(&self, _project: &str, _run: &str) {
+        self.news.notify_one();
+    }
+}
+
+impl Follower {
+    pub(super) fn new(
+        server: Arc<Server>,
+        id: Uuid,
+        address: Option<String>,
+        state: &Path,
+        encrypted: bool,
+    ) -> Self {
+        Self {
+            server,
+            id,
+            address,
+            file: state.join("routes"),
+            encrypted,
+            routes: Arc::default(),
+            sites: Arc::new(Sites::new()),
+            state: Mutex::default(),
+            news: Notify::new(),
+        }
+    }
+
+    pub(super) fn routes(&self) -> &Arc<Routes> {
+        &self.routes
+    }
+
+    pub(super) fn connector(&self) -> Arc<dyn Connector> {
+        Arc::clone(&self.sites) as Arc<dyn Connector>
+    }
+
+    /// What was known last. A file that is damaged is told of, and the server is asked anyway.
+    pub(super) fn restore(&self) -> Result<(), StateError> {
+        match Kept::read(&self.file) {
+            Ok(None) => {}
+            Ok(Some(kept)) => {
+                self.sites.replace(kept.told.sites.clone());
+                if let Err(stale) = self.routes.replace(kept.snapshot()) {
+                    tracing::warn!(%stale, "use the routes that were kept");
+                }
+            }
+            Err(error @ StateError::Damaged { .. }) | Err(error @ StateError::Content { .. }) => {
+                tracing::warn!(%error, "use the routes that were kept");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Asks for ever; ends when it is dropped.
+    pub(super) async fn follow(self: Arc<Self>) {
+        loop {
+            let asked = RoutesRequest {
+                node: self.id,
+                address: self.address.clone(),
+                version: self.state.lock().version.clone(),
+                wait_ms: u64::try_from(WAIT.as_millis()).unwrap_or_default(),
+            };
+            match self.server.call::<ReadGatewayRoutes>(&asked, ANSWER_WITHIN).await {
+                Ok(answer) => {
+                    self.reached();
+                    let Some(document) = answer.routes else { continue };
+                    match serde_json::from_str::<Told>(document.text()) {
+                        Ok(told) => self.take(answer.version, told).await,
+                        Err(error) => {
+                            tracing::error!(%error, "understand the routes: is the server newer than this gateway?");
+                            tokio::time::sleep(PAUSE).await;
+                        }
+                    }
+                }
+                Err(error) => {
+                    self.missed(&error);
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn reached(&self) {
+        if self.state.lock().trouble.take().is_some() {
+            tracing::info!("the server answers again");
+        }
+    }
+
+    fn missed(&self, error: &ServerError) {
+        let text = error.to_string();
+        let mut state = self.state.lock();
+        if state.trouble.as_ref() != Some(&text) {
+            tracing::warn!(%error, "ask for the routes; those that are known stay in use");
+            state.trouble = Some(text);
+        }
+    }
+
+    async fn take(self: &Arc<Self>, version: String, mut told: Told) {
+        for service in &mut told.services {
+            // Nobody is sent to a door that is not there.
+            service.https &= self.encrypted;
+        }
+        let kept = Kept { generation: self.routes.generation() + 1, version: version.clone(), told };
+        // Sites first: a replica that is named can be reached.
+        self.sites.replace(kept.told.sites.clone());
+        let leaving = self.routes.replace(kept.snapshot()).unwrap_or_default();
+        self.state.lock().version = Some(version);
+        tracing::info!(generation = kept.generation, services = kept.told.services.len(), "new routes");
+        for replica in leaving {
+            tokio::spawn(Arc::clone(self).drain(replica));
+        }
+        let file = self.file.clone();
+        let saved = tokio::task::spawn_blocking(move || state::save(&file, &kept)).await;
+        if let Ok(Err(error)) = saved {
+            tracing::warn!(%error, "keep the routes for a restart");
+        }
+    }
+
+    async fn drain(self: Arc<Self>, replica: Arc<Replica>) {
+        let drained = replica.drained(DRAIN_WITHIN).await;
+        tracing::debug!(replica = replica.id(), ?drained, "a replica was drained");
+        if let Ok(id) = replica.id().parse() {
+            self.state.lock().left.push(id);
+            self.news.notify_one();
+        }
+    }
+
+    /// Says what came, for ever; ends when it is dropped.
+    pub(super) async fn report(self: Arc<Self>) {
+        loop {
+            let _ = timeout(REPORT_EVERY, self.news.notified()).await;
+            if let Err(error) = self.tell().await {
+                tracing::debug!(%error, "tell what came");
+                tokio::time::sleep(PAUSE).await;
+            }
+            self.routes.sweep();
+        }
+    }
+
+    async fn tell(&self) -> Result<(), ServerError> {
+        let mut totals = Vec::new();
+        let mut report =
+            Report { node: self.id, address: self.address.clone(), came: Vec::new(), left: Vec::new() };
+        {
+            let state = self.state.lock();
+            report.left.clone_from(&state.left);
+            for live in self.routes.services() {
+                let service = live.service();
+                let key = format!("{}/{}", service.project, service.run);
+                let total = live.stats().read().admitted;
+                let before = state.told.get(&key).copied().unwrap_or_default().min(total);
+                if total > before {
+                    report.came.push(Came {
+                        project: service.project.clone(),
+                        run: service.run.clone(),
+                        requests: total - before,
+                        asleep: live.replicas().is_empty(),
+                    });
+                }
+                totals.push((key, total));
+            }
+        }
+        self.server.call::<ReportGateway>(&report, REPORT_WITHIN).await?;
+        let mut state = self.state.lock();
+        state.left.retain(|id| !report.left.contains(id));
+        state.told = totals.into_iter().collect();
+        Ok(())
+    }
+
+    /// Nothing goes through this process any more.
+    pub(super) async fn leave(&self) {
+        if let Err(error) = self.tell().await {
+            tracing::debug!(%error, "tell what came last");
+        }
+        let asked = LeaveRequest { node: self.id };
+        if let Err(error) = self.server.call::<LeaveGateway>(&asked, REPORT_WITHIN).await {
+            tracing::debug!(%error, "say that this process is gone");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Listeners go from one process to the next over a socket, so that no caller finds the door shut.
+//!
+//! The new process asks at `handover.sock` in the state directory and is given the listening sockets themselves, with
+//! whoever waits in them. Once it serves it says so, and the old one stops accepting, answers what it has and ends.
+
+use std::{
+    fs, io,
+    io::{IoSlice, IoSliceMut, Read as _, Write as _},
+    mem::MaybeUninit,
+    net::{SocketAddr, TcpListener},
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+/// Listeners of one gateway.
+const LISTENERS_MAX: usize = 4;
+/// The new process must serve by then, or the old one goes on.
+const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+const GREETING: &[u8] = b"windlass-gateway 1\n";
+const TAKEN: u8 = b'!';
+
+fn path(state: &Path) -> PathBuf {
+    state.join("handover.sock")
+}
+
+/// What a process that is there gave away. It goes on serving until [`Given::taken`].
+pub(super) struct Given {
+    stream: UnixStream,
+    listeners: Vec<TcpListener>,
+}
+
+impl Given {
+    /// The listener with this address, if there is one.
+    pub(super) fn take(&mut self, address: SocketAddr) -> Option<TcpListener> {
+        let at = self.listeners.iter().position(|one| one.local_addr().is_ok_and(|local| local == address))?;
+        Some(self.listeners.swap_remove(at))
+    }
+
+    /// The other may go.
+    pub(super) fn taken(mut self) -> io::Result<()> {
+        self.stream.write_all(&[TAKEN])
+    }
+}
+
+/// Asks the process that is there, if one is.
+pub(super) fn ask(state: &Path) -> io::Result<Option<Given>> {
+    let stream = match UnixStream::connect(path(state)) {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    stream.set_read_timeout(Some(TAKEN_WITHIN))?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut words = [0_u8; GREETING.len()];
+    let got = recvmsg(
+        stream.as_fd(),
+        &mut [IoSliceMut::new(&mut words)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    if got.bytes != GREETING.len() || words != *GREETING {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "another kind of process is there"));
+    }
+    let mut fds: Vec<OwnedFd> = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok(Some(Given { stream, listeners: fds.into_iter().map(TcpListener::from).collect() }))
+}
+
+/// Where the next process will ask. Takes the place of whoever was there.
+pub(super) fn open(state: &Path) -> io::Result<UnixListener> {
+    let path = path(state);
+    let fresh = path.with_extension("new");
+    let _ = fs::remove_file(&fresh);
+    let listener = UnixListener::bind(&fresh)?;
+    listener.set_nonblocking(true)?;
+    fs::rename(&fresh, &path)?;
+    Ok(listener)
+}
+
+/// Gives the listeners to whoever asked. Whether they were taken: if not, this process goes on.
+pub(super) fn give(stream: &UnixStream, listeners: &[TcpListener]) -> io::Result<bool> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(TAKEN_WITHIN))?;
+    stream.set_write_timeout(Some(TAKEN_WITHIN))?;
+    let fds: Vec<BorrowedFd<'_>> = listeners.iter().map(TcpListener::as_fd).take(LISTENERS_MAX).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::other("too many listeners"));
+    }
+    sendmsg(stream.as_fd(), &[IoSlice::new(GREETING)], &mut control, SendFlags::empty())?;
+    let mut word = [0_u8; 1];
+    let read = (&*stream).read(&mut word)?;
+    Ok(read == 1 && word == [TAKEN])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_listener_goes_over_with_those_who_wait_at_it() {
+        let folder = Folder(std::env::temp_dir().join(format!("windlass-handover-{}", std::process::id())));
+        fs::create_dir_all(&folder.0).unwrap();
+        assert!(ask(&folder.0).unwrap().is_none(), "nobody is there");
+        let door = open(&folder.0).unwrap();
+        door.set_nonblocking(false).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let waiting = TcpStream::connect(address).unwrap();
+        let old = std::thread::spawn(move || {
+            let (stream, _) = door.accept().unwrap();
+            give(&stream, &[listener]).unwrap()
+        });
+        let mut given = ask(&folder.0).unwrap().unwrap();
+        let taken = given.take(address).unwrap();
+        assert!(given.take(address).is_none());
+        given.taken().unwrap();
+        assert!(old.join().unwrap());
+        // The old process has closed its own; whoever had come before is met here.
+        assert_eq!(taken.accept().unwrap().1, waiting.local_addr().unwrap());
+        assert!(ask(&folder.0).unwrap().is_none(), "it is gone, though its socket lies there");
+    }
+
+    #[test]
+    fn whoever_asks_and_does_not_serve_takes_nothing() {
+        let folder = Folder(std::env::temp_dir().join(format!("windlass-handover-not-{}", std::process::id())));
+        fs::create_dir_all(&folder.0).unwrap();
+        let door = open(&folder.0).unwrap();
+        door.set_nonblocking(false).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let old = std::thread::spawn(move || {
+            let (stream, _) = door.accept().unwrap();
+            give(&stream, &[listener]).unwrap()
+        });
+        drop(ask(&folder.0).unwrap().unwrap());
+        assert!(!old.join().unwrap());
+    }
+}

@@ -1,0 +1,108 @@
+//! Streams to replicas from a gateway's host: over SSH, or a socket where the host is this machine.
+//!
+//! A host is gone to only when the server knows its key: a gateway learns no keys of its own.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use futures_util::future::BoxFuture;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use parking_lot::RwLock;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use windlass_api::{agent::ports, unix};
+use windlass_model::id::SubmissionId;
+use windlass_tunnel::{Backoff, Connection, Hosts};
+
+use crate::{
+    connect::{Connector, Stream},
+    route::Target,
+    way::{Site, Way},
+};
+
+/// The hosts that this gateway was told of, and the connections to them.
+pub(super) struct Sites {
+    known: RwLock<BTreeMap<String, Site>>,
+    hosts: Hosts<String>,
+}
+
+impl Sites {
+    pub(super) fn new() -> Self {
+        Self { known: RwLock::default(), hosts: Hosts::new(Backoff::STANDARD) }
+    }
+
+    /// Connections to those that are no longer named end when nobody uses them.
+    pub(super) fn replace(&self, sites: BTreeMap<String, Site>) {
+        let old = std::mem::replace(&mut *self.known.write(), sites);
+        let known = self.known.read();
+        for name in old.keys().filter(|name| !known.contains_key(*name)) {
+            self.hosts.forget(name);
+        }
+    }
+
+    async fn open(&self, target: &Target) -> io::Result<Stream> {
+        let absent = || io::Error::new(io::ErrorKind::NotFound, "no such replica");
+        let Target::Tunnel { name, port } = target else { return Err(absent()) };
+        let (host, job) = name.split_once('/').ok_or_else(absent)?;
+        let job: SubmissionId = job.parse().map_err(|_| absent())?;
+        let site = self.known.read().get(host).cloned().ok_or_else(absent)?;
+        let (stream, below) = match &site.way {
+            Way::Socket { path } => {
+                let stream = unix::connect(path).await?;
+                (ports::connect(stream, &site.credential, job, *port).await, None)
+            }
+            Way::Ssh { socket, login } => {
+                if !login.is_pinned() {
+                    return Err(io::Error::other("the server does not know the key of this host yet"));
+                }
+                let target = login.target().map_err(io::Error::other)?;
+                let (below, _) = self.hosts.traffic(&host.to_owned(), &target).await.map_err(io::Error::other)?;
+                let stream = below.unix(socket).await.map_err(io::Error::other)?;
+                (ports::connect(stream, &site.credential, job, *port).await, Some(below))
+            }
+        };
+        let stream = stream.map_err(io::Error::other)?;
+        Ok(Box::new(Carried { stream, _below: below }))
+    }
+}
+
+impl Connector for Sites {
+    fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
+        Box::pin(self.open(target))
+    }
+}
+
+/// A stream, and the connection that must live as long.
+struct Carried {
+    stream: TokioIo<Upgraded>,
+    _below: Option<Arc<Connection>>,
+}
+
+impl AsyncRead for Carried {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Carried {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

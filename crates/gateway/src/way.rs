@@ -1,0 +1,110 @@
+//! What a gateway is told: its services, and how it comes to the hosts of their replicas.
+//!
+//! All of it opens hosts. It is never logged, and kept in a file that its owner alone may read.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use windlass_tunnel::{HostKey, Key, KeyError, Pin, Target};
+
+use crate::route::Service;
+
+/// Everything at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Told {
+    pub services: Vec<Service>,
+    /// By the name that stands before the slash in the targets of replicas.
+    pub sites: BTreeMap<String, Site>,
+}
+
+/// A host with replicas.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Site {
+    /// What its agent asks for at the door.
+    pub credential: String,
+    pub way: Way,
+}
+
+impl fmt::Debug for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Site").field("way", &self.way).finish_non_exhaustive()
+    }
+}
+
+/// How its agent is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Way {
+    /// The machine of the server: only a gateway on that machine comes there.
+    Socket {
+        path: PathBuf,
+    },
+    Ssh {
+        socket: String,
+        login: Login,
+    },
+}
+
+/// Where a host is and how to log in there, as it is written down.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Login {
+    pub host: String,
+    pub port: u16,
+    pub user: String,
+    /// A private key, as text.
+    pub key: String,
+    /// The line of the key that the host is known by; absent before anybody was there.
+    pub host_key: Option<String>,
+    pub via: Option<Box<Self>>,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Login({}@{}:{})", self.user, self.host, self.port)
+    }
+}
+
+/// Why nobody can log in with what is written.
+#[derive(Debug, thiserror::Error)]
+pub enum LoginError {
+    #[error("log in to {host}: its private key cannot be used")]
+    PrivateKey {
+        host: String,
+        #[source]
+        source: KeyError,
+    },
+    #[error("read the host key that {host} is pinned to")]
+    Pinned {
+        host: String,
+        #[source]
+        source: KeyError,
+    },
+}
+
+impl Login {
+    /// Ready to be used.
+    pub fn target(&self) -> Result<Target, LoginError> {
+        let key = Key::parse(&self.key)
+            .map_err(|source| LoginError::PrivateKey { host: self.host.clone(), source })?;
+        let pinned = self.host_key.as_deref().map(HostKey::parse).transpose();
+        let pinned = pinned.map_err(|source| LoginError::Pinned { host: self.host.clone(), source })?;
+        Ok(Target {
+            host: self.host.clone(),
+            port: self.port,
+            user: self.user.clone(),
+            keys: vec![key],
+            pin: pinned.map_or(Pin::FirstUse, Pin::Known),
+            via: self.via.as_ref().map(|via| via.target()).transpose()?.map(Box::new),
+        })
+    }
+
+    /// The name its key is kept under.
+    pub fn known_as(&self) -> String {
+        Target::name_for(&self.host, self.port)
+    }
+
+    /// Whether the host and all on the way to it are known by their keys.
+    pub fn is_pinned(&self) -> bool {
+        self.host_key.is_some() && self.via.as_ref().is_none_or(|via| via.is_pinned())
+    }
+}

@@ -1,0 +1,178 @@
+//! What the processes of gateways ask and tell.
+
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use tokio::time::{Instant, timeout};
+use windlass_api::{Access, Document, gateways as wire};
+use windlass_model::{
+    event::{self, Because, Entity},
+    gateway,
+    id::{GatewayId, SubmissionId},
+};
+
+use crate::{
+    app::App,
+    auth,
+    db::{
+        Unit, Written,
+        gateways::{self, Gateway},
+        replicas as rows,
+    },
+    error::{Error, Result},
+    events::{About, actor, record},
+    pipelines, proxy,
+    secrets::hex,
+};
+
+/// A look follows each hint, and comes by itself after this.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// What one report may name.
+const CAME_MAX: usize = 10_000;
+const LEFT_MAX: usize = 10_000;
+const ADDRESS_MAX: usize = 255;
+
+/// A process cannot take the name of another gateway's, or of a server.
+fn proxy_id(gateway: GatewayId, node: uuid::Uuid) -> String {
+    format!("{gateway}/{node}")
+}
+
+fn checked(address: Option<&str>) -> Result<Option<&str>> {
+    match address {
+        Some(address) if address.len() > ADDRESS_MAX || address.contains(char::is_control) => {
+            Err(Error::field("address", "must be an address"))
+        }
+        address => Ok(address),
+    }
+}
+
+/// The routes, once they are others than those the process has. It takes its seats before it is told of a replica.
+pub async fn routes(app: &App, gateway: GatewayId, asked: wire::RoutesRequest) -> Result<wire::Routes> {
+    let address = checked(asked.address.as_deref())?;
+    let id = proxy_id(gateway, asked.node);
+    let until = Instant::now() + Duration::from_millis(asked.wait_ms).min(WAIT_MAX);
+    let hints = app.hints().subscribe(proxy::HINT);
+    let mut is_first = true;
+    loop {
+        let (told, replicas) = proxy::told(app, gateway).await?;
+        let text = serde_json::to_string(&told)?;
+        let version = hex(&Sha256::digest(text.as_bytes()));
+        let is_new = asked.version.as_ref() != Some(&version);
+        if is_first || is_new {
+            let seen = gateways::seen(&id, gateway, address);
+            rows::seen_node(app.db(), seen, &id, &replicas).await?;
+        }
+        if is_first {
+            arrived(app, gateway).await?;
+            is_first = false;
+        }
+        if is_new {
+            return Ok(wire::Routes { version, routes: Some(Document::from_text(text)?) });
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(wire::Routes { version, routes: None });
+        }
+        tokio::select! {
+            _ = timeout(left.min(LOOK_EVERY), hints.hinted()) => {}
+            () = app.closed() => return Ok(wire::Routes { version, routes: None }),
+        }
+    }
+}
+
+/// The gateway is in service once all its processes are there.
+async fn arrived(app: &App, id: GatewayId) -> Result<()> {
+    let Some(found) = gateways::find(app.db(), id).await? else { return Ok(()) };
+    let mut steps = match found.status {
+        gateway::Status::Submitted => vec![gateway::Event::Created],
+        gateway::Status::Provisioning => Vec::new(),
+        gateway::Status::Running | gateway::Status::Failed => return Ok(()),
+    };
+    let (present, wanted) = (gateways::nodes(app.db(), id).await?.len(), replicas(&found));
+    if present >= wanted {
+        steps.push(gateway::Event::Ready);
+    }
+    let about =
+        About { entity: Entity::Gateway, id: id.0, name: &found.name, project: Some(found.project_id) };
+    let (mut status, mut unit) = (found.status, Unit::new());
+    for step in steps {
+        let because = Because {
+            actor: actor(None),
+            reason: "processes".into(),
+            message: format!("{present} of {wanted} processes of the gateway are there"),
+        };
+        // Both steps are allowed from where they are taken.
+        let Ok(moved) = event::transition::<gateway::Gateway>(id.0, status, step, because) else { break };
+        unit = unit.and([gateways::set_status(id, status, moved.status)]);
+        for told in moved.record.iter() {
+            unit = unit.and(record(app.db(), None, &about, told)?);
+        }
+        status = moved.status;
+    }
+    match app.db().write(unit).await? {
+        // Another process came at the same moment and told of it.
+        Written::Done { .. } | Written::Stale { .. } => Ok(()),
+    }
+}
+
+/// How many processes a gateway is to have.
+pub(super) fn replicas(gateway: &Gateway) -> usize {
+    let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
+    configuration["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
+}
+
+pub async fn report(app: &App, gateway: GatewayId, report: wire::Report) -> Result<()> {
+    if report.came.len() > CAME_MAX || report.left.len() > LEFT_MAX {
+        return Err(Error::refused("the report names too many"));
+    }
+    let id = proxy_id(gateway, report.node);
+    let seen = gateways::seen(&id, gateway, checked(report.address.as_deref())?);
+    rows::seen_node(app.db(), seen, &id, &[]).await?;
+    let (mut came, mut asleep) = (Vec::new(), Vec::new());
+    for one in &report.came {
+        // Others' services are no business of this gateway.
+        let Some(run) = rows::run_of(app.db(), gateway, &one.project, &one.run).await? else { continue };
+        came.push((run, one.requests));
+        if one.asleep {
+            asleep.push(run);
+        }
+    }
+    if !came.is_empty() {
+        rows::count(app.db(), &id, &came, &asleep).await?;
+    }
+    if !asleep.is_empty() {
+        app.wake(&["runs"]);
+    }
+    for job in &report.left {
+        rows::left(app.db(), &id, SubmissionId(*job)).await?;
+    }
+    if !report.left.is_empty() {
+        app.hints().hint(pipelines::of_job("terminating"));
+    }
+    Ok(())
+}
+
+/// Only for the project of the gateway: it is no place to try tokens for others.
+pub async fn check(app: &App, gateway: GatewayId, asked: wire::CheckRequest) -> Result<wire::Check> {
+    let authorization = format!("Bearer {}", asked.token);
+    let caller = match auth::caller(app, Some(&authorization)).await {
+        Ok(caller) => caller,
+        Err(Error::Denied { .. }) => return Ok(wire::Check { allowed: false }),
+        Err(error) => return Err(error),
+    };
+    let scope = match auth::scope(app, caller, &asked.project, Vec::new()).await {
+        Ok(scope) => scope,
+        Err(Error::Unknown { .. }) => return Ok(wire::Check { allowed: false }),
+        Err(error) => return Err(error),
+    };
+    let own = gateways::find(app.db(), gateway).await?.map(|found| found.project_id);
+    let allowed = own == Some(scope.project.id) && scope.must(Access::ProjectUser).is_ok();
+    Ok(wire::Check { allowed })
+}
+
+pub async fn leave(app: &App, gateway: GatewayId, asked: wire::LeaveRequest) -> Result<()> {
+    rows::gone(app.db(), &proxy_id(gateway, asked.node)).await?;
+    app.hints().hint(pipelines::of_job("terminating"));
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! Which gateway publishes a service, and under which name.
+
+use windlass_api::error::Code;
+use windlass_model::{
+    config::{
+        Configuration,
+        traffic::{GatewayChoice, Https},
+    },
+    id::{GatewayId, ProjectId},
+};
+
+use super::runs::Spec;
+use crate::{
+    app::App,
+    db::{
+        gateways::{self, Gateway},
+        projects,
+    },
+    error::{Error, Result},
+};
+
+/// A service at a gateway.
+pub(crate) struct Published {
+    pub(crate) gateway: GatewayId,
+    pub(crate) domain: String,
+    pub(crate) url: String,
+}
+
+fn refused(msg: String) -> Error {
+    Error::Refused { code: Code::GatewayError, msg }
+}
+
+/// Where a service of this name will appear; nothing when the server alone leads there. Refuses what could not work.
+pub(crate) async fn of(
+    app: &App,
+    project: ProjectId,
+    spec: &Spec,
+    name: &str,
+) -> Result<Option<Published>> {
+    let Configuration::Service(service) = spec.shape.configuration() else { return Ok(None) };
+    let Some(gateway) = chosen(app, project, service.gateway.as_ref()).await? else { return Ok(None) };
+    let Gateway { id, name: gateway_name, wildcard_domain, .. } = &gateway;
+    let Some(domain) = wildcard_domain.as_deref().map(|domain| domain.trim_start_matches("*.")) else {
+        return Err(refused(format!(
+            "gateway `{gateway_name}` has no domain; `windlass gateway update {gateway_name} --domain DOMAIN` \
+             sets one, and `gateway: false` does without"
+        )));
+    };
+    if gateways::nodes(app.db(), *id).await?.is_empty() {
+        return Err(refused(format!(
+            "gateway `{gateway_name}` cannot be reached: none of its processes was heard of lately; start \
+             `windlass gateway serve {gateway_name}` on its host, or say `gateway: false`"
+        )));
+    }
+    let domain = format!("{name}.{domain}").to_ascii_lowercase();
+    if let Some((project, run)) = gateways::taken_by(app.db(), &domain).await? {
+        let msg = format!("the domain `{domain}` is taken by service `{run}` of project `{project}`");
+        return Err(refused(msg));
+    }
+    let scheme = if is_encrypted(&gateway, service.https) { "https" } else { "http" };
+    Ok(Some(Published { gateway: *id, url: format!("{scheme}://{domain}/"), domain }))
+}
+
+async fn chosen(app: &App, project: ProjectId, choice: Option<&GatewayChoice>) -> Result<Option<Gateway>> {
+    let is_asked = match choice {
+        Some(GatewayChoice::Flag(false)) => return Ok(None),
+        Some(GatewayChoice::Named(reference)) => {
+            let name = &reference.name;
+            let found = gateways::find_by_name(app.db(), project, name).await?;
+            return found.map(Some).ok_or_else(|| refused(format!("there is no gateway `{name}`")));
+        }
+        Some(GatewayChoice::Flag(true)) => true,
+        None => false,
+    };
+    let default = match projects::default_gateway(app.db(), project).await? {
+        Some(id) => gateways::find(app.db(), id).await?.filter(|found| !found.deleted),
+        None => None,
+    };
+    if is_asked && default.is_none() {
+        return Err(refused("the project has no default gateway".to_owned()));
+    }
+    Ok(default)
+}
+
+fn is_encrypted(gateway: &Gateway, wanted: Option<Https>) -> bool {
+    let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
+    // Absent is the usual one; null is none.
+    let has_certificate = configuration.get("certificate").is_none_or(|certificate| !certificate.is_null());
+    has_certificate && wanted != Some(Https::Flag(false))
+}

@@ -1,0 +1,63 @@
+//! Requests without a pause.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use super::{PATIENCE, caller::Caller};
+
+/// Somebody who asks again and again, until the end of the test.
+pub(super) struct Traffic {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    thread: Option<JoinHandle<Vec<String>>>,
+}
+
+impl Traffic {
+    pub(super) fn start(caller: &Caller, path: &'static str) -> Self {
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (caller, over, count) = (caller.clone(), Arc::clone(&stop), Arc::clone(&answered));
+        let thread = std::thread::spawn(move || {
+            let mut failed = Vec::new();
+            while !over.load(Ordering::Relaxed) {
+                match caller.get(path) {
+                    Ok(got) if got.status == 200 => count.fetch_add(1, Ordering::Relaxed),
+                    other => {
+                        failed.push(format!("{other:?}"));
+                        0
+                    }
+                };
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            failed
+        });
+        Self { stop, answered, thread: Some(thread) }
+    }
+
+    /// Waits for some more answers.
+    pub(super) fn goes_on(&self) {
+        let (before, asked) = (self.answered.load(Ordering::Relaxed), Instant::now());
+        while self.answered.load(Ordering::Relaxed) < before + 20 {
+            assert!(asked.elapsed() < PATIENCE, "nobody answers");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// How many were answered, and what went wrong.
+    pub(super) fn end(mut self) -> (u64, Vec<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        let failed = self.thread.take().unwrap().join().unwrap();
+        (self.answered.load(Ordering::Relaxed), failed)
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
