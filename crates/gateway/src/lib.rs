@@ -39,5 +39,5 @@ pub use hold::{Nobody, Wake};
 pub use proxy::{Bounds, Proxy};
 pub use replica::{Drained, Replica};
 pub use reply::{CutShort, Reply};
-pub use serve::{Door, Listening, Patience, serve};
+pub use serve::{Door, Listening, Patience, http2, serve, speaks_http2};
 pub use table::{Live, Routes, Stale};

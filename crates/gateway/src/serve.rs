@@ -141,7 +141,7 @@ impl Listening {
             async move { Ok::<_, Infallible>(this.answer(&origin, request).await) }
         });
         if http2 {
-            let mut connection = pin!(self.http2().serve_connection(stream, service));
+            let mut connection = pin!(self::http2(self.patience.head).serve_connection(stream, service));
             tokio::select! {
                 result = connection.as_mut() => return Ok(result?),
                 () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
@@ -168,19 +168,6 @@ impl Listening {
         builder
     }
 
-    fn http2(&self) -> conn::http2::Builder<TokioExecutor> {
-        let mut builder = conn::http2::Builder::new(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .keep_alive_interval(self.patience.head)
-            .keep_alive_timeout(self.patience.head)
-            .max_concurrent_streams(STREAMS_MAX)
-            .max_header_list_size(HEAD_MAX as u32)
-            .max_pending_accept_reset_streams(RESETS_MAX)
-            .max_local_error_reset_streams(RESETS_MAX);
-        builder
-    }
-
     async fn answer(&self, origin: &Origin, request: Request<Incoming>) -> Response<Reply> {
         if let Some(challenges) = &self.challenges
             && !origin.https
@@ -198,8 +185,22 @@ impl Listening {
     }
 }
 
+/// HTTP/2 with bounds on what one connection may take. A silent peer is asked whether it lives after `patience`.
+pub fn http2(patience: Duration) -> conn::http2::Builder<TokioExecutor> {
+    let mut builder = conn::http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(patience)
+        .keep_alive_timeout(patience)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEAD_MAX as u32)
+        .max_pending_accept_reset_streams(RESETS_MAX)
+        .max_local_error_reset_streams(RESETS_MAX);
+    builder
+}
+
 /// Whether a plain connection begins with the preface of HTTP/2. No method of HTTP/1 begins so.
-async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
+pub async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
     const PREFACE: &[u8] = b"PRI ";
     let mut start = [0_u8; PREFACE.len()];
     loop {

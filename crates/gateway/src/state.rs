@@ -43,8 +43,8 @@ pub enum StateError {
 
 /// Keeps what is known. When this returns, it survives a power cut.
 pub fn save<T: Serialize>(path: &Path, known: &T) -> Result<(), StateError> {
-    let body = serde_json::to_vec(known)
-        .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
+    let body =
+        serde_json::to_vec(known).map_err(|source| StateError::Content { path: path.to_owned(), source })?;
     write(path, &body).map_err(|source| StateError::Write { path: path.to_owned(), source })
 }
 

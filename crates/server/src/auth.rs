@@ -139,11 +139,9 @@ impl Scope {
     pub fn must(&self, access: Access) -> Result<()> {
         let role = self.role();
         let passes = match access {
-            Access::Open
-            | Access::Token
-            | Access::SelfOrAdmin
-            | Access::GlobalAdmin
-            | Access::Gateway => false,
+            Access::Open | Access::Token | Access::SelfOrAdmin | Access::GlobalAdmin | Access::Gateway => {
+                false
+            }
             Access::ProjectPublic => role.is_some() || self.project.is_public,
             // Joining and leaving are for people who are no managers: the handler reads the body.
             Access::ProjectSelfOrManager => role.is_some() || self.project.is_public,
@@ -195,7 +193,10 @@ pub async fn gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId
     let text = authorization.and_then(bearer).ok_or_else(denied)?;
     let hash = Token::chosen(text).hash();
     let found = gateways::find_by_token(app.db(), &hash).await?;
-    found.filter(|(_, held)| bool::from(held.as_bytes().ct_eq(hash.as_bytes()))).map(|(id, _)| id).ok_or_else(denied)
+    found
+        .filter(|(_, held)| bool::from(held.as_bytes().ct_eq(hash.as_bytes())))
+        .map(|(id, _)| id)
+        .ok_or_else(denied)
 }
 
 /// Whether the token is none that somebody chose, or was found to be good within the last second.

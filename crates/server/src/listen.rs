@@ -1,6 +1,6 @@
 //! Connections: accepted, bounded, and let go in good order.
 
-use std::{convert::Infallible, future::Future, io, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Duration};
 
 use axum::Router;
 use hyper::{
@@ -20,6 +20,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
+use windlass_gateway::speaks_http2;
 
 use crate::{
     app::App,
@@ -46,7 +47,7 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<(), Infallible> {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut stop = std::pin::pin!(stop);
+    let mut stop = pin!(stop);
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
         let accepted = tokio::select! {
@@ -67,10 +68,23 @@ pub(crate) async fn serve(
         let _ = stream.set_nodelay(true);
         let (app, router, peer) = (app.clone(), router.clone(), Peer(peer.ip()));
         match tls.clone() {
-            None => drop(tokio::spawn(carry(app, stream, router, peer, false, place))),
+            None => drop(tokio::spawn(async move {
+                match timeout(app.settings().head_timeout, speaks_http2(&stream)).await {
+                    Ok(Ok(http2)) => {
+                        let manner = Manner { http2, encrypted: false };
+                        carry(app, stream, router, peer, manner, place).await;
+                    }
+                    Ok(Err(error)) => tracing::debug!(%error, "listen to a caller"),
+                    Err(_) => tracing::debug!("a caller said nothing"),
+                }
+            })),
             Some(tls) => drop(tokio::spawn(async move {
                 match timeout(app.settings().head_timeout, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => carry(app, stream, router, peer, true, place).await,
+                    Ok(Ok(stream)) => {
+                        let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                        let manner = Manner { http2, encrypted: true };
+                        carry(app, stream, router, peer, manner, place).await;
+                    }
                     Ok(Err(error)) => tracing::debug!(%error, "greet a caller"),
                     Err(_) => tracing::debug!("a caller took too long to greet"),
                 }
@@ -86,17 +100,25 @@ pub(crate) async fn serve(
     Ok(())
 }
 
+/// How a caller speaks.
+#[derive(Clone, Copy)]
+struct Manner {
+    http2: bool,
+    encrypted: bool,
+}
+
 /// One connection, to its end.
 async fn carry<S>(
     app: App,
     stream: S,
     router: Router,
     peer: Peer,
-    encrypted: bool,
+    manner: Manner,
     place: OwnedSemaphorePermit,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let Manner { http2, encrypted } = manner;
     let routes = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
@@ -105,24 +127,36 @@ async fn carry<S>(
         }
         routes.call(request)
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(if encrypted {
-            app.settings().head_timeout.max(IDLE_MIN)
-        } else {
-            app.settings().head_timeout
-        })
-        .max_headers(HEADERS_MAX)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
+    let patience = match encrypted {
+        true => app.settings().head_timeout.max(IDLE_MIN),
+        false => app.settings().head_timeout,
+    };
+    let stream = TokioIo::new(stream);
     app.metrics().connected();
-    let mut connection = std::pin::pin!(connection);
-    let served = tokio::select! {
-        served = connection.as_mut() => served,
-        () = app.closed() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let served = if http2 {
+        let mut connection = pin!(windlass_gateway::http2(patience).serve_connection(stream, service));
+        tokio::select! {
+            served = connection.as_mut() => served,
+            () = app.closed() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        }
+    } else {
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(patience)
+            .max_headers(HEADERS_MAX)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .serve_connection(stream, service)
+            .with_upgrades();
+        let mut connection = pin!(connection);
+        tokio::select! {
+            served = connection.as_mut() => served,
+            () = app.closed() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
         }
     };
     if let Err(error) = served {

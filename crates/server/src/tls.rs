@@ -62,7 +62,7 @@ pub(crate) fn acceptor(wanted: &Tls, data_dir: &Path) -> Result<TlsAcceptor, Set
         .with_protocol_versions(rustls::DEFAULT_VERSIONS)?
         .with_no_client_auth()
         .with_single_cert(certificates, private)?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 

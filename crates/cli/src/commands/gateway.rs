@@ -6,7 +6,9 @@ use windlass_api::{
     gateways::{
         DeleteRequest, Gateway, ListRequest, NameRequest, SetDefaultRequest, SetWildcardDomainRequest,
     },
-    operations::{CreateGatewayToken, DeleteGateways, ListGateways, ReadGateway, SetDefaultGateway, SetWildcardDomain},
+    operations::{
+        CreateGatewayToken, DeleteGateways, ListGateways, ReadGateway, SetDefaultGateway, SetWildcardDomain,
+    },
 };
 
 use crate::{

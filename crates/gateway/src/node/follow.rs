@@ -15,7 +15,11 @@ use windlass_api::{
     operations::{LeaveGateway, ReadGatewayRoutes, ReportGateway},
 };
 
-use super::{Kept, server::{Server, ServerError}, sites::Sites};
+use super::{
+    Kept,
+    server::{Server, ServerError},
+    sites::Sites,
+};
 use crate::{
     connect::Connector,
     hold::Wake,

@@ -17,8 +17,8 @@ use std::{
 };
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 
 /// Listeners of one gateway.
@@ -41,7 +41,8 @@ pub(super) struct Given {
 impl Given {
     /// The listener with this address, if there is one.
     pub(super) fn take(&mut self, address: SocketAddr) -> Option<TcpListener> {
-        let at = self.listeners.iter().position(|one| one.local_addr().is_ok_and(|local| local == address))?;
+        let at =
+            self.listeners.iter().position(|one| one.local_addr().is_ok_and(|local| local == address))?;
         Some(self.listeners.swap_remove(at))
     }
 
@@ -64,12 +65,8 @@ pub(super) fn ask(state: &Path) -> io::Result<Option<Given>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut words = [0_u8; GREETING.len()];
-    let got = recvmsg(
-        stream.as_fd(),
-        &mut [IoSliceMut::new(&mut words)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
+    let got =
+        recvmsg(stream.as_fd(), &mut [IoSliceMut::new(&mut words)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     if got.bytes != GREETING.len() || words != *GREETING {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "another kind of process is there"));
     }
@@ -150,7 +147,8 @@ mod tests {
 
     #[test]
     fn whoever_asks_and_does_not_serve_takes_nothing() {
-        let folder = Folder(std::env::temp_dir().join(format!("windlass-handover-not-{}", std::process::id())));
+        let folder =
+            Folder(std::env::temp_dir().join(format!("windlass-handover-not-{}", std::process::id())));
         fs::create_dir_all(&folder.0).unwrap();
         let door = open(&folder.0).unwrap();
         door.set_nonblocking(false).unwrap();

@@ -153,13 +153,8 @@ impl Node {
     /// Serves until `stop`, or until another process took the listeners; then lets requests finish.
     pub async fn run(self, stop: CancellationToken) -> Result<(), NodeError> {
         let Self { follower, proxy, plain, encrypted, given, state, .. } = self;
-        let listening = Listening {
-            proxy,
-            door: Door::Hosts,
-            challenges: None,
-            tls: None,
-            patience: Patience::USUAL,
-        };
+        let listening =
+            Listening { proxy, door: Door::Hosts, challenges: None, tls: None, patience: Patience::USUAL };
         let doors = TaskTracker::new();
         let mut handed = Vec::new();
         let mut open = |listener: TcpListener, listening: Listening| -> Result<(), NodeError> {
@@ -249,9 +244,8 @@ fn certificates(tls: &TlsSettings) -> Result<Arc<Certificates>, NodeError> {
 }
 
 fn load(tls: &TlsSettings, certificates: &Certificates) -> Result<(), NodeError> {
-    let read = |path: &Path| {
-        std::fs::read(path).map_err(|source| NodeError::File { path: path.to_owned(), source })
-    };
+    let read =
+        |path: &Path| std::fs::read(path).map_err(|source| NodeError::File { path: path.to_owned(), source });
     certificates.put(&Pem { name: "*".to_owned(), chain: read(&tls.chain)?, key: read(&tls.key)? })?;
     Ok(())
 }

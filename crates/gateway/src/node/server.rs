@@ -34,7 +34,9 @@ const WORDS_MAX: usize = 300;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    #[error("read the server's address `{url}`: want `http://HOST:PORT`, or `https://HOST:PORT` with its certificate")]
+    #[error(
+        "read the server's address `{url}`: want `http://HOST:PORT`, or `https://HOST:PORT` with its certificate"
+    )]
     Address { url: String },
     #[error("read the certificate of the server in `{}`", path.display())]
     Certificate {

@@ -61,7 +61,8 @@ impl Sites {
                     return Err(io::Error::other("the server does not know the key of this host yet"));
                 }
                 let target = login.target().map_err(io::Error::other)?;
-                let (below, _) = self.hosts.traffic(&host.to_owned(), &target).await.map_err(io::Error::other)?;
+                let (below, _) =
+                    self.hosts.traffic(&host.to_owned(), &target).await.map_err(io::Error::other)?;
                 let stream = below.unix(socket).await.map_err(io::Error::other)?;
                 (ports::connect(stream, &site.credential, job, *port).await, Some(below))
             }

@@ -58,7 +58,10 @@ fn a_torn_or_edited_file_is_found_out() {
     let whole = std::fs::read(&path).unwrap();
     for length in 0..whole.len() {
         std::fs::write(&path, &whole[..length]).unwrap();
-        assert!(matches!(state::restore::<Snapshot>(&path), Err(StateError::Damaged { .. })), "{length} bytes");
+        assert!(
+            matches!(state::restore::<Snapshot>(&path), Err(StateError::Damaged { .. })),
+            "{length} bytes"
+        );
     }
     for at in (0..whole.len()).step_by(7) {
         let mut edited = whole.clone();

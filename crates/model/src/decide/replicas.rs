@@ -181,7 +181,8 @@ fn split(group: &Group, desired: u32, surplus: &mut Vec<u32>) -> (Vec<u32>, u32)
     surplus.extend(&leaves);
     old.retain(|replica| !leaves.contains(&replica.num));
 
-    let there = current.len() + old.len();
+    // Whoever is on its way out still has its place on a host: a new one that came too early would find none.
+    let there = current.len() + old.len() + leaves.len() + group.leaving.len();
     let room = if old.is_empty() { desired } else { desired + SURGE };
     let missing = (desired as usize - current.len()).min((room as usize).saturating_sub(there));
     let keep = current.iter().chain(&old).map(|replica| replica.num).collect();
@@ -246,7 +247,12 @@ mod tests {
         check("", 2, "want 0,1; away ");
         check("0:ready", 3, "want 0,1,2; away ");
         check("0:ready 1:-", 2, "want 0,1; away ");
-        check("0:ready 1:leaves", 2, "want 0,2; away ");
+        // One that leaves is waited for: its place is not free yet.
+        check("0:ready 1:leaves", 2, "want 0; away ");
+        check("0:ready 1:leaves", 3, "want 0,2; away ");
+        check("0:leaves 1:leaves 2:-", 1, "want ; away ");
+        check("0:- 1:leaves", 2, "want 0; away ");
+        check("0:- 1:-", 1, "want 0; away ");
         // Those that are furthest stay, of equals the lower numbers.
         check("0:waits 1:ready 2:ready 3:runs", 2, "want 1,2; away 0,3");
         check("0:ready 1:ready 2:ready", 1, "want 0; away 1,2");
@@ -257,12 +263,13 @@ mod tests {
     fn old_replicas_leave_only_as_newer_ones_are_ready() {
         check("0:ready! 1:ready!", 2, "want 0,1,2; away ");
         check("0:ready! 1:ready! 2:starts", 2, "want 0,1,2; away ");
-        check("0:ready! 1:ready! 2:ready", 2, "want 0,2,3; away 1");
+        check("0:ready! 1:ready! 2:ready", 2, "want 0,2; away 1");
+        check("0:ready! 1:leaves 2:ready", 2, "want 0,2; away ");
         check("0:ready! 2:ready 1:-", 2, "want 0,1,2; away ");
         check("0:ready! 2:ready 1:ready", 2, "want 1,2; away 0");
         check("2:ready 1:ready", 2, "want 1,2; away ");
         // One that takes no requests is no loss.
-        check("0:ready! 1:starts!", 2, "want 0,2,3; away 1");
+        check("0:ready! 1:starts!", 2, "want 0,2; away 1");
         // Newer ones that never get ready leave the old ones where they are.
         check("0:ready! 1:runs", 1, "want 0,1; away ");
     }

@@ -45,7 +45,7 @@ use crate::{
     app::App,
     auth,
     error::Error,
-    http::Peer,
+    http::{Encrypted, Peer},
 };
 
 /// Where services and models are found.
@@ -110,7 +110,8 @@ async fn model(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
 
 fn origin(request: &Request) -> Origin {
     let peer = request.extensions().get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0);
-    Origin::new(SocketAddr::new(peer, 0), false)
+    let encrypted = request.extensions().get::<Encrypted>().is_some();
+    Origin::new(SocketAddr::new(peer, 0), encrypted)
 }
 
 /// Streams to ports of jobs, on this machine and over SSH.

@@ -21,7 +21,8 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
     ready.retain(|replica| services.iter().any(|service| service.run == replica.run));
     let mut routes = Known::default().routes(&services, &ready);
     for route in &mut routes {
-        let of = |one: &&rows::Published| one.service.project == route.project && one.service.name == route.run;
+        let of =
+            |one: &&rows::Published| one.service.project == route.project && one.service.name == route.run;
         let Some(one) = published.iter().find(of) else { continue };
         route.domains = vec![one.domain.clone()];
         route.https = serde_json::from_str::<serde_json::Value>(&one.place)
@@ -36,7 +37,9 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
         match way(app, replica.instance).await {
             Ok(site) => drop(sites.insert(name, site)),
             // The gateway finds nobody there and asks another replica.
-            Err(why) => tracing::warn!(instance = %replica.instance, %why, "tell a gateway the way to a host"),
+            Err(why) => {
+                tracing::warn!(instance = %replica.instance, %why, "tell a gateway the way to a host")
+            }
         }
     }
     Ok((Told { services: routes, sites }, ready.iter().map(|replica| replica.id).collect()))
@@ -48,7 +51,8 @@ async fn way(app: &App, instance: InstanceId) -> Result<Site, String> {
     let found = agents::reach(app.db(), instance).await.map_err(|error| words(&error))?;
     let machine = found.and_then(|(machine, _)| machine).ok_or("it has no machine")?;
     let machine: Machine = serde_json::from_str(&machine).map_err(|error| words(&error))?;
-    let credential = enrol::credential(app.db(), app.keys(), instance).await.map_err(|error| words(&error))?;
+    let credential =
+        enrol::credential(app.db(), app.keys(), instance).await.map_err(|error| words(&error))?;
     let way = match machine.reach.ok_or("the way to its agent is not known")? {
         Reach::Socket { path } => Way::Socket { path },
         Reach::Ssh { socket } => {

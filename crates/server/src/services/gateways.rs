@@ -53,12 +53,7 @@ async fn one(app: &App, scope: &Scope, row: Gateway) -> Result<wire::Gateway> {
     shown(scope, default, row, &nodes)
 }
 
-fn shown(
-    scope: &Scope,
-    default: Option<GatewayId>,
-    row: Gateway,
-    nodes: &[Node],
-) -> Result<wire::Gateway> {
+fn shown(scope: &Scope, default: Option<GatewayId>, row: Gateway, nodes: &[Node]) -> Result<wire::Gateway> {
     let wanted = gateway_nodes::replicas(&row);
     let waits = (nodes.len() < wanted).then(|| {
         let name = &row.name;

@@ -31,12 +31,7 @@ fn refused(msg: String) -> Error {
 }
 
 /// Where a service of this name will appear; nothing when the server alone leads there. Refuses what could not work.
-pub(crate) async fn of(
-    app: &App,
-    project: ProjectId,
-    spec: &Spec,
-    name: &str,
-) -> Result<Option<Published>> {
+pub(crate) async fn of(app: &App, project: ProjectId, spec: &Spec, name: &str) -> Result<Option<Published>> {
     let Configuration::Service(service) = spec.shape.configuration() else { return Ok(None) };
     let Some(gateway) = chosen(app, project, service.gateway.as_ref()).await? else { return Ok(None) };
     let Gateway { id, name: gateway_name, wildcard_domain, .. } = &gateway;

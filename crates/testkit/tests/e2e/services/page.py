@@ -5,6 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 VERSION = os.environ.get("VERSION", "1")
 WELL = [os.environ.get("SICK") is None]
 GATE = threading.Event()
+SLOW = [0]
 MAGIC = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
@@ -54,7 +55,10 @@ class Page(BaseHTTPRequestHandler):
         if path == "/open":
             GATE.set()
             return self.say("open")
+        if path == "/waiting":
+            return self.say(f"slow={SLOW[0]}")
         if path == "/slow":
+            SLOW[0] += 1
             GATE.wait(60)
             return self.say("slow")
         if path == "/sse":

@@ -1,0 +1,109 @@
+//! Gateways as their processes see the server, and HTTP/2 at its port.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::{Request, Version, client::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+use crate::http::{ADMIN, Ground, TestServer, on_both};
+
+const NODE: &str = "00000000-0000-4000-8000-000000000001";
+
+on_both! {
+    a_gateway_is_told_of_its_own_services_and_a_name_is_given_once
+    a_caller_may_speak_http2
+}
+
+async fn gateway(server: &TestServer, project: &str) -> String {
+    let base = format!("/api/project/{project}/gateways");
+    let configuration = json!({ "type": "gateway", "name": "edge", "backend": "remote", "region": "here",
+        "domain": "*.a.example", "certificate": null });
+    server
+        .admin(&format!("{base}/apply"), json!({ "plan": { "spec": { "configuration": configuration } } }))
+        .await;
+    let made = server.admin(&format!("{base}/create_token"), json!({ "name": "edge" })).await;
+    made["token"].as_str().unwrap().to_owned()
+}
+
+fn service(name: &str) -> Value {
+    let configuration = json!({ "type": "service", "name": name, "port": 80, "image": "none",
+        "commands": ["true"], "auth": false });
+    json!({ "plan": { "run_spec": { "run_name": name, "configuration": configuration } }, "force": false })
+}
+
+async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: &Ground) {
+    let server = ground.start().await;
+    server.admin("/api/projects/create", json!({ "project_name": "other" })).await;
+    let (mine, others) = (gateway(&server, "main").await, gateway(&server, "other").await);
+    let apply = |project: &str| format!("/api/project/{project}/runs/apply");
+    let said = server.refused(ADMIN, &apply("main"), service("page"), "gateway_error").await;
+    assert!(said.contains("cannot be reached"), "{said}");
+
+    let ask = json!({ "node": NODE, "address": "edge.example" });
+    let first = server.ok(&mine, "/api/gateway/routes", ask.clone()).await;
+    assert_eq!(first["routes"], json!({ "services": [], "sites": {} }));
+    let again = json!({ "node": NODE, "version": first["version"], "wait_ms": 1 });
+    let again = server.ok(&mine, "/api/gateway/routes", again).await;
+    assert_eq!((&again["version"], &again["routes"]), (&first["version"], &Value::Null));
+    let edge = server.admin("/api/project/main/gateways/get", json!({ "name": "edge" })).await;
+    assert_eq!((&edge["status"], &edge["replicas"][0]["status"]), (&json!("running"), &json!("running")));
+
+    let run = server.admin(&apply("main"), service("page")).await;
+    assert_eq!(run["service"]["url"], "http://page.a.example/", "{run:#}");
+    let told = server.ok(&mine, "/api/gateway/routes", ask.clone()).await;
+    let page = &told["routes"]["services"][0];
+    assert_eq!((&page["run"], &page["domains"]), (&json!("page"), &json!(["page.a.example"])), "{told:#}");
+
+    // The other project has a gateway with the same domain.
+    let told = server.ok(&others, "/api/gateway/routes", ask).await;
+    assert_eq!(told["routes"]["services"], json!([]));
+    let said = server.refused(ADMIN, &apply("other"), service("page"), "gateway_error").await;
+    assert!(said.contains("`page.a.example` is taken by service `page` of project `main`"), "{said}");
+    let said = server
+        .refused(ADMIN, "/api/project/main/gateways/delete", json!({ "names": ["edge"] }), "error")
+        .await;
+    assert!(said.contains("publishes `page`"), "{said}");
+
+    // A gateway checks tokens for its own project alone; its token opens nothing else, and a new one ends it.
+    let allowed = async |token: &str, project: &str| {
+        let asked = json!({ "token": token, "project": project });
+        server.ok(&mine, "/api/gateway/check", asked).await["allowed"] == true
+    };
+    assert!(allowed(ADMIN, "main").await);
+    assert!(
+        !allowed(ADMIN, "other").await && !allowed("wrong", "main").await && !allowed(&mine, "main").await
+    );
+    assert_eq!(server.post(&mine, "/api/project/main/runs/list", "{}").await.0, 403);
+    let came = json!({ "node": NODE, "came": [{ "project": "main", "run": "page", "requests": 3, "asleep": true }] });
+    server.ok(&mine, "/api/gateway/report", came).await;
+    server.ok(&mine, "/api/gateway/leave", json!({ "node": NODE })).await;
+    let said = server.refused(ADMIN, &apply("main"), service("late"), "gateway_error").await;
+    assert!(said.contains("cannot be reached"), "{said}");
+    server.admin("/api/project/main/gateways/create_token", json!({ "name": "edge" })).await;
+    assert_eq!(server.post(&mine, "/api/gateway/routes", &json!({ "node": NODE }).to_string()).await.0, 403);
+    server.stop().await;
+}
+
+async fn a_caller_may_speak_http2(ground: &Ground) {
+    let server = ground.start().await;
+    let stream = TcpStream::connect(&server.authority).await.unwrap();
+    let (mut sender, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    for _ in 0..2 {
+        let request = Request::post(format!("http://{}/api/users/get_my_user", server.authority))
+            .header("authorization", format!("Bearer {ADMIN}"))
+            .body(Full::new(Bytes::from("{}")))
+            .unwrap();
+        let answer = sender.send_request(request).await.unwrap();
+        assert_eq!((answer.status().as_u16(), answer.version()), (200, Version::HTTP_2));
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let user: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(user["username"], "admin");
+    }
+    drop(sender);
+    server.stop().await;
+    connection.abort();
+}
