@@ -167,9 +167,9 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     stage.start().await;
     let third = Node::start(&stage, &stage.url(), &token, "one", port);
     second.ends();
-    is_running(&mut stage, 1).await;
-    stage.apply(&service("later", free_port())).await;
-    answers(&third, &third.caller("later.services.test"), "/", 200, "pid=");
+    stage.stop("page", false).await;
+    answers(&third, &caller, "/", 404, "no service answers to this host");
+    stage.reaches("page", &["terminated"]).await;
     traffic.goes_on();
     let (_, failed) = traffic.end();
     assert!(failed.is_empty(), "{failed:#?}\n{}", third.said());
