@@ -75,7 +75,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     assert!(
         !allowed(ADMIN, "other").await && !allowed("wrong", "main").await && !allowed(&mine, "main").await
     );
-    assert_eq!(server.post(&mine, "/api/project/main/runs/list", "{}").await.0, 403);
+    assert_eq!(server.post(&mine, "/api/project/main/gateways/list", "{}").await.0, 403);
     let came = json!({ "node": NODE, "came": [{ "project": "main", "run": "page", "requests": 3, "asleep": true }] });
     server.ok(&mine, "/api/gateway/report", came).await;
     server.ok(&mine, "/api/gateway/leave", json!({ "node": NODE })).await;
