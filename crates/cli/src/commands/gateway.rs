@@ -80,7 +80,7 @@ pub(crate) enum Action {
     },
     /// Be a process of a gateway, on this host; a second one with the same state takes over without a gap
     #[command(after_help = serve::EXAMPLES)]
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     /// Delete gateways
     #[command(after_help = "Examples:\n  windlass gateway delete -y entry")]
     Delete {
