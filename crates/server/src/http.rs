@@ -141,7 +141,7 @@ impl Routes {
         R: Future<Output = Result<O::Response>> + Send,
     {
         const { assert!(matches!(O::ACCESS, Access::Gateway)) }
-        self.mount::<O, _, _>(move |app, arrived| {
+        self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
                 let gateway = admit_gateway(&app, arrived.peer(), arrived.authorization()).await?;
