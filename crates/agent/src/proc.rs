@@ -266,11 +266,12 @@ mod tests {
     #[test]
     fn f11_what_a_process_says_of_a_killed_one_is_told_from_its_being_killed_itself() {
         for (command, said) in [("exit 137", Some(137)), ("kill -9 $$", None)] {
-            let child = std::process::Command::new("/bin/sh").args(["-c", command]).spawn().unwrap();
+            let mut child = std::process::Command::new("/bin/sh").args(["-c", command]).spawn().unwrap();
             let name = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap().name;
             let held = Held::open(name).unwrap().unwrap();
             assert!(held.ended(Duration::from_secs(10)).unwrap());
             assert_eq!(held.reap(), said, "{command}");
+            child.wait().unwrap_err();
         }
     }
 
