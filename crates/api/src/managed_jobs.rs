@@ -30,6 +30,39 @@ pub struct LaunchRequest {
     /// Archives that were uploaded for its tasks.
     #[serde(default)]
     pub files: Vec<TaskFile>,
+    /// Over what the file says, for every task of it.
+    #[serde(default)]
+    pub overrides: Overrides,
+}
+
+/// What is given stands instead of the file's; written as the file would have it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Overrides {
+    #[serde(default)]
+    pub gpus: Option<String>,
+    #[serde(default)]
+    pub cpus: Option<String>,
+    #[serde(default)]
+    pub memory: Option<String>,
+    #[serde(default)]
+    pub num_nodes: Option<u32>,
+    #[serde(default)]
+    pub use_spot: Option<bool>,
+    #[serde(default)]
+    pub infra: Option<String>,
+    /// A strategy, or a map of one line.
+    #[serde(default)]
+    pub job_recovery: Option<String>,
+    /// A duration, or a map of one line.
+    #[serde(default)]
+    pub deadline: Option<String>,
+}
+
+impl From<Overrides> for windlass_model::sky::Overrides {
+    fn from(wire: Overrides) -> Self {
+        let Overrides { gpus, cpus, memory, num_nodes, use_spot, infra, job_recovery, deadline } = wire;
+        Self { gpus, cpus, memory, num_nodes, use_spot, infra, job_recovery, deadline }
+    }
 }
 
 /// Without the values of variables and secrets.

@@ -17,7 +17,7 @@ mod task;
 use crate::{
     managed_job::{
         Event, RecoverySource, Schedule, Status,
-        plan::{Plan, Shape},
+        plan::{self, Plan, Shape},
         record::{Placement, Record, shown_status},
     },
     spot::Market,
@@ -251,6 +251,11 @@ fn group_turn(view: &JobView<'_>, records: &[Record], index: usize, now: Timesta
     let last = primaries.iter().filter_map(|record| record.end_at).max().unwrap_or(now);
     let until = last + Span::secs(delay);
     if now >= until { end("the primary tasks of its group ended".to_owned()) } else { Turn::Until(until) }
+}
+
+/// Whether a task wants a launch slot from the moment its job is there: it follows nobody, and has something to run.
+pub fn begins_at_once(task: &plan::Task) -> bool {
+    task.after.is_empty() && !task.body.is_empty()
 }
 
 /// Something of the job was launched once, so it holds an alive slot until it is done.

@@ -53,7 +53,7 @@ const OURS: [&str; 3] = ["depends_on", "deadline", "job_recovery"];
 /// Most nodes of one task.
 const NODES_MAX: i64 = 10_000;
 /// Seconds that a new node costs, unless the deadline says otherwise.
-const CHANGEOVER: i64 = 300;
+pub(super) const CHANGEOVER: i64 = 300;
 
 /// What a document is about.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,7 @@
 mod fields;
 mod graph;
 mod header;
+mod overrides;
 mod recovery;
 mod resources;
 mod run_spec;
@@ -23,6 +24,7 @@ use self::{
     header::Header,
 };
 pub use self::{
+    overrides::Overrides,
     run_spec::{Error, Identity, RunSpec, Site, task_id},
     script::{GATE_FILE, PHASE_FILE, PRIVATE_HOME, Phase},
 };

@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 use windlass_api::{managed_jobs as wire, projects::ProjectRole};
 use windlass_model::{
+    decide::managed_jobs as brain,
     event::{Because, Entity, Event},
     id::ManagedJobId,
     managed_job::{
@@ -119,13 +120,15 @@ fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
     let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
     let given = Given { envs: asked.envs.clone(), secrets: secrets.collect() };
     let parsed = sky::parse(&asked.text, &given).map_err(|problems| refused(&problems))?;
-    let job = parsed.launchable().map_err(|problems| {
+    let mut job = parsed.launchable().map_err(|problems| {
         let told = problems.iter().map(|one| match &one.hint {
             Some(hint) => format!("{one}; hint: {hint}"),
             None => one.to_string(),
         });
         Error::refused(told.collect::<Vec<_>>().join("; "))
     })?;
+    let overrides = sky::Overrides::from(asked.overrides.clone());
+    overrides.apply(&mut job.plan).map_err(|problems| refused(&problems))?;
     for task in &job.plan.tasks {
         if let Body::Script(script) = &task.body
             && let Some(Workdir::Git { url, .. }) = &script.workdir
@@ -263,7 +266,7 @@ impl Made<'_> {
             project: Some(self.scope.project.id),
         };
         let mut changes = Vec::new();
-        for task in (0..).take(self.plan.tasks.len()) {
+        for (task, of) in (0..).zip(&self.plan.tasks) {
             let own = db.new_id()?;
             changes.push(rows::insert_task(Task {
                 id: own,
@@ -272,7 +275,8 @@ impl Made<'_> {
                 status: first.status,
                 schedule: first.schedule,
                 record: written.to_owned(),
-                wants_slot: false,
+                // It stands in line from now on, before anybody looks at its job: of copies the first is served first.
+                wants_slot: brain::begins_at_once(of),
                 granted: false,
             }));
             let because = Because {

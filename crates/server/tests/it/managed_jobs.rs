@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 use windlass_model::decide::managed_jobs::slots::{Limits, Waiting};
 use windlass_server::{
     config::{Given, Settings},
-    db::{Unit, passes::managed_jobs as rows},
-    params,
+    db::passes::managed_jobs as rows,
 };
 
 use crate::http::{ADMIN, Ground, TestServer, on_both};
@@ -18,6 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 on_both! {
     what_was_launched_is_listed_read_and_cancelled
     a_file_that_is_wrong_or_not_ours_is_refused_with_its_line
+    copies_line_up_by_their_numbers_when_they_are_launched
     m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits
     a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job
     secrets_of_a_job_are_sealed_and_shown_nowhere
@@ -90,8 +90,6 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
     for priority in [0, 5, 5, -3] {
         call(&server, "launch", json!({"text": "run: echo\n", "priority": priority})).await;
     }
-    let wants = "UPDATE managed_job_tasks SET wants_slot = TRUE";
-    db.write(Unit::new().exec(wants, params![])).await.unwrap().done().unwrap();
     let limits = Limits { max_launching: 2, max_alive: 3 };
     let (line, in_use) = rows::line(db, limits).await.unwrap();
     let jobs: Vec<u64> = line.iter().map(|(waiting, _)| waiting.job).collect();
@@ -111,6 +109,27 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
     // With launch slots to spare the number of living jobs is what bounds.
     rows::grant(db, &everybody, Limits { max_launching: 9, max_alive: 3 }).await.unwrap();
     assert_eq!(db.query(granted, vec![]).await.unwrap().len(), 3);
+    server.stop().await;
+}
+
+/// No pass has looked at any of them, and they stand in line by their numbers: whichever is looked at first, the
+/// first is served first.
+async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &Ground) {
+    let server = still(ground).await;
+    call(&server, "launch", json!({"text": "run: echo\n", "num_jobs": 4})).await;
+    let more = [
+        json!({"text": "run: echo a\n---\nrun: echo b\n", "name": "two"}),
+        json!({"text": "setup: echo\n", "name": "empty"}),
+        json!({"text": "name: g\nexecution: parallel\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n"}),
+    ];
+    for one in more {
+        call(&server, "launch", one).await;
+    }
+    let limits = Limits { max_launching: 9, max_alive: 9 };
+    let (line, _) = rows::line(server.app.db(), limits).await.unwrap();
+    let order: Vec<(u64, u32)> = line.iter().map(|(waiting, _)| (waiting.job, waiting.task)).collect();
+    // Of a pipeline the first task only, and nothing of a job that has nothing to run.
+    assert_eq!(order, [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (7, 0), (7, 1)]);
     server.stop().await;
 }
 
@@ -140,7 +159,8 @@ async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(groun
     // Every step of it was written down with its reason.
     let asked = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
     let events = server.admin("/api/events/list", asked).await.to_string();
-    for said in ["a launch slot was granted", "no_fleets", "Task lonely", "ended as FAILED_PRECHECKS"] {
+    let slots = ["Schedule state WAITING -> LAUNCHING", "-> DONE"];
+    for said in slots.into_iter().chain(["a launch slot was granted", "no_fleets", "Task lonely", "ended as FAILED_PRECHECKS"]) {
         assert!(events.contains(said), "{said}: {events}");
     }
     server.stop().await;

@@ -17,7 +17,7 @@ use windlass_model::{
     sky::{self, Given, Secret},
 };
 
-use super::{exit_of, find, logs, why};
+use super::{exit_of, find, logs, resources, why};
 use crate::{
     cli::{At, Format},
     commands::apply::{archive, variable},
@@ -33,6 +33,7 @@ Examples:
   windlass jobs launch -y -d train.yaml                return when the server has it
   windlass jobs launch -y -n try --env LR=0.1 --secret TOKEN train.yaml
   windlass jobs launch -y -d --num-jobs 100 sweep.yaml
+  windlass jobs launch -y --gpus H100:8 --use-spot --deadline 48h train.yaml
   windlass jobs launch -y 'python -c \"print(1)\"'      a command, without a file";
 
 /// Larger files are no task files.
@@ -62,6 +63,8 @@ pub(crate) struct Args {
     /// So many jobs of each file, all or none
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     num_jobs: Option<u32>,
+    #[command(flatten)]
+    resources: resources::Args,
     /// Return as soon as the server has it
     #[arg(short, long)]
     detach: bool,
@@ -165,6 +168,7 @@ async fn launch(
         priority: args.priority,
         num_jobs: args.num_jobs,
         files,
+        overrides: args.resources.overrides(),
     };
     cx.call::<LaunchManagedJobs>(&request).await
 }

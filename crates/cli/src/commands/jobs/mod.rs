@@ -4,6 +4,7 @@ mod cancel;
 mod launch;
 mod logs;
 mod queue;
+mod resources;
 
 use windlass_api::{
     managed_jobs::{ManagedJob, ReadRequest},

@@ -1,6 +1,7 @@
 //! Task files of managed jobs: what is read, what is refused and what becomes of it.
 
 mod corpus;
+mod overrides;
 mod rules;
 mod runs;
 

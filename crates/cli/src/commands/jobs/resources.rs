@@ -1,0 +1,50 @@
+//! What `jobs launch` says over the resources of a file.
+
+use windlass_api::managed_jobs::Overrides;
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Over what the file says, for every task of it")]
+pub(crate) struct Args {
+    /// GPUs of each node, such as `H100:8`
+    #[arg(long, value_name = "NAME[:N]")]
+    gpus: Option<String>,
+    /// Processors of each node
+    #[arg(long, value_name = "N[+]")]
+    cpus: Option<String>,
+    /// Memory of each node, in GB
+    #[arg(long, value_name = "GB[+]")]
+    memory: Option<String>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    num_nodes: Option<u32>,
+    /// Nodes that may be taken away again
+    #[arg(long, overrides_with = "no_use_spot")]
+    use_spot: bool,
+    /// Nodes that are kept
+    #[arg(long, overrides_with = "use_spot")]
+    no_use_spot: bool,
+    /// Where, as `cloud/region/zone`
+    #[arg(long, value_name = "PLACE")]
+    infra: Option<String>,
+    /// EAGER_NEXT_REGION, FAILOVER or NONE; or a map, `{strategy: …, max_restarts_on_errors: 3}`
+    #[arg(long, value_name = "HOW")]
+    job_recovery: Option<String>,
+    /// By when it must be done, such as `48h`; or a map, `{within: 48h, work: 30h}`
+    #[arg(long, value_name = "WHEN")]
+    deadline: Option<String>,
+}
+
+impl Args {
+    pub(super) fn overrides(&self) -> Overrides {
+        let spot = (self.use_spot || self.no_use_spot).then_some(self.use_spot);
+        Overrides {
+            gpus: self.gpus.clone(),
+            cpus: self.cpus.clone(),
+            memory: self.memory.clone(),
+            num_nodes: self.num_nodes,
+            use_spot: spot,
+            infra: self.infra.clone(),
+            job_recovery: self.job_recovery.clone(),
+            deadline: self.deadline.clone(),
+        }
+    }
+}
