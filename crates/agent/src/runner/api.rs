@@ -61,6 +61,7 @@ fn routes(job: &Arc<Job>, meter: &Arc<Meter>, version: &'static str) -> Router {
         .route("/api/submit", post(submit))
         .route("/api/run", post(run))
         .route("/api/stop", post(stop))
+        .route("/api/gate", post(gate))
         .route("/api/pull", get(pull))
         .merge(uploads)
         .with_state(Arc::clone(job))
@@ -97,6 +98,10 @@ async fn run(State(job): State<Arc<Job>>) -> Result<Response, Refusal> {
         }
     };
     Ok(started.map_or_else(|| ().into_response(), |started| Json(started).into_response()))
+}
+
+async fn gate(State(job): State<Arc<Job>>) -> Result<(), Refusal> {
+    job.open_gate().map_err(|error| Refusal::conflict(format!("open the gate: {error}")))
 }
 
 async fn stop(State(job): State<Arc<Job>>) {

@@ -6,6 +6,8 @@ use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Running,
+    /// Prepared; it waits for its other nodes.
+    Ready,
     Done,
     Failed,
     Terminated,
@@ -15,6 +17,7 @@ impl State {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
+            Self::Ready => "ready",
             Self::Done => "done",
             Self::Failed => "failed",
             Self::Terminated => "terminated",

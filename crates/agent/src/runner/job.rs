@@ -89,6 +89,8 @@ pub struct Plan {
     pub hostfile: Option<PathBuf>,
     /// Where it writes how far it is, if it does.
     pub phase: Option<PathBuf>,
+    /// Where it waits for its other nodes, if it does.
+    pub gate: Option<PathBuf>,
 }
 
 /// What becomes of a `run`.
@@ -117,6 +119,7 @@ struct Inner {
     was_run: bool,
     started: Option<JobStarted>,
     session: Option<Session>,
+    gate: Option<PathBuf>,
 }
 
 impl Job {
@@ -227,6 +230,7 @@ impl Job {
                     username: plan.site.account.name.clone(),
                 };
                 inner.started = Some(started.clone());
+                inner.gate.clone_from(&plan.gate);
                 inner.session = Some(session(&plan.site, &plan.env));
                 Ok(Run::Start(Some(started), Box::new(plan)))
             }
@@ -236,6 +240,12 @@ impl Job {
                 Ok(Run::Answer(None))
             }
         }
+    }
+
+    /// All nodes of the job are prepared: it goes on. One that waits for nobody has nothing to open.
+    pub fn open_gate(&self) -> io::Result<()> {
+        let gate = self.inner.lock().gate.clone();
+        gate.map_or(Ok(()), |gate| phase::open(&gate))
     }
 
     /// Ends the job, now or as soon as it can be.
@@ -338,8 +348,9 @@ impl Job {
         });
         let mut env = env::of_job(&self.around.base, &submit, &site, hostfile.as_deref());
         let phase = phase::fill_in(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
+        let gate = phase::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let argv = self.argv(&submit);
-        Ok(Plan { submit, site, env, argv, hostfile, phase })
+        Ok(Plan { submit, site, env, argv, hostfile, phase, gate })
     }
 
     /// The job's commands, else what the image itself would have run.

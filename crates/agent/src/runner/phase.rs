@@ -6,13 +6,13 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs::OpenOptions,
-    io::Read as _,
+    io::{self, Read as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
 use rustix::fs::OFlags;
-use windlass_model::sky::{PHASE_FILE, PRIVATE_HOME, Phase};
+use windlass_model::sky::{GATE_FILE, PHASE_FILE, PRIVATE_HOME, Phase};
 
 use super::env::Env;
 
@@ -44,14 +44,38 @@ pub(super) fn fill_in(env: &mut Env, scratch: Option<&Path>, submission: &str) -
     Some(path)
 }
 
+/// Where the job looks for leave to go on, if it asks for that: where its nodes begin together.
+pub(super) fn gate(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
+    let asked = env.get_mut(OsStr::new(GATE_FILE))?;
+    let path = match scratch {
+        Some(scratch) => scratch.join(".windlass-gate"),
+        None => Path::new("/tmp").join(format!(".windlass-gate-{submission}")),
+    };
+    *asked = path.clone().into();
+    Some(path)
+}
+
+/// Opens a gate. One that is open stays so, whatever stands in its place.
+pub(super) fn open(gate: &Path) -> io::Result<()> {
+    match OpenOptions::new().write(true).create_new(true).open(gate) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// Whether the job came no further than its preparation. What cannot be read says nothing.
 pub(super) fn is_setup(path: &Path) -> bool {
+    is_at(path, Phase::Setup)
+}
+
+/// Whether the job says that it is exactly there.
+pub(super) fn is_at(path: &Path, phase: Phase) -> bool {
     // Neither a pipe nor a link in its place may hold the runner up.
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
     let opened = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path);
     let mut text = String::new();
     match opened.and_then(|file| file.take(BYTES_MAX).read_to_string(&mut text)) {
-        Ok(_) => text.trim() == Phase::Setup.as_str(),
+        Ok(_) => text.trim() == phase.as_str(),
         Err(_) => false,
     }
 }
@@ -60,7 +84,9 @@ pub(super) fn is_setup(path: &Path) -> bool {
 mod tests {
     use std::path::Path;
 
-    use super::{Env, fill_in, is_setup};
+    use windlass_model::sky::Phase;
+
+    use super::{Env, fill_in, gate, is_at, is_setup, open};
 
     #[test]
     fn only_a_job_that_names_them_gets_them() {
@@ -76,6 +102,23 @@ mod tests {
         assert_eq!(outside[std::ffi::OsStr::new("WINDLASS_PRIVATE_HOME")], "1");
         assert_eq!(fill_in(&mut inside, None, "id").as_deref(), Some(Path::new("/tmp/.windlass-phase-id")));
         assert_eq!(inside[std::ffi::OsStr::new("WINDLASS_PRIVATE_HOME")], "");
+    }
+
+    #[test]
+    fn a_gate_is_there_for_those_who_ask_and_opens_once() {
+        let dir = std::env::temp_dir().join(format!("windlass-gate-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut env = Env::from([("A".into(), "1".into())]);
+        assert_eq!(gate(&mut env, Some(&dir), "id"), None);
+        env.insert("WINDLASS_GATE_FILE".into(), "".into());
+        let path = gate(&mut env, Some(&dir), "id").unwrap();
+        assert_eq!(env[std::ffi::OsStr::new("WINDLASS_GATE_FILE")], path.as_os_str());
+        open(&path).unwrap();
+        open(&path).unwrap();
+        assert!(path.is_file());
+        std::fs::write(dir.join("phase"), "ready\n").unwrap();
+        assert!(is_at(&dir.join("phase"), Phase::Ready) && !is_setup(&dir.join("phase")));
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

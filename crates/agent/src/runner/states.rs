@@ -27,7 +27,7 @@ pub struct States {
 #[derive(Debug)]
 struct Inner {
     file: File,
-    /// Two at most: `running` and an end.
+    /// Three at most: `running`, `ready` and an end.
     said: Vec<JobState>,
 }
 
@@ -43,8 +43,17 @@ impl States {
     }
 
     pub fn running(&self) {
+        self.stands(State::Running);
+    }
+
+    /// It is prepared, and waits for its other nodes.
+    pub fn ready(&self) {
+        self.stands(State::Ready);
+    }
+
+    fn stands(&self, state: State) {
         let state = Ending {
-            state: State::Running,
+            state,
             reason: "",
             message: String::new(),
             detail: None,
@@ -80,7 +89,8 @@ impl States {
     /// The last one, if it is an end.
     pub fn end(&self) -> Option<JobState> {
         let inner = self.inner.lock();
-        inner.said.last().filter(|state| state.state != State::Running.as_str()).cloned()
+        let goes_on = [State::Running, State::Ready].map(State::as_str);
+        inner.said.last().filter(|state| !goes_on.contains(&state.state.as_str())).cloned()
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use windlass_api::agent::runner::RepoData;
+use windlass_model::sky::Phase;
 
 use super::{
     cluster::{self, Access},
@@ -81,7 +82,14 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
     let kills_before = oom_kills();
     let mut traces = Traces::default();
     let outcome = match prepare(&job, &plan, &mut traces).await {
-        Ok(()) => run(&job, &plan).await,
+        Ok(()) => {
+            let watch = tokio::spawn(say_when_ready(Arc::clone(&job), plan.phase.clone(), plan.gate.is_some()));
+            let outcome = run(&job, &plan).await;
+            // Nothing is said after the last word.
+            watch.abort();
+            let _ = watch.await;
+            outcome
+        }
         Err(cause) => Err(cause),
     };
     traces.remove();
@@ -91,6 +99,15 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
         Ok((cause, exit)) => job.end(cause, Some(exit), oom),
         Err(cause) => job.end(cause, None, oom),
     }
+}
+
+/// Tells that the job is prepared, where its nodes wait for each other.
+async fn say_when_ready(job: Arc<Job>, phase: Option<PathBuf>, waits: bool) {
+    let Some(phase) = phase.filter(|_| waits) else { return };
+    while !phase::is_at(&phase, Phase::Ready) {
+        sleep(LOOK_AGAIN).await;
+    }
+    job.states.ready();
 }
 
 /// A job that failed may have said that it was not yet in its program.

@@ -257,6 +257,11 @@ impl Shim {
         self.exchange(request.body(full(Vec::new()))).await.map(drop)
     }
 
+    pub async fn open_gate(&self, id: SubmissionId, epoch: i64) -> Result<(), ShimError> {
+        let request = self.json(&runner(id, "gate"), Some(epoch));
+        self.exchange(request.body(full(Vec::new()))).await.map(drop)
+    }
+
     pub async fn job_metrics(&self, id: SubmissionId) -> Result<Metrics, ShimError> {
         self.read(&runner(id, "metrics")).await
     }

@@ -9,6 +9,7 @@
 //! | `POST /api/run` | → [`JobStarted`]; a repeat gets the same answer |
 //! | `GET /api/pull?timestamp=MS` | → [`Pull`] |
 //! | `POST /api/stop` | interrupts the job; any state |
+//! | `POST /api/gate` | its other nodes are prepared too: it goes on |
 //! | `GET /api/metrics` | → [`Metrics`] |
 //! | `GET /api/logs?stream=job&offset=N&limit=M&wait_ms=W` | → raw bytes; `LOG_END`, `LOG_COMPLETE` |
 //! | `POST /api/logs/read?stream=job&offset=N` | all before N is kept elsewhere now |
@@ -186,7 +187,7 @@ pub struct JobStarted {
 /// One change of the job's state, in order. Also the line format of the file it is kept in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobState {
-    /// `running`, `done`, `failed` or `terminated`.
+    /// `running`, `ready`, `done`, `failed` or `terminated`.
     pub state: String,
     /// Milliseconds; strictly growing over states and log events.
     pub timestamp: i64,

@@ -52,11 +52,36 @@ pub struct Siblings {
     pub all_have_ips: bool,
     pub master_runs: bool,
     pub workers_run: bool,
+    /// Each of them has come to its gate, or further.
+    pub all_at_gate: bool,
 }
 
 impl Siblings {
     /// A replica of one node.
-    pub const NONE: Self = Self { all_have_ips: true, master_runs: true, workers_run: true };
+    pub const NONE: Self = Self { all_have_ips: true, master_runs: true, workers_run: true, all_at_gate: true };
+}
+
+/// Of jobs that prepare themselves before their nodes begin together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// Prepared, and waits for the others.
+    Reached,
+    /// All of them were, and it was told to go on.
+    Open,
+}
+
+impl Gate {
+    /// As stored.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reached => "reached",
+            Self::Open => "open",
+        }
+    }
+
+    pub fn from_stored(word: Option<&str>) -> Option<Self> {
+        [Self::Reached, Self::Open].into_iter().find(|gate| Some(gate.as_str()) == word)
+    }
 }
 
 /// What is stored about the submission.
@@ -77,6 +102,7 @@ pub struct Job {
     /// One of several nodes of its replica.
     pub several: bool,
     pub is_master: bool,
+    pub gate: Option<Gate>,
     pub startup_order: StartupOrder,
     pub siblings: Siblings,
     pub max_duration: Option<Span>,
@@ -137,6 +163,8 @@ pub struct Pulled {
     pub ended: Option<Ended>,
     /// How long nobody was connected.
     pub no_connections: Option<Span>,
+    /// It waits at its gate.
+    pub at_gate: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,6 +242,8 @@ pub enum Action {
     SubmitJob,
     /// Bring the stored log up to what the runner has.
     PullLogs,
+    /// Let it go on: all nodes are prepared.
+    OpenGate,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -227,6 +257,8 @@ pub struct Plan {
     pub disconnected_at: Option<Timestamp>,
     /// What it waits for, for people.
     pub waits_for: Option<&'static str>,
+    /// How far it came, where that is news.
+    pub gate: Option<Gate>,
     pub due: Timestamp,
 }
 
@@ -306,7 +338,7 @@ fn provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
 
 fn took_task(actions: Vec<Action>, now: Timestamp) -> Plan {
     let change = Change::told(Event::TaskTaken, "the shim took the task");
-    Plan { actions, change: Some(change), ending: None, disconnected_at: None, waits_for: None, due: now }
+    Plan { actions, change: Some(change), ending: None, disconnected_at: None, waits_for: None, gate: None, due: now }
 }
 
 /// Who must run before this job gets its task.
@@ -373,7 +405,7 @@ fn patience(job: &Job, limit: Span) -> Span {
 fn started(actions: Vec<Action>, now: Timestamp) -> Plan {
     let change = Change::told(Event::Started, "the runner took the job");
     let due = now + POLL_RUNNING;
-    Plan { actions, change: Some(change), ending: None, disconnected_at: None, waits_for: None, due }
+    Plan { actions, change: Some(change), ending: None, disconnected_at: None, waits_for: None, gate: None, due }
 }
 
 fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
@@ -410,13 +442,30 @@ fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.no_connections) {
         due = due.min(now + Span(limit.0 - idle.0));
     }
-    Plan {
+    let mut plan = Plan {
         actions: vec![Action::PullLogs],
         change: None,
         ending: None,
         disconnected_at: None,
         waits_for: None,
+        gate: None,
         due,
+    };
+    if pulled.at_gate && job.several && job.gate != Some(Gate::Open) {
+        at_gate(job, &mut plan, now);
+    }
+    plan
+}
+
+/// Nodes go on together: each says that it is prepared, and whoever finds all of them so opens its own gate.
+fn at_gate(job: &Job, plan: &mut Plan, now: Timestamp) {
+    if job.siblings.all_at_gate {
+        plan.actions.push(Action::OpenGate);
+        plan.gate = Some(Gate::Open);
+    } else {
+        plan.gate = Some(Gate::Reached).filter(|_| job.gate.is_none());
+        plan.waits_for = Some("the other nodes to be prepared");
+        plan.due = plan.due.min(now + POLL_SIBLINGS);
     }
 }
 
@@ -536,7 +585,7 @@ fn bounded(
 
 fn wait(disconnected_at: Option<Timestamp>, waits_for: &'static str, due: Timestamp) -> Plan {
     let waits_for = Some(waits_for);
-    Plan { actions: Vec::new(), change: None, ending: None, disconnected_at, waits_for, due }
+    Plan { actions: Vec::new(), change: None, ending: None, disconnected_at, waits_for, gate: None, due }
 }
 
 fn lost(reason: TerminationReason, said: &str, now: Timestamp) -> Plan {
@@ -560,6 +609,7 @@ fn end(event: Event, ending: Ending, now: Timestamp) -> Plan {
         ending: Some(ending),
         disconnected_at: None,
         waits_for: None,
+        gate: None,
         due: now,
     }
 }

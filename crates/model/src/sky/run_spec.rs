@@ -166,7 +166,8 @@ fn configuration(
     let mut env = script.envs.clone();
     env.extend(variables);
     // Named here, and filled in by the runner.
-    for name in [script::PHASE_FILE, script::PRIVATE_HOME] {
+    let gate = (task.nodes > 1).then_some(script::GATE_FILE);
+    for name in [script::PHASE_FILE, script::PRIVATE_HOME].into_iter().chain(gate) {
         env.insert(name.to_owned(), String::new());
     }
     let mut files: Vec<serde_json::Value> =

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use windlass_model::{
     decide::jobs_running::{
-        Action, Ended, Host, How, Job, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings,
+        Action, Ended, Gate, Host, How, Job, POLL_SIBLINGS, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings,
         StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, goes_on, has_ended, provisioning_max,
     },
     job::{self, Detail, Status, TerminationReason},
@@ -30,6 +30,7 @@ fn job(status: Status, secs: i64) -> Job {
         spot: false,
         several: false,
         is_master: true,
+        gate: None,
         startup_order: StartupOrder::Any,
         siblings: Siblings::NONE,
         max_duration: None,
@@ -120,7 +121,7 @@ fn r24_a_shim_that_never_takes_the_task_is_given_up() {
 
 #[test]
 fn nodes_wait_for_each_other_by_startup_order() {
-    let waits = Siblings { all_have_ips: true, master_runs: false, workers_run: false };
+    let waits = Siblings { all_have_ips: true, master_runs: false, workers_run: false, all_at_gate: false };
     let node = |is_master, startup_order| Job {
         several: true,
         is_master,
@@ -378,7 +379,7 @@ fn any_job() -> impl Strategy<Value = Job> {
             is_master: flags[4],
             startup_order: if flags[3] { startup_order } else { StartupOrder::Any },
             siblings: if flags[3] {
-                Siblings { all_have_ips: flags[5], master_runs: flags[6], workers_run: flags[7] }
+                Siblings { all_have_ips: flags[5], master_runs: flags[6], workers_run: flags[7], all_at_gate: flags[7] }
             } else {
                 Siblings::NONE
             },
@@ -461,4 +462,34 @@ fn a_pass_goes_on_from_a_task_that_was_taken_and_from_nothing_else() {
     assert_eq!(goes_on(&pulling, &started.change.unwrap(), NOW), None);
     let lost = decide(&placed, &Seen { host: Host::Gone, ..shim(Shim::NotAsked) }, NOW);
     assert_eq!(goes_on(&placed, &lost.change.unwrap(), NOW), None);
+}
+
+#[test]
+fn a_node_at_its_gate_waits_for_the_others_and_is_let_through_once() {
+    let at = |all_at_gate, gate| Job {
+        several: true,
+        gate,
+        siblings: Siblings { all_at_gate, ..Siblings::NONE },
+        ..job(Status::Running, 60)
+    };
+    let seen = |at_gate| Seen {
+        host: Host::Fine,
+        shim: Shim::Task(Task::Running { ports_known: true }),
+        runner: Runner::Pulled(Pulled { at_gate, ..Pulled::default() }),
+        gpu_idle: false,
+    };
+    let opens = |plan: &Plan| plan.actions.contains(&Action::OpenGate);
+    let first = decide(&at(false, None), &seen(true), NOW);
+    assert_eq!((first.gate, opens(&first)), (Some(Gate::Reached), false));
+    assert!(first.waits_for.is_some() && first.due <= NOW + POLL_SIBLINGS);
+    // Known already: nothing new is written.
+    assert_eq!(decide(&at(false, Some(Gate::Reached)), &seen(true), NOW).gate, None);
+    for gate in [None, Some(Gate::Reached)] {
+        let plan = decide(&at(true, gate), &seen(true), NOW);
+        assert_eq!((plan.gate, opens(&plan)), (Some(Gate::Open), true));
+    }
+    for plan in [decide(&at(true, Some(Gate::Open)), &seen(true), NOW), decide(&at(true, None), &seen(false), NOW)] {
+        assert_eq!((plan.gate, opens(&plan)), (None, false));
+    }
+    assert_eq!(Gate::from_stored(Some("open")), Some(Gate::Open));
 }

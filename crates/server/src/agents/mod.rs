@@ -135,6 +135,11 @@ pub trait Agents: Send + Sync + 'static {
     /// Asks the commands to end; the runner kills them after its own grace.
     fn stop_job(&self, call: Call) -> Answer<'_, ()>;
 
+    /// Its other nodes are prepared too: the commands go on.
+    fn open_gate(&self, _call: Call) -> Answer<'_, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// A stream to a port of the task, for people; 0 is its SSH server. The epoch plays no part.
     fn connect(&self, call: Call, _port: u16) -> Answer<'_, Port> {
         silence(call.instance)

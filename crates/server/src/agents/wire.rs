@@ -274,6 +274,10 @@ impl Agents for Wire {
         Box::pin(self.call(call, move |shim| async move { shim.stop_job(call.submission, call.epoch).await }))
     }
 
+    fn open_gate(&self, call: Call) -> Answer<'_, ()> {
+        Box::pin(self.call(call, move |shim| async move { shim.open_gate(call.submission, call.epoch).await }))
+    }
+
     fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {
         Box::pin(async move {
             let opened = self.0.port(call.instance, call.submission, port).await;

@@ -65,6 +65,7 @@ record! {
         pub logs_offset: i64,
         pub runner_offset: i64,
         pub tracking: Option<String>,
+        pub gate: Option<String>,
         pub lock_epoch: i64,
     }
 }

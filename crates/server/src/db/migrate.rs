@@ -39,6 +39,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     10 "0010_managed_jobs.sql";
     11 "0011_containers.sql";
     12 "0012_gateways.sql";
+    13 "0013_gates.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 //! Claims   jobs in Provisioning, Pulling, Running.
 //! Owns     jobs.status (from there), jobs.pulling_at, jobs.running_at, jobs.disconnected_at,
 //!          jobs.status_message, jobs.runtime, jobs.provisioning, jobs.connection_info,
-//!          jobs.pull_progress, jobs.inactive_since, jobs.seen_at, jobs.run_deadline_at.
+//!          jobs.pull_progress, jobs.inactive_since, jobs.seen_at, jobs.run_deadline_at, jobs.gate.
 //! Wakes    on hint, else every 5 to 10 s; a silent agent is given 2 min, or `lost_after`.
 //! Why not  push from the agent alone? The server must survive forgetting; polling is the one path
 //!          that is exercised every day. Events of agents only make the row due.
@@ -152,6 +152,12 @@ impl Pipeline for JobsRunning {
                 (changes, plan.ending.as_ref(), set, Some(due_in(lease, plan.due)))
             }
         };
+        let gate = match &next {
+            Next::Go(way) => way.plan.gate,
+            Next::End(_) => None,
+        };
+        set.extend(gate.map(|gate| ("gate", gate.as_str().into())));
+        let reached_gate = gate.is_some() && job.gate.is_none();
         let (mut events, mut status) = (Vec::new(), job.status);
         for Change { event, reason, message } in changes {
             let why = because(event::Pipeline::JobRunning, lease, reason, message);
@@ -171,6 +177,7 @@ impl Pipeline for JobsRunning {
             }
         }
         let wake = match events.is_empty() {
+            true if reached_gate => vec![QUEUE.pipeline],
             true => vec![],
             false if ending.is_some() => {
                 vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline]
@@ -249,6 +256,9 @@ impl JobsRunning {
                 Action::PullLogs => {
                     self.pull_logs(lease, row, call).await;
                     Done::Yes
+                }
+                Action::OpenGate => {
+                    outcome(self.0.agents.open_gate(call).await, Timestamp(lease.now()))
                 }
             };
             match done {

@@ -27,7 +27,7 @@ statements! {
             LEFT JOIN fleets f ON f.id = i.fleet_id WHERE j.id = $1 AND j.lock_token = $2",
            Job::columns("j"), Run::columns("r"), Instance::columns("i");
     /// A replica is resubmitted as a whole, so its generation has one number; one that is over already counts.
-    SIBLINGS = "SELECT j.job_num, j.running_at, i.hostname, i.provisioning FROM jobs j \
+    SIBLINGS = "SELECT j.job_num, j.running_at, i.hostname, i.provisioning, j.gate FROM jobs j \
                 LEFT JOIN instances i ON i.id = j.instance_id WHERE j.run_id = $1 \
                 AND j.replica_num = $2 AND j.submission_num = $3 AND j.id <> $4 ORDER BY j.job_num";
     /// The blocks go back in the transaction that makes the job final, so they are counted once. The last ones make
@@ -38,6 +38,9 @@ statements! {
     /// Nodes wait for each other: one that came further makes the others look.
     POKE_SIBLINGS = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND NOT finished AND status IN ('provisioning', 'pulling')";
+    /// The same, for nodes that are prepared.
+    POKE_PREPARED = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
+                     AND id <> $4 AND status = 'running' AND gate = 'reached'";
     /// Room was made: as many as may fit into it look again at once, the rest when their time comes.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
@@ -56,6 +59,8 @@ pub struct Sibling {
     pub machine: Option<String>,
     /// It runs, or did.
     pub ran: bool,
+    /// It is prepared to begin with the others.
+    pub at_gate: bool,
 }
 
 /// What of its project a job is told.
@@ -113,6 +118,7 @@ async fn siblings(db: &Db, job: &Job) -> Result<Vec<Sibling>, DbError> {
             ran: row.opt_int(1)?.is_some(),
             hostname: row.opt_text(2)?,
             machine: row.opt_text(3)?,
+            at_gate: row.opt_text(4)?.is_some(),
         })
     });
     each.collect()
@@ -129,6 +135,8 @@ pub struct Moved {
 }
 
 pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Written, DbError> {
+    // Prepared to begin with the other nodes, which was not so before.
+    let reached_gate = job.gate.is_none() && moved.set.iter().any(|(column, _)| *column == "gate");
     let mut unit = Unit::apply("jobs", held, moved.due_in_us, moved.set);
     if let Some(last) = moved.events.last() {
         // What the run makes of it is decided by the run's pipeline; it only has to look. To a run a job that
@@ -140,6 +148,10 @@ pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Writt
             let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
             unit = unit.exec(POKE_SIBLINGS.as_str(), generation);
         }
+    }
+    if reached_gate {
+        let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
+        unit = unit.exec(POKE_PREPARED.as_str(), generation);
     }
     for event in &moved.events {
         unit = unit.and(told(db, held, job.project_id, event, &job.job_name)?);

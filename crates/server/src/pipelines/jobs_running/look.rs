@@ -33,11 +33,13 @@ pub(super) fn view(loaded: &Loaded, facts: &JobFacts, shape: &RunShape, addresse
         spot: instance.as_ref().is_some_and(|i| i.spot),
         several: nodes > 1,
         is_master: job.job_num == 0,
+        gate: brain::Gate::from_stored(job.gate.as_deref()),
         startup_order: facts.startup_order,
         siblings: brain::Siblings {
             all_have_ips: all_here && addresses_known && siblings.iter().all(has_address),
             master_runs: siblings.iter().any(|s| s.job_num == 0 && s.ran),
             workers_run: siblings.iter().filter(|s| s.job_num != 0).all(|s| s.ran),
+            all_at_gate: all_here && siblings.iter().all(|s| s.at_gate),
         },
         max_duration: facts.max_duration.map(Span::secs),
         inactivity_duration: inactivity(shape).map(Span::secs),
@@ -134,6 +136,7 @@ pub(super) fn shim(answer: &Result<TaskInfo, AgentError>) -> brain::Shim {
 
 pub(super) fn runner(answer: Result<Pulled, AgentError>) -> brain::Runner {
     let Ok(pulled) = answer else { return brain::Runner::Silent };
+    let at_gate = pulled.record.states.iter().any(|state| state.state == "ready");
     let Some(state) = pulled.record.states.into_iter().next_back() else { return brain::Runner::Ready };
     let how = match state.state.as_str() {
         "done" => Some(brain::How::Done),
@@ -150,5 +153,6 @@ pub(super) fn runner(answer: Result<Pulled, AgentError>) -> brain::Runner {
             exit_status: state.exit_status,
         }),
         no_connections: pulled.no_connections_secs.map(Span::secs),
+        at_gate,
     })
 }
