@@ -116,16 +116,48 @@ impl Placing {
     /// The machines to stay away from, and the regions or zones where machines are rented.
     pub(crate) fn avoided(&self) -> (Vec<Location>, Vec<InstanceId>) {
         let instances = self.avoid.iter().filter_map(|one| one.instance.as_ref()?.parse().ok()).collect();
-        let places = self.avoid.iter().filter_map(|one| {
-            let mut parts = one.place.splitn(3, '/').map(str::to_owned);
-            let (backend, region) = (parts.next()?, parts.next()?);
-            let rented = !matches!(backend.as_str(), "remote" | "local");
-            rented.then(|| Location { backend, region, zone: parts.next() })
-        });
-        (places.collect(), instances)
+        (self.avoid.iter().filter_map(location).collect(), instances)
+    }
+
+    /// The place that it must be in, where machines are rented. Those of somebody's own are a place by themselves,
+    /// and one that was lost is no place to wait for.
+    pub(crate) fn sought(&self) -> Option<Location> {
+        location(self.prefer.as_ref()?)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.avoid.is_empty() && self.prefer.is_none()
+    }
+}
+
+/// Of rented machines.
+fn location(of: &Placement) -> Option<Location> {
+    let mut parts = of.place.splitn(3, '/').map(str::to_owned);
+    let (backend, region) = (parts.next()?, parts.next()?);
+    let rented = !matches!(backend.as_str(), "remote" | "local");
+    rented.then(|| Location { backend, region, zone: parts.next() })
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_model::managed_job::record::Placement;
+
+    use super::Placing;
+
+    fn at(place: &str) -> Placement {
+        Placement { place: place.to_owned(), instance: None }
+    }
+
+    #[test]
+    fn only_rented_places_are_avoided_and_sought_by_name() {
+        let placing = Placing {
+            avoid: vec![at("aws/us-east-1/us-east-1a"), at("remote/host-1"), at("gcp/europe")],
+            prefer: Some(at("aws/us-west-2")),
+        };
+        let avoided: Vec<String> = placing.avoided().0.iter().map(ToString::to_string).collect();
+        assert_eq!(avoided, ["aws/us-east-1/us-east-1a", "gcp/europe"]);
+        assert_eq!(placing.sought().unwrap().to_string(), "aws/us-west-2");
+        let own = Placing { avoid: vec![], prefer: Some(at("local/this")) };
+        assert_eq!(own.sought(), None);
     }
 }

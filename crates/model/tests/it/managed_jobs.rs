@@ -130,7 +130,10 @@ fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
     world.see(0, over(never.clone()));
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
     let mut world = started(ONE);
-    world.running(0, "east").see(0, loss()).see(0, over(never));
+    // Once it may be the place that it stays away from.
+    world.running(0, "east").see(0, loss()).see(0, over(never.clone()));
+    assert_eq!((world.statuses(), world.last_submit().avoid.len()), (vec!["RECOVERING"], 0));
+    world.see(0, over(never));
     assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING FAILED_PRECHECKS");
 }
 

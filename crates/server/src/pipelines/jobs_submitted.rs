@@ -22,7 +22,7 @@ use windlass_model::{
     id::{FleetId, InstanceId, ProjectId, RunId},
     instance, job,
     plan::{
-        offers::{Needs, Offer},
+        offers::{Location, Needs, Offer},
         place::{FleetChoice, Inventory, Node, Placement, Seat, Waiting, place},
     },
     time::{Span, Timestamp},
@@ -449,11 +449,16 @@ fn waiting(
         None => FleetChoice::Follow,
     };
     let mut nodes = Vec::with_capacity(replica.nodes.len());
-    let avoided = Placing::of(run).avoided();
+    let placing = Placing::of(run);
+    let (avoided, sought) = (placing.avoided(), placing.sought());
     for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
         let volumes = volumes.locations(&mounts::of_spec(spec))?;
         let (avoid, avoid_instances) = avoided.clone();
-        let needs = Needs { volumes, avoid, avoid_instances, ..shape.needs_of(spec) };
+        let mut needs = Needs { volumes, avoid, avoid_instances, ..shape.needs_of(spec) };
+        if let Some(Location { backend, region, zone }) = sought.clone() {
+            (needs.backends, needs.regions) = (Some(vec![backend]), Some(vec![region]));
+            needs.zones = zone.map(|zone| vec![zone]).or(needs.zones);
+        }
         nodes.push(Node { job: job.id, needs: Arc::new(needs) });
     }
     let fleets = shape.fleet_names().map(|names| {

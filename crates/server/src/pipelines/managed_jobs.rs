@@ -239,7 +239,7 @@ impl ManagedJobs {
             tasks: written_tasks(row, &records, &decision.wants_slot)?,
             stops,
             runs,
-            events: told(lease, row, &moves)?,
+            events: told(lease, row, &moves)?.into_iter().chain(scheduled(lease, row, decision.schedule)).collect(),
         };
         match rows::apply(&self.hands.db, lease, &row.loaded.job, outcome).await? {
             Written::Done { .. } => {}
@@ -328,6 +328,16 @@ fn written_tasks(row: &Row, records: &[Record], wants: &[u32]) -> Result<Vec<Wri
         });
     }
     Ok(written)
+}
+
+/// The slots of the job as a whole are others than before.
+fn scheduled(lease: &Lease, row: &Row, to: Schedule) -> Option<Event> {
+    let (job, from) = (&row.loaded.job, row.loaded.job.schedule);
+    let message = format!("Schedule state {from} -> {to}");
+    let why = because(event::Pipeline::ManagedJob, lease, "schedule", message);
+    let note = || Event::note(event::Entity::ManagedJob, job.id, why);
+    let (before, after) = (Some(from.as_str()), Some(to.as_str()));
+    (from != to).then(|| Event { kind: event::Kind::Schedule, from: before, to: after, ..note() })
 }
 
 /// One event for each move. That of a recovery names who caused it.

@@ -309,6 +309,8 @@ impl<'a> Pass<'a> {
                     Verdict::Loss { message } => self.lost_at_launch(placement, message),
                     Verdict::NoCapacity { message } => self.refused(&message, false),
                     Verdict::NotStarted { message } => self.refused(&message, true),
+                    // It may be the place that nothing fits in.
+                    Verdict::NeverFits { .. } if self.is_bound_to_places() => self.search_everywhere(),
                     Verdict::NeverFits { message } => {
                         self.record.standing = Standing::Settled;
                         self.end(Event::PrechecksFailed, message);
@@ -563,6 +565,17 @@ impl<'a> Pass<'a> {
         }
         // Nothing else fits: the lost place is better than none.
         !std::mem::take(&mut self.record.blocked).is_empty()
+    }
+
+    fn is_bound_to_places(&self) -> bool {
+        self.record.sought.is_some() || !self.record.blocked.is_empty()
+    }
+
+    fn search_everywhere(&mut self) {
+        self.record.sought = None;
+        self.record.blocked.clear();
+        self.record.standing = Standing::Settled;
+        self.submit();
     }
 
     /// What a deadline asks for now; `None`: the task has no deadline.
