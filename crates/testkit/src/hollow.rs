@@ -88,6 +88,15 @@ pub fn home_of(home: &Path, number: usize) -> PathBuf {
 }
 
 impl Running {
+    /// The power goes for one host with an agent of its own, and for the jobs on it. Hosts are counted from 1.
+    pub fn power_off(&mut self, number: usize) -> Result<()> {
+        let agent = number.checked_sub(1).and_then(|at| self.agents.get_mut(at)).context("no such host")?;
+        agent.kill()?;
+        agent.wait()?;
+        crate::stage::sweep(&home_of(&self.home, number));
+        Ok(())
+    }
+
     pub fn pids(&self) -> Vec<u32> {
         self.agents.iter().map(Child::id).collect()
     }

@@ -406,7 +406,7 @@ impl Drop for Stage {
 }
 
 /// Ends every process that came from this directory: the agent, and jobs that outlived their server.
-pub(crate) fn sweep(home: &Path) {
+pub fn sweep(home: &Path) {
     // With its end: another test's directory may begin with the same name.
     let needle = format!("{}/", home.display());
     for _ in 0..20 {

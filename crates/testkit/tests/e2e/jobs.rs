@@ -1,12 +1,21 @@
 //! Managed jobs, from a task file to their end, over losses and restarts.
 
+mod corpus;
+mod nodes;
+mod places;
+mod takeover;
+
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
-use windlass_testkit::lab::Lab;
+use windlass_testkit::{
+    hollow::{Hosts, Running, Runtime},
+    lab::Lab,
+    server::binary,
+};
 
 use crate::stage::{Machines, Stage};
 
@@ -22,6 +31,21 @@ const FINAL: [&str; 7] = [
     "FAILED_NO_RESOURCE",
     "FAILED_CONTROLLER",
 ];
+
+/// A stage with so many hosts, each with an agent of its own whose jobs are processes of this machine.
+async fn with_hosts(count: usize, blocks: i64) -> (Stage, Running) {
+    let mut stage = Stage::new(Machines::None).await;
+    stage.stop_server();
+    let (data, home) = (stage.home().join("server"), stage.home().join("hosts"));
+    let agent = binary("windlass-agent").unwrap();
+    let hosts = Hosts { agent: &agent, home: &home, count, blocks, runtime: Runtime::Process };
+    let url = format!("sqlite:{}/windlass.db", data.display());
+    let hosts = hosts.start(&url, &data.join("keys/master")).await.unwrap();
+    stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
+    stage.start().await;
+    stage.hosts_ready("hollow", count).await;
+    (stage, hosts)
+}
 
 async fn launch(stage: &mut Stage, text: &str, more: Value) -> i64 {
     let mut asked = json!({"text": text});
@@ -293,37 +317,4 @@ async fn m6_the_loss_of_a_host_is_recovered_on_another_and_a_stopped_run_is_a_ca
     stage.stop(&run, false).await;
     let seen = ends(&mut stage, id).await;
     assert_eq!(seen["status"], "CANCELLED", "{seen:#}");
-}
-
-/// The files of others that end soon on one machine, each as its author meant it.
-#[tokio::test]
-async fn short_files_of_the_corpus_end_as_they_should() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
-    let Ok(index) = std::fs::read(corpus.join("index.json")) else {
-        return;
-    };
-    let index: Vec<Value> = serde_json::from_slice(&index).unwrap();
-    let is_short = |entry: &&Value| {
-        entry["runnable_locally"] == true
-            && entry["verdict"] == "accept"
-            && entry["max_nodes"] == 1
-            && entry["seconds"].as_i64().is_some_and(|seconds| seconds <= 3)
-            && entry["tasks"].as_i64().is_some_and(|tasks| tasks <= 2)
-            // It asks for more processors than a small machine has.
-            && !entry["file"].as_str().unwrap().contains("autonomous")
-    };
-    let mut stage = Stage::new(Machines::Processes).await;
-    let mut count = 0;
-    for entry in index.iter().filter(is_short) {
-        let text = std::fs::read_to_string(corpus.join(entry["file"].as_str().unwrap())).unwrap();
-        let id = launch(&mut stage, &text, json!({})).await;
-        let seen = ends(&mut stage, id).await;
-        assert_eq!(seen["status"], entry["expected_job"], "{entry:#}\n{seen:#}");
-        let wanted = entry["expected"].as_array().unwrap().iter().map(|one| one.as_str().unwrap());
-        for (status, wanted) in statuses(&seen).into_iter().zip(wanted) {
-            assert!(wanted.split('|').any(|one| one == status), "{entry:#}\n{seen:#}");
-        }
-        count += 1;
-    }
-    assert!(count >= 20, "only {count}");
 }

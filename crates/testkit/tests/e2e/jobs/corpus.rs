@@ -1,0 +1,158 @@
+//! Task files that others wrote, run for real: each ends as its author meant it.
+//!
+//! The files lie beside the repository, not in it. Without them the test says so, and runs those of our own, which
+//! have the same shapes.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{job, launch, statuses, with_hosts};
+use crate::stage::Stage;
+
+/// Nothing lasts longer, even beside everything else that is tested.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Files that last longer by themselves have their sleeps cut down, but for those that are cancelled.
+const LONG_SECS: i64 = 60;
+/// For those, a second is so long.
+const SHORTER: u32 = 100;
+
+/// In the form of the corpus' index, with the file itself as `text`.
+fn our_own() -> Vec<Value> {
+    let single = "num_nodes: 2\nrun: |\n  [ $(echo \"$SKYPILOT_NODE_IPS\" | wc -l) = 2 ] || exit 9\n";
+    let pipeline = "name: p\n---\nname: a\nrun: echo a\n---\nname: b\nsetup: exit 1\nrun: echo b\n---\nname: c\nrun: echo c\n";
+    let group = "name: g\nexecution: parallel\nprimary_tasks: [a]\n---\nname: a\nrun: echo a\n---\nname: b\nrun: sleep 600\n";
+    let retry = "resources:\n  job_recovery: {max_restarts_on_errors: 1}\nrun: exit 1\n";
+    let long = "name: l\n---\nname: a\nrun: sleep 600\n---\nname: b\nrun: echo b\n";
+    vec![
+        json!({"file": "nodes", "text": single, "expected": ["SUCCEEDED"], "expected_job": "SUCCEEDED"}),
+        json!({"file": "pipeline", "text": pipeline, "expected": ["SUCCEEDED", "FAILED_SETUP", "CANCELLED"],
+            "expected_job": "FAILED_SETUP"}),
+        json!({"file": "group", "text": group, "expected": ["SUCCEEDED", "CANCELLED"],
+            "expected_job": "SUCCEEDED"}),
+        json!({"file": "retry", "text": retry, "expected": ["FAILED"], "expected_job": "FAILED",
+            "attempts": [2], "recovery_count": [1]}),
+        json!({"file": "cancel", "text": long, "expected": ["CANCELLED", "CANCELLED"],
+            "expected_job": "CANCELLED", "drive": "cancel-when-running"}),
+    ]
+}
+
+/// The files that can run here, with their texts; and how many of those that could must be left out.
+fn files() -> (Vec<Value>, usize) {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
+    let Ok(index) = fs::read(corpus.join("index.json")) else {
+        println!("the corpus is absent ({}): only files of our own are run", corpus.display());
+        return (our_own(), 0);
+    };
+    let index: Vec<Value> = serde_json::from_slice(&index).unwrap();
+    let runnable: Vec<Value> = index.into_iter().filter(|entry| entry["runnable_locally"] == true).collect();
+    let all = runnable.len();
+    // Tasks of a group do not find each other by name yet.
+    let wants_names = |entry: &Value| words(&entry["needs"]).contains(&"group-hostnames");
+    let mut files: Vec<Value> = runnable.into_iter().filter(|entry| !wants_names(entry)).collect();
+    for entry in &mut files {
+        let text = fs::read_to_string(corpus.join(entry["file"].as_str().unwrap())).unwrap();
+        entry["text"] = text.into();
+    }
+    let left_out = all - files.len();
+    files.extend(our_own());
+    (files, left_out)
+}
+
+fn words(list: &Value) -> Vec<&str> {
+    list.as_array().map(|list| list.iter().filter_map(Value::as_str).collect()).unwrap_or_default()
+}
+
+/// A directory with a `sleep` that takes a hundredth of what it is asked for.
+fn short_sleep(home: &Path) -> PathBuf {
+    let dir = home.join("bin");
+    fs::create_dir(&dir).unwrap();
+    let script = format!("#!/bin/sh\nexec /bin/sleep $(awk \"BEGIN {{ print $1 / {SHORTER} }}\")\n");
+    fs::write(dir.join("sleep"), script).unwrap();
+    fs::set_permissions(dir.join("sleep"), fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+/// One file on its way.
+struct Running {
+    entry: Value,
+    id: i64,
+    /// What the test must do to it is still to be done.
+    drive: bool,
+}
+
+async fn begin(stage: &mut Stage, entry: Value, short: &Path) -> Running {
+    let drive = entry["drive"].is_string();
+    let mut envs = serde_json::Map::new();
+    for name in words(&entry["env_required"]) {
+        envs.insert(name.to_owned(), "some-value".into());
+    }
+    if !drive && entry["seconds"].as_i64().is_some_and(|seconds| seconds > LONG_SECS) {
+        let path = std::env::var("PATH").unwrap();
+        envs.insert("PATH".to_owned(), format!("{}:{path}", short.display()).into());
+    }
+    let id = launch(stage, entry["text"].as_str().unwrap(), json!({"envs": envs})).await;
+    Running { entry, id, drive }
+}
+
+/// What is not as the index says; nothing when all is.
+fn differs(entry: &Value, seen: &Value) -> Option<String> {
+    let mut wrong = Vec::new();
+    if seen["status"] != entry["expected_job"] {
+        wrong.push(format!("the job is {}, should be {}", seen["status"], entry["expected_job"]));
+    }
+    let wanted = words(&entry["expected"]);
+    let found = statuses(seen);
+    let alike = found.len() == wanted.len()
+        && found.iter().zip(&wanted).all(|(status, wanted)| wanted.split('|').any(|one| one == *status));
+    if !alike {
+        wrong.push(format!("tasks are {found:?}, should be {wanted:?}"));
+    }
+    for (key, of) in [("attempts", "attempt"), ("recovery_count", "recovery_count")] {
+        let numbers: Vec<Value> =
+            seen["tasks"].as_array().unwrap().iter().map(|task| task[of].clone()).collect();
+        if entry[key].is_array() && json!(numbers) != entry[key] {
+            wrong.push(format!("{key} are {numbers:?}, should be {}", entry[key]));
+        }
+    }
+    (!wrong.is_empty()).then(|| format!("{}: {}\n{seen:#}", entry["file"], wrong.join("; ")))
+}
+
+#[tokio::test]
+async fn files_of_others_run_as_they_are_and_end_as_they_should() {
+    let (mut stage, _hosts) = with_hosts(8, 8).await;
+    let (files, left_out) = files();
+    let count = files.len();
+    let short = short_sleep(stage.home());
+    let mut open = Vec::new();
+    for entry in files {
+        open.push(begin(&mut stage, entry, &short).await);
+    }
+    let (began, mut wrong) = (Instant::now(), Vec::new());
+    while !open.is_empty() {
+        let mut left = Vec::new();
+        for mut one in open {
+            let seen = job(&mut stage, one.id).await;
+            if seen["schedule_state"] == "DONE" {
+                wrong.extend(differs(&one.entry, &seen));
+                continue;
+            }
+            if one.drive && seen["status"] == "RUNNING" {
+                stage.project("jobs/cancel", &json!({"job_ids": [one.id]})).await;
+                one.drive = false;
+            }
+            left.push(one);
+        }
+        open = left;
+        let names: Vec<&Value> = open.iter().map(|one| &one.entry["file"]).collect();
+        assert!(began.elapsed() < PATIENCE, "these do not end: {names:?}\n{}", stage.server_log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    println!("{count} files ran, {left_out} were left out, {} ended otherwise", wrong.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,73 @@
+//! Where a job goes when the machine it rents is taken back.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{launch, runs, until};
+use crate::stage::{self, Machines, Stage};
+
+/// The first is the cheaper one.
+const CLOUD: &str = "runtime: process\noffers:\n\
+    - {instance_type: small, region: east, price: 0.1, spot: true, cpus: 4, memory_gb: 16, disk_gb: 100}\n\
+    - {instance_type: small, region: west, price: 0.2, spot: true, cpus: 4, memory_gb: 16, disk_gb: 100}\n";
+
+async fn cloud() -> Stage {
+    let mut stage = Stage::new(Machines::None).await;
+    stage.stop_server();
+    let script = stage.home().join("cloud.yml");
+    std::fs::write(&script, CLOUD).unwrap();
+    stage = stage.with_env("WINDLASS_MOCK_CLOUD", script).with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
+    stage.start().await;
+    let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "spot_policy": "spot",
+        "nodes": {"min": 0, "target": 0, "max": 8}});
+    let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
+    stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+    stage
+}
+
+/// The machine of a run is taken back: it stops, and whoever asks the cloud is told that it is gone.
+async fn take_back(stage: &mut Stage, job: &Value) {
+    let runs = job["tasks"][0]["runs"].as_array().unwrap();
+    let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
+    let submission = run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap().clone();
+    let machine = submission["job_provisioning_data"]["instance_id"].as_str().unwrap();
+    let short = machine.strip_prefix("i-").unwrap();
+    let fleet = stage.fleet("cloud").await;
+    let ids = fleet["instances"].as_array().unwrap().iter().filter_map(|one| one["id"].as_str());
+    let id = ids.into_iter().find(|id| id.starts_with(short)).unwrap();
+    let books = stage.home().join("cloud.yml.d");
+    std::fs::create_dir_all(books.join("preempt")).unwrap();
+    std::fs::write(books.join("preempt").join(id), "").unwrap();
+    stage::sweep(&books.join(short));
+}
+
+async fn place_after_a_loss(stage: &mut Stage, started: &Path, strategy: &str) -> (String, String) {
+    let _ = std::fs::remove_file(started);
+    let text = format!(
+        "resources: {{use_spot: true, job_recovery: {strategy}}}\nrun: |\n  touch {}\n  sleep 600\n",
+        started.display()
+    );
+    let id = launch(stage, &text, json!({})).await;
+    let first = runs(stage, id).await;
+    stage.eventually("its program runs", || started.exists());
+    take_back(stage, &first).await;
+    let again = until(stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
+    assert_eq!(again["tasks"][0]["attempt"], 2, "{again:#}");
+    let place = |job: &Value| job["tasks"][0]["placement"].as_str().unwrap().to_owned();
+    let places = (place(&first), place(&again));
+    stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
+    super::ends(stage, id).await;
+    places
+}
+
+#[tokio::test]
+async fn a_lost_region_is_left_by_eager_next_region_and_kept_by_failover() {
+    let mut stage = cloud().await;
+    let started = stage.home().join("started");
+    let (first, again) = place_after_a_loss(&mut stage, &started, "EAGER_NEXT_REGION").await;
+    assert_eq!((first.as_str(), again.as_str()), ("mock/east", "mock/west"));
+    // The machine in the west is still there and free: what ties the next job to the east is its strategy.
+    let (first, again) = place_after_a_loss(&mut stage, &started, "FAILOVER").await;
+    assert_eq!(first, again);
+}
