@@ -52,13 +52,7 @@ impl States {
     }
 
     fn stands(&self, state: State) {
-        let state = Ending {
-            state,
-            reason: "",
-            message: String::new(),
-            detail: None,
-            exit_status: None,
-        };
+        let state = Ending { state, reason: "", message: String::new(), detail: None, exit_status: None };
         self.say(state);
     }
 

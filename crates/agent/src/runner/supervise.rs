@@ -83,7 +83,8 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
     let mut traces = Traces::default();
     let outcome = match prepare(&job, &plan, &mut traces).await {
         Ok(()) => {
-            let watch = tokio::spawn(say_when_ready(Arc::clone(&job), plan.phase.clone(), plan.gate.is_some()));
+            let watch =
+                tokio::spawn(say_when_ready(Arc::clone(&job), plan.phase.clone(), plan.gate.is_some()));
             let outcome = run(&job, &plan).await;
             // Nothing is said after the last word.
             watch.abort();

@@ -58,7 +58,8 @@ pub struct Siblings {
 
 impl Siblings {
     /// A replica of one node.
-    pub const NONE: Self = Self { all_have_ips: true, master_runs: true, workers_run: true, all_at_gate: true };
+    pub const NONE: Self =
+        Self { all_have_ips: true, master_runs: true, workers_run: true, all_at_gate: true };
 }
 
 /// Of jobs that prepare themselves before their nodes begin together.
@@ -338,7 +339,15 @@ fn provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
 
 fn took_task(actions: Vec<Action>, now: Timestamp) -> Plan {
     let change = Change::told(Event::TaskTaken, "the shim took the task");
-    Plan { actions, change: Some(change), ending: None, disconnected_at: None, waits_for: None, gate: None, due: now }
+    Plan {
+        actions,
+        change: Some(change),
+        ending: None,
+        disconnected_at: None,
+        waits_for: None,
+        gate: None,
+        due: now,
+    }
 }
 
 /// Who must run before this job gets its task.
@@ -405,7 +414,15 @@ fn patience(job: &Job, limit: Span) -> Span {
 fn started(actions: Vec<Action>, now: Timestamp) -> Plan {
     let change = Change::told(Event::Started, "the runner took the job");
     let due = now + POLL_RUNNING;
-    Plan { actions, change: Some(change), ending: None, disconnected_at: None, waits_for: None, gate: None, due }
+    Plan {
+        actions,
+        change: Some(change),
+        ending: None,
+        disconnected_at: None,
+        waits_for: None,
+        gate: None,
+        due,
+    }
 }
 
 fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {

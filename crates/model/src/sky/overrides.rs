@@ -59,7 +59,7 @@ impl Overrides {
             "accelerators": self.gpus, "cpus": self.cpus, "memory": self.memory, "use_spot": self.use_spot,
             "infra": self.infra,
         });
-        let mut lines = vec!["run: true".to_owned(), "resources:".to_owned()];
+        let mut lines = vec!["run: work".to_owned(), "resources:".to_owned()];
         let given = resources.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
         lines.extend(given.map(|(key, value)| format!("  {key}: {value}")));
         // These two may be maps, written as in a file.

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use windlass_model::{
     decide::jobs_running::{
-        Action, Ended, Gate, Host, How, Job, POLL_SIBLINGS, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings,
-        StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, goes_on, has_ended, provisioning_max,
+        Action, Ended, Gate, Host, How, Job, POLL_SIBLINGS, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX,
+        Seen, Shim, Siblings, StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, goes_on, has_ended,
+        provisioning_max,
     },
     job::{self, Detail, Status, TerminationReason},
     machine::Step,
@@ -50,7 +51,7 @@ fn runner(runner: Runner) -> Seen {
 
 fn ended(how: How, reason: &str, exit_status: Option<i32>) -> Seen {
     let ended = Some(Ended { how, reason: reason.into(), message: String::new(), detail: None, exit_status });
-    runner(Runner::Pulled(Pulled { ended, no_connections: None }))
+    runner(Runner::Pulled(Pulled { ended, no_connections: None, at_gate: false }))
 }
 
 fn failed(reason: &str, message: &str) -> Ended {
@@ -301,7 +302,7 @@ fn the_server_backs_max_duration_two_minutes_later() {
 fn inactivity_and_idle_gpus_end_a_job() {
     let job = Job { inactivity_duration: Some(Span::secs(100)), ..job(Status::Running, 500) };
     let idle = |secs| {
-        let pulled = Pulled { ended: None, no_connections: Some(Span::secs(secs)) };
+        let pulled = Pulled { ended: None, no_connections: Some(Span::secs(secs)), at_gate: false };
         runner(Runner::Pulled(pulled))
     };
     check(&job, &idle(96), "PullLogs, again in 4 s");
@@ -338,7 +339,11 @@ fn any_seen() -> impl Strategy<Value = Seen> {
         exit_status: None,
     });
     let pulled = (prop::option::of(ended), prop::option::of(0_i64..4_000));
-    let pulled = pulled.prop_map(|(ended, idle)| Pulled { ended, no_connections: idle.map(Span::secs) });
+    let pulled = pulled.prop_map(|(ended, idle)| Pulled {
+        ended,
+        no_connections: idle.map(Span::secs),
+        at_gate: false,
+    });
     let runner = prop_oneof![
         Just(Runner::NotAsked),
         Just(Runner::Silent),
@@ -379,7 +384,12 @@ fn any_job() -> impl Strategy<Value = Job> {
             is_master: flags[4],
             startup_order: if flags[3] { startup_order } else { StartupOrder::Any },
             siblings: if flags[3] {
-                Siblings { all_have_ips: flags[5], master_runs: flags[6], workers_run: flags[7], all_at_gate: flags[7] }
+                Siblings {
+                    all_have_ips: flags[5],
+                    master_runs: flags[6],
+                    workers_run: flags[7],
+                    all_at_gate: flags[7],
+                }
             } else {
                 Siblings::NONE
             },
@@ -488,7 +498,9 @@ fn a_node_at_its_gate_waits_for_the_others_and_is_let_through_once() {
         let plan = decide(&at(true, gate), &seen(true), NOW);
         assert_eq!((plan.gate, opens(&plan)), (Some(Gate::Open), true));
     }
-    for plan in [decide(&at(true, Some(Gate::Open)), &seen(true), NOW), decide(&at(true, None), &seen(false), NOW)] {
+    for plan in
+        [decide(&at(true, Some(Gate::Open)), &seen(true), NOW), decide(&at(true, None), &seen(false), NOW)]
+    {
         assert_eq!((plan.gate, opens(&plan)), (None, false));
     }
     assert_eq!(Gate::from_stored(Some("open")), Some(Gate::Open));

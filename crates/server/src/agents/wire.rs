@@ -275,7 +275,9 @@ impl Agents for Wire {
     }
 
     fn open_gate(&self, call: Call) -> Answer<'_, ()> {
-        Box::pin(self.call(call, move |shim| async move { shim.open_gate(call.submission, call.epoch).await }))
+        Box::pin(
+            self.call(call, move |shim| async move { shim.open_gate(call.submission, call.epoch).await }),
+        )
     }
 
     fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {

@@ -257,9 +257,7 @@ impl JobsRunning {
                     self.pull_logs(lease, row, call).await;
                     Done::Yes
                 }
-                Action::OpenGate => {
-                    outcome(self.0.agents.open_gate(call).await, Timestamp(lease.now()))
-                }
+                Action::OpenGate => outcome(self.0.agents.open_gate(call).await, Timestamp(lease.now())),
             };
             match done {
                 Done::Yes => {}

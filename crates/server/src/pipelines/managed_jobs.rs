@@ -239,7 +239,10 @@ impl ManagedJobs {
             tasks: written_tasks(row, &records, &decision.wants_slot)?,
             stops,
             runs,
-            events: told(lease, row, &moves)?.into_iter().chain(scheduled(lease, row, decision.schedule)).collect(),
+            events: told(lease, row, &moves)?
+                .into_iter()
+                .chain(scheduled(lease, row, decision.schedule))
+                .collect(),
         };
         match rows::apply(&self.hands.db, lease, &row.loaded.job, outcome).await? {
             Written::Done { .. } => {}

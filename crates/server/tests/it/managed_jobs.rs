@@ -160,7 +160,12 @@ async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(groun
     let asked = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
     let events = server.admin("/api/events/list", asked).await.to_string();
     let slots = ["Schedule state WAITING -> LAUNCHING", "-> DONE"];
-    for said in slots.into_iter().chain(["a launch slot was granted", "no_fleets", "Task lonely", "ended as FAILED_PRECHECKS"]) {
+    for said in slots.into_iter().chain([
+        "a launch slot was granted",
+        "no_fleets",
+        "Task lonely",
+        "ended as FAILED_PRECHECKS",
+    ]) {
         assert!(events.contains(said), "{said}: {events}");
     }
     server.stop().await;

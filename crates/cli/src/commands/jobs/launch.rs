@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     num_jobs: Option<u32>,
     #[command(flatten)]
-    resources: resources::Args,
+    resources: resources::Resources,
     /// Return as soon as the server has it
     #[arg(short, long)]
     detach: bool,

@@ -4,7 +4,7 @@ use windlass_api::managed_jobs::Overrides;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Over what the file says, for every task of it")]
-pub(crate) struct Args {
+pub(crate) struct Resources {
     /// GPUs of each node, such as `H100:8`
     #[arg(long, value_name = "NAME[:N]")]
     gpus: Option<String>,
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     deadline: Option<String>,
 }
 
-impl Args {
+impl Resources {
     pub(super) fn overrides(&self) -> Overrides {
         let spot = (self.use_spot || self.no_use_spot).then_some(self.use_spot);
         Overrides {

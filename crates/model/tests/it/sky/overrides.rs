@@ -79,11 +79,13 @@ fn what_is_wrong_is_said_and_nothing_is_changed() {
         problems.iter().map(|one| one.message.clone()).collect::<Vec<_>>().join("; ")
     };
     assert!(refused(Overrides { cpus: word("many"), ..Overrides::default() }).contains("cpus"));
-    assert!(refused(Overrides { job_recovery: word("SOMETIMES"), ..Overrides::default() }).contains("SOMETIMES"));
+    assert!(
+        refused(Overrides { job_recovery: word("SOMETIMES"), ..Overrides::default() }).contains("SOMETIMES")
+    );
     assert!(refused(Overrides { deadline: word("soon"), ..Overrides::default() }).contains("soon"));
     // Nothing can be smuggled in beside it.
     refused(Overrides { job_recovery: word("NONE\nservice: {replicas: 1}"), ..Overrides::default() });
-    let ours = "type: task\nname: t\ncommands: [\"true\"]\n";
+    let ours = "type: task\nname: task-one\ncommands: [\"true\"]\n";
     let no = with(ours, &Overrides { cpus: word("4"), ..Overrides::default() }).unwrap_err();
     assert!(no[0].contains("windlass apply"), "{no:?}");
 }

@@ -2,69 +2,81 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
+use serde_json::{Value, json};
+use windlass_testkit::lab::{Host, Lab};
 
-use super::{ends, launch, runs, starts, until, with_hosts};
+use super::{ends, launch, runs, until};
+use crate::stage::{Machines, Stage};
+
+async fn with_lab(hosts: usize) -> (Stage, Lab) {
+    let lab = Lab::start(hosts).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    stage.stop_server();
+    stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
+    stage.start().await;
+    stage.lab_fleet(&lab, lab.hosts(), 1).await;
+    (stage, lab)
+}
+
+/// Lines of a file, over all hosts.
+fn lines(lab: &Lab, path: &str) -> Vec<String> {
+    let of = |host: &Host| std::fs::read_to_string(host.path(path)).unwrap_or_default();
+    lab.hosts().iter().flat_map(|host| of(host).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+fn touch(lab: &Lab, path: &str) {
+    lab.hosts().iter().for_each(|host| std::fs::write(host.path(path), "").unwrap());
+}
 
 /// One node is prepared at once, the other when it may be.
 #[tokio::test]
 async fn no_node_begins_before_all_are_prepared() {
-    let (mut stage, _hosts) = with_hosts(2, 1).await;
-    let (dir, may) = (stage.home().to_owned(), stage.home().join("may"));
-    let text = format!(
-        "num_nodes: 2\nsetup: |\n  if [ $SKYPILOT_SETUP_NODE_RANK = 1 ]; then\n    \
-         until [ -e {may} ]; do sleep 0.05; done\n  fi\n  touch {dir}/prepared-$SKYPILOT_SETUP_NODE_RANK\n\
-         run: |\n  ls {dir} | grep -c prepared >> {dir}/begun\n",
-        may = may.display(),
-        dir = dir.display()
-    );
-    let id = launch(&mut stage, &text, json!({})).await;
-    stage.eventually("the first is prepared", || dir.join("prepared-0").exists());
+    let (mut stage, lab) = with_lab(2).await;
+    let text = "num_nodes: 2\nsetup: |\n  if [ $SKYPILOT_SETUP_NODE_RANK = 1 ]; then\n    \
+                until [ -e /home/may ]; do sleep 0.05; done\n  fi\n  echo $SKYPILOT_SETUP_NODE_RANK >> /home/prepared\n\
+                run: |\n  echo $SKYPILOT_NODE_RANK >> /home/begun\n";
+    let id = launch(&mut stage, text, json!({})).await;
+    stage.eventually("the first is prepared", || lines(&lab, "/home/prepared") == ["0"]);
     // The server knows that, and that it waits.
-    let waits = |job: &serde_json::Value| job["status"] == "RUNNING";
-    let seen = until(&mut stage, id, "it is handed to its nodes", waits).await;
+    let seen = until(&mut stage, id, "it is handed to its nodes", |job| job["status"] == "RUNNING").await;
     let run = seen["tasks"][0]["runs"][0].as_str().unwrap().to_owned();
-    let says = |run: &serde_json::Value| run.to_string().contains("the other nodes to be prepared");
+    let says = |run: &Value| run.to_string().contains("the other nodes to be prepared");
     stage.eventually_run(&run, std::time::Duration::from_secs(60), says).await;
-    assert_eq!(starts(&dir.join("begun")), 0);
-    std::fs::write(&may, "").unwrap();
+    assert_eq!(lines(&lab, "/home/begun"), Vec::<String>::new());
+    touch(&lab, "/home/may");
     let seen = ends(&mut stage, id).await;
     assert_eq!(seen["status"], "SUCCEEDED", "{seen:#}");
-    assert_eq!(std::fs::read_to_string(dir.join("begun")).unwrap(), "2\n2\n");
+    let mut begun = lines(&lab, "/home/begun");
+    begun.sort();
+    assert_eq!(begun, ["0", "1"]);
 }
 
 #[tokio::test]
 async fn m6_several_nodes_know_their_ranks_and_are_recovered_whole_when_one_is_lost() {
-    let (mut stage, mut hosts) = with_hosts(3, 4).await;
-    let (lines, go) = (stage.home().join("lines"), stage.home().join("go"));
-    let text = format!(
-        "name: gang\nnum_nodes: 2\nsetup: |\n  [ -n \"$SKYPILOT_SETUP_NODE_RANK\" ] || exit 7\nrun: |\n  \
-         echo \"$SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES at $(echo \"$SKYPILOT_NODE_IPS\" | sort -u | wc -l) \
-         as $SKYPILOT_TASK_ID\" >> {}\n  until [ -e {} ]; do sleep 0.05; done\n",
-        lines.display(),
-        go.display()
-    );
-    let id = launch(&mut stage, &text, json!({})).await;
+    let (mut stage, lab) = with_lab(3).await;
+    let text = "name: gang\nnum_nodes: 2\nrun: |\n  \
+                echo \"$SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES at $(echo \"$SKYPILOT_NODE_IPS\" | sort -u | wc -l) \
+                as $SKYPILOT_TASK_ID\" >> /home/lines\n  until [ -e /home/go ]; do sleep 0.05; done\n";
+    let id = launch(&mut stage, text, json!({})).await;
     let first = runs(&mut stage, id).await;
-    stage.eventually("both nodes are at work", || starts(&lines) == 2);
+    stage.eventually("both nodes are at work", || lines(&lab, "/home/lines").len() == 2);
     let placement = first["tasks"][0]["placement"].as_str().unwrap().to_owned();
     let number: usize = placement.rsplit('-').next().unwrap().parse().unwrap();
-    hosts.power_off(number).unwrap();
+    lab.host(number + 1).power_off().unwrap();
     let seen = until(&mut stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
     assert_eq!((&seen["status"], &seen["tasks"][0]["attempt"]), (&json!("RUNNING"), &json!(2)), "{seen:#}");
-    stage.eventually("both nodes are at work again", || starts(&lines) == 4);
-    let written = std::fs::read_to_string(&lines).unwrap();
+    stage.eventually("both nodes are at work again", || lines(&lab, "/home/lines").len() == 4);
+    let written = lines(&lab, "/home/lines");
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
-    for line in written.lines() {
+    for line in &written {
         *times.entry(line).or_default() += 1;
     }
     // The same two ranks under the same name, twice each: neither was left behind.
-    assert_eq!(times.values().copied().collect::<Vec<_>>(), [2, 2], "{written}");
+    assert_eq!(times.values().copied().collect::<Vec<_>>(), [2, 2], "{written:?}");
     for (rank, line) in times.keys().enumerate() {
-        assert!(line.starts_with(&format!("{rank} of 2 at 2 as sky-managed-")), "{written}");
+        assert!(line.starts_with(&format!("{rank} of 2 at 2 as sky-managed-")), "{written:?}");
     }
-    std::fs::write(&go, "").unwrap();
+    touch(&lab, "/home/go");
     let seen = ends(&mut stage, id).await;
-    assert_eq!(seen["status"], "SUCCEEDED", "{seen:#}");
-    assert_eq!(starts(&lines), 4);
+    assert_eq!((&seen["status"], lines(&lab, "/home/lines").len()), (&json!("SUCCEEDED"), 4), "{seen:#}");
 }

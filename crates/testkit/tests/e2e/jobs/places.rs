@@ -31,15 +31,16 @@ async fn take_back(stage: &mut Stage, job: &Value) {
     let runs = job["tasks"][0]["runs"].as_array().unwrap();
     let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
     let submission = run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap().clone();
-    let machine = submission["job_provisioning_data"]["instance_id"].as_str().unwrap();
-    let short = machine.strip_prefix("i-").unwrap();
+    let name = &submission["job_provisioning_data"]["instance_id"];
     let fleet = stage.fleet("cloud").await;
-    let ids = fleet["instances"].as_array().unwrap().iter().filter_map(|one| one["id"].as_str());
-    let id = ids.into_iter().find(|id| id.starts_with(short)).unwrap();
+    let instances = fleet["instances"].as_array().unwrap();
+    let found =
+        instances.iter().find(|one| one["name"] == *name).unwrap_or_else(|| panic!("{name}: {fleet:#}"));
+    let id = found["id"].as_str().unwrap();
     let books = stage.home().join("cloud.yml.d");
     std::fs::create_dir_all(books.join("preempt")).unwrap();
     std::fs::write(books.join("preempt").join(id), "").unwrap();
-    stage::sweep(&books.join(short));
+    stage::sweep(&books.join(&id[..8]));
 }
 
 async fn place_after_a_loss(stage: &mut Stage, started: &Path, strategy: &str) -> (String, String) {

@@ -57,6 +57,11 @@ async fn m4_another_postgres_replica_takes_over_a_starting_and_a_running_job_and
     let on_its_way = |job: &Value| job["status"] == "STARTING" && job["tasks"][0]["attempt"] == 1;
     let seen = until(&replicas, second, "it starts", on_its_way).await;
     let run = seen["tasks"][0]["runs"][0].as_str().unwrap().to_owned();
+    // The number of an attempt is written before its run is made.
+    let asked = json!({"run_name": run});
+    while replicas.ask(1, "/api/project/main/runs/get", &asked).await.unwrap().status != 200 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     replicas.reaches(1, &run, &["provisioning"]).await.unwrap();
     replicas.kill(0);
     replicas.thaw_hosts().unwrap();
