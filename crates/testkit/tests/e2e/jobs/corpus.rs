@@ -41,6 +41,7 @@ fn our_own() -> Vec<Value> {
 }
 
 /// The files that can run here, with their texts; and how many of those that could must be left out.
+#[expect(clippy::print_stdout, reason = "what is not run is said")]
 fn files() -> (Vec<Value>, usize) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
     let Ok(index) = fs::read(corpus.join("index.json")) else {
