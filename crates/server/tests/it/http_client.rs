@@ -101,7 +101,8 @@ async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &G
         assert_eq!(runs.len(), 5 * (round + 1));
         costs.push(counter.0.load(Ordering::SeqCst));
     }
-    assert!(costs.iter().all(|cost| *cost == costs[0] && *cost <= 2), "queries per list: {costs:?}");
+    // The lines of the list, those of its runs that were not shown finished before, and their jobs.
+    assert!(costs.iter().all(|cost| *cost == costs[0] && *cost <= 3), "queries per list: {costs:?}");
     app.db().close().await;
 }
 

@@ -20,8 +20,8 @@ use crate::{
 pub(super) const EXAMPLES: &str = "\
 Examples:
   windlass gateway serve entry --server http://127.0.0.1:3000 --token-file entry.token
-  windlass gateway serve entry --server https://windlass:3443 --server-cert cert.pem --token-file entry.token \\
-      --tls-listen 0.0.0.0:443 --tls-cert example.org.pem --tls-key example.org.key
+  windlass gateway serve entry --server https://windlass:3443 --server-cert cert.pem --token-file entry.token
+  windlass gateway serve entry --token-file entry.token --tls-listen 0.0.0.0:443 --tls-cert my.pem --tls-key my.key
   kill -HUP PID    reads the certificate anew";
 
 /// Longer, and a token that was revoked would live too long.

@@ -14,6 +14,7 @@ pub(crate) struct Resources {
     /// Memory of each node, in GB
     #[arg(long, value_name = "GB[+]")]
     memory: Option<String>,
+    /// How many nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     num_nodes: Option<u32>,
     /// Nodes that may be taken away again
