@@ -29,13 +29,17 @@ statements! {
                  ORDER BY r.id LIMIT $1";
     RUN_OF = "SELECT r.id FROM runs r JOIN projects p ON p.id = r.project_id \
               WHERE p.name = $1 AND r.name = $2 AND r.gateway_id = $3 AND NOT r.finished AND NOT p.deleted";
-    READY = "SELECT j.id, j.run_id, j.instance_id, j.replica_group, j.job_spec FROM jobs j \
-             WHERE j.replica_registered AND NOT j.finished AND j.status = 'running' AND j.end_asked IS NULL \
+    /// From the few services to their jobs, which SQLite does in this order when the join is a cross join: the other
+    /// way round it would look at every job that is active.
+    READY = "SELECT j.id, j.run_id, j.instance_id, j.replica_group, j.job_spec FROM runs r CROSS JOIN jobs j \
+             WHERE r.service IS NOT NULL AND NOT r.finished AND j.run_id = r.id AND j.replica_registered \
+             AND NOT j.finished AND j.status = 'running' AND j.end_asked IS NULL \
              AND j.instance_id IS NOT NULL ORDER BY j.run_id, j.replica_num LIMIT $1";
-    /// Replicas that run and are to be looked at: not ready yet, or with probes that go on.
+    /// Replicas that run and are to be looked at: not ready yet, or with probes that go on. Asked whenever a job
+    /// changed, so from the services too.
     WATCHED = "SELECT j.id, j.run_id, j.project_id, j.job_name, j.instance_id, j.job_spec, j.probes, \
-               j.replica_registered FROM runs r JOIN jobs j ON j.run_id = r.id WHERE r.service IS NOT NULL \
-               AND NOT r.finished AND j.status = 'running' AND NOT j.finished AND j.end_asked IS NULL AND j.job_num = 0 \
+               j.replica_registered FROM runs r CROSS JOIN jobs j WHERE r.service IS NOT NULL \
+               AND NOT r.finished AND j.run_id = r.id AND j.status = 'running' AND NOT j.finished AND j.end_asked IS NULL AND j.job_num = 0 \
                AND j.instance_id IS NOT NULL AND (NOT j.replica_registered OR j.probes <> '[]') LIMIT $1";
     /// Over what was read, and only while it runs.
     SET_READY = "UPDATE jobs SET probes = $3, replica_registered = $4 WHERE id = $1 AND coalesce(probes, '') = $2 \
