@@ -188,6 +188,28 @@ impl Db {
         Ok(self.query(sql, params).await?.into_iter().next())
     }
 
+    /// For tests: how the database would go about it.
+    async fn explain(&self, sql: &str, params: Vec<Val>) -> Result<String, DbError> {
+        let how = match self.dialect() {
+            Dialect::Sqlite => "EXPLAIN QUERY PLAN",
+            Dialect::Postgres => "EXPLAIN",
+        };
+        let rows = self.query(format!("{how} {sql}"), params).await?;
+        let line = |row: &Row| {
+            row.0.iter().rev().find_map(|value| match value {
+                Val::Text(text) => Some(text.clone()),
+                Val::Null
+                | Val::Bool(_)
+                | Val::Int(_)
+                | Val::Real(_)
+                | Val::Bytes(_)
+                | Val::Now
+                | Val::NowPlus(_) => None,
+            })
+        };
+        Ok(rows.iter().filter_map(line).collect::<Vec<_>>().join("\n"))
+    }
+
     /// The database's time.
     pub async fn now(&self) -> Result<windlass_model::time::Timestamp, DbError> {
         if let Store::File(file) = &*self.store {

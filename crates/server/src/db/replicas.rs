@@ -162,6 +162,12 @@ pub async fn ready(db: &Db) -> Result<Vec<Ready>, DbError> {
     each.collect()
 }
 
+/// For the plans of tests: what is asked whenever a job changed.
+pub async fn explain(db: &Db) -> Result<[String; 2], DbError> {
+    let ready = db.explain(READY.as_str(), params![REPLICAS_MAX]).await?;
+    Ok([ready, db.explain(WATCHED.as_str(), params![REPLICAS_MAX]).await?])
+}
+
 pub async fn watched(db: &Db) -> Result<Vec<Watched>, DbError> {
     let rows = db.query(WATCHED.as_str(), params![REPLICAS_MAX]).await?;
     let each = rows.iter().map(|row| {

@@ -274,22 +274,5 @@ fn exec(sql: &'static str, params: Vec<Val>) -> Change {
 /// For the plans of tests: what `list` asks.
 pub async fn explain_list(db: &Db, query: &Query) -> Result<String, DbError> {
     let (sql, params) = list_sql(query);
-    let how = match db.dialect() {
-        super::Dialect::Sqlite => "EXPLAIN QUERY PLAN",
-        super::Dialect::Postgres => "EXPLAIN",
-    };
-    let rows = db.query(format!("{how} {sql}"), params).await?;
-    let line = |row: &super::Row| {
-        row.0.iter().rev().find_map(|value| match value {
-            Val::Text(text) => Some(text.clone()),
-            Val::Null
-            | Val::Bool(_)
-            | Val::Int(_)
-            | Val::Real(_)
-            | Val::Bytes(_)
-            | Val::Now
-            | Val::NowPlus(_) => None,
-        })
-    };
-    Ok(rows.iter().filter_map(line).collect::<Vec<_>>().join("\n"))
+    db.explain(&sql, params).await
 }

@@ -4,7 +4,7 @@ use windlass_model::{
     id::{InstanceId, RunId, SubmissionId},
     time::Span,
 };
-use windlass_server::db::{Db, Unit, Val, replicas};
+use windlass_server::db::{Db, Dialect, Unit, Val, replicas};
 
 use crate::{
     db::on_both,
@@ -15,6 +15,7 @@ on_both! {
     s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read
     seats_are_for_ready_replicas_and_go_with_their_proxy
     requests_are_summed_over_proxies
+    replicas_are_looked_for_from_the_services_on
 }
 
 async fn write(db: &Db, unit: Unit) {
@@ -57,6 +58,16 @@ async fn replica(db: &Db, made: &Made, run: RunId) -> SubmissionId {
     ];
     write(db, Unit::new().insert("instances", host).insert("jobs", job)).await;
     SubmissionId(id)
+}
+
+/// A server has many jobs and few services, and this is asked with every change of a job.
+async fn replicas_are_looked_for_from_the_services_on(db: &Db) {
+    for plan in replicas::explain(db).await.unwrap() {
+        // Postgres goes by how full its tables are, and here they are empty.
+        if db.dialect() == Dialect::Sqlite {
+            assert!(plan.starts_with("SCAN r USING INDEX runs_services"), "{plan}");
+        }
+    }
 }
 
 async fn sits(db: &Db, job: SubmissionId) -> bool {
