@@ -144,7 +144,8 @@ impl Routes {
         self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let gateway = admit_gateway(&app, arrived.peer(), arrived.authorization()).await?;
+                let (peer, token) = (arrived.peer(), arrived.authorization());
+                let gateway = unguessed(&app, peer, token, auth::gateway(&app, token)).await?;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, gateway, request).await
             }
@@ -318,32 +319,28 @@ impl Routes {
 /// Who asks, if they do not ask too often. Tokens that can be guessed are not even looked up for an address that has
 /// guessed too much; one that was drawn cannot be guessed, so its owner passes whatever others try from there.
 async fn admit<O: Operation>(app: &App, peer: Option<IpAddr>, authorization: Option<&str>) -> Result<Caller> {
-    if let Some(peer) = peer
-        && !auth::is_above_guessing(app, authorization)
-    {
-        app.paces().may_try(peer)?;
-    }
-    let caller = auth::caller(app, authorization).await;
-    if let (Err(Error::Denied { .. }), Some(peer), Some(_)) = (&caller, peer, authorization) {
-        app.paces().tried(peer)?;
-    }
-    let caller = caller?;
+    let caller = unguessed(app, peer, authorization, auth::caller(app, authorization)).await?;
     app.paces().operation(O::ID, caller.user.id.0)?;
     Ok(caller)
 }
 
-/// As for people: who guesses is slowed down.
-async fn admit_gateway(app: &App, peer: Option<IpAddr>, authorization: Option<&str>) -> Result<GatewayId> {
+/// What is found of a token, unless its address has guessed too much.
+async fn unguessed<T>(
+    app: &App,
+    peer: Option<IpAddr>,
+    authorization: Option<&str>,
+    look: impl Future<Output = Result<T>>,
+) -> Result<T> {
     if let Some(peer) = peer
         && !auth::is_above_guessing(app, authorization)
     {
         app.paces().may_try(peer)?;
     }
-    let gateway = auth::gateway(app, authorization).await;
-    if let (Err(Error::Denied { .. }), Some(peer), Some(_)) = (&gateway, peer, authorization) {
+    let found = look.await;
+    if let (Err(Error::Denied { .. }), Some(peer), Some(_)) = (&found, peer, authorization) {
         app.paces().tried(peer)?;
     }
-    gateway
+    found
 }
 
 /// Whether somebody who was admitted still may.

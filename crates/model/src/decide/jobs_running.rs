@@ -338,16 +338,7 @@ fn provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
 }
 
 fn took_task(actions: Vec<Action>, now: Timestamp) -> Plan {
-    let change = Change::told(Event::TaskTaken, "the shim took the task");
-    Plan {
-        actions,
-        change: Some(change),
-        ending: None,
-        disconnected_at: None,
-        waits_for: None,
-        gate: None,
-        due: now,
-    }
+    moved(actions, Change::told(Event::TaskTaken, "the shim took the task"), now)
 }
 
 /// Who must run before this job gets its task.
@@ -412,8 +403,11 @@ fn patience(job: &Job, limit: Span) -> Span {
 }
 
 fn started(actions: Vec<Action>, now: Timestamp) -> Plan {
-    let change = Change::told(Event::Started, "the runner took the job");
-    let due = now + POLL_RUNNING;
+    moved(actions, Change::told(Event::Started, "the runner took the job"), now + POLL_RUNNING)
+}
+
+/// One step on; whatever it waited for is behind it.
+fn moved(actions: Vec<Action>, change: Change<Event>, due: Timestamp) -> Plan {
     Plan {
         actions,
         change: Some(change),
