@@ -57,6 +57,7 @@ macro_rules! lease_conformance {
             a_claim_writes_token_owner_expiry_and_the_next_epoch
             l12_a_claim_takes_exactly_the_due_and_free_rows_of_its_statuses
             l12_a_claim_takes_the_oldest_first_and_no_more_than_asked
+            l12_rows_that_are_wanted_come_before_those_whose_time_has_come
             l12_concurrent_claimers_never_get_the_same_row
             l3_rows_owned_by_another_pipeline_are_left_alone
             l3_a_row_locked_for_an_item_is_not_claimed_even_by_its_pipeline

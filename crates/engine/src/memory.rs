@@ -13,7 +13,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::store::{Claim, DbTime, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError};
+use crate::{
+    settings::URGENT_AFTER,
+    store::{Claim, DbTime, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError},
+};
 
 /// What the clock shows when the store is made: an ordinary day, in microseconds.
 const EPOCH: DbTime = 1_700_000_000_000_000;
@@ -158,6 +161,7 @@ impl LeaseStore for MemoryStore {
         let taken = Taken { now: self.now(), asked_at: Instant::now(), ttl };
         let mut tables = self.tables.lock();
         let Some(rows) = tables.get_mut(queue.table) else { return Ok(Claim::default()) };
+        let urgent = taken.now - i64::try_from(URGENT_AFTER.as_micros()).unwrap_or(i64::MAX);
         let mut due = Vec::new();
         let mut next_due_at: Option<DbTime> = None;
         for row in rows.values() {
@@ -169,12 +173,14 @@ impl LeaseStore for MemoryStore {
             }
             match row.due_at.filter(|at| *at > taken.now) {
                 Some(at) => next_due_at = Some(next_due_at.map_or(at, |earliest| earliest.min(at))),
-                None => due.push((row.last_processed_at, row.id)),
+                None => due.push((row.due_at > Some(urgent), row.last_processed_at, row.id)),
             }
         }
         due.sort_unstable();
         due.truncate(limit);
-        let take = |(_, id)| {
+        // What is taken is worked on in the order in which it was last.
+        due.sort_unstable_by_key(|(_, last, id)| (*last, *id));
+        let take = |(_, _, id)| {
             rows.get_mut(&id).map(|row: &mut Row| {
                 row.due_at.get_or_insert(taken.now);
                 row.take(&taken, queue.pipeline, self.fresh_token())

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Rows in work at once.
-pub const WORKERS: usize = 20;
+/// Rows in work at once. Most of them wait for a host or the database.
+pub const WORKERS: usize = 64;
 /// Rows waiting in memory, at most. It bounds what has to expire before others recover it after a crash.
 pub const QUEUE_LEN_MAX: usize = 256;
 /// Below this many waiting rows the fetcher claims more: half the queue, so that workers never wait for it.
@@ -12,6 +12,9 @@ pub const QUEUE_LEN_MIN: usize = 128;
 pub const CLAIM_MAX: usize = 256;
 /// Rows per finish statement.
 pub const FINISH_MAX: usize = 256;
+/// Rows that somebody wants looked at are claimed before those whose time has come. One that has been due for so long
+/// is claimed with them, so that none is forgotten over the others.
+pub const URGENT_AFTER: Duration = Duration::from_secs(30);
 /// A crashed replica's rows are taken over after this long.
 pub const LEASE_TTL: Duration = Duration::from_secs(30);
 /// A holder that could not extend its lease lets go this long before others may take it.

@@ -59,8 +59,9 @@ async fn pass<P: Pipeline>(pipeline: &P, row: &Tracked) -> Result<Option<Applied
     pipeline.apply(lease, loaded, plan).await.map(Some)
 }
 
-/// The longest rest between two batches.
-const BATCH_REST_MAX: Duration = Duration::from_millis(50);
+/// How much longer than a batch took the rest after it is, and the longest rest.
+const BATCH_REST: u32 = 3;
+const BATCH_REST_MAX: Duration = Duration::from_millis(200);
 
 /// One batch after another, until the line is closed.
 pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: Bench<S>, pipeline: Arc<P>) {
@@ -70,9 +71,9 @@ pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: Bench<S>
         let in_work = bench.crank.meter.in_work(rows.len());
         process_batch(&bench, &*pipeline, rows).await;
         drop(in_work);
-        // What a batch costs depends little on how many rows it has. Resting as long as it took leaves half of the
-        // time to everybody else, and the rows that come meanwhile share the next one.
-        tokio::time::sleep(began.elapsed().min(BATCH_REST_MAX)).await;
+        // What a batch costs depends little on how many rows it has. Resting for longer than it took leaves most of
+        // the time to everybody else, and the rows that come meanwhile share the next one.
+        tokio::time::sleep((began.elapsed() * BATCH_REST).min(BATCH_REST_MAX)).await;
     }
 }
 

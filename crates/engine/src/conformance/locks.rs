@@ -87,6 +87,22 @@ pub async fn l12_a_claim_takes_the_oldest_first_and_no_more_than_asked<H: Harnes
     assert_eq!(ids(&claim(&harness, 4).await.leases), [id(1), id(3)]);
 }
 
+pub async fn l12_rows_that_are_wanted_come_before_those_whose_time_has_come<H: Harness>() {
+    let harness = H::open().await;
+    let now = harness.now().await;
+    for (number, age_s, due_s_ago) in [(1, 50, 1), (2, 40, 1), (3, 30, 60), (5, 60, 5)] {
+        let due = now - us(Duration::from_secs(due_s_ago));
+        put_with(&harness, number, age_s, |row| row.due_at = Some(due)).await;
+    }
+    // Nobody knows when it is due: somebody wants it looked at.
+    put(&harness, 4, 10).await;
+    let mut first = ids(&claim(&harness, 2).await.leases);
+    first.sort_unstable();
+    assert_eq!(first, [id(3), id(4)], "wanted, and due for long");
+    assert_eq!(ids(&claim(&harness, 2).await.leases), [id(5), id(1)]);
+    assert_eq!(claim_one(&harness).await.id, id(2));
+}
+
 pub async fn l12_concurrent_claimers_never_get_the_same_row<H: Harness>() {
     let harness = H::open().await;
     let rows = 60;

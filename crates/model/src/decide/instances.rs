@@ -12,6 +12,8 @@ use crate::{
 
 /// Between two looks at a host.
 pub const POLL: Span = Span::secs(7);
+/// How long its last answer counts while it tells of itself, if only its blocks changed. When it stops, it is looked at.
+pub const POLL_TOLD: Span = Span::secs(20);
 /// Between two looks at one that is starting; the first follow faster, see `starting_again`.
 pub const POLL_STARTING: Span = Span::secs(5);
 /// Between the very first looks at one that is starting.
@@ -173,9 +175,14 @@ pub fn is_wanted(instance: &Instance, now: Timestamp) -> bool {
 }
 
 /// Until when the last answer of a host counts, if a pass is only about its blocks: a job came or went, and the word
-/// for it follows from what is stored. A host is asked every [`POLL`], however many jobs it sees in between.
-pub fn answered_until(instance: &Instance, seen_at: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
-    let until = seen_at? + POLL;
+/// for it follows from what is stored. A host is asked every `poll`, however many jobs it sees in between.
+pub fn answered_until(
+    instance: &Instance,
+    seen_at: Option<Timestamp>,
+    poll: Span,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let until = seen_at? + poll;
     let word_is_old = match instance.status {
         Status::Idle => instance.jobs > 0,
         Status::Busy => instance.jobs == 0,

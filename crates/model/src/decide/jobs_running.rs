@@ -22,6 +22,8 @@ pub const MAX_DURATION_BACKSTOP: Span = Span::mins(2);
 /// The safety net under the agents' event stream.
 pub const POLL_STARTING: Span = Span::secs(5);
 pub const POLL_RUNNING: Span = Span::secs(10);
+/// The same, while that stream is known to flow. When it breaks, the job is looked at.
+pub const POLL_TOLD: Span = Span::mins(2);
 /// While nodes wait for each other.
 pub const POLL_SIBLINGS: Span = Span::secs(2);
 
@@ -192,6 +194,8 @@ pub struct Seen {
     pub runner: Runner,
     /// The verdict of the utilization policy, by `utilization::is_gpu_idle`.
     pub gpu_idle: bool,
+    /// Its host tells what happens to it, and nothing of it has to be asked for.
+    pub is_told: bool,
 }
 
 /// What to look at before deciding.
@@ -308,8 +312,8 @@ fn provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     let since = job.provisioning_since;
     if !job.has_shim {
         return match &seen.runner {
-            Runner::Ready => start(job, since, job.provisioning_max, now),
-            Runner::Pulled(_) => started(Vec::new(), now),
+            Runner::Ready => start(job, since, job.provisioning_max, seen, now),
+            Runner::Pulled(_) => started(Vec::new(), seen, now),
             Runner::Silent | Runner::NotAsked => {
                 let reason = TerminationReason::WaitingRunnerLimitExceeded;
                 bounded(since, job.provisioning_max, reason, "the runner", now)
@@ -376,17 +380,17 @@ fn pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         Shim::NotAsked | Shim::Silent | Shim::Task(Task::Running { ports_known: true }) => match &seen.runner
         {
             Runner::NotAsked | Runner::Silent => bound("the runner"),
-            Runner::Ready => start(job, since, PULLING_MAX, now),
+            Runner::Ready => start(job, since, PULLING_MAX, seen, now),
             // A holder before us started it and could not write that down. It may be over by now.
             Runner::Pulled(pulled) => {
-                let plan = started(Vec::new(), now);
+                let plan = started(Vec::new(), seen, now);
                 Plan { due: if pulled.ended.is_some() { now } else { plan.due }, ..plan }
             }
         },
     }
 }
 
-fn start(job: &Job, since: Timestamp, limit: Span, now: Timestamp) -> Plan {
+fn start(job: &Job, since: Timestamp, limit: Span, seen: &Seen, now: Timestamp) -> Plan {
     if !job.siblings.all_have_ips {
         return siblings(job, "the other nodes' addresses", now);
     }
@@ -394,7 +398,7 @@ fn start(job: &Job, since: Timestamp, limit: Span, now: Timestamp) -> Plan {
         let reason = TerminationReason::WaitingRunnerLimitExceeded;
         return lost(reason, "the runner did not take the job in time", now);
     }
-    started(vec![Action::SubmitJob], now)
+    started(vec![Action::SubmitJob], seen, now)
 }
 
 /// A node may have spent its own time on waiting for the others.
@@ -402,8 +406,12 @@ fn patience(job: &Job, limit: Span) -> Span {
     if job.several { limit.max(SIBLINGS_MAX) } else { limit }
 }
 
-fn started(actions: Vec<Action>, now: Timestamp) -> Plan {
-    moved(actions, Change::told(Event::Started, "the runner took the job"), now + POLL_RUNNING)
+fn started(actions: Vec<Action>, seen: &Seen, now: Timestamp) -> Plan {
+    moved(actions, Change::told(Event::Started, "the runner took the job"), now + poll_running(seen))
+}
+
+fn poll_running(seen: &Seen) -> Span {
+    if seen.is_told { POLL_TOLD } else { POLL_RUNNING }
 }
 
 /// One step on; whatever it waited for is behind it.
@@ -446,7 +454,7 @@ fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     if let Some(plan) = policies(job, seen, pulled, now) {
         return plan;
     }
-    let mut due = now + POLL_RUNNING;
+    let mut due = now + poll_running(seen);
     if let Some(deadline) = backstop(job) {
         due = due.min(deadline);
     }

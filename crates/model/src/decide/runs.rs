@@ -25,6 +25,9 @@ use crate::{
 /// How soon a run is looked at again when no hint comes first.
 const SOON: Span = Span::secs(5);
 const LATER: Span = Span::secs(10);
+/// While nothing can happen to it but what its jobs tell, each in the transaction that changes them. Thousands of runs
+/// are in this state at once.
+const LONG: Span = Span::mins(5);
 
 const SIBLING_FAILED: &str = "another job of its replica failed; the replica is retried as a whole";
 const SCALED_DOWN: &str = "the service needs fewer replicas, or newer ones";
@@ -304,11 +307,23 @@ fn active(run: &RunView, now: Timestamp) -> Plan {
             }
         }
         Verdict::Waits => {
-            Plan { due_at: Some(now + SOON), ..going_on(run, run::Event::Waits, &retries, now) }
+            let plan = going_on(run, run::Event::Waits, &retries, now);
+            // A policy may end the wait.
+            let due = if run.retry.is_none() && is_quiet(&plan) { LONG } else { SOON };
+            Plan { due_at: Some(now + due), ..plan }
         }
         Verdict::Provisions => Plan { attempt: 0, ..going_on(run, run::Event::Provisions, &retries, now) },
-        Verdict::Runs => Plan { attempt: 0, ..going_on(run, run::Event::Runs, &retries, now) },
+        Verdict::Runs => {
+            let plan = going_on(run, run::Event::Runs, &retries, now);
+            let due = if retries.is_empty() && is_quiet(&plan) { LONG } else { LATER };
+            Plan { attempt: 0, due_at: Some(now + due), ..plan }
+        }
     }
+}
+
+/// Nothing is asked of its jobs.
+fn is_quiet(plan: &Plan) -> bool {
+    plan.submit.is_empty() && plan.end.is_empty()
 }
 
 /// The run stays active; replicas to retry are ended, then resubmitted in place.

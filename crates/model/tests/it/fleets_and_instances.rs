@@ -48,7 +48,8 @@ fn instance(kind: Kind, status: Status) -> Instance {
 fn a_host_is_not_asked_again_for_each_job_that_comes_or_goes() {
     let until = |status, jobs, seen_at| {
         let instance = Instance { jobs, ..instance(Kind::Ssh, status) };
-        instances::answered_until(&instance, seen_at, NOW).map(|until| until.since(NOW).as_secs())
+        instances::answered_until(&instance, seen_at, instances::POLL, NOW)
+            .map(|until| until.since(NOW).as_secs())
     };
     assert_eq!(until(Status::Idle, 1, Some(ago(2))), Some(5));
     assert_eq!(until(Status::Busy, 0, Some(ago(6))), Some(1));
@@ -58,7 +59,7 @@ fn a_host_is_not_asked_again_for_each_job_that_comes_or_goes() {
     assert_eq!(until(Status::Busy, 2, Some(ago(2))), None);
     assert_eq!(until(Status::Provisioning, 1, Some(ago(2))), None);
     let silent = Instance { jobs: 1, unreachable_since: Some(ago(1)), ..instance(Kind::Ssh, Status::Idle) };
-    assert_eq!(instances::answered_until(&silent, Some(ago(2)), NOW), None);
+    assert_eq!(instances::answered_until(&silent, Some(ago(2)), instances::POLL, NOW), None);
 }
 
 #[track_caller]

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use windlass_model::{
     decide::jobs_running::{
-        Action, Ended, Gate, Host, How, Job, POLL_SIBLINGS, PULLING_MAX, Plan, Pulled, Runner, SIBLINGS_MAX,
-        Seen, Shim, Siblings, StartupOrder, Task, UNREACHABLE_GRACE, asks, decide, goes_on, has_ended,
-        provisioning_max,
+        Action, Ended, Gate, Host, How, Job, POLL_RUNNING, POLL_SIBLINGS, POLL_TOLD, PULLING_MAX, Plan,
+        Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings, StartupOrder, Task, UNREACHABLE_GRACE, asks,
+        decide, goes_on, has_ended, provisioning_max,
     },
     job::{self, Detail, Status, TerminationReason},
     machine::Step,
@@ -41,12 +41,12 @@ fn job(status: Status, secs: i64) -> Job {
 }
 
 fn shim(shim: Shim) -> Seen {
-    Seen { host: Host::Fine, shim, runner: Runner::NotAsked, gpu_idle: false }
+    Seen { host: Host::Fine, shim, runner: Runner::NotAsked, gpu_idle: false, is_told: false }
 }
 
 fn runner(runner: Runner) -> Seen {
     let shim = Shim::Task(Task::Running { ports_known: true });
-    Seen { host: Host::Fine, shim, runner, gpu_idle: false }
+    Seen { host: Host::Fine, shim, runner, gpu_idle: false, is_told: false }
 }
 
 fn ended(how: How, reason: &str, exit_status: Option<i32>) -> Seen {
@@ -312,6 +312,18 @@ fn inactivity_and_idle_gpus_end_a_job() {
 }
 
 #[test]
+fn a_job_whose_host_tells_what_happens_is_asked_less_often() {
+    let due = |job: &Job, seen: Seen| decide(job, &seen, NOW).due.since(NOW);
+    let (running, told) = (job(Status::Running, 60), || Seen { is_told: true, ..alive() });
+    assert_eq!((due(&running, alive()), due(&running, told())), (POLL_RUNNING, POLL_TOLD));
+    // Its time runs out all the same.
+    let limited = Job { max_duration: Some(Span::secs(90)), ..running };
+    assert!(due(&limited, told()) > POLL_RUNNING);
+    let nearly = Job { running_since: Some(ago(200)), ..limited };
+    assert_eq!(due(&nearly, told()), Span::secs(10), "90 s, and the two minutes after");
+}
+
+#[test]
 fn slow_backends_get_more_time() {
     assert_eq!(provisioning_max("aws", "m5.large"), Span::mins(10));
     assert_eq!(provisioning_max("kubernetes", ""), Span::mins(20));
@@ -358,12 +370,8 @@ fn any_seen() -> impl Strategy<Value = Seen> {
         Host::TooLate,
         Host::AccessRevoked,
     ]);
-    (host, shim, runner, any::<bool>()).prop_map(|(host, shim, runner, gpu_idle)| Seen {
-        host,
-        shim,
-        runner,
-        gpu_idle,
-    })
+    (host, shim, runner, any::<bool>(), any::<bool>())
+        .prop_map(|(host, shim, runner, gpu_idle, is_told)| Seen { host, shim, runner, gpu_idle, is_told })
 }
 
 fn any_job() -> impl Strategy<Value = Job> {
@@ -442,7 +450,7 @@ proptest! {
     #[test]
     fn r24_silence_ends_a_running_job_within_the_grace(start in any_job()) {
         let mut job = Job { status: Status::Running, disconnected_at: None, running_since: Some(NOW), ..start };
-        let silent = Seen { host: Host::Fine, shim: Shim::Silent, runner: Runner::Silent, gpu_idle: false };
+        let silent = Seen { host: Host::Fine, shim: Shim::Silent, runner: Runner::Silent, gpu_idle: false, is_told: false };
         let mut now = NOW;
         while decide(&job, &silent, now).ending.is_none() {
             let plan = decide(&job, &silent, now);
@@ -487,6 +495,7 @@ fn a_node_at_its_gate_waits_for_the_others_and_is_let_through_once() {
         shim: Shim::Task(Task::Running { ports_known: true }),
         runner: Runner::Pulled(Pulled { at_gate, ..Pulled::default() }),
         gpu_idle: false,
+        is_told: false,
     };
     let opens = |plan: &Plan| plan.actions.contains(&Action::OpenGate);
     let first = decide(&at(false, None), &seen(true), NOW);

@@ -10,7 +10,7 @@ use crate::runs_fixture::{NOW, check, read};
 fn any_running_job_makes_the_run_running() {
     check(
         "submitted attempt=2; r0: running; r1: provisioning; r2: submitted",
-        "runs -> running; attempt 0; due 10s: its jobs say running",
+        "runs -> running; attempt 0; due 300s: its jobs say running",
     );
 }
 
@@ -24,14 +24,14 @@ fn provisioning_and_pulling_jobs_make_the_run_provisioning() {
 }
 
 #[test]
-fn a_run_whose_jobs_all_wait_is_submitted_and_looked_at_sooner() {
+fn a_run_whose_jobs_all_wait_is_submitted() {
     check(
         "submitted attempt=3; r0: submitted, submitted",
-        "waits, stays submitted; due 5s: its jobs say submitted",
+        "waits, stays submitted; due 300s: its jobs say submitted",
     );
     check(
         "running; r0: done(done_by_runner); r1: submitted#1",
-        "waits -> submitted; due 5s: its jobs say submitted",
+        "waits -> submitted; due 300s: its jobs say submitted",
     );
 }
 
@@ -97,10 +97,13 @@ fn r10_a_master_that_is_done_ends_its_workers_well() {
         "end-decided -> terminating; all_jobs_done; end r0.1 done_by_runner; end r0.2 done_by_runner; due 5s: \
          the master job is done",
     );
-    check("running; r0: done(done_by_runner), running", "runs, stays running; due 10s: its jobs say running");
+    check(
+        "running; r0: done(done_by_runner), running",
+        "runs, stays running; due 300s: its jobs say running",
+    );
     check(
         "running master-done; r0: running, done(done_by_runner)",
-        "runs, stays running; due 10s: its jobs say running",
+        "runs, stays running; due 300s: its jobs say running",
     );
 }
 
@@ -244,7 +247,7 @@ fn r11_submissions_are_bounded_in_number() {
 fn r21_scaled_down_replicas_do_not_count() {
     check(
         "running start=r0; r0: running; r1: terminated(scaled_down); r2: terminating(scaled_down)",
-        "runs, stays running; due 10s: its jobs say running",
+        "runs, stays running; due 300s: its jobs say running",
     );
 }
 
@@ -281,7 +284,7 @@ fn an_active_service_grows_and_shrinks_by_whole_replicas() {
     );
     check(
         "running surplus=r0 start=r1; r0: terminating(scaled_down); r1: running",
-        "runs, stays running; due 10s: its jobs say running",
+        "runs, stays running; due 300s: its jobs say running",
     );
 }
 
@@ -289,7 +292,7 @@ fn an_active_service_grows_and_shrinks_by_whole_replicas() {
 fn a_replica_of_a_task_that_is_done_is_not_added_again() {
     check(
         "running start=r0,r1; r0: running; r1: done(done_by_runner)",
-        "runs, stays running; due 10s: its jobs say running",
+        "runs, stays running; due 300s: its jobs say running",
     );
 }
 

@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -46,8 +46,10 @@ const AGAIN_LAST: Duration = Duration::from_secs(30);
 /// Writes of a batch before it is left to the passes that look anyway.
 const WRITES_MAX: usize = 4;
 const WRITE_AGAIN: Duration = Duration::from_millis(200);
-/// How long it is remembered whether a job is one of this instance, and of how many.
-const PLACE_KNOWN: Duration = Duration::from_secs(10);
+/// How long it is remembered where a job of this instance belongs, which does not change; that one is none of it, which
+/// may; and of how many.
+const PLACE_KNOWN: Duration = Duration::from_secs(600);
+const STRANGER_KNOWN: Duration = Duration::from_secs(10);
 const PLACES_MAX: usize = 1024;
 /// Longest name of a start of a shim.
 const BOOT_MAX: usize = 128;
@@ -104,9 +106,14 @@ impl Ear {
         }
         let mut again = AGAIN_FIRST;
         while !self.shim.is_closed() {
-            match self.listen().await {
+            let ended = self.listen().await;
+            let heard = self.line.upgrade().is_some_and(|line| line.hears.swap(false, Ordering::Relaxed));
+            match ended {
                 Over::Lost => break,
                 Over::Refused(why) => {
+                    if heard {
+                        look_at(self.inner.clone(), self.instance).await;
+                    }
                     tracing::debug!(instance = %self.instance, why, "hear of events");
                     if let Some(slot) = self.slot.upgrade() {
                         *slot.heard.lock() = None;
@@ -131,6 +138,9 @@ impl Ear {
             Ok(Err(error)) => return over(&error),
             Err(_) => return Over::Refused("the stream does not begin".into()),
         };
+        if let Some(line) = self.line.upgrade() {
+            line.hears.store(true, Ordering::Relaxed);
+        }
         let mut last = None;
         loop {
             let mut batch = Batch {
@@ -227,7 +237,7 @@ impl Ear {
 
     async fn place(&mut self, inner: &Inner, job: SubmissionId) -> Option<(ProjectId, RunId)> {
         if let Some((at, place)) = self.places.get(&job)
-            && at.elapsed() < PLACE_KNOWN
+            && at.elapsed() < if place.is_some() { PLACE_KNOWN } else { STRANGER_KNOWN }
         {
             return *place;
         }
@@ -240,9 +250,9 @@ impl Ear {
     }
 }
 
-/// Has the instance looked at: its host was lost, or is back.
+/// Has the instance and its jobs looked at: its host was lost, or is back, or tells nothing any more.
 pub(super) async fn look_at(inner: Weak<Inner>, instance: InstanceId) {
-    write(&inner, instance, &Batch { instance: true, ..Batch::default() }).await;
+    write(&inner, instance, &Batch { instance: true, all_jobs: true, ..Batch::default() }).await;
 }
 
 /// Makes rows due in one transaction, and wakes their pipelines after it.

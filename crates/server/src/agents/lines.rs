@@ -7,7 +7,10 @@
 use std::{
     collections::HashMap,
     path::Path,
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -72,6 +75,8 @@ pub(super) enum Next {
 /// A live connection.
 pub(super) struct Line {
     pub(super) shim: Shim,
+    /// Its events come.
+    pub(super) hears: AtomicBool,
     ear: OnceLock<AbortHandle>,
     /// Must live as long as the channel through it.
     _below: Option<Arc<Connection>>,
@@ -186,6 +191,12 @@ impl Lines {
         slots.values().filter(|slot| matches!(slot.state.lock().way, Way::Live(_))).count()
     }
 
+    pub(super) fn hears(&self, instance: InstanceId) -> bool {
+        let Some(slot) = self.slots.lock().get(&instance).cloned() else { return false };
+        let state = slot.state.lock();
+        matches!(&state.way, Way::Live(line) if line.hears.load(Ordering::Relaxed) && !line.shim.is_closed())
+    }
+
     fn slot(&self, instance: InstanceId) -> Arc<Slot> {
         let mut slots = self.slots.lock();
         Arc::clone(slots.entry(instance).or_insert_with(|| Arc::new(Slot::new(instance))))
@@ -298,7 +309,8 @@ fn settle(
     let mut state = slot.state.lock();
     match reached {
         Ok((shim, below)) => {
-            let line = Arc::new(Line { shim, ear: OnceLock::new(), _below: below });
+            let hears = AtomicBool::new(false);
+            let line = Arc::new(Line { shim, hears, ear: OnceLock::new(), _below: below });
             state.way = Way::Live(Arc::clone(&line));
             (state.failures, state.failed) = (0, None);
             let came_back = std::mem::take(&mut state.lost);

@@ -145,6 +145,11 @@ pub trait Agents: Send + Sync + 'static {
         silence(call.instance)
     }
 
+    /// Whether whatever happens there is told without being asked. When that ends, its jobs are made due.
+    fn hears(&self, _instance: InstanceId) -> bool {
+        false
+    }
+
     /// The instance is over: its connection is let go.
     fn forget(&self, instance: InstanceId);
 }

@@ -287,6 +287,10 @@ impl Agents for Wire {
         })
     }
 
+    fn hears(&self, instance: InstanceId) -> bool {
+        self.0.lines.hears(instance)
+    }
+
     fn forget(&self, instance: InstanceId) {
         self.0.lines.forget(instance);
     }

@@ -24,6 +24,7 @@ statements! {
     POKE_ALL_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished \
                      AND due_at IS NOT NULL AND status <> 'submitted' RETURNING status";
     POKE_INSTANCE = "UPDATE instances SET due_at = NULL WHERE id = $1 AND NOT finished AND due_at IS NOT NULL";
+    POKE_HOSTS = "UPDATE instances SET due_at = NULL WHERE NOT finished AND status IN ('idle', 'busy')";
     PLACE_OF = "SELECT project_id, run_id FROM jobs WHERE id = $1 AND instance_id = $2 AND NOT finished";
 }
 
@@ -81,6 +82,11 @@ pub fn poke_jobs(instance: InstanceId, which: &Which) -> Change {
 
 pub fn poke_instance(instance: InstanceId) -> Change {
     Change::Exec { sql: POKE_INSTANCE.as_str().into(), params: params![instance], expect: Expect::Any }
+}
+
+/// Has all hosts looked at, which connects to them.
+pub async fn poke_hosts(db: &Db) -> Result<(), DbError> {
+    db.write(crate::db::Unit::new().exec(POKE_HOSTS.as_str(), Vec::new())).await.map(drop)
 }
 
 /// Where a job that lives on the instance belongs.

@@ -9,7 +9,9 @@ use std::{borrow::Cow, fmt::Write as _, sync::LazyLock, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
-use windlass_engine::{Claim, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError};
+use windlass_engine::{
+    Claim, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError, settings::URGENT_AFTER,
+};
 
 use super::{Db, DbError, Dialect, Row, Store, Unit, Val, postgres::Told};
 use crate::params;
@@ -37,10 +39,20 @@ impl Db {
     }
 
     /// What there is to claim, by a clock that goes on as it should. `None` when that one does not come to rest.
-    async fn look(&self, texts: &Texts, queue: &Queue, ttl: Duration) -> Result<Option<Look>, DbError> {
+    async fn look(
+        &self,
+        texts: &'static Texts,
+        queue: &Queue,
+        ttl: Duration,
+    ) -> Result<Option<Look>, DbError> {
         for _ in 0..LOOKS_MAX {
             let asked = Instant::now();
-            let look = self.query(texts.look.clone(), params![queue.pipeline]).await?;
+            let closely = match &*self.store {
+                Store::Postgres(pool) => pool.watch().looks_closely(queue.pipeline),
+                Store::File(_) | Store::Inline(_) => false,
+            };
+            let text = if closely { &texts.look_closely } else { &texts.look };
+            let look = self.query(text.as_str(), params![queue.pipeline]).await?;
             let mut look = Look::read(&look)?;
             let (Store::Postgres(pool), Some(told)) = (&*self.store, look.told) else {
                 return Ok(Some(look));
@@ -233,6 +245,19 @@ fn statuses(queue: &Queue) -> String {
     list
 }
 
+/// The time, read once for all rows: Postgres would work it out for each of them.
+fn now(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Sqlite => "now_us()",
+        Dialect::Postgres => "(SELECT now_us())",
+    }
+}
+
+/// Rows that somebody wants looked at come before those whose time has come; one that has waited for long is like them.
+fn late(now: &str) -> String {
+    format!("CASE WHEN due_at > {now} - {} THEN 1 ELSE 0 END", micros(URGENT_AFTER))
+}
+
 /// When a row is due, as the index has it: one without a time has been due since ever.
 const DUE: &str = "coalesce(due_at, 0)";
 
@@ -241,6 +266,8 @@ type Known = (Dialect, Queue, &'static Texts);
 /// The statements of one queue. Looks are frequent, and to write their text anew costs as much as the look.
 struct Texts {
     look: String,
+    /// Also for rows that were written by a clock that was wrong.
+    look_closely: String,
     /// Only rows that nobody holds: nearly always there are no others.
     claim_free: String,
     claim: String,
@@ -258,7 +285,8 @@ impl Texts {
             return texts;
         }
         let texts: &'static Self = Box::leak(Box::new(Self {
-            look: look_sql(dialect, queue),
+            look: look_sql(dialect, queue, false),
+            look_closely: look_sql(dialect, queue, true),
             claim_free: claim_sql(dialect, queue, false),
             claim: claim_sql(dialect, queue, true),
             set_right: set_right_sql(dialect, queue),
@@ -272,16 +300,17 @@ impl Texts {
 /// left out where a look saw none: each branch is a table of its own to SQLite. What had not run out at the time of the
 /// look has not now: the clock may have been set in between.
 fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
-    let (table, statuses) = (queue.table, statuses(queue));
+    let (table, statuses, now) = (queue.table, statuses(queue), now(dialect));
     let skip = match dialect {
         Dialect::Sqlite => "",
         Dialect::Postgres => " FOR NO KEY UPDATE SKIP LOCKED",
     };
+    let late = late(now);
     let branch = |state: &str| {
         format!(
-            "SELECT id, last_processed_at FROM {table} WHERE {state} AND status IN ({statuses}) \
-             AND {DUE} <= now_us() AND (lock_owner IS NULL OR lock_owner = $3) \
-             ORDER BY last_processed_at, id LIMIT $1{skip}"
+            "SELECT id, {late} AS late, last_processed_at FROM {table} WHERE {state} AND status IN ({statuses}) \
+             AND {DUE} <= {now} AND (lock_owner IS NULL OR lock_owner = $3) \
+             ORDER BY {late}, last_processed_at, id LIMIT $1{skip}"
         )
     };
     let free = branch("lock_token IS NULL AND NOT finished");
@@ -290,13 +319,13 @@ fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
          lock_epoch = lock_epoch + 1, due_at = coalesce(due_at, now_us())"
     );
     if with_expired {
-        let expired = branch(
-            "lock_token IS NOT NULL AND lock_expires_at <= now_us() AND lock_expires_at <= $4 AND NOT finished",
-        );
+        let expired = branch(&format!(
+            "lock_token IS NOT NULL AND lock_expires_at <= {now} AND lock_expires_at <= $4 AND NOT finished"
+        ));
         return format!(
             "WITH free AS MATERIALIZED ({free}), expired AS MATERIALIZED ({expired}), \
              c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
-             ORDER BY last_processed_at, id LIMIT $1) {take} WHERE id IN (SELECT id FROM c) RETURNING {TAKEN}"
+             ORDER BY late, last_processed_at, id LIMIT $1) {take} WHERE id IN (SELECT id FROM c) RETURNING {TAKEN}"
         );
     }
     match dialect {
@@ -311,8 +340,8 @@ fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
 
 /// Whether there is anything to claim, free or left behind, and how long until the next row is due. Rows held by
 /// others are left out: whoever holds them says when they are due next.
-fn look_sql(dialect: Dialect, queue: &Queue) -> String {
-    let (table, statuses) = (queue.table, statuses(queue));
+fn look_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
+    let (table, statuses, now) = (queue.table, statuses(queue), now(dialect));
     let mine = "NOT finished AND (lock_owner IS NULL OR lock_owner = $1)";
     // The earliest of each status is the first of its part of the index; of all together it would be a search.
     let mut next = String::new();
@@ -320,7 +349,7 @@ fn look_sql(dialect: Dialect, queue: &Queue) -> String {
         let _ = write!(
             next,
             "{}SELECT (SELECT {DUE} FROM {table} WHERE lock_token IS NULL AND {mine} AND status = '{status}' \
-             AND {DUE} > now_us() ORDER BY {DUE} LIMIT 1) AS at",
+             AND {DUE} > {now} ORDER BY {DUE} LIMIT 1) AS at",
             if next.is_empty() { "" } else { " UNION ALL " }
         );
     }
@@ -329,20 +358,26 @@ fn look_sql(dialect: Dialect, queue: &Queue) -> String {
         Dialect::Sqlite => "FALSE, NULL, NULL, NULL".to_owned(),
         Dialect::Postgres => {
             let [due, locks] = astray(&statuses);
+            // No index knows these: they are looked for while the clock is not to be trusted, and now and then.
+            let astray = match closely {
+                true => format!(
+                    "EXISTS (SELECT 1 FROM {table} WHERE {due}) \
+                     OR EXISTS (SELECT 1 FROM {table} WHERE {locks} + {})",
+                    micros(LOCK_MAX)
+                ),
+                false => "FALSE".to_owned(),
+            };
             format!(
-                "EXISTS (SELECT 1 FROM {table} WHERE {due}) \
-                 OR EXISTS (SELECT 1 FROM {table} WHERE {locks} + {}), now_us(), \
-                 (SELECT version FROM clock) <> clock_setting('windlass.version'), \
-                 clock_setting('windlass.version')",
-                micros(LOCK_MAX)
+                "{astray}, now_us(), (SELECT version FROM clock) <> clock_setting('windlass.version'), \
+                 clock_setting('windlass.version')"
             )
         }
     };
     format!(
         "SELECT EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NULL AND {mine} AND status IN ({statuses}) \
-         AND {DUE} <= now_us()), \
-         EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= now_us() AND {mine} \
-         AND status IN ({statuses}) AND {DUE} <= now_us()), \
+         AND {DUE} <= {now}), \
+         EXISTS (SELECT 1 FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at <= {now} AND {mine} \
+         AND status IN ({statuses}) AND {DUE} <= {now}), \
          (SELECT min(at) - now_us() FROM ({next}) AS due), {clock}"
     )
 }

@@ -40,6 +40,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     11 "0011_containers.sql";
     12 "0012_gateways.sql";
     13 "0013_gates.sql";
+    14 "0014_seats.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

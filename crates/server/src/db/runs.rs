@@ -105,6 +105,7 @@ statements! {
                 stop_by_user_id = coalesce(stop_by_user_id, $3), abort_asked = (abort_asked OR $2), \
                 due_at = NULL WHERE id = $1 AND NOT finished";
     POKE = "UPDATE runs SET due_at = NULL WHERE id = $1 AND NOT finished";
+    POKE_SOON = "UPDATE runs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
     /// Hides a finished run, so that its name is free again.
     DELETE = "UPDATE runs SET deleted = TRUE WHERE id = $1 AND finished AND NOT deleted";
     /// Over the spec that was read, and not past a wish to stop. No pipeline writes these columns.
@@ -227,6 +228,17 @@ pub(super) fn ask_stop_if_active(id: RunId, abort: bool, by: UserId) -> Change {
 /// Has the run's pipeline look at it at once, unless it is finished.
 pub(super) fn poke(id: RunId) -> Change {
     Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
+}
+
+/// In half a second: so long news may wait that other news will follow, as a rule. What is due already stays so. A
+/// pass that is under way would forget a time, but not that it was poked.
+pub(super) const DUE_SOON: &str = "CASE WHEN lock_token IS NOT NULL THEN NULL \
+    WHEN due_at > now_us() + 500000 THEN now_us() + 500000 ELSE due_at END";
+
+/// The same in a moment. A job that has a place will run, and one that ends will have ended, mostly before the moment is
+/// over: then one look sees both.
+pub(super) fn poke_soon(id: RunId) -> Change {
+    Change::Exec { sql: POKE_SOON.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
 /// Replaces the spec of an active run. Stale when it is another one by now, or on its way out.

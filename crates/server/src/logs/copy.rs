@@ -7,6 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::Semaphore, time::Instant};
+use windlass_api::agent::client::LogPart;
 use windlass_model::time::Timestamp;
 
 use super::{Log, LogError, Store, archive::Archive};
@@ -93,10 +94,7 @@ pub async fn catch_up(
         let part = agents.log(call, log.stream.name(), end, PIECE_BYTES_MAX.min(room.max(1))).await?;
         if room == 0 {
             if part.end <= end {
-                return match part.is_complete {
-                    true => done(archive, agents, call, log, end).await,
-                    false => Ok(Progress { end, complete: false, more: false }),
-                };
+                return caught_up(archive, agents, call, log, &part, end).await;
             }
             end = archive.append(log, end, now.0, CUT).await?;
             continue;
@@ -106,10 +104,7 @@ pub async fn catch_up(
             if part.end > end {
                 return Ok(Progress { end, complete: false, more: true });
             }
-            return match part.is_complete {
-                true => done(archive, agents, call, log, end).await,
-                false => Ok(Progress { end, complete: false, more: false }),
-            };
+            return caught_up(archive, agents, call, log, &part, end).await;
         }
         match archive.append(log, end, now.0, bytes).await {
             Ok(grown) => end = grown,
@@ -120,13 +115,29 @@ pub async fn catch_up(
             }
             Err(error) => return Err(error.into()),
         }
-        if part.is_complete && end >= part.end {
-            return done(archive, agents, call, log, end).await;
+        if end >= part.end {
+            // Whatever comes after this answer is told, or found by the next call.
+            return caught_up(archive, agents, call, log, &part, end).await;
         }
         if end.saturating_sub(first) >= limits.bytes || began.elapsed() >= limits.time {
             return Ok(Progress { end, complete: false, more: end < part.end });
         }
     }
+}
+
+/// All that the host had is here.
+async fn caught_up(
+    archive: &Archive,
+    agents: &dyn Agents,
+    call: Call,
+    log: &Log,
+    part: &LogPart,
+    end: u64,
+) -> Result<Progress, CopyError> {
+    if part.is_complete {
+        return done(archive, agents, call, log, end).await;
+    }
+    Ok(Progress { end, complete: false, more: false })
 }
 
 /// All is here. A runner that waits for that need wait no longer; one that does not hear it goes by itself.
@@ -174,14 +185,15 @@ impl Copier {
     }
 
     async fn copy(&self, agents: &dyn Agents, call: Call, log: &Log) -> Result<(), CopyError> {
+        let mut before = None;
         for _ in 0..LOOKS_MAX {
             // A log whose times are a little off is better than one that is late.
             let now = self.db.now().await.unwrap_or_default();
-            let before = self.archive.end(log).await?;
             let progress = catch_up(&self.archive, agents, call, log, now, Limits::default()).await?;
-            if !progress.more || progress.end == before {
+            if !progress.more || before == Some(progress.end) {
                 break;
             }
+            before = Some(progress.end);
         }
         Ok(())
     }

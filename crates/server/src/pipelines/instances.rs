@@ -132,7 +132,7 @@ impl Pipeline for Instances {
         if !brain::is_wanted(&view, now) {
             return Ok(Look::of(Seen::NotAsked));
         }
-        let answered_until = brain::answered_until(&view, row.instance.seen_at, now);
+        let answered_until = brain::answered_until(&view, row.instance.seen_at, self.poll(row), now);
         if answered_until.is_some() {
             let learned = Learned { answered_until, ..Learned::default() };
             return Ok(Look { seen: Seen::Answers { health: view.health }, learned });
@@ -193,6 +193,11 @@ impl Pipeline for Instances {
 }
 
 impl Instances {
+    /// How long an answer of a host counts.
+    fn poll(&self, row: &Row) -> Span {
+        if self.0.agents.hears(row.instance.id) { brain::POLL_TOLD } else { brain::POLL }
+    }
+
     /// One that exists and is not ready: its agent is asked, and its backend where that is silent.
     async fn starting(&self, row: &Row) -> Look {
         let reachable = row.machine.as_ref().is_none_or(|machine| machine.reach.is_some());

@@ -4,7 +4,8 @@
 //! Owns     jobs.status (from there), jobs.pulling_at, jobs.running_at, jobs.disconnected_at,
 //!          jobs.status_message, jobs.runtime, jobs.provisioning, jobs.connection_info,
 //!          jobs.pull_progress, jobs.inactive_since, jobs.seen_at, jobs.run_deadline_at, jobs.gate.
-//! Wakes    on hint, else every 5 to 10 s; a silent agent is given 2 min, or `lost_after`.
+//! Wakes    on hint, else every 5 to 10 s, every 2 min while the host's events come; a silent agent is given
+//!          2 min, or `lost_after`.
 //! Why not  push from the agent alone? The server must survive forgetting; polling is the one path
 //!          that is exercised every day. Events of agents only make the row due.
 
@@ -212,6 +213,7 @@ impl JobsRunning {
             shim: brain::Shim::NotAsked,
             runner: brain::Runner::NotAsked,
             gpu_idle: self.is_gpu_idle(lease, row).await?,
+            is_told: self.is_told(row),
         };
         let answers = row.loaded.instance.as_ref().is_some_and(look::may_answer);
         let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::Host::Fine)
@@ -274,6 +276,12 @@ impl JobsRunning {
             }
         }
         Ok(())
+    }
+
+    /// Connections and processors that idle are not told: they are asked for.
+    fn is_told(&self, row: &Row) -> bool {
+        let asks = row.utilization.is_some() || row.job.inactivity_duration.is_some();
+        !asks && row.loaded.job.instance_id.is_some_and(|instance| self.0.agents.hears(instance))
     }
 
     /// A window counts from the start of the commands on.

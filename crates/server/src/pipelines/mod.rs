@@ -92,6 +92,7 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
     let mut hints = JoinSet::new();
     hints.spawn(hear(app.db().clone(), app.hints().clone()));
     hints.spawn(tell(app.db().clone(), app.hints().clone()));
+    hints.spawn(greet(app.db().clone(), app.hints().clone()));
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&hands.agents)));
     hints.spawn(retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     Ok(Running { engine, db: app.db().clone(), _hints: hints })
@@ -133,6 +134,14 @@ impl Install for Standard<'_> {
     fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
         // One look at the queue at a time: two would only compete for the same seats.
         self.engine.spawn_batch(pipeline, Settings { workers: 1, ..Settings::standard(self.seed) });
+    }
+}
+
+/// Nobody may have heard what hosts told before this server was there: each is looked at, and listened to from then on.
+async fn greet(db: Db, hints: Hints) {
+    match crate::db::agents::poke_hosts(&db).await {
+        Ok(()) => hints.hint(INSTANCES),
+        Err(error) => tracing::debug!(%error, "have all hosts looked at"),
     }
 }
 

@@ -4,7 +4,8 @@
 //! Owns     runs.status, runs.finished, runs.termination_reason, runs.termination_message,
 //!          runs.retry_count, runs.retry_since, runs.next_triggered_at, runs.finished_at, runs.tracking;
 //!          jobs.end_asked, jobs.end_message.
-//! Wakes    on hint (a job changed, a stop was asked), else after 5 to 10 s.
+//! Wakes    on hint (a job changed, a stop was asked), else after 5 to 10 s; after 5 min where only its jobs can
+//!          change it, who make it due.
 //! Why not  turn jobs terminating here? Their own pipelines may be at work on them: a request on the row
 //!          is honoured by whoever holds it, and no two pipelines write one column.
 
@@ -27,7 +28,7 @@ use windlass_model::{
     id::SubmissionId,
     job, run,
     schedule::Crons,
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use super::{Hands, because, due_in};
@@ -52,6 +53,9 @@ pub(crate) const QUEUE: Queue = Queue {
     table: "runs",
     statuses: &["pending", "submitted", "provisioning", "running", "terminating"],
 };
+
+/// How often it is counted what a service was asked.
+const SERVICE_LOOK: Span = Span::secs(10);
 
 /// What is remembered between passes beside the columns.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -98,7 +102,12 @@ impl Pipeline for Runs {
     }
 
     fn decide(row: &Loaded, (): (), now: DbTime) -> Self::Plan {
-        brain::decide_on(&row.view, Timestamp(now))
+        let (before, mut plan) = brain::decide_on(&row.view, Timestamp(now));
+        if let Configuration::Service(_) = row.shape.configuration() {
+            let look = Timestamp(now) + SERVICE_LOOK;
+            plan.due_at = plan.due_at.map(|due| due.min(look));
+        }
+        (before, plan)
     }
 
     async fn act(&self, _lease: &Lease, _row: &Loaded, _plan: &mut Self::Plan) -> Result<(), PassError> {

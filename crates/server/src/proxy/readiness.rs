@@ -12,7 +12,10 @@ use http_body_util::Full;
 use hyper::{Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
 use windlass_model::{
     config::job_spec::{JobSpec, ProbeSpec},
     decide::readiness::{self as brain, Outcome, State},
@@ -31,6 +34,8 @@ use crate::{
 
 /// A replica that begins to run is looked at within this time, and at once where a hint says so.
 const EVERY: Duration = Duration::from_secs(1);
+/// Hints that come within this time are one.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Replicas that are probed at once.
 const AT_ONCE: usize = 256;
 /// Told when a job changed.
@@ -42,7 +47,10 @@ pub(super) async fn run(app: App) {
     let busy = Busy { jobs: Arc::default(), places: Arc::new(Semaphore::new(AT_ONCE)) };
     loop {
         let _ = timeout(EVERY, hints.hinted()).await;
+        // Where thousands of jobs come and go, nearly no hint is about a replica.
+        sleep(PAUSE).await;
         match rows::watched(app.db()).await {
+            Ok(watched) if watched.is_empty() => {}
             Ok(watched) => {
                 let Ok(now) = app.db().now().await else { continue };
                 for replica in watched {

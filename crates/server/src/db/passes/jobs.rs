@@ -140,8 +140,11 @@ pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Writt
     let mut unit = Unit::apply("jobs", held, moved.due_in_us, moved.set);
     if let Some(last) = moved.events.last() {
         // What the run makes of it is decided by the run's pipeline; it only has to look. To a run a job that
-        // pulls its image is one that is provisioned.
-        if last.to != Some(job::Status::Pulling.as_str()) {
+        // pulls its image is one that is provisioned. Other nodes have to hear of the end of one.
+        let is = |status: job::Status| last.to == Some(status.as_str());
+        if is(job::Status::Provisioning) || is(job::Status::Terminating) && !moved.pokes_siblings {
+            unit = unit.and([crate::db::runs::poke_soon(job.run_id)]);
+        } else if !is(job::Status::Pulling) {
             unit = unit.and([crate::db::runs::poke(job.run_id)]);
         }
         if moved.pokes_siblings {

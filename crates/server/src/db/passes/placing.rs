@@ -19,7 +19,7 @@ use crate::{
         instances::{self, Instance, NewInstance},
         jobs::Job,
         record::statements,
-        runs::Run,
+        runs::{DUE_SOON, Run},
     },
     params,
 };
@@ -33,7 +33,7 @@ statements! {
     INSTANCES = "SELECT {} FROM instances i WHERE i.project_id = $1 AND NOT i.finished AND NOT i.deleted ORDER BY i.id",
                 Instance::columns("i");
     HELD = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at FROM jobs j WHERE j.project_id = $1 \
-            AND j.instance_id IS NOT NULL AND NOT j.finished ORDER BY j.id";
+            AND NOT j.finished AND j.instance_id IS NOT NULL ORDER BY j.instance_id, j.id";
     /// Takes blocks only while they are there: two replicas that place at once cannot take the same ones. The first
     /// ones make it busy, which its pipeline says.
     TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, \
@@ -49,7 +49,7 @@ statements! {
     SIT_ON_NEW = "UPDATE jobs SET instance_id = $2 WHERE id = $1";
     PLACES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
              Instance::columns("i");
-    CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = NULL WHERE id = $1 AND NOT finished";
+    CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
 }
 
 /// The claimed jobs that are still ours, with their runs.
@@ -168,7 +168,7 @@ pub async fn seat(db: &Db, into: &Into, seated: Vec<Seated<'_>>) -> Result<Writt
     unit = if into.chooses {
         unit.exec(CHOOSE_FLEET.as_str(), params![run, fleet])
     } else {
-        unit.and([crate::db::runs::poke(run)])
+        unit.and([crate::db::runs::poke_soon(run)])
     };
     db.write(unit.and(told_last)).await
 }

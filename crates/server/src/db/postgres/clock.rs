@@ -5,7 +5,7 @@
 //! of `now_us()`, for all servers, and paid back slowly. What was written in between may be wrong by it. So for the time of
 //! a lock nobody takes what seems to have run out: whoever holds it renews it meanwhile.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -14,6 +14,10 @@ use tokio::time::Instant;
 const JUMP_MIN: i64 = 5_000_000;
 /// A clock that is this far ahead is believed: the machines were off.
 const AHEAD_MAX: i64 = 3_600_000_000;
+
+/// So often every queue is searched for rows that were written by a clock that was wrong, though nothing speaks for it:
+/// all servers may have been off when it was set right.
+const CLOSELY_EVERY: Duration = Duration::from_secs(30);
 
 /// What each session carries, read when it is opened.
 pub(super) const CARRY: &str = "SELECT set_config('windlass.version', version::TEXT, FALSE), \
@@ -35,6 +39,8 @@ struct State {
     /// What the database's time was, and between which moments it was that.
     last: Option<(Instant, Instant, i64)>,
     distrusted_until: Option<Instant>,
+    /// When each queue was last searched.
+    searched: HashMap<&'static str, Instant>,
 }
 
 impl Watch {
@@ -60,6 +66,17 @@ impl Watch {
 
     pub(in crate::db) fn is_trusted(&self) -> bool {
         self.0.lock().distrusted_until.is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// Whether the next look at a queue is also for rows that were written by a clock that was wrong.
+    pub(in crate::db) fn looks_closely(&self, pipeline: &'static str) -> bool {
+        let (mut state, now) = (self.0.lock(), Instant::now());
+        let is_trusted = state.distrusted_until.is_none_or(|until| now >= until);
+        let is_due = state.searched.get(pipeline).is_none_or(|at| now - *at >= CLOSELY_EVERY);
+        if is_due {
+            state.searched.insert(pipeline, now);
+        }
+        is_due || !is_trusted
     }
 
     /// It cannot be set right: better to go on by a clock that was set than not at all.
@@ -116,5 +133,18 @@ mod tests {
         assert!(!watch.is_trusted());
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(watch.is_trusted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn l5_queues_are_searched_after_a_jump_and_now_and_then() {
+        let watch = Watch::default();
+        assert!(watch.looks_closely("runs") && watch.looks_closely("jobs"), "the first look of each");
+        assert!(!watch.looks_closely("runs"));
+        watch.distrust(Duration::from_secs(10));
+        assert!(watch.looks_closely("runs") && watch.looks_closely("runs"));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert!(!watch.looks_closely("runs"));
+        tokio::time::advance(CLOSELY_EVERY).await;
+        assert!(watch.looks_closely("runs"));
     }
 }

@@ -341,9 +341,9 @@ fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {
     format!(
         "WITH v AS MATERIALIZED (SELECT * FROM unnest({}) AS v (id, token{})), \
          held AS MATERIALIZED (SELECT t.id FROM {table} t JOIN v ON t.id = v.id AND {check} \
-         ORDER BY t.id FOR NO KEY UPDATE OF t) \
+         WHERE t.id = ANY ($1) ORDER BY t.id FOR NO KEY UPDATE OF t) \
          UPDATE {table} t SET {set} FROM v JOIN held ON held.id = v.id WHERE t.id = v.id AND {check} \
-         RETURNING t.id",
+         AND t.id = ANY ($1) RETURNING t.id",
         arrays.join(", "),
         names.concat(),
     )

@@ -5,6 +5,7 @@ mod clock;
 mod fault;
 mod group;
 mod listen;
+mod plans;
 mod session;
 mod writer;
 
@@ -29,7 +30,7 @@ use super::{
     value::{Row, Val},
 };
 
-/// Reads share these; with the writer's, the leases' and the listener's that makes seven.
+/// Reads share these; with the writer's, the leases', the listener's and the one for housekeeping that makes eight.
 const READERS: usize = 4;
 /// Any number will do, as long as no other program takes the same advisory lock.
 const MIGRATION_LOCK: i64 = 0x0077_696e_646c;
@@ -69,6 +70,7 @@ impl Pool {
         let (hints, _) = broadcast::channel(HINTS_MAX);
         let (stop, stopped) = broadcast::channel(1);
         tokio::spawn(listen::serve(config.clone(), hints.clone(), stopped));
+        tokio::spawn(plans::keep_fresh(Link::new(config.clone()), stop.subscribe()));
         Ok(Self {
             readers: (0..READERS).map(|_| Link::new(config.clone())).collect(),
             next: AtomicUsize::new(0),

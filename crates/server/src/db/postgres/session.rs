@@ -19,6 +19,7 @@ use super::{
     bind::{Bind, row_of},
     clock::CARRY,
     fault::{fault, is_lost},
+    plans,
 };
 use crate::db::{
     error::DbError,
@@ -26,8 +27,10 @@ use crate::db::{
 };
 
 /// Every commit is on disk before it is acknowledged, whatever the server's default is. A holder that
-/// freezes in the middle of a transaction gives its row locks back.
-pub(super) const SETTINGS: &str = "SET synchronous_commit = on; SET jit = off; SET TIME ZONE 'UTC'; \
+/// freezes in the middle of a transaction gives its row locks back. A table is not read as a whole because it was small
+/// when the statement was planned.
+pub(super) const SETTINGS: &str = "SET synchronous_commit = on; SET jit = off; SET enable_seqscan = off; \
+    SET TIME ZONE 'UTC'; \
     SET default_transaction_isolation = 'read committed'; \
     SET idle_in_transaction_session_timeout = '20s'; SET statement_timeout = '60s'";
 
@@ -69,7 +72,7 @@ impl Session {
         if let Some(statement) = self.statements.lock().get(sql) {
             return Ok(statement.clone());
         }
-        let statement = self.client.prepare(sql).await?;
+        let statement = self.client.prepare(&plans::lists_as_arrays(sql)).await?;
         self.answers.fetch_add(1, Ordering::Relaxed);
         self.statements.lock().insert(sql.to_owned(), statement.clone());
         Ok(statement)

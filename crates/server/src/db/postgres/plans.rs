@@ -1,0 +1,98 @@
+//! Helps Postgres to good plans.
+//!
+//! A statement is planned once and the plan is kept until somebody analyses its tables. Those may have been empty at the
+//! time: then any plan looked as good as another, and some of them read thousands of rows for one a minute later.
+
+use std::{borrow::Cow, time::Duration};
+
+use tokio::{sync::broadcast, time::sleep};
+
+use super::session::Link;
+use crate::db::DbError;
+
+/// How the portable statements ask for the members of a list, up to the parameter and after it.
+const LIST: &str = "IN (SELECT value FROM json_each(CAST($";
+const LIST_END: &str = " AS TEXT)))";
+
+/// Lists as arrays, which are looked up in an index one by one. What the list is would be joined, by a guess at how many
+/// members it has.
+pub(super) fn lists_as_arrays(sql: &str) -> Cow<'_, str> {
+    let mut plain = sql;
+    let mut better = String::new();
+    while let Some(at) = plain.find(LIST) {
+        let (before, list) = plain.split_at(at);
+        let Some(end) = list.find(LIST_END) else { break };
+        let inner = &list["IN (".len()..end + LIST_END.len() - 1];
+        better.push_str(before);
+        if before.ends_with("NOT ") {
+            better.push_str(&list[..end + LIST_END.len()]);
+        } else {
+            better.push_str(&format!("= ANY (ARRAY({inner}))"));
+        }
+        plain = &list[end + LIST_END.len()..];
+    }
+    if better.is_empty() {
+        return Cow::Borrowed(sql);
+    }
+    Cow::Owned(better + plain)
+}
+
+/// Between two looks at how large the tables are. Postgres itself looks once a minute.
+const EVERY: Duration = Duration::from_secs(2);
+/// Tables that are twice as large as they are thought to be. Of small ones no plan is bad.
+const OUTGROWN: &str = "SELECT c.relname::TEXT FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid \
+                        WHERE s.schemaname = current_schema() AND s.n_live_tup > 2 * greatest(c.reltuples, 200)";
+
+/// Has tables analysed that have grown much, until it is told to stop.
+pub(super) async fn keep_fresh(link: Link, mut stop: broadcast::Receiver<()>) {
+    loop {
+        tokio::select! {
+            () = sleep(EVERY) => {}
+            _ = stop.recv() => return,
+        }
+        if let Err(error) = freshen(&link).await {
+            tracing::debug!(%error, "analyse tables that have grown");
+        }
+    }
+}
+
+async fn freshen(link: &Link) -> Result<(), DbError> {
+    for row in link.query("look how large tables are", OUTGROWN, &[]).await? {
+        let table = row.text(0)?;
+        let sql = format!("ANALYZE \"{}\"", table.replace('"', "\"\""));
+        let session = link.session("analyse a table").await?;
+        session
+            .client
+            .batch_execute(&sql)
+            .await
+            .map_err(|error| super::fault::fault("analyse", &sql, error))?;
+        tracing::debug!(table, "analysed: it has grown much");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lists_as_arrays;
+
+    #[test]
+    fn lists_become_arrays_wherever_they_stand() {
+        let sql = "SELECT 1 FROM t WHERE a IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND b = $2 \
+                   AND c IN (SELECT value FROM json_each(CAST($13 AS TEXT))) ORDER BY a";
+        let want = "SELECT 1 FROM t WHERE a = ANY (ARRAY(SELECT value FROM json_each(CAST($1 AS TEXT)))) AND b = $2 \
+                    AND c = ANY (ARRAY(SELECT value FROM json_each(CAST($13 AS TEXT)))) ORDER BY a";
+        assert_eq!(lists_as_arrays(sql), want);
+    }
+
+    #[test]
+    fn what_is_no_list_stays_as_it_is() {
+        for sql in [
+            "SELECT 1",
+            "SELECT 1 WHERE a IN (SELECT id FROM t)",
+            "SELECT 1 WHERE a NOT IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND b",
+            "SELECT value FROM json_each(CAST($1 AS TEXT))",
+        ] {
+            assert_eq!(lists_as_arrays(sql), sql);
+        }
+    }
+}
