@@ -91,7 +91,7 @@ const BUDGET: &[Row] = &[
         None,
     ),
     row(
-        "Docker job: more than `docker run`",
+        "Docker job: more than `docker run` of the same",
         "ms",
         Limit::AtMost(100.0),
         ("runs", "docker.overhead_ms"),

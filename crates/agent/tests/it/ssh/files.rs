@@ -112,8 +112,7 @@ fn files_are_touched_with_the_session_s_rights_alone() {
     let mut ssh = server.client("ssh", "-p");
     ssh.args(["-N", "-L", &format!("{}:{}", near.display(), socket.display()), "job@127.0.0.1"]);
     let _client = Killed(spawn(ssh.stdin(Stdio::null())));
-    until("the client listens", || near.exists().then_some(()));
-    let mut stream = std::os::unix::net::UnixStream::connect(&near).unwrap();
+    let mut stream = super::forwards::reach_socket(&near);
     stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "a socket that only root may use is not reached");
     // Root is root.

@@ -4,7 +4,7 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::net::{UnixListener, UnixStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
     time::Duration,
@@ -40,6 +40,16 @@ pub(super) fn master(server: &Server, options: &[&str]) -> Master {
         run(&mut check, b"").status.success().then_some(())
     });
     master
+}
+
+/// A connection to a port here, once the client listens on it: a master answers before its forwards stand.
+fn reach(port: u16) -> TcpStream {
+    until("the port is forwarded", || TcpStream::connect(("127.0.0.1", port)).ok())
+}
+
+/// A connection to a socket, once somebody listens: its file is there a moment before.
+pub(super) fn reach_socket(socket: &Path) -> UnixStream {
+    until("the socket is listened on", || UnixStream::connect(socket).ok())
 }
 
 /// A free port of this machine.
@@ -93,11 +103,11 @@ fn local_ports_reach_ports_there() {
     let server = Server::start();
     let (port, service) = (free_port(), tcp_service());
     let _master = master(&server, &["-L", &format!("{port}:localhost:{}", service.port())]);
-    converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), b"hello");
-    converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), &noise(10 << 20));
+    converse(reach(port), b"hello");
+    converse(reach(port), &noise(10 << 20));
     let several: Vec<_> = (0..40)
         .map(|turn: usize| {
-            let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            let stream = reach(port);
             std::thread::spawn(move || converse(stream, &noise(1000 * turn)))
         })
         .collect();
@@ -109,7 +119,7 @@ fn a_port_nobody_listens_on_is_refused_and_the_rest_lives() {
     let server = Server::start();
     let (port, closed) = (free_port(), free_port());
     let master = master(&server, &["-L", &format!("{port}:127.0.0.1:{closed}")]);
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut stream = reach(port);
     patient(&stream);
     assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
     assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
@@ -136,7 +146,7 @@ fn sockets_are_reached_and_offered() {
         ],
     );
     for socket in [&near, &offered] {
-        let mut stream = UnixStream::connect(socket).unwrap();
+        let mut stream = reach_socket(socket);
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(b"abc").unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -153,14 +163,14 @@ fn ports_there_reach_ports_here() {
     let server = Server::start();
     let (port, service) = (free_port(), tcp_service());
     let master = master(&server, &["-R", &format!("{port}:{service}")]);
-    converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), &noise(3 << 20));
+    converse(reach(port), &noise(3 << 20));
     // Asked for by the master later, at a port of the system's choice, and given back.
     let allot = |operation: &str, forward: &str| {
         let mut ssh = server.ssh(&["-S", master.socket.to_str().unwrap(), "-O", operation, "-R", forward]);
         text(&run(&mut ssh, b"").stdout)
     };
     let allotted: u16 = allot("forward", &format!("0:{service}")).trim().parse().unwrap();
-    converse(TcpStream::connect(("127.0.0.1", allotted)).unwrap(), b"more");
+    converse(reach(allotted), b"more");
     allot("cancel", &format!("{port}:{service}"));
     until("the port is closed", || TcpStream::connect(("127.0.0.1", port)).is_err().then_some(()));
     drop(master);
@@ -172,7 +182,7 @@ fn a_socks_proxy_reaches_names_as_the_server_knows_them() {
     let server = Server::start();
     let (port, service) = (free_port(), tcp_service());
     let _master = master(&server, &["-D", &port.to_string()]);
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut stream = reach(port);
     patient(&stream);
     stream.write_all(&[5, 1, 0]).unwrap();
     let mut answer = [0u8; 2];
@@ -223,7 +233,7 @@ fn the_client_s_agent_signs_for_programs_there() {
     let socket = server.at("agent.sock");
     let mut agent = Command::new("ssh-agent");
     let _agent = Killed(spawn(agent.arg("-D").arg("-a").arg(&socket).stdout(Stdio::null())));
-    until("the agent listens", || socket.exists().then_some(()));
+    drop(reach_socket(&socket));
     let added =
         run(Command::new("ssh-add").arg("-q").arg(server.at("id")).env("SSH_AUTH_SOCK", &socket), b"");
     assert!(added.status.success(), "{}", text(&added.stderr));
@@ -273,7 +283,7 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
         &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
     );
     // Upwards: a client that sends for ever to somebody who never reads.
-    let mut flood = TcpStream::connect(("127.0.0.1", stuck_port)).unwrap();
+    let mut flood = reach(stuck_port);
     flood.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
     let mut sent = 0;
     let piece = noise(1 << 20);
@@ -286,7 +296,7 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
     let _endless = Killed(spawn(ssh.arg("yes").stdin(Stdio::null()).stdout(Stdio::piped())));
 
     for turn in 0..20 {
-        converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), &noise(10_000 * turn));
+        converse(reach(port), &noise(10_000 * turn));
     }
     assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
     assert!(resident_kib(server.pid()) < 64 * 1024, "{} KiB", resident_kib(server.pid()));
@@ -308,10 +318,10 @@ fn a_neighbour_uploads_while_another_is_held() {
         &server,
         &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
     );
-    let mut flood = TcpStream::connect(("127.0.0.1", stuck_port)).unwrap();
+    let mut flood = reach(stuck_port);
     flood.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
     let piece = noise(1 << 20);
     while flood.write(&piece).is_ok() {}
-    converse(TcpStream::connect(("127.0.0.1", port)).unwrap(), &noise(40 << 20));
+    converse(reach(port), &noise(40 << 20));
     assert!(resident_kib(server.pid()) < 96 * 1024, "{} KiB", resident_kib(server.pid()));
 }

@@ -42,10 +42,10 @@ impl Engine {
         command
     }
 
-    /// `docker run` of one word: until it was said, and until the command ended.
-    pub(in crate::bench) fn run(&self) -> Result<(Duration, Duration)> {
+    /// `docker run` of one word on a network: until it was said, and until the command ended.
+    pub(in crate::bench) fn run(&self, network: &[&str]) -> Result<(Duration, Duration)> {
         let mut command = self.docker();
-        command.args(["run", "--rm", "--network", "host", IMAGE, "echo", "hello"]);
+        command.args(["run", "--rm", "--network"]).args(network).args([IMAGE, "echo", "hello"]);
         let started = Instant::now();
         let mut child = command.stdout(Stdio::piped()).spawn().context("start docker")?;
         let mut said = [0; 6];
