@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{Killed, Server, noise, run, spawn, text, until};
+use super::{Killed, Server, noise, run, spawn, text};
 
 #[track_caller]
 fn fine(command: &mut Command, input: &[u8]) -> String {
