@@ -86,15 +86,20 @@ async fn x6_a_host_has_no_say_over_jobs_of_other_hosts(kit: &Kit) {
 
 async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &Kit) {
     let mut shim = Shim::start(kit, "hollow").await;
+    let run = kit.run("train").await;
+    let job = kit.job(run, 0, shim.instance, "running").await;
     let hinted = kit.app.hints().subscribe("instances");
     kit.wire.tasks(shim.instance).await.unwrap();
+    kit.until_due("jobs", job.0).await;
     kit.put_off("instances", shim.instance.0).await;
+    kit.put_off("jobs", job.0).await;
     hinted.take();
     let killed = Instant::now();
     shim.kill();
     timeout(PATIENCE, hinted.hinted()).await.unwrap();
     figure(format_args!("from the kill of a shim to the instance's hint: {:?}", killed.elapsed()));
     assert!(kit.is_due("instances", shim.instance.0).await);
+    assert!(kit.is_due("jobs", job.0).await, "nobody tells of it any more, so it is asked again");
     assert_eq!(kit.wire.connected(), 0);
 
     kit.put_off("instances", shim.instance.0).await;
