@@ -178,6 +178,16 @@ impl Conn {
         Ok(statement)
     }
 
+    /// From the first read on all others see the same, until the view ends.
+    pub(super) fn begin_view(&self) -> Result<(), DbError> {
+        self.run("BEGIN DEFERRED")
+    }
+
+    /// A view that an error ended already has nothing to end.
+    pub(super) fn end_view(&self) {
+        let _ = self.run("ROLLBACK");
+    }
+
     /// A read outside a write transaction: `now_us()` is this very moment.
     pub(super) fn read(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
         self.frozen.store(self.clock.now(), Ordering::Relaxed);

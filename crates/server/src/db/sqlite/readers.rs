@@ -18,6 +18,9 @@ use crate::db::{
 };
 
 const THREADS: usize = 4;
+/// Questions answered from one view of the database. Each commit of the writer has a reader drop the pages it has in
+/// memory; within one view they stay, so questions that wait together share them.
+const TOGETHER_MAX: usize = 8;
 
 struct Question {
     sql: String,
@@ -52,11 +55,24 @@ impl Readers {
 }
 
 fn serve(conn: &Conn, queue: &Mutex<mpsc::Receiver<Question>>) {
+    let mut questions = Vec::with_capacity(TOGETHER_MAX);
     loop {
-        // The lock is held while waiting: one idle thread waits for the question, the others for the lock.
-        let Ok(question) = queue.lock().recv() else { return };
-        let rows = conn.read(&question.sql, &question.params);
-        // Nobody listens when the caller was dropped; a read leaves nothing behind.
-        let _ = question.answer.send(rows);
+        {
+            // The lock is held while waiting: one idle thread waits for the question, the others for the lock.
+            let queue = queue.lock();
+            let Ok(first) = queue.recv() else { return };
+            questions.push(first);
+            questions.extend(queue.try_iter().take(TOGETHER_MAX - 1));
+        }
+        // The view is younger than the youngest question, so everybody sees what was committed before it was asked.
+        let has_view = questions.len() > 1 && conn.begin_view().is_ok();
+        for question in questions.drain(..) {
+            let rows = conn.read(&question.sql, &question.params);
+            // Nobody listens when the caller was dropped; a read leaves nothing behind.
+            let _ = question.answer.send(rows);
+        }
+        if has_view {
+            conn.end_view();
+        }
     }
 }
