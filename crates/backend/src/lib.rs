@@ -100,6 +100,8 @@ pub enum Reach {
     Socket { path: PathBuf },
     /// On a host to which the instance's own SSH settings lead.
     Ssh { socket: String },
+    /// There is none: its jobs are containers of the queue, and a dispatcher has them run.
+    Queue,
 }
 
 impl Machine {
@@ -192,6 +194,12 @@ pub struct Backends(Arc<BTreeMap<&'static str, Arc<dyn Backend>>>);
 impl Backends {
     pub fn new(backends: impl IntoIterator<Item = Arc<dyn Backend>>) -> Self {
         Self(Arc::new(backends.into_iter().map(|backend| (backend.name(), backend)).collect()))
+    }
+
+    /// These and one more.
+    #[must_use]
+    pub fn and(&self, backend: Arc<dyn Backend>) -> Self {
+        Self::new(self.0.values().cloned().chain([backend]))
     }
 
     pub fn named(&self, name: &str) -> Option<&Arc<dyn Backend>> {

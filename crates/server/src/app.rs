@@ -28,6 +28,15 @@ use crate::{
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
 
+/// The same server, for those whom it holds itself.
+pub struct Weak(std::sync::Weak<Inner>);
+
+impl Weak {
+    pub fn upgrade(&self) -> Option<App> {
+        self.0.upgrade().map(App)
+    }
+}
+
 struct Inner {
     db: Db,
     settings: Settings,
@@ -92,6 +101,10 @@ impl App {
             process: crate::secrets::hex(&process),
             requests: AtomicU64::new(1),
         })))
+    }
+
+    pub fn downgrade(&self) -> Weak {
+        Weak(Arc::downgrade(&self.0))
     }
 
     pub fn db(&self) -> &Db {

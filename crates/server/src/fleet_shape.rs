@@ -140,9 +140,13 @@ fn limits(config: &Config) -> Needs {
             Some(SpotPolicy::Auto) | None => None,
         },
         spot_by_default: machines.spot_policy.is_none(),
-        backends: machines.backends.as_ref().map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
-        regions: machines.regions.clone(),
-        zones: machines.availability_zones.clone(),
+        backends: machines
+            .backends
+            .clone()
+            .or_else(|| config.backend.map(|backend| vec![backend]))
+            .map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
+        regions: machines.regions.clone().or_else(|| config.dispatcher.clone().map(|name| vec![name])),
+        zones: machines.availability_zones.clone().or_else(|| config.partition.clone().map(|name| vec![name])),
         instance_types: machines.instance_types.clone(),
         reservation: machines.reservation.clone(),
         volumes: Vec::new(),

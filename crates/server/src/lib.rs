@@ -25,6 +25,7 @@ pub mod pace;
 pub mod pass_error;
 pub mod pipelines;
 pub mod proxy;
+pub mod queue_backend;
 pub mod routes;
 pub mod run_shape;
 pub mod secrets;
@@ -47,13 +48,14 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    agents::Wire,
+    agents::{Crew, Wire},
     app::App,
     auth::Token,
     config::Settings,
     db::{Db, DbError},
     logs::{Store as _, place::PlaceError},
     machines::Machines,
+    queue_backend::QueueBackend,
     secrets::{KeyError, Keyring},
 };
 
@@ -108,8 +110,9 @@ impl Server {
     pub async fn start(settings: Settings) -> Result<Self, StartError> {
         make_dir(&settings.data_dir)?;
         let keys = Keyring::open(&settings.key_file)?;
-        let machines = Machines::new(&settings)?;
+        let mut machines = Machines::new(&settings)?;
         let db = Db::open(&settings.database_url).await?;
+        machines.backends = machines.backends.and(Arc::new(QueueBackend::new(db.clone())));
         let app = App::with_backends(db, settings, keys, machines.backends.clone())?;
         let started = Self::set_up(&app, machines).await;
         if started.is_err() {
@@ -199,8 +202,9 @@ fn start_pipelines(app: &App, machines: &Machines) -> Option<pipelines::Running>
     if !app.settings().pipelines {
         return None;
     }
-    let agents = Wire::new(app, Arc::clone(&machines.hosts));
-    app.set_agents(Arc::clone(&agents) as Arc<dyn agents::Agents>);
+    let wire = Wire::new(app, Arc::clone(&machines.hosts));
+    let agents: Arc<dyn agents::Agents> = Arc::new(Crew::new(app, wire));
+    app.set_agents(Arc::clone(&agents));
     match pipelines::start(app, agents, machines.backends.clone()) {
         Ok(running) => Some(running),
         Err(error) => {

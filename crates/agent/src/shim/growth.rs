@@ -91,7 +91,11 @@ impl Growth {
         match info.status {
             TaskStatus::Running => self.watch(info.id),
             TaskStatus::Terminated => self.end(info.id),
-            TaskStatus::Pending | TaskStatus::Preparing | TaskStatus::Pulling | TaskStatus::Creating => {}
+            TaskStatus::Queued
+            | TaskStatus::Pending
+            | TaskStatus::Preparing
+            | TaskStatus::Pulling
+            | TaskStatus::Creating => {}
         }
     }
 

@@ -25,6 +25,8 @@ pub const SERVICE: &str = "dstack-shim";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskStatus {
+    /// Where the host is a queue: its turn has not come. No agent says so of its own tasks.
+    Queued,
     Pending,
     Preparing,
     Pulling,
@@ -166,6 +168,7 @@ pub struct TaskInfo {
     pub status: TaskStatus,
     /// A word of the job termination reasons; empty while the task lives.
     pub termination_reason: String,
+    /// Of a task in a queue, why it waits.
     pub termination_message: String,
     /// `None` until the container runs; empty where nothing is mapped.
     pub ports: Option<Vec<Port>>,

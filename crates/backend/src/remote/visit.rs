@@ -275,7 +275,8 @@ impl<'a> Visit<'a> {
                 // What one answers is seen in the next list.
                 let _ = match task.status {
                     TaskStatus::Terminated => shim.remove(task.id, LAST_EPOCH).await,
-                    TaskStatus::Pending
+                    TaskStatus::Queued
+                    | TaskStatus::Pending
                     | TaskStatus::Preparing
                     | TaskStatus::Pulling
                     | TaskStatus::Creating

@@ -9,7 +9,7 @@ use super::{
     env::Env,
     error::{Code, Diagnosis},
     name::Name,
-    profile::Provisioning,
+    profile::{BackendType, Provisioning},
     schema::subschema,
     table::{deserialize_by_decoding, schema_literal, table, words},
     units::parse_range,
@@ -295,6 +295,12 @@ table! {
         pub resources: Option<ResourcesSpec> = None,
         /// Hosts of one's own.
         pub ssh_config: Option<SshConfig> = None,
+        /// The one backend of the fleet: `slurm` for clusters behind a dispatcher.
+        pub backend: Option<BackendType> = None,
+        /// The dispatcher that jobs go through, by its name; any when absent.
+        pub dispatcher: Option<String> = None,
+        /// The partition of the cluster; any when absent.
+        pub partition: Option<String> = None,
         /// Variables for the agent on each host and for its jobs; SSH fleets only.
         pub env: Env = Env::default(),
     }
@@ -315,12 +321,36 @@ impl Fleet {
             (Some(_), Some(_)) => cx.conflict(node, "nodes", "`nodes` and `ssh_config` exclude each other"),
             (Some(_), None) | (None, Some(_)) => {}
         }
+        self.check_backend(node, cx);
         if self.ssh_config.is_some() {
             for key in Provisioning::set_keys(node) {
                 cx.conflict(node, key, format!("`{key}` is for rented machines, not for `ssh_config`"));
             }
         } else if !self.env.0.is_empty() {
             cx.conflict(node, "env", "`env` is only for fleets with `ssh_config`");
+        }
+    }
+}
+
+impl Fleet {
+    /// The short words say what `backends`, `regions` and `availability_zones` say.
+    fn check_backend(&self, node: &Node, cx: &mut Ctx) {
+        let machines = &self.provisioning;
+        let taken = [
+            ("backend", self.backend.is_some(), "backends", machines.backends.is_some()),
+            ("dispatcher", self.dispatcher.is_some(), "regions", machines.regions.is_some()),
+            ("partition", self.partition.is_some(), "availability_zones", machines.availability_zones.is_some()),
+        ];
+        for (key, given, other, other_given) in taken {
+            if given && other_given {
+                cx.conflict(node, key, format!("`{key}` and `{other}` exclude each other"));
+            }
+            if given && self.ssh_config.is_some() {
+                cx.conflict(node, key, format!("`{key}` is not for `ssh_config`"));
+            }
+            if given && key != "backend" && self.backend != Some(BackendType::Slurm) {
+                cx.conflict(node, key, format!("`{key}` is for `backend: slurm`"));
+            }
         }
     }
 }

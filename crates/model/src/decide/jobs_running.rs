@@ -139,6 +139,8 @@ pub enum Shim {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
+    /// A scheduler that others fill as well decides when it starts.
+    Queued,
     Pending,
     Preparing,
     Pulling,
@@ -372,6 +374,8 @@ fn pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         Shim::NoTask => {
             lost(TerminationReason::ExecutorError, "the host does not know the task any more", now)
         }
+        // As long as it takes: whoever asked may stop it.
+        Shim::Task(Task::Queued) => wait(None, "its turn in the queue", now + POLL_RUNNING),
         Shim::Task(Task::Pending | Task::Preparing) => bound("the host to prepare"),
         Shim::Task(Task::Pulling) => bound("the image"),
         Shim::Task(Task::Creating) => bound("the container"),

@@ -33,7 +33,7 @@ const COMMITTED: [&str; 5] = ["name", "description", "properties", "priority", "
 const FINAL: [&str; 3] = ["name", "description", "properties"];
 const CONSTRAINTS: [&str; 7] = ["ram", "vcpus", "keep_cache_ram", "keep_cache_disk", "API", "gpu", "cuda"];
 const GPU: [&str; 5] = ["stack", "device_count", "driver_version", "hardware_target", "vram"];
-const SCHEDULING: [&str; 4] = ["partitions", "preemptible", "max_run_time", "supervisor"];
+const SCHEDULING: [&str; 5] = ["partitions", "preemptible", "max_run_time", "supervisor", "dispatcher"];
 const MOUNTS: [&str; 6] = ["collection", "tmp", "keep", "file", "json", "text"];
 /// How often one request may be given a new container.
 const CONTAINERS_MAX: u32 = 100;

@@ -243,6 +243,7 @@ impl Inner {
         match reach {
             Reach::Socket { path } => Ok((over_socket(&path, &credential).await?, None)),
             Reach::Ssh { socket } => self.over_ssh(instance, &socket, &credential).await,
+            Reach::Queue => Err(in_queue()),
         }
     }
 
@@ -364,6 +365,11 @@ async fn hello(
         failed(format!("somebody takes the connection and says nothing for {} s", HELLO_WITHIN.as_secs()))
     })?;
     greeted.map_err(|error| failed(told(&error)))
+}
+
+/// Its jobs are containers of the queue: there is no agent to speak with.
+pub(super) fn in_queue() -> Setback {
+    Setback { why: Why::Silent("its jobs run behind a queue, which has no way in".into()), next: Next::AtOnce }
 }
 
 pub(super) fn failed(said: String) -> Setback {

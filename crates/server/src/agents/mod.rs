@@ -4,11 +4,13 @@
 //! refuses a lower one than it has seen, so a stale holder cannot touch the host. All calls may be
 //! repeated: a repeat has the effect of one.
 
+mod crew;
 mod ear;
 pub mod enrol;
 mod fit;
 mod lines;
 mod ports;
+mod queue;
 pub mod site;
 mod wire;
 
@@ -22,7 +24,10 @@ use windlass_api::agent::{
 };
 use windlass_model::id::{InstanceId, SubmissionId};
 
+use crate::job_orders::queued::Queued;
+
 pub use self::{
+    crew::Crew,
     ports::Port,
     wire::{CALL_WITHIN, Wire},
 };
@@ -118,6 +123,10 @@ pub trait Agents: Send + Sync + 'static {
 
     /// The claims of the specification are filled in from the call, and the whole is signed.
     fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()>;
+    /// The same for a job as a whole, where the host is a queue.
+    fn enqueue<'a>(&'a self, call: Call, _order: &'a Queued) -> Answer<'a, ()> {
+        silence(call.instance)
+    }
     fn task(&self, call: Call) -> Answer<'_, TaskInfo>;
     fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()>;
     fn remove_task(&self, call: Call) -> Answer<'_, ()>;

@@ -18,7 +18,7 @@ use windlass_tunnel::Connection;
 
 use super::{
     CALL_WITHIN,
-    lines::{Setback, Why, astray, failed, told, tunnel},
+    lines::{Setback, Why, astray, failed, in_queue, told, tunnel},
     site,
     wire::{Inner, Trouble},
 };
@@ -69,6 +69,7 @@ impl Inner {
                     let stream = ports::connect(stream, &credential, task, port).await;
                     Ok(Port { stream: stream.map_err(Trouble::Shim)?, _below: Some(below) })
                 }
+                Reach::Queue => Err(no_line(in_queue())),
             }
         };
         timeout(CALL_WITHIN, opened).await.unwrap_or(Err(Trouble::Late(CALL_WITHIN)))

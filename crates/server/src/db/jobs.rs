@@ -9,6 +9,7 @@ use windlass_model::{
 use super::{
     Change, Db, DbError, Expect, Val,
     record::{record, statements},
+    runs::DUE_SOON,
 };
 use crate::params;
 
@@ -137,6 +138,33 @@ statements! {
                        FROM jobs j WHERE j.run_id = $1 AND j.status = 'submitted' AND j.instance_id IS NULL \
                        AND NOT j.finished";
     SECRETS = "SELECT secrets_sealed FROM jobs WHERE id = $1";
+    EPOCH = "SELECT lock_epoch FROM jobs WHERE id = $1";
+    ON_INSTANCE = "SELECT id FROM jobs WHERE instance_id = $1 AND NOT finished ORDER BY id";
+    /// Its container changed. One that is due anyway stays as it is.
+    POKE = "UPDATE jobs SET due_at = NULL WHERE id = $1 AND NOT finished AND due_at IS NOT NULL";
+    /// Its container wrote something; there may be more in a moment.
+    POKE_SOON = "UPDATE jobs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished AND due_at > now_us() + 500000";
+}
+
+/// Has its pipeline look at it at once.
+pub fn poke(id: SubmissionId) -> Change {
+    Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
+}
+
+/// In a moment, together with what else comes until then.
+pub fn poke_soon(id: SubmissionId) -> Change {
+    Change::Exec { sql: POKE_SOON.as_str().into(), params: params![id], expect: Expect::Any }
+}
+
+/// Of the last take of its lock.
+pub async fn epoch(db: &Db, id: SubmissionId) -> Result<Option<i64>, DbError> {
+    db.query_opt(EPOCH.as_str(), params![id]).await?.map(|row| row.int(0)).transpose()
+}
+
+/// Those that are placed there and not over.
+pub async fn on_instance(db: &Db, instance: InstanceId) -> Result<Vec<SubmissionId>, DbError> {
+    let rows = db.query(ON_INSTANCE.as_str(), params![instance]).await?;
+    rows.iter().map(|row| row.id(0)).collect()
 }
 
 /// A submission. A second active one of the same job is a conflict on `jobs_active_key`.

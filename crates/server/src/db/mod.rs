@@ -18,6 +18,7 @@ pub mod backup;
 pub mod checks;
 mod clock;
 pub mod containers;
+pub mod dispatchers;
 pub mod costs;
 mod error;
 pub mod events;

@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod node_key;
+pub mod queued;
 pub mod shown;
 mod start;
 mod task;
@@ -72,6 +73,8 @@ pub enum Unfit {
     NoArchive { id: Uuid },
     #[error("start the job: {said}")]
     NoVolume { said: String },
+    #[error("start the job: a queue cannot run {what}; hint: {hint}")]
+    NotInQueue { what: String, hint: String },
 }
 
 fn missing(names: &[String]) -> String {
@@ -142,6 +145,24 @@ pub async fn start(hands: &Hands, loaded: &Loaded) -> Result<Start, OrderError> 
         archives.push((file.id.clone(), archive(hands, loaded, &file.id).await?));
     }
     Ok(Start { submit, code, archives })
+}
+
+/// The job as a container, where its instance is a place in the queue.
+pub async fn queued(hands: &Hands, loaded: &Loaded) -> Result<queued::Queued, OrderError> {
+    let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
+    let start = start(hands, loaded).await?;
+    let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+    Ok(queued::build(&queued::Inputs {
+        submission: loaded.job.id,
+        user: loaded.run.user_id,
+        run_name: &loaded.run.name,
+        priority: loaded.run.priority,
+        spec: &spec,
+        start: &start,
+        dispatcher: instance.region.as_deref(),
+        partition: instance.availability_zone.as_deref(),
+        is_spot: instance.spot,
+    })?)
 }
 
 /// Whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.

@@ -32,6 +32,7 @@ use crate::{
     agents::{AgentError, Call},
     db::{
         Val, Values,
+        instances::Instance,
         jobs::Job,
         mutant::{self, Mutant},
         passes::jobs::{self as rows, Loaded, Moved},
@@ -44,6 +45,7 @@ use crate::{
         copy::{self, Limits},
     },
     pass_error::PassError,
+    queue_backend,
     run_shape::RunShape,
 };
 
@@ -300,7 +302,12 @@ impl JobsRunning {
         let seen = look::shim(&answer);
         learned.answered |= seen != brain::Shim::Silent;
         match answer {
-            Ok(task) => learned.task = Some(task),
+            Ok(task) => {
+                if seen == brain::Shim::Task(brain::Task::Queued) {
+                    learned.waits = Some(task.termination_message.clone());
+                }
+                learned.task = Some(task);
+            }
             Err(error) if seen == brain::Shim::Silent => learned.waits = Some(error.to_string()),
             Err(_) => {}
         }
@@ -309,6 +316,12 @@ impl JobsRunning {
 
     async fn submit_task(&self, lease: &Lease, row: &Row, call: Call) -> Result<Done, PassError> {
         let now = Timestamp(lease.now());
+        if row.loaded.instance.as_ref().is_some_and(is_queue) {
+            return match job_orders::queued(&self.0, &row.loaded).await {
+                Ok(order) => Ok(outcome(self.0.agents.enqueue(call, &order).await, now)),
+                Err(error) => no_orders(error, now),
+            };
+        }
         match job_orders::task(&self.0, lease, &row.loaded).await {
             Ok(task) => Ok(outcome(self.0.agents.submit_task(call, &task).await, now)),
             Err(error) => no_orders(error, now),
@@ -340,6 +353,11 @@ impl JobsRunning {
             tracing::debug!(job = %row.loaded.job.id, %error, "copy a log");
         }
     }
+}
+
+/// Whether jobs there are containers of the queue.
+fn is_queue(instance: &Instance) -> bool {
+    instance.backend.as_deref() == Some(queue_backend::NAME)
 }
 
 fn outcome(answer: Result<(), AgentError>, now: Timestamp) -> Done {

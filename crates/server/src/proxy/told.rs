@@ -59,6 +59,7 @@ async fn way(app: &App, instance: InstanceId) -> Result<Site, String> {
             let login = site::login(app.db(), app.keys(), instance).await.map_err(|error| words(&error))?;
             Way::Ssh { socket, login }
         }
+        Reach::Queue => return Err("its jobs run behind a queue, which has no way in".to_owned()),
     };
     Ok(Site { credential, way })
 }

@@ -119,6 +119,7 @@ pub(super) fn shim(answer: &Result<TaskInfo, AgentError>) -> brain::Shim {
         ) => return brain::Shim::Silent,
     };
     brain::Shim::Task(match info.status {
+        TaskStatus::Queued => brain::Task::Queued,
         TaskStatus::Pending => brain::Task::Pending,
         TaskStatus::Preparing => brain::Task::Preparing,
         TaskStatus::Pulling => brain::Task::Pulling,

@@ -25,7 +25,7 @@ use crate::{
         queue_tokens, users,
     },
     services::queue::{
-        Asker, Error, Result, ask, auth, output,
+        Asker, Error, Result, ask, auth, dispatchers, output,
         records::{self, Current},
         take,
     },
@@ -109,6 +109,10 @@ async fn respond(app: &App, request: Request) -> Result<Answer> {
         ["logs", rest @ ..] => Answer::Json(logs(app, &asker, &call, rest).await?),
         ["api_client_authorizations", rest @ ..] => Answer::Json(tokens(app, &asker, &call, rest).await?),
         ["users", rest @ ..] => Answer::Json(people(app, &asker, &call, rest).await?),
+        ["dispatchers", name] if call.method == "PUT" => {
+            let told = call.attributes("dispatcher")?;
+            Answer::Json(dispatchers::seen(app, &asker, name, &told).await?)
+        }
         ["config"] => Answer::Json(json!({ "ClusterID": crate::services::queue::CLUSTER })),
         _ => return Err(Error::Missing(format!("/arvados/v1/{}", call.path))),
     };

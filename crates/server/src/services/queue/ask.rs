@@ -53,10 +53,26 @@ pub async fn create(app: &App, asker: &Asker, patch: &Map<String, Value>) -> Res
     {
         return Ok(request);
     }
+    let uuid = name("xvhdp", app.db().new_id()?.as_bytes());
+    make(app, asker, &uuid, patch, Some(&made)).await
+}
+
+/// One whose name is given. Of two calls for one name, one fails.
+pub async fn create_named(app: &App, asker: &Asker, uuid: &str, patch: &Map<String, Value>) -> Result<Request> {
+    may(asker)?;
+    make(app, asker, uuid, patch, None).await
+}
+
+async fn make(
+    app: &App,
+    asker: &Asker,
+    uuid: &str,
+    patch: &Map<String, Value>,
+    made: Option<&Made>,
+) -> Result<Request> {
     let mut patch = patch.clone();
     let secrets = secrets_of(&mut patch)?;
-    let uuid = name("xvhdp", app.db().new_id()?.as_bytes());
-    again(|| try_create(app, asker, &uuid, &patch, secrets.as_ref(), &made)).await
+    again(|| try_create(app, asker, uuid, &patch, secrets.as_ref(), made)).await
 }
 
 /// What the same call made already. One id for many different calls says nothing.
@@ -76,7 +92,7 @@ async fn try_create(
     uuid: &str,
     patch: &Map<String, Value>,
     secrets: Option<&(String, String)>,
-    made: &Made,
+    made: Option<&Made>,
 ) -> Result<Option<Request>> {
     let now = app.db().now().await?;
     let mut blank = Request::new(uuid.to_owned(), &asker.user_uuid, now);
@@ -86,7 +102,7 @@ async fn try_create(
     blank.secret_mounts_digest = secrets.map(|(digest, _)| digest.clone());
     let asked = request::update(&blank, patch)?;
     let beside = Beside {
-        made: Some(made.clone()),
+        made: made.cloned(),
         secrets: secrets.map(|(_, text)| (uuid.to_owned(), text.clone())),
         ..Beside::default()
     };

@@ -2,6 +2,7 @@
 
 pub mod ask;
 pub mod auth;
+pub mod dispatchers;
 pub mod output;
 pub mod records;
 pub mod take;
@@ -100,6 +101,24 @@ pub struct Asker {
 }
 
 impl Asker {
+    /// The server itself, for jobs of its own.
+    pub fn server() -> Self {
+        Self { who: Who::Admin, is_admin: true, ..Self::for_user(windlass_model::id::UserId(uuid::Uuid::nil())) }
+    }
+
+    /// The server in the name of somebody whose job it is.
+    pub fn for_user(user: windlass_model::id::UserId) -> Self {
+        Self {
+            who: Who::User,
+            user,
+            user_uuid: auth::user_name(user),
+            is_admin: false,
+            token_uuid: String::new(),
+            secret: String::new(),
+            request: String::new(),
+        }
+    }
+
     /// What of containers and logs they see.
     pub fn sight(&self) -> Sight {
         match &self.who {

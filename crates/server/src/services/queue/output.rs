@@ -2,10 +2,10 @@
 
 use windlass_model::queue::Who;
 
-use super::{Asker, Error, Result};
+use super::{Asker, Error, Result, write::job_of};
 use crate::{
     app::App,
-    db::{Unit, containers},
+    db::{Unit, containers, jobs},
 };
 
 /// Kept of one stream of one attempt; what comes after is told to be too much.
@@ -43,7 +43,12 @@ pub async fn append(
     }
     let skip = usize::try_from(end - at).unwrap_or(0);
     let new = bytes.get(skip..).unwrap_or_default().to_vec();
-    app.db().write(Unit::new().and([containers::append_output(uuid, attempt, stream, end, new)])).await?;
+    let mut unit = Unit::new().and([containers::append_output(uuid, attempt, stream, end, new)]);
+    let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
+    if let Some(job) = found.first().and_then(|kept| job_of(&kept.doc)) {
+        unit = unit.and([jobs::poke_soon(job)]);
+    }
+    app.db().write(unit).await?;
     Ok(at + length)
 }
 

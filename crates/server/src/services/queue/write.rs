@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 use windlass_model::{
+    id::SubmissionId,
     queue::{
         Container, Request, Work, reuse,
         settle::{World, settle},
@@ -20,8 +21,9 @@ use crate::{
     db::{
         Change, Unit, Val, Written,
         containers::{self, Kept, Made},
-        queue_tokens,
+        jobs, queue_tokens,
     },
+    job_orders::queued::JOB_VARIABLE,
     secrets::{Belongs, hex},
 };
 
@@ -145,10 +147,22 @@ pub(super) async fn write(
     match app.db().write(unit).await? {
         Written::Done { .. } => {
             app.queue_changed();
+            if world.containers.values().any(|one| job_of(one).is_some()) {
+                app.wake(&JOBS);
+            }
             Ok(Some(world))
         }
         Written::Stale { .. } => Ok(None),
     }
+}
+
+/// The pipelines of jobs that are placed.
+const JOBS: [&str; 2] = ["jobs_running", "jobs_terminating"];
+
+/// The job of a run that a container is. Whoever writes the variable into a container of their own has that job looked
+/// at, and nothing else.
+pub(super) fn job_of(container: &Container) -> Option<SubmissionId> {
+    container.work.environment.get(JOB_VARIABLE)?.parse().ok()
 }
 
 struct Writer<'a> {
@@ -186,6 +200,9 @@ impl Writer<'_> {
         }
         if container.is_final() && !old.is_final() {
             self.first.push(containers::erase_container(&container.uuid));
+        }
+        if let Some(job) = job_of(container) {
+            self.first.push(jobs::poke(job));
         }
         let (old, new) = (serde_json::to_value(old)?, serde_json::to_value(&*container)?);
         self.log(&container.uuid, &container.owner_uuid, "update", Some(&old), Some(&new))

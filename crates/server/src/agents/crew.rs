@@ -1,0 +1,92 @@
+//! Everybody the server reaches: agents of hosts, and the queue where that takes the place of a host.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobStarted, Metrics},
+    shim::{TaskInfo, TaskSpec},
+};
+use windlass_model::id::{InstanceId, SubmissionId};
+
+use super::{AgentError, Agents, Answer, Call, HostNews, Port, Pulled, Start, Wire, queue::QueueHosts};
+use crate::{app::App, job_orders::queued::Queued};
+
+/// Passes each call on to whoever answers for its instance.
+pub struct Crew {
+    wire: Arc<Wire>,
+    queue: QueueHosts,
+}
+
+impl Crew {
+    pub fn new(app: &App, wire: Arc<Wire>) -> Self {
+        Self { wire, queue: QueueHosts::new(app) }
+    }
+
+    async fn of(&self, instance: InstanceId) -> Result<&dyn Agents, AgentError> {
+        Ok(if self.queue.has(instance).await? { &self.queue } else { &*self.wire })
+    }
+}
+
+/// One line for each call: find who is asked, and ask.
+macro_rules! passed_on {
+    ($self:ident, $instance:expr, $call:ident($($argument:expr),*)) => {
+        async move { $self.of($instance).await?.$call($($argument),*).await }.boxed()
+    };
+}
+
+impl Agents for Crew {
+    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+        passed_on!(self, instance, tasks(instance))
+    }
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+        passed_on!(self, instance, host(instance))
+    }
+    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+        passed_on!(self, call.instance, submit_task(call, task))
+    }
+    fn enqueue<'a>(&'a self, call: Call, order: &'a Queued) -> Answer<'a, ()> {
+        passed_on!(self, call.instance, enqueue(call, order))
+    }
+    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+        passed_on!(self, call.instance, task(call))
+    }
+    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()> {
+        passed_on!(self, call.instance, terminate_task(call, reason, timeout_secs))
+    }
+    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+        passed_on!(self, call.instance, remove_task(call))
+    }
+    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+        passed_on!(self, call.instance, start_job(call, job))
+    }
+    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+        passed_on!(self, call.instance, pull(call))
+    }
+    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+        passed_on!(self, call.instance, log(call, stream, offset, limit))
+    }
+    fn log_was_read<'a>(&'a self, call: Call, stream: &'a str, offset: u64) -> Answer<'a, ()> {
+        passed_on!(self, call.instance, log_was_read(call, stream, offset))
+    }
+    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+        passed_on!(self, call.instance, metrics(call))
+    }
+    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+        passed_on!(self, call.instance, stop_job(call))
+    }
+    fn open_gate(&self, call: Call) -> Answer<'_, ()> {
+        passed_on!(self, call.instance, open_gate(call))
+    }
+    fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {
+        passed_on!(self, call.instance, connect(call, port))
+    }
+    fn hears(&self, instance: InstanceId) -> bool {
+        self.queue.holds(instance) || self.wire.hears(instance)
+    }
+    fn forget(&self, instance: InstanceId) {
+        self.queue.forget(instance);
+        self.wire.forget(instance);
+    }
+}

@@ -1,0 +1,460 @@
+//! Hosts that are a queue: jobs placed there become containers, and a dispatcher has them run.
+//!
+//! To the pipelines such a place answers like any host. It takes a job as a whole and says of it what its container
+//! says; what only an agent could do (ports, metrics, a shell) it does not have. A stale holder of a job is told by
+//! the job's own row, which the queue shares a database with.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobRecord, JobStarted, JobState, Metrics},
+    shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec, TaskStatus},
+};
+use windlass_backend::{Machine, Reach};
+use windlass_model::{
+    container::Status,
+    id::{InstanceId, SubmissionId},
+    queue::Container,
+    time::Timestamp,
+};
+
+use super::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start};
+use crate::{
+    app::{App, Weak},
+    db::{agents as rows, containers, jobs},
+    inventory,
+    job_orders::queued::Queued,
+    services::queue::{self, Asker, ask, take},
+};
+
+const MIB: u64 = 1 << 20;
+/// What is kept of a container's output under the names of a job's logs.
+const STREAMS: [(&str, &str); 2] = [("job", "stdout"), ("runner", "system")];
+
+/// The queue as a host. Nothing of the server lives on because of it.
+pub struct QueueHosts {
+    app: Weak,
+    /// Whether an instance is a place in the queue. That never changes once it is known.
+    known: Mutex<HashMap<InstanceId, bool>>,
+}
+
+impl QueueHosts {
+    pub fn new(app: &App) -> Self {
+        Self { app: app.downgrade(), known: Mutex::default() }
+    }
+
+    /// Whether jobs on this instance are containers.
+    pub(super) async fn has(&self, instance: InstanceId) -> Result<bool, AgentError> {
+        if let Some(known) = self.known.lock().get(&instance) {
+            return Ok(*known);
+        }
+        let app = self.app(instance)?;
+        let found = rows::reach(app.db(), instance).await.map_err(|error| silent(instance, &error))?;
+        let machine = found.and_then(|(machine, _)| machine);
+        let Some(machine) = machine.and_then(|text| serde_json::from_str::<Machine>(&text).ok()) else {
+            return Ok(false);
+        };
+        let is_queue = machine.reach == Some(Reach::Queue);
+        if machine.reach.is_some() {
+            self.known.lock().insert(instance, is_queue);
+        }
+        Ok(is_queue)
+    }
+
+    /// The same, of what is known already.
+    pub(super) fn holds(&self, instance: InstanceId) -> bool {
+        self.known.lock().get(&instance).copied().unwrap_or(false)
+    }
+
+    fn app(&self, instance: InstanceId) -> Result<App, AgentError> {
+        self.app.upgrade().ok_or_else(|| AgentError::silent(instance))
+    }
+
+    /// The container of a submission; `None` where it never got one.
+    async fn container(&self, call: Call) -> Result<(App, Option<Container>), AgentError> {
+        let app = self.app(call.instance)?;
+        let failed = |error| silent(call.instance, &error);
+        let asked = containers::requests(app.db(), &[request_of(call.submission)]).await.map_err(failed)?;
+        let Some(uuid) = asked.into_iter().next().and_then(|kept| kept.doc.container_uuid) else {
+            return Ok((app, None));
+        };
+        let found = containers::containers(app.db(), &[uuid]).await.map_err(failed)?;
+        Ok((app, found.into_iter().next().map(|kept| kept.doc)))
+    }
+
+    async fn known(&self, call: Call) -> Result<(App, Container), AgentError> {
+        let (app, found) = self.container(call).await?;
+        let container = found.ok_or(AgentError::UnknownTask { submission: call.submission })?;
+        Ok((app, container))
+    }
+
+    /// Refuses whoever held the job before somebody else did.
+    async fn fence(&self, app: &App, call: Call) -> Result<(), AgentError> {
+        let found = jobs::epoch(app.db(), call.submission).await;
+        match found.map_err(|error| silent(call.instance, &error))? {
+            Some(seen) if call.epoch < seen => Err(AgentError::Fenced { epoch: call.epoch, seen }),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn take_in(&self, call: Call, order: &Queued) -> Result<(), AgentError> {
+        let (app, found) = self.container(call).await?;
+        self.fence(&app, call).await?;
+        match found {
+            Some(container) if container.is_final() => Err(AgentError::Gone { submission: call.submission }),
+            Some(_) => Ok(()),
+            None => {
+                let asker = Asker::for_user(order.user);
+                let made = ask::create_named(&app, &asker, &request_of(call.submission), &order.request).await;
+                made.map(drop).map_err(|error| refused(call.instance, error))
+            }
+        }
+    }
+
+    /// What waits is cancelled here; what runs is ended by whoever runs it.
+    async fn stop(&self, call: Call) -> Result<(), AgentError> {
+        let (app, container) = self.known(call).await?;
+        self.fence(&app, call).await?;
+        if container.is_final() {
+            return Ok(());
+        }
+        let admin = Asker::server();
+        let told = |error| refused(call.instance, error);
+        let none = Map::from_iter([("priority".to_owned(), json!(0))]);
+        ask::update(&app, &admin, &request_of(call.submission), &none).await.map_err(told)?;
+        let cancel = Map::from_iter([("state".to_owned(), json!("Cancelled"))]);
+        match container.state {
+            // A dispatcher that was faster finds that it is not wanted.
+            Status::Queued => take::update(&app, &admin, &container.uuid, &cancel).await.map(drop).or(Ok(())),
+            Status::Locked | Status::Running | Status::Complete | Status::Cancelled => Ok(()),
+        }
+    }
+
+    async fn news(&self, instance: InstanceId) -> Result<HostNews, AgentError> {
+        let app = self.app(instance)?;
+        let found = crate::db::instances::find(app.db(), instance).await;
+        let row = found.map_err(|error| silent(instance, &error))?.ok_or_else(|| AgentError::silent(instance))?;
+        let host = inventory::offer(&row).ok().map(|offer| offer.host);
+        let gpu = host.as_ref().and_then(|host| host.gpus.first());
+        let info = HostInfo {
+            gpu_vendor: gpu.map_or("none".to_owned(), |gpu| json!(gpu.vendor).as_str().unwrap_or("none").to_owned()),
+            gpu_name: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
+            gpu_memory: gpu.map_or(0, |gpu| gpu.memory_mib),
+            gpu_count: host.as_ref().map_or(0, |host| u32::try_from(host.gpus.len()).unwrap_or(u32::MAX)),
+            addresses: Vec::new(),
+            disk_size: host.as_ref().map_or(0, |host| host.disk_mib * MIB),
+            cpus: host.as_ref().map_or(0, |host| host.cpus),
+            memory: host.as_ref().map_or(0, |host| host.memory_mib * MIB),
+        };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(HostNews { version, info, health: InstanceHealth::default() })
+    }
+
+    async fn part(&self, call: Call, stream: &str, offset: u64, limit: usize) -> Result<LogPart, AgentError> {
+        let (app, container) = self.known(call).await?;
+        let failed = |error| silent(call.instance, &error);
+        let is_complete = container.is_final();
+        let kept = STREAMS.iter().find(|(log, _)| *log == stream).map(|(_, kept)| *kept);
+        let attempt = containers::output_attempt(app.db(), &container.uuid).await.map_err(failed)?;
+        let (Some(stream), Some(attempt)) = (kept, attempt) else {
+            return Ok(LogPart { bytes: Bytes::new(), end: 0, is_complete });
+        };
+        let end = containers::output_end(app.db(), &container.uuid, attempt, stream).await.map_err(failed)?;
+        let from = i64::try_from(offset).unwrap_or(i64::MAX);
+        let mut bytes = Vec::new();
+        for (at, piece) in
+            containers::output(app.db(), &container.uuid, attempt, stream, from).await.map_err(failed)?
+        {
+            let skip = usize::try_from(from.saturating_sub(at)).unwrap_or(0);
+            bytes.extend_from_slice(piece.get(skip.min(piece.len())..).unwrap_or_default());
+            if bytes.len() >= limit {
+                break;
+            }
+        }
+        bytes.truncate(limit);
+        Ok(LogPart { bytes: bytes.into(), end: u64::try_from(end).unwrap_or_default(), is_complete })
+    }
+}
+
+/// The request that a submission has in the queue: always the same, so that a repeat finds it.
+fn request_of(submission: SubmissionId) -> String {
+    queue::name("xvhdp", submission.0.as_bytes())
+}
+
+fn silent(instance: InstanceId, error: &dyn std::error::Error) -> AgentError {
+    AgentError::Unreachable { instance, why: super::lines::told(error) }
+}
+
+fn refused(instance: InstanceId, error: queue::Error) -> AgentError {
+    match error {
+        queue::Error::Refused(refusal) => AgentError::Refused { reason: refusal.to_string() },
+        error @ (queue::Error::Unauthenticated
+        | queue::Error::Missing(_)
+        | queue::Error::Busy
+        | queue::Error::Inner(_)) => silent(instance, &error),
+    }
+}
+
+impl Agents for QueueHosts {
+    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+        async move {
+            let app = self.app(instance)?;
+            let failed = |error| silent(instance, &error);
+            let mut there = jobs::on_instance(app.db(), instance).await.map_err(failed)?;
+            let names: Vec<String> = there.iter().map(|job| request_of(*job)).collect();
+            let asked = containers::requests(app.db(), &names).await.map_err(failed)?;
+            there.retain(|job| asked.iter().any(|kept| kept.doc.uuid == request_of(*job)));
+            Ok(there)
+        }
+        .boxed()
+    }
+
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+        self.news(instance).boxed()
+    }
+
+    fn enqueue<'a>(&'a self, call: Call, order: &'a Queued) -> Answer<'a, ()> {
+        self.take_in(call, order).boxed()
+    }
+
+    fn submit_task<'a>(&'a self, _call: Call, _task: &'a TaskSpec) -> Answer<'a, ()> {
+        whole().boxed()
+    }
+
+    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+        async move { self.known(call).await.map(|(_, container)| task_of(call, &container)) }.boxed()
+    }
+
+    fn terminate_task<'a>(&'a self, call: Call, _reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+        self.stop(call).boxed()
+    }
+
+    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+        async move {
+            match self.container(call).await? {
+                (_, Some(container)) if !container.is_final() => {
+                    Err(AgentError::Conflict { reason: format!("its container is {}", container.state) })
+                }
+                (_, Some(_) | None) => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn start_job<'a>(&'a self, _call: Call, _job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+        whole().boxed()
+    }
+
+    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+        async move {
+            let (app, container) = self.known(call).await?;
+            let log_end = match containers::output_attempt(app.db(), &container.uuid).await {
+                Ok(Some(attempt)) => {
+                    let end = containers::output_end(app.db(), &container.uuid, attempt, "stdout").await;
+                    end.map_err(|error| silent(call.instance, &error))?
+                }
+                Ok(None) => 0,
+                Err(error) => return Err(silent(call.instance, &error)),
+            };
+            let record = JobRecord {
+                states: states(&container),
+                log_end: u64::try_from(log_end).unwrap_or_default(),
+                log_complete: container.is_final(),
+            };
+            Ok(Pulled { record, no_connections_secs: None })
+        }
+        .boxed()
+    }
+
+    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+        self.part(call, stream, offset, limit).boxed()
+    }
+
+    fn metrics(&self, _call: Call) -> Answer<'_, Metrics> {
+        async { Err(AgentError::Refused { reason: "containers of the queue are not measured".to_owned() }) }
+            .boxed()
+    }
+
+    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+        self.stop(call).boxed()
+    }
+
+    fn hears(&self, _instance: InstanceId) -> bool {
+        // Every change of a container makes its job due, in the same transaction.
+        true
+    }
+
+    fn forget(&self, instance: InstanceId) {
+        self.known.lock().remove(&instance);
+    }
+}
+
+async fn whole<T>() -> Result<T, AgentError> {
+    Err(AgentError::Refused { reason: "a queue takes jobs as a whole".to_owned() })
+}
+
+fn task_of(call: Call, container: &Container) -> TaskInfo {
+    let never_ran = container.started_at.is_none();
+    let ended = ended(container);
+    let status = match container.state {
+        Status::Queued | Status::Locked => TaskStatus::Queued,
+        Status::Cancelled if never_ran => TaskStatus::Terminated,
+        // Also of one that is over: how it ended is told with its states.
+        Status::Running | Status::Complete | Status::Cancelled => TaskStatus::Running,
+    };
+    let (termination_reason, termination_message) = match status {
+        TaskStatus::Terminated => ended.map_or_else(Default::default, |end| (end.reason.to_owned(), end.message)),
+        TaskStatus::Queued => (String::new(), waits_for(container)),
+        TaskStatus::Pending
+        | TaskStatus::Preparing
+        | TaskStatus::Pulling
+        | TaskStatus::Creating
+        | TaskStatus::Running => Default::default(),
+    };
+    TaskInfo {
+        id: call.submission,
+        status,
+        termination_reason,
+        termination_message,
+        ports: (status == TaskStatus::Running).then(Vec::new),
+        image_pull_progress: None,
+        container_name: container.uuid.clone(),
+        container_id: container.uuid.clone(),
+        gpus_ids: Vec::new(),
+        exit_status: None,
+        detail: None,
+        epoch: call.epoch,
+    }
+}
+
+/// For people: what the last dispatcher that left it said, or where it stands.
+fn waits_for(container: &Container) -> String {
+    match (container.state, container.scheduling_status.as_str()) {
+        (Status::Locked, _) => format!("container {} was handed over and has not started", container.uuid),
+        (_, "") => format!("container {} waits for a dispatcher to take it", container.uuid),
+        (_, said) => format!("container {}: {said}", container.uuid),
+    }
+}
+
+struct Ended {
+    how: &'static str,
+    /// A word of the job termination reasons.
+    reason: &'static str,
+    message: String,
+    detail: Option<&'static str>,
+}
+
+/// How a container ended, in the words of jobs.
+fn ended(container: &Container) -> Option<Ended> {
+    let told = |name: &str| container.runtime_status.get(name).and_then(Value::as_str).unwrap_or_default();
+    let (reason, error) = (told("reason"), told("error"));
+    let (how, word, detail) = match (container.state, reason) {
+        (Status::Queued | Status::Locked | Status::Running, _) => return None,
+        (Status::Complete, "") if container.exit_code == Some(0) => ("done", "", None),
+        (Status::Complete | Status::Cancelled, "oom_killed") => {
+            ("failed", "container_exited_with_error", Some("oom_killed"))
+        }
+        (Status::Complete | Status::Cancelled, "max_run_time") => {
+            ("terminated", "max_duration_exceeded", None)
+        }
+        (Status::Cancelled, "crashed" | "abandoned") => ("failed", "instance_unreachable", None),
+        (Status::Cancelled, "priority_zero" | "stopped") => ("terminated", "terminated_by_server", None),
+        (Status::Cancelled, _) if container.started_at.is_none() => ("failed", "executor_error", None),
+        (Status::Complete | Status::Cancelled, _) => ("failed", "container_exited_with_error", None),
+    };
+    let message = match (error, reason) {
+        ("", "") => String::new(),
+        ("", reason) => format!("container {}: {reason}", container.uuid),
+        (error, _) => error.to_owned(),
+    };
+    Some(Ended { how, reason: word, message, detail })
+}
+
+fn states(container: &Container) -> Vec<JobState> {
+    let Some(started) = container.started_at else { return Vec::new() };
+    let state = |state: &str, at: Timestamp| JobState {
+        state: state.to_owned(),
+        timestamp: at.0 / 1000,
+        termination_reason: String::new(),
+        termination_message: String::new(),
+        detail: None,
+        exit_status: None,
+    };
+    let mut states = vec![state("running", started)];
+    if let Some(end) = ended(container) {
+        states.push(JobState {
+            termination_reason: end.reason.to_owned(),
+            termination_message: end.message,
+            detail: end.detail.map(str::to_owned),
+            exit_status: container.exit_code.and_then(|code| i32::try_from(code).ok()),
+            ..state(end.how, container.finished_at.unwrap_or(started))
+        });
+    }
+    states
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_model::queue::Work;
+
+    use super::*;
+
+    fn container(state: Status, change: impl FnOnce(&mut Container)) -> Container {
+        let mut one = Container::new("c".into(), Work::default(), "u", Timestamp(1));
+        one.state = state;
+        change(&mut one);
+        one
+    }
+
+    fn seen(container: &Container) -> (TaskStatus, Option<(String, String)>) {
+        let call = Call {
+            instance: InstanceId(uuid::Uuid::nil()),
+            submission: SubmissionId(uuid::Uuid::nil()),
+            epoch: 1,
+        };
+        let last = states(container).pop().map(|state| (state.state, state.termination_reason));
+        (task_of(call, container).status, last)
+    }
+
+    fn words(state: &str, reason: &str) -> Option<(String, String)> {
+        Some((state.to_owned(), reason.to_owned()))
+    }
+
+    #[test]
+    fn a_job_is_what_its_container_is() {
+        let ran = |one: &mut Container| one.started_at = Some(Timestamp(2));
+        assert_eq!(seen(&container(Status::Queued, |_| {})), (TaskStatus::Queued, None));
+        assert_eq!(seen(&container(Status::Locked, |_| {})), (TaskStatus::Queued, None));
+        assert_eq!(seen(&container(Status::Running, ran)), (TaskStatus::Running, words("running", "")));
+        let done = container(Status::Complete, |one| {
+            ran(one);
+            one.exit_code = Some(0);
+        });
+        assert_eq!(seen(&done), (TaskStatus::Running, words("done", "")), "it is not over before that is told");
+        assert_eq!(seen(&container(Status::Cancelled, |_| {})).0, TaskStatus::Terminated);
+    }
+
+    #[test]
+    fn ends_are_told_apart() {
+        for (state, reason, expect) in [
+            (Status::Complete, "", ("failed", "container_exited_with_error")),
+            (Status::Complete, "oom_killed", ("failed", "container_exited_with_error")),
+            (Status::Cancelled, "max_run_time", ("terminated", "max_duration_exceeded")),
+            (Status::Cancelled, "crashed", ("failed", "instance_unreachable")),
+            (Status::Cancelled, "abandoned", ("failed", "instance_unreachable")),
+            (Status::Cancelled, "priority_zero", ("terminated", "terminated_by_server")),
+        ] {
+            let one = container(state, |one| {
+                one.started_at = Some(Timestamp(2));
+                one.exit_code = Some(3);
+                one.runtime_status.insert("reason".into(), reason.into());
+            });
+            assert_eq!(seen(&one).1, words(expect.0, expect.1), "{state} {reason}");
+        }
+    }
+}

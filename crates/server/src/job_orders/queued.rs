@@ -1,0 +1,342 @@
+//! A job as a container of the queue: what it needs, and one script that is all of it.
+//!
+//! The script is a secret mount, because variables and commands may hold secrets; nothing of it is in the container
+//! that people see. Pure.
+
+use std::collections::BTreeMap;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use serde_json::{Map, Value, json};
+use windlass_api::agent::runner::{JobSpec as Orders, RepoData, Submit};
+use windlass_model::{
+    config::{job_spec::JobSpec, shell::quote},
+    id::{SubmissionId, UserId},
+    queue::PRIORITY_MAX,
+};
+
+use super::Unfit;
+use crate::agents::Start;
+
+/// Where the script is; below `$WINDLASS_ROOT` where the job is a plain process.
+const SCRIPT: &str = "/windlass/job";
+const CODE: &str = "/windlass/code";
+const OUTPUT: &str = "/out";
+/// Files that travel with a container through the queue.
+const FILES_MAX: usize = 8 << 20;
+const BYTES_PER_GB: f64 = (1u64 << 30) as f64;
+/// Of a run, from the highest; a container may have ten times as many.
+const RUN_PRIORITY_MAX: u64 = 100;
+
+/// The variable by which a container says whose job it is.
+pub const JOB_VARIABLE: &str = "WINDLASS_JOB_ID";
+
+/// A request for a container. Holds secrets: never log one.
+#[derive(Clone)]
+pub struct Queued {
+    pub submission: SubmissionId,
+    pub user: UserId,
+    /// As the queue's API takes it.
+    pub request: Map<String, Value>,
+}
+
+pub(super) struct Inputs<'a> {
+    pub(super) submission: SubmissionId,
+    pub(super) user: UserId,
+    pub(super) run_name: &'a str,
+    pub(super) priority: i64,
+    pub(super) spec: &'a JobSpec,
+    pub(super) start: &'a Start,
+    /// The dispatcher, and the partition if there is one.
+    pub(super) dispatcher: Option<&'a str>,
+    pub(super) partition: Option<&'a str>,
+    pub(super) is_spot: bool,
+}
+
+pub(super) fn build(inputs: &Inputs<'_>) -> Result<Queued, Unfit> {
+    let Inputs { spec, start, .. } = inputs;
+    let orders = &start.submit.job_spec;
+    if spec.jobs_per_replica > 1 {
+        return Err(no("one of several nodes", "use a fleet of hosts for it"));
+    }
+    if spec.service_port.is_some() {
+        return Err(no("a service: nothing leads to its port", "use a fleet of hosts for it"));
+    }
+    if spec.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()) {
+        return Err(no("a job with volumes", "mount what the nodes of the cluster have in common"));
+    }
+    if matches!(orders.repo_data, Some(RepoData::Remote { .. })) {
+        return Err(no("a job with a repository", "clone it in `commands`, or send files with `files`"));
+    }
+    let mut secrets = Map::new();
+    let mut text = |path: &str, content: String| {
+        secrets.insert(path.to_owned(), json!({ "kind": "text", "content": content }));
+    };
+    let mut bytes = 0;
+    let mut unpack = String::new();
+    if let Some(code) = &start.code {
+        bytes += code.len();
+        text(CODE, BASE64_STANDARD.encode(code));
+        unpack.push_str(&format!("base64 -d \"$root\"{CODE} | tar -xf -\n"));
+    }
+    for (number, ((_, tar), archive)) in start.archives.iter().zip(&orders.file_archives).enumerate() {
+        bytes += tar.len();
+        let path = format!("/windlass/files-{number}");
+        text(&path, BASE64_STANDARD.encode(tar));
+        unpack.push_str(&placed(&path, &archive.path));
+    }
+    if bytes > FILES_MAX {
+        let much = format!("a job with {} MiB of files; {} are the most", bytes >> 20, FILES_MAX >> 20);
+        return Err(no(&much, "put them where the nodes of the cluster find them"));
+    }
+    text(SCRIPT, script(&start.submit, &unpack));
+    Ok(Queued { submission: inputs.submission, user: inputs.user, request: request(inputs, secrets) })
+}
+
+fn no(what: &str, hint: &str) -> Unfit {
+    Unfit::NotInQueue { what: what.to_owned(), hint: hint.to_owned() }
+}
+
+fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Value> {
+    let Inputs { spec, .. } = inputs;
+    let resources = &spec.requirements.resources;
+    let cpus = resources.cpu.count.min.unwrap_or(1).max(1);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size in bytes; casts saturate")]
+    let memory = (resources.memory.min.unwrap_or(1.0) * BYTES_PER_GB).round() as u64;
+    let mut constraints = json!({ "vcpus": cpus, "ram": memory.max(1 << 20) });
+    let gpus = resources.gpu.as_ref().and_then(|gpu| gpu.count.min).unwrap_or(0);
+    if gpus > 0 {
+        constraints["gpu"] = json!({ "stack": "cuda", "device_count": gpus });
+    }
+    let mut scheduling = json!({ "preemptible": inputs.is_spot });
+    if let Some(partition) = inputs.partition {
+        scheduling["partitions"] = json!([partition]);
+    }
+    if let Some(dispatcher) = inputs.dispatcher {
+        scheduling["dispatcher"] = dispatcher.into();
+    }
+    if let Some(seconds) = spec.max_duration.filter(|seconds| *seconds > 0) {
+        scheduling["max_run_time"] = seconds.into();
+    }
+    let run = format!("sh=\"${{WINDLASS_ROOT:-}}{SCRIPT}\"; exec /bin/sh \"$sh\"");
+    let request = json!({
+        "name": spec.job_name,
+        "description": format!("job of run {}", inputs.run_name),
+        "state": "Committed",
+        "priority": priority(inputs.priority),
+        // Whether it is tried again is decided by its run.
+        "container_count_max": 1,
+        "use_existing": false,
+        "command": ["/bin/sh", "-c", run],
+        "cwd": ".",
+        "container_image": image(spec),
+        "environment": { JOB_VARIABLE: inputs.submission.to_string() },
+        "mounts": { OUTPUT: { "kind": "tmp" } },
+        "output_path": OUTPUT,
+        "runtime_constraints": constraints,
+        "scheduling_parameters": scheduling,
+        "secret_mounts": secrets,
+    });
+    match request {
+        Value::Object(request) => request,
+        // It was written as an object above.
+        _ => Map::new(),
+    }
+}
+
+/// A request names an image, even where plain processes are run.
+fn image(spec: &JobSpec) -> &str {
+    if spec.image_name.is_empty() { "none" } else { &spec.image_name }
+}
+
+/// One to a thousand, in the order of the runs.
+fn priority(run: i64) -> u64 {
+    let run = u64::try_from(run).unwrap_or(0).min(RUN_PRIORITY_MAX);
+    1 + run * (PRIORITY_MAX - 1) / RUN_PRIORITY_MAX
+}
+
+/// Puts the one thing in an archive where its path says, under that name; what was there is gone.
+fn placed(archive: &str, path: &str) -> String {
+    let path = path.trim_end_matches('/');
+    let above = match path.rsplit_once('/') {
+        None => ".",
+        Some(("", _)) => "/",
+        Some((above, _)) => above,
+    };
+    let (above, path) = (below(above), below(path));
+    format!(
+        "mkdir -p {above}\nrm -rf {path}\nstage=$(mktemp -d)\nbase64 -d \"$root\"{archive} | tar -xf - -C \"$stage\"\n\
+         for it in \"$stage\"/* \"$stage\"/.[!.]*; do [ ! -e \"$it\" ] || mv \"$it\" {path}; done\nrm -rf \"$stage\"\n"
+    )
+}
+
+fn script(submit: &Submit, unpack: &str) -> String {
+    let orders = &submit.job_spec;
+    let mut text = String::from("set -e\nroot=\"${WINDLASS_ROOT:-}\"\n");
+    let home = orders.repo_dir.as_deref().unwrap_or("workflow");
+    text.push_str(&format!("mkdir -p {0}\ncd {0}\n", below(home)));
+    for (name, value) in variables(submit) {
+        text.push_str(&format!("export {name}={}\n", quote(&value)));
+    }
+    text.push_str(unpack);
+    if let Some(dir) = &orders.working_dir {
+        text.push_str(&format!("mkdir -p {0}\ncd {0}\n", below(dir)));
+    }
+    // One log for both: what is written to them in turn is read in turn.
+    text.push_str(&format!("export WINDLASS_WORKING_DIR=\"$PWD\"\nset +e\nexec {} 2>&1\n", command(orders)));
+    text
+}
+
+/// Absolute paths begin where the container's do.
+fn below(path: &str) -> String {
+    if path.starts_with('/') { format!("\"$root\"{}", quote(path)) } else { quote(path) }
+}
+
+fn command(orders: &Orders) -> String {
+    let words: Vec<String> = orders.commands.iter().map(|word| quote(word)).collect();
+    if words.is_empty() { "true".to_owned() } else { words.join(" ") }
+}
+
+/// What is told of the run, by both names, and then the job's own.
+fn variables(submit: &Submit) -> BTreeMap<String, String> {
+    let orders = &submit.job_spec;
+    let name = submit.run_spec.as_ref().and_then(|spec| spec.run_name.clone()).unwrap_or_default();
+    let told = [
+        ("RUN_ID", submit.run.id.clone()),
+        ("JOB_ID", submit.job_submission.id.clone()),
+        ("RUN_NAME", name),
+        ("REPLICA_NUM", orders.replica_num.to_string()),
+        ("JOB_NUM", orders.job_num.to_string()),
+        ("NODE_RANK", orders.job_num.to_string()),
+        ("NODES_NUM", "1".to_owned()),
+    ];
+    let told = told.into_iter().flat_map(|(name, value)| {
+        [(format!("DSTACK_{name}"), value.clone()), (format!("WINDLASS_{name}"), value)]
+    });
+    told.chain(orders.env.clone()).filter(|(name, _)| is_name(name)).collect()
+}
+
+/// What a shell takes for the name of a variable.
+fn is_name(name: &str) -> bool {
+    let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    !name.is_empty() && name.chars().all(is_letter) && !name.starts_with(|c: char| c.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, process::Command};
+
+    use serde_json::from_value;
+
+    use super::*;
+
+    fn spec(more: Value) -> JobSpec {
+        let mut spec = json!({
+            "job_num": 0, "job_name": "train-0-0", "commands": [], "env": {}, "image_name": "debian:12",
+            "requirements": {"resources": {"cpu": {"count": {"min": 3}}, "memory": {"min": 0.5}, "gpu": null, "disk": null}},
+        });
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        from_value(spec).unwrap()
+    }
+
+    fn start(orders: Value) -> Start {
+        let submit = json!({
+            "run": {"id": "r"}, "job_submission": {"id": "s"}, "run_spec": {"run_name": "train"}, "job_spec": orders,
+        });
+        Start { submit: from_value(submit).unwrap(), code: None, archives: Vec::new() }
+    }
+
+    fn built(spec: &JobSpec, start: &Start) -> Result<Map<String, Value>, Unfit> {
+        let inputs = Inputs {
+            submission: SubmissionId(uuid::Uuid::from_u128(7)),
+            user: UserId(uuid::Uuid::from_u128(8)),
+            run_name: "train",
+            priority: 50,
+            spec,
+            start,
+            dispatcher: Some("cluster"),
+            partition: Some("gpu"),
+            is_spot: false,
+        };
+        build(&inputs).map(|queued| queued.request)
+    }
+
+    /// What the container of a request would write, as a plain process below `root`.
+    fn run(request: &Map<String, Value>, root: &Path) -> String {
+        for (path, mount) in request["secret_mounts"].as_object().unwrap() {
+            let file = root.join(path.trim_start_matches('/'));
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, mount["content"].as_str().unwrap()).unwrap();
+        }
+        let words: Vec<&str> = request["command"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        let output =
+            Command::new(words[0]).args(&words[1..]).env("WINDLASS_ROOT", root).current_dir(root).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A directory that is gone with its guard.
+    struct Scratch(std::path::PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("windlass-queued-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&dir).unwrap();
+            Self(dir)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn tar(name: &str, text: &str) -> std::sync::Arc<[u8]> {
+        let dir = Scratch::new(name);
+        std::fs::write(dir.0.join(name), text).unwrap();
+        let packed = Command::new("tar").arg("-C").arg(&dir.0).args(["-cf", "-", name]).output().unwrap();
+        packed.stdout.into()
+    }
+
+    #[test]
+    fn a_job_says_what_it_needs_and_nothing_that_is_secret() {
+        let start = start(json!({"commands": ["echo", "hunter2"], "env": {"TOKEN": "hunter2"}}));
+        let request = built(&spec(json!({"max_duration": 60})), &start).unwrap();
+        assert_eq!(request["runtime_constraints"], json!({"vcpus": 3, "ram": 1 << 29}));
+        let scheduling = json!({"preemptible": false, "partitions": ["gpu"], "dispatcher": "cluster", "max_run_time": 60});
+        assert_eq!(request["scheduling_parameters"], scheduling);
+        assert_eq!(request["priority"], 500);
+        let mut open = request;
+        assert!(open.remove("secret_mounts").unwrap().to_string().contains("hunter2"));
+        assert!(!Value::Object(open).to_string().contains("hunter2"), "secrets are in secret mounts alone");
+    }
+
+    #[test]
+    fn its_script_runs_the_commands_with_variables_files_and_one_output() {
+        let root = Scratch::new("root");
+        let commands = "echo \"$GREETING from $DSTACK_RUN_NAME in ${PWD##*/}\"; echo aside >&2; cat ../note $WINDLASS_ROOT/data/set";
+        let orders = json!({
+            "commands": ["/bin/sh", "-c", commands], "env": {"GREETING": "it's\nme", "2bad": "x"},
+            "repo_dir": "/workflow", "working_dir": "sub",
+            "file_archives": [{"id": "a", "path": "note"}, {"id": "b", "path": "/data/set"}],
+        });
+        let mut start = start(orders);
+        start.archives = vec![("a".into(), tar("any", "a note\n")), ("b".into(), tar(".hidden", "a set\n"))];
+        let request = built(&spec(json!({})), &start).unwrap();
+        assert_eq!(run(&request, &root.0), "it's\nme from train in sub\naside\na note\na set\n");
+    }
+
+    #[test]
+    fn what_cannot_be_in_a_queue_says_why() {
+        let plain = start(json!({"commands": ["true"]}));
+        for (more, word) in [
+            (json!({"jobs_per_replica": 2}), "several nodes"),
+            (json!({"service_port": 80}), "a service"),
+        ] {
+            let said = built(&spec(more), &plain).unwrap_err().to_string();
+            assert!(said.contains(word) && said.contains("hint"), "{said}");
+        }
+        let remote = start(json!({"commands": ["true"], "repo_data": {"repo_type": "remote"}}));
+        assert!(built(&spec(json!({})), &remote).unwrap_err().to_string().contains("repository"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Backend `slurm`: clusters behind dispatchers, as places for jobs.
+//!
+//! A machine here is a seat in the queue: it costs nothing, exists at once, and is as large as the node it may become.
+//! Where and when its job really runs is decided by the cluster. See `agents::queue`.
+
+use futures_util::FutureExt as _;
+use serde_json::json;
+use windlass_backend::{Answer, Backend, BackendError, Deleted, Found, Machine, Order, Reach, Want};
+use windlass_model::{
+    money::Price,
+    plan::offers::{Availability, Gpu, Host, Offer},
+    resources::GpuVendor,
+};
+
+use crate::{
+    db::{Db, DbError},
+    services::queue::dispatchers::{self, Dispatcher, Nodes, SILENT},
+};
+
+/// The word that configurations use.
+pub const NAME: &str = "slurm";
+const MIB_PER_GB: u64 = 1024;
+
+pub struct QueueBackend {
+    db: Db,
+}
+
+impl QueueBackend {
+    pub fn new(db: Db) -> Self {
+        Self { db }
+    }
+
+    /// Those that are heard.
+    async fn present(&self) -> Result<Vec<Dispatcher>, DbError> {
+        let now = self.db.now().await?;
+        let all = dispatchers::list(&self.db).await?;
+        Ok(all.into_iter().filter(|one| one.seen_at + SILENT > now).collect())
+    }
+}
+
+fn unavailable(error: &DbError) -> BackendError {
+    BackendError::Unavailable { what: "ask for dispatchers", said: error.to_string() }
+}
+
+fn offer(dispatcher: &Dispatcher, nodes: &Nodes) -> Offer {
+    let gpu = Gpu { vendor: GpuVendor::Nvidia, name: String::new(), memory_mib: 0, compute_capability: None };
+    let mut kind = format!("{}cpu-{}gb", nodes.cpus, nodes.memory_mib / MIB_PER_GB);
+    if nodes.gpus > 0 {
+        kind.push_str(&format!("-{}gpu", nodes.gpus));
+    }
+    Offer {
+        backend: NAME.to_owned(),
+        region: dispatcher.name.clone(),
+        zones: Some(nodes.partition.clone()).filter(|name| !name.is_empty()).into_iter().collect(),
+        instance_type: kind,
+        price: Price::ZERO,
+        availability: Availability::Available,
+        reservation: None,
+        host: Host {
+            cpus: nodes.cpus,
+            arch: None,
+            memory_mib: nodes.memory_mib,
+            disk_mib: 0,
+            gpus: vec![gpu; nodes.gpus as usize],
+            spot: false,
+        },
+        total_blocks: 1,
+    }
+}
+
+impl Backend for QueueBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+        async move {
+            let present = self.present().await.map_err(|error| unavailable(&error))?;
+            let clusters = present.iter().filter(|one| one.kind == NAME);
+            Ok(clusters.flat_map(|one| one.nodes.iter().map(|nodes| offer(one, nodes))).collect())
+        }
+        .boxed()
+    }
+
+    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+        async move {
+            let Want::Offer(offer) = &order.want else {
+                let said = "it has no hosts of one's own".to_owned();
+                return Err(BackendError::Refused { what: "take a place in the queue", said });
+            };
+            let present = self.present().await.map_err(|error| unavailable(&error))?;
+            if !present.iter().any(|one| one.name == offer.region) {
+                let said = format!("dispatcher `{}` is not heard", offer.region);
+                return Err(BackendError::NoCapacity { said });
+            }
+            Ok(Machine {
+                id: order.instance.to_string(),
+                reach: Some(Reach::Queue),
+                hostname: None,
+                internal_ip: None,
+                has: None,
+                agent_version: None,
+                memo: json!({ "said": format!("jobs run through dispatcher {}", offer.region) }),
+            })
+        }
+        .boxed()
+    }
+
+    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+        std::future::ready(Ok(Found::Running(machine.clone()))).boxed()
+    }
+
+    fn delete<'a>(&'a self, _order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+        std::future::ready(Ok(Deleted::Gone)).boxed()
+    }
+}

@@ -1,0 +1,80 @@
+//! Who takes containers, by name: what they say of the machines behind them becomes offers.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use windlass_model::{
+    queue::Who,
+    time::{Span, Timestamp},
+};
+
+use super::{Asker, Error, Result};
+use crate::{
+    app::App,
+    db::{Db, DbError, Unit, Written, dispatchers as rows},
+};
+
+/// One that has said nothing for so long is not counted on.
+pub const SILENT: Span = Span::mins(2);
+const NAME_MAX: usize = 64;
+/// Kinds of machines that one dispatcher may tell.
+const NODES_MAX: usize = 1000;
+
+/// Machines of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nodes {
+    /// Empty: they are not divided.
+    #[serde(default)]
+    pub partition: String,
+    pub cpus: u32,
+    pub memory_mib: u64,
+    #[serde(default)]
+    pub gpus: u32,
+    /// How many of them there are.
+    pub count: u32,
+}
+
+/// A dispatcher as it was heard last.
+#[derive(Clone, Debug)]
+pub struct Dispatcher {
+    pub name: String,
+    pub kind: String,
+    pub nodes: Vec<Nodes>,
+    pub seen_at: Timestamp,
+}
+
+/// Says who it is and what it could run. A repeat is how it says that it is still there.
+pub async fn seen(app: &App, asker: &Asker, name: &str, told: &Map<String, Value>) -> Result<Value> {
+    let Who::Dispatcher { token } = &asker.who else {
+        return Err(Error::denied("only a dispatcher's token says what a dispatcher has"));
+    };
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(fits) {
+        return Err(Error::invalid(format!(
+            "a dispatcher's name is up to {NAME_MAX} letters, digits, `-`, `_` and `.`"
+        )));
+    }
+    let kind = told.get("kind").and_then(Value::as_str).unwrap_or("other");
+    let nodes = told.get("nodes").cloned().unwrap_or_else(|| json!([]));
+    let nodes: Vec<Nodes> =
+        serde_json::from_value(nodes).map_err(|error| Error::invalid(format!("nodes: {error}")))?;
+    if nodes.len() > NODES_MAX || kind.len() > NAME_MAX {
+        return Err(Error::invalid(format!("at most {NODES_MAX} kinds of machines can be told")));
+    }
+    let change = rows::seen(name, kind, token, &serde_json::to_string(&nodes)?, SILENT.0);
+    match app.db().write(Unit::new().and([change])).await? {
+        Written::Done { .. } => Ok(json!({ "name": name, "kind": kind, "nodes": nodes })),
+        Written::Stale { .. } => {
+            Err(Error::invalid(format!("another dispatcher is called `{name}`: choose a name of your own")))
+        }
+    }
+}
+
+pub async fn list(db: &Db) -> Result<Vec<Dispatcher>, DbError> {
+    let found = rows::list(db).await?.into_iter().map(|row| Dispatcher {
+        name: row.name,
+        kind: row.kind,
+        nodes: serde_json::from_str(&row.nodes).unwrap_or_default(),
+        seen_at: row.seen_at,
+    });
+    Ok(found.collect())
+}
