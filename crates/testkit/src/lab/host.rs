@@ -155,6 +155,10 @@ impl Host {
         for name in KEPT {
             script += &format!("mount --bind {}/{name} /{name}\n", self.dir().display());
         }
+        // Where administrators, and the agents of others, put programs of their own.
+        let own = self.dir().join("local-bin");
+        fs::create_dir_all(&own)?;
+        script += &format!("mount --bind {} /usr/local/bin\n", own.display());
         // Each boot of a machine has a number of its own.
         fs::write(self.dir().join("boot_id"), format!("{}\n", drawn_uuid()?))?;
         script += &format!("mount --bind {}/boot_id /proc/sys/kernel/random/boot_id\n", self.dir().display());
