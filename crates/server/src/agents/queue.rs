@@ -37,14 +37,14 @@ const MIB: u64 = 1 << 20;
 const STREAMS: [(&str, &str); 2] = [("job", "stdout"), ("runner", "system")];
 
 /// The queue as a host. Nothing of the server lives on because of it.
-pub struct QueueHosts {
+pub(super) struct QueueHosts {
     app: Weak,
     /// Whether an instance is a place in the queue. That never changes once it is known.
     known: Mutex<HashMap<InstanceId, bool>>,
 }
 
 impl QueueHosts {
-    pub fn new(app: &App) -> Self {
+    pub(super) fn new(app: &App) -> Self {
         Self { app: app.downgrade(), known: Mutex::default() }
     }
 

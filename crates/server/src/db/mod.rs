@@ -319,6 +319,7 @@ pub fn statements() -> Vec<&'static str> {
         backends::statements(),
         containers::statements(),
         costs::statements(),
+        dispatchers::statements(),
         fleets::statements(),
         gateways::statements(),
         instances::statements(),
