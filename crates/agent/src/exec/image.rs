@@ -250,7 +250,7 @@ mod tests {
             name: "windlass-c.1",
             image: "debian:12",
             command,
-            cwd: "/work",
+            cwd: "/inside",
             binds: vec![(PathBuf::from("/tmp/r/out"), "/out".to_owned())],
             names: vec!["ARVADOS_API_TOKEN"],
             memory: Some(1024),
@@ -267,7 +267,7 @@ mod tests {
             words.join(" "),
             "podman run --name windlass-c.1 --init --pull never --label windlass.attempt=windlass-c.1 --network \
              host --log-driver none --memory 1024b --memory-swap 1024b --cpus 2 --gpus \"device=0,1\" --volume /tmp/r/out:/out --env \
-             ARVADOS_API_TOKEN --workdir /work --entrypoint sh debian:12 -c echo 'a b'"
+             ARVADOS_API_TOKEN --workdir /inside --entrypoint sh debian:12 -c echo 'a b'"
         );
         assert_eq!(after.join(" "), "podman rm --force --volumes windlass-c.1");
     }
@@ -276,7 +276,7 @@ mod tests {
     fn apptainer_takes_images_of_registries_and_files() {
         let command = ["true".to_owned()];
         let (words, after) = Engine::Apptainer("apptainer").words(&order(&command));
-        let want = "apptainer exec --containall --no-home --nv --bind /tmp/r/out:/out --pwd /work docker://debian:12 true";
+        let want = "apptainer exec --containall --no-home --nv --bind /tmp/r/out:/out --pwd /inside docker://debian:12 true";
         assert_eq!((words.join(" "), after), (want.to_owned(), Vec::new()));
         let file = Order { image: "/images/a.sif", ..order(&command) };
         assert!(Engine::Apptainer("apptainer").words(&file).0.contains(&"/images/a.sif".to_owned()));
