@@ -8,7 +8,7 @@
 use std::{
     fs, io,
     os::{fd::AsFd as _, unix::process::CommandExt as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, ExitCode, Stdio},
     time::Duration,
 };
@@ -44,6 +44,9 @@ pub struct Args {
     /// Directory of the attempt
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
+    /// Whether that directory goes with the executor, and not only what the program saw of it
+    #[arg(long)]
+    whole: bool,
     /// Name of the attempt's control group
     #[arg(long, value_name = "NAME")]
     group: String,
@@ -87,22 +90,22 @@ fn run(args: &Args) -> io::Result<u8> {
     match end {
         End::Program(status) => Ok(code(status)),
         End::Alone => {
-            tidy(&args.dir, &group, &args.after);
+            tidy(args, &group);
             Ok(0)
         }
     }
 }
 
 /// What the executor would have done at the end.
-fn tidy(dir: &Path, group: &TaskGroup, after: &[String]) {
-    if let [program, rest @ ..] = after {
+fn tidy(args: &Args, group: &TaskGroup) {
+    if let [program, rest @ ..] = &args.after[..] {
         // A child of ours, and all signals are blocked here: it gets them as they are meant.
         let mut command = Command::new(program);
         command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let _ = command.status();
     }
     let _ = group.remove();
-    let _ = fs::remove_dir_all(dir.join(ROOT));
+    let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT) });
 }
 
 #[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -22,7 +23,7 @@ const LOCK: &str = "lock";
 pub(super) struct Home {
     pub(super) dir: PathBuf,
     /// Whether all of it goes at the end, or only what the program saw.
-    is_own: bool,
+    pub(super) is_own: bool,
     _lock: File,
 }
 
@@ -34,6 +35,8 @@ impl Home {
             None => std::env::temp_dir().join(format!("{PREFIX}{name}")),
         };
         fs::create_dir_all(&dir)?;
+        // What a program writes is for nobody else on the machine.
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
         let lock = File::options().create(true).truncate(false).write(true).open(dir.join(LOCK))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}

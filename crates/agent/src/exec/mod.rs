@@ -237,6 +237,7 @@ async fn prepare(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime)
         record,
         secrets: &secrets["secret_mounts"],
         dir: &home.dir,
+        is_own: home.is_own,
         token: &token,
         url: &queue.client.url(),
         runtime,

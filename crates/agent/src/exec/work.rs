@@ -45,6 +45,8 @@ pub(super) struct Given<'a> {
     pub(super) record: &'a Value,
     pub(super) secrets: &'a Value,
     pub(super) dir: &'a Path,
+    /// Whether the directory goes with the attempt.
+    pub(super) is_own: bool,
     /// Of the program itself.
     pub(super) token: &'a str,
     pub(super) url: &'a str,
@@ -58,6 +60,7 @@ pub(super) struct Work {
     after: Vec<String>,
     environment: Vec<(String, String)>,
     dir: PathBuf,
+    is_own: bool,
     cwd: PathBuf,
     /// `UUID.NUMBER`, which its control group is named after.
     attempt: String,
@@ -135,6 +138,7 @@ impl Work {
             after: Vec::new(),
             environment: environment(given),
             dir: given.dir.to_owned(),
+            is_own: given.is_own,
             cwd: root.clone(),
             attempt: given.name.to_owned(),
             group,
@@ -218,6 +222,9 @@ impl Work {
     pub(super) fn start(&self) -> io::Result<Running> {
         let mut command = Command::new("/proc/self/exe");
         command.arg("exec-guard").arg("--dir").arg(&self.dir).args(["--group", &self.attempt]);
+        if self.is_own {
+            command.arg("--whole");
+        }
         for word in &self.after {
             command.arg("--after").arg(word);
         }

@@ -320,8 +320,16 @@ impl Play {
                 (moved, rows) = (Instant::now(), seen);
             }
             if moved.elapsed() > PROGRESS_WITHIN {
-                let left = format!("{} containers are open and nothing happens", page["items_available"]);
-                self.world.lock().violate("progress", left);
+                let page = self.people.get(&format!("containers?limit=3&count=none&filters={open}")).await?;
+                let told = |one: &Value| {
+                    let part = |name: &str| one[name].to_string();
+                    ["uuid", "state", "priority", "attempt", "scheduling_status"].map(part).join(" ")
+                };
+                let left: Vec<String> = page["items"].as_array().into_iter().flatten().map(told).collect();
+                let pools: Vec<String> =
+                    self.world.lock().pools.iter().filter_map(Pool::what_is_left).collect();
+                let what = format!("nothing happens to {left:?}, while there are {pools:?}");
+                self.world.lock().violate("progress", what);
                 return Ok(());
             }
             sleep(LOOK).await;

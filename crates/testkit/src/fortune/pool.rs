@@ -248,7 +248,11 @@ impl Pool {
         if self.limited_until.is_some_and(|until| now < until) {
             return;
         }
-        for needs in std::mem::take(&mut self.demand) {
+        // Those that were handed over before their worker went are waited for as well.
+        let waiting = self.jobs.values().filter(|job| job.worker.is_none() && job.over.is_none());
+        let mut wanted: Vec<Needs> = waiting.map(|job| job.needs.clone()).collect();
+        wanted.append(&mut self.demand);
+        for needs in wanted {
             if self.workers.len() >= WORKERS_MAX {
                 return;
             }

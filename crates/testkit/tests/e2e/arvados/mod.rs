@@ -1,5 +1,8 @@
 //! The container queue with the Python client of Arvados as it comes from PyPI, and with dispatchers of our own.
 
+mod exec;
+mod slurm;
+
 use std::{
     path::PathBuf,
     process::Command,
