@@ -14,10 +14,19 @@ use crate::{
 };
 
 const BINARY: &str = "windlass-bench";
-const NAMES: &[&str] = &["engine", "api", "cli", "agent", "runs", "load", "growth", "report", "all"];
+const NAMES: &[&str] =
+    &["engine", "api", "cli", "agent", "runs", "dispatch", "load", "growth", "report", "all"];
 /// What the page about performance is made of, in this order. The last one writes it.
-const ALL: &[&str] =
-    &["api", "runs", "runs --peer dstack", "load --db sqlite", "load --db postgres", "growth", "report"];
+const ALL: &[&str] = &[
+    "api",
+    "runs",
+    "runs --peer dstack",
+    "dispatch",
+    "load --db sqlite",
+    "load --db postgres",
+    "growth",
+    "report",
+];
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let name = args.word().with_context(|| format!("name a benchmark: {}", NAMES.join(", ")))?;

@@ -35,13 +35,15 @@ usage: cargo xtask COMMAND
   demo                       build both binaries, run a task on this machine, say what to try next
   test [--fast]              set up this machine, then run every level; --fast: format, lints, tidy, tests
   tidy                       the rules a machine can check, alone
-  sim [--seeds N] [--from K] [--jobs J] [--keep DIR]
+  sim [--seeds N] [--from K] [--jobs J] [--keep DIR] [--queue]
                              the simulation; SEED=n replays one seed; the
-                             databases of violating seeds are kept in DIR
+                             databases of violating seeds are kept in DIR;
+                             --queue: the container queue and its dispatchers
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              the fault matrix: real processes, hosts and engines, and what goes wrong
   bench NAME [--profile P] [ARG…]
-                             engine, api, cli, agent, runs, load, growth, report or all, with what it needs beside it
+                             engine, api, cli, agent, runs, dispatch, load, growth, report or all, with what it
+                             needs beside it
   fuzz api [--cases N] [--seed K] [--as admin|user|both]
                              requests made from the OpenAPI document, as admin and as user, to a server of its own
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare

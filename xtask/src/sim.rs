@@ -19,6 +19,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
         from: args.value("--from")?.unwrap_or(0),
         jobs: args.value("--jobs")?,
         keep: args.value("--keep")?,
+        queue: args.flag("--queue"),
     };
     args.finish()?;
     if let Ok(text) = std::env::var("SEED") {
@@ -35,6 +36,8 @@ pub(crate) struct Play {
     pub(crate) jobs: Option<usize>,
     /// Where the databases of seeds with violations are kept.
     pub(crate) keep: Option<String>,
+    /// The container queue and its dispatchers, not runs.
+    pub(crate) queue: bool,
 }
 
 pub(crate) fn play(workspace: &Workspace, play: &Play) -> Result<()> {
@@ -50,6 +53,9 @@ pub(crate) fn play(workspace: &Workspace, play: &Play) -> Result<()> {
     command.args(["--jobs", &jobs.to_string()]);
     if let Some(folder) = &play.keep {
         command.args(["--keep", folder]);
+    }
+    if play.queue {
+        command.arg("--queue");
     }
     process::run(&mut command)
 }

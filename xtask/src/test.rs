@@ -16,6 +16,8 @@ use crate::{
 };
 
 const SIM_SEEDS: u64 = 200;
+/// Of the container queue, each of which has two hundred containers.
+const QUEUE_SEEDS: u64 = 20;
 /// Crates whose tests need nothing but a compiler.
 const FAST: &[&str] = &["windlass-model", "windlass-engine", "windlass-api", "xtask"];
 
@@ -159,7 +161,8 @@ fn simulation(workspace: &Workspace) -> Result<Outcome> {
     if !workspace.testkit_has(sim::BINARY)? {
         return Ok(Outcome::Absent(format!("windlass-testkit has no binary `{}` yet", sim::BINARY)));
     }
-    passed(sim::play(workspace, &sim::Play { seeds: SIM_SEEDS, ..sim::Play::default() }))
+    sim::play(workspace, &sim::Play { seeds: SIM_SEEDS, ..sim::Play::default() })?;
+    passed(sim::play(workspace, &sim::Play { seeds: QUEUE_SEEDS, queue: true, ..sim::Play::default() }))
 }
 
 /// Both binaries are static, say their version, and the examples are valid by the shipped checker.

@@ -20,6 +20,9 @@ enum Part {
     Runner(runner::cli::Args),
     /// Run one attempt of a container of the queue (started by a dispatcher)
     Exec(exec::Args),
+    /// Keep the program of an attempt (started by the executor)
+    #[command(hide = true)]
+    ExecGuard(exec::GuardArgs),
     /// Print what this machine has and whether all is well, as JSON
     Host(host::cli::Args),
     /// What a runner starts for itself
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         Part::Shim(args) => shim::cli::main(&args),
         Part::Runner(args) => runner::cli::main(&args),
         Part::Exec(args) => exec::main(&args),
+        Part::ExecGuard(args) => exec::guard(&args),
         Part::Host(args) => host::cli::main(&args),
         Part::Child(args) => runner::child::main(&args),
     }

@@ -1,6 +1,6 @@
 //! A client of the container queue: one call, one answer, for dispatchers, executors and people.
 
-use std::time::Duration;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, body::Bytes, client::conn::http1::handshake};
@@ -8,6 +8,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::{net::TcpStream, time::timeout};
 
+/// Kept of what one attempt writes to one stream.
+pub const STREAM_BYTES_MAX: u64 = 64 * 1024 * 1024;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
@@ -54,11 +56,20 @@ impl QueueError {
     }
 }
 
+/// Status and body of what a server said.
+pub type Carried<'a> = Pin<Box<dyn Future<Output = Result<(u16, Bytes), QueueError>> + Send + 'a>>;
+
+/// Another way to a server than a connection of this machine.
+pub trait Carry: Send + Sync {
+    fn carry(&self, request: Request<Full<Bytes>>) -> Carried<'_>;
+}
+
 /// Where the queue is, and a token for it.
 #[derive(Clone)]
 pub struct Client {
     authority: String,
     token: String,
+    way: Option<Arc<dyn Carry>>,
 }
 
 impl std::fmt::Debug for Client {
@@ -76,17 +87,28 @@ impl Client {
         }
         let authority =
             if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
-        Ok(Self { authority, token: token.trim().to_owned() })
+        Ok(Self { authority, token: token.trim().to_owned(), way: None })
+    }
+
+    /// Over a way of its own.
+    pub fn over(way: Arc<dyn Carry>, token: &str) -> Self {
+        Self { authority: "queue".to_owned(), token: token.to_owned(), way: Some(way) }
     }
 
     /// The same server, for somebody else.
     #[must_use]
     pub fn with_token(&self, token: &str) -> Self {
-        Self { authority: self.authority.clone(), token: token.to_owned() }
+        Self { token: token.to_owned(), ..self.clone() }
     }
 
     pub fn url(&self) -> String {
         format!("http://{}", self.authority)
+    }
+
+    /// Where events are heard: whom to connect to, and what to ask for there.
+    pub fn events(&self) -> (&str, String) {
+        let token = encoded(&self.token);
+        (&self.authority, format!("ws://{}/websocket?api_token={token}", self.authority))
     }
 
     pub async fn get(&self, path: &str) -> Result<Value, QueueError> {
@@ -141,24 +163,11 @@ impl Client {
             request = request.header("x-request-id", name);
         }
         let request = request.body(Full::new(body)).map_err(QueueError::Build)?;
-        let failed = |source| QueueError::Connect { target: self.authority.clone(), source };
-        let stream = timeout(CONNECT_WITHIN, TcpStream::connect(&self.authority))
-            .await
-            .map_err(|_| QueueError::Silent)?
-            .map_err(failed)?;
-        // A socket that refuses is about to fail anyway.
-        let _ = stream.set_nodelay(true);
-        let exchange = async {
-            let (mut sender, connection) =
-                handshake(TokioIo::new(stream)).await.map_err(QueueError::Exchange)?;
-            let carrying = tokio::spawn(connection);
-            let answer = sender.send_request(request).await.map_err(QueueError::Exchange)?;
-            let status = answer.status().as_u16();
-            let body = answer.into_body().collect().await.map_err(QueueError::Exchange)?.to_bytes();
-            carrying.abort();
-            Ok((status, body))
+        let carried = match &self.way {
+            Some(way) => timeout(ANSWER_WITHIN, way.carry(request)).await,
+            None => timeout(ANSWER_WITHIN, self.connect_and_carry(request)).await,
         };
-        let (status, body) = timeout(ANSWER_WITHIN, exchange).await.map_err(|_| QueueError::Silent)??;
+        let (status, body) = carried.map_err(|_| QueueError::Silent)??;
         if status == 200 {
             return Ok(body);
         }
@@ -168,6 +177,25 @@ impl Client {
             status,
             why: why.unwrap_or_else(|| format!("the server answered {status}")),
         })
+    }
+}
+
+impl Client {
+    async fn connect_and_carry(&self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), QueueError> {
+        let failed = |source| QueueError::Connect { target: self.authority.clone(), source };
+        let stream = timeout(CONNECT_WITHIN, TcpStream::connect(&self.authority))
+            .await
+            .map_err(|_| QueueError::Silent)?
+            .map_err(failed)?;
+        // A socket that refuses is about to fail anyway.
+        let _ = stream.set_nodelay(true);
+        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(QueueError::Exchange)?;
+        let carrying = tokio::spawn(connection);
+        let answer = sender.send_request(request).await.map_err(QueueError::Exchange)?;
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await.map_err(QueueError::Exchange)?.to_bytes();
+        carrying.abort();
+        Ok((status, body))
     }
 }
 

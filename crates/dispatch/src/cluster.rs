@@ -1,6 +1,7 @@
 //! A real Slurm on one machine, for tests: a controller, as many nodes as wanted, all of it gone with its guard.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     fs,
     io::Read as _,
@@ -93,6 +94,11 @@ impl Cluster {
         self.controller = Some(command.spawn().expect("start slurmctld"));
     }
 
+    /// The controller ends as its administrator would have it: with its state written down.
+    pub fn stop_controller(&mut self) {
+        end(self.controller.take(), Signal::TERM);
+    }
+
     /// The controller stands still, or goes on.
     pub fn freeze_controller(&self, frozen: bool) {
         if let Some(child) = &self.controller {
@@ -118,8 +124,10 @@ impl Cluster {
     pub fn until_idle(&self) {
         let since = Instant::now();
         loop {
-            let states = self.say("sinfo", &["-h", "-N", "-o", "%T"]);
-            if states.lines().filter(|state| *state == "idle").count() >= self.nodes.len() {
+            // A node is listed once for each of its partitions.
+            let states = self.say("sinfo", &["-h", "-N", "-o", "%N %T"]);
+            let idle: BTreeSet<&str> = states.lines().filter(|line| line.ends_with(" idle")).collect();
+            if idle.len() >= self.nodes.len() {
                 return;
             }
             assert!(since.elapsed() < PATIENCE, "nodes are {states:?}\n{}", self.logs());
@@ -192,13 +200,17 @@ impl Cluster {
             port = ports[0],
         );
         let mut gres = String::new();
+        // All nodes, and each alone: who must run on one node says so.
+        let mut partitions =
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityJobFactor=65533\n"
+                .to_owned();
         for (index, size) in sizes.iter().enumerate() {
             let name = format!("n{}", index + 1);
             let gpus = if size.gpus > 0 { format!("Gres=gpu:{} ", size.gpus) } else { String::new() };
             let _ = writeln!(
                 text,
                 "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs={} RealMemory={} \
-                 TmpDisk=10000 {gpus}State=UNKNOWN",
+                 TmpDisk=10000 Feature=any,on-{name} {gpus}State=UNKNOWN",
                 ports[index + 1],
                 size.cpus,
                 size.memory_mib
@@ -206,13 +218,15 @@ impl Cluster {
             for gpu in 0..size.gpus {
                 fs::write(self.dir.join(format!("{name}-gpu{gpu}")), "").expect("make a pretended GPU");
             }
+            let _ = writeln!(
+                partitions,
+                "PartitionName=only-{name} Nodes={name} MaxTime=INFINITE State=UP PriorityJobFactor=65533"
+            );
             if size.gpus > 0 {
                 let _ = writeln!(gres, "NodeName={name} Name=gpu File={dir}/{name}-gpu[0-{}]", size.gpus - 1);
             }
         }
-        text.push_str(
-            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityJobFactor=65533\n",
-        );
+        text.push_str(&partitions);
         fs::write(self.config(), text).expect("write slurm.conf");
         fs::write(self.dir.join("gres.conf"), gres).expect("write gres.conf");
     }

@@ -6,6 +6,8 @@
 #[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod local;
+pub mod metrics;
+pub mod news;
 pub mod queue;
 pub mod rounds;
 pub mod scheduler;

@@ -9,12 +9,12 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Instant,
 };
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use windlass_model::{
     dispatch::{
         Attempt, Job, Life, Lower, Needs,
@@ -33,6 +33,8 @@ pub struct Settings {
     pub executor: PathBuf,
     /// What may be used; found out when not given.
     pub size: Option<Amount>,
+    /// How many GPUs there are; found out when not given.
+    pub gpus: Option<u32>,
 }
 
 pub struct Local {
@@ -79,10 +81,29 @@ impl Local {
         Ok(found)
     }
 
+    fn size(&self) -> Amount {
+        let size = self.settings.size.unwrap_or_else(size);
+        Amount { gpus: self.settings.gpus.unwrap_or(size.gpus), ..size }
+    }
+
+    /// GPUs that nobody has.
+    fn free_gpus(&self, count: u32) -> io::Result<Vec<u32>> {
+        let alive = self.attempts()?.into_iter().filter(|(_, kept)| kept.is_alive());
+        let taken: Vec<u32> = alive.flat_map(|(_, kept)| kept.gpus).collect();
+        let free = (0..self.size().gpus).filter(|gpu| !taken.contains(gpu));
+        let free: Vec<u32> = free.take(usize::try_from(count).unwrap_or(usize::MAX)).collect();
+        if free.len() < usize::try_from(count).unwrap_or(usize::MAX) {
+            return Err(io::Error::other("not so many GPUs are free"));
+        }
+        Ok(free)
+    }
+
     fn start(&self, order: &Order) -> io::Result<u32> {
         let dir = self.settings.dir.join(order.attempt.to_string());
+        let gpus = self.free_gpus(order.needs.gpus)?;
         fs::create_dir_all(&dir)?;
-        fs::write(dir.join(NEEDS), needs(&order.needs).to_string())?;
+        fs::write(dir.join(NEEDS), needs(&order.needs, &gpus).to_string())?;
+        let named: Vec<String> = gpus.iter().map(u32::to_string).collect();
         let log = fs::File::create(dir.join("log"))?;
         let mut command = Command::new(&self.settings.executor);
         command
@@ -91,6 +112,7 @@ impl Local {
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .envs(order.environment.iter().map(|(name, value)| (name, value)))
+            .envs((!named.is_empty()).then(|| ("CUDA_VISIBLE_DEVICES", named.join(","))))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -111,6 +133,8 @@ struct Kept {
     /// In ticks since the machine started.
     started: u64,
     needs: Needs,
+    /// By their numbers.
+    gpus: Vec<u32>,
 }
 
 /// Moved into place: it is there whole or not at all.
@@ -120,8 +144,8 @@ fn write(path: &Path, value: &Value) -> io::Result<()> {
     fs::rename(aside, path)
 }
 
-fn needs(needs: &Needs) -> Value {
-    json!({ "cpus": needs.cpus, "memory": needs.memory, "gpus": needs.gpus })
+fn needs(needs: &Needs, gpus: &[u32]) -> Value {
+    json!({ "cpus": needs.cpus, "memory": needs.memory, "gpus": needs.gpus, "devices": gpus })
 }
 
 impl Kept {
@@ -135,7 +159,8 @@ impl Kept {
             gpus: small(&given["gpus"]),
             ..Needs::default()
         };
-        Ok(Self { pid: small(&who["pid"]), started: who["started"].as_u64().unwrap_or(0), needs })
+        let gpus = given["devices"].as_array().into_iter().flatten().map(small).collect();
+        Ok(Self { pid: small(&who["pid"]), started: who["started"].as_u64().unwrap_or(0), needs, gpus })
     }
 
     fn is_alive(&self) -> bool {
@@ -165,8 +190,18 @@ pub fn size() -> Amount {
     Amount {
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
         memory: limit.map_or(total, |limit| limit.min(total)),
-        gpus: 0,
+        gpus: gpus(Path::new("/dev")),
     }
+}
+
+/// GPUs of which the kernel has a device: `nvidia0`, `nvidia1`, …
+fn gpus(devices: &Path) -> u32 {
+    let names = fs::read_dir(devices).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let is_gpu = |name: &std::ffi::OsString| {
+        let number = name.to_str().and_then(|name| name.strip_prefix("nvidia"));
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    u32::try_from(names.filter(is_gpu).count()).unwrap_or(u32::MAX)
 }
 
 fn meminfo(text: &str) -> Option<u64> {
@@ -218,7 +253,7 @@ impl Scheduler for Local {
                 used.gpus = used.gpus.saturating_add(kept.needs.gpus);
             }
         }
-        Ok(Machine::new(self.settings.size.unwrap_or_else(size), used))
+        Ok(Machine::new(self.size(), used))
     }
 
     async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
@@ -245,5 +280,22 @@ impl Scheduler for Local {
     /// What runs here runs; only the order of those that wait has a meaning.
     async fn renice(&self, _job: &str, _priority: u64) -> Result<(), Unknown> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_the_numbered_devices_alone() {
+        let dir = std::env::temp_dir().join(format!("windlass-devices-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"] {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        assert_eq!(gpus(&dir), 2);
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(gpus(&dir), 0);
     }
 }

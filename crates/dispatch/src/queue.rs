@@ -151,14 +151,17 @@ fn needs(record: &Value) -> Needs {
     let scheduling = &record["scheduling_parameters"];
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let gpus = number(&wants["gpu"]["device_count"]).max(number(&wants["cuda"]["device_count"]));
-    let partitions = scheduling["partitions"].as_array().into_iter().flatten();
+    let words = |name: &str| {
+        let list = scheduling[name].as_array().into_iter().flatten();
+        list.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
     let seconds = number(&scheduling["max_run_time"]);
     Needs {
         cpus: u32::try_from(number(&wants["vcpus"])).unwrap_or(u32::MAX),
         memory: number(&wants["ram"]),
         gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
-        partitions: partitions.filter_map(Value::as_str).map(str::to_owned).collect(),
-        features: Vec::new(),
+        partitions: words("partitions"),
+        features: words("features"),
         max_run_time: (seconds > 0).then(|| Span::secs(i64::try_from(seconds).unwrap_or(i64::MAX))),
         preemptible: scheduling["preemptible"].as_bool().unwrap_or(false),
     }

@@ -3,19 +3,18 @@
 //! A round that cannot see one of the two does nothing that could be wrong: it places nothing and ends nothing.
 //! Whatever it did not finish, the next one finds again. It may be killed at any moment.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
+use tokio::time::Instant;
 use windlass_api::queue::QueueError;
 use windlass_model::{
+    container::Status,
     dispatch::{
-        Attempt, Lower, Queue,
-        choose::{Choice, Said, choose},
+        Attempt, Container, Lower, Queue,
+        choose::{Choice, Said, Tries, choose},
         settle::{Memory, Step, Why, is_stray, settle},
     },
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use crate::{
@@ -44,36 +43,49 @@ pub struct Done {
     pub waiting: usize,
 }
 
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the scheduler's clock begins too.
+    pub begun: Instant,
+    /// A lock that stands without a job for longer is given back.
+    pub lost_after: Span,
+    /// For executors, beside what each of them gets.
+    pub environment: Vec<(String, String)>,
+}
+
 pub struct Dispatcher<S> {
     door: Door,
     scheduler: S,
-    begun: Instant,
+    settings: Settings,
     memory: Memory,
     said: Said,
+    tries: Tries,
     /// Since when each attempt was asked to stop.
     stopping: BTreeMap<Attempt, Instant>,
 }
 
 impl<S: Scheduler> Dispatcher<S> {
-    /// `begun` is where the scheduler's clock begins too.
-    pub fn new(door: Door, scheduler: S, begun: Instant) -> Self {
+    pub fn new(door: Door, scheduler: S, settings: Settings) -> Self {
         Self {
             door,
             scheduler,
-            begun,
-            memory: Memory::default(),
+            memory: Memory::new(settings.lost_after),
+            settings,
             said: Said::default(),
+            tries: Tries::default(),
             stopping: BTreeMap::new(),
         }
     }
 
     fn now(&self) -> Timestamp {
-        Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
+        Timestamp(i64::try_from(self.settings.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
     }
 
     pub async fn round(&mut self) -> Result<Done, RoundError> {
         let lower = self.scheduler.look().await?;
-        let mut tracked: Vec<String> = lower.jobs.iter().map(|job| job.attempt.uuid.clone()).collect();
+        // What is over and still held comes with what is held; the rest of it is of no interest.
+        let live = lower.jobs.iter().filter(|job| !job.life.is_over());
+        let mut tracked: Vec<String> = live.map(|job| job.attempt.uuid.clone()).collect();
         tracked.sort();
         tracked.dedup();
         let asked_at = self.now();
@@ -84,7 +96,8 @@ impl<S: Scheduler> Dispatcher<S> {
         self.stopping.retain(|attempt, _| lower.find(attempt).is_some_and(|job| !job.life.is_over()));
         let taken = self.place(&queue, &lower).await?;
         let held = queue.containers.iter().filter(|one| one.is_held()).count();
-        let waiting = queue.containers.len().saturating_sub(held);
+        let is_waiting = |one: &&Container| one.status == Status::Queued && one.priority > 0;
+        let waiting = queue.containers.iter().filter(is_waiting).count();
         Ok(Done { held, taken, waiting })
     }
 
@@ -149,7 +162,7 @@ impl<S: Scheduler> Dispatcher<S> {
     async fn place(&mut self, queue: &Queue, lower: &Lower) -> Result<usize, RoundError> {
         let mut room = self.scheduler.room(lower).await?;
         let mut taken = 0;
-        for choice in choose(queue, &mut room, TAKES_MAX, &mut self.said) {
+        for choice in choose(queue, &mut room, TAKES_MAX, &mut self.said, &mut self.tries) {
             match choice {
                 Choice::Leave { uuid, why } => self.leave(&uuid, &why).await?,
                 Choice::Take { uuid } => {
@@ -183,14 +196,17 @@ impl<S: Scheduler> Dispatcher<S> {
             }
             Err(error) => return Err(error.into()),
         };
+        self.tries.took(uuid, self.now());
+        let mut environment = self.settings.environment.clone();
+        environment.extend([
+            ("WINDLASS_QUEUE_URL".to_owned(), self.door.url()),
+            ("WINDLASS_EXECUTOR_TOKEN".to_owned(), lock.executor_token),
+        ]);
         let order = Order {
             attempt: lock.attempt.clone(),
             priority: container.priority,
             needs: container.needs.clone(),
-            environment: vec![
-                ("WINDLASS_QUEUE_URL".to_owned(), self.door.url()),
-                ("WINDLASS_EXECUTOR_TOKEN".to_owned(), lock.executor_token),
-            ],
+            environment,
         };
         let number = lock.attempt.number;
         match self.scheduler.submit(&order).await {

@@ -9,6 +9,10 @@
 pub enum Mutant {
     /// A release by an owner that holds nothing frees what it once had, whoever has it now.
     ReleaseFreesAnother = 1,
+    /// A dispatcher takes what a scheduler with holes does not show for gone.
+    HolesAreAbsences = 2,
+    /// A dispatcher takes containers as they came.
+    OrderOfArrival = 3,
 }
 
 #[cfg(feature = "mutants")]

@@ -1,27 +1,32 @@
 //! `windlass-agent exec`: runs one attempt of one container from the queue, and says how it ended.
 //!
 //! The order is the point: nothing of the user's runs before the queue has committed that it runs, and whoever
-//! lost its attempt kills what it started and writes nothing. The container's program is a process of this machine
-//! in a directory and a control group of its own.
+//! lost its attempt kills what it started and writes nothing. The container's program runs in an image where the
+//! machine has an engine for it, or as a process of this machine; in a directory and a control group of its own
+//! either way, with a guard beside it that cleans up should the executor be killed.
 
+mod guard;
+mod home;
+mod image;
 mod report;
 mod work;
 
-use std::{
-    io::Write as _,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{io::Write as _, path::PathBuf, process::ExitCode, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::{Instant, sleep, sleep_until},
+    signal::unix::{Signal, SignalKind, signal},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use windlass_api::queue::{Client, QueueError};
 
-use self::{report::Report, work::Work};
+pub use self::guard::{Args as GuardArgs, main as guard};
+use self::{
+    home::Home,
+    image::Runtime,
+    report::{Fenced, Report},
+    work::{Given, Running, Told, Work},
+};
 
 /// Nothing was written: the attempt is not ours.
 const NOT_OURS: u8 = 4;
@@ -29,8 +34,9 @@ const NOT_OURS: u8 = 4;
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 const TRY_AGAIN_MIN: Duration = Duration::from_millis(200);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(10);
-/// The server is told what was written this often.
-const SEND_EVERY: Duration = Duration::from_millis(500);
+/// How long the last output may be on its way after the program has ended.
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
+const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -42,6 +48,9 @@ pub struct Args {
     /// Where files of this attempt go; a directory of its own, removed at the end, if not given
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// What runs containers with an image
+    #[arg(long, env = "WINDLASS_EXEC_RUNTIME", value_name = "RUNTIME", default_value = "auto")]
+    runtime: Runtime,
     /// Where the server is
     #[arg(long, env = "WINDLASS_QUEUE_URL", value_name = "URL")]
     url: String,
@@ -61,6 +70,8 @@ enum Stopped {
     /// Nothing could run this.
     #[error("{why}")]
     Impossible { reason: &'static str, why: String },
+    #[error("told to stop before anything ran")]
+    Told,
     #[error("reach the queue")]
     Queue(#[source] QueueError),
 }
@@ -88,40 +99,7 @@ async fn run(args: &Args) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (dir, is_own) = match directory(args) {
-        Ok(made) => made,
-        Err(error) => {
-            tell(&format!("make a directory: {error}"));
-            return ExitCode::FAILURE;
-        }
-    };
     let queue = Attempt { client, uuid: args.uuid.clone(), attempt: args.attempt };
-    let code = attempt(&queue, &dir).await;
-    if is_own {
-        let _ = std::fs::remove_dir_all(&dir);
-    } else {
-        let _ = std::fs::remove_dir_all(dir.join("root"));
-    }
-    code
-}
-
-/// Where this attempt lives. Who runs it is written down first: a dispatcher that comes back finds it there.
-fn directory(args: &Args) -> std::io::Result<(PathBuf, bool)> {
-    let Some(dir) = &args.dir else {
-        let dir = std::env::temp_dir().join(format!("windlass-exec-{}.{}", args.uuid, args.attempt));
-        std::fs::create_dir_all(&dir)?;
-        return Ok((dir, true));
-    };
-    std::fs::create_dir_all(dir)?;
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    let started = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19)?.parse::<u64>().ok());
-    let own = json!({ "pid": std::process::id(), "started": started });
-    std::fs::write(dir.join("executor.own"), own.to_string())?;
-    std::fs::rename(dir.join("executor.own"), dir.join("executor.json"))?;
-    Ok((dir.clone(), false))
-}
-
-async fn attempt(queue: &Attempt, dir: &Path) -> ExitCode {
     let record = match queue.read().await {
         Ok(record) => record,
         Err(error) => {
@@ -133,17 +111,29 @@ async fn attempt(queue: &Attempt, dir: &Path) -> ExitCode {
         tell(&format!("the container is {} in attempt {}", record["state"], record["attempt"]));
         return ExitCode::from(NOT_OURS);
     }
-    match carry_out(queue, &record, dir).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Stopped::Fenced(error)) => {
-            tell(&format!("{error}"));
+    // After the refusals: whoever has no business here must not touch the files of who has.
+    match Home::take(&queue.name(), args.dir.as_deref()) {
+        Ok(Some(home)) => attempt(&queue, &record, &home, args.runtime).await,
+        Ok(None) => {
+            tell("this attempt runs here already");
             ExitCode::from(NOT_OURS)
         }
-        Err(Stopped::Machine(error)) => {
-            tell(&format!("prepare: {error}"));
-            // Nothing of the user's ran: somebody else may try.
-            let _ = queue.put(&json!({ "state": "Queued" }), "give-back").await;
-            ExitCode::FAILURE
+        Err(error) => give_back(&queue, &error).await,
+    }
+}
+
+async fn attempt(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime) -> ExitCode {
+    match carry_out(queue, record, home, runtime).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Stopped::Fenced(error)) => {
+            tell(&error.to_string());
+            ExitCode::from(NOT_OURS)
+        }
+        Err(Stopped::Machine(error)) => give_back(queue, &error).await,
+        Err(Stopped::Told) => {
+            tell("told to stop before anything ran");
+            let done = queue.put(&json!({ "state": "Queued" }), "give-back").await;
+            if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(Stopped::Impossible { reason, why }) => {
             let status = json!({ "error": why, "reason": reason });
@@ -157,83 +147,143 @@ async fn attempt(queue: &Attempt, dir: &Path) -> ExitCode {
     }
 }
 
-async fn carry_out(queue: &Attempt, record: &Value, dir: &Path) -> Result<(), Stopped> {
-    // Heard from here on: a signal ends the container, not its keeper.
-    let mut terminate = signal(SignalKind::terminate()).map_err(Stopped::Machine)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Stopped::Machine)?;
+/// Nothing of the user's ran: somebody else may try.
+async fn give_back(queue: &Attempt, error: &std::io::Error) -> ExitCode {
+    tell(&format!("prepare: {error}"));
+    let _ = queue.put(&json!({ "state": "Queued" }), "give-back").await;
+    ExitCode::FAILURE
+}
+
+/// Who tells us to stop. Heard from its making on: a signal ends the container, not its keeper.
+struct Calls {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Calls {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+async fn carry_out(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime) -> Result<(), Stopped> {
+    let mut calls = Calls::listen().map_err(Stopped::Machine)?;
+    let work = tokio::select! {
+        work = prepare(queue, record, home, runtime) => work?,
+        // Images may take their time.
+        () = calls.next() => return Err(Stopped::Told),
+    };
+    if let Err(stopped) = queue.put(&json!({ "state": "Running" }), "run").await {
+        work.clean().await;
+        return Err(stopped);
+    }
+    let (report, mut fenced) = match Report::start(queue.client.clone(), &queue.uuid, &home.dir) {
+        Ok(started) => started,
+        Err(error) => return cannot_start(&work, &error).await,
+    };
+    let mut running = match work.start() {
+        Ok(running) => running,
+        Err(error) => return cannot_start(&work, &error).await,
+    };
+    let limit = record["scheduling_parameters"]["max_run_time"].as_u64().filter(|secs| *secs > 0);
+    let watched = watch(&work, &mut running, &report, &mut calls, &mut fenced, limit).await;
+    // What it started and left behind ends with it, and what it said at last is heard.
+    work.kill_rest();
+    while let Ok(Some((stream, bytes))) = timeout(LAST_WORDS_WITHIN, running.output.recv()).await {
+        report.add(stream, &bytes);
+    }
+    let (status, told) = match watched {
+        Ok(ended) => ended,
+        Err(stopped) => {
+            work.clean().await;
+            return Err(stopped);
+        }
+    };
+    let mut ending = work.ending(status, told).await;
+    work.clean().await;
+    let missing = report.finish().await.map_err(Stopped::Fenced)?;
+    if let Some(missing) = missing {
+        let said = &mut ending["runtime_status"];
+        let before = said["warning"].as_str().map(|warning| format!("{warning}; ")).unwrap_or_default();
+        said["warning"] = format!("{before}{missing}").into();
+    }
+    queue.put(&ending, "end").await
+}
+
+/// The queue says that it runs, and it never will.
+async fn cannot_start(work: &Work, error: &std::io::Error) -> Result<(), Stopped> {
+    work.clean().await;
+    Err(Stopped::Impossible { reason: "start_failed", why: format!("start the program: {error}") })
+}
+
+async fn prepare(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime) -> Result<Work, Stopped> {
     let secrets = queue.get("secret_mounts").await?;
     let auth = queue.get("auth").await?;
-    let inside = format!(
+    let token = format!(
         "v2/{}/{}/{}",
         auth["uuid"].as_str().unwrap_or_default(),
         auth["api_token"].as_str().unwrap_or_default(),
         queue.uuid
     );
-    let name = format!("{}.{}", queue.uuid, queue.attempt);
-    let work = Work::prepare(&name, record, &secrets["secret_mounts"], dir, &inside, &queue.client.url())?;
-    queue.put(&json!({ "state": "Running" }), "run").await?;
-    let mut running = work.start().map_err(|error| Stopped::Impossible {
-        reason: "start_failed",
-        why: format!("start the program: {error}"),
-    })?;
-    let mut report = Report::new(queue.client.clone(), &queue.uuid);
-    let limit = record["scheduling_parameters"]["max_run_time"].as_u64().filter(|secs| *secs > 0);
-    let ends = limit.map(|secs| Instant::now() + Duration::from_secs(secs));
-    let mut told: Option<&'static str> = None;
-    let mut kill_at: Option<Instant> = None;
-    let far = Instant::now() + Duration::from_secs(365 * 24 * 3600);
-    let mut next_send = Instant::now() + SEND_EVERY;
-    let status = loop {
-        tokio::select! {
-            status = running.child.wait() => break status.map_err(Stopped::Machine)?,
-            piece = running.output.recv() => if let Some((stream, bytes)) = piece {
-                report.add(stream, &bytes);
-            },
-            () = sleep_until(next_send) => {
-                if let Err(error) = report.send().await
-                    && error.is_refusal()
-                {
-                    work.kill();
-                    return Err(Stopped::Fenced(error));
-                }
-                next_send = Instant::now() + SEND_EVERY;
-            }
-            _ = terminate.recv() => { told.get_or_insert("stopped"); running.ask_to_end(); kill_at.get_or_insert(Instant::now() + STOP_WITHIN); }
-            _ = interrupt.recv() => { told.get_or_insert("stopped"); running.ask_to_end(); kill_at.get_or_insert(Instant::now() + STOP_WITHIN); }
-            () = sleep_until(ends.unwrap_or(far)), if told.is_none() && ends.is_some() => {
-                told = Some("max_run_time");
-                running.ask_to_end();
-                kill_at = Some(Instant::now() + STOP_WITHIN);
-            }
-            () = sleep_until(kill_at.unwrap_or(far)), if kill_at.is_some() => { work.kill(); kill_at = None; }
-        }
+    let given = Given {
+        name: &queue.name(),
+        record,
+        secrets: &secrets["secret_mounts"],
+        dir: &home.dir,
+        is_own: home.is_own,
+        token: &token,
+        url: &queue.client.url(),
+        runtime,
     };
-    // What it started and left behind ends with it.
-    work.kill();
-    while let Ok(Some((stream, bytes))) =
-        tokio::time::timeout(Duration::from_secs(2), running.output.recv()).await
-    {
-        report.add(stream, &bytes);
-    }
-    let ending = work.ending(status, told);
-    work.clean();
-    finish(queue, &mut report, &ending).await
+    Work::prepare(&given).await
 }
 
-/// Until the server has it: the scheduler sees a job as long as this process lives.
-async fn finish(queue: &Attempt, report: &mut Report, ending: &Value) -> Result<(), Stopped> {
-    let mut pause = TRY_AGAIN_MIN;
+/// Until the program has ended, by itself or because somebody wanted it.
+async fn watch(
+    work: &Work,
+    running: &mut Running,
+    report: &Report,
+    calls: &mut Calls,
+    fenced: &mut Fenced,
+    limit: Option<u64>,
+) -> Result<(std::process::ExitStatus, Option<Told>), Stopped> {
+    let far = Instant::now() + FAR;
+    let ends = limit.map_or(far, |secs| Instant::now() + Duration::from_secs(secs));
+    let mut told: Option<Told> = None;
+    let mut kill_at = far;
     loop {
-        match report.send().await {
-            Ok(()) => break,
-            Err(error) if error.is_refusal() => return Err(Stopped::Fenced(error)),
-            Err(_) => {
-                sleep(pause).await;
-                pause = (pause * 2).min(TRY_AGAIN_MAX);
+        tokio::select! {
+            status = running.child.wait() => return status.map(|status| (status, told)).map_err(Stopped::Machine),
+            Some((stream, bytes)) = running.output.recv() => report.add(stream, &bytes),
+            Ok(error) = &mut *fenced => {
+                running.kill();
+                work.kill().await;
+                return Err(Stopped::Fenced(error));
+            }
+            () = calls.next() => {
+                told.get_or_insert(Told::Stopped);
+                running.ask_to_end();
+                kill_at = kill_at.min(Instant::now() + STOP_WITHIN);
+            }
+            () = sleep_until(ends), if told.is_none() => {
+                told = Some(Told::OverTime);
+                running.ask_to_end();
+                kill_at = kill_at.min(Instant::now() + STOP_WITHIN);
+            }
+            () = sleep_until(kill_at), if told.is_some() => {
+                running.kill();
+                work.kill().await;
+                kill_at = far;
             }
         }
     }
-    queue.put(ending, "end").await
 }
 
 /// One attempt's door to the queue.
@@ -244,6 +294,10 @@ struct Attempt {
 }
 
 impl Attempt {
+    fn name(&self) -> String {
+        format!("{}.{}", self.uuid, self.attempt)
+    }
+
     async fn read(&self) -> Result<Value, QueueError> {
         self.client.get(&format!("containers/{}", self.uuid)).await
     }

@@ -1,52 +1,96 @@
-//! The program of a container as a process of this machine: its directory, its group, its output and its end.
+//! The program of a container: its directory, its control group, its output and its end.
 
 use std::{
-    fs::{self, File},
-    io,
-    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
 };
 
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
-    process::{Child, Command},
+    process::{Child, ChildStdin, Command},
     sync::mpsc,
 };
 
-use super::Stopped;
-use crate::cgroup::{
-    Hierarchies,
-    task::{Groups, Limits, TaskGroup},
+use super::{
+    Stopped,
+    guard::{NOT_STARTED, ROOT, groups},
+    image::{Engine, Order, Runtime, Verdict, choose},
 };
+use crate::cgroup::task::{Limits, TaskGroup};
 
 /// Pieces of output that wait to be taken. A program that writes faster waits.
 const PIECES_MAX: usize = 64;
 const PIECE: usize = 64 * 1024;
+/// Of the executor's environment, for the programs of engines.
+const FOR_ENGINES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
+
+/// What tells programs which GPUs to use.
+const DEVICES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
+
+/// Why a program was told to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Stopped,
+    OverTime,
+}
+
+/// What an attempt is made of.
+pub(super) struct Given<'a> {
+    /// `UUID.NUMBER`.
+    pub(super) name: &'a str,
+    pub(super) record: &'a Value,
+    pub(super) secrets: &'a Value,
+    pub(super) dir: &'a Path,
+    /// Whether the directory goes with the attempt.
+    pub(super) is_own: bool,
+    /// Of the program itself.
+    pub(super) token: &'a str,
+    pub(super) url: &'a str,
+    pub(super) runtime: Runtime,
+}
 
 pub(super) struct Work {
+    /// What the guard runs.
     command: Vec<String>,
+    /// What the guard runs when it is left alone.
+    after: Vec<String>,
     environment: Vec<(String, String)>,
-    root: PathBuf,
+    dir: PathBuf,
+    is_own: bool,
     cwd: PathBuf,
+    /// `UUID.NUMBER`, which its control group is named after.
+    attempt: String,
     group: TaskGroup,
     oom_before: u64,
+    engine: Option<Engine>,
+    /// What is not as it was asked for.
+    warning: Option<String>,
 }
 
 pub(super) struct Running {
     pub(super) child: Child,
     pub(super) output: mpsc::Receiver<(&'static str, Vec<u8>)>,
-    leader: Option<Pid>,
+    guard: Option<Pid>,
+    /// The guard has the other end. Not left with the child: to wait for that would close it.
+    lifeline: Option<ChildStdin>,
 }
 
 impl Running {
+    /// The guard passes it on.
     pub(super) fn ask_to_end(&self) {
-        if let Some(leader) = self.leader {
+        if let Some(guard) = self.guard {
             // One that is gone already needs no signal.
-            let _ = kill_process_group(leader, Signal::TERM);
+            let _ = kill_process(guard, Signal::TERM);
         }
+    }
+
+    /// The guard takes the end of its pipe for our end, and leaves nothing alive.
+    pub(super) fn kill(&mut self) {
+        drop(self.lifeline.take());
     }
 }
 
@@ -68,78 +112,132 @@ fn inside(root: &Path, target: &str) -> PathBuf {
 
 impl Work {
     /// Everything that can fail without the program having run.
-    pub(super) fn prepare(
-        name: &str,
-        record: &Value,
-        secrets: &Value,
-        dir: &Path,
-        token: &str,
-        url: &str,
-    ) -> Result<Self, Stopped> {
-        let command = texts(&record["command"]);
-        let root = dir.join("root");
+    pub(super) async fn prepare(given: &Given<'_>) -> Result<Self, Stopped> {
+        let record = given.record;
+        let image = record["container_image"].as_str().unwrap_or_default();
+        let (engine, warning) = choose(given.runtime, image).await?;
+        if let Some(engine) = engine {
+            engine.fetch(image).await?;
+        }
+        let root = given.dir.join(ROOT);
         fs::create_dir_all(&root).map_err(Stopped::Machine)?;
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(Stopped::Machine)?;
-        mount(&root, &record["mounts"])?;
-        mount(&root, secrets)?;
-        let cwd = match record["cwd"].as_str() {
-            None | Some("" | ".") => root.clone(),
-            Some(cwd) => inside(&root, cwd),
-        };
-        fs::create_dir_all(&cwd).map_err(Stopped::Machine)?;
-        let path = record["environment"]["PATH"].as_str().map(str::to_owned);
-        let path = path.or_else(|| std::env::var("PATH").ok()).unwrap_or_else(|| "/usr/bin:/bin".to_owned());
-        let program = command.first().cloned().unwrap_or_default();
-        if !is_there(&program, &path, &cwd) {
-            let why = format!("the program `{program}` is not on this machine");
-            return Err(Stopped::Impossible { reason: "start_failed", why });
-        }
-        let mut environment = vec![
-            ("PATH".to_owned(), path),
-            ("HOME".to_owned(), root.display().to_string()),
-            ("WINDLASS_ROOT".to_owned(), root.display().to_string()),
-            ("ARVADOS_API_HOST".to_owned(), url.trim_start_matches("http://").to_owned()),
-            ("ARVADOS_API_TOKEN".to_owned(), token.to_owned()),
-        ];
-        let own = record["environment"].as_object().into_iter().flatten();
-        environment.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
+        let mut targets = mount(&root, &record["mounts"])?;
+        targets.extend(mount(&root, given.secrets)?);
         let wants = &record["runtime_constraints"];
-        let limits = Limits { cpu: None, memory: wants["ram"].as_u64(), pids: None };
-        let groups = Groups::new("exec", Hierarchies::mounted().map_err(Stopped::Machine)?);
-        let (group, unenforced) = groups.make(name, &limits);
+        let (memory, cpus) = (wants["ram"].as_u64(), wants["vcpus"].as_u64());
+        // The engine limits what it runs; its own program needs no limit.
+        let limits = Limits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
+        let (group, unenforced) = groups().map_err(Stopped::Machine)?.make(given.name, &limits);
         for limit in unenforced {
             super::tell(&limit.to_string());
         }
         let oom_before = group.group.oom_kills();
-        Ok(Self { command, environment, root, cwd, group, oom_before })
+        let mut work = Self {
+            command: texts(&record["command"]),
+            after: Vec::new(),
+            environment: environment(given),
+            dir: given.dir.to_owned(),
+            is_own: given.is_own,
+            cwd: root.clone(),
+            attempt: given.name.to_owned(),
+            group,
+            oom_before,
+            engine,
+            warning,
+        };
+        let asked = record["cwd"].as_str().unwrap_or_default();
+        let ready = match engine {
+            None => work.as_process(&root, asked),
+            Some(engine) => {
+                let binds = targets.iter().map(|target| (inside(&root, target), target.clone())).collect();
+                work.in_image(engine, image, asked, binds, (memory, cpus));
+                Ok(())
+            }
+        };
+        match ready {
+            Ok(()) => Ok(work),
+            Err(stopped) => {
+                work.clean().await;
+                Err(stopped)
+            }
+        }
+    }
+
+    fn as_process(&mut self, root: &Path, cwd: &str) -> Result<(), Stopped> {
+        self.cwd = if cwd.is_empty() || cwd == "." { root.to_owned() } else { inside(root, cwd) };
+        fs::create_dir_all(&self.cwd).map_err(Stopped::Machine)?;
+        let path = self.environment.iter().rfind(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
+        let path = path
+            .or_else(|| std::env::var("PATH").ok())
+            .unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
+        let program = self.command.first().cloned().unwrap_or_default();
+        if !is_there(&program, &path, &self.cwd) {
+            let why = format!("the program `{program}` is not on this machine");
+            return Err(Stopped::Impossible { reason: "start_failed", why });
+        }
+        let root = root.display().to_string();
+        let own = [("PATH", path), ("HOME", root.clone()), ("WINDLASS_ROOT", root)];
+        let own = own.map(|(name, value)| (name.to_owned(), value));
+        // What the container asks for comes last, and so counts.
+        self.environment.splice(0..0, own);
+        Ok(())
+    }
+
+    fn in_image(
+        &mut self,
+        engine: Engine,
+        image: &str,
+        cwd: &str,
+        binds: Vec<(PathBuf, String)>,
+        (memory, cpus): (Option<u64>, Option<u64>),
+    ) {
+        let names = self.environment.iter().map(|(name, _)| name.as_str()).collect();
+        let cwd = if cwd == "." { "" } else { cwd };
+        let name = self.container();
+        let gpus = std::env::var(DEVICES[0]).ok().filter(|gpus| !gpus.is_empty());
+        let order =
+            Order { name: &name, image, command: &self.command, cwd, binds, names, memory, cpus, gpus };
+        (self.command, self.after) = engine.words(&order);
+        for words in [&mut self.command, &mut self.after] {
+            // By its place: the container may ask for a search path of its own.
+            if let Some(program) = words.first_mut() {
+                *program = place_of(program);
+            }
+        }
+        let theirs =
+            FOR_ENGINES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+        // The engine's program finds its own first; these are not handed on unless the container asked for them.
+        let mut environment: Vec<(String, String)> = theirs.collect();
+        environment.retain(|(name, _)| !self.environment.iter().any(|(own, _)| own == name));
+        if let Engine::Apptainer(_) = engine {
+            let inside = |name: &str| format!("APPTAINERENV_{name}");
+            environment.extend(self.environment.drain(..).map(|(name, value)| (inside(&name), value)));
+        } else {
+            environment.append(&mut self.environment);
+        }
+        self.environment = environment;
     }
 
     pub(super) fn start(&self) -> io::Result<Running> {
-        // Opened here: what is written there between fork and exec is one call.
-        let door = |group: &PathBuf| File::options().write(true).open(group.join("cgroup.procs")).ok();
-        let doors: Vec<File> = self.group.directories().iter().filter_map(door).collect();
-        let mut words = self.command.iter();
-        let mut command = Command::new(words.next().ok_or(io::ErrorKind::InvalidInput)?);
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("exec-guard").arg("--dir").arg(&self.dir).args(["--group", &self.attempt]);
+        if self.is_own {
+            command.arg("--whole");
+        }
+        for word in &self.after {
+            command.arg("--after").arg(word);
+        }
         command
-            .args(words)
+            .arg("--")
+            .args(&self.command)
             .env_clear()
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.cwd)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        // An executor that is killed takes the program along: nobody would hear of its end.
-        #[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]
-        // SAFETY: a few system calls, which allocate nothing and take no lock.
-        unsafe {
-            command.pre_exec(move || {
-                for door in &doors {
-                    let _ = rustix::io::write(door, b"0");
-                }
-                Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
-            });
-        }
         let mut child = command.spawn()?;
         let (pieces, output) = mpsc::channel(PIECES_MAX);
         if let Some(stdout) = child.stdout.take() {
@@ -148,54 +246,103 @@ impl Work {
         if let Some(stderr) = child.stderr.take() {
             tokio::spawn(read("stderr", stderr, pieces));
         }
-        let leader = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        Ok(Running { child, output, leader })
+        let guard = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let lifeline = child.stdin.take();
+        Ok(Running { child, output, guard, lifeline })
     }
 
-    pub(super) fn kill(&self) {
+    /// How the engine knows it.
+    fn container(&self) -> String {
+        format!("windlass-{}", self.attempt)
+    }
+
+    pub(super) async fn kill(&self) {
+        self.group.kill();
+        if let Some(engine) = self.engine {
+            engine.remove(&self.container()).await;
+        }
+    }
+
+    /// What outlived the program; the engine still knows how that ended.
+    pub(super) fn kill_rest(&self) {
         self.group.kill();
     }
 
     /// The last write: how it ended, and what it used.
-    pub(super) fn ending(&self, status: ExitStatus, told: Option<&'static str>) -> Value {
+    pub(super) async fn ending(&self, status: ExitStatus, told: Option<Told>) -> Value {
         let usage = self.group.group.usage();
         let mut said = json!({ "usage": { "cpu_us": usage.cpu_us } });
-        if self.group.group.oom_kills() > self.oom_before {
+        if let Some(warning) = &self.warning {
+            said["warning"] = warning.as_str().into();
+        }
+        let verdict = match self.engine {
+            Some(engine) => engine.verdict(&self.container()).await,
+            None => Verdict::default(),
+        };
+        if let Ok(why) = fs::read_to_string(self.dir.join(NOT_STARTED)) {
+            said["reason"] = "start_failed".into();
+            said["error"] = format!("start the program: {why}").into();
+            return json!({ "state": "Cancelled", "runtime_status": said });
+        }
+        if let (None, Some(refusal)) = (told, verdict.refusal()) {
+            return refusal;
+        }
+        if verdict.out_of_memory || self.group.group.oom_kills() > self.oom_before {
             said["reason"] = "oom_killed".into();
             said["error"] = "it used more memory than it asked for".into();
             return json!({ "state": "Complete", "exit_code": 137, "runtime_status": said });
         }
         match told {
-            Some("max_run_time") => {
+            Some(Told::OverTime) => {
                 said["reason"] = "max_run_time".into();
                 said["error"] = "it ran longer than it may".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
             }
-            Some(_) => {
+            Some(Told::Stopped) => {
                 said["error"] = "it was told to stop".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
             }
+            // A guard that was killed says nothing of the program.
+            None if status.code().is_none() => {
+                said["reason"] = "crashed".into();
+                said["error"] = "its keeper was killed".into();
+                json!({ "state": "Cancelled", "runtime_status": said })
+            }
             None => {
-                // As a shell says it.
-                let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-                json!({ "state": "Complete", "exit_code": code, "runtime_status": said })
+                json!({ "state": "Complete", "exit_code": status.code(), "runtime_status": said })
             }
         }
     }
 
-    pub(super) fn clean(&self) {
+    pub(super) async fn clean(&self) {
+        if let Some(engine) = self.engine {
+            engine.remove(&self.container()).await;
+        }
         if let Err(error) = self.group.remove() {
             super::tell(&format!("remove the control group: {error}"));
         }
-        // Secrets do not stay behind.
-        let _ = fs::remove_dir_all(&self.root);
+        let _ = fs::remove_dir_all(self.dir.join(ROOT));
     }
 }
 
-/// Directories and small files; what needs a store of files cannot be had here.
-fn mount(root: &Path, mounts: &Value) -> Result<(), Stopped> {
+/// What the server gives the program, and what the container asks for.
+fn environment(given: &Given<'_>) -> Vec<(String, String)> {
+    let host = given.url.trim_start_matches("http://").to_owned();
+    let mut all =
+        vec![("ARVADOS_API_HOST".to_owned(), host), ("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned())];
+    // Which GPUs are its own, by whoever started us.
+    all.extend(DEVICES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
+    let own = given.record["environment"].as_object().into_iter().flatten();
+    all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
+    all
+}
+
+/// Directories and small files; what needs a store of files cannot be had here. Answers where they go.
+fn mount(root: &Path, mounts: &Value) -> Result<Vec<String>, Stopped> {
+    let mut targets = Vec::new();
     for (target, mount) in mounts.as_object().into_iter().flatten() {
         let path = inside(root, target);
+        targets.push(target.clone());
         let kind = mount["kind"].as_str().unwrap_or_default();
         let content = match kind {
             "tmp" => {
@@ -215,7 +362,7 @@ fn mount(root: &Path, mounts: &Value) -> Result<(), Stopped> {
         fs::write(&path, content).map_err(Stopped::Machine)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(Stopped::Machine)?;
     }
-    Ok(())
+    Ok(targets)
 }
 
 fn is_there(program: &str, path: &str, cwd: &Path) -> bool {
@@ -223,6 +370,13 @@ fn is_there(program: &str, path: &str, cwd: &Path) -> bool {
         return cwd.join(program).is_file();
     }
     !program.is_empty() && path.split(':').any(|dir| Path::new(dir).join(program).is_file())
+}
+
+/// Where a program is found now; what is not found keeps its name.
+fn place_of(program: &str) -> String {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file());
+    found.map_or_else(|| program.to_owned(), |path| path.display().to_string())
 }
 
 async fn read(

@@ -155,7 +155,7 @@ fn said(error: &InitError) -> String {
 }
 
 /// Orphans come to us, and every signal that can wait is read from the returned file.
-fn take_charge() -> io::Result<SignalFd> {
+pub(crate) fn take_charge() -> io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     reset_signals()?;
     let mut blocked = SigSet::all();
@@ -171,7 +171,7 @@ fn take_charge() -> io::Result<SignalFd> {
 
 /// Whoever started us may have been started by `nohup`: ignored signals are inherited, by the job as well.
 #[expect(unsafe_code, reason = "changing what a signal does is a raw call")]
-fn reset_signals() -> io::Result<()> {
+pub(crate) fn reset_signals() -> io::Result<()> {
     for one in Signal::iterator().filter(|one| ![Signal::SIGKILL, Signal::SIGSTOP].contains(one)) {
         // SAFETY: the default action runs no code of ours. Also sound between fork and exec: no memory is
         // allocated and no lock taken.
@@ -296,7 +296,10 @@ fn attend(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
 }
 
 /// Which of TERM and INT came, after waiting for any signal at all.
-fn pending(signals: &SignalFd, patience: Option<Duration>) -> io::Result<Vec<rustix::process::Signal>> {
+pub(crate) fn pending(
+    signals: &SignalFd,
+    patience: Option<Duration>,
+) -> io::Result<Vec<rustix::process::Signal>> {
     let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
     match poll(&mut [PollFd::new(&signals.as_fd(), PollFlags::IN)], timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
@@ -313,7 +316,7 @@ fn pending(signals: &SignalFd, patience: Option<Duration>) -> io::Result<Vec<rus
     Ok(asked)
 }
 
-enum Reaped {
+pub(crate) enum Reaped {
     Runner(WaitStatus),
     /// Others may still run.
     Others,
@@ -321,7 +324,7 @@ enum Reaped {
     All,
 }
 
-fn reap(runner: Option<Pid>) -> io::Result<Reaped> {
+pub(crate) fn reap(runner: Option<Pid>) -> io::Result<Reaped> {
     loop {
         match wait(WaitOptions::NOHANG) {
             Ok(Some((pid, status))) if Some(pid) == runner => return Ok(Reaped::Runner(status)),
@@ -334,7 +337,7 @@ fn reap(runner: Option<Pid>) -> io::Result<Reaped> {
 }
 
 /// Kills everything below us until nothing is left, or for as long as is worth it.
-fn clear(orders: &Orders, signals: &SignalFd) {
+pub(crate) fn clear(orders: &Orders, signals: &SignalFd) {
     let begun = Instant::now();
     while begun.elapsed() < REAP_PATIENCE {
         if let Some(group) = &orders.job_group {
@@ -359,7 +362,7 @@ fn clear(orders: &Orders, signals: &SignalFd) {
 }
 
 /// As a shell would say it.
-fn code(status: WaitStatus) -> u8 {
+pub(crate) fn code(status: WaitStatus) -> u8 {
     let code = match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code,
         (None, Some(signal)) => 128 + signal,

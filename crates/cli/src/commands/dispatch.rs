@@ -1,20 +1,23 @@
 //! `windlass dispatch`: takes containers from the queue and has them run, here or by Slurm.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, time::Duration};
 
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::Instant,
+};
 use windlass_api::queue::Client;
 use windlass_dispatch::{
     local::{self, Local},
+    metrics::Metrics,
+    news::News,
     queue::Door,
-    rounds::{Dispatcher, chain},
+    rounds::{Dispatcher, Settings, chain},
     scheduler::Scheduler,
     slurm::{self, Slurm},
 };
+use windlass_model::time::Span;
 
 use super::server::{LogFormat, LogLevel, log, turn};
 use crate::{cli::At, context, exit::Exit, output, problem::Problem};
@@ -24,6 +27,9 @@ Examples:
   windlass dispatch token > /etc/windlass/dispatch.token
   windlass dispatch local --server http://127.0.0.1:3000 --token-file /etc/windlass/dispatch.token
   windlass dispatch slurm --server http://windlass:3000 --token-file /etc/windlass/dispatch.token --partition main";
+
+/// News that come thick and fast are gathered for this long at most.
+const REST_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -40,12 +46,23 @@ pub(crate) struct Common {
     /// File with the dispatcher's token; `windlass dispatch token` makes one
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: PathBuf,
-    /// Seconds between two looks at the queue
+    /// Seconds between two looks at the queue when there is no news
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub(crate) poll: f64,
+    /// Seconds after which a lock without a job is given back; a scheduler that is slow to show jobs needs more
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) lost_after: u32,
+    /// Write figures to this file after every look, in the text format of Prometheus
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metrics_file: Option<PathBuf>,
     /// Look once, do what there is to do, and end
     #[arg(long)]
     pub(crate) once: bool,
+    /// What runs containers that have an image: `auto` takes Docker, Podman or Apptainer, whichever the node has,
+    /// and a plain process where there is none
+    #[arg(long, value_name = "RUNTIME", default_value = "auto",
+          value_parser = ["auto", "process", "docker", "podman", "apptainer"])]
+    pub(crate) runtime: String,
     /// The program `windlass-agent`; the one beside this program, if not given
     #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
@@ -69,6 +86,9 @@ pub(crate) enum Action {
         /// Where attempts are kept, so that a dispatcher that comes back finds them
         #[arg(long, value_name = "DIR", default_value = "/var/lib/windlass/containers")]
         dir: PathBuf,
+        /// How many GPUs containers may use, numbered from 0; those that the kernel shows, if not given
+        #[arg(long, value_name = "COUNT")]
+        gpus: Option<u32>,
     },
     /// Run containers as jobs of a Slurm cluster
     #[command(
@@ -99,9 +119,9 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
     let begun = Instant::now();
     match args.action {
         Action::Token { at } => token(&at),
-        Action::Local { common, dir } => {
+        Action::Local { common, dir, gpus } => {
             log(LogLevel::Info, LogFormat::Auto);
-            let settings = local::Settings { dir, executor: executor(&common)?, size: None };
+            let settings = local::Settings { dir, executor: executor(&common)?, size: None, gpus };
             let scheduler = Local::new(settings, begun);
             Ok(turn(serve(common, scheduler, begun))?)
         }
@@ -152,6 +172,7 @@ async fn serve(common: Common, scheduler: impl Scheduler, begun: Instant) -> any
         .map_err(|error| anyhow::anyhow!("read {}: {error}", common.token_file.display()))?;
     let client = Client::new(&common.server, &token)?;
     let pause = Duration::from_secs_f64(common.poll.clamp(0.05, 3600.0));
+    let news = News::listen(client.clone());
     let door = loop {
         match Door::open(client.clone()).await {
             Ok(door) => break door,
@@ -161,19 +182,35 @@ async fn serve(common: Common, scheduler: impl Scheduler, begun: Instant) -> any
         tokio::time::sleep(pause).await;
     };
     tracing::info!(token = %door.token_uuid, "dispatching");
-    let mut dispatcher = Dispatcher::new(door, scheduler, begun);
+    let mut environment = vec![("WINDLASS_EXEC_RUNTIME".to_owned(), common.runtime.clone())];
+    // Where the engine is, for those that are told so as the whole world is.
+    environment.extend(std::env::var("DOCKER_HOST").ok().map(|host| ("DOCKER_HOST".to_owned(), host)));
+    let settings = Settings { begun, lost_after: Span::secs(common.lost_after.into()), environment };
+    let mut metrics = Metrics::new(common.metrics_file.clone());
+    let mut dispatcher = Dispatcher::new(door, scheduler, settings);
     loop {
-        match dispatcher.round().await {
-            Ok(done) => tracing::debug!(?done, "looked"),
+        let looked = Instant::now();
+        let done = match dispatcher.round().await {
+            Ok(done) => Some(done),
             Err(error) if common.once => return Err(error.into()),
-            Err(error) => tracing::warn!(error = %chain(&error), "look"),
-        }
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "look");
+                None
+            }
+        };
+        metrics.add(done, looked.elapsed());
         if common.once {
             return Ok(Exit::Done);
         }
+        let rested = Instant::now() + (pause / 10).min(REST_MAX);
+        let woken = async {
+            news.next().await;
+            tokio::time::sleep_until(rested).await;
+        };
         // What runs goes on without a dispatcher, and the next one finds it.
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
+            () = woken => {}
             _ = terminate.recv() => return Ok(Exit::Done),
             _ = interrupt.recv() => return Ok(Exit::Done),
         }

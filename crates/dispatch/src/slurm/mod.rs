@@ -7,13 +7,10 @@ mod command;
 mod read;
 mod translate;
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use windlass_model::{
     dispatch::{
         Attempt, Lower,

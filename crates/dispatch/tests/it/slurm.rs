@@ -150,6 +150,9 @@ async fn what_can_never_run_is_known_before_it_is_tried_and_refused_when_it_is()
     assert_eq!(room.fit(&with(4, 2)), Fit::Now);
     assert_eq!(room.fit(&with(5, 0)), Fit::Never("no node is big enough: 5 cpus of 4".into()));
     assert_eq!(room.fit(&with(1, 3)), Fit::Never("no node is big enough: 3 GPUs of 2".into()));
+    let on = |feature: &str| Needs { features: vec!["any".into(), feature.into()], ..with(1, 0) };
+    assert_eq!(room.fit(&on("on-n2")), Fit::Now);
+    assert_eq!(room.fit(&on("on-n9")), Fit::Never("no node with any and on-n9".into()));
     let refused = kit.slurm.submit(&order("huge", 500, 64)).await;
     assert!(matches!(refused, Err(SubmitError::Refused { .. })), "{refused:?}");
 }

@@ -3,7 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::{Container, Needs, Queue};
-use crate::container::Status;
+use crate::{
+    container::Status,
+    mutant::{self, Mutant},
+    time::{Span, Timestamp},
+};
+
+/// The rest after the last of many tries, and how often it doubles up to there.
+const REST_MAX: Span = Span::mins(1);
+const REST_DOUBLINGS: u32 = 6;
 
 /// Whether something could run here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,15 +55,51 @@ impl Said {
     }
 }
 
+/// How often each container was taken here, and when last. One that comes back is left alone for a while: what sent
+/// it back, an engine that restarts or a disk that is full, may pass, and its tries are counted.
+#[derive(Clone, Debug, Default)]
+pub struct Tries(BTreeMap<String, (u32, Timestamp)>);
+
+impl Tries {
+    pub fn took(&mut self, uuid: &str, now: Timestamp) {
+        let (count, at) = self.0.entry(uuid.to_owned()).or_insert((0, now));
+        (*count, *at) = (count.saturating_add(1), now);
+    }
+
+    /// How often it came back, if it is too early to take it again.
+    fn rests(&self, uuid: &str, now: Timestamp) -> Option<u32> {
+        let (count, at) = self.0.get(uuid)?;
+        let rest = Span::secs(1 << count.saturating_sub(1).min(REST_DOUBLINGS));
+        (now.since(*at) < rest.min(REST_MAX)).then_some(*count)
+    }
+}
+
 /// In the order of the queue; at most `takes_max` are taken in one round.
-pub fn choose(queue: &Queue, room: &mut dyn Room, takes_max: usize, said: &mut Said) -> Vec<Choice> {
+pub fn choose(
+    queue: &Queue,
+    room: &mut dyn Room,
+    takes_max: usize,
+    said: &mut Said,
+    tries: &mut Tries,
+) -> Vec<Choice> {
     let mut waiting: Vec<&Container> =
         queue.containers.iter().filter(|one| one.status == Status::Queued && one.priority > 0).collect();
     waiting.sort_by(|a, b| (b.priority, a.created_at, &a.uuid).cmp(&(a.priority, b.created_at, &b.uuid)));
+    if mutant::active(Mutant::OrderOfArrival) {
+        waiting.sort_by_key(|one| one.created_at);
+    }
     said.0.retain(|uuid, _| waiting.iter().any(|one| one.uuid == *uuid));
+    tries.0.retain(|uuid, _| queue.find(uuid).is_some_and(|one| !one.status.is_final()));
     let (mut choices, mut taken) = (Vec::new(), 0);
     for container in waiting {
         let uuid = container.uuid.clone();
+        if let Some(times) = tries.rests(&uuid, queue.asked_at) {
+            let why = format!("it came back from here {times} times, and is left alone for a while");
+            if said.is_news(&uuid, &why) {
+                choices.push(Choice::Leave { uuid, why });
+            }
+            continue;
+        }
         match room.fit(&container.needs) {
             Fit::Now if taken < takes_max => {
                 room.take(&container.needs);
@@ -87,8 +131,6 @@ mod tests {
         super::room::{Amount, Machine},
         *,
     };
-    use crate::time::Timestamp;
-
     fn container(uuid: &str, priority: u64, cpus: u32) -> Container {
         Container {
             uuid: uuid.into(),
@@ -105,7 +147,7 @@ mod tests {
         let queue = Queue { containers, asked_at: Timestamp(0) };
         let total = Amount { cpus: 8, memory: 100, gpus: 0 };
         let mut room = Machine::new(total, Amount { cpus: 8 - free, ..Amount::default() });
-        choose(&queue, &mut room, 10, said)
+        choose(&queue, &mut room, 10, said, &mut Tries::default())
     }
 
     fn taken(choices: &[Choice]) -> Vec<&str> {
@@ -155,6 +197,32 @@ mod tests {
         let all = vec![container("a", 3, 1), container("b", 2, 1), container("c", 1, 1)];
         let queue = Queue { containers: all, asked_at: Timestamp(0) };
         let mut room = Machine::new(Amount { cpus: 8, memory: 100, gpus: 0 }, Amount::default());
-        assert_eq!(taken(&choose(&queue, &mut room, 2, &mut Said::default())), ["a", "b"]);
+        let chosen = choose(&queue, &mut room, 2, &mut Said::default(), &mut Tries::default());
+        assert_eq!(taken(&chosen), ["a", "b"]);
+    }
+
+    #[test]
+    fn what_comes_back_rests_longer_each_time_and_holds_nobody_up() {
+        let (mut said, mut tries) = (Said::default(), Tries::default());
+        let mut round = |second: i64, tries: &mut Tries| {
+            let containers = vec![container("comes-back", 9, 1), container("other", 1, 1)];
+            let queue = Queue { containers, asked_at: Timestamp(second * 1_000_000) };
+            let mut room = Machine::new(Amount { cpus: 1, memory: 100, gpus: 0 }, Amount::default());
+            let chosen = choose(&queue, &mut room, 10, &mut said, tries);
+            taken(&chosen)[0].to_owned()
+        };
+        assert_eq!(round(0, &mut tries), "comes-back");
+        tries.took("comes-back", Timestamp(0));
+        assert_eq!(round(0, &mut tries), "other");
+        assert_eq!(round(1, &mut tries), "comes-back");
+        for _ in 0..20 {
+            tries.took("comes-back", Timestamp(0));
+        }
+        assert_eq!(round(59, &mut tries), "other", "it rests, and no longer than a minute");
+        assert_eq!(round(60, &mut tries), "comes-back");
+        let gone = Queue::default();
+        let mut room = Machine::new(Amount::default(), Amount::default());
+        choose(&gone, &mut room, 10, &mut said, &mut tries);
+        assert!(tries.0.is_empty(), "what is over is forgotten");
     }
 }

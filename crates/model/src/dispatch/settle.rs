@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use super::{Attempt, Container, Job, Life, Lower, Queue};
 use crate::{
     container::Status,
+    mutant::{self, Mutant},
     time::{Span, Timestamp},
 };
 
-/// How long a lock may stand without a job before it is given back: a submission whose answer was lost must
-/// have had the time to show.
+/// How long a lock may usually stand without a job before it is given back: a submission whose answer was lost
+/// must have had the time to show.
 pub const LOCKED_WITHOUT_JOB_MAX: Span = Span::mins(1);
 /// Looks that must find nothing before a running container is called abandoned.
 pub const EMPTY_LOOKS: u32 = 2;
@@ -57,8 +58,24 @@ pub enum Why {
 }
 
 /// What a dispatcher remembers from round to round. It may be lost: everything is then found again, later.
-#[derive(Clone, Debug, Default)]
-pub struct Memory(BTreeMap<Attempt, Missing>);
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// How long a lock may stand without a job.
+    lost_after: Span,
+    missing: BTreeMap<Attempt, Missing>,
+}
+
+impl Memory {
+    pub const fn new(lost_after: Span) -> Self {
+        Self { lost_after, missing: BTreeMap::new() }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new(LOCKED_WITHOUT_JOB_MAX)
+    }
+}
 
 /// A container of ours without a job.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +88,7 @@ struct Missing {
 
 pub fn settle(queue: &Queue, lower: &Lower, memory: &mut Memory) -> Vec<Step> {
     let mine: Vec<&Container> = queue.containers.iter().filter(|container| container.is_held()).collect();
-    memory.0.retain(|attempt, missing| {
+    memory.missing.retain(|attempt, missing| {
         let still =
             |container: &&&Container| container.attempt() == *attempt && container.status == missing.status;
         mine.iter().any(|container| still(&container)) && lower.find(attempt).is_none()
@@ -121,18 +138,19 @@ fn without_job(
     queue_asked_at: Timestamp,
     memory: &mut Memory,
 ) -> Option<Step> {
-    if !lower.is_whole {
+    if !lower.is_whole && !mutant::active(Mutant::HolesAreAbsences) {
         return None;
     }
+    let lost_after = memory.lost_after;
     let new = Missing { status: container.status, since: queue_asked_at, looks: 0 };
-    let missing = memory.0.entry(container.attempt()).or_insert(new);
+    let missing = memory.missing.entry(container.attempt()).or_insert(new);
     if lower.asked_at > missing.since {
         missing.looks += 1;
     }
     let is_lost = match container.status {
         Status::Running => missing.looks >= EMPTY_LOOKS,
         Status::Locked if container.priority == 0 => missing.looks >= 1,
-        Status::Locked => missing.looks >= 1 && lower.asked_at.since(missing.since) > LOCKED_WITHOUT_JOB_MAX,
+        Status::Locked => missing.looks >= 1 && lower.asked_at.since(missing.since) > lost_after,
         Status::Queued | Status::Complete | Status::Cancelled => false,
     };
     is_lost.then(|| give_up(container, Why::Abandoned))

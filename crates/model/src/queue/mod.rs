@@ -62,7 +62,16 @@ impl Work {
     }
 
     pub fn partitions(&self) -> Vec<String> {
-        let list = self.scheduling_parameters.get("partitions").and_then(Value::as_array);
+        self.words("partitions")
+    }
+
+    /// What a node must be.
+    pub fn features(&self) -> Vec<String> {
+        self.words("features")
+    }
+
+    fn words(&self, name: &str) -> Vec<String> {
+        let list = self.scheduling_parameters.get(name).and_then(Value::as_array);
         let words = list.into_iter().flatten().filter_map(Value::as_str);
         words.map(str::to_owned).collect()
     }

@@ -33,7 +33,8 @@ const COMMITTED: [&str; 5] = ["name", "description", "properties", "priority", "
 const FINAL: [&str; 3] = ["name", "description", "properties"];
 const CONSTRAINTS: [&str; 7] = ["ram", "vcpus", "keep_cache_ram", "keep_cache_disk", "API", "gpu", "cuda"];
 const GPU: [&str; 5] = ["stack", "device_count", "driver_version", "hardware_target", "vram"];
-const SCHEDULING: [&str; 5] = ["partitions", "preemptible", "max_run_time", "supervisor", "dispatcher"];
+const SCHEDULING: [&str; 6] =
+    ["partitions", "features", "preemptible", "max_run_time", "supervisor", "dispatcher"];
 const MOUNTS: [&str; 6] = ["collection", "tmp", "keep", "file", "json", "text"];
 /// How often one request may be given a new container.
 const CONTAINERS_MAX: u32 = 100;
@@ -88,6 +89,11 @@ pub fn check(work: &Work) -> Result<(), Refusal> {
         unknown("runtime_constraints.gpu", gpu, &GPU, &mut wrong);
     }
     unknown("scheduling_parameters", &work.scheduling_parameters, &SCHEDULING, &mut wrong);
+    for name in ["partitions", "features"] {
+        if work.scheduling_parameters.get(name).is_some_and(|value| !are_words(value)) {
+            wrong.push(format!("scheduling_parameters.{name} must be a list of words"));
+        }
+    }
     if work.command.is_empty() {
         wrong.push("command must not be empty".to_owned());
     }
@@ -104,6 +110,14 @@ pub fn check(work: &Work) -> Result<(), Refusal> {
         }
     }
     if wrong.is_empty() { Ok(()) } else { invalid(wrong.join("; ")) }
+}
+
+/// Words that mean nothing but themselves to any scheduler.
+fn are_words(value: &Value) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    let is_word =
+        |value: &Value| value.as_str().is_some_and(|word| !word.is_empty() && word.chars().all(plain));
+    value.is_null() || value.as_array().is_some_and(|list| list.iter().all(is_word))
 }
 
 fn unknown(of: &str, given: &Map<String, Value>, known: &[&str], wrong: &mut Vec<String>) {
@@ -153,8 +167,9 @@ mod tests {
         patch["runtime_constraints"] = json!({ "vcpus": "two", "disk": 1 });
         patch["output_path"] = json!("/elsewhere");
         patch["mounts"]["/x"] = json!({ "kind": "odd" });
+        patch["scheduling_parameters"] = json!({ "features": ["fast|any"], "partitions": "main" });
         let Err(Refusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("taken") };
-        for part in ["vcpus", "ram", "no `disk`", "/elsewhere", "kind `odd`"] {
+        for part in ["vcpus", "ram", "no `disk`", "/elsewhere", "kind `odd`", ".features", ".partitions"] {
             assert!(why.contains(part), "{part}: {why}");
         }
     }

@@ -95,7 +95,7 @@ fn end_requests(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> St
     }
 }
 
-/// One container for several requests asks for no more than each of them would bear.
+/// One container for several requests asks for no more than each of them would bear, and for what any of them needs.
 fn merged(works: &[Work]) -> Work {
     let Some(first) = works.first() else { return Work::default() };
     let mut all = first.clone();
@@ -104,6 +104,9 @@ fn merged(works: &[Work]) -> Work {
         if anywhere { Vec::new() } else { works.iter().flat_map(Work::partitions).collect() };
     partitions.sort();
     partitions.dedup();
+    let mut features: Vec<String> = works.iter().flat_map(Work::features).collect();
+    features.sort();
+    features.dedup();
     let times: Vec<u64> = works.iter().map(Work::max_run_time).collect();
     let longest = if times.contains(&0) { 0 } else { times.into_iter().max().unwrap_or(0) };
     let mut set = |name: &str, value: Value| {
@@ -112,6 +115,9 @@ fn merged(works: &[Work]) -> Work {
         }
     };
     set("partitions", partitions.into());
+    if !features.is_empty() {
+        set("features", features.into());
+    }
     set("preemptible", works.iter().all(Work::is_preemptible).into());
     set("max_run_time", longest.into());
     all

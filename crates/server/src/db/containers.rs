@@ -3,7 +3,10 @@
 //! A record is kept whole as a document. Columns beside it repeat what is looked for; nothing else writes them.
 
 use uuid::Uuid;
-use windlass_model::queue::{Container, Request};
+use windlass_model::{
+    queue::{Container, Request},
+    time::Timestamp,
+};
 
 use super::{Change, Db, DbError, Expect, Row, Val, record::statements};
 use crate::params;
@@ -49,6 +52,12 @@ statements! {
               WHERE o.container_uuid = $1 AND o.attempt = $2 AND o.stream = $3 AND o.ends_at > $4 \
               ORDER BY o.starts_at LIMIT 64";
     OUTPUT_ATTEMPT = "SELECT CAST(max(o.attempt) AS BIGINT) FROM container_output o WHERE o.container_uuid = $1";
+    OLD_OUTPUT = "DELETE FROM container_output WHERE container_uuid IN (\
+                  SELECT c.uuid FROM containers c WHERE c.state IN ('Complete', 'Cancelled') AND c.modified_at < $1 \
+                  AND EXISTS (SELECT 1 FROM container_output o WHERE o.container_uuid = c.uuid) \
+                  ORDER BY c.modified_at LIMIT 200)";
+    OLD_LOGS = "DELETE FROM queue_logs WHERE id IN (\
+                SELECT l.id FROM queue_logs l WHERE l.created_at < $1 ORDER BY l.created_at, l.id LIMIT 5000)";
     APPEND = "INSERT INTO container_output (container_uuid, attempt, stream, starts_at, ends_at, bytes) \
               VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (container_uuid, attempt, stream, starts_at) DO NOTHING";
 }
@@ -257,4 +266,9 @@ pub async fn output(
 pub fn append_output(container: &str, attempt: i64, stream: &str, at: i64, bytes: Vec<u8>) -> Change {
     let end = at.saturating_add(i64::try_from(bytes.len()).unwrap_or(i64::MAX));
     any(APPEND.as_str(), params![container, attempt, stream, at, end, bytes])
+}
+
+/// Some of what ended before that time: what containers wrote, and rows of the log. Comes again for more.
+pub fn forget(before: Timestamp) -> [Change; 2] {
+    [any(OLD_OUTPUT.as_str(), params![before]), any(OLD_LOGS.as_str(), params![before])]
 }

@@ -1,14 +1,15 @@
-//! Forgets logs nobody can want any more: of runs that ended long ago, and of runs that were deleted.
+//! Forgets logs nobody can want any more: of runs that ended long ago, of runs that were deleted, and of containers of
+//! the queue.
 //!
 //! Removing twice is removing once, so replicas need not agree who does it. A run counts as done only after its logs
 //! are gone; a crash in between repeats the removal.
 
 use std::{sync::Arc, time::Duration};
 
-use windlass_model::time::Span;
+use windlass_model::time::{Span, Timestamp};
 
 use super::{Store, archive::Archive};
-use crate::db::{Db, DbError, runs};
+use crate::db::{Db, DbError, Unit, containers, runs};
 
 /// How long logs are kept after the end of their run, unless told otherwise.
 pub const KEEP: Span = Span::days(30);
@@ -27,7 +28,19 @@ pub async fn run(db: Db, archive: Arc<Archive>, keep: Option<Span>) {
         if let Err(error) = round(&db, &archive, keep).await {
             tracing::warn!(%error, "look which logs are old");
         }
+        if let Some(keep) = keep
+            && let Err(error) = forget_containers(&db, keep).await
+        {
+            tracing::warn!(%error, "forget what old containers wrote");
+        }
     }
+}
+
+/// One round over the container queue: its log, and what containers that are over wrote. Records stay.
+pub async fn forget_containers(db: &Db, keep: Span) -> Result<(), DbError> {
+    let before = Timestamp(db.now().await?.0.saturating_sub(keep.0));
+    db.write(Unit::new().and(containers::forget(before))).await?;
+    Ok(())
 }
 
 /// One round; says of how many runs the logs were removed.

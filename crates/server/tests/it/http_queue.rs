@@ -3,6 +3,8 @@
 use http_body_util::Full;
 use hyper::{Request, body::Bytes};
 use serde_json::{Value, json};
+use windlass_model::time::Span;
+use windlass_server::logs::retention;
 
 use crate::http::{ADMIN, Ground, TestServer, on_both};
 
@@ -17,12 +19,12 @@ on_both! {
     what_a_container_writes_is_kept_byte_for_byte
 }
 
-struct Queue<'a> {
-    server: &'a TestServer,
+pub(crate) struct Queue<'a> {
+    pub(crate) server: &'a TestServer,
 }
 
 impl Queue<'_> {
-    async fn call(&self, token: &str, method: &str, path: &str, body: Value) -> (u16, Value) {
+    pub(crate) async fn call(&self, token: &str, method: &str, path: &str, body: Value) -> (u16, Value) {
         let request = Request::builder()
             .method(method)
             .uri(format!("/arvados/v1/{path}"))
@@ -36,7 +38,7 @@ impl Queue<'_> {
     }
 
     #[track_caller]
-    fn ok<'a>(
+    pub(crate) fn ok<'a>(
         &'a self,
         token: &'a str,
         method: &'a str,
@@ -51,7 +53,7 @@ impl Queue<'_> {
         }
     }
 
-    async fn dispatcher(&self) -> String {
+    pub(crate) async fn dispatcher(&self) -> String {
         let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
         let made = self.ok(ADMIN, "POST", "api_client_authorizations", body).await;
         format!("v2/{}/{}", made["uuid"].as_str().unwrap(), made["api_token"].as_str().unwrap())
@@ -70,7 +72,7 @@ impl Queue<'_> {
     }
 
     /// A request of the admin, and its container.
-    async fn asked(&self, more: Value) -> (String, String) {
+    pub(crate) async fn asked(&self, more: Value) -> (String, String) {
         let request = self.ask(ADMIN, more).await;
         (text(&request, "uuid"), text(&request, "container_uuid"))
     }
@@ -359,4 +361,17 @@ async fn what_a_container_writes_is_kept_byte_for_byte(ground: &Ground) {
     let path = format!("/arvados/v1/containers/{uuid}/output?stream=stderr&offset=1");
     let (status, bytes) = server.get(ADMIN, &path).await;
     assert_eq!((status, bytes.as_slice()), (200, &b"\x00abcd\n"[..]));
+    // What is kept for a while is forgotten after it, once the container is over; the record stays.
+    let forget = || retention::forget_containers(server.app.db(), Span::secs(-60));
+    forget().await.unwrap();
+    let (_, bytes) = server.get(ADMIN, &path).await;
+    assert_eq!(bytes.len(), 6, "it is not over");
+    assert_eq!(queue.logs(&uuid).await.len(), 0, "rows of the log go by their age");
+    queue
+        .ok(&executor, "PUT", &format!("containers/{uuid}"), json!({ "container": { "state": "Cancelled" } }))
+        .await;
+    forget().await.unwrap();
+    let (status, bytes) = server.get(ADMIN, &path).await;
+    assert_eq!((status, bytes.as_slice()), (200, &b""[..]));
+    assert_eq!(queue.container(&uuid).await["state"], "Cancelled");
 }

@@ -32,6 +32,7 @@ mod http_gateways;
 mod http_limits;
 mod http_projects;
 mod http_queue;
+mod http_queue_race;
 mod http_runs;
 mod http_secrets;
 mod http_users;

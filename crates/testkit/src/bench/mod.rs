@@ -4,6 +4,7 @@ pub mod agent;
 pub mod api;
 pub mod cli;
 pub mod closed;
+pub mod dispatch;
 pub mod engine;
 pub mod flags;
 pub mod growth;

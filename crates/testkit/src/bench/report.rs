@@ -112,6 +112,12 @@ const PEER: &[(&str, &str, &str)] = &[
     ("resident, after that", "end_resident_mb", "MB"),
 ];
 
+/// Containers: label, unit, key.
+const DISPATCH: &[(&str, &str, &str)] = &[
+    ("containers, all waiting at the start", "/s", "per_s"),
+    ("asked → first instruction, each alone", "ms", "first_ms"),
+];
+
 /// Of a full house: label, unit, goal, key.
 const LOAD: &[(&str, &str, Limit, &str)] = &[
     ("hollow hosts", "", Limit::None, "hosts"),
@@ -192,6 +198,7 @@ fn filled(text: &str, results: &Results) -> Result<String> {
     let parts = [
         ("budget", budget(results)),
         ("peer", peer(results)),
+        ("dispatch", dispatch(results)),
         ("load", load(results)),
         ("growth", pictures(results)),
     ];
@@ -243,6 +250,17 @@ fn peer(results: &Results) -> String {
         );
     }
     out + &origin(results, &["peer"])
+}
+
+fn dispatch(results: &Results) -> String {
+    let mut out = String::from(
+        "| what | `sbatch` alone | Slurm through the queue | this machine |\n| --- | ---: | ---: | ---: |\n",
+    );
+    for (what, unit, key) in DISPATCH {
+        let of = |way: &str| number(figure(results, "dispatch", &format!("{way}.{key}")), unit);
+        let _ = writeln!(out, "| {what} | {} | {} | {} |", of("sbatch"), of("slurm"), of("local"));
+    }
+    out + &origin(results, &["dispatch"])
 }
 
 fn load(results: &Results) -> String {
@@ -349,7 +367,7 @@ mod tests {
     use serde_json::json;
 
     const EMPTY: &str = "# P\n<!-- budget -->\nold\n<!-- end -->\ntext\n<!-- peer -->\n<!-- end -->\n\
-                         <!-- load -->\n<!-- end -->\n<!-- growth -->\n<!-- end -->\n";
+                         <!-- dispatch -->\n<!-- end -->\n<!-- load -->\n<!-- end -->\n<!-- growth -->\n<!-- end -->\n";
 
     fn results(figures: &Value) -> Results {
         let machine = json!({"cores": 2, "cpu": "a", "memory_gib": 24.0});

@@ -6,7 +6,7 @@ use windlass_testkit::{
     server::binary,
 };
 
-const NAMES: &str = "engine, api, cli, agent, runs, load, growth, report";
+const NAMES: &str = "engine, api, cli, agent, runs, dispatch, load, growth, report";
 
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -30,6 +30,7 @@ fn main() -> Result<()> {
                 Some(other) => bail!("do not know the peer `{other}`; want dstack"),
             }
         }
+        "dispatch" => flags.finish().and_then(|()| runtime.block_on(bench::dispatch::run())),
         "growth" => flags.finish().and_then(|()| runtime.block_on(bench::growth::run(&binaries))),
         // In the root of the repository: takes what was measured into its pages.
         "report" => {

@@ -14,7 +14,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use windlass_testkit::sim::{self, Report};
+use windlass_testkit::{
+    fortune,
+    sim::{self, Report},
+};
 
 /// How often it says how far it is.
 const TELL_EVERY: Duration = Duration::from_secs(10);
@@ -25,6 +28,8 @@ struct Args {
     jobs: usize,
     /// Where the databases of seeds with violations are kept.
     keep: Option<PathBuf>,
+    /// The container queue and its dispatchers, not runs.
+    queue: bool,
 }
 
 /// What came of all seeds so far.
@@ -48,6 +53,7 @@ fn main() -> Result<ExitCode> {
         let (playing, over) = mpsc::channel::<()>();
         for _ in 0..args.jobs {
             let (playing, next, total, keep) = (playing.clone(), &next, &total, args.keep.as_deref());
+            let queue = args.queue;
             scope.spawn(move || {
                 let _playing = playing;
                 loop {
@@ -55,8 +61,8 @@ fn main() -> Result<ExitCode> {
                     if seed >= end {
                         return;
                     }
-                    let report = sim::play_keeping(seed, keep);
-                    total.lock().add(seed, report);
+                    let report = if queue { fortune::play(seed) } else { sim::play_keeping(seed, keep) };
+                    total.lock().add(seed, report, queue);
                 }
             });
         }
@@ -76,6 +82,7 @@ fn args() -> Result<Args> {
         from: 0,
         jobs: std::thread::available_parallelism().map_or(1, |n| n.get()),
         keep: None,
+        queue: false,
     };
     if let Ok(seed) = std::env::var("SEED") {
         args.from = seed.parse().context("SEED is not a number")?;
@@ -90,15 +97,18 @@ fn args() -> Result<Args> {
             "--from" => args.from = number()?,
             "--jobs" => args.jobs = usize::try_from(number()?)?,
             "--keep" => args.keep = Some(value()?.into()),
+            "--queue" => args.queue = true,
             "--log" => tracing_subscriber::fmt().with_writer(std::io::stderr).init(),
-            _ => bail!("unknown argument `{word}`; want --seeds N, --from K, --jobs J, --keep DIR, --log"),
+            _ => bail!(
+                "unknown argument `{word}`; want --seeds N, --from K, --jobs J, --keep DIR, --queue, --log"
+            ),
         }
     }
     Ok(args)
 }
 
 impl Total {
-    fn add(&mut self, seed: u64, report: Result<Report>) {
+    fn add(&mut self, seed: u64, report: Result<Report>, queue: bool) {
         self.played += 1;
         let mut err = std::io::stderr();
         match report {
@@ -119,7 +129,11 @@ impl Total {
                     for v in report.violations.iter().take(4) {
                         let _ = writeln!(err, "seed {seed}: {} {}", v.id, v.what);
                     }
-                    let _ = writeln!(err, "  replay: SEED={seed} cargo xtask sim");
+                    let _ = writeln!(
+                        err,
+                        "  replay: SEED={seed} cargo xtask sim{}",
+                        if queue { " --queue" } else { "" }
+                    );
                 }
             }
         }

@@ -5,6 +5,7 @@
 mod chaos;
 mod checkers;
 mod faults;
+mod fortune;
 mod lab;
 #[cfg(feature = "mutants")]
 mod mutants;

@@ -4,7 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use windlass_testkit::sim;
+use windlass_testkit::{
+    fortune,
+    sim::{self, Report},
+};
 
 /// Seeds that may pass before somebody notices.
 const SEEDS_MAX: u64 = 1_000;
@@ -13,9 +16,14 @@ const SEEDS_MAX: u64 = 1_000;
 /// when it is never caught for what it is.
 #[track_caller]
 fn caught(by: &[&str]) {
+    caught_in(sim::play, by);
+}
+
+#[track_caller]
+fn caught_in(play: fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
     let mut others = BTreeSet::new();
     for seed in 0..SEEDS_MAX {
-        let found = sim::play(seed).unwrap().violations;
+        let found = play(seed).unwrap().violations;
         if found.iter().any(|violation| by.contains(&violation.id)) {
             return;
         }
@@ -51,4 +59,18 @@ fn g1_a_release_that_frees_another_owners_gpu_is_caught() {
     use windlass_model::mutant::{Mutant, set};
     set(Some(Mutant::ReleaseFreesAnother));
     caught(&["G1"]);
+}
+
+#[test]
+fn r15_a_dispatcher_that_takes_a_hole_for_an_end_is_caught() {
+    use windlass_model::mutant::{Mutant, set};
+    set(Some(Mutant::HolesAreAbsences));
+    caught_in(fortune::play, &["R15"]);
+}
+
+#[test]
+fn c8_a_dispatcher_that_forgets_priorities_is_caught() {
+    use windlass_model::mutant::{Mutant, set};
+    set(Some(Mutant::OrderOfArrival));
+    caught_in(fortune::play, &["C8"]);
 }

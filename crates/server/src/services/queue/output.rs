@@ -8,8 +8,8 @@ use crate::{
     db::{Unit, containers, jobs},
 };
 
-/// Kept of one stream of one attempt; what comes after is told to be too much.
-pub const STREAM_BYTES_MAX: i64 = 64 * 1024 * 1024;
+/// Kept of one stream of one attempt. What comes after is not taken: the answer tells how far the stream is known.
+pub const STREAM_BYTES_MAX: i64 = windlass_api::queue::STREAM_BYTES_MAX.cast_signed();
 pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
 
 fn known(stream: &str) -> Result<()> {

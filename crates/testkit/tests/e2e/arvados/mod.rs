@@ -1,156 +1,21 @@
 //! The container queue with the Python client of Arvados as it comes from PyPI, and with dispatchers of our own.
 
+mod exec;
+mod slurm;
+
 use std::{
-    net::TcpListener,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::PathBuf,
+    process::Command,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
-use windlass_api::queue::Client;
-use windlass_testkit::server::{Options, Server, TOKEN, binary};
+use windlass_testkit::{
+    queue::Ground,
+    server::{TOKEN, binary},
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A server with both doors, in a directory of its own.
-struct Ground {
-    dir: PathBuf,
-    server: Option<Server>,
-    https: String,
-    dispatchers: Vec<Child>,
-}
-
-impl Ground {
-    async fn start(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("windlass-queue-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let (data, log) = (dir.join("data"), dir.join("server.log"));
-        let options = Options {
-            binary: &binary("windlass").unwrap(),
-            data: &data,
-            database: None,
-            core: None,
-            local: false,
-            env: vec![("WINDLASS_SERVER_TLS_PORT", port.to_string().into())],
-            log: Some(&log),
-        };
-        let server = Server::start(&options).await.unwrap();
-        Self { dir, server: Some(server), https: format!("127.0.0.1:{port}"), dispatchers: Vec::new() }
-    }
-
-    fn address(&self) -> &str {
-        self.server.as_ref().unwrap().address()
-    }
-
-    fn client(&self) -> Client {
-        Client::new(&format!("http://{}", self.address()), TOKEN).unwrap()
-    }
-
-    async fn token(&self, name: &str) -> PathBuf {
-        let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
-        let made = self.client().post("api_client_authorizations", &body).await.unwrap();
-        let part = |name: &str| made[name].as_str().unwrap().to_owned();
-        let file = self.dir.join(name);
-        std::fs::write(&file, format!("v2/{}/{}\n", part("uuid"), part("api_token"))).unwrap();
-        file
-    }
-
-    /// A dispatcher for this machine, in a process of its own.
-    fn dispatch(&mut self, token: &Path, dir: &str) -> u32 {
-        let mut command = Command::new(binary("windlass").unwrap());
-        command.args([
-            "dispatch",
-            "local",
-            "--poll",
-            "0.1",
-            "--server",
-            &format!("http://{}", self.address()),
-        ]);
-        command.arg("--token-file").arg(token).arg("--dir").arg(self.dir.join(dir));
-        command.arg("--agent").arg(binary("windlass-agent").unwrap());
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let log =
-            std::fs::File::options().create(true).append(true).open(self.dir.join("dispatch.log")).unwrap();
-        let child = command.stderr(log).spawn().unwrap();
-        let id = child.id();
-        self.dispatchers.push(child);
-        id
-    }
-
-    fn kill_dispatchers(&mut self) {
-        for mut child in self.dispatchers.drain(..) {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-
-    async fn ask(&self, command: &[&str], more: Value) -> String {
-        let mut request = json!({
-            "state": "Committed", "priority": 500, "container_image": "none", "command": command,
-            "output_path": "/out", "mounts": { "/out": { "kind": "tmp" } }, "use_existing": false,
-            "runtime_constraints": { "vcpus": 1, "ram": 64 << 20 }, "container_count_max": 1,
-        });
-        for (name, value) in more.as_object().unwrap() {
-            request[name] = value.clone();
-        }
-        let body = json!({ "container_request": request });
-        let made = self.client().post("container_requests", &body).await.unwrap();
-        made["container_uuid"].as_str().unwrap().to_owned()
-    }
-
-    async fn until(&self, uuid: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        let since = Instant::now();
-        loop {
-            let record = self.client().get(&format!("containers/{uuid}")).await.unwrap();
-            if is(&record) {
-                return record;
-            }
-            let said = || std::fs::read_to_string(self.dir.join("dispatch.log")).unwrap_or_default();
-            assert!(since.elapsed() < PATIENCE, "{what}: {record}\n{}", said());
-            tokio::time::sleep(Duration::from_millis(30)).await;
-        }
-    }
-
-    async fn ended(&self, uuid: &str) -> Value {
-        let over = |record: &Value| record["state"] == "Complete" || record["state"] == "Cancelled";
-        self.until(uuid, "it does not end", over).await
-    }
-
-    async fn output(&self, uuid: &str, stream: &str) -> Vec<u8> {
-        let path = format!("containers/{uuid}/output?stream={stream}");
-        self.client().get_bytes(&path).await.unwrap().to_vec()
-    }
-
-    /// What dispatchers said, as `event` words.
-    async fn said(&self, uuid: &str) -> Vec<String> {
-        let filters = json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string();
-        let path = format!("logs?order=id&limit=1000&filters={}", windlass_api::queue::encoded(&filters));
-        let page = self.client().get(&path).await.unwrap();
-        let rows = page["items"].as_array().unwrap();
-        rows.iter().map(|row| row["properties"]["event"].as_str().unwrap().to_owned()).collect()
-    }
-}
-
-impl Drop for Ground {
-    fn drop(&mut self) {
-        self.kill_dispatchers();
-        drop(self.server.take());
-        // Executors that still run were started by us, and are in directories of this test.
-        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let Ok(line) = std::fs::read(entry.path().join("cmdline")) else { continue };
-            let here = self.dir.as_os_str().as_encoded_bytes();
-            let is_ours = line.windows(here.len()).any(|part| part == here);
-            if is_ours && let Some(pid) = entry.file_name().to_str() {
-                let _ = Command::new("kill").args(["-TERM", pid]).status();
-            }
-        }
-        if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.dir);
-        }
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_python_client_of_arvados_makes_every_call_and_hears_every_event() {

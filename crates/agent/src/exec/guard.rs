@@ -1,0 +1,158 @@
+//! The guard: a small process between the executor and the program, which leaves nothing of it behind.
+//!
+//! It holds one end of a pipe whose other end only the executor has. When the executor dies, however it dies, the
+//! pipe ends, and the guard kills whatever the program started, removes its control group, its container and its
+//! files. Orphans come to it, so nobody can get away by leaving their parent. It stands in a process group of its
+//! own: who kills the executor's whole group does not kill the one who cleans up after it.
+
+use std::{
+    fs, io,
+    os::{fd::AsFd as _, unix::process::CommandExt as _},
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    time::Duration,
+};
+
+use nix::sys::{
+    signal::{SigSet, SigmaskHow, sigprocmask},
+    signalfd::SignalFd,
+};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+    process::{Pid, Signal, WaitStatus, kill_process_group, set_parent_process_death_signal},
+};
+
+use crate::{
+    cgroup::{
+        Hierarchies,
+        task::{Groups, TaskGroup},
+    },
+    runner::init::{Orders, Reaped, clear, code, pending, reap, reset_signals, take_charge},
+};
+
+/// All groups of executors are below this name.
+const HOME: &str = "exec";
+/// Why the program could not be started, for the executor to find.
+pub(super) const NOT_STARTED: &str = "not.started";
+/// The directory that programs see as their root.
+pub(super) const ROOT: &str = "root";
+const CANNOT_START: u8 = 127;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Directory of the attempt
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Whether that directory goes with the executor, and not only what the program saw of it
+    #[arg(long)]
+    whole: bool,
+    /// Name of the attempt's control group
+    #[arg(long, value_name = "NAME")]
+    group: String,
+    /// What to run when the executor is gone, word by word
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
+    after: Vec<String>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// The control groups of attempts on this machine.
+pub(super) fn groups() -> io::Result<Groups> {
+    Ok(Groups::new(HOME, Hierarchies::mounted()?))
+}
+
+pub fn main(args: &Args) -> ExitCode {
+    match run(args) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            // What cannot be written down shows as the code.
+            let _ = fs::write(args.dir.join(NOT_STARTED), error.to_string());
+            ExitCode::from(CANNOT_START)
+        }
+    }
+}
+
+enum End {
+    Program(WaitStatus),
+    /// Nobody is there any more to tell how it ended.
+    Alone,
+}
+
+fn run(args: &Args) -> io::Result<u8> {
+    let signals = take_charge()?;
+    let group = groups()?.find(&args.group);
+    let child = start(&args.command, &group)?;
+    let end = attend(child, &signals)?;
+    group.kill();
+    clear(&Orders::default(), &signals);
+    match end {
+        End::Program(status) => Ok(code(status)),
+        End::Alone => {
+            tidy(args, &group);
+            Ok(0)
+        }
+    }
+}
+
+/// What the executor would have done at the end.
+fn tidy(args: &Args, group: &TaskGroup) {
+    if let [program, rest @ ..] = &args.after[..] {
+        // A child of ours, and all signals are blocked here: it gets them as they are meant.
+        let mut command = Command::new(program);
+        command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let _ = command.status();
+    }
+    let _ = group.remove();
+    let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT) });
+}
+
+#[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]
+fn start(words: &[String], group: &TaskGroup) -> io::Result<Pid> {
+    // Opened here: what is written there between fork and exec is one call.
+    let door = |group: &PathBuf| fs::File::options().write(true).open(group.join("cgroup.procs")).ok();
+    let doors: Vec<fs::File> = group.directories().iter().filter_map(door).collect();
+    let (program, rest) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut command = Command::new(program);
+    command.args(rest).stdin(Stdio::null()).process_group(0);
+    // SAFETY: a few system calls, which allocate nothing and take no lock.
+    unsafe {
+        command.pre_exec(move || {
+            for door in &doors {
+                let _ = rustix::io::write(door, b"0");
+            }
+            // A guard that is killed takes the program along: the executor sees to the rest.
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            reset_signals()?;
+            sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Reaps whatever ends, and passes signals on to the program and those it stands with.
+fn attend(child: Pid, signals: &SignalFd) -> io::Result<End> {
+    let executor = io::stdin();
+    loop {
+        if let Reaped::Runner(status) = reap(Some(child))? {
+            return Ok(End::Program(status));
+        }
+        let mut both =
+            [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN), PollFd::new(&executor, PollFlags::IN)];
+        match poll(&mut both, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // Nothing is ever written there: whatever happens means the end.
+        if !both[1].revents().is_empty() {
+            return Ok(End::Alone);
+        }
+        for asked in pending(signals, Some(Duration::ZERO))? {
+            // The program was not reaped, so its number is its own.
+            let _ = kill_process_group(child, asked);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Where an attempt lives on this machine, and what others left there that did not live to clean up.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FlockOperation, flock};
+use serde_json::{Value, json};
+
+use super::guard::{ROOT, groups};
+use crate::proc;
+
+/// Before the name of the attempt, where nobody says where its directory should be.
+const PREFIX: &str = "windlass-exec-";
+/// Who runs it: a dispatcher that comes back finds it there.
+const OWNER: &str = "executor.json";
+const LOCK: &str = "lock";
+
+/// The directory of an attempt. It is ours as long as this lives.
+pub(super) struct Home {
+    pub(super) dir: PathBuf,
+    /// Whether all of it goes at the end, or only what the program saw.
+    pub(super) is_own: bool,
+    _lock: File,
+}
+
+impl Home {
+    /// `None`: somebody else runs this very attempt here.
+    pub(super) fn take(name: &str, given: Option<&Path>) -> io::Result<Option<Self>> {
+        let dir = match given {
+            Some(dir) => dir.to_owned(),
+            None => std::env::temp_dir().join(format!("{PREFIX}{name}")),
+        };
+        fs::create_dir_all(&dir)?;
+        // What a program writes is for nobody else on the machine.
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
+        let lock = File::options().create(true).truncate(false).write(true).open(dir.join(LOCK))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        let pid = std::process::id();
+        let own = i32::try_from(pid).ok().map(proc::stat).transpose()?.flatten();
+        let own = json!({ "pid": pid, "started": own.map(|stat| stat.name.start) });
+        fs::write(dir.join("executor.own"), own.to_string())?;
+        fs::rename(dir.join("executor.own"), dir.join(OWNER))?;
+        let home = Self { dir, is_own: given.is_none(), _lock: lock };
+        home.sweep();
+        Ok(Some(home))
+    }
+
+    /// Attempts beside this one whose executor is dead, and whose guard was killed with it.
+    fn sweep(&self) {
+        let Some(above) = self.dir.parent() else { return };
+        for entry in fs::read_dir(above).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let name = if self.is_own { name.strip_prefix(PREFIX) } else { Some(name.as_str()) };
+            let dir = entry.path();
+            let Some(name) = name.filter(|_| dir != self.dir) else { continue };
+            if is_abandoned(&dir) {
+                sweep_one(&dir, name, self.is_own);
+            }
+        }
+    }
+}
+
+fn is_abandoned(dir: &Path) -> bool {
+    let Ok(text) = fs::read(dir.join(OWNER)) else { return false };
+    let Ok(owner) = serde_json::from_slice::<Value>(&text) else { return false };
+    let (pid, start) = (owner["pid"].as_i64(), owner["started"].as_u64());
+    let (Some(Ok(pid)), Some(start)) = (pid.map(i32::try_from), start) else { return false };
+    // A lock that somebody holds says more than a number that two processes may have had.
+    let held = || {
+        let lock = File::options().write(true).open(dir.join(LOCK));
+        lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err())
+    };
+    match proc::stat(pid) {
+        Ok(found) => {
+            let lives = |stat: proc::Stat| stat.name.start == start && stat.state == proc::State::Alive;
+            !found.is_some_and(lives) && !held()
+        }
+        Err(_) => false,
+    }
+}
+
+fn sweep_one(dir: &Path, name: &str, is_own: bool) {
+    // A guard that still cleans up does the same; both may.
+    if let Ok(groups) = groups() {
+        let group = groups.find(name);
+        group.kill();
+        let _ = group.remove();
+    }
+    let _ = fs::remove_dir_all(if is_own { dir.to_owned() } else { dir.join(ROOT) });
+}
+
+impl Drop for Home {
+    /// Secrets do not stay behind. What a dispatcher made, it removes when it has seen the end.
+    fn drop(&mut self) {
+        let dir = if self.is_own { self.dir.clone() } else { self.dir.join(ROOT) };
+        let _ = fs::remove_dir_all(dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("windlass-home-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn an_attempt_that_runs_here_is_not_run_twice() {
+        let dir = scratch("twice");
+        let first = Home::take("a.1", Some(&dir.join("a.1"))).unwrap();
+        assert!(first.is_some());
+        assert!(Home::take("a.1", Some(&dir.join("a.1"))).unwrap().is_none());
+        drop(first);
+        assert!(Home::take("a.1", Some(&dir.join("a.1"))).unwrap().is_some());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn what_a_dead_executor_left_is_removed_and_a_living_one_keeps_its_own() {
+        let dir = scratch("sweep");
+        for (name, owner) in
+            [("dead.1", json!({ "pid": std::process::id(), "started": 1 })), ("odd.1", json!({ "pid": "x" }))]
+        {
+            fs::create_dir_all(dir.join(name).join(ROOT)).unwrap();
+            fs::write(dir.join(name).join(OWNER), owner.to_string()).unwrap();
+        }
+        let lives = Home::take("lives.1", Some(&dir.join("lives.1"))).unwrap().unwrap();
+        fs::create_dir_all(lives.dir.join(ROOT)).unwrap();
+        let next = Home::take("next.1", Some(&dir.join("next.1"))).unwrap().unwrap();
+        let has_root = |name: &str| dir.join(name).join(ROOT).exists();
+        assert_eq!(["dead.1", "odd.1", "lives.1"].map(has_root), [false, true, true]);
+        drop((lives, next));
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,122 @@
+//! News of the queue: what wakes a dispatcher before its time.
+//!
+//! It carries nothing, and may be lost: whoever is woken looks, and who is not woken looks a little later.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpStream,
+    sync::Notify,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tokio_tungstenite::{
+    client_async,
+    tungstenite::{self, Message},
+};
+use windlass_api::queue::Client;
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// The server says something every half a minute.
+const SILENT_MAX: Duration = Duration::from_secs(90);
+const AGAIN_MIN: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+
+pub struct News {
+    heard: Arc<Notify>,
+    listening: JoinHandle<()>,
+}
+
+impl News {
+    /// Listens until it is dropped. A server without events is a server without news.
+    pub fn listen(client: Client) -> Self {
+        let heard = Arc::new(Notify::new());
+        let listening = tokio::spawn(listen(client, heard.clone()));
+        Self { heard, listening }
+    }
+
+    pub async fn next(&self) {
+        self.heard.notified().await;
+    }
+}
+
+impl Drop for News {
+    fn drop(&mut self) {
+        self.listening.abort();
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Deaf {
+    #[error("connect")]
+    Connect(#[from] std::io::Error),
+    #[error("speak with the server")]
+    Speak(#[from] Box<tungstenite::Error>),
+    #[error("nothing is heard")]
+    Silent,
+}
+
+async fn listen(client: Client, heard: Arc<Notify>) {
+    let mut pause = AGAIN_MIN;
+    loop {
+        let mut any = false;
+        let Err(deaf) = hear(&client, &heard, &mut any).await;
+        tracing::debug!(error = %crate::rounds::chain(&deaf), "listen to the queue");
+        pause = if any { AGAIN_MIN } else { (pause * 2).min(AGAIN_MAX) };
+        sleep(pause).await;
+    }
+}
+
+async fn hear(client: &Client, heard: &Notify, any: &mut bool) -> Result<std::convert::Infallible, Deaf> {
+    let spoken = |error| Deaf::Speak(Box::new(error));
+    let (authority, url) = client.events();
+    let connected = timeout(CONNECT_WITHIN, TcpStream::connect(authority)).await;
+    let stream = connected.map_err(|_| Deaf::Silent)??;
+    let greeted = timeout(CONNECT_WITHIN, client_async(url, stream)).await;
+    let (mut socket, _) = greeted.map_err(|_| Deaf::Silent)?.map_err(spoken)?;
+    let wanted = json!({ "method": "subscribe", "filters": [["object_uuid", "is_a", "arvados#container"]] });
+    socket.send(Message::text(wanted.to_string())).await.map_err(spoken)?;
+    *any = true;
+    // Whatever happened while nobody listened.
+    heard.notify_one();
+    loop {
+        match timeout(SILENT_MAX, socket.next()).await {
+            Err(_) | Ok(None) => return Err(Deaf::Silent),
+            Ok(Some(Err(error))) => return Err(spoken(error)),
+            Ok(Some(Ok(message))) => {
+                if message.to_text().is_ok_and(is_news) {
+                    heard.notify_one();
+                }
+            }
+        }
+    }
+}
+
+/// Whether there may be something to take, to stop or to clean up. That one runs which we started is no news.
+fn is_news(text: &str) -> bool {
+    let row: Value = serde_json::from_str(text).unwrap_or_default();
+    let (old, new) = (&row["properties"]["old_attributes"], &row["properties"]["new_attributes"]);
+    let is_open = matches!(new["state"].as_str(), Some("Queued" | "Complete" | "Cancelled"));
+    is_open || (new["priority"].is_number() && old["priority"] != new["priority"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_be_acted_on_is_news_and_what_we_did_ourselves_is_not() {
+        let row = |old: Value, new: Value| {
+            json!({ "properties": { "old_attributes": old, "new_attributes": new } }).to_string()
+        };
+        assert!(is_news(&row(Value::Null, json!({ "state": "Queued", "priority": 1 }))));
+        assert!(is_news(&row(json!({ "state": "Running" }), json!({ "state": "Complete" }))));
+        let lowered = row(json!({ "priority": 5 }), json!({ "state": "Running", "priority": 0 }));
+        assert!(is_news(&lowered));
+        let locked = row(json!({ "priority": 5 }), json!({ "state": "Locked", "priority": 5 }));
+        assert!(!is_news(&locked));
+        assert!(!is_news(r#"{"status":200}"#) && !is_news("") && !is_news("no JSON"));
+    }
+}

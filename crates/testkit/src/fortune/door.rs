@@ -1,0 +1,279 @@
+//! How a dispatcher speaks with its pool: commands that are lost, and answers that are.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use windlass_api::queue::Client;
+use windlass_dispatch::scheduler::{Order, Pressure, Scheduler, SubmitError, Unknown};
+use windlass_model::{
+    dispatch::{
+        Attempt, Job, Life, Lower, Needs,
+        choose::{Fit, Room},
+        room::Amount,
+    },
+    time::Timestamp,
+};
+
+use super::{
+    SharedWorld,
+    executor::{Fate, execute},
+    pool::{FAILS, KINDS, PoolJob, State, amount, holds},
+};
+
+/// Jobs of others: never shown to us, never to be touched.
+const FOREIGN: u64 = 1_000_000;
+
+/// How a dispatcher speaks with its pool.
+pub(super) struct PoolDoor {
+    world: SharedWorld,
+    at: usize,
+    begun: Instant,
+    ended: Mutex<BTreeMap<Attempt, Timestamp>>,
+    /// For executors; each has a token of its own.
+    client: Client,
+}
+
+/// What became of a command.
+enum Spoken {
+    Heard,
+    /// It was not, and whoever said it does not know.
+    Lost,
+    /// It was heard, and whoever said it does not know.
+    Unanswered,
+}
+
+impl PoolDoor {
+    pub(super) fn new(world: SharedWorld, at: usize, begun: Instant, client: Client) -> Self {
+        Self { world, at, begun, ended: Mutex::default(), client }
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
+    }
+
+    async fn speak(&self) -> Spoken {
+        let (time, fails, half) = {
+            let rng = &mut self.world.lock().pools[self.at].rng;
+            (rng.millis(5, 200), rng.chance(FAILS), rng.chance(50))
+        };
+        sleep(time).await;
+        if !fails {
+            return Spoken::Heard;
+        }
+        let fault = if half { "command lost" } else { "command unanswered" };
+        self.world.lock().fire(fault);
+        if half { Spoken::Lost } else { Spoken::Unanswered }
+    }
+
+    /// Jobs that got a worker get an executor.
+    fn start(&self) {
+        let mut world = self.world.lock();
+        let pool = &mut world.pools[self.at];
+        let mut faults = Vec::new();
+        for id in pool.assign() {
+            let drawn = Fate::draw(&mut pool.rng);
+            let Some(job) = pool.jobs.get_mut(&id) else { continue };
+            let has_executor = job.worker.is_none_or(|worker| worker % 7 != 1);
+            let fate = if job.token.is_empty() {
+                Fate::Deaf
+            } else if has_executor {
+                drawn
+            } else {
+                Fate::Missing
+            };
+            faults.extend(fate.fault());
+            let client = self.client.with_token(&job.token);
+            let (attempt, told) = (job.attempt.clone(), job.stop.subscribe());
+            let (shared, at) = (self.world.clone(), self.at);
+            let task = tokio::spawn(async move {
+                let failed = execute(&client, &attempt, fate, told, &shared).await;
+                shared.lock().pools[at].ended(id, failed);
+            });
+            job.task = Some(task.abort_handle());
+        }
+        for fault in faults {
+            world.fire(fault);
+        }
+    }
+}
+
+fn failed(program: &'static str) -> Unknown {
+    Unknown::Failed { program, said: "simulated".to_owned() }
+}
+
+impl Scheduler for PoolDoor {
+    type Room = Rooms;
+
+    async fn look(&self) -> Result<Lower, Unknown> {
+        self.world.lock().rounds[self.at].push(Instant::now());
+        if !matches!(self.speak().await, Spoken::Heard) {
+            return Err(failed("look"));
+        }
+        self.start();
+        let asked_at = self.now();
+        let mut world = self.world.lock();
+        let pool = &mut world.pools[self.at];
+        let mut ended = self.ended.lock();
+        // Of a silent worker a scheduler says that it does not know, or nothing at all.
+        let is_shown = |job: &PoolJob| {
+            job.over.is_some() || !pool.is_silent(job) || job.worker.is_some_and(|worker| worker % 14 == 7)
+        };
+        let jobs: Vec<Job> = pool
+            .jobs
+            .iter()
+            .filter(|(_, job)| is_shown(job))
+            .map(|(id, job)| {
+                let life = match job.over {
+                    Some(_) => Life::Ended(*ended.entry(job.attempt.clone()).or_insert(asked_at)),
+                    None if pool.is_silent(job) => Life::Unknown,
+                    None if job.worker.is_none() => Life::Waiting,
+                    None => Life::Running,
+                };
+                Job { attempt: job.attempt.clone(), id: id.to_string(), life, priority: Some(job.priority) }
+            })
+            .collect();
+        ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt));
+        let is_whole = !pool.workers.iter().any(|worker| worker.state == State::Silent);
+        pool.was_whole = is_whole;
+        let alive = jobs.iter().filter(|job| !job.life.is_over());
+        pool.seen_alive = alive.map(|job| job.attempt.uuid.clone()).collect();
+        Ok(Lower { jobs, asked_at, is_whole })
+    }
+
+    async fn room(&self, _lower: &Lower) -> Result<Rooms, Unknown> {
+        if !matches!(self.speak().await, Spoken::Heard) {
+            return Err(failed("room"));
+        }
+        let mut world = self.world.lock();
+        let pool = &mut world.pools[self.at];
+        pool.demand.clear();
+        let up = pool.workers.iter().filter(|worker| worker.state == State::Up);
+        let free = up.map(|worker| pool.free(worker)).collect();
+        Ok(Rooms { free, world: self.world.clone(), at: self.at })
+    }
+
+    async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
+        let spoken = self.speak().await;
+        if matches!(spoken, Spoken::Lost) {
+            return Err(SubmitError::Unclear(failed("submit")));
+        }
+        let token = order.environment.iter().find(|(name, _)| name == "WINDLASS_EXECUTOR_TOKEN");
+        let token = token.map(|(_, token)| token.clone()).unwrap_or_default();
+        let id = {
+            let mut world = self.world.lock();
+            world.tokens.push((order.attempt.uuid.clone(), order.attempt.number, token.clone()));
+            let pool = &mut world.pools[self.at];
+            if pool.rng.chance(2) {
+                world.fire("submission refused");
+                return Err(SubmitError::Refused { why: "simulated".to_owned() });
+            }
+            let id = pool.next_job;
+            pool.next_job += 1;
+            let is_first = pool.submitted.insert(order.attempt.clone());
+            let job = PoolJob {
+                attempt: order.attempt.clone(),
+                needs: order.needs.clone(),
+                priority: order.priority,
+                token,
+                worker: None,
+                begun: None,
+                over: None,
+                stop: watch::Sender::new(false),
+                task: None,
+            };
+            pool.jobs.insert(id, job);
+            if !is_first {
+                world.violate("C6", format!("{} was submitted twice", order.attempt));
+            }
+            id
+        };
+        self.start();
+        match spoken {
+            Spoken::Heard => Ok(id.to_string()),
+            Spoken::Lost | Spoken::Unanswered => Err(SubmitError::Unclear(failed("submit"))),
+        }
+    }
+
+    async fn stop(&self, job: &str, pressure: Pressure) -> Result<(), Unknown> {
+        let spoken = self.speak().await;
+        if matches!(spoken, Spoken::Lost) {
+            return Err(failed("stop"));
+        }
+        let id: u64 = job.parse().unwrap_or(FOREIGN);
+        let mut world = self.world.lock();
+        let pool = &mut world.pools[self.at];
+        let Some(found) = pool.jobs.get(&id) else {
+            world.violate("C5", format!("job {job} is none of ours and was stopped"));
+            return Ok(());
+        };
+        match pressure {
+            // Nobody there could be asked.
+            Pressure::Ask if found.worker.is_none() => pool.end(id),
+            Pressure::Ask if pool.is_silent(found) => {}
+            Pressure::Ask => {
+                let _ = found.stop.send(true);
+            }
+            Pressure::Force => pool.kill(id),
+        }
+        match spoken {
+            Spoken::Heard => Ok(()),
+            Spoken::Lost | Spoken::Unanswered => Err(failed("stop")),
+        }
+    }
+
+    async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {
+        let spoken = self.speak().await;
+        if let (Spoken::Heard | Spoken::Unanswered, Ok(id)) = (&spoken, job.parse::<u64>()) {
+            let mut world = self.world.lock();
+            if let Some(job) = world.pools[self.at].jobs.get_mut(&id) {
+                job.priority = priority;
+            }
+        }
+        if matches!(spoken, Spoken::Heard) { Ok(()) } else { Err(failed("renice")) }
+    }
+}
+
+/// Room on the workers that are up.
+pub(super) struct Rooms {
+    free: Vec<Amount>,
+    world: SharedWorld,
+    at: usize,
+}
+
+impl Rooms {
+    /// The tightest that fits.
+    fn find(&self, needs: &Needs) -> Option<usize> {
+        let fits = |at: &usize| holds(self.free[*at], amount(needs));
+        (0..self.free.len()).filter(fits).min_by_key(|at| self.free[*at].cpus)
+    }
+}
+
+impl Room for Rooms {
+    fn fit(&self, needs: &Needs) -> Fit {
+        if self.find(needs).is_some() {
+            return Fit::Now;
+        }
+        if !KINDS.iter().any(|kind| holds(*kind, amount(needs))) {
+            return Fit::Never("no worker is like that".to_owned());
+        }
+        self.world.lock().pools[self.at].demand.push(needs.clone());
+        Fit::Later("waits for a worker".to_owned())
+    }
+
+    fn take(&mut self, needs: &Needs) {
+        if let Some(at) = self.find(needs) {
+            self.free[at] = self.free[at].less(amount(needs));
+        }
+    }
+
+    fn reserve(&mut self, needs: &Needs) {
+        let most = (0..self.free.len()).max_by_key(|at| self.free[*at].cpus);
+        if let Some(at) = most {
+            self.free[at] = self.free[at].less(amount(needs));
+        }
+    }
+}

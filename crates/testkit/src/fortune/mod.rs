@@ -1,0 +1,382 @@
+//! The container queue under misfortune: the real server and the real dispatchers, on virtual time, over a lower
+//! scheduler that fails in every way one can.
+//!
+//! One seed is one history: two hundred requests, one or two dispatchers that are killed at any await, each with a
+//! pool of at most ten workers that are slow to come, refuse to come or to go, fall silent, break, or have no
+//! executor. Executors crash, hang, or go on when nobody sees them any more. Requests, answers and commands are
+//! lost; once the server is overloaded. People change priorities, take requests back, and hold some for a while.
+//! Then every container must have ended, once, and nothing may be left of it.
+
+mod door;
+mod executor;
+mod judge;
+mod pool;
+mod road;
+
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
+use windlass_api::queue::{Client, encoded};
+use windlass_dispatch::{
+    queue::Door,
+    rounds::{Dispatcher, Settings as Ways},
+};
+use windlass_model::{dispatch::Needs, time::Span};
+use windlass_server::{
+    app::App,
+    config::{Given, Settings},
+    db::Db,
+    routes,
+    secrets::Keyring,
+    services::boot,
+};
+
+use self::{
+    door::PoolDoor,
+    pool::Pool,
+    road::{Road, Traveller},
+};
+use crate::{invariants::Violation, rng::Rng, server::TOKEN, sim::Report};
+
+/// 2026-01-01, where every simulated history begins.
+const EPOCH_US: i64 = 1_767_225_600_000_000;
+const CONTAINERS: u64 = 200;
+/// People and misfortune act this long.
+const TROUBLE_LASTS: Duration = Duration::from_secs(15 * 60);
+/// Something must have happened in any time as long as this, until all is over.
+const PROGRESS_WITHIN: Duration = Duration::from_secs(15 * 60);
+/// After the last container has ended, nothing may be left after this time.
+const EMPTY_WITHIN: Duration = Duration::from_secs(15 * 60);
+const POLL: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_secs(20);
+const GIB: u64 = 1 << 30;
+
+/// What everybody sees and changes, and what the judge reads.
+#[derive(Default)]
+struct World {
+    pools: Vec<Pool>,
+    /// Programs that were started, in order.
+    started: Vec<Started>,
+    /// Of executors: container, attempt, token.
+    tokens: Vec<(String, u64, String)>,
+    /// Locks that were given, and what the dispatcher still had jobs of at that time.
+    locks: Vec<Locked>,
+    /// When each dispatcher began its last rounds.
+    rounds: Vec<Vec<Instant>>,
+    /// Locks that failed for no fault of the queue: dispatcher, container, when.
+    missed: Vec<(usize, String, Instant)>,
+    fired: BTreeMap<&'static str, u64>,
+    violations: Vec<Violation>,
+    calls: u64,
+    overloaded_until: Option<Instant>,
+}
+
+struct Started {
+    uuid: String,
+    attempt: u64,
+}
+
+struct Locked {
+    dispatcher: usize,
+    uuid: String,
+    at: Instant,
+    alive: Vec<String>,
+}
+
+type SharedWorld = Arc<Mutex<World>>;
+
+impl World {
+    fn fire(&mut self, fault: &'static str) {
+        *self.fired.entry(fault).or_default() += 1;
+    }
+
+    fn violate(&mut self, id: &'static str, what: String) {
+        self.violations.push(Violation { id, what });
+    }
+}
+
+/// A request of somebody.
+struct Asked {
+    request: String,
+    needs: Needs,
+    is_held: bool,
+}
+
+struct Play {
+    seed: u64,
+    rng: Rng,
+    world: SharedWorld,
+    router: axum::Router,
+    people: Client,
+    started: Instant,
+    tokens: Vec<String>,
+    dispatchers: Vec<Option<JoinHandle<()>>>,
+    asked: Vec<Asked>,
+}
+
+/// Plays one seed from beginning to end.
+pub fn play(seed: u64) -> Result<Report> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    runtime.block_on(async { Play::begin(seed).await?.play().await })
+}
+
+impl Play {
+    async fn begin(seed: u64) -> Result<Self> {
+        let mut rng = Rng::new(seed);
+        let started = Instant::now();
+        let clock = move || EPOCH_US + i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
+        let db = Db::open_inline(Arc::new(clock), rng.draw())?;
+        let given = Given {
+            // Nothing is kept there.
+            data_dir: Some(PathBuf::from("/nonexistent/windlass-simulation")),
+            admin_token: Some(TOKEN.to_owned()),
+            no_local: Some(true),
+            ..Given::default()
+        };
+        let settings = Settings { pipelines: false, ..Settings::new(given, None)? };
+        let app = App::new(db, settings, Keyring::ephemeral()?)?;
+        boot::ensure(&app).await?;
+        let router = routes::all().into_router(app);
+        let world = SharedWorld::default();
+        let way = Road::new(router.clone(), world.clone(), rng.fork(), Traveller::Person);
+        let people = Client::over(Arc::new(way), TOKEN);
+        let mut play = Self {
+            seed,
+            world,
+            router,
+            people,
+            started,
+            tokens: Vec::new(),
+            dispatchers: Vec::new(),
+            asked: Vec::new(),
+            rng,
+        };
+        play.set_the_stage().await?;
+        Ok(play)
+    }
+
+    async fn set_the_stage(&mut self) -> Result<()> {
+        for number in 0..CONTAINERS {
+            self.ask(number).await?;
+        }
+        for _ in 0..self.rng.between(1, 2) {
+            let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
+            let made = self.people.post("api_client_authorizations", &body).await?;
+            let part = |name: &str| made[name].as_str().unwrap_or_default().to_owned();
+            self.tokens.push(format!("v2/{}/{}", part("uuid"), part("api_token")));
+            let pool = Pool::new(self.rng.fork(), self.started);
+            let mut world = self.world.lock();
+            world.pools.push(pool);
+            world.rounds.push(Vec::new());
+        }
+        for at in 0..self.tokens.len() {
+            pool::bring_strays(&self.world, at);
+            tokio::spawn(pool::turn(self.world.clone(), at));
+            self.dispatchers.push(None);
+            self.start_dispatcher(at);
+        }
+        Ok(())
+    }
+
+    async fn ask(&mut self, number: u64) -> Result<()> {
+        let (cpus, memory) = (self.rng.between(1, 8), self.rng.between(1, 3) * GIB);
+        let request = json!({
+            "state": "Committed", "priority": number % 20 + 1, "container_image": "none",
+            "command": ["true"], "output_path": "/out", "mounts": { "/out": { "kind": "tmp" } },
+            "runtime_constraints": { "vcpus": cpus, "ram": memory }, "use_existing": false,
+        });
+        let made = self.people.post("container_requests", &json!({ "container_request": request })).await?;
+        let request = made["uuid"].as_str().context("a request without a name")?.to_owned();
+        let needs = Needs { cpus: u32::try_from(cpus)?, memory, ..Needs::default() };
+        self.asked.push(Asked { request, needs, is_held: false });
+        Ok(())
+    }
+
+    /// A new process: it remembers nothing.
+    fn start_dispatcher(&mut self, at: usize) {
+        let way =
+            Road::new(self.router.clone(), self.world.clone(), self.rng.fork(), Traveller::Dispatcher(at));
+        let executors =
+            Road::new(self.router.clone(), self.world.clone(), self.rng.fork(), Traveller::Executor);
+        let client = Client::over(Arc::new(way), &self.tokens[at]);
+        let executors = Client::over(Arc::new(executors), "");
+        let begun = Instant::now();
+        let pool = PoolDoor::new(self.world.clone(), at, begun, executors);
+        self.dispatchers[at] = Some(tokio::spawn(dispatch(client, pool, begun)));
+    }
+
+    async fn play(mut self) -> Result<Report> {
+        self.trouble().await?;
+        self.let_go().await?;
+        self.settle().await?;
+        for dispatcher in self.dispatchers.iter().flatten() {
+            dispatcher.abort();
+        }
+        let history = self.history().await?;
+        judge::tokens_are_dead(&self.world, &self.people).await;
+        let needs: BTreeMap<String, Needs> =
+            self.asked.iter().map(|one| (one.request.clone(), one.needs.clone())).collect();
+        judge::history(&self.world, &history, &needs, self.started);
+        let mut hasher = DefaultHasher::new();
+        for row in &history {
+            let change = &row["properties"];
+            (row["object_uuid"].as_str(), row["event_at"].as_str()).hash(&mut hasher);
+            change["new_attributes"]["state"].as_str().hash(&mut hasher);
+            change["event"].as_str().hash(&mut hasher);
+        }
+        let mut world = self.world.lock();
+        Ok(Report {
+            seed: self.seed,
+            violations: std::mem::take(&mut world.violations),
+            trace: hasher.finish(),
+            fired: world.fired.clone(),
+            runs: self.asked.len(),
+            passes: world.rounds.iter().map(|rounds| rounds.len() as u64).sum(),
+            calls: world.calls,
+            virtual_secs: self.started.elapsed().as_secs(),
+        })
+    }
+
+    /// People change their minds, and dispatchers die.
+    async fn trouble(&mut self) -> Result<()> {
+        let mut was_overloaded = false;
+        while self.started.elapsed() < TROUBLE_LASTS {
+            sleep(self.rng.millis(2_000, 20_000)).await;
+            if self.rng.chance(60) {
+                self.change_a_mind().await?;
+            } else {
+                let at = self.rng.between(0, self.tokens.len() as u64 - 1) as usize;
+                if let Some(dispatcher) = self.dispatchers[at].take() {
+                    dispatcher.abort();
+                    self.world.lock().fire("dispatcher killed");
+                    sleep(self.rng.millis(100, 30_000)).await;
+                }
+                self.start_dispatcher(at);
+            }
+            if !was_overloaded && self.started.elapsed() > TROUBLE_LASTS / 3 {
+                was_overloaded = true;
+                self.world.lock().overloaded_until = Some(Instant::now() + Duration::from_secs(45));
+            }
+        }
+        Ok(())
+    }
+
+    async fn change_a_mind(&mut self) -> Result<()> {
+        let at = self.rng.between(0, self.asked.len() as u64 - 1) as usize;
+        let priority = if self.rng.chance(20) { 0 } else { self.rng.between(1, 20) };
+        self.weigh(at, priority).await
+    }
+
+    async fn weigh(&mut self, at: usize, priority: u64) -> Result<()> {
+        let asked = &mut self.asked[at];
+        let change = json!({ "container_request": { "priority": priority } });
+        match self.people.put(&format!("container_requests/{}", asked.request), &change).await {
+            Ok(_) => asked.is_held = priority == 0,
+            // It is over: there is nothing to change.
+            Err(error) if error.is_refusal() => asked.is_held = false,
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// What was held is wanted after all, or taken back.
+    async fn let_go(&mut self) -> Result<()> {
+        for at in 0..self.asked.len() {
+            if !self.asked[at].is_held {
+                continue;
+            }
+            if self.rng.chance(50) {
+                self.weigh(at, 5).await?;
+            } else {
+                let path = format!("container_requests/{}?_method=DELETE", self.asked[at].request);
+                self.people.post(&path, &Value::Null).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn settle(&mut self) -> Result<()> {
+        let (mut moved, mut rows) = (Instant::now(), 0);
+        let open = encoded(&json!([["state", "in", ["Queued", "Locked", "Running"]]]).to_string());
+        loop {
+            let page = self.people.get(&format!("containers?limit=0&filters={open}")).await?;
+            if page["items_available"] == 0 {
+                break;
+            }
+            let seen = self.people.get("logs?limit=0").await?["items_available"].as_u64().unwrap_or(0);
+            if seen != rows {
+                (moved, rows) = (Instant::now(), seen);
+            }
+            if moved.elapsed() > PROGRESS_WITHIN {
+                let page = self.people.get(&format!("containers?limit=3&count=none&filters={open}")).await?;
+                let told = |one: &Value| {
+                    let part = |name: &str| one[name].to_string();
+                    ["uuid", "state", "priority", "attempt", "scheduling_status"].map(part).join(" ")
+                };
+                let left: Vec<String> = page["items"].as_array().into_iter().flatten().map(told).collect();
+                let pools: Vec<String> =
+                    self.world.lock().pools.iter().filter_map(Pool::what_is_left).collect();
+                let what = format!("nothing happens to {left:?}, while there are {pools:?}");
+                self.world.lock().violate("progress", what);
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+        let deadline = Instant::now() + EMPTY_WITHIN;
+        loop {
+            let left: Vec<String> = self.world.lock().pools.iter().filter_map(Pool::what_is_left).collect();
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                self.world.lock().violate("left", left.join("; "));
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    async fn history(&self) -> Result<Vec<Value>> {
+        let mut rows: Vec<Value> = Vec::new();
+        loop {
+            let last = rows.last().and_then(|row| row["id"].as_i64()).unwrap_or(0);
+            let filters = encoded(&json!([["id", ">", last]]).to_string());
+            let path = format!("logs?order=id&limit=1000&count=none&filters={filters}");
+            let page = self.people.get(&path).await?;
+            let more = page["items"].as_array().context("no list")?;
+            if more.is_empty() {
+                return Ok(rows);
+            }
+            rows.extend(more.iter().cloned());
+        }
+    }
+}
+
+/// As `windlass dispatch` does it.
+async fn dispatch(client: Client, pool: PoolDoor, begun: Instant) {
+    let door = loop {
+        match Door::open(client.clone()).await {
+            Ok(door) => break door,
+            Err(_) => sleep(POLL).await,
+        }
+    };
+    let ways = Ways { begun, lost_after: Span::mins(1), environment: Vec::new() };
+    let mut dispatcher = Dispatcher::new(door, pool, ways);
+    loop {
+        // What went wrong comes again.
+        let _ = dispatcher.round().await;
+        sleep(POLL).await;
+    }
+}

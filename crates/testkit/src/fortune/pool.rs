@@ -1,0 +1,374 @@
+//! A lower scheduler: workers that come and go, jobs on them, and commands that fail.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    task::AbortHandle,
+    time::{Instant, sleep},
+};
+use windlass_model::dispatch::{Attempt, Needs, room::Amount};
+
+use super::SharedWorld;
+use crate::rng::Rng;
+
+const WORKERS_MAX: usize = 10;
+const GIB: u64 = 1 << 30;
+/// What can be had, by size. The second never comes, the fourth not in the first minutes.
+pub(super) const KINDS: [Amount; 5] = [
+    Amount { cpus: 2, memory: 4 * GIB, gpus: 0 },
+    Amount { cpus: 4, memory: 4 * GIB, gpus: 0 },
+    Amount { cpus: 4, memory: 8 * GIB, gpus: 0 },
+    Amount { cpus: 8, memory: 8 * GIB, gpus: 0 },
+    Amount { cpus: 8, memory: 16 * GIB, gpus: 0 },
+];
+const NEVER: usize = 1;
+const DEAD_AT_FIRST: usize = 3;
+const DEAD_FOR: Duration = Duration::from_secs(180);
+/// A kind that did not come is not asked for again so soon.
+const SHUN: Duration = Duration::from_secs(60);
+/// Of everything that somebody asks the scheduler for, in percent.
+pub(super) const FAILS: u64 = 10;
+const RATE_LIMITED: u64 = 3;
+const LIMITED_FOR: Duration = Duration::from_secs(20);
+const SILENT_FOR: Duration = Duration::from_secs(90);
+const IDLE_MAX: Duration = Duration::from_secs(60);
+/// The scheduler ends a job that takes longer.
+const TIME_LIMIT: Duration = Duration::from_secs(150);
+/// Jobs that are over are shown for this long.
+const SHOWN_FOR: Duration = Duration::from_secs(300);
+const TICK: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Booting,
+    Up,
+    /// Finishes what it has, and takes no more.
+    Broken,
+    /// Nobody knows what happens there.
+    Silent,
+    /// The scheduler has given it up. What runs there does not know that.
+    Down,
+}
+
+pub(super) struct Worker {
+    pub(super) number: u64,
+    pub(super) size: Amount,
+    pub(super) state: State,
+    since: Instant,
+    /// When it comes up, or when its trouble begins.
+    next_at: Option<Instant>,
+    failures: u32,
+}
+
+pub(super) struct PoolJob {
+    pub(super) attempt: Attempt,
+    pub(super) needs: Needs,
+    pub(super) priority: u64,
+    pub(super) token: String,
+    pub(super) worker: Option<u64>,
+    pub(super) begun: Option<Instant>,
+    pub(super) over: Option<Instant>,
+    pub(super) stop: watch::Sender<bool>,
+    pub(super) task: Option<AbortHandle>,
+}
+
+pub(super) struct Pool {
+    pub(super) rng: Rng,
+    opened: Instant,
+    pub(super) workers: Vec<Worker>,
+    pub(super) jobs: BTreeMap<u64, PoolJob>,
+    pub(super) next_job: u64,
+    next_worker: u64,
+    pub(super) demand: Vec<Needs>,
+    shunned: BTreeMap<usize, Instant>,
+    limited_until: Option<Instant>,
+    pub(super) submitted: BTreeSet<Attempt>,
+    /// What the last look said of that.
+    pub(super) was_whole: bool,
+    /// Containers with jobs, by the last look.
+    pub(super) seen_alive: Vec<String>,
+}
+
+impl Pool {
+    pub(super) fn new(rng: Rng, opened: Instant) -> Self {
+        Self {
+            rng,
+            opened,
+            workers: Vec::new(),
+            jobs: BTreeMap::new(),
+            next_job: 1,
+            next_worker: 0,
+            demand: Vec::new(),
+            shunned: BTreeMap::new(),
+            limited_until: None,
+            submitted: BTreeSet::new(),
+            was_whole: true,
+            seen_alive: Vec::new(),
+        }
+    }
+
+    fn worker(&self, number: Option<u64>) -> Option<&Worker> {
+        self.workers.iter().find(|worker| Some(worker.number) == number)
+    }
+
+    pub(super) fn is_silent(&self, job: &PoolJob) -> bool {
+        self.worker(job.worker).is_some_and(|worker| worker.state == State::Silent)
+    }
+
+    /// Containers with jobs that are not over, or were not when the dispatcher looked.
+    pub(super) fn alive(&self) -> Vec<String> {
+        let alive = self.jobs.values().filter(|job| job.over.is_none());
+        alive.map(|job| job.attempt.uuid.clone()).chain(self.seen_alive.iter().cloned()).collect()
+    }
+
+    pub(super) fn is_known_alive(&self, attempt: &Attempt) -> bool {
+        let lives = |job: &&PoolJob| job.attempt == *attempt && job.over.is_none() && !self.is_silent(job);
+        self.jobs.values().any(|job| lives(&job))
+    }
+
+    pub(super) fn what_is_left(&self) -> Option<String> {
+        let jobs: Vec<String> =
+            self.jobs.values().filter(|job| job.over.is_none()).map(|job| job.attempt.to_string()).collect();
+        let workers: Vec<u64> = self.workers.iter().map(|worker| worker.number).collect();
+        let is_empty = jobs.is_empty() && workers.is_empty();
+        (!is_empty).then(|| format!("jobs {jobs:?} on workers {workers:?}"))
+    }
+
+    /// A job is over, whatever the executor still does.
+    pub(super) fn end(&mut self, id: u64) {
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.over.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// The executor is gone, and with it the job.
+    pub(super) fn ended(&mut self, id: u64, failed: bool) {
+        // Of a silent worker nobody hears.
+        if self.jobs.get(&id).is_some_and(|job| self.is_silent(job)) {
+            return;
+        }
+        self.end(id);
+        let number = self.jobs.get(&id).and_then(|job| job.worker);
+        if let Some(worker) = self.workers.iter_mut().find(|worker| Some(worker.number) == number) {
+            worker.since = Instant::now();
+            worker.failures += u32::from(failed);
+            // A worker on which nothing starts is taken out.
+            if worker.failures >= 2 && worker.state == State::Up && worker.number % 7 == 1 {
+                worker.state = State::Broken;
+            }
+        }
+    }
+
+    pub(super) fn kill(&mut self, id: u64) {
+        if let Some(task) = self.jobs.get_mut(&id).and_then(|job| job.task.take()) {
+            task.abort();
+        }
+        self.ended(id, false);
+    }
+
+    pub(super) fn free(&self, worker: &Worker) -> Amount {
+        let theirs = self.jobs.values().filter(|job| job.worker == Some(worker.number) && job.over.is_none());
+        theirs.fold(worker.size, |free, job| free.less(amount(&job.needs)))
+    }
+
+    /// Waiting jobs get workers, the most wanted first.
+    pub(super) fn assign(&mut self) -> Vec<u64> {
+        let mut waiting: Vec<(u64, u64)> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| job.worker.is_none() && job.over.is_none())
+            .map(|(id, job)| (u64::MAX - job.priority, *id))
+            .collect();
+        waiting.sort_unstable();
+        let mut begun = Vec::new();
+        for (_, id) in waiting {
+            let Some(needs) = self.jobs.get(&id).map(|job| amount(&job.needs)) else { continue };
+            let fits = |worker: &&Worker| worker.state == State::Up && holds(self.free(worker), needs);
+            let tightest = self.workers.iter().filter(fits).min_by_key(|worker| self.free(worker).cpus);
+            let Some(number) = tightest.map(|worker| worker.number) else { continue };
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.worker = Some(number);
+                job.begun = Some(Instant::now());
+                begun.push(id);
+            }
+        }
+        begun
+    }
+
+    fn age(&mut self, fired: &mut Vec<&'static str>) {
+        let now = Instant::now();
+        let mut lost = Vec::new();
+        for worker in &mut self.workers {
+            let is_due = worker.next_at.is_some_and(|at| now >= at);
+            let next = match worker.state {
+                State::Booting if is_due => State::Up,
+                State::Up if is_due && worker.number % 7 == 0 => State::Silent,
+                State::Up if is_due && worker.number % 7 == 2 => State::Broken,
+                State::Silent if now - worker.since > SILENT_FOR => State::Down,
+                same @ (State::Booting | State::Up | State::Broken | State::Silent | State::Down) => same,
+            };
+            if next == worker.state {
+                continue;
+            }
+            worker.next_at = match (next, worker.number % 7) {
+                (State::Up, 0) => Some(now + self.rng.millis(1_000, 90_000)),
+                (State::Up, 2) => Some(now + self.rng.millis(1_000, 200_000)),
+                _ => None,
+            };
+            match next {
+                State::Silent => fired.push("worker silent"),
+                State::Broken => fired.push("worker broken"),
+                State::Down => lost.push(worker.number),
+                State::Booting | State::Up => {}
+            }
+            (worker.state, worker.since) = (next, now);
+        }
+        let late = |job: &PoolJob| job.begun.is_some_and(|begun| now - begun > TIME_LIMIT);
+        let over: Vec<(u64, bool)> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| job.over.is_none() && !self.is_silent(job))
+            .filter_map(|(id, job)| {
+                let is_lost = job.worker.is_some_and(|worker| lost.contains(&worker));
+                (is_lost || late(job)).then_some((*id, is_lost))
+            })
+            .collect();
+        for (id, is_lost) in over {
+            if is_lost { self.end(id) } else { self.kill(id) }
+        }
+        self.jobs.retain(|_, job| job.over.is_none_or(|over| now - over < SHOWN_FOR));
+    }
+
+    fn create(&mut self, fired: &mut Vec<&'static str>) {
+        let now = Instant::now();
+        if self.limited_until.is_some_and(|until| now < until) {
+            return;
+        }
+        // Those that were handed over before their worker went are waited for as well.
+        let waiting = self.jobs.values().filter(|job| job.worker.is_none() && job.over.is_none());
+        let mut wanted: Vec<Needs> = waiting.map(|job| job.needs.clone()).collect();
+        wanted.append(&mut self.demand);
+        for needs in wanted {
+            if self.workers.len() >= WORKERS_MAX {
+                return;
+            }
+            let is_coming =
+                |worker: &Worker| worker.state == State::Booting && holds(worker.size, amount(&needs));
+            if self.workers.iter().any(is_coming) {
+                continue;
+            }
+            let shunned = |kind: &usize| self.shunned.get(kind).is_some_and(|until| now < *until);
+            let kind = (0..KINDS.len()).find(|kind| holds(KINDS[*kind], amount(&needs)) && !shunned(kind));
+            let Some(kind) = kind else { continue };
+            if self.rng.chance(RATE_LIMITED) {
+                fired.push("rate limit");
+                self.limited_until = Some(now + LIMITED_FOR);
+                return;
+            }
+            let never = kind == NEVER || kind == DEAD_AT_FIRST && now - self.opened < DEAD_FOR;
+            if never || self.rng.chance(FAILS) {
+                fired.push(match kind {
+                    NEVER => "size never available",
+                    DEAD_AT_FIRST if never => "size dead at first",
+                    _ => "create refused",
+                });
+                self.shunned.insert(kind, now + SHUN);
+                continue;
+            }
+            let ready = now + self.rng.millis(5_000, 60_000);
+            self.workers.push(Worker {
+                number: self.next_worker,
+                size: KINDS[kind],
+                state: State::Booting,
+                since: now,
+                next_at: Some(ready),
+                failures: 0,
+            });
+            self.next_worker += 1;
+        }
+    }
+
+    fn destroy(&mut self, fired: &mut Vec<&'static str>) {
+        let now = Instant::now();
+        let is_used = |worker: &Worker| {
+            self.jobs.values().any(|job| job.worker == Some(worker.number) && job.over.is_none())
+        };
+        let mut unused: Vec<u64> = Vec::new();
+        for worker in &self.workers {
+            let is_wanted = match worker.state {
+                State::Booting | State::Silent => true,
+                State::Up => is_used(worker) || now - worker.since < IDLE_MAX,
+                State::Broken => is_used(worker),
+                State::Down => now - worker.since < SILENT_FOR,
+            };
+            if !is_wanted {
+                unused.push(worker.number);
+            }
+        }
+        for number in unused {
+            if self.rng.chance(FAILS) {
+                fired.push("destroy refused");
+                continue;
+            }
+            self.workers.retain(|worker| worker.number != number);
+            let theirs: Vec<u64> =
+                self.jobs.iter().filter(|(_, job)| job.worker == Some(number)).map(|(id, _)| *id).collect();
+            for id in theirs {
+                self.kill(id);
+            }
+        }
+    }
+}
+
+pub(super) fn amount(needs: &Needs) -> Amount {
+    Amount { cpus: needs.cpus, memory: needs.memory, gpus: needs.gpus }
+}
+
+pub(super) fn holds(size: Amount, needs: Amount) -> bool {
+    size.cpus >= needs.cpus && size.memory >= needs.memory
+}
+
+/// Jobs with our tag of attempts that nobody knows: left by some earlier life.
+pub(super) fn bring_strays(world: &SharedWorld, at: usize) {
+    let mut world = world.lock();
+    let pool = &mut world.pools[at];
+    for number in 0..3 {
+        let id = pool.next_job;
+        pool.next_job += 1;
+        let attempt = Attempt { uuid: format!("wlass-dz642-stray{number}"), number: 1 };
+        let needs = Needs { cpus: 1, memory: GIB, ..Needs::default() };
+        let job = PoolJob {
+            attempt,
+            needs,
+            priority: 1,
+            token: String::new(),
+            worker: None,
+            begun: None,
+            over: None,
+            stop: watch::Sender::new(false),
+            task: None,
+        };
+        pool.jobs.insert(id, job);
+    }
+    world.fire("stale tag");
+}
+
+/// The scheduler's own life.
+pub(super) async fn turn(world: SharedWorld, at: usize) {
+    loop {
+        sleep(TICK).await;
+        let mut world = world.lock();
+        let mut fired = Vec::new();
+        let pool = &mut world.pools[at];
+        pool.age(&mut fired);
+        pool.create(&mut fired);
+        pool.destroy(&mut fired);
+        for fault in fired {
+            world.fire(fault);
+        }
+    }
+}

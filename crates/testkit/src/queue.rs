@@ -1,0 +1,296 @@
+//! A server with its container queue, dispatchers beside it, and a client to play whoever asks for containers.
+//!
+//! What cannot go on stops the test, with the last words of the dispatchers.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use windlass_api::queue::{Client, encoded};
+
+use crate::server::{Options, Server, TOKEN, binary};
+
+/// Nothing here takes this long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(30);
+
+/// A server with both doors, in a directory of its own.
+pub struct Ground {
+    pub dir: PathBuf,
+    server: Option<Server>,
+    pub https: String,
+    /// Where dispatchers and executors are sent instead of the server itself.
+    pub via: Option<String>,
+    /// For dispatchers.
+    pub env: Vec<(&'static str, String)>,
+    dispatchers: Vec<Child>,
+}
+
+/// A request and the container it waits for.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub request: String,
+    pub container: String,
+}
+
+impl Ground {
+    pub async fn start(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("windlass-queue-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (data, log) = (dir.join("data"), dir.join("server.log"));
+        let options = Options {
+            binary: &binary("windlass").unwrap(),
+            data: &data,
+            database: None,
+            core: None,
+            local: false,
+            env: vec![("WINDLASS_SERVER_TLS_PORT", port.to_string().into())],
+            log: Some(&log),
+        };
+        let server = Server::start(&options).await.unwrap();
+        Self {
+            dir,
+            server: Some(server),
+            https: format!("127.0.0.1:{port}"),
+            via: None,
+            env: Vec::new(),
+            dispatchers: Vec::new(),
+        }
+    }
+
+    pub fn address(&self) -> &str {
+        self.server.as_ref().unwrap().address()
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&format!("http://{}", self.address()), TOKEN).unwrap()
+    }
+
+    /// A file with a new dispatcher's token.
+    pub async fn token(&self, name: &str) -> PathBuf {
+        let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
+        let made = self.client().post("api_client_authorizations", &body).await.unwrap();
+        let part = |name: &str| made[name].as_str().unwrap().to_owned();
+        let file = self.dir.join(name);
+        std::fs::write(&file, format!("v2/{}/{}\n", part("uuid"), part("api_token"))).unwrap();
+        file
+    }
+
+    /// A dispatcher for this machine, in a process of its own.
+    pub fn dispatch(&mut self, token: &Path, dir: &str) -> u32 {
+        self.dispatch_local(token, dir, &[])
+    }
+
+    pub fn dispatch_local(&mut self, token: &Path, dir: &str, more: &[&str]) -> u32 {
+        let dir = self.dir.join(dir).display().to_string();
+        let args = [&["--poll", "0.1", "--dir", &dir], more].concat();
+        self.dispatcher("local", token, &args)
+    }
+
+    /// A dispatcher for a cluster, in a process of its own.
+    pub fn dispatch_slurm(&mut self, token: &Path, config: &Path, more: &[&str]) -> u32 {
+        let config = config.display().to_string();
+        let args = [&["--poll", "0.2", "--slurm-conf", &config], more].concat();
+        self.dispatcher("slurm", token, &args)
+    }
+
+    fn dispatcher(&mut self, kind: &str, token: &Path, args: &[&str]) -> u32 {
+        let mut command = Command::new(binary("windlass").unwrap());
+        let server = self.via.clone().unwrap_or_else(|| self.address().to_owned());
+        command.args(["dispatch", kind, "--server", &format!("http://{server}")]);
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command.arg("--token-file").arg(token).arg("--agent").arg(binary("windlass-agent").unwrap());
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
+        let log =
+            std::fs::File::options().create(true).append(true).open(self.dir.join("dispatch.log")).unwrap();
+        let child = command.stderr(log).spawn().unwrap();
+        let id = child.id();
+        self.dispatchers.push(child);
+        id
+    }
+
+    /// As by a power cut: nothing is said or written down.
+    pub fn kill_dispatchers(&mut self) {
+        for mut child in self.dispatchers.drain(..) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// What dispatchers wrote to their own log.
+    pub fn dispatcher_log(&self) -> String {
+        std::fs::read_to_string(self.dir.join("dispatch.log")).unwrap_or_default()
+    }
+
+    pub async fn request(&self, command: &[&str], more: Value) -> Asked {
+        let mut request = json!({
+            "state": "Committed", "priority": 500, "container_image": "none", "command": command,
+            "output_path": "/out", "mounts": { "/out": { "kind": "tmp" } }, "use_existing": false,
+            "runtime_constraints": { "vcpus": 1, "ram": 64 << 20 }, "container_count_max": 1,
+        });
+        for (name, value) in more.as_object().unwrap() {
+            request[name] = value.clone();
+        }
+        let body = json!({ "container_request": request });
+        let made = self.client().post("container_requests", &body).await.unwrap();
+        let part = |name: &str| made[name].as_str().unwrap().to_owned();
+        Asked { request: part("uuid"), container: part("container_uuid") }
+    }
+
+    pub async fn ask(&self, command: &[&str], more: Value) -> String {
+        self.request(command, more).await.container
+    }
+
+    pub async fn weigh(&self, asked: &Asked, priority: u64) {
+        let change = json!({ "container_request": { "priority": priority } });
+        self.client().put(&format!("container_requests/{}", asked.request), &change).await.unwrap();
+    }
+
+    pub async fn take_back(&self, asked: &Asked) {
+        let path = format!("container_requests/{}?_method=DELETE", asked.request);
+        self.client().post(&path, &Value::Null).await.unwrap();
+    }
+
+    pub async fn until(&self, uuid: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let since = Instant::now();
+        loop {
+            let record = self.client().get(&format!("containers/{uuid}")).await.unwrap();
+            if is(&record) {
+                return record;
+            }
+            assert!(since.elapsed() < PATIENCE, "{what}: {record}\n{}", self.dispatcher_log());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    pub async fn ended(&self, uuid: &str) -> Value {
+        self.until(uuid, "it does not end", is_final).await
+    }
+
+    /// All containers, by their names. No more than one page of them is expected.
+    pub async fn containers(&self) -> BTreeMap<String, Value> {
+        let page = self.client().get("containers?limit=1000&count=none").await.unwrap();
+        let items = page["items"].as_array().unwrap();
+        items.iter().map(|one| (one["uuid"].as_str().unwrap().to_owned(), one.clone())).collect()
+    }
+
+    /// The whole log of the queue, in order.
+    pub async fn history(&self) -> Vec<Value> {
+        let mut rows: Vec<Value> = Vec::new();
+        loop {
+            let last = rows.last().and_then(|row| row["id"].as_i64()).unwrap_or(0);
+            let filters = encoded(&json!([["id", ">", last]]).to_string());
+            let path = format!("logs?order=id&limit=1000&count=none&filters={filters}");
+            let page = self.client().get(&path).await.unwrap();
+            let more = page["items"].as_array().unwrap();
+            if more.is_empty() {
+                return rows;
+            }
+            rows.extend(more.iter().cloned());
+        }
+    }
+
+    /// All that a container wrote to a stream.
+    pub async fn output(&self, uuid: &str, stream: &str) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        loop {
+            let path = format!("containers/{uuid}/output?stream={stream}&offset={}", bytes.len());
+            let more = self.client().get_bytes(&path).await.unwrap();
+            if more.is_empty() {
+                return bytes;
+            }
+            bytes.extend_from_slice(&more);
+        }
+    }
+
+    /// What dispatchers said, as `event` words.
+    pub async fn said(&self, uuid: &str) -> Vec<String> {
+        let filters = json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string();
+        let path = format!("logs?order=id&limit=1000&filters={}", encoded(&filters));
+        let page = self.client().get(&path).await.unwrap();
+        let rows = page["items"].as_array().unwrap();
+        rows.iter().map(|row| row["properties"]["event"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+const EDGES: [(&str, &str); 7] = [
+    ("Queued", "Locked"),
+    ("Queued", "Cancelled"),
+    ("Locked", "Queued"),
+    ("Locked", "Running"),
+    ("Locked", "Cancelled"),
+    ("Running", "Complete"),
+    ("Running", "Cancelled"),
+];
+
+/// What is wrong with a log of the queue: illegal changes, attempts that were left out or used again, containers
+/// that did not end, or more than once.
+pub fn wrongs(history: &[Value], records: &BTreeMap<String, Value>) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut ends: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut locks: BTreeMap<&str, u64> = BTreeMap::new();
+    for row in history {
+        let uuid = row["object_uuid"].as_str().unwrap_or_default();
+        let (old, new) = (&row["properties"]["old_attributes"], &row["properties"]["new_attributes"]);
+        let (Some(before), Some(after)) = (old["state"].as_str(), new["state"].as_str()) else { continue };
+        if !records.contains_key(uuid) || before == after {
+            continue;
+        }
+        if !EDGES.contains(&(before, after)) {
+            found.push(format!("{uuid} went from {before} to {after}"));
+        }
+        if is_final(new) {
+            *ends.entry(uuid).or_default() += 1;
+        }
+        if after == "Locked" {
+            let attempt = new["attempt"].as_u64().unwrap_or(0);
+            let last = locks.insert(uuid, attempt).unwrap_or(0);
+            if attempt != last + 1 {
+                found.push(format!("{uuid} has attempt {attempt} after {last}"));
+            }
+        }
+    }
+    let odd = records.keys().filter(|uuid| ends.get(uuid.as_str()) != Some(&1));
+    found.extend(odd.map(|uuid| format!("{uuid} ended {} times", ends.get(uuid.as_str()).unwrap_or(&0))));
+    found
+}
+
+pub fn is_final(record: &Value) -> bool {
+    record["state"] == "Complete" || record["state"] == "Cancelled"
+}
+
+/// Processes with these words in their command line.
+pub fn processes_with(words: &[&[u8]]) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Ok(line) = std::fs::read(entry.path().join("cmdline")) else { continue };
+        let has = |word: &&[u8]| line.windows(word.len()).any(|part| part == *word);
+        if words.iter().all(has) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        self.kill_dispatchers();
+        drop(self.server.take());
+        // Executors that still run were started by us, and are in directories of this test.
+        for pid in processes_with(&[self.dir.as_os_str().as_encoded_bytes()]) {
+            let _ = Command::new("kill").args(["-TERM", &pid.to_string()]).status();
+        }
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The container queue under misfortune, on a handful of seeds.
+
+use std::collections::BTreeSet;
+
+use windlass_testkit::fortune;
+
+/// Few, because tests are built without optimisation; `cargo xtask sim --queue` plays hundreds.
+const SEEDS: u64 = 2;
+
+/// Every fault that a history may hold.
+const FAULTS: [&str; 21] = [
+    "command lost",
+    "command unanswered",
+    "create refused",
+    "destroy refused",
+    "dispatcher killed",
+    "executor crashed after Running",
+    "executor crashed before Running",
+    "executor fenced",
+    "executor hangs in set-up",
+    "lost answer",
+    "lost request",
+    "rate limit",
+    "server overloaded",
+    "size dead at first",
+    "size never available",
+    "slow call",
+    "stale tag",
+    "submission refused",
+    "worker broken",
+    "worker silent",
+    "worker without an executor",
+];
+
+#[test]
+fn no_seed_breaks_an_invariant_of_the_queue_every_fault_happens_and_a_seed_is_a_whole_history() {
+    let mut fired = BTreeSet::new();
+    let mut first = None;
+    for seed in 0..SEEDS {
+        let report = fortune::play(seed).unwrap();
+        assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim --queue");
+        fired.extend(report.fired.into_keys());
+        first.get_or_insert((report.trace, report.calls));
+    }
+    let missing: Vec<_> = FAULTS.iter().filter(|fault| !fired.contains(*fault)).collect();
+    assert!(missing.is_empty(), "these never happened: {missing:?}");
+    let again = fortune::play(0).unwrap();
+    assert_eq!(first, Some((again.trace, again.calls)));
+}
