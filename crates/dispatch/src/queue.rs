@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use windlass_api::queue::{Client, QueueError, encoded};
 use windlass_model::{
     container::Status,
-    dispatch::{Attempt, Container, Needs, Queue},
+    dispatch::{Attempt, Container, Needs, Queue, room::Kind},
     time::{Span, Timestamp},
 };
 
@@ -24,6 +24,15 @@ pub struct Door {
     client: Client,
     /// Who this dispatcher is to the queue.
     pub token_uuid: String,
+    name: Option<Name>,
+}
+
+/// Who a dispatcher is to people: containers may ask for it by its name.
+#[derive(Clone, Debug)]
+pub struct Name {
+    /// `slurm`, …
+    pub kind: &'static str,
+    pub name: String,
 }
 
 /// A lock that was just taken.
@@ -38,7 +47,33 @@ impl Door {
     pub async fn open(client: Client) -> Result<Self, QueueError> {
         let own = client.get("api_client_authorizations/current").await?;
         let token_uuid = own["uuid"].as_str().unwrap_or_default().to_owned();
-        Ok(Self { client, token_uuid })
+        Ok(Self { client, token_uuid, name: None })
+    }
+
+    /// The same under a name.
+    #[must_use]
+    pub fn named(self, name: Option<Name>) -> Self {
+        Self { name, ..self }
+    }
+
+    /// Says which machines are behind it, and that it is there. Nothing without a name.
+    pub async fn announce(&self, kinds: &[Kind]) -> Result<(), QueueError> {
+        let Some(Name { kind, name }) = &self.name else { return Ok(()) };
+        let nodes = kinds.iter().map(|kind| {
+            json!({
+                "partition": kind.partition, "cpus": kind.size.cpus, "memory_mib": kind.size.memory >> 20,
+                "gpus": kind.size.gpus, "count": kind.count,
+            })
+        });
+        let told = json!({ "dispatcher": { "kind": kind, "nodes": nodes.collect::<Vec<_>>() } });
+        self.client.put(&format!("dispatchers/{}", encoded(name)), &told).await.map(drop)
+    }
+
+    /// What asks for another dispatcher is not in sight.
+    fn is_for_us(&self, record: &Value) -> bool {
+        let wanted = record["scheduling_parameters"]["dispatcher"].as_str();
+        record["state"] != "Queued"
+            || wanted.is_none_or(|wanted| self.name.as_ref().is_some_and(|own| own.name == wanted))
     }
 
     pub fn url(&self) -> String {
@@ -65,7 +100,7 @@ impl Door {
     async fn list(&self, path: &str) -> Result<Vec<Container>, QueueError> {
         let page = self.client.get(path).await?;
         let items = page["items"].as_array().cloned().unwrap_or_default();
-        Ok(items.iter().filter_map(|item| self.read(item)).collect())
+        Ok(items.iter().filter(|item| self.is_for_us(item)).filter_map(|item| self.read(item)).collect())
     }
 
     /// One more look at a container.

@@ -24,6 +24,8 @@ use crate::{
 
 /// Containers taken in one round; others of the same queue get their chance.
 const TAKES_MAX: usize = 50;
+/// Servers count on one that they have heard of in the last two minutes.
+const ANNOUNCE_EVERY: Duration = Duration::from_secs(30);
 /// A job that does not end by itself is ended by force after this time.
 const FORCE_AFTER: Duration = Duration::from_secs(120);
 
@@ -62,9 +64,11 @@ pub struct Dispatcher<S> {
     tries: Tries,
     /// Since when each attempt was asked to stop.
     stopping: BTreeMap<Attempt, Instant>,
+    /// When it last said what is behind it.
+    announced: Option<Instant>,
 }
 
-impl<S: Scheduler> Dispatcher<S> {
+impl<S: Scheduler + Sync> Dispatcher<S> {
     pub fn new(door: Door, scheduler: S, settings: Settings) -> Self {
         Self {
             door,
@@ -74,6 +78,7 @@ impl<S: Scheduler> Dispatcher<S> {
             said: Said::default(),
             tries: Tries::default(),
             stopping: BTreeMap::new(),
+            announced: None,
         }
     }
 
@@ -82,6 +87,7 @@ impl<S: Scheduler> Dispatcher<S> {
     }
 
     pub async fn round(&mut self) -> Result<Done, RoundError> {
+        self.announce().await;
         let lower = self.scheduler.look().await?;
         // What is over and still held comes with what is held; the rest of it is of no interest.
         let live = lower.jobs.iter().filter(|job| !job.life.is_over());
@@ -99,6 +105,21 @@ impl<S: Scheduler> Dispatcher<S> {
         let is_waiting = |one: &&Container| one.status == Status::Queued && one.priority > 0;
         let waiting = queue.containers.iter().filter(is_waiting).count();
         Ok(Done { held, taken, waiting })
+    }
+
+    /// Nobody's containers wait for this: what goes wrong is tried again.
+    async fn announce(&mut self) {
+        if self.announced.is_some_and(|at| at.elapsed() < ANNOUNCE_EVERY) {
+            return;
+        }
+        let told = async {
+            let kinds = self.scheduler.kinds().await?;
+            Ok::<(), RoundError>(self.door.announce(&kinds).await?)
+        };
+        match told.await {
+            Ok(()) => self.announced = Some(Instant::now()),
+            Err(error) => tracing::warn!(error = %chain(&error), "say what is behind this dispatcher"),
+        }
     }
 
     /// What could not be done comes again next round.

@@ -1,6 +1,10 @@
 //! What a dispatcher asks of whatever runs its containers.
 
-use windlass_model::dispatch::{Attempt, Lower, Needs, choose::Room};
+use windlass_model::dispatch::{
+    Attempt, Lower, Needs,
+    choose::Room,
+    room::{Kind, Node, kinds},
+};
 
 /// A container to be handed over.
 #[derive(Clone, Debug)]
@@ -58,4 +62,16 @@ pub trait Scheduler {
     fn submit(&self, order: &Order) -> impl Future<Output = Result<String, SubmitError>> + Send;
     fn stop(&self, job: &str, pressure: Pressure) -> impl Future<Output = Result<(), Unknown>> + Send;
     fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), Unknown>> + Send;
+
+    /// The machines behind it, for people who choose where to run something. None where that is nobody's business.
+    fn nodes(&self) -> impl Future<Output = Result<Vec<Node>, Unknown>> + Send {
+        std::future::ready(Ok(Vec::new()))
+    }
+
+    fn kinds(&self) -> impl Future<Output = Result<Vec<Kind>, Unknown>> + Send
+    where
+        Self: Sync,
+    {
+        async { self.nodes().await.map(|nodes| kinds(&nodes)) }
+    }
 }

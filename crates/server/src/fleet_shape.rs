@@ -146,7 +146,10 @@ fn limits(config: &Config) -> Needs {
             .or_else(|| config.backend.map(|backend| vec![backend]))
             .map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
         regions: machines.regions.clone().or_else(|| config.dispatcher.clone().map(|name| vec![name])),
-        zones: machines.availability_zones.clone().or_else(|| config.partition.clone().map(|name| vec![name])),
+        zones: machines
+            .availability_zones
+            .clone()
+            .or_else(|| config.partition.clone().map(|name| vec![name])),
         instance_types: machines.instance_types.clone(),
         reservation: machines.reservation.clone(),
         volumes: Vec::new(),

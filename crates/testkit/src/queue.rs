@@ -74,6 +74,11 @@ impl Ground {
         Client::new(&format!("http://{}", self.address()), TOKEN).unwrap()
     }
 
+    /// The server's own API.
+    pub async fn api(&self) -> crate::server::Client {
+        self.server.as_ref().unwrap().client().await.unwrap()
+    }
+
     /// A file with a new dispatcher's token.
     pub async fn token(&self, name: &str) -> PathBuf {
         let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });

@@ -12,7 +12,7 @@ use windlass_dispatch::{
     local::{self, Local},
     metrics::Metrics,
     news::News,
-    queue::Door,
+    queue::{Door, Name},
     rounds::{Dispatcher, Settings, chain},
     scheduler::Scheduler,
     slurm::{self, Slurm},
@@ -103,6 +103,9 @@ pub(crate) enum Action {
         /// Marks the jobs of this dispatcher; others are never touched
         #[arg(long, value_name = "TAG", default_value = "windlass")]
         tag: String,
+        /// What people call this cluster: fleets with `backend: slurm` choose it by this name
+        #[arg(long, value_name = "NAME", default_value = "slurm")]
+        name: String,
         /// Partition for containers that name none
         #[arg(long, value_name = "PARTITION")]
         partition: Option<String>,
@@ -123,9 +126,9 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
             log(LogLevel::Info, LogFormat::Auto);
             let settings = local::Settings { dir, executor: executor(&common)?, size: None, gpus };
             let scheduler = Local::new(settings, begun);
-            Ok(turn(serve(common, scheduler, begun))?)
+            Ok(turn(serve(common, scheduler, begun, None))?)
         }
-        Action::Slurm { common, slurm_conf, tag, partition, account, preemptible_qos } => {
+        Action::Slurm { common, slurm_conf, tag, name, partition, account, preemptible_qos } => {
             log(LogLevel::Info, LogFormat::Auto);
             let settings = slurm::Settings {
                 config: slurm_conf,
@@ -135,7 +138,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
                 ..slurm::Settings::new(tag, executor(&common)?)
             };
             let scheduler = Slurm::since(settings, begun);
-            Ok(turn(serve(common, scheduler, begun))?)
+            Ok(turn(serve(common, scheduler, begun, Some(Name { kind: "slurm", name })))?)
         }
     }
 }
@@ -165,7 +168,12 @@ fn token(at: &At) -> Result<Exit, Problem> {
     })
 }
 
-async fn serve(common: Common, scheduler: impl Scheduler, begun: Instant) -> anyhow::Result<Exit> {
+async fn serve(
+    common: Common,
+    scheduler: impl Scheduler + Sync,
+    begun: Instant,
+    name: Option<Name>,
+) -> anyhow::Result<Exit> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let token = std::fs::read_to_string(&common.token_file)
@@ -175,7 +183,7 @@ async fn serve(common: Common, scheduler: impl Scheduler, begun: Instant) -> any
     let news = News::listen(client.clone());
     let door = loop {
         match Door::open(client.clone()).await {
-            Ok(door) => break door,
+            Ok(door) => break door.named(name),
             Err(error) if common.once || error.is_refusal() => return Err(error.into()),
             Err(error) => tracing::warn!(error = %chain(&error), "reach the queue"),
         }

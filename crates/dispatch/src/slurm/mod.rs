@@ -93,11 +93,6 @@ impl Slurm {
             other => other.map(drop),
         }
     }
-
-    async fn nodes(&self) -> Result<Vec<Node>, Unknown> {
-        let listed = self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await?;
-        read::nodes(&listed)
-    }
 }
 
 impl Scheduler for Slurm {
@@ -144,6 +139,11 @@ impl Scheduler for Slurm {
             Pressure::Ask => self.change("scancel", &["--batch", "--signal=TERM", job]).await,
             Pressure::Force => self.change("scancel", &[job]).await,
         }
+    }
+
+    async fn nodes(&self) -> Result<Vec<Node>, Unknown> {
+        let listed = self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await?;
+        read::nodes(&listed)
     }
 
     async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {

@@ -339,7 +339,12 @@ impl Fleet {
         let taken = [
             ("backend", self.backend.is_some(), "backends", machines.backends.is_some()),
             ("dispatcher", self.dispatcher.is_some(), "regions", machines.regions.is_some()),
-            ("partition", self.partition.is_some(), "availability_zones", machines.availability_zones.is_some()),
+            (
+                "partition",
+                self.partition.is_some(),
+                "availability_zones",
+                machines.availability_zones.is_some(),
+            ),
         ];
         for (key, given, other, other_given) in taken {
             if given && other_given {

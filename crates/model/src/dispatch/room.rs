@@ -93,6 +93,30 @@ pub struct Node {
     pub features: Vec<String>,
 }
 
+/// Machines of one partition that are alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kind {
+    pub partition: String,
+    pub size: Amount,
+    pub count: u32,
+}
+
+/// What a cluster has, partition by partition, the smallest machines first. Those that are down come back.
+pub fn kinds(nodes: &[Node]) -> Vec<Kind> {
+    let mut kinds: Vec<Kind> = Vec::new();
+    for node in nodes {
+        for partition in &node.partitions {
+            match kinds.iter_mut().find(|kind| kind.partition == *partition && kind.size == node.size) {
+                Some(kind) => kind.count += 1,
+                None => kinds.push(Kind { partition: partition.clone(), size: node.size, count: 1 }),
+            }
+        }
+    }
+    let order = |kind: &Kind| (kind.partition.clone(), kind.size.gpus, kind.size.cpus, kind.size.memory);
+    kinds.sort_by_key(order);
+    kinds
+}
+
 /// A cluster that orders waiting jobs itself: whatever could run on some node may wait there, up to a bound.
 #[derive(Clone, Debug)]
 pub struct Cluster {
@@ -211,5 +235,20 @@ mod tests {
         assert_eq!(machine.fit(&big), Fit::Later("waits for room on this machine: 4 cpus of 2 free".into()));
         machine.reserve(&big);
         assert!(matches!(machine.fit(&needs(1, 0)), Fit::Later(_)));
+    }
+
+    #[test]
+    fn machines_that_are_alike_are_told_once() {
+        let node = |name: &str, cpus, partitions: &[&str]| Node {
+            name: name.into(),
+            is_up: name != "down",
+            size: Amount { cpus, memory: 1, gpus: 0 },
+            partitions: partitions.iter().map(|name| (*name).to_owned()).collect(),
+            features: Vec::new(),
+        };
+        let nodes = [node("a", 8, &["main"]), node("down", 4, &["main", "big"]), node("b", 4, &["main"])];
+        let told: Vec<(String, u32, u32)> =
+            kinds(&nodes).into_iter().map(|kind| (kind.partition, kind.size.cpus, kind.count)).collect();
+        assert_eq!(told, [("big".into(), 4, 1), ("main".into(), 4, 2), ("main".into(), 8, 1)]);
     }
 }

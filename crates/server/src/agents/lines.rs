@@ -369,7 +369,10 @@ async fn hello(
 
 /// Its jobs are containers of the queue: there is no agent to speak with.
 pub(super) fn in_queue() -> Setback {
-    Setback { why: Why::Silent("its jobs run behind a queue, which has no way in".into()), next: Next::AtOnce }
+    Setback {
+        why: Why::Silent("its jobs run behind a queue, which has no way in".into()),
+        next: Next::AtOnce,
+    }
 }
 
 pub(super) fn failed(said: String) -> Setback {

@@ -110,7 +110,8 @@ impl QueueHosts {
             Some(_) => Ok(()),
             None => {
                 let asker = Asker::for_user(order.user);
-                let made = ask::create_named(&app, &asker, &request_of(call.submission), &order.request).await;
+                let made =
+                    ask::create_named(&app, &asker, &request_of(call.submission), &order.request).await;
                 made.map(drop).map_err(|error| refused(call.instance, error))
             }
         }
@@ -138,11 +139,13 @@ impl QueueHosts {
     async fn news(&self, instance: InstanceId) -> Result<HostNews, AgentError> {
         let app = self.app(instance)?;
         let found = crate::db::instances::find(app.db(), instance).await;
-        let row = found.map_err(|error| silent(instance, &error))?.ok_or_else(|| AgentError::silent(instance))?;
+        let row =
+            found.map_err(|error| silent(instance, &error))?.ok_or_else(|| AgentError::silent(instance))?;
         let host = inventory::offer(&row).ok().map(|offer| offer.host);
         let gpu = host.as_ref().and_then(|host| host.gpus.first());
         let info = HostInfo {
-            gpu_vendor: gpu.map_or("none".to_owned(), |gpu| json!(gpu.vendor).as_str().unwrap_or("none").to_owned()),
+            gpu_vendor: gpu
+                .map_or("none".to_owned(), |gpu| json!(gpu.vendor).as_str().unwrap_or("none").to_owned()),
             gpu_name: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
             gpu_memory: gpu.map_or(0, |gpu| gpu.memory_mib),
             gpu_count: host.as_ref().map_or(0, |host| u32::try_from(host.gpus.len()).unwrap_or(u32::MAX)),
@@ -308,7 +311,9 @@ fn task_of(call: Call, container: &Container) -> TaskInfo {
         Status::Running | Status::Complete | Status::Cancelled => TaskStatus::Running,
     };
     let (termination_reason, termination_message) = match status {
-        TaskStatus::Terminated => ended.map_or_else(Default::default, |end| (end.reason.to_owned(), end.message)),
+        TaskStatus::Terminated => {
+            ended.map_or_else(Default::default, |end| (end.reason.to_owned(), end.message))
+        }
         TaskStatus::Queued => (String::new(), waits_for(container)),
         TaskStatus::Pending
         | TaskStatus::Preparing
@@ -435,7 +440,11 @@ mod tests {
             ran(one);
             one.exit_code = Some(0);
         });
-        assert_eq!(seen(&done), (TaskStatus::Running, words("done", "")), "it is not over before that is told");
+        assert_eq!(
+            seen(&done),
+            (TaskStatus::Running, words("done", "")),
+            "it is not over before that is told"
+        );
         assert_eq!(seen(&container(Status::Cancelled, |_| {})).0, TaskStatus::Terminated);
     }
 

@@ -100,7 +100,11 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
     let Inputs { spec, .. } = inputs;
     let resources = &spec.requirements.resources;
     let cpus = resources.cpu.count.min.unwrap_or(1).max(1);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size in bytes; casts saturate")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a size in bytes; casts saturate"
+    )]
     let memory = (resources.memory.min.unwrap_or(1.0) * BYTES_PER_GB).round() as u64;
     let mut constraints = json!({ "vcpus": cpus, "ram": memory.max(1 << 20) });
     let gpus = resources.gpu.as_ref().and_then(|gpu| gpu.count.min).unwrap_or(0);
@@ -267,9 +271,14 @@ mod tests {
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
             std::fs::write(file, mount["content"].as_str().unwrap()).unwrap();
         }
-        let words: Vec<&str> = request["command"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-        let output =
-            Command::new(words[0]).args(&words[1..]).env("WINDLASS_ROOT", root).current_dir(root).output().unwrap();
+        let words: Vec<&str> =
+            request["command"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        let output = Command::new(words[0])
+            .args(&words[1..])
+            .env("WINDLASS_ROOT", root)
+            .current_dir(root)
+            .output()
+            .unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
         String::from_utf8(output.stdout).unwrap()
     }
@@ -303,7 +312,8 @@ mod tests {
         let start = start(json!({"commands": ["echo", "hunter2"], "env": {"TOKEN": "hunter2"}}));
         let request = built(&spec(json!({"max_duration": 60})), &start).unwrap();
         assert_eq!(request["runtime_constraints"], json!({"vcpus": 3, "ram": 1 << 29}));
-        let scheduling = json!({"preemptible": false, "partitions": ["gpu"], "dispatcher": "cluster", "max_run_time": 60});
+        let scheduling =
+            json!({"preemptible": false, "partitions": ["gpu"], "dispatcher": "cluster", "max_run_time": 60});
         assert_eq!(request["scheduling_parameters"], scheduling);
         assert_eq!(request["priority"], 500);
         let mut open = request;
@@ -329,10 +339,9 @@ mod tests {
     #[test]
     fn what_cannot_be_in_a_queue_says_why() {
         let plain = start(json!({"commands": ["true"]}));
-        for (more, word) in [
-            (json!({"jobs_per_replica": 2}), "several nodes"),
-            (json!({"service_port": 80}), "a service"),
-        ] {
+        for (more, word) in
+            [(json!({"jobs_per_replica": 2}), "several nodes"), (json!({"service_port": 80}), "a service")]
+        {
             let said = built(&spec(more), &plain).unwrap_err().to_string();
             assert!(said.contains(word) && said.contains("hint"), "{said}");
         }

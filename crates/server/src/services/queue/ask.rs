@@ -58,7 +58,12 @@ pub async fn create(app: &App, asker: &Asker, patch: &Map<String, Value>) -> Res
 }
 
 /// One whose name is given. Of two calls for one name, one fails.
-pub async fn create_named(app: &App, asker: &Asker, uuid: &str, patch: &Map<String, Value>) -> Result<Request> {
+pub async fn create_named(
+    app: &App,
+    asker: &Asker,
+    uuid: &str,
+    patch: &Map<String, Value>,
+) -> Result<Request> {
     may(asker)?;
     make(app, asker, uuid, patch, None).await
 }

@@ -103,7 +103,11 @@ pub struct Asker {
 impl Asker {
     /// The server itself, for jobs of its own.
     pub fn server() -> Self {
-        Self { who: Who::Admin, is_admin: true, ..Self::for_user(windlass_model::id::UserId(uuid::Uuid::nil())) }
+        Self {
+            who: Who::Admin,
+            is_admin: true,
+            ..Self::for_user(windlass_model::id::UserId(uuid::Uuid::nil()))
+        }
     }
 
     /// The server in the name of somebody whose job it is.

@@ -1,6 +1,7 @@
 //! The container queue with the Python client of Arvados as it comes from PyPI, and with dispatchers of our own.
 
 mod exec;
+mod fleet;
 mod slurm;
 
 use std::{
