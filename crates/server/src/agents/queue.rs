@@ -370,6 +370,8 @@ fn ended(container: &Container) -> Option<Ended> {
         (Status::Cancelled, "crashed" | "abandoned") => ("failed", "instance_unreachable", None),
         (Status::Cancelled, "priority_zero" | "stopped") => ("terminated", "terminated_by_server", None),
         (Status::Cancelled, _) if container.started_at.is_none() => ("failed", "executor_error", None),
+        // Told to stop, and not by us: whoever runs the cluster needed its node.
+        (Status::Cancelled, "") => ("failed", "interrupted_by_no_capacity", None),
         (Status::Complete | Status::Cancelled, _) => ("failed", "container_exited_with_error", None),
     };
     let message = match (error, reason) {
@@ -456,12 +458,15 @@ mod tests {
             (Status::Cancelled, "max_run_time", ("terminated", "max_duration_exceeded")),
             (Status::Cancelled, "crashed", ("failed", "instance_unreachable")),
             (Status::Cancelled, "abandoned", ("failed", "instance_unreachable")),
+            (Status::Cancelled, "", ("failed", "interrupted_by_no_capacity")),
             (Status::Cancelled, "priority_zero", ("terminated", "terminated_by_server")),
         ] {
             let one = container(state, |one| {
                 one.started_at = Some(Timestamp(2));
                 one.exit_code = Some(3);
-                one.runtime_status.insert("reason".into(), reason.into());
+                if !reason.is_empty() {
+                    one.runtime_status.insert("reason".into(), reason.into());
+                }
             });
             assert_eq!(seen(&one).1, words(expect.0, expect.1), "{state} {reason}");
         }
