@@ -9,6 +9,10 @@
 pub enum Mutant {
     /// A release by an owner that holds nothing frees what it once had, whoever has it now.
     ReleaseFreesAnother = 1,
+    /// A managed task is launched again as soon as its attempt begins to end.
+    RecoversBeforeReleased = 2,
+    /// The next task of a managed job begins whatever became of the one before.
+    FollowsAFailure = 3,
 }
 
 #[cfg(feature = "mutants")]

@@ -6,6 +6,7 @@ mod chaos;
 mod checkers;
 mod faults;
 mod lab;
+mod managed_checkers;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod performance;
