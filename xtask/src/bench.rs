@@ -14,10 +14,19 @@ use crate::{
 };
 
 const BINARY: &str = "windlass-bench";
-const NAMES: &[&str] = &["engine", "api", "cli", "agent", "runs", "load", "growth", "report", "all"];
+const NAMES: &[&str] =
+    &["engine", "api", "cli", "agent", "runs", "load", "jobs", "spot", "growth", "report", "all"];
 /// What the page about performance is made of, in this order. The last one writes it.
-const ALL: &[&str] =
-    &["api", "runs", "runs --peer dstack", "load --db sqlite", "load --db postgres", "growth", "report"];
+const ALL: &[&str] = &[
+    "api",
+    "runs",
+    "runs --peer dstack",
+    "load --db sqlite",
+    "load --db postgres",
+    "jobs",
+    "growth",
+    "report",
+];
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let name = args.word().with_context(|| format!("name a benchmark: {}", NAMES.join(", ")))?;
@@ -71,7 +80,7 @@ fn one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()> {
     // Kept until the benchmark has ended: dropping it stops the database.
     let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
         Some(_) => None,
-        None if is("report") || has("--peer") => None,
+        None if is("report") || is("spot") || has("--peer") => None,
         None => {
             let postgres = Postgres::start()?;
             out::talk(&format!("Postgres at {}", postgres.url));
