@@ -15,7 +15,7 @@ use crate::{
 
 const BINARY: &str = "windlass-bench";
 const NAMES: &[&str] =
-    &["engine", "api", "cli", "agent", "runs", "dispatch", "load", "growth", "report", "all"];
+    &["engine", "api", "cli", "agent", "runs", "dispatch", "load", "jobs", "spot", "growth", "report", "all"];
 /// What the page about performance is made of, in this order. The last one writes it.
 const ALL: &[&str] = &[
     "api",
@@ -24,6 +24,7 @@ const ALL: &[&str] = &[
     "dispatch",
     "load --db sqlite",
     "load --db postgres",
+    "jobs",
     "growth",
     "report",
 ];
@@ -80,7 +81,7 @@ fn one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()> {
     // Kept until the benchmark has ended: dropping it stops the database.
     let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
         Some(_) => None,
-        None if is("report") || has("--peer") => None,
+        None if is("report") || is("spot") || has("--peer") => None,
         None => {
             let postgres = Postgres::start()?;
             out::talk(&format!("Postgres at {}", postgres.url));

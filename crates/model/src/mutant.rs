@@ -13,6 +13,10 @@ pub enum Mutant {
     HolesAreAbsences = 2,
     /// A dispatcher takes containers as they came.
     OrderOfArrival = 3,
+    /// A managed task is launched again as soon as its attempt begins to end.
+    RecoversBeforeReleased = 4,
+    /// The next task of a managed job begins whatever became of the one before.
+    FollowsAFailure = 5,
 }
 
 #[cfg(feature = "mutants")]

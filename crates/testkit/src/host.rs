@@ -43,11 +43,15 @@ pub enum Effect {
 }
 
 /// How the commands of a job behave, read from its environment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Script {
     pub run_us: i64,
-    /// Exits with 1 in its first so many submissions, then with 0.
+    /// Fails in its first so many submissions, then exits with 0.
     pub fails: usize,
+    /// What it fails with.
+    pub exit: i32,
+    /// What is the same over all attempts of a managed task, which are runs of their own.
+    pub work: Option<String>,
     /// Bytes a second that it writes to its log.
     pub log_rate: u64,
     /// The runner ends it after this long.
@@ -228,12 +232,7 @@ impl Host {
         if self.tasks.contains_key(&call.submission) {
             return Ok(());
         }
-        let earlier = {
-            let mut tries = self.tries.lock();
-            let of_job = tries.entry(task.name.clone()).or_default();
-            of_job.insert(call.submission);
-            of_job.len() - 1
-        };
+        let earlier = earlier(&self.tries, &task.name, call.submission);
         self.tasks.insert(
             call.submission,
             SimTask {
@@ -286,8 +285,9 @@ impl Host {
         })
     }
 
-    pub fn start_job(&mut self, call: Call, script: Script, now: i64) -> Result<(), AgentError> {
+    pub fn start_job(&mut self, call: Call, script: &Script, now: i64) -> Result<(), AgentError> {
         self.admit(call, now)?;
+        let tries = self.tries.clone();
         let task = self.known(call)?;
         if task.ended.is_some() || !task.started {
             return Err(AgentError::silent(call.instance));
@@ -295,7 +295,10 @@ impl Host {
         if task.job_at.is_none() {
             task.job_at = Some(now);
             task.log_rate = script.log_rate;
-            task.exit = i32::from(task.earlier < script.fails);
+            if let Some(work) = &script.work {
+                task.earlier = earlier(&tries, work, call.submission);
+            }
+            task.exit = if task.earlier < script.fails { script.exit } else { 0 };
             task.overruns = script.max_us.is_some_and(|max| max < script.run_us);
             task.ends_at = Some(now + script.max_us.map_or(script.run_us, |max| max.min(script.run_us)));
         }
@@ -471,6 +474,14 @@ impl Host {
     fn write(&mut self, at: i64, submission: SubmissionId, epoch: i64, kind: Effect) {
         self.journal.push(Entry { at, host: self.id, submission, epoch, kind });
     }
+}
+
+/// Notes a submission of a job, and says how many of it came to any host before.
+fn earlier(tries: &Tries, job: &str, submission: SubmissionId) -> usize {
+    let mut tries = tries.lock();
+    let of_job = tries.entry(job.to_owned()).or_default();
+    of_job.insert(submission);
+    of_job.len() - 1
 }
 
 fn task_overran(reason: &str) -> bool {

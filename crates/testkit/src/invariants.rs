@@ -4,6 +4,7 @@
 //! `after_faults` only once faults have stopped and the system has had time to settle.
 
 mod machines;
+pub mod managed;
 mod output;
 pub mod rows;
 
@@ -15,6 +16,7 @@ use windlass_model::{
     id::{InstanceId, SubmissionId, VolumeId},
     instance, job,
     machine::{Machine, Step, Word},
+    managed_job::{self, Status::FailedController},
     run, volume,
 };
 
@@ -36,6 +38,7 @@ pub struct Event {
     pub actor: String,
     pub epoch: Option<i64>,
     pub at: i64,
+    pub reason: String,
 }
 
 /// One submission as stored.
@@ -61,6 +64,8 @@ pub struct RunRow {
     pub status: String,
     /// When a stop was acknowledged to the user.
     pub stopped_at: Option<i64>,
+    /// Of a managed job.
+    pub attempt: Option<managed::Attempt>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,6 +135,9 @@ pub struct History {
     pub disks: Vec<(VolumeId, Vec<String>)>,
     /// What the cloud was asked for and nobody may ask.
     pub outrages: Vec<String>,
+    pub managed: Vec<managed::JobRow>,
+    /// What the database saw of slots and attempts at every write: the invariant's id, and what broke it.
+    pub watched: Vec<(&'static str, String)>,
 }
 
 /// What was broken, in a sentence, with the invariant's id.
@@ -158,6 +166,7 @@ pub fn safety(h: &History) -> Vec<Violation> {
     found.extend(l2_no_effect_of_an_older_holder(&h.journal));
     found.extend(g1_a_gpu_has_one_owner(&h.journal));
     found.extend(machines::safety(h));
+    found.extend(managed::safety(h));
     found.extend(output::o1_a_stored_log_is_what_was_written(h));
     found
 }
@@ -179,6 +188,7 @@ pub fn after_faults(h: &History) -> Vec<Violation> {
         }
     }
     found.extend(machines::at_rest(h));
+    found.extend(managed::at_rest(h));
     found
 }
 
@@ -199,6 +209,10 @@ fn r3_final_is_absorbing(events: &[Event]) -> Vec<Violation> {
             if e.is_final {
                 ended.insert(e.entity_id);
             }
+            continue;
+        }
+        // The one status that may follow a final one: the former stays in the reason.
+        if e.entity == "managed-job" && e.to.as_deref() == Some(FailedController.as_str()) {
             continue;
         }
         found
@@ -241,6 +255,7 @@ fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
             "instance" => is_edge::<instance::Instance>(from, to),
             "fleet" => is_edge::<fleet::Fleet>(from, to),
             "volume" => is_edge::<volume::Volume>(from, to),
+            "managed-job" => is_edge::<managed_job::Task>(from, to),
             _ => true,
         };
         if !legal {

@@ -214,9 +214,12 @@ fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &Effect<T>) -> 
 }
 
 /// How the simulated commands behave is written in the job's own environment.
-fn script(env: &BTreeMap<String, String>, max_secs: Option<i64>) -> Script {
-    let number = |key: &str| env.get(key).and_then(|v| v.parse::<i64>().ok()).unwrap_or_default();
+fn script(env: &BTreeMap<String, String>, job_num: i64, max_secs: Option<i64>) -> Script {
+    let given = |key: &str| env.get(key).and_then(|v| v.parse::<i64>().ok());
+    let number = |key: &str| given(key).unwrap_or_default();
     Script {
+        exit: given("SIM_EXIT").and_then(|code| i32::try_from(code).ok()).unwrap_or(1),
+        work: env.get("SKYPILOT_TASK_ID").map(|id| format!("{id}/{job_num}")),
         run_us: number("SIM_RUN_MS") * 1_000,
         fails: usize::try_from(number("SIM_FAILS")).unwrap_or_default(),
         max_us: max_secs.map(|secs| secs * 1_000_000),
@@ -252,8 +255,9 @@ impl Agents for Net {
     }
 
     fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
-        let script = script(&job.submit.job_spec.env, job.submit.job_spec.max_duration);
-        let start = move |host: &mut Host, now| host.start_job(call, script, now).map(|()| None);
+        let spec = &job.submit.job_spec;
+        let script = script(&spec.env, spec.job_num, spec.max_duration);
+        let start = move |host: &mut Host, now| host.start_job(call, &script, now).map(|()| None);
         self.call(call.instance, Arc::new(start))
     }
 

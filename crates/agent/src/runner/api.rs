@@ -12,7 +12,7 @@ use axum::{
 use serde::Deserialize;
 use windlass_api::agent::{
     Health,
-    runner::{SERVICE, Submit},
+    runner::{Hosts, SERVICE, Submit},
 };
 
 use super::{
@@ -62,6 +62,7 @@ fn routes(job: &Arc<Job>, meter: &Arc<Meter>, version: &'static str) -> Router {
         .route("/api/run", post(run))
         .route("/api/stop", post(stop))
         .route("/api/gate", post(gate))
+        .route("/api/hosts", post(hosts))
         .route("/api/pull", get(pull))
         .merge(uploads)
         .with_state(Arc::clone(job))
@@ -102,6 +103,10 @@ async fn run(State(job): State<Arc<Job>>) -> Result<Response, Refusal> {
 
 async fn gate(State(job): State<Arc<Job>>) -> Result<(), Refusal> {
     job.open_gate().map_err(|error| Refusal::conflict(format!("open the gate: {error}")))
+}
+
+async fn hosts(State(job): State<Arc<Job>>, http::Json(hosts): http::Json<Hosts>) -> Result<(), Refusal> {
+    job.tell_hosts(&hosts.hosts).map_err(|error| Refusal::conflict(format!("write the names: {error}")))
 }
 
 async fn stop(State(job): State<Arc<Job>>) {

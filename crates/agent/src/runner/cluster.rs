@@ -47,7 +47,7 @@ pub fn hostfile(cluster: &ClusterInfo) -> String {
 }
 
 /// Addresses and plain host names: nothing that would mean something else in a file of ssh's or MPI's.
-fn is_address(text: &str) -> bool {
+pub(super) fn is_address(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b':' | b'-' | b'_');
     !text.is_empty() && !text.starts_with('-') && text.len() <= 253 && text.bytes().all(is_plain)
 }
@@ -71,12 +71,12 @@ fn config_part(place: Place<'_>, cluster: &ClusterInfo, key: &Path) -> String {
     part
 }
 
-fn marks(task: SubmissionId) -> (String, String) {
+pub(super) fn marks(task: SubmissionId) -> (String, String) {
     (format!("# windlass {task}: begin"), format!("# windlass {task}: end"))
 }
 
 /// The configuration without our part.
-fn without_part(config: &str, task: SubmissionId) -> String {
+pub(super) fn without_part(config: &str, task: SubmissionId) -> String {
     let (begin, end) = marks(task);
     let mut inside = false;
     let mut rest = String::with_capacity(config.len());

@@ -21,7 +21,7 @@ use rustix::{
     thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
 };
 
-use super::{env::Env, user::Account};
+use super::{env::Env, names::Names, user::Account};
 
 /// What a program sees that asks for the size of its terminal.
 const WINDOW: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
@@ -65,6 +65,8 @@ pub struct Launch<'a> {
     pub dir: &'a Path,
     pub account: &'a Account,
     pub terminal: Terminal,
+    /// Where it finds other tasks by name, if it does.
+    pub names: Option<&'a Names>,
 }
 
 #[derive(Debug)]
@@ -88,6 +90,8 @@ pub enum ExecError {
     Terminal(#[source] io::Error),
     #[error("open a pipe")]
     Pipe(#[source] io::Error),
+    #[error("show the names of other tasks")]
+    Names(#[source] io::Error),
     #[error("start `{program}` in {}", .dir.display())]
     Start {
         program: String,
@@ -129,6 +133,9 @@ pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
         command.env("TERM", "xterm-256color");
     }
     command.stdin(ends.input).stdout(ends.output).stderr(ends.error);
+    if let Some(names) = launch.names {
+        names.show(&mut command).map_err(ExecError::Names)?;
+    }
     become_account(&mut command, launch.account, ends.is_terminal);
     let mut command = tokio::process::Command::from(command);
     let child = command.spawn().map_err(|source| ExecError::Start {

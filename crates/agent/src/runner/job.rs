@@ -8,13 +8,15 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use windlass_api::agent::runner::{JobStarted, JobState, Submit};
+use windlass_api::agent::runner::{HostName, JobStarted, JobState, Submit};
 
 use super::{
     cluster,
     ending::{Cause, State, ending},
     env::{self, Env},
-    excerpt, phase,
+    excerpt,
+    names::Names,
+    phase,
     session::Session,
     site::Site,
     ssh::{AuthorizedKeys, Connections},
@@ -91,6 +93,8 @@ pub struct Plan {
     pub phase: Option<PathBuf>,
     /// Where it waits for its other nodes, if it does.
     pub gate: Option<PathBuf>,
+    /// Where it finds other tasks of its group by name, if it asks for that.
+    pub names: Option<Names>,
 }
 
 /// What becomes of a `run`.
@@ -120,6 +124,7 @@ struct Inner {
     started: Option<JobStarted>,
     session: Option<Session>,
     gate: Option<PathBuf>,
+    names: Option<Names>,
 }
 
 impl Job {
@@ -231,6 +236,7 @@ impl Job {
                 };
                 inner.started = Some(started.clone());
                 inner.gate.clone_from(&plan.gate);
+                inner.names.clone_from(&plan.names);
                 inner.session = Some(session(&plan.site, &plan.env));
                 Ok(Run::Start(Some(started), Box::new(plan)))
             }
@@ -246,6 +252,12 @@ impl Job {
     pub fn open_gate(&self) -> io::Result<()> {
         let gate = self.inner.lock().gate.clone();
         gate.map_or(Ok(()), |gate| phase::open(&gate))
+    }
+
+    /// What the other tasks of its group are called, and where they are now. One that asks for no names gets none.
+    pub fn tell_hosts(&self, hosts: &[HostName]) -> io::Result<()> {
+        let names = self.inner.lock().names.clone();
+        names.map_or(Ok(()), |names| names.write(self.around.config.task, hosts))
     }
 
     /// Ends the job, now or as soon as it can be.
@@ -349,8 +361,10 @@ impl Job {
         let mut env = env::of_job(&self.around.base, &submit, &site, hostfile.as_deref());
         let phase = phase::fill_in(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let gate = phase::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
+        let names = Names::of(&mut env, self.around.scratch.as_deref());
+        names.as_ref().map_or(Ok(()), Names::make).map_err(|error| failed(&error))?;
         let argv = self.argv(&submit);
-        Ok(Plan { submit, site, env, argv, hostfile, phase, gate })
+        Ok(Plan { submit, site, env, argv, hostfile, phase, gate, names })
     }
 
     /// The job's commands, else what the image itself would have run.

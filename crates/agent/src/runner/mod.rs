@@ -12,6 +12,7 @@ pub mod files;
 pub mod init;
 pub mod job;
 pub mod metrics;
+pub mod names;
 mod phase;
 mod ports;
 pub mod pump;

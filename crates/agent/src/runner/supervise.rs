@@ -284,6 +284,7 @@ async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
         dir: &plan.site.working_dir,
         account: &plan.site.account,
         terminal: exec::terminal(spec.tty, &plan.argv),
+        names: plan.names.as_ref(),
     };
     let mut started = exec::start(&launch).map_err(|error| not_started("", &error))?;
     let deadline = limit(spec.max_duration);

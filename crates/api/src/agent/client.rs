@@ -19,7 +19,7 @@ use windlass_model::id::SubmissionId;
 use super::{
     EPOCH, EPOCH_SEEN, Health, LOG_COMPLETE, LOG_END, SIGNATURE,
     events::Event,
-    runner::{JobRecord, JobStarted, Metrics, Pull, Submit},
+    runner::{Hosts, JobRecord, JobStarted, Metrics, Pull, Submit},
     shim::{HostInfo, InstanceHealth, InstanceInfo, TaskInfo, TaskList, Terminate},
 };
 
@@ -260,6 +260,12 @@ impl Shim {
     pub async fn open_gate(&self, id: SubmissionId, epoch: i64) -> Result<(), ShimError> {
         let request = self.json(&runner(id, "gate"), Some(epoch));
         self.exchange(request.body(full(Vec::new()))).await.map(drop)
+    }
+
+    pub async fn tell_hosts(&self, id: SubmissionId, epoch: i64, hosts: &Hosts) -> Result<(), ShimError> {
+        let request = self.json(&runner(id, "hosts"), Some(epoch));
+        let body = serde_json::to_vec(hosts).map_err(ShimError::Encode)?;
+        self.exchange(request.body(full(body))).await.map(drop)
     }
 
     pub async fn job_metrics(&self, id: SubmissionId) -> Result<Metrics, ShimError> {

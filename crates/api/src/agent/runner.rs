@@ -10,6 +10,7 @@
 //! | `GET /api/pull?timestamp=MS` | → [`Pull`] |
 //! | `POST /api/stop` | interrupts the job; any state |
 //! | `POST /api/gate` | its other nodes are prepared too: it goes on |
+//! | `POST /api/hosts` | [`Hosts`]: what other tasks of its group are called, and where they are |
 //! | `GET /api/metrics` | → [`Metrics`] |
 //! | `GET /api/logs?stream=job&offset=N&limit=M&wait_ms=W` | → raw bytes; `LOG_END`, `LOG_COMPLETE` |
 //! | `POST /api/logs/read?stream=job&offset=N` | all before N is kept elsewhere now |
@@ -39,6 +40,18 @@ pub struct Submit {
     pub log_quota_hour: Option<u64>,
     #[serde(default)]
     pub run_spec: Option<RunSpec>,
+}
+
+/// Where the nodes of a group of tasks are now: all that is known, each time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hosts {
+    pub hosts: Vec<HostName>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostName {
+    pub address: String,
+    pub name: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -20,6 +20,7 @@ use crate::{
         plan::{self, Plan, Shape},
         record::{Placement, Record, shown_status},
     },
+    mutant::{self, Mutant},
     spot::Market,
     time::{Span, Timestamp},
 };
@@ -207,7 +208,7 @@ fn turn(view: &JobView<'_>, records: &[Record], index: usize, now: Timestamp) ->
                 let Some(record) = usize::try_from(task).ok().and_then(|task| records.get(task)) else {
                     continue;
                 };
-                if record.status.is_final() && record.status != Status::Succeeded {
+                if record.status.is_final() && !is_passed(record) {
                     return end(format!("task {} ended as {}", view.plan.task_name(task), record.status));
                 }
             }
@@ -220,8 +221,14 @@ fn turn(view: &JobView<'_>, records: &[Record], index: usize, now: Timestamp) ->
 fn is_ready(plan: &Plan, records: &[Record], index: usize) -> bool {
     plan.tasks[index].after.iter().all(|task| {
         let record = usize::try_from(*task).ok().and_then(|task| records.get(task));
-        record.is_some_and(|record| record.status == Status::Succeeded)
+        record.is_some_and(is_passed)
     })
+}
+
+/// Whoever follows this task may begin.
+fn is_passed(record: &Record) -> bool {
+    let anyhow = mutant::active(Mutant::FollowsAFailure) && record.status.is_final();
+    record.status == Status::Succeeded || anyhow
 }
 
 /// A group begins as a whole, and ends with its primaries.

@@ -261,6 +261,14 @@ impl Plan {
         if name.is_empty() { format!("j{end}") } else { format!("j-{name}{end}") }
     }
 
+    /// What the other tasks of its group call a node of a task.
+    pub fn host_name(&self, task: u32, node: i64) -> Option<String> {
+        match &self.shape {
+            Shape::Group(group) => Some(format!("{}-{node}.{}", self.task_name(task), group.name)),
+            Shape::Single | Shape::Pipeline | Shape::Dag => None,
+        }
+    }
+
     /// The task whose attempt a run of this name is.
     pub fn task_of_run(&self, run: &str) -> Option<usize> {
         run.rsplit('-').nth(1)?.parse().ok()

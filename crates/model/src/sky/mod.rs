@@ -26,7 +26,7 @@ use self::{
 pub use self::{
     overrides::Overrides,
     run_spec::{Error, Identity, RunSpec, Site, task_id},
-    script::{GATE_FILE, PHASE_FILE, PRIVATE_HOME, Phase},
+    script::{GATE_FILE, HOSTS_FILE, PHASE_FILE, PRIVATE_HOME, Phase},
 };
 use crate::{
     config::{

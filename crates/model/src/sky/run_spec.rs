@@ -150,6 +150,12 @@ fn variables(plan: &Plan, task: u32, identity: &Identity) -> BTreeMap<String, St
     ];
     if let Shape::Group(group) = &plan.shape {
         variables.push(("SKYPILOT_JOBGROUP_NAME", group.name.clone()));
+        // Filled in by the runner, which writes the names there as the server learns them.
+        match group.inter_connection {
+            Some(true) => variables.push((script::HOSTS_FILE, "required".to_owned())),
+            None => variables.push((script::HOSTS_FILE, String::new())),
+            Some(false) => {}
+        }
     }
     variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

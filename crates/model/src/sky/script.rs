@@ -20,6 +20,9 @@ pub const PRIVATE_HOME: &str = "WINDLASS_PRIVATE_HOME";
 /// The variable with the file that opens when every node is ready.
 pub const GATE_FILE: &str = "WINDLASS_GATE_FILE";
 
+/// The variable with the file that names the other tasks of a group. `required`: the task must not begin without.
+pub const HOSTS_FILE: &str = "WINDLASS_HOSTS_FILE";
+
 words! {
     /// How far a node of a task has come.
     pub enum Phase: "phase of a task" {
@@ -46,6 +49,9 @@ const SETUP_VARIABLES: [(&str, &str); 4] = [
     ("SKYPILOT_SETUP_NUM_GPUS_PER_NODE", "${WINDLASS_GPUS_PER_NODE:-0}"),
 ];
 
+/// Where a task has no GPUs the variable that hides them is not there while it prepares itself: files ask for that.
+const NO_GPUS: &str = r#"[ -n "${CUDA_VISIBLE_DEVICES:-}" ] || unset CUDA_VISIBLE_DEVICES"#;
+
 /// The program of one node, for bash. `private_home`: the node has no home of its own, so one is made.
 pub(super) fn program(script: &Script, nodes: u32, private_home: bool) -> String {
     let mut lines: Vec<String> = vec!["export PYTHONUNBUFFERED=1".to_owned()];
@@ -65,7 +71,7 @@ pub(super) fn program(script: &Script, nodes: u32, private_home: bool) -> String
     ));
     lines.push(format!("windlass_phase {}", Phase::Setup));
     if let Some(setup) = script.setup.as_ref().filter(|setup| !setup.trim().is_empty()) {
-        lines.push(shell(&SETUP_VARIABLES, setup));
+        lines.push(shell(&SETUP_VARIABLES, &format!("{NO_GPUS}\n{setup}")));
         lines.push(r#"windlass_code=$?; [ "$windlass_code" -eq 0 ] || exit "$windlass_code""#.to_owned());
     }
     lines.push(format!("windlass_phase {}", Phase::Ready));

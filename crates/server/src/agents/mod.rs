@@ -19,7 +19,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use windlass_api::agent::{
     client::LogPart,
-    runner::{JobRecord, JobStarted, Metrics, Submit},
+    runner::{Hosts, JobRecord, JobStarted, Metrics, Submit},
     shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
@@ -146,6 +146,11 @@ pub trait Agents: Send + Sync + 'static {
 
     /// Its other nodes are prepared too: the commands go on.
     fn open_gate(&self, _call: Call) -> Answer<'_, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// What the other tasks of its group are called, and where they are now. May be repeated.
+    fn tell_hosts<'a>(&'a self, _call: Call, _hosts: &'a Hosts) -> Answer<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 

@@ -10,7 +10,7 @@ use std::{
 use tokio::{sync::OnceCell, time::timeout};
 use windlass_api::agent::{
     client::{LogPart, Shim, ShimError},
-    runner::{JobStarted, Metrics},
+    runner::{Hosts as HostNames, JobStarted, Metrics},
     shim::{Claims, TaskInfo, TaskSpec, Terminate},
 };
 use windlass_engine::Hints;
@@ -278,6 +278,11 @@ impl Agents for Wire {
         Box::pin(
             self.call(call, move |shim| async move { shim.open_gate(call.submission, call.epoch).await }),
         )
+    }
+
+    fn tell_hosts<'a>(&'a self, call: Call, hosts: &'a HostNames) -> Answer<'a, ()> {
+        let (id, epoch) = (call.submission, call.epoch);
+        Box::pin(self.call(call, move |shim| async move { shim.tell_hosts(id, epoch, hosts).await }))
     }
 
     fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {

@@ -1,10 +1,23 @@
 //! What the invariant checkers read: the event history from a number on, and the rows.
 
+pub mod watch;
+
 pub const EVENTS: &str =
     "SELECT seq, entity, entity_id, kind, from_status, to_status, is_final, actor, epoch,
-    recorded_at FROM events WHERE seq > $1 ORDER BY seq";
+    recorded_at, reason FROM events WHERE seq > $1 ORDER BY seq";
 
-pub const RUNS: &str = "SELECT id, status FROM runs ORDER BY submitted_at, id";
+pub const RUNS: &str =
+    "SELECT id, status, managed_job_id, name, submitted_at FROM runs ORDER BY submitted_at, id";
+
+pub const MANAGED_JOBS: &str = "SELECT id, number, plan, status, schedule, claimed, finished, cancel_asked_at
+    FROM managed_jobs ORDER BY number";
+
+pub const MANAGED_TASKS: &str =
+    "SELECT id, job_id, status, schedule, record FROM managed_job_tasks ORDER BY job_id, task";
+
+/// Runs of managed jobs that are not over.
+pub const ATTEMPTS: &str =
+    "SELECT id FROM runs WHERE managed_job_id IS NOT NULL AND NOT finished ORDER BY submitted_at, id";
 
 pub const JOBS: &str =
     "SELECT id, run_id, replica_num, job_num, submission_num, status, finished, instance_id, blocks,

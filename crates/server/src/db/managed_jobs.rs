@@ -8,7 +8,7 @@ use windlass_model::{
 };
 
 use super::{
-    Change, Db, DbError, Expect, Val,
+    Change, Db, DbError, Expect,
     filter::Filter,
     record::{record, statements},
 };
@@ -74,16 +74,19 @@ record! {
     }
 }
 
-/// A job with the names that answers show.
+/// A job with its tasks and the names that answers show, all of one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {
     pub job: ManagedJob,
+    /// In the order of their numbers.
+    pub tasks: Vec<Task>,
     pub project_name: String,
     pub user_name: String,
 }
 
 const NAMES: &str = "p.name, u.name";
-const JOINS: &str = "JOIN projects p ON p.id = m.project_id JOIN users u ON u.id = m.user_id";
+const JOINS: &str = "JOIN projects p ON p.id = m.project_id JOIN users u ON u.id = m.user_id \
+                     JOIN managed_job_tasks t ON t.job_id = m.id";
 
 statements! {
     /// The numbers of all copies of a call, next to each other.
@@ -92,13 +95,11 @@ statements! {
               priority, status, schedule, idempotency_key, idempotency_hash, number, submitted_at, last_processed_at) \
               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, \
               (SELECT s.last_number - $9 + 1 + $8 FROM managed_job_slots s WHERE s.id = 1), now_us(), now_us())";
-    FIND = "SELECT {}, {NAMES} FROM managed_jobs m {JOINS} WHERE m.project_id = $1 AND m.number = $2",
-           ManagedJob::columns("m");
+    FIND = "SELECT {}, {NAMES} FROM managed_jobs m {JOINS} WHERE m.project_id = $1 AND m.number = $2 ORDER BY t.task",
+           columns();
     BY_KEY = "SELECT {}, {NAMES} FROM managed_jobs m {JOINS} WHERE m.project_id = $1 AND m.user_id = $2 \
-              AND m.idempotency_key = $3", ManagedJob::columns("m");
+              AND m.idempotency_key = $3 ORDER BY t.task", columns();
     COPIES = "SELECT m.id, m.number FROM managed_jobs m WHERE m.number >= $1 AND m.number < $2 ORDER BY m.number";
-    TASKS = "SELECT {} FROM managed_job_tasks t WHERE t.job_id IN \
-             (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY t.job_id, t.task", Task::columns("t");
     SECRETS = "SELECT plan, secrets_sealed FROM managed_jobs WHERE id = $1 AND secrets_sealed IS NOT NULL";
 }
 
@@ -118,18 +119,52 @@ pub fn insert_task(task: Task) -> Change {
     Change::Insert { table: "managed_job_tasks", values: task.into_values() }
 }
 
-impl Named {
-    fn read(mut row: super::Row) -> Result<Self, DbError> {
-        Ok(Self {
-            job: ManagedJob::read_from(&mut row, 0)?,
-            project_name: row.text(ManagedJob::WIDTH)?,
-            user_name: row.text(ManagedJob::WIDTH + 1)?,
-        })
+/// A job beside each of its tasks, in one statement: two would show a job and tasks of different moments. The long
+/// texts of the job come with its first task only.
+pub(in crate::db) fn columns() -> String {
+    let once = |columns: &str, name: &str| {
+        columns.replace(&format!("m.{name}"), &format!("CASE WHEN t.task = 0 THEN m.{name} ELSE '' END"))
+    };
+    let job = once(&once(&ManagedJob::columns("m"), "plan"), "files");
+    format!("{job}, {}", Task::columns("t"))
+}
+
+/// What a SELECT adds to [`columns`] begins here.
+pub(in crate::db) const WIDTH: usize = ManagedJob::WIDTH + Task::WIDTH;
+
+/// Jobs with their tasks, from rows in which those of a job follow each other by number. `rest` is read from the
+/// row of the first task.
+pub(in crate::db) fn gather<T>(
+    rows: Vec<super::Row>,
+    rest: impl Fn(&super::Row) -> Result<T, DbError>,
+) -> Result<Vec<(ManagedJob, Vec<Task>, T)>, DbError> {
+    let mut all: Vec<(ManagedJob, Vec<Task>, T)> = Vec::new();
+    for mut row in rows {
+        let task = Task::read_from(&mut row, ManagedJob::WIDTH)?;
+        match all.last_mut() {
+            Some((job, tasks, _)) if job.id == task.job_id => tasks.push(task),
+            Some(_) | None => {
+                let rest = rest(&row)?;
+                all.push((ManagedJob::read_from(&mut row, 0)?, vec![task], rest));
+            }
+        }
     }
+    Ok(all)
+}
+
+fn named(rows: Vec<super::Row>) -> Result<Vec<Named>, DbError> {
+    let all = gather(rows, |row| Ok((row.text(WIDTH)?, row.text(WIDTH + 1)?)))?;
+    let named = all.into_iter().map(|(job, tasks, (project_name, user_name))| Named {
+        job,
+        tasks,
+        project_name,
+        user_name,
+    });
+    Ok(named.collect())
 }
 
 pub async fn find(db: &Db, project: ProjectId, number: i64) -> Result<Option<Named>, DbError> {
-    db.query_opt(FIND.as_str(), params![project, number]).await?.map(Named::read).transpose()
+    Ok(named(db.query(FIND.as_str(), params![project, number]).await?)?.pop())
 }
 
 /// The first job that an earlier request with this key made.
@@ -139,18 +174,13 @@ pub async fn find_by_key(
     user: UserId,
     key: &str,
 ) -> Result<Option<Named>, DbError> {
-    db.query_opt(BY_KEY.as_str(), params![project, user, key]).await?.map(Named::read).transpose()
+    Ok(named(db.query(BY_KEY.as_str(), params![project, user, key]).await?)?.pop())
 }
 
 /// The ids and numbers of the copies of one call, from the number of the first.
 pub async fn copies(db: &Db, first: i64, count: i64) -> Result<Vec<(ManagedJobId, i64)>, DbError> {
     let rows = db.query(COPIES.as_str(), params![first, first + count]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.int(1)?))).collect()
-}
-
-/// In the order of their jobs' ids and their own numbers.
-pub async fn tasks(db: &Db, jobs: &[ManagedJobId]) -> Result<Vec<Task>, DbError> {
-    db.query(TASKS.as_str(), vec![Val::list(jobs)]).await?.into_iter().map(Task::read).collect()
 }
 
 /// The plan and the sealed values, where there are any; never part of `ManagedJob`, so that no list or log carries
@@ -209,12 +239,12 @@ impl Query {
 
 pub async fn list(db: &Db, query: &Query) -> Result<Vec<Named>, DbError> {
     let (found, params) = query.filter().done();
-    let columns = ManagedJob::columns("m");
-    let limit = query.limit.max(0);
+    let (columns, limit) = (columns(), query.limit.max(0));
     let sql = format!(
-        "SELECT {columns}, {NAMES} FROM managed_jobs m {JOINS}{found} ORDER BY m.number DESC LIMIT {limit}"
+        "SELECT {columns}, {NAMES} FROM (SELECT m.* FROM managed_jobs m{found} ORDER BY m.number DESC LIMIT {limit}) m \
+         {JOINS} ORDER BY m.number DESC, t.task"
     );
-    db.query(sql, params).await?.into_iter().map(Named::read).collect()
+    named(db.query(sql, params).await?)
 }
 
 /// Stores the wish to cancel on all of these, in one statement; the answer is the rows it found, by number.

@@ -7,6 +7,8 @@ pub enum Mutant {
     ApplyWithoutTokenCheck = 1,
     /// The pipeline of running jobs writes the final status itself.
     FinishedOutsideTerminating = 2,
+    /// Slots of managed jobs are granted by what was read before, and not counted again where they are written.
+    GrantWithoutCount = 3,
 }
 
 #[cfg(feature = "mutants")]

@@ -4,6 +4,7 @@
 //! for one call and are in nothing that is stored, logged or shown.
 
 pub mod address;
+pub mod names;
 pub mod node_key;
 pub mod queued;
 pub mod shown;

@@ -39,7 +39,7 @@ use crate::{
     },
     job_facts::{JobFacts, Utilization},
     job_metrics,
-    job_orders::{self, OrderError, Unfit},
+    job_orders::{self, OrderError, Unfit, names},
     logs::{
         Log, Stream,
         copy::{self, Limits},
@@ -125,14 +125,14 @@ impl Pipeline for JobsRunning {
         let (Next::Go(way), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
         self.carry_out(lease, row, call, &row.job, way).await?;
         let now = Timestamp(lease.now());
-        let Some(job) = way.plan.change.as_ref().and_then(|change| brain::goes_on(&row.job, change, now))
-        else {
-            return Ok(());
-        };
-        way.before.extend(way.plan.change.take());
-        let seen = self.look(lease, row, &job, &mut way.learned).await?;
-        way.plan = brain::decide(&job, &seen, now);
-        self.carry_out(lease, row, call, &job, way).await
+        let further = way.plan.change.as_ref().and_then(|change| brain::goes_on(&row.job, change, now));
+        if let Some(job) = further {
+            way.before.extend(way.plan.change.take());
+            let seen = self.look(lease, row, &job, &mut way.learned).await?;
+            way.plan = brain::decide(&job, &seen, now);
+            self.carry_out(lease, row, call, &job, way).await?;
+        }
+        self.tell_names(row, call, way).await
     }
 
     async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
@@ -169,8 +169,10 @@ impl Pipeline for JobsRunning {
             set.extend(entered(status, moved.status));
             status = moved.status;
         }
+        let came_to = Some(status).filter(|status| *status != job.status);
+        let pokes_group = came_to.filter(|to| *to == job::Status::Running && names::are_wanted(&row.loaded));
+        let pokes_group = pokes_group.and(row.loaded.run.managed_job_id);
         if let Next::Go(way) = &next {
-            let came_to = Some(status).filter(|status| *status != job.status);
             set.extend(record::columns(&row.loaded, &row.shape, &way.learned, came_to)?);
         }
         if let Some(ending) = ending {
@@ -187,7 +189,8 @@ impl Pipeline for JobsRunning {
             }
             false => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
         };
-        let moved = Moved { set: last_words(set), events, due_in_us: due, pokes_siblings: row.job.several };
+        let pokes_siblings = row.job.several;
+        let moved = Moved { set: last_words(set), events, due_in_us: due, pokes_siblings, pokes_group };
         let written = rows::apply(&self.0.db, lease.held(), job, moved).await?;
         Ok(applied(&written, due, wake))
     }
@@ -276,6 +279,23 @@ impl JobsRunning {
                     break;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A task of a group that runs, or begins to, is told where the others are. Told again with each pass: so it hears
+    /// of those that moved, and of what a call before did not bring.
+    async fn tell_names(&self, row: &Row, call: Call, way: &Way) -> Result<(), PassError> {
+        let Way { plan, learned, .. } = way;
+        let begins = plan.actions.contains(&Action::SubmitJob) && plan.change.is_some();
+        let runs = row.loaded.job.status == job::Status::Running && plan.ending.is_none();
+        // Who does not answer is not asked twice.
+        if !begins && !(runs && learned.answered) {
+            return Ok(());
+        }
+        let Some(hosts) = names::of(&self.0, &row.loaded).await? else { return Ok(()) };
+        if let Err(error) = self.0.agents.tell_hosts(call, &hosts).await {
+            tracing::debug!(job = %row.loaded.job.id, %error, "tell the names of a group");
         }
         Ok(())
     }

@@ -341,6 +341,7 @@ impl JobsSubmitted {
                     events: step.record.into_iter().collect(),
                     due_in_us: None,
                     pokes_siblings: false,
+                    pokes_group: None,
                 };
                 let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
                 let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
@@ -366,7 +367,7 @@ impl JobsSubmitted {
         due: Timestamp,
     ) -> Result<Applied, PassError> {
         let due_in_us = Some(due_in(lease, due));
-        let moved = Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false };
+        let moved = Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
         let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
         Ok(applied(&written, due_in_us, vec![]))
     }
@@ -386,6 +387,7 @@ impl JobsSubmitted {
             events: moved.record.into_iter().collect(),
             due_in_us: None,
             pokes_siblings: false,
+            pokes_group: None,
         };
         let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
         Ok(applied(

@@ -132,7 +132,8 @@ impl Pipeline for JobsTerminating {
                     set.push(("replica_registered", false.into()));
                     wake.extend([proxy::HINT, QUEUE.pipeline]);
                 }
-                let moved = Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false };
+                let moved =
+                    Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
                 let written = rows::apply(&self.0.db, lease.held(), &row.loaded.job, moved).await?;
                 Ok(applied(&written, due_in_us, wake))
             }

@@ -3,6 +3,7 @@
 //! The API never moves a job: it makes rows, writes wishes into columns that no pipeline writes, and hints the
 //! pipeline that reads them.
 
+mod make;
 mod show;
 
 use std::collections::BTreeMap;
@@ -11,18 +12,17 @@ use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 use windlass_api::{managed_jobs as wire, projects::ProjectRole};
 use windlass_model::{
-    decide::managed_jobs as brain,
-    event::{Because, Entity, Event},
+    event::Entity,
     id::ManagedJobId,
     managed_job::{
-        self, ScheduleEvent, Status,
+        Status,
         plan::{Body, COPIES_MAX, PRIORITY, Plan, Workdir},
-        record::Record,
     },
     sky::{self, Given, Identity, Launchable, Secret, Site},
     time::{Span, Timestamp},
 };
 
+pub use self::make::Made;
 use super::{names, runs::refused};
 use crate::{
     app::App,
@@ -30,12 +30,12 @@ use crate::{
     auth::Scope,
     db::{
         Unit, Written,
-        managed_jobs::{self as rows, Named, NewManagedJob, Query, Task},
+        managed_jobs::{self as rows, Named, Query},
         repos,
     },
     error::{Error, Result},
-    events::{About, actor, note, record},
-    secrets::{Belongs, hex},
+    events::{About, note},
+    secrets::hex,
 };
 
 const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -71,8 +71,19 @@ pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Res
     }
     let files = files(app, scope, &plan, asked.files).await?;
     check(app, scope, &plan, &files).await?;
-    let made = Made { app, scope, plan: &plan, files: &files, name: &name };
-    let (ids, unit) = made.unit(&secrets, copies, &hash)?;
+    let made = Made {
+        db: app.db(),
+        keys: app.keys(),
+        project: scope.project.id,
+        user: scope.caller.user.id,
+        name: &name,
+        plan: &plan,
+        files: serde_json::to_string(&files)?,
+        secrets: &secrets,
+        copies,
+        key: scope.idempotency_key.clone().map(|key| (key, hash.clone())),
+    };
+    let (ids, unit) = made.unit()?;
     let rows = match app.db().write(unit).await {
         Ok(written) => written.done()?.1,
         Err(error) if error.is_conflict_on("managed_jobs_idempotency_key") => {
@@ -204,93 +215,6 @@ async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files) -> Result<(
     Ok(())
 }
 
-/// Jobs in the making.
-struct Made<'a> {
-    app: &'a App,
-    scope: &'a Scope,
-    plan: &'a Plan,
-    files: &'a Files,
-    name: &'a str,
-}
-
-impl Made<'_> {
-    fn unit(
-        &self,
-        secrets: &BTreeMap<String, Secret>,
-        copies: u32,
-        hash: &str,
-    ) -> Result<(Vec<ManagedJobId>, Unit)> {
-        let (db, by) = (self.app.db(), self.scope.caller.user.id);
-        let (plan, files) = (serde_json::to_string(self.plan)?, serde_json::to_string(self.files)?);
-        let mut record = Record::default();
-        // The files came before the job: its submission is complete with it.
-        record.schedule(ScheduleEvent::Submitted);
-        let written = serde_json::to_string(&record)?;
-        let plain = if secrets.is_empty() { None } else { Some(serde_json::to_vec(secrets)?) };
-        let key = self.scope.idempotency_key.clone();
-        let mut unit = Unit::new().and([rows::take_numbers(i64::from(copies))]);
-        let mut ids = Vec::new();
-        for rank in 0..copies {
-            let id = ManagedJobId(db.new_id()?);
-            let belongs = Belongs::row("managed_jobs", "secrets_sealed", id.0);
-            let seal = |plain: &Vec<u8>| self.app.keys().seal(&belongs, plain);
-            unit = unit.and([rows::insert(NewManagedJob {
-                id,
-                project_id: self.scope.project.id,
-                user_id: by,
-                name: self.name.to_owned(),
-                plan: plan.clone(),
-                files: files.clone(),
-                secrets_sealed: plain.as_ref().map(seal).transpose()?,
-                rank: rank.into(),
-                copies: copies.into(),
-                priority: self.plan.priority.into(),
-                status: Status::Pending,
-                schedule: record.schedule,
-                // One key for all of them: it is with the first.
-                idempotency_key: key.clone().filter(|_| rank == 0),
-                idempotency_hash: key.as_ref().filter(|_| rank == 0).map(|_| hash.to_owned()),
-            })]);
-            unit = unit.and(self.tasks(id, &record, &written)?);
-            ids.push(id);
-        }
-        Ok((ids, unit))
-    }
-
-    fn tasks(&self, id: ManagedJobId, first: &Record, written: &str) -> Result<Vec<crate::db::Change>> {
-        let (db, by) = (self.app.db(), self.scope.caller.user.id);
-        let about = About {
-            entity: Entity::ManagedJob,
-            id: id.0,
-            name: self.name,
-            project: Some(self.scope.project.id),
-        };
-        let mut changes = Vec::new();
-        for (task, of) in (0..).zip(&self.plan.tasks) {
-            let own = db.new_id()?;
-            changes.push(rows::insert_task(Task {
-                id: own,
-                job_id: id,
-                task,
-                status: first.status,
-                schedule: first.schedule,
-                record: written.to_owned(),
-                // It stands in line from now on, before anybody looks at its job: of copies the first is served first.
-                wants_slot: brain::begins_at_once(of),
-                granted: false,
-            }));
-            let because = Because {
-                actor: actor(Some(by)),
-                reason: "submitted".to_owned(),
-                message: "Managed job submitted".to_owned(),
-            };
-            let created = Event::created::<managed_job::Task>(own, first.status, because);
-            changes.extend(record(db, Some(by), &about, &created)?);
-        }
-        Ok(changes)
-    }
-}
-
 pub async fn list(app: &App, scope: &Scope, asked: wire::ListRequest) -> Result<Vec<wire::ManagedJob>> {
     let limit = asked.limit.unwrap_or(LIST_USUAL);
     if !(0..=LIST_MAX).contains(&limit) {
@@ -322,17 +246,7 @@ pub async fn read_one(app: &App, scope: &Scope, number: i64) -> Result<wire::Man
 
 async fn shown(app: &App, jobs: Vec<Named>) -> Result<Vec<wire::ManagedJob>> {
     let now = app.db().now().await?;
-    let ids: Vec<ManagedJobId> = jobs.iter().map(|named| named.job.id).collect();
-    let mut tasks: BTreeMap<ManagedJobId, Vec<Task>> = BTreeMap::new();
-    for task in rows::tasks(app.db(), &ids).await? {
-        tasks.entry(task.job_id).or_default().push(task);
-    }
-    jobs.into_iter()
-        .map(|named| {
-            let own = tasks.remove(&named.job.id).unwrap_or_default();
-            show::job(named, &own, now)
-        })
-        .collect()
+    jobs.into_iter().map(|named| show::job(named, now)).collect()
 }
 
 /// Stores the wish to end of all that are meant, in one statement.

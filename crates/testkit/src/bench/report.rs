@@ -150,6 +150,33 @@ const LOAD: &[(&str, &str, Limit, &str)] = &[
     ("the driver behind its own plan, p99", "ms", Limit::None, "late_p99_ms"),
 ];
 
+/// Of managed jobs: label, unit, key, and what SkyPilot 0.14.1 took where that is known.
+const JOBS: &[(&str, &str, &str, &str)] = &[
+    ("launch → RUNNING, hollow host", "ms", "crowd.running_ms", ""),
+    ("launch → RUNNING, process", "ms", "cloud.running_ms", ""),
+    ("100 jobs of one second at once: the call", "ms", "crowd.together_answered_ms", "480 ms"),
+    ("– launch → RUNNING, p50", "ms", "crowd.together_running_p50_ms", "181 s"),
+    ("– launch → RUNNING, p99", "ms", "crowd.together_running_p99_ms", "363 s"),
+    ("– the last SUCCEEDED after", "s", "crowd.together_last_s", "378 s"),
+    ("– jobs a minute, launch to end", "/min", "crowd.together_per_min", "16 /min a process"),
+    ("many at once: jobs a minute, launch to end", "/min", "crowd.burst_per_min", "16 /min a process"),
+    ("long jobs: launches a minute, up to `most`", "/min", "crowd.many_launches_per_min", ""),
+    ("end of the program → SUCCEEDED, p50", "ms", "cloud.end_p50_ms", "14.0 s"),
+    ("– p99", "ms", "cloud.end_p99_ms", "14.1 s"),
+    ("machine taken back → noticed, mean", "ms", "cloud.loss_mean_ms", "8.4 s"),
+    ("machine taken back → RUNNING again, mean", "ms", "cloud.again_mean_ms", "8.7 s"),
+    ("live jobs, `live`", "", "crowd.live", "100"),
+    ("– server, resident", "MB", "crowd.live_resident_mb", "185 MB, the controller"),
+    ("– for each job", "KiB", "crowd.live_each_kib", "205 KiB"),
+    ("live jobs, `most`", "", "crowd.most", ""),
+    ("– server, resident", "MB", "crowd.most_resident_mb", ""),
+    ("– for each job", "KiB", "crowd.most_each_kib", ""),
+    ("– server, processor", "cores", "crowd.most_cpu_cores", ""),
+    ("– the queue's first 1,000", "ms", "crowd.list_ms", "7.2 s, all of 20,001 (reported)"),
+    ("cancelled in one call", "", "crowd.cancelled", "1,000"),
+    ("– all over, their nodes released", "s", "crowd.cancel_s", "5 to 10 minutes (reported)"),
+];
+
 /// Takes new results into the repository at `root` and writes page and pictures anew.
 pub fn run(root: &Path, fresh: &Path) -> Result<()> {
     let store = root.join(STORE);
@@ -200,6 +227,7 @@ fn filled(text: &str, results: &Results) -> Result<String> {
         ("peer", peer(results)),
         ("dispatch", dispatch(results)),
         ("load", load(results)),
+        ("jobs", jobs(results)),
         ("growth", pictures(results)),
     ];
     for (name, table) in parts {
@@ -279,6 +307,15 @@ fn load(results: &Results) -> String {
         );
     }
     out + &origin(results, &["load-sqlite", "load-postgres"])
+}
+
+fn jobs(results: &Results) -> String {
+    let mut out = String::from("| what | SkyPilot | windlass |\n| --- | ---: | ---: |\n");
+    for (what, unit, key, theirs) in JOBS {
+        let theirs = if theirs.is_empty() { "–" } else { theirs };
+        let _ = writeln!(out, "| {what} | {theirs} | {} |", number(figure(results, "jobs", key), unit));
+    }
+    out + &origin(results, &["jobs"])
 }
 
 fn pictures(results: &Results) -> String {
@@ -367,7 +404,8 @@ mod tests {
     use serde_json::json;
 
     const EMPTY: &str = "# P\n<!-- budget -->\nold\n<!-- end -->\ntext\n<!-- peer -->\n<!-- end -->\n\
-                         <!-- dispatch -->\n<!-- end -->\n<!-- load -->\n<!-- end -->\n<!-- growth -->\n<!-- end -->\n";
+                         <!-- dispatch -->\n<!-- end -->\n<!-- load -->\n<!-- end -->\n<!-- jobs -->\n<!-- end -->\n\
+                         <!-- growth -->\n<!-- end -->\n";
 
     fn results(figures: &Value) -> Results {
         let machine = json!({"cores": 2, "cpu": "a", "memory_gib": 24.0});
@@ -385,6 +423,13 @@ mod tests {
         assert!(page.contains("`api`: not measured yet."), "{page}");
         assert!(!page.contains(".svg"), "{page}");
         assert!(page.contains("\ntext\n") && !page.contains("old"), "{page}");
+    }
+
+    #[test]
+    fn managed_jobs_stand_beside_the_peer_and_are_not_invented() {
+        let page = filled(EMPTY, &Results::new()).unwrap();
+        assert!(page.contains("| end of the program → SUCCEEDED, p50 | 14.0 s | – |"), "{page}");
+        assert!(page.contains("`jobs`: not measured yet."), "{page}");
     }
 
     #[test]

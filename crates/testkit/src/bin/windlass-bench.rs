@@ -6,7 +6,7 @@ use windlass_testkit::{
     server::binary,
 };
 
-const NAMES: &str = "engine, api, cli, agent, runs, dispatch, load, growth, report";
+const NAMES: &str = "engine, api, cli, agent, runs, dispatch, load, jobs, spot, growth, report";
 
 fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -41,6 +41,17 @@ fn main() -> Result<()> {
             let plan = bench::load::Plan::read(&mut flags, postgres)?;
             flags.finish()?;
             runtime.block_on(bench::load::run(&binaries, &plan))
+        }
+        "jobs" => {
+            let plan = bench::jobs::Plan::read(&mut flags, postgres)?;
+            flags.finish()?;
+            runtime.block_on(bench::jobs::run(&binaries, &plan))
+        }
+        // Likewise: its table is in the page about that policy.
+        "spot" => {
+            let plan = bench::spot::Plan::read(&mut flags)?;
+            flags.finish()?;
+            bench::spot::run(&std::env::current_dir()?, &plan)
         }
         _ => bail!("unknown benchmark `{name}`; want one of {NAMES}"),
     }

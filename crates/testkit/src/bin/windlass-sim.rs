@@ -38,6 +38,8 @@ struct Total {
     played: u64,
     violating: u64,
     runs: usize,
+    managed_jobs: usize,
+    outcomes: BTreeMap<String, u64>,
     passes: u64,
     calls: u64,
     virtual_secs: u64,
@@ -121,6 +123,10 @@ impl Total {
                     *self.fired.entry(fault).or_default() += times;
                 }
                 self.runs += report.runs;
+                self.managed_jobs += report.managed_jobs;
+                for (outcome, times) in report.outcomes {
+                    *self.outcomes.entry(outcome).or_default() += times;
+                }
                 self.passes += report.passes;
                 self.calls += report.calls;
                 self.virtual_secs += report.virtual_secs;
@@ -154,6 +160,10 @@ impl Total {
         let mut out = std::io::stdout();
         for (fault, times) in &self.fired {
             writeln!(out, "{times:>9}  {fault}")?;
+        }
+        writeln!(out, "of {} managed jobs, tasks:", self.managed_jobs)?;
+        for (outcome, times) in &self.outcomes {
+            writeln!(out, "{times:>9}  {outcome}")?;
         }
         let speed = self.virtual_secs as f64 / secs;
         writeln!(

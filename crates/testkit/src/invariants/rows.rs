@@ -1,5 +1,7 @@
 //! Reads what the checkers need straight from a database, that of a simulation or of a real server.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use serde_json::Value;
 use uuid::Uuid;
@@ -8,7 +10,10 @@ use windlass_server::{
     params,
 };
 
-use super::{Event, FleetRow, History, InstanceRow, JobRow, RunRow, VolumeRow};
+use super::{
+    Event, FleetRow, History, InstanceRow, JobRow, RunRow, VolumeRow,
+    managed::{self, Attempt, TaskRow},
+};
 
 /// Brings the history up to date: what is new in the append-only part, and the rows as they are now.
 pub async fn read(history: &mut History, db: &Db) -> Result<()> {
@@ -25,6 +30,7 @@ pub async fn read(history: &mut History, db: &Db) -> Result<()> {
             actor: row.text(7)?,
             epoch: row.opt_int(8)?,
             at: row.int(9)?,
+            reason: row.text(10)?,
         });
     }
     history.jobs.clear();
@@ -46,9 +52,42 @@ pub async fn read(history: &mut History, db: &Db) -> Result<()> {
     }
     for row in db.query(checks::RUNS, Vec::new()).await? {
         let id: Uuid = row.uuid(0)?;
-        history.runs.push(RunRow { id, status: row.text(1)?, stopped_at: None });
+        let attempt = match row.opt_uuid(2)? {
+            Some(job) => Some(Attempt::read(job, &row.text(3)?, row.int(4)?)?),
+            None => None,
+        };
+        history.runs.push(RunRow { id, status: row.text(1)?, stopped_at: None, attempt });
     }
+    managed(history, db).await?;
     resources(history, db).await
+}
+
+async fn managed(history: &mut History, db: &Db) -> Result<()> {
+    let mut tasks: BTreeMap<Uuid, Vec<TaskRow>> = BTreeMap::new();
+    for row in db.query(checks::MANAGED_TASKS, Vec::new()).await? {
+        tasks.entry(row.uuid(1)?).or_default().push(TaskRow {
+            id: row.uuid(0)?,
+            status: row.text(2)?,
+            schedule: row.text(3)?,
+            record: serde_json::from_str(&row.text(4)?)?,
+        });
+    }
+    history.managed.clear();
+    for row in db.query(checks::MANAGED_JOBS, Vec::new()).await? {
+        let id: Uuid = row.uuid(0)?;
+        history.managed.push(managed::JobRow {
+            id,
+            number: row.int(1)?,
+            plan: serde_json::from_str(&row.text(2)?)?,
+            status: row.text(3)?,
+            schedule: row.text(4)?,
+            claimed: row.bool(5)?,
+            finished: row.bool(6)?,
+            cancel_asked_at: row.opt_int(7)?,
+            tasks: tasks.remove(&id).unwrap_or_default(),
+        });
+    }
+    Ok(())
 }
 
 /// Instances, fleets and volumes.

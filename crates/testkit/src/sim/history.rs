@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use uuid::Uuid;
-use windlass_server::db::Db;
+use windlass_server::db::{Db, checks};
 
 use super::{cast::Cast, shelf::Shelf};
 use crate::{
@@ -22,6 +22,11 @@ pub(super) async fn read(
     shelf: &Shelf,
 ) -> Result<()> {
     rows::read(history, db).await?;
+    history.watched.clear();
+    for row in db.query(checks::watch::SEEN, Vec::new()).await? {
+        let id = if row.text(0)? == "M5" { "M5" } else { "M6" };
+        history.watched.push((id, row.text(1)?));
+    }
     for run in &mut history.runs {
         run.stopped_at = cast.stopped_at(run.id);
     }

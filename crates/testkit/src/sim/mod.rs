@@ -1,7 +1,7 @@
 //! The simulation: the real pipelines and the real SQL on virtual time, with seeded misfortune.
 //!
 //! One seed is one history: two or three replicas, a few hosts with GPUs and a cloud with more of them, users
-//! who submit and stop runs and change fleets and volumes, and faults of every kind — replicas killed at any
+//! who submit and stop runs, launch and cancel managed jobs and change fleets and volumes, and faults of every kind — replicas killed at any
 //! await or frozen past their leases, lost and doubled hints and calls, cut and rebooted hosts, slow roads,
 //! commits whose news is lost, a database clock that jumps, a cloud that is full, deaf, mute or slow, takes
 //! machines back and holds on to disks. Then the faults stop, and everything must come to its end; at last
@@ -57,6 +57,8 @@ const FAULTS_LAST: Duration = Duration::from_secs(8 * 60);
 const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
 /// What was deleted must be gone this long after.
 const SWEEP_MAX: Duration = Duration::from_secs(60 * 60);
+/// One in so many seeds has managed jobs: they are what costs most.
+const MANAGED_EVERY: u64 = 2;
 /// How often the safety checkers look.
 const LOOK_EVERY: Duration = Duration::from_secs(120);
 
@@ -70,6 +72,9 @@ pub struct Report {
     /// How often each fault really happened.
     pub fired: BTreeMap<&'static str, u64>,
     pub runs: usize,
+    pub managed_jobs: usize,
+    /// How tasks of managed jobs ended, and what happened to them.
+    pub outcomes: BTreeMap<String, u64>,
     pub passes: u64,
     /// Calls of the database by all replicas.
     pub calls: u64,
@@ -109,7 +114,6 @@ struct Sim {
     replicas: Vec<Replica>,
     watch: Watch,
     shelf: Arc<Shelf>,
-    keys: Arc<Keyring>,
     calls: Arc<AtomicU64>,
     history: History,
     started: Instant,
@@ -132,13 +136,13 @@ impl Sim {
             EPOCH_US + elapsed + ahead.load(Ordering::Relaxed)
         };
         let db = Db::open_inline(Arc::new(clock), rng.draw())?;
-        let cast = Cast::draw(&mut rng, &db)?;
+        let (shelf, keys) = (Arc::new(Shelf::default()), Arc::new(Keyring::ephemeral()?));
+        let cast = Cast::draw(&mut rng, &db, keys.clone(), seed.is_multiple_of(MANAGED_EVERY))?;
         let world = World::new(EPOCH_US, rng.fork());
         let watch = Watch::default();
         let count = rng.between(2, 3) as usize;
-        let (shelf, keys) = (Arc::new(Shelf::default()), Arc::new(Keyring::ephemeral()?));
         let calls: Arc<AtomicU64> = Arc::default();
-        let shared = Shared { logs: shelf.clone(), keys: keys.clone(), calls: calls.clone() };
+        let shared = Shared { logs: shelf.clone(), keys, calls: calls.clone() };
         let replicas =
             (0..count).map(|n| Replica::new(n, &db, &world, &watch, shared.clone(), rng.fork())).collect();
         Ok(Self {
@@ -151,7 +155,6 @@ impl Sim {
             replicas,
             watch,
             shelf,
-            keys,
             calls,
             history: History::default(),
             started,
@@ -159,7 +162,11 @@ impl Sim {
     }
 
     async fn play(mut self) -> Result<Report> {
-        self.cast.set_the_stage(&mut self.rng, &self.db, &self.keys, &self.world).await?;
+        let limits = replica::JOB_LIMITS;
+        for statement in checks::watch::statements(limits.max_launching, limits.max_alive) {
+            self.db.query(statement, Vec::new()).await?;
+        }
+        self.cast.set_the_stage(&mut self.rng, &self.db, &self.world).await?;
         self.set_misfortune(true);
         for replica in &mut self.replicas {
             replica.start();
@@ -189,6 +196,8 @@ impl Sim {
             trace: hasher.finish(),
             fired,
             runs: history.runs.len(),
+            managed_jobs: history.managed.len(),
+            outcomes: invariants::managed::outcomes(history),
             passes: self.watch.passes(),
             calls: self.calls.load(Ordering::Relaxed),
             virtual_secs: self.started.elapsed().as_secs(),

@@ -32,6 +32,9 @@ use crate::{
 /// Sleeps after the first, second, … look that found nothing.
 const IDLE_DELAYS: &[Duration] = &[Duration::from_secs(2), Duration::from_secs(5)];
 
+/// Few slots: managed jobs stand in line for them.
+pub(super) const JOB_LIMITS: Limits = Limits { max_launching: 2, max_alive: 3 };
+
 /// What all replicas of a server have in common beside the database.
 #[derive(Clone)]
 pub(super) struct Shared {
@@ -105,7 +108,7 @@ impl Replica {
             keys: self.shared.keys.clone(),
             shapes: Shapes::default(),
             lost_after: UNREACHABLE_GRACE,
-            job_limits: Limits { max_launching: 3, max_alive: 6 },
+            job_limits: JOB_LIMITS,
         };
         let mut engine = Engine::new(Arc::new(db), Hints::new());
         let eye = Eye {

@@ -1,6 +1,7 @@
 //! Managed jobs, from a task file to their end, over losses and restarts.
 
 mod corpus;
+mod names;
 mod nodes;
 mod places;
 mod takeover;

@@ -36,6 +36,7 @@ fn event(text: &str) -> Event {
         actor: actor.into(),
         epoch: Some(epoch.parse().unwrap()),
         at: 10,
+        reason: String::new(),
     }
 }
 
@@ -189,7 +190,8 @@ fn r8_wrong_or_too_many_busy_blocks_are_seen() {
 
 #[test]
 fn r12_a_submission_after_a_stop_is_seen() {
-    let run = RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: Some(4) };
+    let run =
+        RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: Some(4), attempt: None };
     breaks("R12", &History { runs: vec![run], jobs: vec![job(7, 0, true)], ..History::default() });
 }
 
@@ -223,7 +225,7 @@ fn g1_a_gpu_taken_twice_or_released_by_another_is_seen() {
 
 #[test]
 fn r2_and_g6_what_is_left_over_is_seen() {
-    let run = RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: None };
+    let run = RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: None, attempt: None };
     let history = History { runs: vec![run], containers: vec![submission(7)], ..History::default() };
     let ids: Vec<_> = after_faults(&history).iter().map(|v| v.id).collect();
     assert_eq!(ids, ["R2", "G6"]);

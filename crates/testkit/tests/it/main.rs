@@ -7,6 +7,7 @@ mod checkers;
 mod faults;
 mod fortune;
 mod lab;
+mod managed_checkers;
 #[cfg(feature = "mutants")]
 mod mutants;
 mod performance;

@@ -74,3 +74,24 @@ fn c8_a_dispatcher_that_forgets_priorities_is_caught() {
     set(Some(Mutant::OrderOfArrival));
     caught_in(fortune::play, &["C8"]);
 }
+
+#[test]
+fn m5_slots_granted_without_being_counted_are_caught() {
+    use windlass_server::db::mutant::{Mutant, set};
+    set(Some(Mutant::GrantWithoutCount));
+    caught(&["M5"]);
+}
+
+#[test]
+fn m6_a_second_attempt_beside_the_first_is_caught() {
+    use windlass_model::mutant::{Mutant, set};
+    set(Some(Mutant::RecoversBeforeReleased));
+    caught(&["M6"]);
+}
+
+#[test]
+fn m7_a_task_that_follows_a_failed_one_is_caught() {
+    use windlass_model::mutant::{Mutant, set};
+    set(Some(Mutant::FollowsAFailure));
+    caught(&["M7"]);
+}

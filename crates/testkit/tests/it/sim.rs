@@ -58,3 +58,23 @@ fn a_seed_replays_to_the_same_history() {
     assert_eq!((first.trace, first.passes), (second.trace, second.passes));
     assert_ne!(first.trace, sim::play(4).unwrap().trace);
 }
+
+/// What must become of tasks of managed jobs somewhere: else the checkers look at nothing.
+const OUTCOMES: [&str; 6] =
+    ["SUCCEEDED", "FAILED", "CANCELLED", "FAILED_NO_RESOURCE", "recovered", "backed off"];
+
+#[test]
+fn managed_jobs_end_in_every_way_and_recover() {
+    let mut seen = std::collections::BTreeMap::<String, u64>::new();
+    for seed in (0..FAULT_SEEDS_MAX).step_by(2) {
+        let report = sim::play(seed).unwrap();
+        assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim");
+        for (outcome, times) in report.outcomes {
+            *seen.entry(outcome).or_default() += times;
+        }
+        if OUTCOMES.iter().all(|outcome| seen.get(*outcome).is_some_and(|times| *times > 0)) {
+            return;
+        }
+    }
+    panic!("not all of {OUTCOMES:?}: {seen:?}");
+}

@@ -11,6 +11,7 @@ use crate::{
         plan::{Strategy, Task},
         record::{Placement, Record, Standing},
     },
+    mutant::{self, Mutant},
     spot::{self, Market, Terms},
     time::{Span, Timestamp},
 };
@@ -377,6 +378,9 @@ impl<'a> Pass<'a> {
                 }
                 self.go(Event::Interrupted, Some(RecoverySource::Restart), "its run is gone");
                 self.record.schedule(ScheduleEvent::WantsLaunch);
+            }
+            Seen::Ending if mutant::active(Mutant::RecoversBeforeReleased) => {
+                self.over(Verdict::Loss { message: "it ends".to_owned() });
             }
             Seen::Queued { .. } | Seen::Provisioning | Seen::Ending => {}
             // Silence of ours is no evidence against the task.

@@ -6,7 +6,7 @@ use windlass_model::{
         derive::{self, DefaultImages, Inherited, Inputs},
         profile::SpotPolicy,
     },
-    sky::{Identity, RunSpec, Site, task_id},
+    sky::{HOSTS_FILE, Identity, RunSpec, Site, task_id},
     time::Timestamp,
 };
 
@@ -109,6 +109,13 @@ fn the_jobs_of_a_run_can_be_derived() {
 fn a_group_tells_its_name_and_a_foreign_task_gets_the_variables_too() {
     let group = "name: g\nexecution: parallel\n---\nname: a\nrun: a\n";
     assert_eq!(spec(group, 0, 0, &Site::default()).1.run.env.values()["SKYPILOT_JOBGROUP_NAME"], "g");
+    let asks = |header: &str| {
+        let text = format!("name: g\nexecution: parallel\n{header}---\nname: a\nrun: a\n");
+        spec(&text, 0, 0, &Site::default()).1.run.env.values().get(HOSTS_FILE).cloned()
+    };
+    assert_eq!(asks("").as_deref(), Some(""));
+    assert_eq!(asks("inter_connection: true\n").as_deref(), Some("required"));
+    assert_eq!(asks("inter_connection: false\n"), None);
     let foreign = "type: task\nname: prepare\ncommands: [make]\n";
     let (_, task) = spec(foreign, 0, 0, &Site::default());
     assert_eq!(task.commands, ["make"]);

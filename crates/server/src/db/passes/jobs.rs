@@ -1,7 +1,7 @@
 //! What the pipelines of placed jobs read and write.
 
 use windlass_engine::{Held, Lease};
-use windlass_model::{event::Event, instance, job};
+use windlass_model::{event::Event, id::ManagedJobId, instance, job};
 
 use super::told;
 use crate::{
@@ -41,6 +41,13 @@ statements! {
     /// The same, for nodes that are prepared.
     POKE_PREPARED = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND status = 'running' AND gate = 'reached'";
+    /// Tasks of a group find each other by name: one that runs somewhere else now makes the others hear of it.
+    POKE_GROUP = "UPDATE jobs SET due_at = NULL WHERE status = 'running' AND id <> $2 AND run_id IN \
+                  (SELECT r.id FROM runs r WHERE r.managed_job_id = $1 AND NOT r.finished)";
+    GROUP = "SELECT r.name, j.job_num, i.hostname, i.provisioning FROM runs r JOIN jobs j ON j.run_id = r.id \
+             JOIN instances i ON i.id = j.instance_id WHERE r.managed_job_id = $1 AND NOT r.finished AND NOT j.finished \
+             ORDER BY r.name, j.job_num";
+    GROUP_PLAN = "SELECT plan FROM managed_jobs WHERE id = $1";
     /// Room was made: as many as may fit into it look again at once, the rest when their time comes.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
@@ -124,6 +131,29 @@ async fn siblings(db: &Db, job: &Job) -> Result<Vec<Sibling>, DbError> {
     each.collect()
 }
 
+/// A node of a managed job that is not over.
+pub struct Member {
+    pub run: String,
+    pub node: i64,
+    pub hostname: Option<String>,
+    pub machine: Option<String>,
+}
+
+/// The plan of a managed job, and all its nodes that have an instance.
+pub async fn group(db: &Db, job: ManagedJobId) -> Result<Option<(String, Vec<Member>)>, DbError> {
+    let Some(row) = db.query_opt(GROUP_PLAN.as_str(), params![job]).await? else { return Ok(None) };
+    let rows = db.query(GROUP.as_str(), params![job]).await?;
+    let members = rows.iter().map(|row| {
+        Ok(Member {
+            run: row.text(0)?,
+            node: row.int(1)?,
+            hostname: row.opt_text(2)?,
+            machine: row.opt_text(3)?,
+        })
+    });
+    Ok(Some((row.text(0)?, members.collect::<Result<_, DbError>>()?)))
+}
+
 /// One pass over a job that goes on, or turns terminating.
 pub struct Moved {
     pub set: Values,
@@ -132,6 +162,8 @@ pub struct Moved {
     pub due_in_us: Option<i64>,
     /// Other nodes of its replica wait for what it becomes.
     pub pokes_siblings: bool,
+    /// Other tasks of this managed job are told where it runs.
+    pub pokes_group: Option<ManagedJobId>,
 }
 
 pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Written, DbError> {
@@ -151,6 +183,9 @@ pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Writt
             let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
             unit = unit.exec(POKE_SIBLINGS.as_str(), generation);
         }
+    }
+    if let Some(group) = moved.pokes_group {
+        unit = unit.exec(POKE_GROUP.as_str(), params![group, job.id]);
     }
     if reached_gate {
         let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];

@@ -9,13 +9,10 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use crate::{
-    db::managed_jobs::{Named, Task},
-    error::Result,
-};
+use crate::{db::managed_jobs::Named, error::Result};
 
-pub(super) fn job(named: Named, tasks: &[Task], now: Timestamp) -> Result<wire::ManagedJob> {
-    let Named { job, project_name, user_name } = named;
+pub(super) fn job(named: Named, now: Timestamp) -> Result<wire::ManagedJob> {
+    let Named { job, tasks, project_name, user_name } = named;
     let plan: Plan = serde_json::from_str(&job.plan)?;
     let records: Vec<Record> =
         tasks.iter().map(|task| serde_json::from_str(&task.record)).collect::<Result<_, _>>()?;

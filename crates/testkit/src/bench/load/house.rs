@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Plan, below, history};
+use super::{below, history};
 use crate::{
     bench::{
         hosts::Hosts,
@@ -16,21 +16,33 @@ use crate::{
     server::{Options, Server},
 };
 
-pub(super) struct House {
-    pub(super) server: Server,
+pub(in crate::bench) struct House {
+    pub(in crate::bench) server: Server,
     pub(super) hosts: Hosts,
     /// From the start of the server until all hosts take jobs.
     pub(super) ready: Duration,
 }
 
+/// What is in it when it opens.
+pub(in crate::bench) struct Opening<'a> {
+    pub(in crate::bench) hosts: usize,
+    /// Finished runs in the database.
+    pub(in crate::bench) history: usize,
+    pub(in crate::bench) postgres: Option<&'a str>,
+}
+
 impl House {
-    pub(super) async fn open(binaries: &Binaries<'_>, home: &Path, plan: &Plan) -> Result<Self> {
+    pub(in crate::bench) async fn open(
+        binaries: &Binaries<'_>,
+        home: &Path,
+        opening: &Opening<'_>,
+    ) -> Result<Self> {
         let data = below(home, "server")?;
         let log = home.join("server.log");
         let options = Options {
             binary: binaries.windlass,
             data: &data,
-            database: plan.postgres.as_deref(),
+            database: opening.postgres,
             core: None,
             local: false,
             env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
@@ -38,16 +50,16 @@ impl House {
         };
         // The first start makes the database and its keys.
         Server::start(&options).await?.stop()?;
-        history(&data, plan).await?;
-        let postgres = plan.postgres.as_deref();
-        let hosts = Hosts::start(binaries.agent, &home.join("hosts"), &data, postgres, plan.hosts).await?;
+        history(&data, opening).await?;
+        let (postgres, count) = (opening.postgres, opening.hosts);
+        let hosts = Hosts::start(binaries.agent, &home.join("hosts"), &data, postgres, count).await?;
         let started = Instant::now();
         let server = Server::start(&options).await?;
-        hosts_ready(&server, "hollow", plan.hosts).await?;
+        hosts_ready(&server, "hollow", opening.hosts).await?;
         Ok(Self { server, hosts, ready: started.elapsed() })
     }
 
-    pub(super) fn close(self) -> Result<()> {
+    pub(in crate::bench) fn close(self) -> Result<()> {
         self.server.stop()
     }
 }

@@ -4,7 +4,7 @@
 //! that was asked for, runs come, are looked at, listed, read and stopped at random moments; at last half of the
 //! population is cancelled at once. Nothing of the server is read but its answers and what the kernel counts.
 
-mod house;
+pub(in crate::bench) mod house;
 mod traffic;
 
 use std::{
@@ -13,11 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use tokio::task::JoinHandle;
 
-use self::{house::House, traffic::Traffic};
-use super::{Scratch, api, flags::Flags, hosts, open::Pool, process, runs::Binaries, sheet::Sheet};
+use self::{
+    house::{House, Opening},
+    traffic::Traffic,
+};
+use super::{
+    Scratch, api, flags::Flags, hosts, open::Pool, postgres_of, process, runs::Binaries, sheet::Sheet,
+};
 
 /// Between two looks at memory.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
@@ -40,13 +45,7 @@ pub struct Plan {
 
 impl Plan {
     pub fn read(flags: &mut Flags, postgres: Option<String>) -> Result<Self> {
-        let database = flags.value::<String>("--db")?.unwrap_or_else(|| "sqlite".to_owned());
-        let postgres = match (database.as_str(), postgres) {
-            ("sqlite", _) => None,
-            ("postgres", Some(url)) => Some(url),
-            ("postgres", None) => bail!("no Postgres: WINDLASS_BENCH_DATABASE_URL is not set"),
-            (other, _) => bail!("`--db {other}`: want sqlite or postgres"),
-        };
+        let postgres = postgres_of(flags, postgres)?;
         let runs = flags.value("--runs")?.unwrap_or(10_000);
         let plan = Self {
             hosts: flags.value("--hosts")?.unwrap_or(2_000),
@@ -68,7 +67,8 @@ pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
     let database = if plan.postgres.is_some() { "postgres" } else { "sqlite" };
     let scratch = Scratch::new("load")?;
     let mut sheet = Sheet::new(&format!("load-{database}"))?;
-    let house = House::open(binaries, scratch.path(), plan).await?;
+    let opening = Opening { hosts: plan.hosts, history: plan.history, postgres: plan.postgres.as_deref() };
+    let house = House::open(binaries, scratch.path(), &opening).await?;
     let server = &house.server;
     sheet.say(&format!(
         "{} hollow hosts, {} active runs, {} finished, {database}",
@@ -167,9 +167,9 @@ impl Watch {
 }
 
 /// A database with finished runs in it, for whoever starts a server on it next.
-async fn history(data: &Path, plan: &Plan) -> Result<()> {
-    let url = hosts::database(data, plan.postgres.as_deref());
-    if plan.history > 0 { api::fill(&url, plan.history).await } else { Ok(()) }
+async fn history(data: &Path, opening: &Opening<'_>) -> Result<()> {
+    let url = hosts::database(data, opening.postgres);
+    if opening.history > 0 { api::fill(&url, opening.history).await } else { Ok(()) }
 }
 
 fn below(home: &Path, name: &str) -> Result<PathBuf> {

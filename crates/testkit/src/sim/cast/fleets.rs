@@ -14,7 +14,7 @@ use windlass_server::{
         events::{self, Target},
         fleets, instances, volumes,
     },
-    secrets::{Belongs, Keyring},
+    secrets::Belongs,
 };
 
 use super::{Cast, SshHost};
@@ -55,13 +55,13 @@ impl Cast {
     }
 
     /// An SSH fleet: its hosts stand there, and agents are still to be brought to them.
-    pub(super) async fn bring_hosts(&self, db: &Db, keys: &Keyring, world: &SharedWorld) -> Result<()> {
+    pub(super) async fn bring_hosts(&self, db: &Db, world: &SharedWorld) -> Result<()> {
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "ssh_config": {"user": "sim", "hosts": []}}, "profile": {"name": "default"}});
         let mut unit = Unit::new().and([fleets::insert(self.new_fleet_row(self.ssh_fleet, "hosts", &spec))]);
         for (num, host) in self.hosts.iter().enumerate() {
             world.lock().stand(host.id, cloud::GPUS);
-            unit = unit.and([instances::insert(self.host_row(num, host, keys)?)]);
+            unit = unit.and([instances::insert(self.host_row(num, host)?)]);
             let because = Because {
                 actor: Actor::User(self.user),
                 reason: "applied".into(),
@@ -76,7 +76,7 @@ impl Cast {
         Ok(())
     }
 
-    fn host_row(&self, num: usize, host: &SshHost, keys: &Keyring) -> Result<instances::NewInstance> {
+    fn host_row(&self, num: usize, host: &SshHost) -> Result<instances::NewInstance> {
         let hostname = format!("host-{num}");
         let own = json!({"hostname": hostname});
         let settings =
@@ -97,7 +97,7 @@ impl Cast {
             offer: None,
             provisioning: None,
             ssh: Some(own.to_string()),
-            ssh_sealed: Some(keys.seal(&belongs, settings.to_string().as_bytes())?),
+            ssh_sealed: Some(self.keys.seal(&belongs, settings.to_string().as_bytes())?),
             requirements: None,
             profile: None,
             status: instance::Status::Pending,

@@ -1,9 +1,10 @@
 //! Who plays: a project with hosts, fleets in a cloud and volumes, and users who use and change all of it.
 
 mod fleets;
+mod managed;
 mod runs;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::Result;
 use uuid::Uuid;
@@ -31,6 +32,7 @@ pub(super) struct SshHost {
 }
 
 pub(super) struct Cast {
+    keys: Arc<Keyring>,
     user: UserId,
     project: ProjectId,
     ssh_fleet: FleetId,
@@ -40,18 +42,24 @@ pub(super) struct Cast {
     runs: Vec<RunId>,
     /// Runs that come back at their times until they are stopped.
     scheduled: Vec<RunId>,
+    /// The numbers of managed jobs, and how many there may be.
+    managed: Vec<i64>,
+    managed_max: usize,
     /// When each stop was acknowledged, by the database's clock.
     stopped: BTreeMap<Uuid, i64>,
 }
 
 impl Cast {
-    pub(super) fn draw(rng: &mut Rng, db: &Db) -> Result<Self> {
+    /// `managed_share`: users have managed jobs too.
+    pub(super) fn draw(rng: &mut Rng, db: &Db, keys: Arc<Keyring>, managed_share: bool) -> Result<Self> {
+        let managed_max = if managed_share { rng.between(2, managed::MOST) } else { 0 };
         let mut hosts = Vec::new();
         for _ in 0..rng.between(1, 3) {
             let blocks = *rng.pick(&[1, 2, 4]);
             hosts.push(SshHost { id: InstanceId(db.new_id()?), blocks });
         }
         Ok(Self {
+            keys,
             user: UserId(db.new_id()?),
             project: ProjectId(db.new_id()?),
             ssh_fleet: FleetId(db.new_id()?),
@@ -60,6 +68,8 @@ impl Cast {
             volumes: Vec::new(),
             runs: Vec::new(),
             scheduled: Vec::new(),
+            managed: Vec::new(),
+            managed_max: usize::try_from(managed_max)?,
             stopped: BTreeMap::new(),
         })
     }
@@ -73,13 +83,7 @@ impl Cast {
         self.fleets.iter().find(|one| one.id.0 == fleet).map(|one| one.max_ever)
     }
 
-    pub(super) async fn set_the_stage(
-        &mut self,
-        rng: &mut Rng,
-        db: &Db,
-        keys: &Keyring,
-        world: &SharedWorld,
-    ) -> Result<()> {
+    pub(super) async fn set_the_stage(&mut self, rng: &mut Rng, db: &Db, world: &SharedWorld) -> Result<()> {
         let unit = Unit::new().and([
             users::create(users::New {
                 id: self.user,
@@ -93,7 +97,7 @@ impl Cast {
             projects::create(self.project, "sim", self.user, false, None),
         ]);
         db.write(unit).await?.done()?;
-        self.bring_hosts(db, keys, world).await?;
+        self.bring_hosts(db, world).await?;
         for _ in 0..rng.between(1, 2) {
             self.new_fleet(rng, db).await?;
         }
@@ -106,6 +110,8 @@ impl Cast {
     /// One thing a user does: mostly a new run, sometimes a stop, and now and then a change of what there is.
     pub(super) async fn act(&mut self, rng: &mut Rng, db: &Db, replicas: &[Replica]) -> Result<()> {
         let heard: &[&'static str] = match rng.between(1, 100) {
+            // In seeds with managed jobs a third of what users do is about them.
+            _ if self.managed_max > 0 && rng.chance(35) => self.act_on_managed(rng, db).await?,
             1..=10 => {
                 self.change_something(rng, db).await?;
                 &["fleets", "instances", "volumes"]

@@ -12,7 +12,9 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{job, launch, statuses, with_hosts};
+use windlass_model::managed_job::plan::Shape;
+
+use super::{job, launch, nodes::with_lab, statuses, with_hosts};
 use crate::stage::Stage;
 
 /// Nothing lasts longer, even beside everything else that is tested.
@@ -40,28 +42,26 @@ fn our_own() -> Vec<Value> {
     ]
 }
 
-/// The files that can run here, with their texts; and how many of those that could must be left out.
+/// The files that can run on this machine, with their texts; nothing where there are none.
 #[expect(clippy::print_stdout, reason = "what is not run is said")]
-fn files() -> (Vec<Value>, usize) {
+fn of_others() -> Vec<Value> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
     let Ok(index) = fs::read(corpus.join("index.json")) else {
         println!("the corpus is absent ({}): only files of our own are run", corpus.display());
-        return (our_own(), 0);
+        return Vec::new();
     };
     let index: Vec<Value> = serde_json::from_slice(&index).unwrap();
-    let runnable: Vec<Value> = index.into_iter().filter(|entry| entry["runnable_locally"] == true).collect();
-    let all = runnable.len();
-    // Tasks of a group do not find each other by name yet, and several nodes want several machines.
-    let fits =
-        |entry: &Value| !words(&entry["needs"]).contains(&"group-hostnames") && entry["max_nodes"] == 1;
-    let mut files: Vec<Value> = runnable.into_iter().filter(fits).collect();
+    let mut files: Vec<Value> = index.into_iter().filter(|entry| entry["runnable_locally"] == true).collect();
     for entry in &mut files {
         let text = fs::read_to_string(corpus.join(entry["file"].as_str().unwrap())).unwrap();
         entry["text"] = text.into();
     }
-    let left_out = all - files.len();
-    files.extend(our_own());
-    (files, left_out)
+    files
+}
+
+/// Several nodes, and tasks that find each other by name, want machines with addresses of their own.
+fn wants_machines(entry: &Value) -> bool {
+    entry["max_nodes"] != 1 || words(&entry["needs"]).contains(&"group-hostnames")
 }
 
 fn words(list: &Value) -> Vec<&str> {
@@ -123,21 +123,13 @@ fn differs(entry: &Value, seen: &Value) -> Option<String> {
     (!wrong.is_empty()).then(|| format!("{}: {}\n{seen:#}", entry["file"], wrong.join("; ")))
 }
 
-#[tokio::test]
-async fn files_of_others_run_as_they_are_and_end_as_they_should() {
-    let (mut stage, _hosts) = with_hosts(8, 8).await;
-    let (files, left_out) = files();
-    let count = files.len();
-    let short = short_sleep(stage.home());
-    let mut open = Vec::new();
-    for entry in files {
-        open.push(begin(&mut stage, entry, &short).await);
-    }
+/// Waits for the ends of all of these, and says which are not as they should be.
+async fn end(stage: &mut Stage, mut open: Vec<Running>) -> Vec<String> {
     let (began, mut wrong) = (Instant::now(), Vec::new());
     while !open.is_empty() {
         let mut left = Vec::new();
         for mut one in open {
-            let seen = job(&mut stage, one.id).await;
+            let seen = job(stage, one.id).await;
             if seen["schedule_state"] == "DONE" {
                 wrong.extend(differs(&one.entry, &seen));
                 continue;
@@ -153,6 +145,63 @@ async fn files_of_others_run_as_they_are_and_end_as_they_should() {
         assert!(began.elapsed() < PATIENCE, "these do not end: {names:?}\n{}", stage.server_log());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    println!("{count} files ran, {left_out} were left out, {} ended otherwise", wrong.len());
+    wrong
+}
+
+#[tokio::test]
+async fn files_of_others_run_as_they_are_and_end_as_they_should() {
+    let (mut stage, _hosts) = with_hosts(8, 8).await;
+    let (files, left_out): (Vec<Value>, Vec<Value>) =
+        of_others().into_iter().partition(|entry| !wants_machines(entry));
+    let short = short_sleep(stage.home());
+    let mut open = Vec::new();
+    for entry in files.into_iter().chain(our_own()) {
+        open.push(begin(&mut stage, entry, &short).await);
+    }
+    let count = open.len();
+    let wrong = end(&mut stage, open).await;
+    println!("{count} files ran, {} were left out, {} ended otherwise", left_out.len(), wrong.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// In the form of the corpus' index: one node fails while the others work, in `run` and in `setup`.
+fn our_own_of_several_nodes() -> Vec<Value> {
+    let text = |phase: &str, variable: &str| {
+        format!("num_nodes: 3\n{phase}: |\n  [ ${variable} != 1 ] || exit 3\n  sleep 600\n")
+    };
+    let run = text("run", "SKYPILOT_NODE_RANK");
+    let setup = text("setup", "SKYPILOT_SETUP_NODE_RANK") + "run: echo never\n";
+    vec![
+        json!({"file": "a worker's run", "text": run, "expected": ["FAILED"], "expected_job": "FAILED"}),
+        json!({"file": "a worker's setup", "text": setup, "expected": ["FAILED_SETUP"],
+            "expected_job": "FAILED_SETUP"}),
+    ]
+}
+
+/// Nodes that a file has at one time: all tasks of a group, the largest of others.
+fn nodes_at_once(text: &str) -> usize {
+    let plan = windlass_model::sky::parse(text, &windlass_model::sky::Given::default()).unwrap().plan;
+    let nodes = plan.tasks.iter().map(|task| task.nodes as usize);
+    match plan.shape {
+        Shape::Group(_) => nodes.sum(),
+        Shape::Single | Shape::Pipeline | Shape::Dag => nodes.max().unwrap_or_default(),
+    }
+}
+
+/// Hosts with networks of their own, one node each. What loses a node on its way is tried by itself, with a shorter file.
+#[tokio::test]
+async fn files_of_others_with_several_nodes_run_on_as_many_hosts() {
+    let fits = |entry: &Value| wants_machines(entry) && entry["drive"] != "lose-one-node-then-cancel";
+    let files: Vec<Value> = of_others().into_iter().filter(fits).chain(our_own_of_several_nodes()).collect();
+    let hosts = files.iter().map(|entry| nodes_at_once(entry["text"].as_str().unwrap())).max().unwrap();
+    let (mut stage, _lab) = with_lab(hosts).await;
+    let short = short_sleep(stage.home());
+    let (count, mut wrong) = (files.len(), Vec::new());
+    // One after the other: each finds all hosts free.
+    for entry in files {
+        let one = begin(&mut stage, entry, &short).await;
+        wrong.extend(end(&mut stage, vec![one]).await);
+    }
+    println!("{count} files ran on {hosts} hosts, {} ended otherwise", wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

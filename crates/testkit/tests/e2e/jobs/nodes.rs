@@ -8,7 +8,8 @@ use windlass_testkit::lab::{Host, Lab};
 use super::{ends, launch, runs, until};
 use crate::stage::{Machines, Stage};
 
-async fn with_lab(hosts: usize) -> (Stage, Lab) {
+/// A stage whose fleet is so many hosts with networks of their own.
+pub(super) async fn with_lab(hosts: usize) -> (Stage, Lab) {
     let lab = Lab::start(hosts).unwrap();
     let mut stage = Stage::new(Machines::None).await;
     stage.stop_server();
@@ -19,7 +20,7 @@ async fn with_lab(hosts: usize) -> (Stage, Lab) {
 }
 
 /// Lines of a file, over all hosts.
-fn lines(lab: &Lab, path: &str) -> Vec<String> {
+pub(super) fn lines(lab: &Lab, path: &str) -> Vec<String> {
     let of = |host: &Host| std::fs::read_to_string(host.path(path)).unwrap_or_default();
     lab.hosts().iter().flat_map(|host| of(host).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
 }

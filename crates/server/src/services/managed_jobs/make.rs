@@ -1,0 +1,106 @@
+//! The rows of new managed jobs: themselves, their tasks, and what is told of them.
+
+use std::collections::BTreeMap;
+
+use windlass_model::{
+    decide::managed_jobs as brain,
+    event::{Because, Entity, Event},
+    id::{ManagedJobId, ProjectId, UserId},
+    managed_job::{self, ScheduleEvent, Status, plan::Plan, record::Record},
+    sky::Secret,
+};
+
+use crate::{
+    db::{
+        Change, Db, Unit,
+        managed_jobs::{self as rows, NewManagedJob, Task},
+    },
+    error::Result,
+    events::{About, actor, record},
+    secrets::{Belongs, Keyring},
+};
+
+/// Jobs in the making: copies of one plan, all or none.
+pub struct Made<'a> {
+    pub db: &'a Db,
+    pub keys: &'a Keyring,
+    pub project: ProjectId,
+    pub user: UserId,
+    pub name: &'a str,
+    pub plan: &'a Plan,
+    /// JSON: the archives of each task.
+    pub files: String,
+    pub secrets: &'a BTreeMap<String, Secret>,
+    pub copies: u32,
+    /// The key of the request and the hash of what it asks.
+    pub key: Option<(String, String)>,
+}
+
+impl Made<'_> {
+    /// Everything that makes them true. The first answer of the unit is the number of the last of them.
+    pub fn unit(&self) -> Result<(Vec<ManagedJobId>, Unit)> {
+        let plan = serde_json::to_string(self.plan)?;
+        let mut record = Record::default();
+        // The files came before the job: its submission is complete with it.
+        record.schedule(ScheduleEvent::Submitted);
+        let written = serde_json::to_string(&record)?;
+        let plain = if self.secrets.is_empty() { None } else { Some(serde_json::to_vec(self.secrets)?) };
+        let mut unit = Unit::new().and([rows::take_numbers(i64::from(self.copies))]);
+        let mut ids = Vec::new();
+        for rank in 0..self.copies {
+            let id = ManagedJobId(self.db.new_id()?);
+            let belongs = Belongs::row("managed_jobs", "secrets_sealed", id.0);
+            let seal = |plain: &Vec<u8>| self.keys.seal(&belongs, plain);
+            // One key for all of them: it is with the first.
+            let (idempotency_key, idempotency_hash) = self.key.clone().filter(|_| rank == 0).unzip();
+            unit = unit.and([rows::insert(NewManagedJob {
+                id,
+                project_id: self.project,
+                user_id: self.user,
+                name: self.name.to_owned(),
+                plan: plan.clone(),
+                files: self.files.clone(),
+                secrets_sealed: plain.as_ref().map(seal).transpose()?,
+                rank: rank.into(),
+                copies: self.copies.into(),
+                priority: self.plan.priority.into(),
+                status: Status::Pending,
+                schedule: record.schedule,
+                idempotency_key,
+                idempotency_hash,
+            })]);
+            unit = unit.and(self.tasks(id, &record, &written)?);
+            ids.push(id);
+        }
+        Ok((ids, unit))
+    }
+
+    fn tasks(&self, id: ManagedJobId, first: &Record, written: &str) -> Result<Vec<Change>> {
+        let by = Some(self.user);
+        let about =
+            About { entity: Entity::ManagedJob, id: id.0, name: self.name, project: Some(self.project) };
+        let mut changes = Vec::new();
+        for (task, of) in (0..).zip(&self.plan.tasks) {
+            let own = self.db.new_id()?;
+            changes.push(rows::insert_task(Task {
+                id: own,
+                job_id: id,
+                task,
+                status: first.status,
+                schedule: first.schedule,
+                record: written.to_owned(),
+                // It stands in line from now on, before anybody looks at its job: of copies the first is served first.
+                wants_slot: brain::begins_at_once(of),
+                granted: false,
+            }));
+            let because = Because {
+                actor: actor(by),
+                reason: "submitted".to_owned(),
+                message: "Managed job submitted".to_owned(),
+            };
+            let created = Event::created::<managed_job::Task>(own, first.status, because);
+            changes.extend(record(self.db, by, &about, &created)?);
+        }
+        Ok(changes)
+    }
+}

@@ -1,0 +1,113 @@
+//! Deadlines on recorded spot capacity: what each policy would have cost, as a table.
+//!
+//! The traces are not ours to ship: whoever has them names their directory.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use windlass_model::spot::{
+    Terms,
+    replay::{Row, Trace, render, row},
+};
+
+use super::flags::Flags;
+
+/// The page with the table, from the root of the repository.
+const PAGE: &str = "docs/spot-policy.md";
+const OPEN: &str = "<!-- spot -->\n";
+const CLOSE: &str = "<!-- end -->";
+
+const HOUR: f64 = 3600.0;
+/// As in the study that the traces come from.
+const WORK: f64 = 48.0 * HOUR;
+const CHANGEOVER: f64 = 0.2 * HOUR;
+const TIGHTNESS: [f64; 3] = [0.6, 0.8, 0.9];
+/// Price of spot over that of on-demand.
+const RATIO: f64 = 0.918 / 3.06;
+
+pub struct Plan {
+    pub traces: PathBuf,
+    pub starts: usize,
+    pub optima: usize,
+}
+
+impl Plan {
+    pub fn read(flags: &mut Flags) -> Result<Self> {
+        let traces = flags.value::<PathBuf>("--traces")?;
+        Ok(Self {
+            traces: traces.context("name the directory of the traces: `--traces DIR`")?,
+            starts: flags.value("--starts")?.unwrap_or(300),
+            optima: flags.value("--optima")?.unwrap_or(10),
+        })
+    }
+}
+
+/// Replays all traces, prints the table, and writes it into the page of the repository at `root`.
+pub fn run(root: &Path, plan: &Plan) -> Result<()> {
+    let table = render(&replayed(plan)?);
+    write!(std::io::stdout(), "{table}")?;
+    let page = root.join(PAGE);
+    let text = std::fs::read_to_string(&page).with_context(|| format!("read {PAGE}"))?;
+    std::fs::write(&page, filled(&text, &table)?)?;
+    Ok(())
+}
+
+fn replayed(plan: &Plan) -> Result<Vec<Row>> {
+    let entries =
+        std::fs::read_dir(&plan.traces).with_context(|| format!("read {}", plan.traces.display()))?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    files.retain(|path| path.extension().is_some_and(|end| end == "json"));
+    files.sort();
+    ensure!(!files.is_empty(), "there are no traces in {}", plan.traces.display());
+    let mut rows = Vec::new();
+    for path in files {
+        let name = path.file_stem().context("a file's name")?.to_string_lossy().into_owned();
+        let trace =
+            Trace::parse(&std::fs::read_to_string(&path)?).with_context(|| format!("read trace `{name}`"))?;
+        for tightness in TIGHTNESS {
+            let terms = Terms { within: WORK / tightness, work: WORK, changeover: CHANGEOVER };
+            rows.push(row(&name, &trace, terms, RATIO, plan.starts, plan.optima));
+        }
+    }
+    Ok(rows)
+}
+
+/// The page with the part between its marks written anew.
+fn filled(text: &str, table: &str) -> Result<String> {
+    let from = text.find(OPEN).with_context(|| format!("{PAGE} has no part `spot`"))? + OPEN.len();
+    let to = from + text[from..].find(CLOSE).context("the part `spot` has no end")?;
+    Ok(format!("{}\n{table}\n{}", &text[..from], &text[to..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_the_page_is_written_anew_and_nothing_else() {
+        let page = "a\n<!-- spot -->\nold\n<!-- end -->\nb\n";
+        let once = filled(page, "| t |\n").unwrap();
+        assert_eq!(once, "a\n<!-- spot -->\n\n| t |\n\n<!-- end -->\nb\n");
+        assert_eq!(filled(&once, "| t |\n").unwrap(), once);
+        assert!(filled("nothing", "").is_err());
+    }
+
+    #[test]
+    fn every_trace_of_a_directory_is_replayed_for_every_tightness() {
+        let dir = std::env::temp_dir().join(format!("windlass-spot-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let ticks = vec!["1"; 2_000].join(",");
+        std::fs::write(
+            dir.join("calm.json"),
+            format!("{{\"metadata\":{{\"gap_seconds\":300}},\"data\":[{ticks}]}}"),
+        )
+        .unwrap();
+        let rows = replayed(&Plan { traces: dir.clone(), starts: 3, optima: 1 }).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(rows.iter().map(|row| row.trace.as_str()).collect::<Vec<_>>(), ["calm"; 3]);
+        assert!(rows.iter().all(|row| row.missed == [0; 3] && row.uniform < 0.31), "{rows:?}");
+    }
+}

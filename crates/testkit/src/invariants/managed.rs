@@ -1,0 +1,413 @@
+//! Managed jobs: slots, attempts, order, counts, and ends that their story allows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use uuid::Uuid;
+use windlass_model::{
+    id::SubmissionId,
+    managed_job::{
+        RecoverySource, Status,
+        plan::{Plan, Shape, Strategy},
+        record::{Record, shown_status},
+    },
+    run,
+};
+
+use super::{Event, History, RunRow, Violation, broken, statuses};
+use crate::host::Effect;
+
+/// A cancel may meet a pass that was on its way; whoever launches this long after it did not look.
+const CANCEL_HEARD_US: i64 = 120_000_000;
+
+/// Which attempt a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub job: Uuid,
+    pub task: usize,
+    pub number: u32,
+    pub made_at: i64,
+}
+
+impl Attempt {
+    /// From the name of its run, which ends with the numbers of the task and the attempt.
+    pub fn read(job: Uuid, name: &str, made_at: i64) -> Result<Self> {
+        let mut parts = name.rsplitn(3, '-');
+        let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok());
+        let (attempt, task) = number().zip(number()).with_context(|| format!("`{name}` is no attempt"))?;
+        Ok(Self { job, task: usize::try_from(task)?, number: attempt, made_at })
+    }
+}
+
+/// A managed job as stored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobRow {
+    pub id: Uuid,
+    pub number: i64,
+    pub plan: Plan,
+    pub status: String,
+    pub schedule: String,
+    pub claimed: bool,
+    pub finished: bool,
+    pub cancel_asked_at: Option<i64>,
+    pub tasks: Vec<TaskRow>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskRow {
+    pub id: Uuid,
+    pub status: String,
+    pub schedule: String,
+    pub record: Record,
+}
+
+pub(super) fn safety(h: &History) -> Vec<Violation> {
+    let mut found: Vec<Violation> =
+        h.watched.iter().map(|(id, what)| broken(*id, format!("at a write: {what}"))).collect();
+    // Most histories have none, and the rest would look through all their events for nothing.
+    if h.managed.is_empty() {
+        return found;
+    }
+    let newest = newest(h);
+    for job in &h.managed {
+        found.extend(r5_columns_agree_and_form_legal_pairs(job));
+        found.extend(m2_nothing_is_launched_long_after_a_cancel(h, job));
+        for index in 0..job.tasks.len() {
+            let name = format!("task {index} of managed job {}", job.number);
+            let run = newest.get(&(job.id, index)).copied();
+            found.extend(ends_as_its_story_allows(job, index, run).map(|v| about(&name, &v)));
+            found.extend(restarts_stay_in_bounds(job, index).map(|v| about(&name, &v)));
+        }
+    }
+    found.extend(m6_attempts_never_overlap(h));
+    found.extend(events(h));
+    found
+}
+
+fn about(name: &str, violation: &Violation) -> Violation {
+    broken(violation.id, format!("{name} {}", violation.what))
+}
+
+/// Once faults have stopped and time has passed: none is lost.
+pub(super) fn at_rest(h: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for job in &h.managed {
+        let (number, status, schedule) = (job.number, &job.status, &job.schedule);
+        if !job.finished {
+            found.push(broken("R2", format!("managed job {number} is still {status}, {schedule}")));
+        } else if job.claimed || job.tasks.iter().any(|task| !task.record.status.is_final()) {
+            found.push(broken("M5", format!("managed job {number} is over and keeps a slot or a task")));
+        }
+    }
+    found
+}
+
+/// The newest attempt of each task.
+fn newest(h: &History) -> BTreeMap<(Uuid, usize), &RunRow> {
+    let mut newest: BTreeMap<(Uuid, usize), (u32, &RunRow)> = BTreeMap::new();
+    for run in &h.runs {
+        let Some(attempt) = run.attempt else { continue };
+        let known = newest.entry((attempt.job, attempt.task)).or_insert((attempt.number, run));
+        if attempt.number > known.0 {
+            *known = (attempt.number, run);
+        }
+    }
+    newest.into_iter().map(|(task, (_, run))| (task, run)).collect()
+}
+
+fn r5_columns_agree_and_form_legal_pairs(job: &JobRow) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (index, task) in job.tasks.iter().enumerate() {
+        let record = &task.record;
+        let name = format!("task {index} of managed job {}", job.number);
+        if task.status != record.status.as_str() || task.schedule != record.schedule.as_str() {
+            found.push(broken("R5", format!("{name}: its columns and its record disagree")));
+        }
+        if !record.is_legal() {
+            let (status, schedule, pending) = (record.status, record.schedule, record.pending);
+            found.push(broken("R5", format!("{name}: {status} ({pending:?}) beside {schedule}")));
+        }
+    }
+    let counted = job.tasks.iter().enumerate().filter(|(index, _)| is_primary(&job.plan, *index));
+    let shown = shown_status(counted.map(|(_, task)| task.record.status));
+    if shown.as_str() != job.status {
+        let what = format!("managed job {} shows {}, and its tasks {shown}", job.number, job.status);
+        found.push(broken("R20", what));
+    }
+    found
+}
+
+fn is_primary(plan: &Plan, task: usize) -> bool {
+    u32::try_from(task).is_ok_and(|task| plan.is_primary(task))
+}
+
+fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &JobRow) -> Vec<Violation> {
+    let Some(asked) = job.cancel_asked_at else { return Vec::new() };
+    let own = h.runs.iter().filter_map(|run| run.attempt).filter(|attempt| attempt.job == job.id);
+    let late = own.filter(|attempt| attempt.made_at > asked + CANCEL_HEARD_US);
+    late.map(|attempt| {
+        let (number, of) = (job.number, attempt.number);
+        broken("M2", format!("managed job {number} got attempt {of} long after its cancel"))
+    })
+    .collect()
+}
+
+/// The end of a task follows from how its newest attempt ended, or from what was asked of it.
+fn ends_as_its_story_allows(job: &JobRow, index: usize, newest: Option<&RunRow>) -> Option<Violation> {
+    let (task, record) = (job.plan.tasks.get(index)?, &job.tasks.get(index)?.record);
+    let status = newest.and_then(|run| run.status.parse::<run::Status>().ok());
+    let done = status == Some(run::Status::Done);
+    let over = status.is_none_or(|status| status.is_final());
+    let recovery = &task.recovery;
+    let why = match record.status {
+        Status::Pending | Status::Starting | Status::Running | Status::Recovering | Status::Cancelling => {
+            None
+        }
+        Status::Succeeded => {
+            (!done && !task.body.is_empty()).then_some(("R20", "succeeded, and its run did not"))
+        }
+        Status::Failed | Status::FailedSetup if done => Some(("R20", "failed, and its run did not")),
+        Status::Failed | Status::FailedSetup => {
+            let final_by_itself = recovery.strategy == Strategy::None || task.max_duration.is_some();
+            let left = record.restarts_on_errors < recovery.max_restarts_on_errors;
+            (left && !final_by_itself).then_some(("R20", "failed with restarts left"))
+        }
+        Status::FailedNoResource => {
+            let bound = recovery.max_launch_tries.is_some() || recovery.max_launch_wait.is_some();
+            (!bound).then_some(("R20", "gave up waiting, and nobody asked it to"))
+        }
+        Status::FailedPrechecks => done.then_some(("R20", "could not begin, and its run is done")),
+        Status::Cancelled => {
+            let stopped = newest.is_some_and(|run| run.stopped_at.is_some());
+            (!stopped && !is_cancel_due(job, index)).then_some(("M2", "was cancelled by nobody"))
+        }
+        Status::FailedController => Some(("M8", "failed by our own fault, and nothing here is one")),
+    };
+    let held = (record.status.is_final() && record.status != Status::FailedController && !over)
+        .then_some(("M6", "is over, and its run is not"));
+    why.or(held).map(|(id, what)| broken(id, what))
+}
+
+/// Somebody asked for it, or what it belongs to ended before it.
+fn is_cancel_due(job: &JobRow, index: usize) -> bool {
+    let status = |task: usize| job.tasks.get(task).map(|task| task.record.status);
+    let after = job.plan.tasks.get(index).map(|task| task.after.clone()).unwrap_or_default();
+    let failed = |task: &u32| {
+        let status = usize::try_from(*task).ok().and_then(status);
+        status.is_some_and(|status| status.is_final() && status != Status::Succeeded)
+    };
+    let in_group = match &job.plan.shape {
+        Shape::Single | Shape::Pipeline | Shape::Dag => false,
+        Shape::Group(_) => {
+            let mut all = job.tasks.iter().enumerate();
+            let aborted = all.clone().any(|(_, task)| {
+                task.record.start_at.is_none()
+                    && matches!(task.record.status, Status::FailedNoResource | Status::FailedPrechecks)
+            });
+            let ended = all.all(|(task, row)| !is_primary(&job.plan, task) || row.record.status.is_final());
+            aborted || (ended && !is_primary(&job.plan, index))
+        }
+    };
+    job.cancel_asked_at.is_some() || after.iter().any(failed) || in_group
+}
+
+fn restarts_stay_in_bounds(job: &JobRow, index: usize) -> Option<Violation> {
+    let (task, record) = (job.plan.tasks.get(index)?, &job.tasks.get(index)?.record);
+    let (count, most) = (record.restarts_on_errors, task.recovery.max_restarts_on_errors);
+    (count > most)
+        .then(|| broken("R17", format!("was restarted {count} times, at most {most} were asked for")))
+}
+
+/// Containers of two attempts of one task never live at one time, and never two attempts are active. A host that was
+/// given up is let off: it is fenced, and nobody can know.
+fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
+    let attempts: BTreeMap<Uuid, Attempt> =
+        h.runs.iter().filter_map(|run| Some((run.id, run.attempt?))).collect();
+    let mut found = Vec::new();
+    let mut active = BTreeSet::new();
+    for run in &h.runs {
+        let Some(attempt) = run.attempt else { continue };
+        let over = run.status.parse::<run::Status>().is_ok_and(|status| status.is_final());
+        if !over && !active.insert((attempt.job, attempt.task)) {
+            let what = format!("task {} of {} has two active attempts", attempt.task, attempt.job);
+            found.push(broken("M6", what));
+        }
+    }
+    let of: BTreeMap<SubmissionId, Attempt> = h
+        .jobs
+        .iter()
+        .filter(|job| !job.host_lost)
+        .filter_map(|job| Some((SubmissionId(job.id), *attempts.get(&job.run_id)?)))
+        .collect();
+    // By task: when each container began and ended, and of which attempt it was.
+    let mut lives: BTreeMap<(Uuid, usize), BTreeMap<SubmissionId, (i64, i64, u32)>> = BTreeMap::new();
+    for entry in &h.journal {
+        let Some(attempt) = of.get(&entry.submission) else { continue };
+        let lives = lives.entry((attempt.job, attempt.task)).or_default();
+        match entry.kind {
+            Effect::ContainerStarted => {
+                lives.insert(entry.submission, (entry.at, i64::MAX, attempt.number));
+            }
+            Effect::ContainerExited => {
+                if let Some(life) = lives.get_mut(&entry.submission) {
+                    life.1 = entry.at;
+                }
+            }
+            Effect::GpuAcquired(_) | Effect::GpuReleased(_) | Effect::RefusedEpoch | Effect::Removed => {}
+        }
+    }
+    for ((job, task), lives) in lives {
+        let mut lives: Vec<_> = lives.into_values().collect();
+        lives.sort_unstable_by_key(|(from, ..)| *from);
+        let mut latest: Option<(i64, i64, u32)> = None;
+        for life in lives {
+            if let Some(before) = latest
+                && before.2 != life.2
+                && before.1 > life.0
+            {
+                let (old, new) = (before.2, life.2);
+                found.push(broken(
+                    "M6",
+                    format!("attempts {old} and {new} of task {task} of {job} lived at one time"),
+                ));
+            }
+            latest = latest.filter(|before| before.1 >= life.1).or(Some(life));
+        }
+    }
+    found
+}
+
+/// What the events of one task tell.
+#[derive(Default)]
+struct Told {
+    recoveries: u32,
+    /// Whether the open recovery counts.
+    episode: Option<bool>,
+    /// Where in the history it first began and when it succeeded.
+    began: Option<i64>,
+    succeeded: Option<i64>,
+}
+
+/// Checks that walk the history of each task: where recoveries come from, what they count, and who waits for whom.
+fn events(h: &History) -> Vec<Violation> {
+    let plans: BTreeMap<Uuid, (&JobRow, usize)> = h
+        .managed
+        .iter()
+        .flat_map(|job| job.tasks.iter().enumerate().map(move |(index, task)| (task.id, (job, index))))
+        .collect();
+    let mut told: BTreeMap<Uuid, Told> = BTreeMap::new();
+    let mut found = Vec::new();
+    for event in h.events.iter().filter(|event| event.entity == "managed-job") {
+        let Some((job, index)) = plans.get(&event.entity_id) else { continue };
+        let deadline = job.plan.tasks.get(*index).is_some_and(|task| task.deadline.is_some());
+        let violation = told.entry(event.entity_id).or_default().hear(event, deadline);
+        let name = format!("task {index} of managed job {}", job.number);
+        found.extend(violation.map(|violation| about(&name, &violation)));
+    }
+    for job in &h.managed {
+        for (index, task) in job.tasks.iter().enumerate() {
+            let heard = told.get(&task.id);
+            let (counted, told_of) = (task.record.recovery_count, heard.map_or(0, |told| told.recoveries));
+            if counted != told_of {
+                let what = format!(
+                    "task {index} of managed job {} counts {counted} recoveries, the events {told_of}",
+                    job.number
+                );
+                found.push(broken("R17", what));
+            }
+            let Some(began) = heard.and_then(|told| told.began) else { continue };
+            let after = job.plan.tasks.get(index).map(|task| task.after.as_slice()).unwrap_or_default();
+            for before in after.iter().filter_map(|before| job.tasks.get(usize::try_from(*before).ok()?)) {
+                if told.get(&before.id).and_then(|told| told.succeeded).is_none_or(|at| at > began) {
+                    let what = format!(
+                        "task {index} of managed job {} began before one it follows succeeded",
+                        job.number
+                    );
+                    found.push(broken("M7", what));
+                }
+            }
+        }
+    }
+    found
+}
+
+impl Told {
+    fn hear(&mut self, event: &Event, has_deadline: bool) -> Option<Violation> {
+        let source = event.reason.parse::<RecoverySource>().ok();
+        if event.kind != "status" {
+            // A cause that joins a recovery changes no status.
+            if let (Some(credit), Some(RecoverySource::Failure)) = (&mut self.episode, source) {
+                *credit = true;
+            }
+            return None;
+        }
+        let to = event.to.as_deref()?.parse::<Status>().ok()?;
+        let from = event.from.as_deref().and_then(|from| from.parse::<Status>().ok());
+        match to {
+            Status::Starting | Status::Running => {
+                self.began = self.began.or(Some(event.seq));
+                if to == Status::Running && self.episode.take() == Some(true) {
+                    self.recoveries += 1;
+                }
+                None
+            }
+            Status::Recovering => self.recovers(from, &event.reason, source, has_deadline),
+            Status::Pending | Status::Cancelling => None,
+            Status::Succeeded => {
+                self.succeeded = Some(event.seq);
+                self.episode = None;
+                None
+            }
+            Status::Cancelled
+            | Status::Failed
+            | Status::FailedSetup
+            | Status::FailedPrechecks
+            | Status::FailedNoResource
+            | Status::FailedController => {
+                self.episode = None;
+                None
+            }
+        }
+    }
+
+    fn recovers(
+        &mut self,
+        from: Option<Status>,
+        reason: &str,
+        source: Option<RecoverySource>,
+        has_deadline: bool,
+    ) -> Option<Violation> {
+        let credit = self.episode.unwrap_or(false);
+        let Some(source) = source else {
+            // A slot for a recovery that waited: no new cause.
+            let waited = from == Some(Status::Pending) && reason == "rescheduled";
+            return (!waited).then(|| broken("M3", format!("recovers for `{reason}`, which is no source")));
+        };
+        self.episode = Some(credit || source == RecoverySource::Failure);
+        match source {
+            RecoverySource::Failure => None,
+            RecoverySource::Emergency => {
+                Some(broken("M1", "met an internal error, and nothing here causes one"))
+            }
+            // A move to cheaper nodes is of our own choice, and is told as a restart.
+            RecoverySource::Restart if has_deadline => None,
+            RecoverySource::Restart => {
+                Some(broken("M4", "was launched again though its attempt could be adopted"))
+            }
+        }
+    }
+}
+
+/// How tasks ended, and how often they recovered: for whoever wants to know that something happened at all.
+pub fn outcomes(h: &History) -> BTreeMap<String, u64> {
+    let mut outcomes: BTreeMap<String, u64> = BTreeMap::new();
+    for record in h.managed.iter().flat_map(|job| &job.tasks).map(|task| &task.record) {
+        *outcomes.entry(record.status.to_string()).or_default() += 1;
+        *outcomes.entry("recovered".to_owned()).or_default() += u64::from(record.recovery_count);
+    }
+    let backed_off = statuses(&h.events)
+        .filter(|event| event.entity == "managed-job" && event.reason == "backed-off")
+        .count();
+    *outcomes.entry("backed off".to_owned()).or_default() += backed_off as u64;
+    outcomes
+}

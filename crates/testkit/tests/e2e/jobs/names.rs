@@ -1,0 +1,57 @@
+//! Tasks of a group find each other by name.
+
+use serde_json::{Value, json};
+
+use super::{
+    ends, launch,
+    nodes::{lines, with_lab},
+    until,
+};
+
+/// A task that says who it is to whoever asks, and asks the other all the time.
+fn task(name: &str, other: &str) -> String {
+    format!(
+        "name: {name}\nresources: {{cpus: 1+}}\nrun: |\n  hostname > /home/me\n  \
+         python3 -m http.server 8080 --directory /home > /dev/null 2>&1 &\n  \
+         while true; do\n    curl -sf --connect-timeout 1 http://{other}-0.$SKYPILOT_JOBGROUP_NAME:8080/me >> /home/{name}\n    \
+         sleep 0.1\n  done\n"
+    )
+}
+
+#[tokio::test]
+async fn tasks_of_a_group_find_each_other_by_name_also_after_one_moved() {
+    let (mut stage, lab) = with_lab(3).await;
+    let text = format!(
+        "name: pair\nexecution: parallel\n---\n{}---\n{}",
+        task("left", "right"),
+        task("right", "left")
+    );
+    let id = launch(&mut stage, &text, json!({})).await;
+    let place =
+        |job: &Value, task: usize| job["tasks"][task]["placement"].as_str().unwrap_or_default().to_owned();
+    let both = |job: &Value| job["tasks"].as_array().unwrap().iter().all(|task| task["status"] == "RUNNING");
+    let first = until(&mut stage, id, "both run", both).await;
+    // Hosts of a fleet are counted from 0, those of a lab from 1.
+    let host = |place: &str| place.rsplit('-').next().unwrap().parse::<usize>().unwrap() + 1;
+    let (left, right) = (host(&place(&first, 0)), host(&place(&first, 1)));
+    let heard = |name: &str, of: usize| lines(&lab, &format!("/home/{name}")).contains(&format!("h{of}"));
+    stage.eventually("each hears the other", || heard("left", right) && heard("right", left));
+    // The names are the job's own.
+    assert!(!std::fs::read_to_string(lab.host(left).path("/etc/hosts")).unwrap().contains("pair"));
+    lab.host(right).power_off().unwrap();
+    let moved = until(&mut stage, id, "it runs elsewhere", |job| {
+        job["tasks"][1]["recovery_count"] == 1 && job["tasks"][1]["status"] == "RUNNING"
+    })
+    .await;
+    let now = host(&place(&moved, 1));
+    assert_ne!(now, right);
+    stage.eventually("it is heard at its new place", || heard("left", now));
+    let anew = lab.host(now).path("/home/right");
+    stage.eventually("and hears from there", || {
+        std::fs::read_to_string(&anew).is_ok_and(|text| text.contains(&format!("h{left}")))
+    });
+    assert_eq!(moved["tasks"][0]["recovery_count"], 0, "{moved:#}");
+    stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
+    let seen = ends(&mut stage, id).await;
+    assert_eq!(seen["status"], "CANCELLED", "{seen:#}");
+}
