@@ -27,6 +27,7 @@ pub mod pipelines;
 pub mod proxy;
 pub mod routes;
 pub mod run_shape;
+mod run_tracking;
 pub mod secrets;
 pub mod services;
 pub mod ssh_keys;

@@ -14,6 +14,7 @@ pub mod postgres;
 pub mod replicas;
 pub mod rng;
 pub mod server;
+pub mod services;
 pub mod sim;
 pub mod stage;
 pub mod story;
