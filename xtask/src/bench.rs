@@ -9,19 +9,21 @@ use crate::{
     engine::{self, Engine},
     out,
     postgres::Postgres,
-    process, venv,
+    process, setup, venv,
     workspace::Workspace,
 };
 
 const BINARY: &str = "windlass-bench";
-const NAMES: &[&str] =
-    &["engine", "api", "cli", "agent", "runs", "dispatch", "load", "jobs", "spot", "growth", "report", "all"];
+const NAMES: &[&str] = &[
+    "engine", "api", "cli", "agent", "runs", "dispatch", "load", "jobs", "spot", "growth", "proxy", "report", "all",
+];
 /// What the page about performance is made of, in this order. The last one writes it.
 const ALL: &[&str] = &[
     "api",
     "runs",
     "runs --peer dstack",
     "dispatch",
+    "proxy",
     "load --db sqlite",
     "load --db postgres",
     "jobs",
@@ -75,13 +77,16 @@ fn all(workspace: &Workspace, program: &Path, for_load: &[String]) -> Result<()>
 fn one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()> {
     let has = |word: &str| words.iter().any(|given| given == word);
     let is = |name: &str| words.first().is_some_and(|first| first == name);
+    if is("proxy") {
+        setup::for_proxy()?;
+    }
     let mut command = Command::new(program);
     command.current_dir(&workspace.root).args(words);
     command.env("WINDLASS_BENCH_RESULTS", workspace.target()?.join("bench"));
     // Kept until the benchmark has ended: dropping it stops the database.
     let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
         Some(_) => None,
-        None if is("report") || is("spot") || has("--peer") => None,
+        None if is("report") || is("spot") || is("proxy") || has("--peer") => None,
         None => {
             let postgres = Postgres::start()?;
             out::talk(&format!("Postgres at {}", postgres.url));

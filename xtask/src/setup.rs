@@ -81,15 +81,39 @@ const NEEDS: &[Need] = &[
     Need { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
 ];
 
+/// What the benchmark of the proxy needs beside; no test does.
+const FOR_PROXY: &[Need] = &[
+    Need {
+        what: "nginx, which the proxy is measured beside",
+        here: || process::answers("nginx", &["-v"]),
+        packages: &["nginx"],
+    },
+    Need {
+        what: "wrk, which calls both",
+        // It prints its version and then how it is used, as if that were an error.
+        here: || std::path::Path::new("/usr/bin/wrk").exists(),
+        packages: &["wrk"],
+    },
+];
+
 pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
-    let missing: Vec<&Need> = NEEDS.iter().filter(|need| !(need.here)()).collect();
+    bring(NEEDS)?;
+    ensure_nextest(workspace)
+}
+
+pub(crate) fn for_proxy() -> Result<()> {
+    bring(FOR_PROXY)
+}
+
+fn bring(needs: &[Need]) -> Result<()> {
+    let missing: Vec<&Need> = needs.iter().filter(|need| !(need.here)()).collect();
     if !missing.is_empty() {
         install(&missing)?;
     }
-    if let Some(need) = missing.iter().find(|need| !(need.here)()) {
-        bail!("{} is still missing after installing {}", need.what, need.packages.join(", "));
+    match missing.iter().find(|need| !(need.here)()) {
+        Some(need) => bail!("{} is still missing after installing {}", need.what, need.packages.join(", ")),
+        None => Ok(()),
     }
-    ensure_nextest(workspace)
 }
 
 fn install(missing: &[&Need]) -> Result<()> {

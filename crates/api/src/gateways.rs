@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use windlass_model::time::Timestamp;
 
-use crate::{Document, runs::ApplyAction};
+use crate::{Document, metrics::Answers, runs::ApplyAction};
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GatewayReplica {
@@ -169,6 +169,13 @@ pub struct Came {
     pub project: String,
     pub run: String,
     pub requests: u64,
+    /// How long requests were on their way, all of them together, and how long of that they waited for a replica.
+    #[serde(default)]
+    pub in_flight_us: u64,
+    #[serde(default)]
+    pub waiting_us: u64,
+    #[serde(default)]
+    pub answers: Option<Answers>,
     /// There was no replica for them.
     #[serde(default)]
     pub asleep: bool,

@@ -116,6 +116,8 @@ operations! {
     StreamLogs = "stream_logs": Get Events "/api/project/{project_name}/logs/stream" ProjectUser (logs::StreamRequest) -> logs::StreamEvent;
     /// What a job used.
     ReadJobMetrics = "read_job_metrics": Get Query "/api/project/{project_name}/metrics/job/{run_name}" ProjectUser (metrics::Query) -> metrics::JobMetrics;
+    /// What a service was asked lately.
+    ReadServiceMetrics = "read_service_metrics": Get Query "/api/project/{project_name}/metrics/service/{run_name}" ProjectUser (metrics::ServiceQuery) -> metrics::ServiceMetrics;
     /// GPUs on offer, grouped.
     ListGpus = "list_gpus": Post Json "/api/project/{project_name}/gpus/list" ProjectUser (gpus::ListRequest) -> gpus::Listing;
 

@@ -47,6 +47,50 @@ pub struct Run {
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub next_triggered_at: Option<Timestamp>,
+    /// How the newest deployment of a service stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployment: Option<Deployment>,
+    /// How many replicas each group of a service shall have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scaling: Vec<GroupScaling>,
+}
+
+/// A deployment of a service: replicas of one configuration replace those of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Deployment {
+    /// Grows with each change that replicas see.
+    pub num: i64,
+    #[schemars(extend("enum" = ["rolling", "complete", "failed", "asleep"]))]
+    pub state: String,
+    /// New replicas that take requests.
+    pub ready: u32,
+    /// Replicas that there shall be.
+    pub wanted: u32,
+    /// Former replicas that are left.
+    pub old: u32,
+    /// What it waits for, or why it failed.
+    #[serde(default)]
+    pub message: Option<String>,
+    /// The deployment that this one undoes.
+    #[serde(default)]
+    pub rolled_back: Option<RolledBack>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RolledBack {
+    pub num: i64,
+    /// Why it failed.
+    pub message: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct GroupScaling {
+    pub group: String,
+    /// How many replicas there shall be.
+    pub desired: u32,
+    /// What was measured, or why nothing was.
+    #[serde(default)]
+    pub message: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

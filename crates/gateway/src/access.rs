@@ -35,3 +35,27 @@ pub struct Record {
 pub trait AccessLog: Send + Sync + 'static {
     fn record(&self, record: Record);
 }
+
+/// One line of the process's log for each request. Never the query: it may hold somebody's credential.
+#[derive(Clone, Copy, Debug)]
+pub struct Lines;
+
+impl AccessLog for Lines {
+    fn record(&self, record: Record) {
+        tracing::info!(
+            target: "windlass::access",
+            service = %record.service,
+            replica = record.replica.as_deref().unwrap_or("-"),
+            peer = %record.peer,
+            method = %record.method,
+            path = record.uri.path(),
+            status = record.status.as_u16(),
+            took_us = u64::try_from(record.took.as_micros()).unwrap_or(u64::MAX),
+            bytes_in = record.bytes_in,
+            bytes_out = record.bytes_out,
+            tries = record.tries,
+            cut = record.cut,
+            "request"
+        );
+    }
+}

@@ -73,13 +73,13 @@ impl Proxy {
                 Err(say) => return Err((say.into_response(), tally)),
             };
             if let Some(note) = &mut tally.note {
-                note.record.replica = Some(Arc::clone(&outstanding.0.id));
+                note.record.replica = Some(Arc::clone(&outstanding.replica.id));
                 note.record.tries = tries.count;
             }
             let answer = self.attempt(&live, conn, reused, body, &errand, &mut headers).await;
             let failed = match answer {
                 Ok((conn, sending, answer)) => {
-                    outstanding.0.well();
+                    outstanding.replica.well();
                     return Ok(pass_on(errand, conn, sending, answer, outstanding, tally));
                 }
                 Err(failed) => *failed,
@@ -87,7 +87,13 @@ impl Proxy {
             tally.bytes_in = failed.body.taken();
             body = failed.body;
             if let Err(say) = tries
-                .again(&errand.parts.method, &failed.failure, failed.sent, failed.reused, &outstanding.0)
+                .again(
+                    &errand.parts.method,
+                    &failed.failure,
+                    failed.sent,
+                    failed.reused,
+                    &outstanding.replica,
+                )
                 .and_then(|()| body.rewind().then_some(()).ok_or_else(|| tell(&failed.failure)))
             {
                 return Err((say.into_response(), tally));
@@ -102,7 +108,8 @@ impl Proxy {
                 self.hold(live, tries).await?;
                 continue;
             };
-            let outstanding = replica.enter();
+            // Somebody else may have been faster.
+            let Some(outstanding) = replica.enter(live.at_once()) else { continue };
             if !tries.fresh_only
                 && let Some(conn) = poll_fn(|cx| Poll::Ready(replica.take(cx))).await
             {
@@ -125,7 +132,7 @@ impl Proxy {
         }
     }
 
-    /// Nobody is there, or nobody could be reached: wait for a change, if the service may.
+    /// Nobody is there, nobody could be reached, or all have enough to do: wait for a change, if the service may.
     async fn hold(&self, live: &mut Arc<Live>, tries: &mut Tries) -> Result<(), Say> {
         let service = &live.service;
         if service.hold_ms == 0 {
@@ -133,20 +140,31 @@ impl Proxy {
         }
         let bound = Duration::from_millis(service.hold_ms);
         let deadline = *tries.deadline.get_or_insert_with(|| Instant::now() + bound);
-        let later = || {
-            let text = "the service has no replica ready yet";
+        let later = |live: &Live| {
+            let text = if live.replicas.is_empty() {
+                "the service has no replica ready yet"
+            } else {
+                "no replica of the service is free"
+            };
             Say::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5))
         };
-        let counted = Arc::clone(live);
-        if !counted.stats().hold(self.bounds.held_max) {
-            return Err(later());
+        let (counted, began) = (Arc::clone(live), std::time::Instant::now());
+        if !counted.stats().hold(self.bounds.held_max, began) {
+            return Err(later(live));
         }
-        let _held = Held(counted);
+        let _held = Held(counted, began);
         let mut changes = self.routes.changes();
-        self.wake.wake(&service.project, &service.run);
+        let freed = live.freed();
+        // Who waits for a free replica wakes nobody: they are all at work.
+        if live.replicas.is_empty() || service.at_once.is_none() {
+            self.wake.wake(&service.project, &service.run);
+        }
         // Asked after the subscription, so that no change falls between.
         let key = Arc::clone(&live.key);
         loop {
+            let mut room = pin!(freed.notified());
+            // From here on, so that no place that gets free is missed.
+            room.as_mut().enable();
             let Some(now) = self.routes.service(&key) else {
                 return Err(Say::new(StatusCode::NOT_FOUND, "the service is gone"));
             };
@@ -155,11 +173,14 @@ impl Proxy {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                return Err(later());
+                return Err(later(live));
             }
             let look = deadline.min(Instant::now() + LOOK_AGAIN);
             // A timeout is as good as a change: replicas that failed are asked again.
-            let _ = tokio::time::timeout_at(look, changes.changed()).await;
+            tokio::select! {
+                _ = tokio::time::timeout_at(look, changes.changed()) => {}
+                () = room => {}
+            }
             tries.tried.clear();
         }
     }
@@ -305,11 +326,12 @@ fn tell(failure: &Failure) -> Say {
     Say::new(status, failure.to_string())
 }
 
-struct Held(Arc<Live>);
+/// A request that waits since then.
+struct Held(Arc<Live>, std::time::Instant);
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.stats().release();
+        self.0.stats().release(self.1, std::time::Instant::now());
     }
 }
 

@@ -24,6 +24,7 @@ use crate::{
     hold::Wake,
     reply::{Note, Reply, Tally},
     table::{Live, Routes},
+    tls::Certificates,
     upstream::content_length,
 };
 
@@ -56,6 +57,8 @@ pub struct Proxy {
     pub gatekeeper: Arc<dyn Gatekeeper>,
     pub wake: Arc<dyn Wake>,
     pub log: Option<Arc<dyn AccessLog>>,
+    /// Plain requests are sent to HTTPS only for names that have a certificate here; for all, where this is absent.
+    pub certificates: Option<Arc<Certificates>>,
     pub bounds: Bounds,
 }
 
@@ -92,10 +95,14 @@ impl Proxy {
         let Some(live) = self.routes.host(headers::host_name(&errand.asked.host)) else {
             return Say::new(StatusCode::NOT_FOUND, "no service answers to this host").into_response();
         };
-        if live.service.https && !origin.https {
-            return to_https(&errand);
+        if live.service.https && !origin.https && self.is_certified(headers::host_name(&errand.asked.host)) {
+            return to_https(headers::host_name(&errand.asked.host), errand.path());
         }
         self.serve(live, errand, body).await
+    }
+
+    pub(crate) fn is_certified(&self, host: &str) -> bool {
+        self.certificates.as_ref().is_none_or(|known| known.has(host))
     }
 
     /// A request for `BASE/PROJECT/RUN/…`, such as `/proxy/services/main/llm/v1/models`.
@@ -276,8 +283,8 @@ fn redirect(to: &str) -> Response<Reply> {
     response
 }
 
-fn to_https(errand: &Errand<'_>) -> Response<Reply> {
-    redirect(&format!("https://{}{}", headers::host_name(&errand.asked.host), errand.path()))
+pub(crate) fn to_https(host: &str, path: &str) -> Response<Reply> {
+    redirect(&format!("https://{host}{path}"))
 }
 
 fn note(log: &Arc<dyn AccessLog>, live: &Live, errand: &Errand<'_>, began: std::time::Instant) -> Note {

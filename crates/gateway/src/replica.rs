@@ -38,6 +38,8 @@ pub struct Replica {
     /// In milliseconds since `began`.
     ejected_until: AtomicU64,
     answered: Notify,
+    /// Shared by all replicas of the service.
+    freed: Arc<Notify>,
 }
 
 /// How a drain ended.
@@ -56,8 +58,10 @@ impl std::fmt::Debug for Replica {
 }
 
 impl Replica {
-    pub(crate) fn new(replica: &route::Replica) -> Self {
+    /// `freed` is told when it has room again.
+    pub(crate) fn new(replica: &route::Replica, freed: Arc<Notify>) -> Self {
         Self {
+            freed,
             id: replica.id.as_str().into(),
             target: replica.target.clone(),
             began: Instant::now(),
@@ -114,9 +118,11 @@ impl Replica {
         }
     }
 
-    pub(crate) fn enter(self: &Arc<Self>) -> Outstanding {
-        self.outstanding.fetch_add(1, Relaxed);
-        Outstanding(Arc::clone(self))
+    /// A place for one more request, unless it has `max` already.
+    pub(crate) fn enter(self: &Arc<Self>, max: usize) -> Option<Outstanding> {
+        let more = |count: usize| (count < max).then_some(count + 1);
+        self.outstanding.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(Outstanding { replica: Arc::clone(self), max })
     }
 
     /// An idle connection that is still good.
@@ -171,13 +177,22 @@ impl Replica {
 }
 
 /// A request that this replica has not answered in full.
-pub(crate) struct Outstanding(pub(crate) Arc<Replica>);
+pub(crate) struct Outstanding {
+    pub(crate) replica: Arc<Replica>,
+    /// How many it may have.
+    max: usize,
+}
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
-        let before = self.0.outstanding.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
-        if before == 1 && self.0.leaving.load(Relaxed) {
-            self.0.answered.notify_waiters();
+        let replica = &self.replica;
+        let before = replica.outstanding.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
+        if before == 1 && replica.leaving.load(Relaxed) {
+            replica.answered.notify_waiters();
+        }
+        if before >= self.max {
+            // Whoever waited longest.
+            replica.freed.notify_one();
         }
     }
 }

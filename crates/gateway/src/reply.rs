@@ -111,7 +111,7 @@ impl Drop for Flow {
             && self.keep_alive
             && conn.is_clean()
         {
-            self.outstanding.0.put(conn);
+            self.outstanding.replica.put(conn);
         }
     }
 }
@@ -197,7 +197,7 @@ pub(crate) const CLOSED: StatusCode = match StatusCode::from_u16(499) {
 impl Drop for Tally {
     fn drop(&mut self) {
         let took = self.began.elapsed();
-        self.live.stats().leave(self.status, took, self.bytes_in, self.bytes_out);
+        self.live.stats().leave(self.status, (self.began, took), self.bytes_in, self.bytes_out);
         if let Some(note) = self.note.take() {
             let Note { log, record } = *note;
             log.record(Record {

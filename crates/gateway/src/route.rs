@@ -32,6 +32,9 @@ pub struct Service {
     pub strip_prefix: bool,
     #[serde(default)]
     pub balance: Balance,
+    /// Requests that one replica gets at once; others wait. No bound when absent.
+    #[serde(default)]
+    pub at_once: Option<u32>,
     #[serde(default)]
     pub limits: Vec<Limit>,
     #[serde(default)]
@@ -41,7 +44,7 @@ pub struct Service {
     /// The largest body of a request, in bytes; no bound when absent.
     #[serde(default)]
     pub body_max: Option<u64>,
-    /// How long a request waits for a first replica, in milliseconds. Zero: not at all.
+    /// How long a request waits for a replica, in milliseconds. Zero: not at all.
     #[serde(default)]
     pub hold_ms: u64,
     /// How long a replica may take to begin its answer, in milliseconds.
@@ -62,6 +65,7 @@ impl Service {
             auth: true,
             strip_prefix: true,
             balance: Balance::default(),
+            at_once: None,
             limits: Vec::new(),
             cors: None,
             model: None,

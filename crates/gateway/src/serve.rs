@@ -2,8 +2,9 @@
 
 use std::{convert::Infallible, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use hyper::{Request, Response, body::Incoming, server::conn, service::service_fn};
+use hyper::{Request, Response, body::Incoming, header, server::conn, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::RwLock;
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -13,7 +14,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    acme::Challenges, connect::Io, headers::Origin, models, paced::Paced, proxy::Proxy, reply::Reply,
+    acme::Challenges,
+    connect::Io,
+    headers::{self, Origin},
+    models,
+    paced::Paced,
+    proxy::{Proxy, to_https},
+    reply::Reply,
 };
 
 /// The largest head of a request.
@@ -23,16 +30,37 @@ const HEADERS_MAX: usize = 100;
 const STREAMS_MAX: u32 = 250;
 /// Streams that were reset before they were looked at: more than that is an attack.
 const RESETS_MAX: usize = 20;
-/// How long to wait when the machine has no descriptor left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Where models are found at the name of a gateway.
+const MODELS: &str = "/proxy/models";
 
 /// How requests are told apart.
 #[derive(Clone, Debug)]
 pub enum Door {
-    /// By the host they ask for: a gateway.
+    /// By the host they ask for.
     Hosts,
+    /// The same; models are found at a name of the gateway's own.
+    Gateway(Arc<Own>),
     /// By their path: services below one base, models below another.
     Paths { services: String, models: String },
+}
+
+/// The name of a gateway itself, once it is known.
+#[derive(Debug, Default)]
+pub struct Own(RwLock<Option<String>>);
+
+impl Own {
+    pub fn set(&self, name: Option<&str>) {
+        *self.0.write() = name.map(str::to_ascii_lowercase);
+    }
+
+    /// The name, if this is what a request is for.
+    fn of(&self, request: &Request<Incoming>) -> Option<String> {
+        let host = match request.uri().host() {
+            Some(host) => host,
+            None => headers::host_name(request.headers().get(header::HOST)?),
+        };
+        self.0.read().as_ref().filter(|own| own.eq_ignore_ascii_case(host)).cloned()
+    }
 }
 
 /// How long callers are waited for.
@@ -50,6 +78,9 @@ pub struct Patience {
 }
 
 impl Patience {
+    /// When the machine has no descriptor left.
+    pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
     pub const USUAL: Self = Self {
         head: Duration::from_secs(25),
         handshake: Duration::from_secs(10),
@@ -86,7 +117,7 @@ pub async fn serve(listener: TcpListener, listening: Listening, stop: Cancellati
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(Patience::ACCEPT_PAUSE).await;
                 continue;
             }
         };
@@ -168,6 +199,11 @@ impl Listening {
         builder
     }
 
+    /// Whether there is HTTPS for a name in this process.
+    fn is_encrypted(&self, name: &str) -> bool {
+        self.proxy.certificates.as_ref().is_some_and(|known| known.has(name))
+    }
+
     async fn answer(&self, origin: &Origin, request: Request<Incoming>) -> Response<Reply> {
         if let Some(challenges) = &self.challenges
             && !origin.https
@@ -175,8 +211,19 @@ impl Listening {
         {
             return Response::new(Reply::text(proof.into()));
         }
+        let own = match &self.door {
+            Door::Gateway(own) => own.of(&request),
+            Door::Hosts | Door::Paths { .. } => None,
+        };
+        if let Some(own) = own {
+            // Whoever calls brings a token, which is nobody's business on the way.
+            if !origin.https && self.is_encrypted(&own) {
+                return to_https(&own, request.uri().path());
+            }
+            return models::handle(&self.proxy, origin, MODELS, request).await;
+        }
         match &self.door {
-            Door::Hosts => self.proxy.by_host(origin, request).await,
+            Door::Hosts | Door::Gateway(_) => self.proxy.by_host(origin, request).await,
             Door::Paths { models, .. } if request.uri().path().starts_with(models.as_str()) => {
                 models::handle(&self.proxy, origin, models, request).await
             }

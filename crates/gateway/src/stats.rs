@@ -36,8 +36,106 @@ pub struct Stats {
     classes: [AtomicU64; 5],
     buckets: [AtomicU64; BUCKETS_US.len() + 1],
     latency_us: AtomicU64,
+    /// When those began that are not over, summed, in microseconds since `started`.
+    began_us: AtomicU64,
+    /// The same of those that wait; and the time that others have waited.
+    held_began_us: AtomicU64,
+    held_us: AtomicU64,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
+}
+
+/// How long requests were on their way so far, all of them together: two for a second are two seconds. The difference
+/// of two of these, by the time between them, is how many there were at once on average.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Busy {
+    pub in_flight_us: u64,
+    /// Of that, waiting for a replica.
+    pub held_us: u64,
+}
+
+/// What a service had counted when somebody was last told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    pub requests: u64,
+    pub in_flight_us: u64,
+    pub held_us: u64,
+    pub answers: Answers,
+}
+
+/// How requests were answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// 1xx to 5xx.
+    pub classes: [u64; 5],
+    /// As in [`Reading`].
+    pub buckets: [u64; BUCKETS_US.len() + 1],
+    pub latency_us: u64,
+}
+
+impl Answers {
+    /// As it is told to others.
+    pub fn wire(&self) -> windlass_api::metrics::Answers {
+        windlass_api::metrics::Answers {
+            classes: self.classes.to_vec(),
+            buckets: self.buckets.to_vec(),
+            latency_us: self.latency_us,
+        }
+    }
+
+    fn since(self, before: Self) -> Self {
+        fn less<const N: usize>(now: [u64; N], before: [u64; N]) -> [u64; N] {
+            std::array::from_fn(|at| {
+                let of = |all: [u64; N]| all.get(at).copied().unwrap_or_default();
+                of(now).saturating_sub(of(before))
+            })
+        }
+        Self {
+            classes: less(self.classes, before.classes),
+            buckets: less(self.buckets, before.buckets),
+            latency_us: self.latency_us.saturating_sub(before.latency_us),
+        }
+    }
+}
+
+/// The time within which this part of the answers was given, in microseconds: somewhere in its bucket, as if they were
+/// spread evenly. Nothing without answers.
+pub fn quantile_us(buckets: &[u64], part: f64) -> Option<f64> {
+    let all: u64 = buckets.iter().sum();
+    let wanted = all as f64 * part;
+    let (mut before, mut from) = (0.0, 0.0);
+    for (at, count) in buckets.iter().enumerate() {
+        // What took longer than all others is told as that much.
+        let until = BUCKETS_US.get(at).map_or(from, |end| *end as f64);
+        let within = *count as f64;
+        if within > 0.0 && before + within >= wanted {
+            return Some(from + (until - from) * (wanted - before) / within);
+        }
+        before += within;
+        from = until;
+    }
+    None
+}
+
+impl Told {
+    pub fn now(stats: &Stats, now: Instant) -> Self {
+        let Busy { in_flight_us, held_us } = stats.busy(now);
+        let Reading { admitted, classes, buckets, latency_us, .. } = stats.read();
+        let answers = Answers { classes, buckets, latency_us };
+        Self { requests: admitted, in_flight_us, held_us, answers }
+    }
+
+    /// What came since `before`; nothing where nothing did.
+    #[must_use]
+    pub fn since(self, before: Self) -> Option<Self> {
+        let came = Self {
+            requests: self.requests.saturating_sub(before.requests),
+            in_flight_us: self.in_flight_us.saturating_sub(before.in_flight_us),
+            held_us: self.held_us.saturating_sub(before.held_us),
+            answers: self.answers.since(before.answers),
+        };
+        (came != Self::default()).then_some(came)
+    }
 }
 
 /// The counters at one moment.
@@ -69,6 +167,9 @@ impl Stats {
             classes: Default::default(),
             buckets: Default::default(),
             latency_us: AtomicU64::new(0),
+            began_us: AtomicU64::new(0),
+            held_began_us: AtomicU64::new(0),
+            held_us: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
         }
@@ -79,8 +180,13 @@ impl Stats {
         now.saturating_duration_since(self.started).as_secs() + 1
     }
 
+    fn since_start_us(&self, at: Instant) -> u64 {
+        micros(at.saturating_duration_since(self.started))
+    }
+
     pub(crate) fn arrive(&self, now: Instant) {
         self.requests.fetch_add(1, Relaxed);
+        self.began_us.fetch_add(self.since_start_us(now), Relaxed);
         self.in_flight.fetch_add(1, Relaxed);
         let second = self.second(now);
         let Some(frame) = self.frames.get(second as usize % FRAMES) else { return };
@@ -99,13 +205,20 @@ impl Stats {
         self.admitted.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn leave(&self, status: StatusCode, took: Duration, bytes_in: u64, bytes_out: u64) {
+    pub(crate) fn leave(
+        &self,
+        status: StatusCode,
+        (began, took): (Instant, Duration),
+        bytes_in: u64,
+        bytes_out: u64,
+    ) {
         self.in_flight.fetch_sub(1, Relaxed);
+        self.began_us.fetch_sub(self.since_start_us(began), Relaxed);
         let class = usize::from(status.as_u16() / 100).saturating_sub(1);
         if let Some(class) = self.classes.get(class) {
             class.fetch_add(1, Relaxed);
         }
-        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let us = micros(took);
         let bucket = BUCKETS_US.partition_point(|end| *end < us);
         if let Some(bucket) = self.buckets.get(bucket) {
             bucket.fetch_add(1, Relaxed);
@@ -116,12 +229,32 @@ impl Stats {
     }
 
     /// Counts a request that waits, unless `max` wait already.
-    pub(crate) fn hold(&self, max: u64) -> bool {
-        self.held.fetch_update(Relaxed, Relaxed, |held| (held < max).then_some(held + 1)).is_ok()
+    pub(crate) fn hold(&self, max: u64, now: Instant) -> bool {
+        let counted = self.held.fetch_update(Relaxed, Relaxed, |held| (held < max).then_some(held + 1));
+        if counted.is_ok() {
+            self.held_began_us.fetch_add(self.since_start_us(now), Relaxed);
+        }
+        counted.is_ok()
     }
 
-    pub(crate) fn release(&self) {
+    /// It waited from `began` to `now`.
+    pub(crate) fn release(&self, began: Instant, now: Instant) {
         self.held.fetch_sub(1, Relaxed);
+        self.held_began_us.fetch_sub(self.since_start_us(began), Relaxed);
+        self.held_us.fetch_add(micros(now.saturating_duration_since(began)), Relaxed);
+    }
+
+    /// What is over has lasted as long as it took, what is not from its beginning to now. The parts are read one after
+    /// the other: whoever takes differences bounds them at nought.
+    pub fn busy(&self, now: Instant) -> Busy {
+        let now_us = self.since_start_us(now);
+        let open = |count: &AtomicU64, began: &AtomicU64| {
+            count.load(Relaxed).saturating_mul(now_us).saturating_sub(began.load(Relaxed))
+        };
+        Busy {
+            in_flight_us: self.latency_us.load(Relaxed) + open(&self.in_flight, &self.began_us),
+            held_us: self.held_us.load(Relaxed) + open(&self.held, &self.held_began_us),
+        }
     }
 
     /// Requests that came in the last `seconds` whole seconds (at most `WINDOW_MAX`).
@@ -154,6 +287,10 @@ impl Stats {
             bytes_out: self.bytes_out.load(Relaxed),
         }
     }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -192,20 +329,54 @@ mod tests {
 
     #[test]
     fn a_request_that_left_is_in_its_class_and_bucket() {
-        let stats = Stats::new(Instant::now());
-        stats.arrive(Instant::now());
+        let began = Instant::now();
+        let stats = Stats::new(began);
+        stats.arrive(began);
         assert_eq!(stats.read().in_flight, 1);
-        stats.leave(StatusCode::BAD_GATEWAY, Duration::from_micros(2_500), 3, 5);
+        stats.leave(StatusCode::BAD_GATEWAY, (began, Duration::from_micros(2_500)), 3, 5);
         let read = stats.read();
         assert_eq!((read.in_flight, read.classes, read.buckets[1]), (0, [0, 0, 0, 0, 1], 1));
         assert_eq!((read.bytes_in, read.bytes_out, read.latency_us), (3, 5, 2_500));
     }
 
     #[test]
+    fn a_quantile_lies_in_its_bucket() {
+        let mut buckets = [0; BUCKETS_US.len() + 1];
+        assert_eq!(quantile_us(&buckets, 0.5), None);
+        (buckets[0], buckets[1]) = (50, 50);
+        assert_eq!(quantile_us(&buckets, 0.25), Some(500.0));
+        assert_eq!(quantile_us(&buckets, 0.5), Some(1_000.0));
+        assert_eq!(quantile_us(&buckets, 1.0), Some(2_500.0));
+        buckets[BUCKETS_US.len()] = 900;
+        assert_eq!(quantile_us(&buckets, 0.99), Some(60_000_000.0));
+    }
+
+    #[test]
     fn no_more_wait_than_may() {
-        let stats = Stats::new(Instant::now());
-        assert!(stats.hold(2) && stats.hold(2) && !stats.hold(2));
-        stats.release();
-        assert!(stats.hold(2));
+        let now = Instant::now();
+        let stats = Stats::new(now);
+        assert!(stats.hold(2, now) && stats.hold(2, now) && !stats.hold(2, now));
+        stats.release(now, now);
+        assert!(stats.hold(2, now));
+    }
+
+    #[test]
+    fn time_on_the_way_counts_what_is_over_and_what_is_not() {
+        let start = Instant::now();
+        let stats = Stats::new(start);
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        // One from 1 s to 3 s, one from 2 s on that waits until 2.5 s.
+        stats.arrive(at(1_000));
+        stats.arrive(at(2_000));
+        assert!(stats.hold(9, at(2_000)));
+        let told = Told::now(&stats, at(2_250));
+        assert_eq!(told.since(told), None);
+        assert_eq!(stats.busy(at(2_250)), Busy { in_flight_us: 1_500_000, held_us: 250_000 });
+        stats.release(at(2_000), at(2_500));
+        stats.leave(StatusCode::OK, (at(1_000), Duration::from_secs(2)), 0, 0);
+        assert_eq!(stats.busy(at(4_000)), Busy { in_flight_us: 4_000_000, held_us: 500_000 });
+        let came = Told::now(&stats, at(4_000)).since(told).unwrap();
+        assert_eq!((came.requests, came.in_flight_us, came.held_us), (0, 2_500_000, 250_000));
+        assert_eq!((came.answers.classes, came.answers.latency_us), ([0, 1, 0, 0, 0], 2_000_000));
     }
 }

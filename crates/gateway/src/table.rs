@@ -13,7 +13,7 @@ use std::{
 };
 
 use parking_lot::RwLock;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::{
     limit::Limits,
@@ -37,11 +37,20 @@ pub struct Live {
 struct Lasting {
     stats: Stats,
     next: AtomicUsize,
+    /// A replica that was full has room.
+    freed: Arc<Notify>,
 }
 
 impl Live {
     fn new(service: Service, before: Option<&Arc<Self>>) -> Self {
         let now = Instant::now();
+        let lasting = before.map_or_else(
+            || {
+                let freed = Arc::new(Notify::new());
+                Arc::new(Lasting { stats: Stats::new(now), next: AtomicUsize::new(0), freed })
+            },
+            |before| Arc::clone(&before.lasting),
+        );
         let replicas = service
             .groups
             .iter()
@@ -53,16 +62,12 @@ impl Live {
                             |old: &&Arc<Replica>| *old.id == replica.id && old.target == replica.target;
                         before.replicas.iter().find(same).cloned()
                     })
-                    .unwrap_or_else(|| Arc::new(Replica::new(replica)))
+                    .unwrap_or_else(|| Arc::new(Replica::new(replica, Arc::clone(&lasting.freed))))
             })
             .collect();
         let limits = before
             .filter(|before| before.service.limits == service.limits)
             .map_or_else(|| Arc::new(Limits::new(&service.limits, now)), |before| Arc::clone(&before.limits));
-        let lasting = before.map_or_else(
-            || Arc::new(Lasting { stats: Stats::new(now), next: AtomicUsize::new(0) }),
-            |before| Arc::clone(&before.lasting),
-        );
         let key = format!("{}/{}", service.project, service.run).into();
         Self { key, service, limits, replicas, lasting }
     }
@@ -79,14 +84,28 @@ impl Live {
         &self.replicas
     }
 
-    /// Who answers next. Those just tried are left out; those that could not be reached lately come last.
+    /// How many requests one replica gets at once.
+    pub(crate) fn at_once(&self) -> usize {
+        self.service.at_once.map_or(usize::MAX, |max| max as usize)
+    }
+
+    /// Tells somebody who waits when a replica that was full has room.
+    pub(crate) fn freed(&self) -> Arc<Notify> {
+        Arc::clone(&self.lasting.freed)
+    }
+
+    /// Who answers next. Those just tried and those that are full are left out; those that could not be reached lately
+    /// come last.
     pub(crate) fn pick(&self, tried: &[Arc<Replica>]) -> Option<&Arc<Replica>> {
         let count = self.replicas.len();
         let start = if count > 1 { self.lasting.next.fetch_add(1, Relaxed) % count } else { 0 };
         let (late, early) = self.replicas.split_at_checked(start)?;
+        let max = self.at_once();
         let able = || {
             early.iter().chain(late).filter(|replica| {
-                !replica.is_down() && !tried.iter().any(|other| Arc::ptr_eq(other, replica))
+                !replica.is_down()
+                    && replica.outstanding() < max
+                    && !tried.iter().any(|other| Arc::ptr_eq(other, replica))
             })
         };
         let well = || able().filter(|replica| !replica.is_ejected());

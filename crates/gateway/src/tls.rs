@@ -80,6 +80,11 @@ impl Certificates {
         self.by_name.write().remove(&name.to_ascii_lowercase());
     }
 
+    /// One for this very name.
+    pub fn has_own(&self, name: &str) -> bool {
+        self.by_name.read().contains_key(&name.to_ascii_lowercase())
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.find(Some(name)).is_some()
     }

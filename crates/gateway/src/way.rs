@@ -15,6 +15,22 @@ pub struct Told {
     pub services: Vec<Service>,
     /// By the name that stands before the slash in the targets of replicas.
     pub sites: BTreeMap<String, Site>,
+    /// The name of the gateway itself.
+    #[serde(default)]
+    pub own: Option<String>,
+    /// Where certificates come from; nothing is no HTTPS, or the process's own business.
+    #[serde(default)]
+    pub certificate: Option<Source>,
+}
+
+/// Where the certificates of a gateway come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum Source {
+    /// An authority that speaks ACME.
+    Acme,
+    /// Files on the gateway's own host.
+    Files { chain: PathBuf, key: PathBuf },
 }
 
 /// A host with replicas.

@@ -27,7 +27,6 @@ pub mod queue;
 pub mod resources;
 pub mod retry;
 pub mod run;
-pub mod scale;
 pub mod schedule;
 pub mod sky;
 pub mod spot;

@@ -1,7 +1,10 @@
 //! What the pipelines read out of a stored job specification.
 
 use serde::Deserialize;
-use windlass_model::decide::jobs_running::StartupOrder;
+use windlass_model::{
+    config::job_spec::JobSpec,
+    decide::{jobs_running::StartupOrder, readiness},
+};
 
 use crate::{db::jobs::Job, pass_error::PassError};
 
@@ -58,4 +61,12 @@ impl JobFacts {
             },
         })
     }
+}
+
+/// What a replica of a service waits for before it takes requests.
+pub(crate) fn waits_for(job: &Job) -> Option<String> {
+    let spec: JobSpec = serde_json::from_str(&job.job_spec).ok()?;
+    let states =
+        job.probes.as_deref().and_then(|text| serde_json::from_str::<Vec<readiness::State>>(text).ok());
+    readiness::waits_for(&spec.probes, &states.unwrap_or_default())
 }

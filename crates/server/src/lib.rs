@@ -28,6 +28,7 @@ pub mod proxy;
 pub mod queue_backend;
 pub mod routes;
 pub mod run_shape;
+mod run_tracking;
 pub mod secrets;
 pub mod services;
 pub mod ssh_keys;

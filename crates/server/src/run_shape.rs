@@ -15,7 +15,7 @@ use windlass_model::{
         yaml::Node,
     },
     decide::{
-        replicas::{self, Scaling},
+        replicas::{self, Pace, Scaling},
         runs::{Start, StopCriteria as StopWhen},
     },
     id::RunId,
@@ -178,7 +178,10 @@ impl RunShape {
                 Some(group) => group.scaling.as_ref(),
                 None => service.scaling.as_ref(),
             };
+            let at_once = service.max_concurrency.and_then(|max| u32::try_from(max.get()).ok());
             let scaling = scaling.map(|scaling| Scaling {
+                metric: scaling.metric,
+                at_once,
                 target: scaling.target.0,
                 window: scaling.window.map_or(replicas::WINDOW, |window| Span::secs(window.0)),
                 up_after: Span::secs(scaling.scale_up_delay.0),
@@ -187,6 +190,18 @@ impl RunShape {
             groups.push(GroupShape { name, min: replicas.min, max: replicas.max, scaling });
         }
         Ok(groups)
+    }
+
+    /// How replicas of a service are replaced.
+    pub fn pace(&self) -> Pace {
+        let Configuration::Service(service) = &self.configuration else { return Pace::default() };
+        let number = |n: i64| u32::try_from(n).unwrap_or_default();
+        service.deployment.as_ref().map_or_else(Pace::default, |asked| Pace {
+            surge: number(asked.surge.get()),
+            unavailable: number(asked.unavailable.get()),
+            ready_within: Span::secs(asked.ready_within.0),
+            rolls_back: asked.rollback,
+        })
     }
 
     /// How a job's specification is stored.

@@ -16,6 +16,7 @@ pub mod queue;
 pub mod replicas;
 pub mod rng;
 pub mod server;
+pub mod services;
 pub mod sim;
 pub mod stage;
 pub mod story;

@@ -1,9 +1,9 @@
-//! `windlass metrics RUN`: what each of its jobs used during the last hour.
+//! `windlass metrics RUN`: what each of its jobs used during the last hour, or what a service was asked lately.
 
 use serde::Serialize;
 use windlass_api::{
-    metrics::{JobMetrics, Metric, Query},
-    operations::ReadJobMetrics,
+    metrics::{JobMetrics, Metric, Query, ServiceMetrics, ServiceQuery},
+    operations::{ReadJobMetrics, ReadServiceMetrics},
     runs::Run,
 };
 use windlass_model::time::{Span, Timestamp};
@@ -12,7 +12,7 @@ use crate::{
     cli::{At, Output},
     context::{self, Context},
     exit::Exit,
-    output::{List, live, spark, table::Table, words},
+    output::{self, List, live, spark, style::Style, table::Table, words},
     problem::Problem,
 };
 
@@ -28,6 +28,7 @@ Examples:
   windlass metrics train -w          again whenever it changes
   windlass metrics train --job 1     of one node alone
   windlass metrics train -o jsonl    every point
+  windlass metrics page --requests   rate, latency and answers of a service during the last minute
 
 CPU is of all that the job has. A point is taken every ten seconds; the charts show the last hour.";
 
@@ -43,6 +44,9 @@ pub(crate) struct Args {
     /// Only this job of each replica: the rank of the node
     #[arg(long, value_name = "N")]
     pub(crate) job: Option<i64>,
+    /// What a service was asked during the last minute, over all servers and gateways
+    #[arg(long, conflicts_with_all = ["replica", "job"])]
+    pub(crate) requests: bool,
     /// Show it again whenever it changes
     #[arg(short, long)]
     pub(crate) watch: bool,
@@ -64,6 +68,9 @@ struct Used {
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
+        if args.requests {
+            return requests(cx, args).await;
+        }
         let jobs = jobs(&run, args)?;
         if args.watch {
             return live::watch(args.output.format, async |_| {
@@ -85,6 +92,57 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         )?;
         Ok(Exit::Done)
     })
+}
+
+/// The service as a whole.
+async fn requests(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+    let query = ServiceQuery { seconds: 60 };
+    let ask = async || match cx.client.call::<ReadServiceMetrics>(&[&cx.project, &args.name], &query).await {
+        Ok(asked) => Ok(asked),
+        Err(error) => Err(cx.explain(&error).await),
+    };
+    if args.watch {
+        return live::watch(args.output.format, async |_| Ok(requests_table(&args.name, &ask().await?)))
+            .await;
+    }
+    let asked = ask().await?;
+    output::one(args.output.format, &asked, &args.name, |_| {
+        let lines = requests_table(&args.name, &asked).lines(Style::stdout());
+        lines.iter().for_each(|line| output::data(line));
+    })?;
+    Ok(Exit::Done)
+}
+
+fn requests_table(name: &str, asked: &ServiceMetrics) -> Table {
+    let mut table = Table::new([
+        "SERVICE",
+        "PER SECOND",
+        "AT ONCE",
+        "WAITING",
+        "P50",
+        "P99",
+        "AVERAGE",
+        "2XX",
+        "3XX",
+        "4XX",
+        "5XX",
+    ]);
+    let ms = |time: Option<f64>| time.map_or_else(String::new, |ms| format!("{ms:.1} ms"));
+    let class = |at: usize| asked.classes.get(at).copied().unwrap_or_default().to_string();
+    table.row(vec![
+        name.into(),
+        format!("{:.2}", asked.requests_per_second).into(),
+        format!("{:.2}", asked.in_flight).into(),
+        format!("{:.2}", asked.waiting).into(),
+        ms(asked.p50_ms).into(),
+        ms(asked.p99_ms).into(),
+        ms(asked.average_ms).into(),
+        class(1).into(),
+        class(2).into(),
+        class(3).into(),
+        class(4).into(),
+    ]);
+    table
 }
 
 /// Replica and number of those that are asked for.

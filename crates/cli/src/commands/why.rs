@@ -11,7 +11,7 @@ use crate::{
     cli::{At, Output},
     context::{self, Context, name_of},
     exit::Exit,
-    follow,
+    follow::{self, rollout},
     output::{self, words},
     problem::Problem,
 };
@@ -47,6 +47,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             "status_message": run.status_message,
             "termination_reason": run.termination_reason,
             "reasons": follow::reasons(&run),
+            "asleep": rollout::is_asleep(&run),
+            "deployment": run.deployment,
+            "scaling": run.scaling,
             "hint": follow::hint(&run, &name),
             "shortfalls": shortfalls(&run),
             "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
@@ -58,6 +61,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 
 /// Only a question about capacity is worth a look at what is on offer.
 fn waits(run: &Run) -> bool {
+    if rollout::is_asleep(run) {
+        return false;
+    }
     let mut latest = run.jobs.iter().filter_map(|job| job.job_submissions.last());
     matches!(run.status.as_str(), "pending" | "submitted")
         || latest.any(|last| last.termination_reason.as_deref() == Some("failed_to_start_due_to_no_capacity"))
@@ -95,6 +101,15 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
         && is_finished(&run.status)
     {
         output::data(&format!("  reason: {}", output::printable(&reason.replace('_', " "))));
+    }
+    if rollout::is_asleep(run) {
+        output::data("  asleep: nobody asks it anything; the first request wakes it and waits for it");
+    }
+    if let Some(line) = rollout::words(run) {
+        output::data(&output::printable(&format!("  {line}")));
+    }
+    for line in rollout::scaling(run) {
+        output::data(&output::printable(&format!("  scaling: {line}")));
     }
     for why in follow::reasons(run) {
         output::data(&format!("  why:  {}", follow::indented(&output::printable(&why))));

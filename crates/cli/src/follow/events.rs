@@ -3,10 +3,11 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use uuid::Uuid;
-use windlass_api::runs::{Run, RunPlan};
+use windlass_api::runs::{Deployment, Run, RunPlan};
 
 use super::{
     progress::{Standing, standings},
+    rollout,
     tail::Piece,
 };
 use crate::{
@@ -20,6 +21,7 @@ use crate::{
 pub(crate) struct Events {
     status: Option<(String, String)>,
     jobs: Vec<Standing>,
+    deployment: Option<Deployment>,
 }
 
 impl Events {
@@ -37,6 +39,12 @@ impl Events {
         if self.status.as_ref() != Some(&status) {
             emit("run", json!({ "status": status.0, "message": status.1 }));
             self.status = Some(status);
+        }
+        if let Some(deployment) = rollout::deployment(run)
+            && self.deployment.as_ref() != Some(deployment)
+        {
+            emit("deployment", serde_json::to_value(deployment).unwrap_or_default());
+            self.deployment = Some(deployment.clone());
         }
         for job in standings(run) {
             if !self.jobs.contains(&job) {

@@ -8,6 +8,7 @@ mod events;
 mod forward;
 mod outcome;
 mod progress;
+pub(crate) mod rollout;
 pub(crate) mod ssh;
 mod tail;
 mod tree;
@@ -98,6 +99,8 @@ struct Following<'a> {
     is_open: bool,
     pace: Pace,
     seen: String,
+    /// What was said last of the deployment.
+    rollout: Option<String>,
     wish: Wish,
     may_stop: bool,
 }
@@ -118,6 +121,7 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: How) -> Result<Exit, Pr
         is_open: false,
         pace: Pace::new(),
         seen: String::new(),
+        rollout: if rollout::is_over(run) { rollout::words(run) } else { None },
         wish: Wish::listen()?,
         may_stop: how.may_stop,
     };
@@ -144,8 +148,12 @@ impl Following<'_> {
     /// Shows what changed.
     async fn look(&mut self, run: &Run) -> Result<(), Problem> {
         let jobs = standings(run);
-        let seen =
-            format!("{} {:?}", run.status_message, jobs.iter().map(Standing::milestone).collect::<Vec<_>>());
+        let seen = format!(
+            "{} {:?} {:?}",
+            run.status_message,
+            run.deployment,
+            jobs.iter().map(Standing::milestone).collect::<Vec<_>>()
+        );
         if seen != self.seen {
             self.seen = seen;
             self.pace.news();
@@ -153,6 +161,7 @@ impl Following<'_> {
         if let Some(events) = &mut self.events {
             events.look(run);
         } else if !is_finished(&run.status) {
+            self.tell_rollout(run);
             self.draw(run, &jobs);
         }
         if let Some(forwards) = &mut self.forwards {
@@ -167,6 +176,19 @@ impl Following<'_> {
             login.open(self.cx, run, &self.name).await?;
         }
         Ok(())
+    }
+
+    /// Each step of a deployment once; it stays above the tree.
+    fn tell_rollout(&mut self, run: &Run) {
+        let words = rollout::words(run);
+        if words.is_none() || words == self.rollout {
+            return;
+        }
+        self.tree.erase();
+        if let Some(words) = &words {
+            self.tree.line(words);
+        }
+        self.rollout = words;
     }
 
     fn draw(&mut self, run: &Run, jobs: &[Standing]) {

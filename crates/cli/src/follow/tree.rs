@@ -85,9 +85,19 @@ impl Tree {
         }
     }
 
+    /// When, where lines stay for others to read.
+    fn stamp(&self) -> String {
+        if self.is_live { String::new() } else { format!("{} ", words::stamp(words::now())) }
+    }
+
+    /// Something about the run as a whole. The tree is off the screen.
+    pub(crate) fn line(&self, text: &str) {
+        output::say(&format!("{}{}: {}", self.stamp(), self.name, output::printable(text)));
+    }
+
     /// Each step once, with its time.
     fn tell(&mut self, status: &str, jobs: &[Standing]) {
-        let stamp = if self.is_live { String::new() } else { format!("{} ", words::stamp(words::now())) };
+        let stamp = self.stamp();
         let style = Style::stderr();
         if jobs.is_empty() && status != self.status {
             self.status = status.to_owned();

@@ -5,6 +5,7 @@
 
 mod der;
 mod jws;
+pub(crate) mod life;
 
 pub use der::self_signed;
 

@@ -17,6 +17,7 @@ use windlass_api::{
 
 use super::{
     Kept,
+    certificates::Keeper,
     server::{Server, ServerError},
     sites::Sites,
 };
@@ -24,9 +25,11 @@ use crate::{
     connect::Connector,
     hold::Wake,
     replica::Replica,
+    serve::Own,
     state::{self, StateError},
+    stats::Told,
     table::Routes,
-    way::Told,
+    way,
 };
 
 /// The server answers by then, changed or not.
@@ -45,7 +48,9 @@ pub(super) struct Follower {
     id: Uuid,
     address: Option<String>,
     file: PathBuf,
-    encrypted: bool,
+    /// Who keeps certificates, where there is HTTPS.
+    certificates: Option<Arc<Keeper>>,
+    own: Arc<Own>,
     routes: Arc<Routes>,
     sites: Arc<Sites>,
     state: Mutex<State>,
@@ -57,7 +62,7 @@ pub(super) struct Follower {
 struct State {
     version: Option<String>,
     /// What each service had counted when it was last told.
-    told: HashMap<String, u64>,
+    told: HashMap<String, Told>,
     left: Vec<Uuid>,
     /// The last trouble with the server: told once.
     trouble: Option<String>,
@@ -75,14 +80,15 @@ impl Follower {
         id: Uuid,
         address: Option<String>,
         state: &Path,
-        encrypted: bool,
+        certificates: Option<Arc<Keeper>>,
     ) -> Self {
         Self {
             server,
             id,
             address,
             file: state.join("routes"),
-            encrypted,
+            certificates,
+            own: Arc::default(),
             routes: Arc::default(),
             sites: Arc::new(Sites::new()),
             state: Mutex::default(),
@@ -94,6 +100,31 @@ impl Follower {
         &self.routes
     }
 
+    /// The name of the gateway itself.
+    pub(super) fn own(&self) -> Arc<Own> {
+        Arc::clone(&self.own)
+    }
+
+    /// How this process stands with the server, for Prometheus.
+    pub(super) fn metrics(&self) -> String {
+        let reached = u8::from(self.state.lock().trouble.is_none());
+        format!(
+            "# HELP windlass_gateway_server_reached Whether the server answered the last time it was asked.\n\
+             # TYPE windlass_gateway_server_reached gauge\nwindlass_gateway_server_reached {reached}\n\
+             # HELP windlass_gateway_generation How often the routes of this process have changed.\n\
+             # TYPE windlass_gateway_generation gauge\nwindlass_gateway_generation {}\n",
+            self.routes.generation()
+        )
+    }
+
+    /// What is told beside the routes.
+    fn heed(&self, told: &way::Told) {
+        self.own.set(told.own.as_deref());
+        if let Some(certificates) = &self.certificates {
+            certificates.want(told);
+        }
+    }
+
     pub(super) fn connector(&self) -> Arc<dyn Connector> {
         Arc::clone(&self.sites) as Arc<dyn Connector>
     }
@@ -103,6 +134,7 @@ impl Follower {
         match Kept::read(&self.file) {
             Ok(None) => {}
             Ok(Some(kept)) => {
+                self.heed(&kept.told);
                 self.sites.replace(kept.told.sites.clone());
                 if let Err(stale) = self.routes.replace(kept.snapshot()) {
                     tracing::warn!(%stale, "use the routes that were kept");
@@ -129,7 +161,7 @@ impl Follower {
                 Ok(answer) => {
                     self.reached();
                     let Some(document) = answer.routes else { continue };
-                    match serde_json::from_str::<Told>(document.text()) {
+                    match serde_json::from_str::<way::Told>(document.text()) {
                         Ok(told) => self.take(answer.version, told).await,
                         Err(error) => {
                             tracing::error!(%error, "understand the routes: is the server newer than this gateway?");
@@ -160,11 +192,12 @@ impl Follower {
         }
     }
 
-    async fn take(self: &Arc<Self>, version: String, mut told: Told) {
+    async fn take(self: &Arc<Self>, version: String, mut told: way::Told) {
         for service in &mut told.services {
             // Nobody is sent to a door that is not there.
-            service.https &= self.encrypted;
+            service.https &= self.certificates.is_some();
         }
+        self.heed(&told);
         let kept = Kept { generation: self.routes.generation() + 1, version: version.clone(), told };
         // Sites first: a replica that is named can be reached.
         self.sites.replace(kept.told.sites.clone());
@@ -203,7 +236,7 @@ impl Follower {
     }
 
     async fn tell(&self) -> Result<(), ServerError> {
-        let mut totals = Vec::new();
+        let (now, mut totals) = (std::time::Instant::now(), Vec::new());
         let mut report =
             Report { node: self.id, address: self.address.clone(), came: Vec::new(), left: Vec::new() };
         {
@@ -212,13 +245,16 @@ impl Follower {
             for live in self.routes.services() {
                 let service = live.service();
                 let key = format!("{}/{}", service.project, service.run);
-                let total = live.stats().read().admitted;
-                let before = state.told.get(&key).copied().unwrap_or_default().min(total);
-                if total > before {
+                let total = Told::now(live.stats(), now);
+                let before = state.told.get(&key).copied().unwrap_or_default();
+                if let Some(came) = total.since(before) {
                     report.came.push(Came {
                         project: service.project.clone(),
                         run: service.run.clone(),
-                        requests: total - before,
+                        requests: came.requests,
+                        in_flight_us: came.in_flight_us,
+                        waiting_us: came.held_us,
+                        answers: Some(came.answers.wire()),
                         asleep: live.replicas().is_empty(),
                     });
                 }

@@ -3,9 +3,11 @@
 //! It asks the server and is never asked: nothing but its own ports has to be open. While the server is away it goes on
 //! with the routes that it has, which lie in a file too; tokens that were checked are believed up to their bound.
 
+mod certificates;
 mod follow;
 mod gate;
 mod handover;
+mod metrics;
 mod server;
 mod sites;
 
@@ -20,16 +22,19 @@ use std::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
-pub use self::server::{Server, ServerError};
-use self::{follow::Follower, gate::Asking};
+pub use self::{
+    certificates::AcmeSettings,
+    server::{Server, ServerError},
+};
+use self::{certificates::Keeper, follow::Follower, gate::Asking};
 use crate::{
-    access::{AccessLog, Record},
+    access::Lines,
     auth::{Cached, Trust},
     proxy::{Bounds, Proxy},
     route::Snapshot,
     serve::{Door, Listening, Patience, serve},
     state::{self, StateError},
-    tls::{self, Certificates, Pem, TlsError},
+    tls::{self, TlsError},
 };
 
 /// A stream through SSH takes longer to open than a socket.
@@ -82,6 +87,8 @@ pub struct Settings {
     pub state: PathBuf,
     pub listen: SocketAddr,
     pub tls: Option<TlsSettings>,
+    /// Where metrics are shown.
+    pub metrics: Option<SocketAddr>,
     /// Where people find it.
     pub address: Option<String>,
     /// How long a token is believed after the server said yes to it.
@@ -91,8 +98,9 @@ pub struct Settings {
 #[derive(Clone, Debug)]
 pub struct TlsSettings {
     pub listen: SocketAddr,
-    pub chain: PathBuf,
-    pub key: PathBuf,
+    /// Chain and key; where the gateway's configuration says otherwise, this counts.
+    pub given: Option<(PathBuf, PathBuf)>,
+    pub acme: AcmeSettings,
 }
 
 /// A gateway that listens.
@@ -100,8 +108,8 @@ pub struct Node {
     follower: Arc<Follower>,
     proxy: Arc<Proxy>,
     plain: TcpListener,
-    encrypted: Option<(TcpListener, Arc<Certificates>)>,
-    tls: Option<TlsSettings>,
+    encrypted: Option<(TcpListener, Arc<Keeper>)>,
+    metrics: Option<TcpListener>,
     given: Option<handover::Given>,
     state: PathBuf,
 }
@@ -109,11 +117,16 @@ pub struct Node {
 impl Node {
     /// With the routes that were known last, and with the listeners of the process before, if one is there.
     pub fn start(settings: Settings, id: Uuid) -> Result<Self, NodeError> {
-        let Settings { server, state, listen, tls, address, trust } = settings;
+        let Settings { server, state, listen, tls, metrics, address, trust } = settings;
         make_dir(&state)?;
         let server = Arc::new(server);
-        let follower = Follower::new(Arc::clone(&server), id, address, &state, tls.is_some());
-        let follower = Arc::new(follower);
+        let (tls_listen, keeper) = match tls {
+            Some(TlsSettings { listen, given, acme }) => {
+                (Some(listen), Some(Arc::new(Keeper::new(&state, acme, given)?)))
+            }
+            None => (None, None),
+        };
+        let follower = Arc::new(Follower::new(Arc::clone(&server), id, address, &state, keeper.clone()));
         follower.restore()?;
         let trust = Trust { allow: trust, deny: DENY_FOR.min(trust), entries_max: TOKENS_MAX };
         let proxy = Proxy {
@@ -121,17 +134,18 @@ impl Node {
             connector: follower.connector(),
             gatekeeper: Arc::new(Cached::new(Asking(server), trust)),
             wake: Arc::clone(&follower) as Arc<dyn crate::hold::Wake>,
-            log: Some(Arc::new(Log)),
+            log: Some(Arc::new(Lines)),
+            certificates: keeper.as_ref().map(|keeper| keeper.certificates()),
             bounds: Bounds { connect: CONNECT_WITHIN, ..Bounds::USUAL },
         };
-        let certificates = tls.as_ref().map(certificates).transpose()?;
         let mut given = handover::ask(&state).map_err(NodeError::TakeOver)?;
         let plain = listener(listen, given.as_mut())?;
-        let encrypted = match (&tls, certificates) {
-            (Some(tls), Some(certificates)) => Some((listener(tls.listen, given.as_mut())?, certificates)),
+        let encrypted = match (tls_listen, keeper) {
+            (Some(address), Some(keeper)) => Some((listener(address, given.as_mut())?, keeper)),
             _ => None,
         };
-        Ok(Self { follower, proxy: Arc::new(proxy), plain, encrypted, tls, given, state })
+        let metrics = metrics.map(|address| listener(address, given.as_mut())).transpose()?;
+        Ok(Self { follower, proxy: Arc::new(proxy), plain, encrypted, metrics, given, state })
     }
 
     /// Where it listens: plain, and encrypted.
@@ -140,35 +154,44 @@ impl Node {
         (self.plain.local_addr().ok(), encrypted)
     }
 
+    /// Where it shows metrics.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
     /// Reads certificates anew; open connections keep theirs.
     pub fn reloader(&self) -> impl Fn() -> Result<(), NodeError> + Send + Sync + 'static {
-        let tls = self.tls.clone();
-        let certificates = self.encrypted.as_ref().map(|(_, certificates)| Arc::clone(certificates));
-        move || match (&tls, &certificates) {
-            (Some(tls), Some(certificates)) => load(tls, certificates),
-            _ => Ok(()),
-        }
+        let keeper = self.encrypted.as_ref().map(|(_, keeper)| Arc::clone(keeper));
+        move || keeper.as_ref().map_or(Ok(()), |keeper| keeper.reload())
     }
 
     /// Serves until `stop`, or until another process took the listeners; then lets requests finish.
     pub async fn run(self, stop: CancellationToken) -> Result<(), NodeError> {
-        let Self { follower, proxy, plain, encrypted, given, state, .. } = self;
-        let listening =
-            Listening { proxy, door: Door::Hosts, challenges: None, tls: None, patience: Patience::USUAL };
+        let Self { follower, proxy, plain, encrypted, metrics, given, state } = self;
+        let listening = Listening {
+            proxy,
+            door: Door::Gateway(follower.own()),
+            challenges: encrypted.as_ref().map(|(_, keeper)| keeper.challenges()),
+            tls: None,
+            patience: Patience::USUAL,
+        };
         let doors = TaskTracker::new();
         let mut handed = Vec::new();
-        let mut open = |listener: TcpListener, listening: Listening| -> Result<(), NodeError> {
+        let mut open = |listener: TcpListener| -> Result<tokio::net::TcpListener, NodeError> {
             let failed = |source| NodeError::Listen { address: SocketAddr::from(([0, 0, 0, 0], 0)), source };
             handed.push(listener.try_clone().map_err(failed)?);
-            let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
-            doors.spawn(serve(listener, listening, stop.clone()));
-            Ok(())
+            tokio::net::TcpListener::from_std(listener).map_err(failed)
         };
-        if let Some((listener, certificates)) = encrypted {
-            let tls = Some(tls::config(certificates)?);
-            open(listener, Listening { tls, ..listening.clone() })?;
+        let mut beside = tokio::task::JoinSet::new();
+        if let Some((listener, keeper)) = encrypted {
+            let tls = Some(tls::config(keeper.certificates())?);
+            doors.spawn(serve(open(listener)?, Listening { tls, ..listening.clone() }, stop.clone()));
+            beside.spawn(keeper.run());
         }
-        open(plain, listening)?;
+        doors.spawn(serve(open(plain)?, listening, stop.clone()));
+        if let Some(listener) = metrics {
+            beside.spawn(metrics::serve(open(listener)?, Arc::clone(&follower), stop.clone()));
+        }
         let next = handover::open(&state).map_err(NodeError::HandOver)?;
         if let Some(given) = given {
             // Both accept for a moment; nobody is turned away.
@@ -185,6 +208,7 @@ impl Node {
         doors.wait().await;
         following.abort();
         reporting.abort();
+        beside.abort_all();
         let _ = tokio::time::timeout(LEAVE_WITHIN, follower.leave()).await;
         Ok(())
     }
@@ -237,48 +261,12 @@ fn listener(address: SocketAddr, given: Option<&mut handover::Given>) -> Result<
     Ok(listener)
 }
 
-fn certificates(tls: &TlsSettings) -> Result<Arc<Certificates>, NodeError> {
-    let certificates = Arc::new(Certificates::default());
-    load(tls, &certificates)?;
-    Ok(certificates)
-}
-
-fn load(tls: &TlsSettings, certificates: &Certificates) -> Result<(), NodeError> {
-    let read =
-        |path: &Path| std::fs::read(path).map_err(|source| NodeError::File { path: path.to_owned(), source });
-    certificates.put(&Pem { name: "*".to_owned(), chain: read(&tls.chain)?, key: read(&tls.key)? })?;
-    Ok(())
-}
-
 /// It holds what opens hosts: ours alone.
 fn make_dir(path: &Path) -> Result<(), NodeError> {
     use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
     let failed = |source| NodeError::Directory { path: path.to_owned(), source };
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).map_err(failed)
-}
-
-/// One line for each request. Never the query: it may hold somebody's credential.
-struct Log;
-
-impl AccessLog for Log {
-    fn record(&self, record: Record) {
-        tracing::info!(
-            target: "windlass_gateway::access",
-            service = %record.service,
-            replica = record.replica.as_deref().unwrap_or("-"),
-            peer = %record.peer,
-            method = %record.method,
-            path = record.uri.path(),
-            status = record.status.as_u16(),
-            took_us = u64::try_from(record.took.as_micros()).unwrap_or(u64::MAX),
-            bytes_in = record.bytes_in,
-            bytes_out = record.bytes_out,
-            tries = record.tries,
-            cut = record.cut,
-            "request"
-        );
-    }
 }
 
 /// What is kept over a restart.

@@ -170,7 +170,7 @@ impl Server {
 }
 
 /// Trusts what is in one file, and nothing else.
-fn connector(path: &Path) -> Result<TlsConnector, ServerError> {
+pub(super) fn connector(path: &Path) -> Result<TlsConnector, ServerError> {
     let unreadable = |source| ServerError::Certificate { path: path.to_owned(), source };
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {

@@ -54,8 +54,8 @@ struct Book {
 }
 
 /// The authority.
-struct Authority {
-    folder: PathBuf,
+pub(crate) struct Authority {
+    pub(crate) folder: PathBuf,
     /// Where it looks for proofs, whatever the name.
     gateway: SocketAddr,
     book: Mutex<Book>,
@@ -87,7 +87,7 @@ fn decode(text: &Value) -> Vec<u8> {
 }
 
 impl Authority {
-    fn new(name: &str, gateway: SocketAddr) -> Arc<Self> {
+    pub(crate) fn new(name: &str, gateway: SocketAddr) -> Arc<Self> {
         let folder = std::env::temp_dir().join(format!("windlass-acme-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
@@ -97,7 +97,7 @@ impl Authority {
         Arc::new(Self { folder, gateway, book })
     }
 
-    async fn serve(self: &Arc<Self>) -> Upstream {
+    pub(crate) async fn serve(self: &Arc<Self>) -> Upstream {
         let this = Arc::clone(self);
         Upstream::http(move |request| {
             let this = Arc::clone(&this);
@@ -164,8 +164,10 @@ impl Authority {
             }
             "/order" => {
                 let names = payload["identifiers"].as_array().unwrap();
-                self.book.lock().names =
-                    names.iter().map(|name| name["value"].as_str().unwrap().to_owned()).collect();
+                let mut book = self.book.lock();
+                book.names = names.iter().map(|name| name["value"].as_str().unwrap().to_owned()).collect();
+                (book.authorization, book.chain) = ("pending", None);
+                drop(book);
                 located(self.order(base), &format!("{base}/order/1"))
             }
             "/order/1" => text(self.order(base).to_string()),

@@ -244,3 +244,62 @@ async fn a_held_request_outlives_a_replica_that_died() {
     bed.replace(vec![sleepy(vec![upstream.replica("new")], 30_000)]);
     assert_eq!(soon(request).await.unwrap().body, "new");
 }
+
+#[tokio::test]
+async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn() {
+    let gate = Arc::new(Notify::new());
+    let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (opened, count, peak) = (Arc::clone(&gate), Arc::clone(&at_once), Arc::clone(&most));
+    let slow = Upstream::http(move |_| {
+        let (gate, count, peak) = (Arc::clone(&opened), Arc::clone(&count), Arc::clone(&peak));
+        async move {
+            peak.fetch_max(count.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            gate.notified().await;
+            count.fetch_sub(1, Ordering::SeqCst);
+            text("done")
+        }
+    })
+    .await;
+    let bounded = Service { at_once: Some(2), ..sleepy(vec![slow.replica("a")], 20_000) };
+    let bed = Arc::new(Bed::new(vec![bounded]).await);
+    let live = bed.routes.service("main/llm").unwrap();
+    let asked: Vec<_> = (0..5)
+        .map(|_| {
+            let bed = Arc::clone(&bed);
+            tokio::spawn(async move { bed.get("/").await })
+        })
+        .collect();
+    until("two are served and three wait", || {
+        let read = live.stats().read();
+        at_once.load(Ordering::SeqCst) == 2 && read.held == 3
+    })
+    .await;
+    // Each that is answered makes room for one that waits.
+    for left in [2, 1, 0] {
+        gate.notify_one();
+        until("one more is served", || {
+            at_once.load(Ordering::SeqCst) == 2 && live.stats().read().held == left
+        })
+        .await;
+    }
+    gate.notify_one();
+    gate.notify_one();
+    for one in asked {
+        let got = one.await.unwrap();
+        assert_eq!((got.status, got.body.as_str()), (200, "done"));
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 2);
+    assert!(live.stats().busy(std::time::Instant::now()).held_us > 0);
+}
+
+#[tokio::test]
+async fn whoever_waits_too_long_for_a_free_replica_is_told_to_come_again() {
+    let stuck = Upstream::http(|_| async { std::future::pending().await }).await;
+    let bed = Bed::new(vec![Service { at_once: Some(1), ..sleepy(vec![stuck.replica("a")], 300) }]).await;
+    let live = bed.routes.service("main/llm").unwrap();
+    let mut first = bed.connect().await;
+    first.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
+    until("it is busy", || live.replicas()[0].outstanding() == 1).await;
+    let got = bed.get("/").await;
+    assert_eq!((got.status, got.body.trim()), (503, "no replica of the service is free"));
+}

@@ -227,6 +227,7 @@ impl Bed {
             gatekeeper: Arc::new(Tokens),
             wake: Arc::clone(&seen) as Arc<dyn Wake>,
             log: Some(Arc::clone(&seen) as Arc<dyn AccessLog>),
+            certificates: None,
             bounds: setting.bounds,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -116,6 +116,15 @@ pub(crate) async fn hello(
     trust: &Pem,
     alpn: &[u8],
 ) -> std::io::Result<TlsStream<TcpStream>> {
+    hello_at(bed.connect().await, name, trust, alpn).await
+}
+
+pub(crate) async fn hello_at(
+    stream: TcpStream,
+    name: &str,
+    trust: &Pem,
+    alpn: &[u8],
+) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(&trust.chain).unwrap()).unwrap();
     let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -125,7 +134,7 @@ pub(crate) async fn hello(
         .with_no_client_auth();
     config.alpn_protocols = vec![alpn.to_vec()];
     let name = ServerName::try_from(name.to_owned()).unwrap();
-    TlsConnector::from(Arc::new(config)).connect(name, bed.connect().await).await
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod gate;
 mod kit;
 mod listener;
 mod models;
+mod node;
 mod proxying;
 mod state;
 mod streams;

@@ -31,8 +31,17 @@ table! {
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum Certificate {
     LetsEncrypt,
-    Acm { arn: String },
-    GcpCm { name: String },
+    Acm {
+        arn: String,
+    },
+    GcpCm {
+        name: String,
+    },
+    /// Files on the gateway's own host, as PEM.
+    Files {
+        chain: String,
+        key: String,
+    },
 }
 
 impl Decode for Certificate {
@@ -42,7 +51,7 @@ impl Decode for Certificate {
             cx.missing(node, "type", "missing field `type`");
             return None;
         };
-        let known = ["lets-encrypt", "acm", "gcp-cm"];
+        let known = ["lets-encrypt", "acm", "gcp-cm", "files"];
         let kind =
             cx.under("type", |cx| word(&kind.value, cx, &known, |w| known.iter().position(|k| *k == w)))?;
         match kind {
@@ -54,9 +63,14 @@ impl Decode for Certificate {
                 check_keys(node, &["type", "arn"], cx);
                 required_field(node, "arn", cx).map(|arn| Self::Acm { arn })
             }
-            _ => {
+            2 => {
                 check_keys(node, &["type", "name"], cx);
                 required_field(node, "name", cx).map(|name| Self::GcpCm { name })
+            }
+            _ => {
+                check_keys(node, &["type", "chain", "key"], cx);
+                let (chain, key) = (required_field(node, "chain", cx), required_field(node, "key", cx));
+                Some(Self::Files { chain: chain?, key: key? })
             }
         }
     }
@@ -126,7 +140,7 @@ impl Gateway {
                     "a certificate of type `gcp-cm` needs `load_balancer: {type: alb}`",
                 );
             }
-            Some(Certificate::Acm { .. } | Certificate::GcpCm { .. }) => {}
+            Some(Certificate::Acm { .. } | Certificate::GcpCm { .. } | Certificate::Files { .. }) => {}
         }
         interpolate::check(node, Place::Gateway, cx);
     }
@@ -134,7 +148,7 @@ impl Gateway {
     /// Let's Encrypt must reach the one host that answers for the domain.
     fn check_lets_encrypt(&self, node: &Node, cx: &mut Ctx) {
         let key = if node.entry("certificate").is_some() { "certificate" } else { "type" };
-        let hint = "use `certificate: null`, or a certificate of the cloud";
+        let hint = "use `certificate: null`, a certificate in files, or one of the cloud";
         if !self.public_ip {
             let message = "a lets-encrypt `certificate` needs a public address";
             cx.problem(
@@ -161,5 +175,7 @@ schema_literal! {
           "properties": { "type": { "const": "acm" }, "arn": { "type": "string" } } },
         { "type": "object", "required": ["type", "name"], "additionalProperties": false,
           "properties": { "type": { "const": "gcp-cm" }, "name": { "type": "string" } } },
+        { "type": "object", "required": ["type", "chain", "key"], "additionalProperties": false,
+          "properties": { "type": { "const": "files" }, "chain": { "type": "string" }, "key": { "type": "string" } } },
     ] };
 }

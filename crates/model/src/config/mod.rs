@@ -24,6 +24,7 @@ pub mod run;
 pub mod scalar;
 mod schema;
 pub mod service;
+pub mod serving;
 pub mod shell;
 mod table;
 pub mod task;

@@ -1,16 +1,17 @@
 //! `type: service`: replicas that answer requests, behind a gateway or the server's own proxy.
 
 use super::{
-    decode::{Ctx, Decode, Fields as _, check_keys, expect_map},
+    decode::{Ctx, Decode, Fields as _, Int, check_keys, expect_map},
     error::{Code, Diagnosis},
     interpolate::{self, Place},
     name::{GroupName, Python},
     ports::ServicePort,
     profile::{self, Retry, SpotPolicy},
     run,
+    serving::{Balance, Cors, Deployment},
     table::{deserialize_by_decoding, table, words},
     task::{check_group_names, group_node},
-    traffic::{GatewayChoice, Https, Model, Probe, RateLimit, Replicas, Scaling, check_scaling},
+    traffic::{GatewayChoice, Https, Metric, Model, Probe, RateLimit, Replicas, Scaling, check_scaling},
     yaml::{Node, Value},
 };
 use crate::resources::ResourcesSpec;
@@ -105,6 +106,14 @@ table! {
         pub rate_limits: Vec<RateLimit> = vec![],
         /// Requests that tell whether a replica is ready.
         pub probes: Option<Vec<Probe>> = None,
+        /// How replicas are replaced when what they run changes.
+        pub deployment: Option<Deployment> = None => omit,
+        /// Which replica gets the next request; they take turns unless given.
+        pub balance: Option<Balance> = None => omit,
+        /// Requests that a replica gets at once; others wait for their turn. No bound unless given.
+        pub max_concurrency: Option<Int<1, 100_000>> = None => omit,
+        /// Which pages of other origins may call it.
+        pub cors: Option<Cors> = None => omit,
         /// Groups of replicas that differ.
         pub groups: Option<Vec<ReplicaGroup>> = None => omit,
     }
@@ -231,6 +240,13 @@ impl Properties {
         prefixes.sort_unstable();
         if let Some(twice) = prefixes.windows(2).find(|pair| pair[0] == pair[1]) {
             cx.conflict(node, "rate_limits", format!("two rate limits have the prefix `{}`", twice[0]));
+        }
+        let own = self.scaling.iter();
+        let of_groups = self.groups.iter().flatten().filter_map(|group| group.scaling.as_ref());
+        if self.max_concurrency.is_none() && own.chain(of_groups).any(|one| one.metric == Metric::QueueDepth)
+        {
+            let message = "requests queue only where `max_concurrency` says how many a replica gets at once";
+            cx.missing(node, "max_concurrency", message);
         }
         let Some(probes) = &self.probes else { return };
         if probes.len() > 10 {

@@ -174,6 +174,10 @@ words! {
     pub enum Metric {
         /// Requests per second and replica.
         Rps = "rps",
+        /// Requests on their way at once, for each replica.
+        Concurrency = "concurrency",
+        /// Requests that wait for a replica, for each replica.
+        QueueDepth = "queue-depth",
     }
 }
 

@@ -57,6 +57,8 @@ pub struct RunView {
     pub start: Vec<Start>,
     /// Replicas of a service that a scale-down or a rolling deployment takes away now.
     pub surplus: Vec<u32>,
+    /// The deployment on trial is given up now: the next look sees the former configuration.
+    pub rolls_back: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +96,20 @@ pub enum StopCriteria {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
     pub num: u32,
+    pub weight: Weight,
     pub jobs: Vec<Job>,
+}
+
+/// What it means for the run when a replica ends by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weight {
+    /// It is retried, or the run fails with it.
+    #[default]
+    Full,
+    /// Of a deployment that is on trial: it is retried, or others go on without it.
+    Trial,
+    /// Of a configuration that the run no longer has: it is gone, and its number free.
+    Gone,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -562,7 +577,8 @@ fn is_inactive(run: &RunView, replica: u32) -> bool {
         |job: &Job| job.state.ending().is_some_and(|e| e.reason() == job::TerminationReason::ScaledDown);
     match run.replicas.iter().find(|r| r.num == replica) {
         Some(replica) => {
-            replica.jobs.iter().any(is_scaled_down) && replica.jobs.iter().all(|job| job.state.is_final())
+            let is_gone = replica.weight == Weight::Gone || replica.jobs.iter().any(is_scaled_down);
+            is_gone && replica.jobs.iter().all(|job| job.state.is_final())
         }
         None => true,
     }

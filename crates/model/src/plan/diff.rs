@@ -30,7 +30,8 @@ pub struct Forbidden {
 
 const ANY_RUN: [&str; 1] = ["priority"];
 const DEV_ENVIRONMENT: [&str; 1] = ["inactivity_duration"];
-const SERVICE_IN_PLACE: [&str; 4] = ["replicas", "groups", "scaling", "gateway"];
+const SERVICE_IN_PLACE: [&str; 8] =
+    ["replicas", "groups", "scaling", "gateway", "deployment", "balance", "max_concurrency", "cors"];
 const SERVICE_ROLLING: [&str; 18] = [
     "port",
     "probes",
@@ -99,6 +100,26 @@ pub fn run_spec(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
         run_configuration(before, after).map_err(|forbidden| Forbidden { path: under(forbidden.path) })?;
     let inner = inner.into_iter().map(|change| Change { path: under(change.path), ..change });
     Ok(inner.chain(changes).collect())
+}
+
+/// A run spec whose replicas are made as by `settled` again. What changes in place stays as it is: how many replicas
+/// there are is not undone with what they run.
+pub fn rolled_back(current: &Value, settled: &Value) -> Value {
+    let mut back = current.clone();
+    let restore = |into: &mut Value, from: &Value, names: &[&str]| {
+        let Some(into) = into.as_object_mut() else { return };
+        for name in names {
+            match from.get(name) {
+                Some(value) => into.insert((*name).to_owned(), value.clone()),
+                None => into.remove(*name),
+            };
+        }
+    };
+    restore(&mut back, settled, &REPO_STATE);
+    if let Some(configuration) = back.get_mut("configuration") {
+        restore(configuration, field(settled, "configuration"), &SERVICE_ROLLING);
+    }
+    back
 }
 
 /// What changed in a fleet's configuration. Hosts of an SSH fleet may come and go, not change.

@@ -100,3 +100,19 @@ fn a_fleet_updates_its_limits_and_its_hosts() {
     assert_eq!(said(ssh(json!(["a"]), "me")), "no: ssh_config.user");
     assert_eq!(words(diff::fleet(&cloud, &ssh(json!(["a"]), "me"))), "no: ssh_config");
 }
+
+#[test]
+fn a_way_back_restores_what_replicas_run_and_leaves_how_many_there_are() {
+    let settled = json!({"configuration": service(), "repo_code_hash": "a"});
+    let mut current = settled.clone();
+    current["configuration"]["commands"] = json!(["broken"]);
+    current["configuration"]["image"] = json!("new");
+    current["configuration"]["replicas"] = json!({"min": 3, "max": 3});
+    current["repo_code_hash"] = json!("b");
+    let mut expected = settled.clone();
+    expected["configuration"]["replicas"] = json!({"min": 3, "max": 3});
+    let back = diff::rolled_back(&current, &settled);
+    assert_eq!(back, expected);
+    // Nothing that rolls is different: there is no way back.
+    assert_eq!(diff::rolled_back(&back, &settled), back);
+}

@@ -24,6 +24,5 @@ mod runs_history;
 mod runs_properties;
 mod runs_retry;
 mod runs_schedule;
-mod scale;
 mod sky;
 mod spot;

@@ -296,6 +296,41 @@ fn a_replica_of_a_task_that_is_done_is_not_added_again() {
     );
 }
 
+#[test]
+fn a_failed_replica_of_a_deployment_on_trial_is_no_end_while_others_are_there() {
+    check(
+        "running start=r0,r1; r0: running; r1?: failed(container_exited_with_error)",
+        "runs, stays running; due 300s: its jobs say running",
+    );
+    check(
+        "running start=r1; r1?: failed(container_exited_with_error)",
+        "end-decided -> terminating; job_failed; due 0s: \
+         job 0 of replica 1 ended: container_exited_with_error; retry is off",
+    );
+    check(
+        "running rolls-back start=none; r1?: failed(container_exited_with_error)",
+        "idles -> pending; fleet unset; due 0s: its deployment is rolled back",
+    );
+    check(
+        "running rolls-back start=none; r1?: done(done_by_runner)",
+        "idles -> pending; fleet unset; due 0s: its deployment is rolled back",
+    );
+}
+
+#[test]
+fn a_replica_of_a_former_configuration_that_failed_is_gone_and_its_number_free() {
+    check(
+        "running retry=all start=r1; r0-: failed(container_exited_with_error); r1: running",
+        "runs, stays running; due 300s: its jobs say running",
+    );
+    check(
+        "running start=r0,r1; r0-: failed(container_exited_with_error)#2; r1: running",
+        "runs, stays running; submit r0.0#3; due 10s: added: replica 0",
+    );
+    // While it runs it is as good as any.
+    check("running start=r0; r0-: running", "runs, stays running; due 300s: its jobs say running");
+}
+
 // Terminating.
 
 #[test]

@@ -2,11 +2,11 @@
 //!
 //! `running retry=all attempt=2; r0: running, done; r1: failed(container_exited_with_error)#3@30s`
 //! is a running run with two replicas. A job is `status(reason)#submission@ended ago`; of the rest only
-//! what matters is written. Ended jobs had an instance until just now unless they say `@never`.
+//! what matters is written. `r1?` is on trial, `r1-` of a configuration that is no more. Ended jobs had an instance until just now unless they say `@never`.
 
 use windlass_model::{
     decide::runs::{
-        Fleet, Job, Plan, Replica, RunView, Scheduled, Start, State, StopAsked, StopCriteria, decide,
+        Fleet, Job, Plan, Replica, RunView, Scheduled, Start, State, StopAsked, StopCriteria, Weight, decide,
     },
     job::{self, TerminationReason},
     retry, run,
@@ -50,6 +50,7 @@ fn read_head(head: &str) -> RunView {
         replicas: Vec::new(),
         start: Vec::new(),
         surplus: Vec::new(),
+        rolls_back: false,
     };
     for word in words {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -65,6 +66,7 @@ fn read_head(head: &str) -> RunView {
             "max" => run.retry.as_mut().unwrap().max_total = value.parse().unwrap(),
             "master-done" => run.stop_criteria = StopCriteria::MasterDone,
             "gateway-failed" => run.gateway_failed = true,
+            "rolls-back" => run.rolls_back = true,
             "hourly" => run.schedule = Some(hourly()),
             "next" => run.schedule.as_mut().unwrap().next = Some(NOW + span(value)),
             "fired" => run.schedule.as_mut().unwrap().fired = Some(NOW - span(value)),
@@ -99,8 +101,18 @@ fn read_start(text: &str) -> Start {
 
 fn read_replica(text: &str) -> Replica {
     let (num, jobs) = text.split_once(':').unwrap();
-    let num = num.strip_prefix('r').unwrap().parse().unwrap();
-    Replica { num, jobs: (0..).zip(jobs.split(',')).map(|(num, job)| read_job(num, job.trim())).collect() }
+    let num = num.strip_prefix('r').unwrap();
+    let weight = match num.chars().last() {
+        Some('?') => Weight::Trial,
+        Some('-') => Weight::Gone,
+        Some(_) | None => Weight::Full,
+    };
+    let num = num.trim_end_matches(['?', '-']).parse().unwrap();
+    Replica {
+        num,
+        weight,
+        jobs: (0..).zip(jobs.split(',')).map(|(num, job)| read_job(num, job.trim())).collect(),
+    }
 }
 
 fn read_job(num: u32, text: &str) -> Job {

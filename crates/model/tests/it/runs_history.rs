@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use windlass_model::{
-    decide::runs::{Job, Plan, Replica, RunView, Scheduled, Start, State, StopCriteria, decide},
+    decide::runs::{Job, Plan, Replica, RunView, Scheduled, Start, State, StopCriteria, Weight, decide},
     job::{self, TerminationReason},
     retry, run, schedule,
     schedule::Crons,
@@ -51,6 +51,7 @@ impl World {
                 retry,
                 stop_criteria: StopCriteria::AllDone,
                 gateway_failed: false,
+                rolls_back: false,
                 stop_asked: None,
                 replicas: Vec::new(),
                 start: (0..replicas).map(|replica| Start { replica, jobs }).collect(),
@@ -123,7 +124,7 @@ impl World {
     fn add(&mut self, num: u32, job: Job) {
         match self.run.replicas.iter_mut().find(|replica| replica.num == num) {
             Some(replica) => replica.jobs.push(job),
-            None => self.run.replicas.push(Replica { num, jobs: vec![job] }),
+            None => self.run.replicas.push(Replica { num, weight: Weight::Full, jobs: vec![job] }),
         }
     }
 

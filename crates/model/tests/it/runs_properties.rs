@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use windlass_model::{
     decide::runs::{
-        Job, Plan, Replica, RunView, Scheduled, Start, State, StopAsked, StopCriteria, decide,
+        Job, Plan, Replica, RunView, Scheduled, Start, State, StopAsked, StopCriteria, Weight, decide,
         derive::{Verdict, derive},
     },
     job::{self, TerminationReason},
@@ -71,8 +71,11 @@ fn replicas(state: impl Strategy<Value = State>) -> impl Strategy<Value = Vec<Re
             job.num = num;
             job
         };
-        let replica =
-            |(num, jobs): (u32, Vec<Job>)| Replica { num, jobs: (0..).zip(jobs).map(number).collect() };
+        let replica = |(num, jobs): (u32, Vec<Job>)| Replica {
+            num,
+            weight: Weight::Full,
+            jobs: (0..).zip(jobs).map(number).collect(),
+        };
         (0..).zip(replicas).map(replica).collect()
     })
 }
@@ -121,6 +124,7 @@ prop_compose! {
             retry,
             stop_criteria: if master_done { StopCriteria::MasterDone } else { StopCriteria::AllDone },
             gateway_failed,
+            rolls_back: false,
             start: (0..wanted).map(|replica| Start { replica, jobs: jobs(replica) }).collect(),
             replicas,
             surplus,
@@ -343,7 +347,7 @@ proptest! {
         let state = if final_ { State::Final(scaled) } else { State::Terminating(scaled) };
         let job = Job { num: 0, submission: 0, state, tries: 1, provisioned_until: Some(NOW) };
         let mut more = run.clone();
-        more.replicas.push(Replica { num: 99, jobs: vec![job] });
+        more.replicas.push(Replica { num: 99, weight: Weight::Full, jobs: vec![job] });
         prop_assert_eq!(derive(&more, NOW).verdict, verdict);
     }
 }

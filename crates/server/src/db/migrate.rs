@@ -41,7 +41,8 @@ const MIGRATIONS: &[Migration] = migrations! {
     12 "0012_gateways.sql";
     13 "0013_gates.sql";
     14 "0014_seats.sql";
-    15 "0015_dispatchers.sql";
+    15 "0015_deployments.sql";
+    16 "0016_dispatchers.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! set only while the replica runs; what ends it clears it.
 
 use windlass_model::{
+    decide::replicas::Traffic,
     id::{GatewayId, InstanceId, ProjectId, RunId, SubmissionId},
     time::{Span, Timestamp},
 };
@@ -54,12 +55,22 @@ statements! {
     GONE = "DELETE FROM proxies WHERE id = $1";
     GONE_SEATS = "DELETE FROM proxy_seats WHERE proxy_id = $1";
     POKE_ENDING = "UPDATE jobs SET due_at = NULL WHERE id = $1 AND status = 'terminating' AND NOT finished";
-    COUNT = "INSERT INTO service_requests (run_id, window_at, proxy_id, requests) \
-             VALUES ($1, now_us() - now_us() % 5000000, $2, $3) ON CONFLICT (run_id, window_at, proxy_id) \
-             DO UPDATE SET requests = service_requests.requests + excluded.requests";
+    COUNT = "INSERT INTO service_requests (run_id, window_at, proxy_id, requests, in_flight_us, waiting_us) \
+             VALUES ($1, now_us() - now_us() % 5000000, $2, $3, $4, $5) ON CONFLICT (run_id, window_at, proxy_id) \
+             DO UPDATE SET requests = service_requests.requests + excluded.requests, \
+             in_flight_us = service_requests.in_flight_us + excluded.in_flight_us, \
+             waiting_us = service_requests.waiting_us + excluded.waiting_us";
+    ANSWERED = "INSERT INTO service_answers (run_id, told_at, proxy_id, answers) VALUES ($1, now_us(), $2, $3) \
+                ON CONFLICT (run_id, told_at, proxy_id) DO NOTHING";
+    ANSWERS = "SELECT a.answers FROM service_answers a WHERE a.run_id = $1 AND a.told_at >= now_us() - $2";
+    OLD_ANSWERS = "DELETE FROM service_answers WHERE told_at < now_us() - $1";
     OLD_COUNTS = "DELETE FROM service_requests WHERE window_at < now_us() - $1";
-    REQUESTS = "SELECT CAST(coalesce(sum(q.requests), 0) AS BIGINT) FROM service_requests q \
-                WHERE q.run_id = $1 AND q.window_at >= now_us() - $2";
+    TRAFFIC = "SELECT CAST(coalesce(sum(q.requests), 0) AS BIGINT), CAST(coalesce(sum(q.in_flight_us), 0) AS BIGINT), \
+               CAST(coalesce(sum(q.waiting_us), 0) AS BIGINT) FROM service_requests q \
+               WHERE q.run_id = $1 AND q.window_at >= now_us() - $2";
+    /// Somebody who would have told: of the gateway that publishes it, or anybody where none does.
+    HEARD = "SELECT x.id FROM proxies x WHERE x.seen_at >= now_us() - $1 \
+             AND (CAST($2 AS TEXT) IS NULL OR x.gateway_id = $2) LIMIT 1";
 }
 
 /// A service that is to be reached.
@@ -229,7 +240,8 @@ pub async fn sweep(db: &Db) -> Result<(), DbError> {
     let unit = Unit::new()
         .exec(LOST.as_str(), params![PROXY_LOST_AFTER.0])
         .exec(LOST_SEATS.as_str(), params![])
-        .exec(OLD_COUNTS.as_str(), params![REQUESTS_KEPT.0]);
+        .exec(OLD_COUNTS.as_str(), params![REQUESTS_KEPT.0])
+        .exec(OLD_ANSWERS.as_str(), params![REQUESTS_KEPT.0]);
     db.write(unit).await.map(drop)
 }
 
@@ -246,12 +258,26 @@ pub async fn gone(db: &Db, proxy: &str) -> Result<(), DbError> {
     db.write(unit).await.map(drop)
 }
 
-/// Requests that came since the last word, and runs that are to look at once.
-pub async fn count(db: &Db, proxy: &str, came: &[(RunId, u64)], woken: &[RunId]) -> Result<(), DbError> {
+/// What came for a service since the last word.
+#[derive(Clone, Debug)]
+pub struct Came {
+    pub run: RunId,
+    pub traffic: Traffic,
+    /// JSON: how it was answered.
+    pub answers: Option<String>,
+}
+
+/// What came, and runs that are to look at once.
+pub async fn count(db: &Db, proxy: &str, came: &[Came], woken: &[RunId]) -> Result<(), DbError> {
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let mut unit = Unit::new();
-    for (run, requests) in came {
-        let requests = i64::try_from(*requests).unwrap_or(i64::MAX);
-        unit = unit.exec(COUNT.as_str(), params![*run, proxy, requests]);
+    for Came { run, traffic, answers } in came {
+        let [requests, in_flight, waiting] =
+            [traffic.requests, traffic.in_flight_us, traffic.waiting_us].map(number);
+        unit = unit.exec(COUNT.as_str(), params![*run, proxy, requests, in_flight, waiting]);
+        if let Some(answers) = answers {
+            unit = unit.exec(ANSWERED.as_str(), params![*run, proxy, answers.as_str()]);
+        }
     }
     for run in woken {
         unit = unit.and([runs::poke(*run)]);
@@ -259,9 +285,24 @@ pub async fn count(db: &Db, proxy: &str, came: &[(RunId, u64)], woken: &[RunId])
     db.write(unit).await.map(drop)
 }
 
-/// Requests of a service in the time before now, over all proxies.
-pub async fn requests(db: &Db, run: RunId, window: Span) -> Result<u64, DbError> {
-    let row = db.query_opt(REQUESTS.as_str(), params![run, window.0]).await?;
-    let sum = row.map(|row| row.int(0)).transpose()?.unwrap_or_default();
-    Ok(u64::try_from(sum).unwrap_or_default())
+/// How a service answered in the time before now, as each proxy told it: JSON.
+pub async fn answers(db: &Db, run: RunId, window: Span) -> Result<Vec<String>, DbError> {
+    let rows = db.query(ANSWERS.as_str(), params![run, window.0]).await?;
+    rows.iter().map(|row| row.text(0)).collect()
+}
+
+/// What came for a service in the time before now, over all proxies. Nothing when nobody is there who would say: that
+/// is not the same as silence.
+pub async fn traffic(
+    db: &Db,
+    run: RunId,
+    gateway: Option<GatewayId>,
+    window: Span,
+) -> Result<Option<Traffic>, DbError> {
+    if db.query_opt(HEARD.as_str(), params![PROXY_LOST_AFTER.0, gateway]).await?.is_none() {
+        return Ok(None);
+    }
+    let Some(row) = db.query_opt(TRAFFIC.as_str(), params![run, window.0]).await? else { return Ok(None) };
+    let sum = |at| row.int(at).map(|sum| u64::try_from(sum).unwrap_or_default());
+    Ok(Some(Traffic { requests: sum(0)?, in_flight_us: sum(1)?, waiting_us: sum(2)? }))
 }

@@ -47,6 +47,8 @@ record! {
         pub idempotency_hash: Option<String>,
         /// JSON: what the run's pipeline remembers between passes.
         pub tracking: Option<String>,
+        /// JSON: the specification of the last deployment that was complete.
+        pub settled_spec: Option<String>,
         /// The managed job whose attempt it is.
         pub managed_job_id: Option<ManagedJobId>,
         /// JSON: the places that it stays away from or seeks.
@@ -108,7 +110,8 @@ statements! {
     POKE_SOON = "UPDATE runs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
     /// Hides a finished run, so that its name is free again.
     DELETE = "UPDATE runs SET deleted = TRUE WHERE id = $1 AND finished AND NOT deleted";
-    /// Over the spec that was read, and not past a wish to stop. No pipeline writes these columns.
+    /// Over the spec that was read, and not past a wish to stop. A pipeline writes these columns only to roll back, over
+    /// what it read too.
     UPDATE_SPEC = "UPDATE runs SET spec = $3, priority = $4, deployment_num = deployment_num + $5, due_at = NULL \
                    WHERE id = $1 AND spec = $2 AND NOT finished AND stop_asked_at IS NULL";
     COUNT_ACTIVE = "SELECT count(*) FROM runs WHERE project_id = $1 AND NOT finished";

@@ -2,8 +2,8 @@
 //!
 //! Claims   runs in Pending, Submitted, Provisioning, Running, Terminating.
 //! Owns     runs.status, runs.finished, runs.termination_reason, runs.termination_message,
-//!          runs.retry_count, runs.retry_since, runs.next_triggered_at, runs.finished_at, runs.tracking;
-//!          jobs.end_asked, jobs.end_message.
+//!          runs.retry_count, runs.retry_since, runs.next_triggered_at, runs.finished_at, runs.tracking,
+//!          runs.settled_spec; jobs.end_asked, jobs.end_message.
 //! Wakes    on hint (a job changed, a stop was asked), else after 5 to 10 s; after 5 min where only its jobs can
 //!          change it, who make it due.
 //! Why not  turn jobs terminating here? Their own pipelines may be at work on them: a request on the row
@@ -16,13 +16,12 @@ use std::{
     sync::Arc,
 };
 
-use serde::{Deserialize, Serialize};
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     config::Configuration,
     decide::{
-        replicas::{self, Wanted},
-        runs::{self as brain, Plan, RunView, Scheduled, State},
+        replicas,
+        runs::{self as brain, Plan, RunView, Scheduled, State, Weight},
     },
     event::{self, Event},
     id::SubmissionId,
@@ -31,6 +30,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
+use self::service::Needs;
 use super::{Hands, because, due_in};
 use crate::{
     db::{
@@ -44,6 +44,7 @@ use crate::{
     pass_error::PassError,
     proxy,
     run_shape::RunShape,
+    run_tracking::Tracking,
 };
 
 pub(super) struct Runs(pub(super) Hands);
@@ -57,23 +58,13 @@ pub(crate) const QUEUE: Queue = Queue {
 /// How often it is counted what a service was asked.
 const SERVICE_LOOK: Span = Span::secs(10);
 
-/// What is remembered between passes beside the columns.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Tracking {
-    /// The cron slot that fired last.
-    fired: Option<Timestamp>,
-    /// How many replicas each group of a service shall have.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    groups: BTreeMap<String, replicas::Memory>,
-}
-
 pub(crate) struct Loaded {
     run: Run,
     jobs: Vec<Job>,
     shape: Arc<RunShape>,
     view: RunView,
     /// What a service needs now; nothing for other runs.
-    wanted: Wanted,
+    service: Option<Needs>,
 }
 
 impl Pipeline for Runs {
@@ -90,10 +81,10 @@ impl Pipeline for Runs {
     async fn load(&self, lease: &Lease) -> Result<Option<Loaded>, PassError> {
         let Some((run, jobs)) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let shape = self.0.shapes.of(&run)?;
-        let tracking = tracking(&run)?;
-        let wanted = self.wanted(lease, &run, &jobs, &shape, &tracking).await?;
-        let view = view(&run, &jobs, &shape, &tracking, wanted.as_ref())?;
-        Ok(Some(Loaded { run, jobs, shape, view, wanted: wanted.unwrap_or_default() }))
+        let tracking = Tracking::of(&run).map_err(PassError::document)?;
+        let service = self.needs(lease, &run, &jobs, &shape, &tracking).await?;
+        let view = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
+        Ok(Some(Loaded { run, jobs, shape, view, service }))
     }
 
     /// Everything a run depends on is in the database.
@@ -103,8 +94,9 @@ impl Pipeline for Runs {
 
     fn decide(row: &Loaded, (): (), now: DbTime) -> Self::Plan {
         let (before, mut plan) = brain::decide_on(&row.view, Timestamp(now));
-        if let Configuration::Service(_) = row.shape.configuration() {
+        if let Some(needs) = &row.service {
             let look = Timestamp(now) + SERVICE_LOOK;
+            let look = needs.judged.due_at.map_or(look, |due| due.min(look));
             plan.due_at = plan.due_at.map(|due| due.min(look));
         }
         (before, plan)
@@ -119,6 +111,10 @@ impl Pipeline for Runs {
         let due_in_us = plan.due_at.map(|at| due_in(lease, at));
         let outcome = self.outcome(lease, &row, before.as_ref(), plan, due_in_us)?;
         let mut wake = wake(&outcome);
+        if outcome.back.is_some() {
+            // The next look sees the former configuration.
+            wake.push(QUEUE.pipeline);
+        }
         if outcome.pokes_managed {
             wake.push(super::managed_jobs::QUEUE.pipeline);
         }
@@ -137,28 +133,25 @@ impl Pipeline for Runs {
 }
 
 impl Runs {
-    /// Which replicas a service shall have, by what is asked of it.
-    async fn wanted(
+    /// Which replicas a service shall have, by what is asked of it, and how its deployment stands.
+    async fn needs(
         &self,
         lease: &Lease,
         run: &Run,
         jobs: &[Job],
         shape: &RunShape,
         tracking: &Tracking,
-    ) -> Result<Option<Wanted>, PassError> {
+    ) -> Result<Option<Needs>, PassError> {
         let Configuration::Service(_) = shape.configuration() else { return Ok(None) };
         let mut groups = Vec::new();
         for group in shape.groups()? {
-            let requests = match &group.scaling {
-                Some(scaling) => Some(traffic::requests(&self.0.db, run.id, scaling.window).await?),
+            let traffic = match &group.scaling {
+                Some(by) => traffic::traffic(&self.0.db, run.id, run.gateway_id, by.window).await?,
                 None => None,
             };
-            groups.push(replicas::Group { requests, ..service::group(run, jobs, shape, group) });
+            groups.push(replicas::Group { traffic, ..service::group(run, jobs, shape, group) });
         }
-        let mut wanted =
-            replicas::decide(&groups, &tracking.groups, run.submitted_at, Timestamp(lease.now()));
-        wanted.surplus.extend(service::homeless(jobs, &groups));
-        Ok(Some(wanted))
+        Ok(Some(Needs::of(run, jobs, shape, tracking, groups, Timestamp(lease.now()))))
     }
 
     fn outcome<'a>(
@@ -203,16 +196,33 @@ impl Runs {
             let job = latest.get(&(i64::from(end.replica), i64::from(end.job)))?;
             Some(EndAsked { submission: job.id, ending: end.ending.clone() })
         });
-        for why in &row.wanted.why {
-            let why = because(event::Pipeline::Run, lease, "scaled", why.as_str());
+        for (reason, why) in row.service.iter().flat_map(Needs::told) {
+            let why = because(event::Pipeline::Run, lease, reason, why);
             events.push((Event::note(event::Entity::Run, lease.id, why), row.run.name.clone()));
         }
-        let tracking = Tracking { fired: plan.fired, groups: row.wanted.memory.clone() };
+        let service = row.service.as_ref();
+        let tracking = Tracking {
+            fired: plan.fired,
+            groups: service.map(|needs| needs.wanted.memory.clone()).unwrap_or_default(),
+            rollout: service.map(|needs| needs.judged.rollout.clone()),
+        };
+        let settles = service.is_some_and(|needs| needs.settles(&row.run));
+        let back = service.and_then(Needs::way_back).map(str::to_owned);
         let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
         // Of several nodes one may have come further without a change of the run.
         let has_news = plan.status != row.run.status || row.jobs.len() > 1;
         let pokes_managed = row.run.managed_job_id.is_some() && has_news;
-        Ok(Outcome { plan, tracking, submissions, ends: ends.collect(), events, due_in_us, pokes_managed })
+        Ok(Outcome {
+            plan,
+            tracking,
+            settles,
+            back,
+            submissions,
+            ends: ends.collect(),
+            events,
+            due_in_us,
+            pokes_managed,
+        })
     }
 
     /// `keys` holds what the nodes of each replica of this pass share.
@@ -223,7 +233,7 @@ impl Runs {
         keys: &mut BTreeMap<u32, NodeKey>,
     ) -> Result<NewJob, PassError> {
         let before = row.jobs.iter().find(|job| number(job.replica_num) == submit.replica);
-        let group = row.wanted.groups.get(&submit.replica);
+        let group = row.service.as_ref().and_then(|needs| needs.wanted.groups.get(&submit.replica));
         let group = group.or_else(|| before.and_then(|job| job.replica_group.as_ref()));
         let (spec, job_spec) = row.shape.job(group.map(String::as_str), submit.replica, submit.job)?;
         let id = SubmissionId(self.0.db.new_id()?);
@@ -276,19 +286,12 @@ fn latest(jobs: &[Job]) -> BTreeMap<(i64, i64), &Job> {
     jobs.iter().map(|job| ((job.replica_num, job.job_num), job)).collect()
 }
 
-fn tracking(run: &Run) -> Result<Tracking, PassError> {
-    match &run.tracking {
-        Some(text) => serde_json::from_str(text).map_err(PassError::document),
-        None => Ok(Tracking::default()),
-    }
-}
-
 fn view(
     run: &Run,
     jobs: &[Job],
     shape: &RunShape,
     tracking: &Tracking,
-    wanted: Option<&Wanted>,
+    service: Option<&Needs>,
 ) -> Result<RunView, PassError> {
     let began = tracking.fired.unwrap_or(run.submitted_at);
     let mut replicas: Vec<brain::Replica> = Vec::new();
@@ -308,7 +311,10 @@ fn view(
         };
         match replicas.last_mut().filter(|r| r.num == number(replica)) {
             Some(known) => known.jobs.push(job),
-            None => replicas.push(brain::Replica { num: number(replica), jobs: vec![job] }),
+            None => {
+                let weight = service.map_or(Weight::Full, |needs| needs.weight(run, newest, shape));
+                replicas.push(brain::Replica { num: number(replica), weight, jobs: vec![job] });
+            }
         }
     }
     let schedule = shape.crons().map(|crons: &Crons| Scheduled {
@@ -327,10 +333,11 @@ fn view(
         retry: shape.retry().cloned(),
         stop_criteria: shape.stop_criteria(),
         gateway_failed: false,
-        surplus: wanted.map(|wanted| wanted.surplus.clone()).unwrap_or_default(),
+        surplus: service.map(|needs| needs.wanted.surplus.clone()).unwrap_or_default(),
+        rolls_back: service.is_some_and(|needs| needs.way_back().is_some()),
         replicas,
-        start: match wanted {
-            Some(wanted) => wanted.start.clone(),
+        start: match service {
+            Some(needs) => needs.wanted.start.clone(),
             None => shape.starts()?,
         },
     })

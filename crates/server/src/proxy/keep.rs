@@ -19,8 +19,12 @@ use windlass_engine::Hints;
 use windlass_gateway::{
     Replica, Routes, Wake,
     route::{Service, Snapshot},
+    stats::Told,
 };
-use windlass_model::id::{RunId, SubmissionId};
+use windlass_model::{
+    decide::replicas::Traffic,
+    id::{RunId, SubmissionId},
+};
 
 use super::{HINT, table::Known};
 use crate::{
@@ -55,7 +59,7 @@ struct State {
     runs: HashMap<String, RunId>,
     seats: HashSet<SubmissionId>,
     /// What each service had counted when it was last told.
-    told: HashMap<RunId, u64>,
+    told: HashMap<RunId, Told>,
     reported: Option<Instant>,
     swept: Option<Instant>,
 }
@@ -173,10 +177,13 @@ impl Keeper {
                 else {
                     continue;
                 };
-                let total = live.stats().read().admitted;
+                let total = Told::now(live.stats(), now.into_std());
                 let before = state.told.insert(run, total).unwrap_or_default();
-                if total > before {
-                    came.push((run, total - before));
+                if let Some(since) = total.since(before) {
+                    let Told { requests, in_flight_us, held_us, answers } = since;
+                    let traffic = Traffic { requests, in_flight_us, waiting_us: held_us };
+                    let answers = serde_json::to_string(&answers.wire()).ok();
+                    came.push(rows::Came { run, traffic, answers });
                     if live.replicas().is_empty() {
                         asleep.push(run);
                     }

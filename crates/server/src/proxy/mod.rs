@@ -5,7 +5,6 @@
 //! out beside it (`readiness`).
 
 mod keep;
-mod metrics;
 mod readiness;
 mod table;
 mod told;
@@ -33,12 +32,12 @@ use tokio::{
 };
 use windlass_api::Access;
 use windlass_gateway::{
-    AccessLog, Bounds, Connector, Gatekeeper, Origin, Outgoing, Proxy, Record, Stream, Verdict, models,
-    route::Target,
+    Bounds, Connector, Gatekeeper, Lines, Origin, Outgoing, Proxy, Stream, Verdict, models, route::Target,
 };
 
+pub use windlass_gateway::metrics::text as metrics;
+
 use self::keep::Keeper;
-pub use self::metrics::text as metrics;
 pub(crate) use self::told::told;
 use crate::{
     agents::{Call, Port},
@@ -73,7 +72,8 @@ impl Front {
             connector: Arc::new(Tunnels(app.clone())),
             gatekeeper: Arc::new(Gate(app.clone())),
             wake: Arc::clone(&keeper) as Arc<dyn windlass_gateway::Wake>,
-            log: Some(Arc::new(Log)),
+            log: Some(Arc::new(Lines)),
+            certificates: None,
             bounds: Bounds { connect: CONNECT_WITHIN, ..Bounds::USUAL },
         };
         let mut tasks = JoinSet::new();
@@ -193,28 +193,5 @@ impl Gate {
             app.paces().tried(peer)?;
         }
         auth::scope(app, caller?, project, Vec::new()).await?.must(Access::ProjectUser)
-    }
-}
-
-/// One line for each request, in the server's log. Never the query: it may hold somebody's credential.
-struct Log;
-
-impl AccessLog for Log {
-    fn record(&self, record: Record) {
-        tracing::info!(
-            target: "windlass_server::access",
-            service = %record.service,
-            replica = record.replica.as_deref().unwrap_or("-"),
-            peer = %record.peer,
-            method = %record.method,
-            path = record.uri.path(),
-            status = record.status.as_u16(),
-            took_us = u64::try_from(record.took.as_micros()).unwrap_or(u64::MAX),
-            bytes_in = record.bytes_in,
-            bytes_out = record.bytes_out,
-            tries = record.tries,
-            cut = record.cut,
-            "request"
-        );
     }
 }

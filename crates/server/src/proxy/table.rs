@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use windlass_gateway::route::{Group, Limit, LimitKey, Model, Replica, Service};
+use windlass_gateway::route::{Balance, Cors, Group, Limit, LimitKey, Model, Replica, Service};
 use windlass_model::{
-    config::{Configuration, job_spec::JobSpec, service, traffic},
+    config::{Configuration, job_spec::JobSpec, service, serving, traffic},
     id::{RunId, SubmissionId},
 };
 
@@ -14,7 +14,7 @@ use crate::{
     run_shape::RunShape,
 };
 
-/// How long a request waits for a first replica, before it is told to come again.
+/// How long a request waits for a replica, before it is told to come again.
 pub(super) const HOLD_MS: u64 = 30_000;
 
 /// What was read before: specifications hardly ever change.
@@ -105,7 +105,18 @@ fn route(row: &rows::Service, service: &service::Service) -> Service {
         }),
         Some(traffic::Model::Tgi { .. }) | None => None,
     };
+    let cors = service.cors.as_ref().map(|cors| Cors {
+        origins: cors.origins.iter().map(|origin| origin.0.clone()).collect(),
+        credentials: cors.credentials,
+        max_age_s: u32::try_from(cors.max_age.0).unwrap_or(u32::MAX),
+    });
     Service {
+        balance: match service.balance {
+            Some(serving::Balance::LeastOutstanding) => Balance::LeastOutstanding,
+            Some(serving::Balance::RoundRobin) | None => Balance::RoundRobin,
+        },
+        at_once: service.max_concurrency.and_then(|max| u32::try_from(max.get()).ok()),
+        cors,
         auth: service.auth,
         strip_prefix: service.strip_prefix,
         limits: limits.collect(),

@@ -10,7 +10,8 @@ use super::table::Known;
 use crate::{
     agents::{enrol, site},
     app::App,
-    db::{DbError, agents, replicas as rows},
+    db::{DbError, agents, gateways, replicas as rows},
+    services::publishing,
 };
 
 /// Everything that the gateway may know now, and the replicas that it will send requests to.
@@ -42,7 +43,14 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
             }
         }
     }
-    Ok((Told { services: routes, sites }, ready.iter().map(|replica| replica.id).collect()))
+    let found = gateways::find(app.db(), gateway).await?;
+    let told = Told {
+        services: routes,
+        sites,
+        own: found.as_ref().and_then(publishing::own_name),
+        certificate: found.as_ref().and_then(publishing::certificate),
+    };
+    Ok((told, ready.iter().map(|replica| replica.id).collect()))
 }
 
 /// The words say what is missing, and nothing of what is there.

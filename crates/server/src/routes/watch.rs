@@ -15,6 +15,7 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<PollLogs, _, _>(poll_logs)
         .project_events::<StreamLogs, _, _>(stream_logs)
         .project::<ReadJobMetrics, _, _>(job_metrics)
+        .project::<ReadServiceMetrics, _, _>(service_metrics)
         .project::<ListGpus, _, _>(list_gpus)
         .project::<ListExports, _, _>(list_exports)
         .project::<ListImports, _, _>(list_imports)
@@ -36,6 +37,14 @@ async fn stream_logs(
 
 async fn job_metrics(app: App, scope: Scope, asked: metrics::Query) -> Result<metrics::JobMetrics> {
     watch::job_metrics(&app, &scope, &asked).await
+}
+
+async fn service_metrics(
+    app: App,
+    scope: Scope,
+    asked: metrics::ServiceQuery,
+) -> Result<metrics::ServiceMetrics> {
+    watch::service_metrics(&app, &scope, &asked).await
 }
 
 async fn list_gpus(app: App, scope: Scope, asked: gpus::ListRequest) -> Result<gpus::Listing> {

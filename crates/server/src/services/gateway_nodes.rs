@@ -6,6 +6,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, timeout};
 use windlass_api::{Access, Document, gateways as wire};
 use windlass_model::{
+    decide::replicas::Traffic,
     event::{self, Because, Entity},
     gateway,
     id::{GatewayId, SubmissionId},
@@ -133,7 +134,10 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::Report) -> Resu
     for one in &report.came {
         // Others' services are no business of this gateway.
         let Some(run) = rows::run_of(app.db(), gateway, &one.project, &one.run).await? else { continue };
-        came.push((run, one.requests));
+        let traffic =
+            Traffic { requests: one.requests, in_flight_us: one.in_flight_us, waiting_us: one.waiting_us };
+        let answers = one.answers.as_ref().map(serde_json::to_string).transpose()?;
+        came.push(rows::Came { run, traffic, answers });
         if one.asleep {
             asleep.push(run);
         }

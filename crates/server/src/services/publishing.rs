@@ -1,9 +1,11 @@
 //! Which gateway publishes a service, and under which name.
 
 use windlass_api::error::Code;
+use windlass_gateway::way::Source;
 use windlass_model::{
     config::{
         Configuration,
+        gateway::Certificate,
         traffic::{GatewayChoice, Https},
     },
     id::{GatewayId, ProjectId},
@@ -24,6 +26,39 @@ pub(crate) struct Published {
     pub(crate) gateway: GatewayId,
     pub(crate) domain: String,
     pub(crate) url: String,
+    /// Where the gateway has the models of all projects.
+    pub(crate) models: String,
+}
+
+/// Services cannot have the name of the gateway itself.
+const OWN: &str = "gateway";
+
+/// The domain below which a gateway has names.
+fn domain(gateway: &Gateway) -> Option<&str> {
+    gateway.wildcard_domain.as_deref().map(|domain| domain.trim_start_matches("*."))
+}
+
+/// The name of the gateway itself.
+pub(crate) fn own_name(gateway: &Gateway) -> Option<String> {
+    domain(gateway).map(|domain| format!("{OWN}.{domain}").to_ascii_lowercase())
+}
+
+/// Where its processes get their certificates; nothing when that is no business of theirs.
+pub(crate) fn certificate(gateway: &Gateway) -> Option<Source> {
+    let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).ok()?;
+    match Configuration::from_json(&configuration).ok()? {
+        Configuration::Gateway(found) => match found.certificate? {
+            Certificate::LetsEncrypt => Some(Source::Acme),
+            Certificate::Files { chain, key } => Some(Source::Files { chain: chain.into(), key: key.into() }),
+            // The cloud's own load balancer has those.
+            Certificate::Acm { .. } | Certificate::GcpCm { .. } => None,
+        },
+        Configuration::Task(_)
+        | Configuration::Service(_)
+        | Configuration::DevEnvironment(_)
+        | Configuration::Fleet(_)
+        | Configuration::Volume(_) => None,
+    }
 }
 
 fn refused(msg: String) -> Error {
@@ -34,8 +69,8 @@ fn refused(msg: String) -> Error {
 pub(crate) async fn of(app: &App, project: ProjectId, spec: &Spec, name: &str) -> Result<Option<Published>> {
     let Configuration::Service(service) = spec.shape.configuration() else { return Ok(None) };
     let Some(gateway) = chosen(app, project, service.gateway.as_ref()).await? else { return Ok(None) };
-    let Gateway { id, name: gateway_name, wildcard_domain, .. } = &gateway;
-    let Some(domain) = wildcard_domain.as_deref().map(|domain| domain.trim_start_matches("*.")) else {
+    let Gateway { id, name: gateway_name, .. } = &gateway;
+    let Some(domain) = domain(&gateway) else {
         return Err(refused(format!(
             "gateway `{gateway_name}` has no domain; `windlass gateway update {gateway_name} --domain DOMAIN` \
              sets one, and `gateway: false` does without"
@@ -47,13 +82,20 @@ pub(crate) async fn of(app: &App, project: ProjectId, spec: &Spec, name: &str) -
              `windlass gateway serve {gateway_name}` on its host, or say `gateway: false`"
         )));
     }
-    let domain = format!("{name}.{domain}").to_ascii_lowercase();
+    if name == OWN {
+        return Err(refused(format!(
+            "`{OWN}.{domain}` is the name of gateway `{gateway_name}` itself; give the service another name, or \
+             say `gateway: false`"
+        )));
+    }
+    let (domain, own) = (format!("{name}.{domain}").to_ascii_lowercase(), format!("{OWN}.{domain}"));
     if let Some((project, run)) = gateways::taken_by(app.db(), &domain).await? {
         let msg = format!("the domain `{domain}` is taken by service `{run}` of project `{project}`");
         return Err(refused(msg));
     }
     let scheme = if is_encrypted(&gateway, service.https) { "https" } else { "http" };
-    Ok(Some(Published { gateway: *id, url: format!("{scheme}://{domain}/"), domain }))
+    let models = format!("{scheme}://{}/proxy/models", own.to_ascii_lowercase());
+    Ok(Some(Published { gateway: *id, url: format!("{scheme}://{domain}/"), domain, models }))
 }
 
 async fn chosen(app: &App, project: ProjectId, choice: Option<&GatewayChoice>) -> Result<Option<Gateway>> {

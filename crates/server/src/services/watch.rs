@@ -4,16 +4,17 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::{StreamExt as _, stream};
 use uuid::Uuid;
 use windlass_api::{gpus, logs, metrics};
+use windlass_gateway::stats::quantile_us;
 use windlass_model::{
     id::{RunId, SubmissionId},
-    time::Timestamp,
+    time::{Span, Timestamp},
 };
 
 use super::{Beat, Beats, offers, runs::Spec};
 use crate::{
     app::App,
     auth::Scope,
-    db::{job_metrics::recent, jobs, runs},
+    db::{job_metrics::recent, jobs, replicas, runs},
     error::{Error, Result},
     job_metrics::{prometheus, series},
     logs::{
@@ -110,6 +111,48 @@ pub async fn job_metrics(app: &App, scope: &Scope, asked: &metrics::Query) -> Re
     // A point needs the sample before it.
     let samples = recent(app.db(), job.id, asked.after, asked.before, asked.limit + 1).await?;
     Ok(series(job, &samples))
+}
+
+/// What a service was asked lately, over all who carry its requests.
+pub async fn service_metrics(
+    app: &App,
+    scope: &Scope,
+    asked: &metrics::ServiceQuery,
+) -> Result<metrics::ServiceMetrics> {
+    if !(5..=300).contains(&asked.seconds) {
+        return Err(Error::field("seconds", "must be from 5 to 300"));
+    }
+    let name = scope.path.first().map(String::as_str).unwrap_or_default();
+    let found = runs::find_by_name(app.db(), scope.project.id, name).await?;
+    let run = found.ok_or_else(|| Error::absent("Run"))?.run;
+    if run.service.is_none() {
+        return Err(Error::refused(format!("run {name} is no service")));
+    }
+    let window = Span::secs(asked.seconds);
+    let traffic = replicas::traffic(app.db(), run.id, None, window).await?.unwrap_or_default();
+    let mut sum = metrics::Answers::default();
+    for told in replicas::answers(app.db(), run.id, window).await? {
+        // Another version of a proxy may tell it in another way.
+        let Ok(one) = serde_json::from_str::<metrics::Answers>(&told) else { continue };
+        sum.latency_us += one.latency_us;
+        for (all, one) in [(&mut sum.classes, one.classes), (&mut sum.buckets, one.buckets)] {
+            all.resize(all.len().max(one.len()), 0);
+            all.iter_mut().zip(one).for_each(|(sum, count)| *sum += count);
+        }
+    }
+    let answered: u64 = sum.buckets.iter().sum();
+    let ms = |part| quantile_us(&sum.buckets, part).map(|us| us / 1e3);
+    let seconds = asked.seconds as f64;
+    Ok(metrics::ServiceMetrics {
+        seconds: asked.seconds,
+        requests_per_second: traffic.requests as f64 / seconds,
+        in_flight: traffic.in_flight_us as f64 / 1e6 / seconds,
+        waiting: traffic.waiting_us as f64 / 1e6 / seconds,
+        average_ms: (answered > 0).then(|| sum.latency_us as f64 / 1e3 / answered as f64),
+        p50_ms: ms(0.5),
+        p99_ms: ms(0.99),
+        classes: sum.classes,
+    })
 }
 
 /// What the server counts of itself, and what running jobs use.

@@ -1,10 +1,11 @@
 //! What proxies keep in the database: who is ready, who sits where, what came.
 
 use windlass_model::{
-    id::{InstanceId, RunId, SubmissionId},
+    decide::replicas::Traffic,
+    id::{GatewayId, InstanceId, RunId, SubmissionId},
     time::Span,
 };
-use windlass_server::db::{Db, Dialect, Unit, Val, replicas};
+use windlass_server::db::{Db, Dialect, Unit, Val, gateways, replicas};
 
 use crate::{
     db::on_both,
@@ -126,13 +127,28 @@ async fn seats_are_for_ready_replicas_and_go_with_their_proxy(db: &Db) {
 async fn requests_are_summed_over_proxies(db: &Db) {
     let made = made(db).await;
     let run = service(db, &made).await;
-    for (proxy, count) in [("a", 3), ("b", 4), ("a", 5)] {
-        replicas::count(db, proxy, &[(run, count)], &[run]).await.unwrap();
+    let none = replicas::traffic(db, run, None, Span::secs(60)).await.unwrap();
+    assert_eq!(none, None, "nobody is there who would say");
+    for (proxy, requests) in [("a", 3), ("b", 4), ("a", 5)] {
+        let came = Traffic { requests, in_flight_us: 10 * requests, waiting_us: requests };
+        replicas::seen(db, proxy, &[]).await.unwrap();
+        let answers = Some(format!("{{\"latency_us\": {requests}}}"));
+        let came = replicas::Came { run, traffic: came, answers };
+        replicas::count(db, proxy, &[came], &[run]).await.unwrap();
     }
-    assert_eq!(replicas::requests(db, run, Span::secs(60)).await.unwrap(), 12);
-    assert_eq!(replicas::requests(db, RunId(db.new_id().unwrap()), Span::secs(60)).await.unwrap(), 0);
+    let all = Some(Traffic { requests: 12, in_flight_us: 120, waiting_us: 12 });
+    let read =
+        async |run, gateway, secs| replicas::traffic(db, run, gateway, Span::secs(secs)).await.unwrap();
+    assert_eq!(read(run, None, 60).await, all);
+    assert_eq!(replicas::answers(db, run, Span::secs(60)).await.unwrap().len(), 3);
+    assert_eq!(read(RunId(db.new_id().unwrap()), None, 60).await, Some(Traffic::default()));
+    // What a gateway publishes is not judged by others while the gateway is silent.
+    let gateway = GatewayId(db.new_id().unwrap());
+    assert_eq!(read(run, Some(gateway), 60).await, None);
+    replicas::seen_node(db, gateways::seen("node", gateway, None), "node", &[]).await.unwrap();
+    assert_eq!(read(run, Some(gateway), 60).await, all);
     write(db, Unit::new().exec("UPDATE service_requests SET window_at = window_at - 100000000", vec![]))
         .await;
-    assert_eq!(replicas::requests(db, run, Span::secs(60)).await.unwrap(), 0);
-    assert_eq!(replicas::requests(db, run, Span::secs(300)).await.unwrap(), 12);
+    assert_eq!(read(run, None, 60).await, Some(Traffic::default()));
+    assert_eq!(read(run, None, 300).await, all);
 }

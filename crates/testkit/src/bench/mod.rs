@@ -15,6 +15,7 @@ pub mod open;
 pub mod peer;
 pub mod plot;
 pub mod process;
+pub mod proxy;
 pub mod report;
 pub mod runs;
 pub mod sheet;

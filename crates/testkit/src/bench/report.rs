@@ -177,6 +177,34 @@ const JOBS: &[(&str, &str, &str, &str)] = &[
     ("– all over, their nodes released", "s", "crowd.cancel_s", "5 to 10 minutes (reported)"),
 ];
 
+/// Of our proxy beside nginx: label, unit, key of both.
+const PROXY: &[(&str, &str, &str)] = &[
+    ("connections that stay", "/s", "keep_per_s"),
+    ("– p50", "ms", "keep_p50_ms"),
+    ("– p99", "ms", "keep_p99_ms"),
+    ("– processor time for each request", "µs", "keep_cpu_us"),
+    ("a connection for each request", "/s", "new_per_s"),
+    ("– p50", "ms", "new_p50_ms"),
+    ("– p99", "ms", "new_p99_ms"),
+    ("– processor time for each request", "µs", "new_cpu_us"),
+    ("requests that failed", "", "keep_errors"),
+    ("added for a caller alone, p50", "µs", "added_p50_us"),
+    ("added for a caller alone, p99", "µs", "added_p99_us"),
+    ("streams of events at once", "", "streams"),
+    ("– memory for each", "KiB", "stream_kib"),
+    ("– until all are open", "s", "streams_open_s"),
+    ("– processor, an event each in ten seconds", "mcore", "streams_mcore"),
+    ("– without an event", "", "streams_silent"),
+];
+
+/// What is promised of that: label, goal, key.
+const PROXY_GOALS: &[(&str, Limit, &str)] = &[
+    ("throughput on connections that stay, ours by nginx's", Limit::AtLeast(0.9), "keep_ratio"),
+    ("p99 on connections that stay, ours by nginx's", Limit::AtMost(1.5), "keep_p99_ratio"),
+    ("throughput on new connections, ours by nginx's", Limit::None, "new_ratio"),
+    ("p99 on new connections, ours by nginx's", Limit::None, "new_p99_ratio"),
+];
+
 /// Takes new results into the repository at `root` and writes page and pictures anew.
 pub fn run(root: &Path, fresh: &Path) -> Result<()> {
     let store = root.join(STORE);
@@ -229,6 +257,7 @@ fn filled(text: &str, results: &Results) -> Result<String> {
         ("load", load(results)),
         ("jobs", jobs(results)),
         ("growth", pictures(results)),
+        ("proxy", proxy(results)),
     ];
     for (name, table) in parts {
         let open = format!("<!-- {name} -->\n");
@@ -318,6 +347,26 @@ fn jobs(results: &Results) -> String {
     out + &origin(results, &["jobs"])
 }
 
+fn proxy(results: &Results) -> String {
+    let mut out = String::from("| what | nginx | windlass |\n| --- | ---: | ---: |\n");
+    for (what, unit, key) in PROXY {
+        let of = |system: &str| number(figure(results, "proxy", &format!("{system}.{key}")), unit);
+        let _ = writeln!(out, "| {what} | {} | {} |", of("nginx"), of("windlass"));
+    }
+    out.push_str("\n| what | goal | measured | |\n| --- | ---: | ---: | --- |\n");
+    for (what, limit, key) in PROXY_GOALS {
+        let value = figure(results, "proxy", key);
+        let _ = writeln!(
+            out,
+            "| {what} | {} | {} | {} |",
+            goal(*limit, ""),
+            number(value, ""),
+            verdict(*limit, value)
+        );
+    }
+    out + &origin(results, &["proxy"])
+}
+
 fn pictures(results: &Results) -> String {
     let origin = origin(results, &["growth"]);
     if results.contains_key("growth") {
@@ -405,7 +454,7 @@ mod tests {
 
     const EMPTY: &str = "# P\n<!-- budget -->\nold\n<!-- end -->\ntext\n<!-- peer -->\n<!-- end -->\n\
                          <!-- dispatch -->\n<!-- end -->\n<!-- load -->\n<!-- end -->\n<!-- jobs -->\n<!-- end -->\n\
-                         <!-- growth -->\n<!-- end -->\n";
+                         <!-- growth -->\n<!-- end -->\n<!-- proxy -->\n<!-- end -->\n";
 
     fn results(figures: &Value) -> Results {
         let machine = json!({"cores": 2, "cpu": "a", "memory_gib": 24.0});

@@ -6,11 +6,15 @@ use windlass_testkit::{
     server::binary,
 };
 
-const NAMES: &str = "engine, api, cli, agent, runs, dispatch, load, jobs, spot, growth, report";
+const NAMES: &str = "engine, api, cli, agent, runs, dispatch, load, jobs, spot, growth, proxy, report";
 
 fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(done) = words.split_first().and_then(|(word, rest)| bench::proxy::part(word, rest)) {
+        return done;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let mut words = std::env::args().skip(1);
+    let mut words = words.into_iter();
     let name = words.next().with_context(|| format!("want a name: {NAMES}"))?;
     let mut flags = Flags::new(words);
     let postgres = std::env::var("WINDLASS_BENCH_DATABASE_URL").ok();
@@ -32,6 +36,11 @@ fn main() -> Result<()> {
         }
         "dispatch" => flags.finish().and_then(|()| runtime.block_on(bench::dispatch::run())),
         "growth" => flags.finish().and_then(|()| runtime.block_on(bench::growth::run(&binaries))),
+        "proxy" => {
+            let plan = bench::proxy::Plan::read(&mut flags)?;
+            flags.finish()?;
+            runtime.block_on(bench::proxy::run(plan))
+        }
         // In the root of the repository: takes what was measured into its pages.
         "report" => {
             flags.finish()?;

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use windlass_gateway::node::{Node, Server, Settings, TlsSettings};
+use windlass_gateway::node::{AcmeSettings, Node, Server, Settings, TlsSettings};
 
 use crate::{
     commands::server::{LogFormat, LogLevel, log, turn},
@@ -22,7 +22,13 @@ Examples:
   windlass gateway serve entry --server http://127.0.0.1:3000 --token-file entry.token
   windlass gateway serve entry --server https://windlass:3443 --server-cert cert.pem --token-file entry.token
   windlass gateway serve entry --token-file entry.token --tls-listen 0.0.0.0:443 --tls-cert my.pem --tls-key my.key
+  windlass gateway serve entry --token-file entry.token --tls-listen 0.0.0.0:443    certificates as the gateway says
   kill -HUP PID    reads the certificate anew";
+
+/// Let's Encrypt.
+const ACME: &str = "https://acme-v02.api.letsencrypt.org/directory";
+/// Debian's list of authorities.
+const ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// Longer, and a token that was revoked would live too long.
 const TRUST_MAX_S: u64 = 600;
@@ -45,14 +51,26 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:80")]
     pub(crate) listen: SocketAddr,
     /// Where to listen for HTTPS
-    #[arg(long, value_name = "ADDRESS", requires = "tls_cert")]
+    #[arg(long, value_name = "ADDRESS")]
     pub(crate) tls_listen: Option<SocketAddr>,
-    /// Certificate for HTTPS, as PEM
+    /// Certificate for HTTPS, as PEM; as the gateway's configuration says unless given
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Its private key, as PEM
-    #[arg(long, value_name = "FILE", requires = "tls_listen")]
+    #[arg(long, value_name = "FILE", requires = "tls_cert", requires = "tls_listen")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// The authority that certificates are ordered from, where the gateway has `lets-encrypt`
+    #[arg(long, value_name = "URL", default_value = ACME)]
+    pub(crate) acme_directory: String,
+    /// Whom the authority writes to
+    #[arg(long, value_name = "MAIL")]
+    pub(crate) acme_contact: Option<String>,
+    /// Certificates that the authority is known by, as PEM
+    #[arg(long, value_name = "FILE", default_value = ROOTS)]
+    pub(crate) acme_roots: PathBuf,
+    /// Where to show metrics, for Prometheus at /metrics
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics_listen: Option<SocketAddr>,
     /// Where people find this host: shown in lists
     #[arg(long, value_name = "HOST")]
     pub(crate) address: Option<String>,
@@ -72,17 +90,21 @@ pub(super) fn run(args: &Args) -> Result<Exit, Problem> {
     let token = read_token(&args.token_file)?;
     let server = Server::new(&args.server, &token, args.server_cert.as_deref())
         .map_err(|error| Problem::caused("find the server", &error))?;
-    let tls = match (args.tls_listen, &args.tls_cert, &args.tls_key) {
-        (Some(listen), Some(chain), Some(key)) => {
-            Some(TlsSettings { listen, chain: chain.clone(), key: key.clone() })
-        }
-        _ => None,
-    };
+    let tls = args.tls_listen.map(|listen| TlsSettings {
+        listen,
+        given: args.tls_cert.clone().zip(args.tls_key.clone()),
+        acme: AcmeSettings {
+            directory: args.acme_directory.clone(),
+            contact: args.acme_contact.clone(),
+            roots: args.acme_roots.clone(),
+        },
+    });
     let settings = Settings {
         server,
         state: args.state_dir.join(&args.name),
         listen: args.listen,
         tls,
+        metrics: args.metrics_listen,
         address: args.address.clone(),
         trust: Duration::from_secs(args.trust_tokens),
     };

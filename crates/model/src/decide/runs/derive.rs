@@ -1,7 +1,7 @@
 //! What the latest submissions of a run amount to: the documented rules, tried in the documented order.
 
 use crate::{
-    decide::runs::{Job, Replica, RunView, State, StopCriteria},
+    decide::runs::{Job, Replica, RunView, State, StopCriteria, Weight},
     job,
     retry::{self, Retry, Standing},
     run,
@@ -61,12 +61,16 @@ pub fn derive(run: &RunView, now: Timestamp) -> Derived<'_> {
 
     let mut sum = Tally::default();
     let mut failures = Vec::new();
+    let mut on_trial = Vec::new();
     let mut retries = Vec::new();
     let mut to_retry = None;
     for replica in replicas {
         match share(run, replica, now) {
             Share::Nothing => {}
-            Share::Failed { reason, said } => failures.push((reason, said)),
+            Share::Failed { reason, said } => match replica.weight {
+                Weight::Full | Weight::Gone => failures.push((reason, said)),
+                Weight::Trial => on_trial.push((reason, said)),
+            },
             Share::Retry { said } => {
                 to_retry.get_or_insert(said);
                 retries.push(replica);
@@ -75,6 +79,10 @@ pub fn derive(run: &RunView, now: Timestamp) -> Derived<'_> {
         }
     }
 
+    // Those that were there before answer on; without them there is nothing left but the failure.
+    if !sum.is_alive() && !run.rolls_back {
+        failures.append(&mut on_trial);
+    }
     let verdict = if let Some(ending) = failure(failures) {
         Verdict::End(ending)
     } else if run.gateway_failed {
@@ -90,6 +98,8 @@ pub fn derive(run: &RunView, now: Timestamp) -> Derived<'_> {
         Verdict::Waits
     } else if let Some(said) = to_retry {
         Verdict::Idle(said)
+    } else if run.rolls_back {
+        Verdict::Idle("its deployment is rolled back".to_owned())
     } else if sum.done {
         Verdict::End(run::Ending::new(run::TerminationReason::AllJobsDone, "all jobs are done"))
     } else {
@@ -115,7 +125,8 @@ fn master_is_done(run: &RunView) -> bool {
 fn share(run: &RunView, replica: &Replica, now: Timestamp) -> Share {
     let mut jobs: Vec<_> = replica.jobs.iter().collect();
     jobs.sort_by_key(|job| job.num);
-    if jobs.iter().any(|job| ended_by(job) == Some(job::TerminationReason::ScaledDown)) {
+    let is_gone = replica.weight == Weight::Gone && jobs.iter().any(|job| job.state.ending().is_some());
+    if is_gone || jobs.iter().any(|job| ended_by(job) == Some(job::TerminationReason::ScaledDown)) {
         return Share::Nothing;
     }
 
@@ -198,6 +209,10 @@ impl Tally {
             State::Running => self.runs = true,
             State::Terminating(_) | State::Final(_) => {}
         }
+    }
+
+    const fn is_alive(&self) -> bool {
+        self.runs || self.provisions || self.waits
     }
 
     fn add(&mut self, other: Self) {

@@ -136,6 +136,30 @@ fn a_service_scales_when_its_replicas_may_vary() {
     );
     refused(&with("replicas: 1..2\nscaling: {metric: rps, target: 1, window: 45}"), &["C015 scaling.window"]);
     accept(&with("replicas: 0..2\nscaling: {metric: rps, target: 0.5, window: 300s}"));
+    accept(&with("replicas: 0..2\nscaling: {metric: concurrency, target: 4}"));
+    let queue = "replicas: 0..2\nscaling: {metric: queue-depth, target: 4}";
+    refused(&with(queue), &["C012 max_concurrency"]);
+    accept(&with(&format!("max_concurrency: 8\n{queue}")));
+}
+
+#[test]
+fn a_deployment_needs_room_to_move_and_time() {
+    let with = |more: &str| format!("type: service\nport: 80\nimage: a\ndeployment: {more}");
+    accept(&with("{surge: 2}"));
+    accept(&with("{surge: 0, unavailable: 1, ready_within: 5m, rollback: false}"));
+    refused(&with("{surge: 0}"), &["C016 deployment.surge"]);
+    refused(&with("{unavailable: -1, ready_within: 0}"), &["C015 deployment.unavailable"]);
+    refused(&with("{ready_within: 0}"), &["C015 deployment.ready_within"]);
+}
+
+#[test]
+fn origins_are_named_before_they_may_send_credentials() {
+    let with = |more: &str| format!("type: service\nport: 80\nimage: a\n{more}");
+    accept(&with("balance: least-outstanding\ncors: {}"));
+    accept(&with("cors: {origins: [\"https://a.example\"], credentials: true, max_age: 1h}"));
+    refused(&with("cors: {credentials: true}"), &["C016 cors.credentials"]);
+    refused(&with("cors: {origins: [\"https://a.example/\"]}"), &["C014 cors.origins"]);
+    refused(&with("balance: random"), &["C014 balance"]);
 }
 
 #[test]

@@ -26,6 +26,9 @@ statements! {
                WHERE id = $1 AND NOT finished AND (end_asked IS NULL OR $2 = 'aborted_by_user')";
     /// After an acknowledged stop no submission may be made (R12): holds only while nobody asked for one.
     UNLESS_STOPPED = "UPDATE runs SET deleted = deleted WHERE id = $1 AND stop_asked_at IS NULL";
+    /// Over the deployment that was judged: whoever applied another one meanwhile is not undone.
+    ROLL_BACK = "UPDATE runs SET spec = $4, deployment_num = deployment_num + 1, due_at = NULL \
+                 WHERE id = $1 AND spec = $2 AND deployment_num = $3 AND stop_asked_at IS NULL";
 }
 
 /// The run, if the lease still holds it, and all its submissions.
@@ -50,6 +53,10 @@ pub struct Outcome<'a> {
     pub plan: &'a Plan,
     /// What the pipeline remembers, JSON.
     pub tracking: String,
+    /// The specification is one to go back to.
+    pub settles: bool,
+    /// The specification that is taken again.
+    pub back: Option<String>,
     pub submissions: Vec<NewJob>,
     pub ends: Vec<EndAsked>,
     /// The run's own event, and those of its new submissions.
@@ -70,6 +77,9 @@ pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> R
         ("next_triggered_at", plan.next_triggered_at.into()),
         ("tracking", outcome.tracking.into()),
     ];
+    if outcome.settles {
+        set.push(("settled_spec", run.spec.as_str().into()));
+    }
     if plan.status == run::Status::Pending && run.status != run::Status::Pending {
         set.push(("retry_since", Val::Now));
     }
@@ -82,6 +92,10 @@ pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> R
     let mut unit = Unit::apply("runs", lease.held(), outcome.due_in_us, set);
     if !outcome.submissions.is_empty() {
         unit = unit.expect_one(UNLESS_STOPPED.as_str(), params![lease.id]);
+    }
+    if let Some(back) = &outcome.back {
+        let over = params![lease.id, run.spec.as_str(), run.deployment_num, back.as_str()];
+        unit = unit.expect_one(ROLL_BACK.as_str(), over);
     }
     for end in outcome.ends {
         let reason = end.ending.reason().as_str();

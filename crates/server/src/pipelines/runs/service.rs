@@ -1,18 +1,118 @@
 //! The replicas of a service, as its brain sees them.
 
+use serde_json::Value;
 use windlass_model::{
     decide::{
-        replicas::{Group, Replica, Stage},
-        runs::State,
+        replicas::{self, Group, Judged, Replica, Rollout, Stage, Trial, Verdict, Wanted, rollout},
+        runs::{State, Weight},
     },
-    job::TerminationReason,
+    job::{Ending, TerminationReason},
+    plan::diff,
+    retry, run,
+    time::Timestamp,
 };
 
 use super::{latest, number, state};
 use crate::{
     db::{jobs::Job, runs::Run},
+    job_facts,
     run_shape::{GroupShape, RunShape},
+    run_tracking::Tracking,
 };
+
+/// What a service needs now.
+pub(super) struct Needs {
+    pub(super) wanted: Wanted,
+    pub(super) judged: Judged,
+    /// The specification before the deployment that is on trial; nothing when none is.
+    former: Option<String>,
+}
+
+impl Needs {
+    pub(super) fn of(
+        run: &Run,
+        jobs: &[Job],
+        shape: &RunShape,
+        tracking: &Tracking,
+        groups: Vec<Group>,
+        now: Timestamp,
+    ) -> Self {
+        let (before, pace) = (tracking.rollout.as_ref(), shape.pace());
+        let mut wanted = replicas::decide(&groups, &tracking.groups, &pace, run.submitted_at, now);
+        wanted.surplus.extend(homeless(jobs, &groups));
+        let is_judged = is_complete(run, before) || is_ending(run);
+        let former = if is_judged { None } else { former(run) };
+        let trials = trials(run, jobs, shape);
+        let judged = replicas::judge(
+            run.deployment_num,
+            (&groups, &wanted.memory),
+            &trials,
+            &pace,
+            former.is_some(),
+            before,
+            now,
+        );
+        if judged.verdict == Verdict::RollsBack {
+            // Nothing is made and nobody sent away by the configuration that is given up.
+            wanted.start.clear();
+            wanted.surplus.clear();
+        }
+        Self { wanted, judged, former }
+    }
+
+    /// The specification that is taken again.
+    pub(super) fn way_back(&self) -> Option<&str> {
+        self.former.as_deref().filter(|_| self.judged.verdict == Verdict::RollsBack)
+    }
+
+    /// Whether the specification is to be kept, as one to go back to.
+    pub(super) fn settles(&self, run: &Run) -> bool {
+        self.judged.verdict == Verdict::Settles && run.settled_spec.as_ref() != Some(&run.spec)
+    }
+
+    /// A word for programs and a sentence for people, of each thing that happened.
+    pub(super) fn told(&self) -> impl Iterator<Item = (&str, &str)> {
+        let scaled = self.wanted.why.iter().map(|why| ("scaled", why.as_str()));
+        scaled.chain(self.judged.told.iter().map(|(word, text)| (*word, text.as_str())))
+    }
+
+    /// What the end of a replica means for the run.
+    pub(super) fn weight(&self, run: &Run, newest: &Job, shape: &RunShape) -> Weight {
+        if !is_current(run, newest, shape) {
+            return Weight::Gone;
+        }
+        match self.former.is_some() && newest.deployment_num == run.deployment_num {
+            // It is not tried once more by a configuration that is given up.
+            true if self.way_back().is_some() => Weight::Gone,
+            true => Weight::Trial,
+            false => Weight::Full,
+        }
+    }
+}
+
+/// What is on its way out is not rolled back.
+fn is_ending(run: &Run) -> bool {
+    run.stop_asked_at.is_some() || run.finished || run.status == run::Status::Terminating
+}
+
+fn is_complete(run: &Run, before: Option<&Rollout>) -> bool {
+    before.is_some_and(|one| one.num == run.deployment_num && one.state == rollout::State::Complete)
+}
+
+/// The specification to go back to: replicas as they were when all was well, everything else as it is now. Nothing when
+/// that makes no difference.
+fn former(run: &Run) -> Option<String> {
+    let settled = run.settled_spec.as_deref()?;
+    let (current, before): (Value, Value) =
+        (serde_json::from_str(&run.spec).ok()?, serde_json::from_str(settled).ok()?);
+    let back = diff::rolled_back(&current, &before);
+    if back == current {
+        return None;
+    }
+    // Old and new parts may exclude each other; then it is all as it was.
+    let fits = RunShape::read(&run.name, &back).is_ok();
+    Some(if fits { back.to_string() } else { settled.to_owned() })
+}
 
 /// What is there of one group. Who came before groups had names is of the first.
 pub(super) fn group(run: &Run, jobs: &[Job], shape: &RunShape, group: GroupShape) -> Group {
@@ -25,31 +125,106 @@ pub(super) fn group(run: &Run, jobs: &[Job], shape: &RunShape, group: GroupShape
         replicas: Vec::new(),
         free: Vec::new(),
         leaving: Vec::new(),
-        requests: None,
+        traffic: None,
     };
     let mine =
         latest(jobs).into_values().filter(|job| job.replica_group.as_deref().unwrap_or("0") == found.name);
     for job in mine {
-        let num = number(job.replica_num);
-        let stage = match state(job) {
-            State::Submitted => Stage::Waits,
-            State::Provisioning | State::Pulling => Stage::Starts,
-            State::Running if job.replica_registered => Stage::Ready,
-            State::Running => Stage::Runs,
-            State::Terminating(ending) if ending.reason() == TerminationReason::ScaledDown => {
-                found.leaving.push(num);
-                continue;
-            }
-            State::Final(ending) if ending.reason() == TerminationReason::ScaledDown => {
-                found.free.push(num);
-                continue;
-            }
-            // It is tried again, or the run ends with it.
-            State::Terminating(_) | State::Final(_) => Stage::Waits,
-        };
-        found.replicas.push(Replica { num, current: is_current(run, job, shape), stage });
+        let (num, current) = (number(job.replica_num), is_current(run, job, shape));
+        // Who fails as a replica of a configuration that is no more is not tried again.
+        let is_gone = |ending: &Ending| !current || ending.reason() == TerminationReason::ScaledDown;
+        match state(job) {
+            State::Terminating(ending) if is_gone(&ending) => found.leaving.push(num),
+            State::Final(ending) if is_gone(&ending) => found.free.push(num),
+            State::Submitted
+            | State::Provisioning
+            | State::Pulling
+            | State::Running
+            | State::Terminating(_)
+            | State::Final(_) => found.replicas.push(Replica { num, current, stage: stage(job) }),
+        }
     }
     found
+}
+
+fn stage(job: &Job) -> Stage {
+    match state(job) {
+        State::Submitted => Stage::Waits,
+        State::Provisioning | State::Pulling => Stage::Starts,
+        State::Running if job.replica_registered => Stage::Ready,
+        State::Running => Stage::Runs,
+        // It is tried again, or the run ends with it.
+        State::Terminating(_) | State::Final(_) => Stage::Waits,
+    }
+}
+
+/// Replicas that the newest deployment made and wants.
+fn trials(run: &Run, jobs: &[Job], shape: &RunShape) -> Vec<Trial> {
+    let of_now = |job: &&Job| job.deployment_num == run.deployment_num;
+    let mut trials = Vec::new();
+    // Who was asked to go is not waited for.
+    for job in latest(jobs).into_values().filter(of_now).filter(|job| job.end_asked.is_none()) {
+        let mine = jobs.iter().filter(of_now).filter(|other| other.replica_num == job.replica_num);
+        let ends: Vec<Ending> = mine.filter_map(own_end).collect();
+        let is_retried = |ending: &Ending| {
+            let event = ending.reason().retry_event();
+            shape.retry().is_some_and(|policy| event.is_some_and(|event| policy.covers(event)))
+        };
+        // Where it is tried again, lost and missing machines are not its fault.
+        let is_fault = |ending: &&Ending| {
+            !is_retried(ending) || ending.reason().retry_event() == Some(retry::Event::Error)
+        };
+        trials.push(Trial {
+            num: number(job.replica_num),
+            stage: stage(job),
+            since: job.terminating_at.or(job.running_at),
+            failures: u32::try_from(ends.iter().filter(is_fault).count()).unwrap_or(u32::MAX),
+            is_retried: ends.iter().all(is_retried),
+            said: said(job, ends.last()),
+        });
+    }
+    trials
+}
+
+/// How a submission ended, if nobody asked it to.
+fn own_end(job: &Job) -> Option<Ending> {
+    let ending = job.ending().filter(|_| job.end_asked.is_none())?;
+    match ending.reason() {
+        TerminationReason::ScaledDown
+        | TerminationReason::TerminatedByServer
+        | TerminationReason::TerminatedByUser
+        | TerminationReason::AbortedByUser => None,
+        TerminationReason::FailedToStartDueToNoCapacity
+        | TerminationReason::InterruptedByNoCapacity
+        | TerminationReason::InstanceUnreachable
+        | TerminationReason::InstanceAccessRevoked
+        | TerminationReason::WaitingInstanceLimitExceeded
+        | TerminationReason::WaitingRunnerLimitExceeded
+        | TerminationReason::VolumeError
+        | TerminationReason::GatewayError
+        | TerminationReason::ContainerExitedWithError
+        | TerminationReason::PortsBindingFailed
+        | TerminationReason::CreatingContainerError
+        | TerminationReason::ExecutorError
+        | TerminationReason::LogQuotaExceeded
+        | TerminationReason::InactivityDurationExceeded
+        | TerminationReason::TerminatedDueToUtilizationPolicy
+        | TerminationReason::MaxDurationExceeded
+        | TerminationReason::DoneByRunner => Some(ending),
+    }
+}
+
+/// What a replica waits for, or how it ended last.
+fn said(job: &Job, ended: Option<&Ending>) -> Option<String> {
+    if job.ending().is_none() && job.running_at.is_some() && !job.replica_registered {
+        return job_facts::waits_for(job);
+    }
+    let ending = ended?;
+    let mut text = ending.reason().as_str().replace('_', " ");
+    if let Some(code) = ending.exit_status() {
+        text.push_str(&format!(", exit code {code}"));
+    }
+    Some(text)
 }
 
 /// Whether a submission is what the run would submit now. A change that makes no difference to a replica leaves it
@@ -62,7 +237,7 @@ fn is_current(run: &Run, job: &Job, shape: &RunShape) -> bool {
 }
 
 /// Replicas of groups that the service no longer has.
-pub(super) fn homeless(jobs: &[Job], groups: &[Group]) -> Vec<u32> {
+fn homeless(jobs: &[Job], groups: &[Group]) -> Vec<u32> {
     let has_place = |job: &Job| {
         let group = job.replica_group.as_deref().unwrap_or("0");
         groups.iter().any(|known| known.name == group)

@@ -5,8 +5,6 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use windlass_api::{Document, runs as wire};
 use windlass_model::{
-    config::job_spec::JobSpec,
-    decide::readiness::{State, waits_for},
     id::RunId,
     job::{self, Ending},
     run::{self, Glance},
@@ -14,8 +12,13 @@ use windlass_model::{
 };
 
 use crate::{
-    db::{jobs::Job, runs::Named},
+    db::{
+        jobs::Job,
+        runs::{Named, Run},
+    },
     error::Result,
+    job_facts,
+    run_tracking::Tracking,
 };
 
 /// Which jobs an answer holds.
@@ -57,6 +60,7 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
         (None, true) => "retrying".to_owned(),
         (None, false) => run::status_message(run.status, &glances, None).to_owned(),
     };
+    let (deployment, scaling) = replicas(&run);
     let jobs = grouped(rows)?;
     let latest = jobs
         .iter()
@@ -82,7 +86,31 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
         deployment_num: run.deployment_num,
         deleted: Some(run.deleted),
         next_triggered_at: run.next_triggered_at,
+        deployment,
+        scaling,
     })
+}
+
+/// How the deployment of a service stands, and why each group has as many replicas as it has.
+fn replicas(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>) {
+    // What cannot be read is not worth a failed answer: it is for people who ask why.
+    let tracking =
+        if run.service.is_some() { Tracking::of(run).unwrap_or_default() } else { Tracking::default() };
+    let deployment = tracking.rollout.map(|one| wire::Deployment {
+        num: one.num,
+        state: one.state.as_str().to_owned(),
+        ready: one.ready,
+        wanted: one.wanted,
+        old: one.old,
+        message: one.said,
+        rolled_back: one.undid.map(|undid| wire::RolledBack { num: undid.num, message: undid.why }),
+    });
+    let group = |(name, one): (String, windlass_model::decide::replicas::Memory)| wire::GroupScaling {
+        group: name,
+        desired: one.desired,
+        message: one.said,
+    };
+    (deployment, tracking.groups.into_iter().map(group).collect())
 }
 
 /// Each job once: its latest status, and why its latest ended submission ended.
@@ -190,9 +218,7 @@ fn not_ready(row: &Job) -> Option<String> {
     if row.status != job::Status::Running || row.replica_registered || !has_probes {
         return None;
     }
-    let spec: JobSpec = serde_json::from_str(&row.job_spec).ok()?;
-    let states = row.probes.as_deref().and_then(|text| serde_json::from_str::<Vec<State>>(text).ok());
-    waits_for(&spec.probes, &states.unwrap_or_default()).map(|what| format!("not ready: {what}"))
+    job_facts::waits_for(row).map(|what| format!("not ready: {what}"))
 }
 
 /// What the instance cost while the submission had it. Of the submissions that the answer holds.

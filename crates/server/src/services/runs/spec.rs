@@ -10,7 +10,7 @@ use crate::{
     db::repos,
     error::{Error, Result},
     run_shape::{RunShape, ShapeError},
-    services::volumes,
+    services::{publishing::Published, volumes},
 };
 
 /// What a job is called in a plan for a run that has no name yet.
@@ -74,13 +74,15 @@ impl Spec {
     }
 
     /// Where a service is reached: at its gateway, or through the server.
-    pub(crate) fn service(&self, project: &str, run: &str, at: Option<&str>) -> Option<Value> {
+    pub(crate) fn service(&self, project: &str, run: &str, at: Option<&Published>) -> Option<Value> {
         let Configuration::Service(_) = self.shape.configuration() else { return None };
         let model = &self.value["configuration"]["model"];
-        let model = model["name"].as_str().or_else(|| model.as_str()).map(
-            |name| json!({ "name": name, "base_url": format!("/proxy/models/{project}"), "type": "chat" }),
-        );
-        let url = at.map_or_else(|| format!("/proxy/services/{project}/{run}/"), str::to_owned);
+        let models = at.map_or("/proxy/models", |at| at.models.as_str());
+        let model = model["name"]
+            .as_str()
+            .or_else(|| model.as_str())
+            .map(|name| json!({ "name": name, "base_url": format!("{models}/{project}"), "type": "chat" }));
+        let url = at.map_or_else(|| format!("/proxy/services/{project}/{run}/"), |at| at.url.clone());
         Some(json!({ "url": url, "model": model, "options": {} }))
     }
 

@@ -69,7 +69,7 @@ pub(crate) fn unit(
         name: name.to_owned(),
         spec: spec.value.to_string(),
         service: spec
-            .service(asked.project_name, name, asked.published.as_ref().map(|at| at.url.as_str()))
+            .service(asked.project_name, name, asked.published.as_ref())
             .map(|service| service.to_string()),
         gateway_id: asked.published.as_ref().map(|at| at.gateway),
         status,

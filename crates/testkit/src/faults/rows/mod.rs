@@ -12,6 +12,7 @@ mod load;
 mod network;
 mod people;
 mod servers;
+mod services;
 
 use super::Row;
 
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Row> {
         network::ROWS,
         people::ROWS,
         servers::ROWS,
+        services::ROWS,
         later::ROWS,
     ]
     .concat();

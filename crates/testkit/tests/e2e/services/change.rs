@@ -3,22 +3,18 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use windlass_testkit::{lab::Lab, server::submission};
+use windlass_testkit::{
+    lab::Lab,
+    services::{Caller, Traffic, free_port, probe, read, service, update},
+};
 
-use super::{answers, caller::Caller, free_port, probe, service, traffic::Traffic};
+use super::answers;
 use crate::{
     hosts::fleet,
     stage::{Machines, Stage},
 };
 
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Changes a run that is active.
-async fn update(stage: &mut Stage, configuration: &Value) {
-    let mut asked = submission(configuration);
-    asked["force"] = json!(true);
-    stage.project("runs/apply", &asked).await;
-}
 
 fn replicas(name: &str, count: usize) -> String {
     format!("windlass_service_replicas{{project=\"main\",run=\"{name}\"}} {count}\n")
@@ -51,7 +47,7 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
     let waiting = caller.send("GET", "/proxy/services/main/ill/", "Connection: close\r\n", b"").unwrap();
     let itself = Caller::new(&format!("127.0.0.1:{port}")).with_token(None);
     assert_eq!(itself.get("/well").unwrap().status, 200);
-    let got = super::caller::read(waiting).unwrap();
+    let got = read(waiting).unwrap();
     assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
     let run = stage.run("ill").await;
     assert_eq!(said(&run, 0), "running", "{run:#}");

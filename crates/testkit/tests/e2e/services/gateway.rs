@@ -1,81 +1,28 @@
 //! Services through a gateway: domains, tokens, the loss of the server, the change of the process.
 
 use std::{
-    fs::File,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    io::{Read as _, Write as _},
+    path::Path,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use windlass_testkit::{
     lab::Lab,
-    server::{binary, submission},
+    server::submission,
+    services::{
+        Caller, Node, Traffic, free_port,
+        node::{gateway, gateway_with, is_running},
+        probe, read, service,
+    },
 };
 
-use super::{PATIENCE, caller::Caller, free_port, probe, service, traffic::Traffic};
+use super::PATIENCE;
 use crate::{
     hosts::fleet,
     stage::{Machines, Stage},
 };
-
-/// A process of a gateway. It ends with the test.
-struct Node {
-    child: Child,
-    port: u16,
-    log: PathBuf,
-}
-
-impl Node {
-    /// The state of two processes with the same `name` is the same.
-    fn start(stage: &Stage, url: &str, token: &str, name: &str, port: u16) -> Self {
-        let file = stage.home().join("gateway.token");
-        std::fs::write(&file, token).unwrap();
-        let log = stage.home().join(format!("{name}.log"));
-        let said = File::options().create(true).append(true).open(&log).unwrap();
-        let child = Command::new(binary("windlass").unwrap())
-            .args(["gateway", "serve", "entry", "--server", url, "--address", "127.0.0.1"])
-            .args(["--listen", &format!("127.0.0.1:{port}")])
-            .arg("--token-file")
-            .arg(&file)
-            .arg("--state-dir")
-            .arg(stage.home().join(name))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(said)
-            .spawn()
-            .unwrap();
-        Self { child, port, log }
-    }
-
-    fn caller(&self, host: &str) -> Caller {
-        Caller::new(&format!("127.0.0.1:{}", self.port)).with_host(host)
-    }
-
-    fn said(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// Waits until it has ended by itself.
-    fn ends(&mut self) {
-        let asked = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(asked.elapsed() < PATIENCE, "it does not end:\n{}", self.said());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
 
 /// Waits until the gateway answers so.
 fn answers(node: &Node, caller: &Caller, path: &str, status: u16, words: &str) {
@@ -87,28 +34,6 @@ fn answers(node: &Node, caller: &Caller, path: &str, status: u16, words: &str) {
         }
         assert!(asked.elapsed() < PATIENCE, "{path} not {status} {words:?}: {got:?}\n{}", node.said());
         std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// A gateway of so many processes, and the token that they show.
-async fn gateway(stage: &mut Stage, name: &str, replicas: u32) -> String {
-    let configuration = json!({"type": "gateway", "name": name, "backend": "remote", "region": "here",
-        "domain": "Services.test", "certificate": null, "replicas": replicas});
-    let spec = json!({"configuration": configuration});
-    stage.project("gateways/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
-    let made = stage.project("gateways/create_token", &json!({"name": name})).await;
-    made["token"].as_str().unwrap().to_owned()
-}
-
-async fn is_running(stage: &mut Stage, nodes: usize) {
-    let asked = Instant::now();
-    loop {
-        let found = stage.project("gateways/get", &json!({"name": "entry"})).await;
-        if found["status"] == "running" && found["replicas"].as_array().unwrap().len() == nodes {
-            return;
-        }
-        assert!(asked.elapsed() < PATIENCE, "{found:#}\n{}", stage.server_log());
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -203,7 +128,103 @@ async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_f
     answers(&one, &one.caller("sleepy.services.test"), "/", 404, "");
     let itself = lab.host(1).run("busybox wget -qO- http://127.0.0.1:8000/open").unwrap();
     assert!(itself.status.success(), "{itself:?}");
-    let got = super::caller::read(slow).unwrap();
+    let got = read(slow).unwrap();
     assert_eq!((got.status, got.body.as_str()), (200, "slow"), "{}", two.said());
     stage.reaches("sleepy", &["terminated"]).await;
+}
+
+/// Asks over HTTPS, and believes the certificate in this file alone.
+fn https(port: u16, host: &str, trust: &Path, request: &str) -> String {
+    let address = format!("127.0.0.1:{port}");
+    let mut child = Command::new("openssl")
+        .args(["s_client", "-quiet", "-connect", &address, "-servername", host])
+        .args(["-verify_return_error", "-verify_hostname", host, "-CAfile"])
+        .arg(trust)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let asked = child.stdin.as_mut().unwrap().write_all(request.as_bytes());
+    // Its input stays open until it has said all.
+    let mut said = String::new();
+    if asked.is_ok() {
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    }
+    let _ = child.kill();
+    child.wait().unwrap();
+    said
+}
+
+#[tokio::test]
+async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_metrics() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let (chain, key) = (stage.home().join("cert.pem"), stage.home().join("key.pem"));
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args(["-subj", "/CN=services.test", "-addext", "subjectAltName=DNS:*.services.test", "-out"])
+        .arg(&chain)
+        .arg("-keyout")
+        .arg(&key)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let files = json!({"type": "files", "chain": chain, "key": key});
+    let token = gateway_with(&mut stage, "entry", 1, &files).await;
+    let (port, tls, metrics) = (free_port(), free_port(), free_port());
+    let more =
+        ["--tls-listen", &format!("127.0.0.1:{tls}"), "--metrics-listen", &format!("127.0.0.1:{metrics}")];
+    let more = more.map(str::to_owned);
+    let node = Node::start_with(&stage, &stage.url(), &token, "one", port, &more);
+    is_running(&mut stage, 1).await;
+    let said = refused(&stage, &service("gateway", free_port()));
+    assert!(said.contains("is the name of gateway `entry` itself"), "{said}");
+
+    let mut chat = service("chat", free_port());
+    chat["model"] = json!("tiny");
+    chat["probes"] = probe();
+    let run = stage.apply(&chat).await;
+    assert_eq!(run["service"]["url"], "https://chat.services.test/", "{run:#}");
+    let models = "https://gateway.services.test/proxy/models/main";
+    assert_eq!(run["service"]["model"]["base_url"], models, "{run:#}");
+    // Plain callers are sent to HTTPS, for the service and for the gateway's own name.
+    let plain = node.caller("chat.services.test");
+    answers(&node, &plain, "/", 308, "");
+    answers(&node, &plain.with_host("gateway.services.test"), "/proxy/models/main/models", 308, "");
+    let request = |host: &str, path: &str| {
+        let token = windlass_testkit::server::TOKEN;
+        format!(
+            "GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+        )
+    };
+    let asked = Instant::now();
+    for (host, path, words) in [
+        ("chat.services.test", "/a?b=c", " path=/a?b=c token=none"),
+        ("gateway.services.test", "/proxy/models/main/models", "\"id\":\"tiny\""),
+    ] {
+        loop {
+            let got = https(tls, host, &chain, &request(host, path));
+            if got.starts_with("HTTP/1.1 200") && got.contains(words) {
+                break;
+            }
+            assert!(asked.elapsed() < PATIENCE, "{host}: {got}\n{}", node.said());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    // Whoever trusts somebody else comes to nothing.
+    let other = "/etc/ssl/certs/ca-certificates.crt";
+    assert_eq!(https(tls, "chat.services.test", Path::new(other), &request("chat.services.test", "/")), "");
+    let counted = Caller::new(&format!("127.0.0.1:{metrics}")).get("/metrics").unwrap().body;
+    assert!(counted.contains("windlass_gateway_server_reached 1"), "{counted}");
+    assert!(counted.contains("windlass_service_replicas{project=\"main\",run=\"chat\"} 1"), "{counted}");
 }

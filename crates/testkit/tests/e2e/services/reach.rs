@@ -4,13 +4,12 @@ use std::io::{Read as _, Write as _};
 
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use windlass_testkit::lab::Lab;
-
-use super::{
-    answers,
-    caller::{Caller, read, read_until},
-    free_port, probe, service,
+use windlass_testkit::{
+    lab::Lab,
+    services::{Caller, free_port, probe, read, read_until, service},
 };
+
+use super::answers;
 use crate::{
     hosts::fleet,
     stage::{Machines, Stage},

@@ -6,9 +6,8 @@ use serde_json::json;
 use windlass_testkit::{
     hollow::Runtime,
     replicas::{Plan, Replicas},
+    services::{Caller, PATIENCE, free_port, probe, service},
 };
-
-use super::{PATIENCE, caller::Caller, free_port, probe, service};
 
 const PATH: &str = "/proxy/services/main/page/";
 

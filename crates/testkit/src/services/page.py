@@ -1,10 +1,11 @@
 """A replica in a test: says who it is, streams, echoes, and can be made ill. The port is its argument."""
-import base64, hashlib, os, sys, threading
+import base64, hashlib, os, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 VERSION = os.environ.get("VERSION", "1")
 WELL = [os.environ.get("SICK") is None]
 GATE = threading.Event()
+SEEN = []
 SLOW = [0]
 MAGIC = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -47,6 +48,14 @@ class Page(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.split("?")[0]
+        if path == "/seen":
+            return self.say("".join(f"{line}\n" for line in SEEN))
+        if path == "/forget":
+            SEEN.clear()
+            return self.say("forgotten")
+        SEEN.append(f"GET {self.path}")
+        # What comes as a body is not the next request.
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if path == "/health":
             return self.say("health", 200 if WELL[0] else 500)
         if path in ("/sick", "/well"):
@@ -61,6 +70,9 @@ class Page(BaseHTTPRequestHandler):
             SLOW[0] += 1
             GATE.wait(60)
             return self.say("slow")
+        if path == "/nap":
+            time.sleep(0.2)
+            return self.say("nap")
         if path == "/sse":
             return self.events(b"data: one\n\n", b"data: two\n\n")
         if path == "/ws":
@@ -69,6 +81,7 @@ class Page(BaseHTTPRequestHandler):
         self.say(f"version={VERSION} pid={os.getpid()} path={self.path} token={token}\n")
 
     def do_POST(self):
+        SEEN.append(f"POST {self.path}")
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path == "/v1/chat/completions":
             return self.events(b"data: {}\n\n", b"data: [DONE]\n\n")

@@ -1,13 +1,13 @@
-//! What each service was asked through this server, as text for Prometheus.
+//! What each service was asked through this process, as text for Prometheus.
 //!
 //! Names of projects and runs are labels. The number of series is bounded: only services that are reached now have any,
 //! and only so many of them.
 
 use std::{fmt::Write as _, sync::Arc};
 
-use windlass_gateway::{
-    Live, Routes,
+use crate::{
     stats::{BUCKETS_US, Reading},
+    table::{Live, Routes},
 };
 
 /// Services that have series.
@@ -18,7 +18,7 @@ type Series = (&'static str, &'static str, &'static str, fn(&Live, &Reading) -> 
 
 const SERIES: &[Series] = &[
     ("in_flight", "gauge", "Requests not yet answered in full", |_, read| read.in_flight),
-    ("held", "gauge", "Requests that wait for a first replica", |_, read| read.held),
+    ("held", "gauge", "Requests that wait for a replica", |_, read| read.held),
     ("replicas", "gauge", "Replicas that take requests", |live, _| live.replicas().len() as u64),
     ("received_bytes_total", "counter", "Bytes of requests' bodies", |_, read| read.bytes_in),
     ("sent_bytes_total", "counter", "Bytes of answers' bodies", |_, read| read.bytes_out),
@@ -84,9 +84,8 @@ fn histogram(out: &mut String, labels: &str, read: &Reading) {
 
 #[cfg(test)]
 mod tests {
-    use windlass_gateway::route::{Service, Snapshot};
-
     use super::*;
+    use crate::route::{Service, Snapshot};
 
     #[test]
     fn each_service_has_its_series_and_a_whole_histogram() {

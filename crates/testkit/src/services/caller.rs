@@ -6,15 +6,15 @@ use std::{
     time::Duration,
 };
 
-use windlass_testkit::server::TOKEN;
+use crate::server::TOKEN;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An answer.
 #[derive(Clone, Debug)]
-pub(crate) struct Got {
-    pub(crate) status: u16,
-    pub(crate) body: String,
+pub struct Got {
+    pub status: u16,
+    pub body: String,
 }
 
 impl Got {
@@ -34,28 +34,28 @@ impl Got {
 }
 
 #[derive(Clone)]
-pub(crate) struct Caller {
+pub struct Caller {
     address: String,
     token: Option<String>,
     host: String,
 }
 
 impl Caller {
-    pub(crate) fn new(address: &str) -> Self {
+    pub fn new(address: &str) -> Self {
         Self { address: address.to_owned(), token: Some(TOKEN.to_owned()), host: "services.test".to_owned() }
     }
 
     /// Asks for another host.
-    pub(crate) fn with_host(&self, host: &str) -> Self {
+    pub fn with_host(&self, host: &str) -> Self {
         Self { host: host.to_owned(), ..self.clone() }
     }
 
-    pub(crate) fn with_token(&self, token: Option<&str>) -> Self {
+    pub fn with_token(&self, token: Option<&str>) -> Self {
         Self { token: token.map(str::to_owned), ..self.clone() }
     }
 
     /// Sends a request; the answer is read by whoever wants it.
-    pub(crate) fn send(&self, method: &str, path: &str, fields: &str, body: &[u8]) -> io::Result<TcpStream> {
+    pub fn send(&self, method: &str, path: &str, fields: &str, body: &[u8]) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let token = self.token.as_ref().map(|token| format!("Authorization: Bearer {token}\r\n"));
@@ -71,24 +71,24 @@ impl Caller {
         Ok(stream)
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str, body: &[u8]) -> io::Result<Got> {
+    pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> io::Result<Got> {
         read(self.send(method, path, "Connection: close\r\n", body)?)
     }
 
-    pub(crate) fn get(&self, path: &str) -> io::Result<Got> {
+    pub fn get(&self, path: &str) -> io::Result<Got> {
         self.ask("GET", path, b"")
     }
 }
 
 /// The whole answer, to the end of the connection.
-pub(crate) fn read(mut stream: TcpStream) -> io::Result<Got> {
+pub fn read(mut stream: TcpStream) -> io::Result<Got> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
     Got::read(&bytes)
 }
 
 /// What came so far, once it contains some words.
-pub(crate) fn read_until(stream: &mut TcpStream, words: &str) -> String {
+pub fn read_until(stream: &mut TcpStream, words: &str) -> String {
     let mut text = String::new();
     let mut piece = [0_u8; 4096];
     while !text.contains(words) {

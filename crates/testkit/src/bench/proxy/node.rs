@@ -1,16 +1,17 @@
-//! A proxy for one service on one thread, to be measured: `proxy LISTEN UPSTREAM`, where UPSTREAM is an address or
-//! the path of a socket.
+//! Our proxy for one service, on one thread: `proxy-node LISTEN UPSTREAM`.
 
 use std::{net::IpAddr, sync::Arc};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context, Result};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use windlass_gateway::{
     Bounds, Direct, Door, Gatekeeper, Listening, Nobody, Patience, Proxy, Routes, Verdict,
     route::{Replica, Service, Snapshot, Target},
+    serve,
 };
 
+/// nginx is not asked to check tokens either.
 struct Open;
 
 impl Gatekeeper for Open {
@@ -19,17 +20,11 @@ impl Gatekeeper for Open {
     }
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
-    let listen = arguments.next().context("LISTEN is missing")?;
-    let upstream = arguments.next().context("UPSTREAM is missing")?;
-    let target = match upstream.parse() {
-        Ok(address) => Target::Tcp { address },
-        Err(_) => Target::Unix { path: upstream.into() },
-    };
+pub(super) fn run(arguments: &[String]) -> Result<()> {
+    let [listen, upstream] = arguments else { anyhow::bail!("want LISTEN UPSTREAM") };
+    let target = Target::Tcp { address: upstream.parse().context("read the upstream's address")? };
     let service = Service {
-        domains: vec!["127.0.0.1".to_owned(), "localhost".to_owned()],
+        domains: vec!["127.0.0.1".to_owned()],
         auth: false,
         ..Service::new("main", "bench").with_replicas(vec![Replica { id: "0".to_owned(), target }])
     };
@@ -41,9 +36,9 @@ async fn main() -> Result<()> {
         gatekeeper: Arc::new(Open),
         wake: Arc::new(Nobody),
         log: None,
+        certificates: None,
         bounds: Bounds::USUAL,
     };
-    let listener = tokio::net::TcpListener::bind(&listen).await?;
     let listening = Listening {
         proxy: Arc::new(proxy),
         door: Door::Hosts,
@@ -51,6 +46,10 @@ async fn main() -> Result<()> {
         tls: None,
         patience: Patience::USUAL,
     };
-    windlass_gateway::serve(listener, listening, CancellationToken::new()).await;
-    Ok(())
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind(listen).await?;
+        serve(listener, listening, CancellationToken::new()).await;
+        Ok(())
+    })
 }

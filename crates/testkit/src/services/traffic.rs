@@ -12,14 +12,14 @@ use std::{
 use super::{PATIENCE, caller::Caller};
 
 /// Somebody who asks again and again, until the end of the test.
-pub(super) struct Traffic {
+pub struct Traffic {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
     thread: Option<JoinHandle<Vec<String>>>,
 }
 
 impl Traffic {
-    pub(super) fn start(caller: &Caller, path: &'static str) -> Self {
+    pub fn start(caller: &Caller, path: &'static str) -> Self {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (caller, over, count) = (caller.clone(), Arc::clone(&stop), Arc::clone(&answered));
         let thread = std::thread::spawn(move || {
@@ -40,7 +40,7 @@ impl Traffic {
     }
 
     /// Waits for some more answers.
-    pub(super) fn goes_on(&self) {
+    pub fn goes_on(&self) {
         let (before, asked) = (self.answered.load(Ordering::Relaxed), Instant::now());
         while self.answered.load(Ordering::Relaxed) < before + 20 {
             assert!(asked.elapsed() < PATIENCE, "nobody answers");
@@ -49,7 +49,7 @@ impl Traffic {
     }
 
     /// How many were answered, and what went wrong.
-    pub(super) fn end(mut self) -> (u64, Vec<String>) {
+    pub fn end(mut self) -> (u64, Vec<String>) {
         self.stop.store(true, Ordering::Relaxed);
         let failed = self.thread.take().unwrap().join().unwrap();
         (self.answered.load(Ordering::Relaxed), failed)

@@ -1,0 +1,94 @@
+//! How long a certificate lives: the two times in it. All else of it is somebody else's business.
+
+const SEQUENCE: u8 = 0x30;
+const VERSION: u8 = 0xa0;
+const UTC_TIME: u8 = 0x17;
+const GENERALIZED_TIME: u8 = 0x18;
+
+/// From when to when, in seconds of Unix time. Of what is no certificate: nothing.
+pub(crate) fn of(der: &[u8]) -> Option<(i64, i64)> {
+    let (certificate, _) = inside(der, SEQUENCE)?;
+    let (info, _) = inside(certificate, SEQUENCE)?;
+    // The version may be left out. Serial number, algorithm and issuer follow.
+    let mut rest = inside(info, VERSION).map_or(info, |(_, rest)| rest);
+    for _ in 0..3 {
+        rest = element(rest)?.2;
+    }
+    let (life, _) = inside(rest, SEQUENCE)?;
+    let (tag, from, rest) = element(life)?;
+    let from = time(tag, from)?;
+    let (tag, until, _) = element(rest)?;
+    Some((from, time(tag, until)?))
+}
+
+/// Tag, content, and what follows.
+fn element(input: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (tag, rest) = input.split_first()?;
+    let (first, rest) = rest.split_first()?;
+    let (length, rest) = if *first < 0x80 {
+        (usize::from(*first), rest)
+    } else {
+        let (bytes, rest) = rest.split_at_checked(usize::from(*first & 0x7f))?;
+        // Four bytes are more than any certificate has.
+        let length = if bytes.len() <= 4 { bytes } else { return None };
+        (length.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)), rest)
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    Some((*tag, content, rest))
+}
+
+fn inside(input: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
+    element(input).filter(|(tag, ..)| *tag == wanted).map(|(_, content, rest)| (content, rest))
+}
+
+/// `261120093000Z`, or the same with all four digits of the year.
+fn time(tag: u8, text: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(text).ok()?.strip_suffix('Z')?;
+    let (year, rest) = match tag {
+        UTC_TIME => {
+            let (year, rest) = text.split_at_checked(2)?;
+            let year: i64 = year.parse().ok()?;
+            (if year < 50 { 2000 + year } else { 1900 + year }, rest)
+        }
+        GENERALIZED_TIME => {
+            let (year, rest) = text.split_at_checked(4)?;
+            (year.parse().ok()?, rest)
+        }
+        _ => return None,
+    };
+    let part = |at: usize| rest.get(at..at + 2)?.parse::<i64>().ok();
+    let (month, day) = (part(0)?, part(2)?);
+    Some(days(year, month, day) * 86_400 + part(4)? * 3_600 + part(6)? * 60 + part(8)?)
+}
+
+/// Days since 1970, of the calendar that certificates use. March is the first month here: then a leap day is the last.
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_life_of_a_certificate_is_found() {
+        let (der, _) = super::super::self_signed(&["a.test".to_owned()]).unwrap();
+        assert_eq!(of(&der), Some((1_704_067_200, 253_402_300_799)));
+        for end in 0..der.len().min(120) {
+            assert_eq!(of(&der[..end]), None);
+        }
+    }
+
+    #[test]
+    fn both_ways_to_write_a_time_are_read() {
+        assert_eq!(time(UTC_TIME, b"700101000000Z"), Some(0));
+        assert_eq!(time(UTC_TIME, b"260301000001Z"), Some(1_772_323_201));
+        assert_eq!(time(GENERALIZED_TIME, b"20240229120000Z"), Some(1_709_208_000));
+        for wrong in [&b"20240229120000"[..], b"2024", b"", b"aaaaaaaaaaaaaaZ"] {
+            assert_eq!(time(GENERALIZED_TIME, wrong), None);
+        }
+    }
+}

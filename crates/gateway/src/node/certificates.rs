@@ -1,0 +1,326 @@
+//! The certificates of a gateway: given in files, or ordered from an authority for each name that it serves.
+//!
+//! What was ordered lies in the state directory and is used again after a restart. It is ordered anew when two thirds of
+//! its life are over. A name that cannot be proven is tried again later and later: authorities count failures.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs::{self, File},
+    io::{self, Write as _},
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+use tokio::{
+    net::TcpStream,
+    sync::Notify,
+    time::{Instant, timeout},
+};
+use tokio_rustls::TlsConnector;
+
+use super::{NodeError, server};
+use crate::{
+    acme::{Account, AccountKey, AcmeError, Challenges, Dialer, life},
+    connect::Stream,
+    tls::{Certificates, Pem},
+    way::{Source, Told},
+};
+
+/// How often it is looked whether a certificate gets old.
+const LOOK_EVERY: Duration = Duration::from_secs(3_600);
+/// Before a name is tried again that failed so often.
+const AGAIN_AFTER_S: [u64; 4] = [60, 300, 900, 3_600];
+/// The same of files that cannot be read.
+const AGAIN_SOON: Duration = Duration::from_secs(60);
+/// All of one order.
+const ORDER_WITHIN: Duration = Duration::from_secs(300);
+/// Names of one gateway that are ordered.
+const NAMES_MAX: usize = 10_000;
+
+/// Who gives certificates.
+#[derive(Clone, Debug)]
+pub struct AcmeSettings {
+    /// Where the authority begins.
+    pub directory: String,
+    pub contact: Option<String>,
+    /// Certificates by which the authority itself is known.
+    pub roots: PathBuf,
+}
+
+pub(super) struct Keeper {
+    certificates: Arc<Certificates>,
+    challenges: Arc<Challenges>,
+    folder: PathBuf,
+    acme: AcmeSettings,
+    /// Named by whoever started the process: nothing else is used then.
+    given: Option<(PathBuf, PathBuf)>,
+    wanted: Mutex<Wanted>,
+    news: Notify,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Wanted {
+    source: Option<Source>,
+    names: BTreeSet<String>,
+}
+
+/// Why there is no certificate for a name.
+#[derive(Debug, thiserror::Error)]
+enum OrderError {
+    #[error(transparent)]
+    Acme(#[from] AcmeError),
+    #[error("keep it in `{}`", path.display())]
+    Keep {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Use(#[from] crate::tls::TlsError),
+    #[error("the order took too long")]
+    Late,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        state: &Path,
+        acme: AcmeSettings,
+        given: Option<(PathBuf, PathBuf)>,
+    ) -> Result<Self, NodeError> {
+        let folder = state.join("certificates");
+        let failed = |source| NodeError::Directory { path: folder.clone(), source };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+        let keeper = Self {
+            certificates: Arc::default(),
+            challenges: Arc::default(),
+            folder,
+            acme,
+            given,
+            wanted: Mutex::default(),
+            news: Notify::new(),
+        };
+        if let Some((chain, key)) = &keeper.given {
+            keeper.load(chain, key)?;
+        }
+        Ok(keeper)
+    }
+
+    pub(super) fn certificates(&self) -> Arc<Certificates> {
+        Arc::clone(&self.certificates)
+    }
+
+    pub(super) fn challenges(&self) -> Arc<Challenges> {
+        Arc::clone(&self.challenges)
+    }
+
+    /// What the server says now. Names without HTTPS need nothing.
+    pub(super) fn want(&self, told: &Told) {
+        let services = told.services.iter().filter(|service| service.https);
+        let names = services.flat_map(|service| &service.domains).chain(&told.own);
+        let names = names.map(|name| name.to_ascii_lowercase()).filter(|name| is_plain(name));
+        let wanted = Wanted { source: told.certificate.clone(), names: names.take(NAMES_MAX).collect() };
+        let mut slot = self.wanted.lock();
+        if *slot != wanted {
+            *slot = wanted;
+            self.news.notify_one();
+        }
+    }
+
+    /// Reads files anew.
+    pub(super) fn reload(&self) -> Result<(), NodeError> {
+        let source = self.wanted.lock().source.clone();
+        match (&self.given, source) {
+            (Some((chain, key)), _) => self.load(chain, key),
+            (None, Some(Source::Files { chain, key })) => self.load(&chain, &key),
+            (None, Some(Source::Acme) | None) => Ok(()),
+        }
+    }
+
+    fn load(&self, chain: &Path, key: &Path) -> Result<(), NodeError> {
+        let read =
+            |path: &Path| fs::read(path).map_err(|source| NodeError::File { path: path.to_owned(), source });
+        self.certificates.put(&Pem { name: "*".to_owned(), chain: read(chain)?, key: read(key)? })?;
+        Ok(())
+    }
+
+    /// For ever; ends when it is dropped.
+    pub(super) async fn run(self: Arc<Self>) {
+        let mut orders = Orders::default();
+        let mut loaded = None;
+        loop {
+            let wanted = self.wanted.lock().clone();
+            let pause = match (&self.given, wanted.source) {
+                (Some(_), _) | (None, None) => LOOK_EVERY,
+                (None, Some(Source::Acme)) => self.order_missing(&wanted.names, &mut orders).await,
+                (None, Some(Source::Files { chain, key })) => {
+                    let files = Some((chain.clone(), key.clone()));
+                    if loaded != files {
+                        match self.load(&chain, &key) {
+                            Ok(()) => loaded = files,
+                            Err(error) => {
+                                tracing::warn!(%error, "use the certificate that the gateway names")
+                            }
+                        }
+                    }
+                    if loaded.is_some() { LOOK_EVERY } else { AGAIN_SOON }
+                }
+            };
+            let _ = timeout(pause, self.news.notified()).await;
+        }
+    }
+
+    /// One after the other. Gives the time until something is to be done again.
+    async fn order_missing(&self, names: &BTreeSet<String>, orders: &mut Orders) -> Duration {
+        orders.troubles.retain(|name, _| names.contains(name));
+        let mut next = LOOK_EVERY;
+        for name in names {
+            if self.is_good(name) {
+                continue;
+            }
+            let now = Instant::now();
+            if let Some((_, until)) = orders.troubles.get(name)
+                && *until > now
+            {
+                next = next.min(*until - now);
+                continue;
+            }
+            let ordered = match timeout(ORDER_WITHIN, self.order(name, &mut orders.account)).await {
+                Ok(ordered) => ordered,
+                Err(_) => Err(OrderError::Late),
+            };
+            match ordered {
+                Ok(()) => {
+                    orders.troubles.remove(name);
+                    tracing::info!(name, "there is a certificate");
+                }
+                Err(error) => {
+                    orders.account = None;
+                    let failures = orders.troubles.get(name).map_or(0, |(failures, _)| *failures);
+                    let last = AGAIN_AFTER_S.len() - 1;
+                    let after = AGAIN_AFTER_S.get(failures.min(last)).copied().unwrap_or(3_600);
+                    let after = Duration::from_secs(after);
+                    tracing::warn!(name, error = %chain(&error), again_s = after.as_secs(), "order a certificate");
+                    orders.troubles.insert(name.clone(), (failures + 1, Instant::now() + after));
+                    next = next.min(after);
+                }
+            }
+        }
+        next
+    }
+
+    /// There is one in use, or one was kept, and most of its life is left.
+    fn is_good(&self, name: &str) -> bool {
+        let Ok(kept) = fs::read(self.file(name)) else { return false };
+        let Some(Ok(first)) = CertificateDer::pem_slice_iter(&kept).next() else { return false };
+        let Some((from, until)) = life::of(&first) else { return false };
+        if unix_now() > from + (until - from) / 3 * 2 {
+            return false;
+        }
+        self.certificates.has_own(name) || self.certificates.put(&pem(name, kept)).is_ok()
+    }
+
+    async fn order(&self, name: &str, account: &mut Option<Account>) -> Result<(), OrderError> {
+        let account = match account {
+            Some(account) => account,
+            None => account.insert(self.account().await?),
+        };
+        let got = account.certificate(&[name.to_owned()], &self.challenges).await?;
+        let path = self.file(name);
+        let whole = [got.chain.as_slice(), b"\n", &got.key].concat();
+        keep(&path, &whole).map_err(|source| OrderError::Keep { path, source })?;
+        Ok(self.certificates.put(&pem(name, whole))?)
+    }
+
+    /// The account of this gateway; made when it is needed for the first time.
+    async fn account(&self) -> Result<Account, OrderError> {
+        let path = self.folder.join("account.key");
+        let key = match fs::read(&path) {
+            Ok(kept) => AccountKey::load(&kept).map_err(AcmeError::from)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let key = AccountKey::draw().map_err(AcmeError::from)?;
+                keep(&path, key.pkcs8()).map_err(|source| OrderError::Keep { path, source })?;
+                key
+            }
+            Err(source) => return Err(OrderError::Keep { path, source }),
+        };
+        let dialer = Arc::new(Dialing { roots: self.acme.roots.clone() });
+        Ok(Account::open(dialer, &self.acme.directory, key, self.acme.contact.as_deref()).await?)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.pem"))
+    }
+}
+
+/// Where orders stand.
+#[derive(Default)]
+struct Orders {
+    account: Option<Account>,
+    /// How often a name failed in a row, and until when it is left alone.
+    troubles: HashMap<String, (usize, Instant)>,
+}
+
+/// A name that can be proven over HTTP, and be the name of a file.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(['.', '-'])
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
+}
+
+/// Chain and key lie in one text.
+fn pem(name: &str, text: Vec<u8>) -> Pem {
+    Pem { name: name.to_owned(), chain: text.clone(), key: text }
+}
+
+/// Survives a power cut, and is nobody else's business.
+fn keep(path: &Path, content: &[u8]) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)
+}
+
+#[expect(clippy::disallowed_methods, reason = "certificates live by the calendar")]
+fn unix_now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// An error with all that caused it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text.push_str(&format!(": {next}"));
+        cause = next.source();
+    }
+    text
+}
+
+/// Opens connections to the authority.
+struct Dialing {
+    roots: PathBuf,
+}
+
+impl Dialer for Dialing {
+    fn dial<'a>(&'a self, https: bool, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Stream>> {
+        Box::pin(async move {
+            let found = windlass_tunnel::lookup(host).await.map_err(io::Error::other)?;
+            let addresses: Vec<SocketAddr> = found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+            let stream = TcpStream::connect(addresses.as_slice()).await?;
+            if !https {
+                return Ok(Box::new(stream) as Stream);
+            }
+            let connector: TlsConnector = server::connector(&self.roots).map_err(io::Error::other)?;
+            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+            Ok(Box::new(connector.connect(name, stream).await?) as Stream)
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! What a process of a gateway counts, for Prometheus, at an address of its own: callers have no business there.
+
+use std::{convert::Infallible, sync::Arc};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{
+    Request, Response, StatusCode, body::Incoming, header, server::conn::http1, service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::follow::Follower;
+use crate::{metrics, serve::Patience};
+
+/// Until `stop`.
+pub(super) async fn serve(listener: TcpListener, follower: Arc<Follower>, stop: CancellationToken) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => return,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "accept somebody who reads metrics");
+                tokio::time::sleep(Patience::ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let follower = Arc::clone(&follower);
+        let answer = service_fn(move |request| {
+            let follower = Arc::clone(&follower);
+            async move { Ok::<_, Infallible>(answer(&follower, &request)) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(Patience::USUAL.head)
+            .serve_connection(TokioIo::new(stream), answer);
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = connection => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+}
+
+fn answer(follower: &Follower, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    if request.uri().path() != "/metrics" {
+        *response.status_mut() = StatusCode::NOT_FOUND;
+        return response;
+    }
+    let text = format!("{}{}", follower.metrics(), metrics::text(follower.routes()));
+    let kind = header::HeaderValue::from_static("text/plain; version=0.0.4");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    *response.body_mut() = Full::new(Bytes::from(text));
+    response
+}

@@ -1,0 +1,147 @@
+//! A process of a gateway whose server is away: it has routes in a file, and orders its certificates itself.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+use windlass_gateway::{
+    node::{AcmeSettings, Node, Server, Settings, TlsSettings},
+    route::Service,
+    state,
+    tls::Pem,
+};
+
+use crate::{
+    acme::Authority,
+    kit::{Got, PATIENCE, raw, soon},
+    listener::hello_at,
+};
+
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// It ends with the test.
+struct Running {
+    plain: SocketAddr,
+    encrypted: SocketAddr,
+    metrics: SocketAddr,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    fn start(state: &Path, listen: SocketAddr, directory: &str) -> Self {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let acme = AcmeSettings {
+            directory: directory.to_owned(),
+            contact: Some("ops@example.org".to_owned()),
+            roots: "/nowhere".into(),
+        };
+        let settings = Settings {
+            // Nobody listens there.
+            server: Server::new("http://127.0.0.1:1", "token", None).unwrap(),
+            state: state.to_owned(),
+            listen,
+            tls: Some(TlsSettings { listen: any, given: None, acme }),
+            metrics: Some(any),
+            address: None,
+            trust: Duration::from_secs(60),
+        };
+        let node = Node::start(settings, uuid::Uuid::nil()).unwrap();
+        let (plain, encrypted) = node.addresses();
+        let metrics = node.metrics_address().unwrap();
+        let stop = CancellationToken::new();
+        let told = stop.clone();
+        let task = tokio::spawn(async move { node.run(told).await.unwrap() });
+        Self { plain: plain.unwrap(), encrypted: encrypted.unwrap(), metrics, stop, task }
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        soon(self.task).await.unwrap();
+    }
+
+    /// Asks over HTTPS, once there is a certificate for the name.
+    async fn asks(&self, name: &str, path: &str, root: &Pem) -> Got {
+        let began = tokio::time::Instant::now();
+        loop {
+            let stream = TcpStream::connect(self.encrypted).await.unwrap();
+            match hello_at(stream, name, root, b"http/1.1").await {
+                Ok(mut stream) => {
+                    let request = format!("GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+                    stream.write_all(request.as_bytes()).await.unwrap();
+                    let mut answer = Vec::new();
+                    let _ = soon(stream.read_to_end(&mut answer)).await;
+                    return Got::parse(&String::from_utf8_lossy(&answer));
+                }
+                Err(error) => assert!(began.elapsed() < PATIENCE, "{name}: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_them() {
+    let folder = Folder(std::env::temp_dir().join(format!("windlass-node-{}", std::process::id())));
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let service = Service {
+        domains: vec!["llm.test".to_owned()],
+        https: true,
+        auth: false,
+        ..Service::new("main", "llm")
+    };
+    let told =
+        json!({"services": [service], "sites": {}, "own": "gateway.test", "certificate": {"type": "acme"}});
+    state::save(&folder.0.join("routes"), &json!({"generation": 1, "version": "1", "told": told})).unwrap();
+
+    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let authority = Authority::new("node", listen);
+    let serving = authority.serve().await;
+    let directory = format!("http://{}/directory", serving.address);
+    let node = Running::start(&folder.0, listen, &directory);
+    let root = Pem {
+        name: String::new(),
+        chain: std::fs::read(authority.folder.join("ca.pem")).unwrap(),
+        key: vec![],
+    };
+    // There is nobody behind it, which is said over HTTPS.
+    assert_eq!(node.asks("llm.test", "/", &root).await.status, 503);
+    // Models are found at the gateway's own name, for those with a token.
+    assert_eq!(node.asks("gateway.test", "/proxy/models/main/models", &root).await.status, 401);
+    // Plain callers are sent there now.
+    let plain = |name: &str| format!("GET /a HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+    for name in ["llm.test", "gateway.test"] {
+        let got = Got::parse(&raw(node.plain, plain(name)).await);
+        assert_eq!(got.status, 308, "{name}");
+    }
+    let metrics =
+        raw(node.metrics, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".to_owned()).await;
+    for line in [
+        "windlass_gateway_generation 1\n",
+        "windlass_service_requests_total{project=\"main\",run=\"llm\",class=\"5xx\"} 1\n",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+    node.end().await;
+
+    // The authority is gone; what it gave is still there.
+    drop(serving);
+    let again = Running::start(&folder.0, listen, "http://127.0.0.1:1/directory");
+    assert_eq!(again.asks("llm.test", "/", &root).await.status, 503);
+    again.end().await;
+}

@@ -1,0 +1,249 @@
+//! A deployment from its beginning to its end: complete, or given up.
+//!
+//! Replicas of a changed configuration are on trial until all that are wanted take requests. One that keeps ending, or
+//! that does not get ready in time, ends the trial: the former configuration, whose replicas are still there, is taken
+//! again. What was complete once is not judged again.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Group, Memory, Stage};
+use crate::time::{Span, Timestamp};
+
+/// So often may a replica on trial end by itself, where it is tried again.
+pub const FAILURES_MAX: u32 = 3;
+
+/// How a deployment goes about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Replicas above the wanted number while it lasts.
+    pub surge: u32,
+    /// Replicas below the wanted number while it lasts.
+    pub unavailable: u32,
+    /// How long a new replica that runs may take to get ready.
+    pub ready_within: Span,
+    pub rolls_back: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { surge: 1, unavailable: 0, ready_within: Span::mins(10), rolls_back: true }
+    }
+}
+
+/// A replica that the newest deployment made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trial {
+    pub num: u32,
+    pub stage: Stage,
+    /// Since when it runs, or when it ended.
+    pub since: Option<Timestamp>,
+    /// How often it ended by itself.
+    pub failures: u32,
+    /// It is submitted again after that.
+    pub is_retried: bool,
+    /// What it waits for, or how it ended.
+    pub said: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Rolling,
+    /// All replicas that are wanted are of it and take requests.
+    Complete,
+    /// It was given up and not rolled back.
+    Failed,
+    /// No replica is wanted, so nobody has tried it.
+    Asleep,
+}
+
+impl State {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Rolling => "rolling",
+            Self::Complete => "complete",
+            Self::Failed => "failed",
+            Self::Asleep => "asleep",
+        }
+    }
+}
+
+/// How the newest deployment stands; remembered between passes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rollout {
+    pub num: i64,
+    pub state: State,
+    /// New replicas that take requests, how many there shall be, and old ones that are left.
+    pub ready: u32,
+    pub wanted: u32,
+    pub old: u32,
+    /// What it waits for, or why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub said: Option<String>,
+    /// The one before, where this is the way back from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undid: Option<Undone>,
+}
+
+/// A deployment that was rolled back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Undone {
+    pub num: i64,
+    pub why: String,
+}
+
+/// What follows for the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    GoesOn,
+    /// Its configuration is one to go back to.
+    Settles,
+    RollsBack,
+}
+
+/// How it stands, what follows, and what is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judged {
+    pub rollout: Rollout,
+    pub verdict: Verdict,
+    /// A word for programs and a sentence for people.
+    pub told: Option<(&'static str, String)>,
+    /// When time alone may change the verdict.
+    pub due_at: Option<Timestamp>,
+}
+
+/// The deployment `num`, by its replicas. `can_go_back`: there is a former configuration that was complete.
+pub fn judge(
+    num: i64,
+    (groups, memory): (&[Group], &BTreeMap<String, Memory>),
+    trials: &[Trial],
+    pace: &Pace,
+    can_go_back: bool,
+    before: Option<&Rollout>,
+    now: Timestamp,
+) -> Judged {
+    let before = before.filter(|before| before.num == num);
+    let count = count(groups, memory);
+    let was = before.map(|before| before.state);
+    let now_is = |state, said| Rollout {
+        num,
+        state,
+        ready: count.ready,
+        wanted: count.wanted,
+        old: count.old,
+        said,
+        undid: before.and_then(|before| before.undid.clone()),
+    };
+    if count.is_complete() || was == Some(State::Complete) {
+        let is_news = was != Some(State::Complete) && num > 0;
+        let told = format!(
+            "deployment {num} is complete: {} of {} replicas take requests",
+            count.ready, count.wanted
+        );
+        return Judged {
+            rollout: now_is(State::Complete, None),
+            verdict: Verdict::Settles,
+            told: is_news.then_some(("deployed", told)),
+            due_at: None,
+        };
+    }
+    let trouble = trials.iter().find_map(|trial| trouble(trial, pace, now)).filter(|_| can_go_back);
+    let due_at = trials.iter().filter_map(|trial| deadline(trial, pace)).min().filter(|_| can_go_back);
+    let goes_on = |rollout, told| Judged { rollout, verdict: Verdict::GoesOn, told, due_at };
+    match (trouble, was) {
+        // Once it failed it has failed, until it is complete after all.
+        (_, Some(State::Failed)) => {
+            let said = before.and_then(|before| before.said.clone());
+            Judged { due_at: None, ..goes_on(now_is(State::Failed, said), None) }
+        }
+        (Some(why), _) if pace.rolls_back => {
+            let told = format!("deployment {num} failed: {why}; back to the configuration before it");
+            let undid = Some(Undone { num, why });
+            // The next number is that of the way back.
+            let rollout = Rollout { num: num + 1, undid, ..now_is(State::Rolling, None) };
+            let told = Some(("rolled_back", told));
+            Judged { rollout, verdict: Verdict::RollsBack, told, due_at: None }
+        }
+        (Some(why), _) => {
+            let told =
+                format!("deployment {num} failed: {why}; former replicas stay, and it is not rolled back");
+            let told = Some(("deployment_failed", told));
+            Judged { due_at: None, ..goes_on(now_is(State::Failed, Some(why)), told) }
+        }
+        (None, _) if count.wanted == 0 && count.old == 0 => goes_on(now_is(State::Asleep, None), None),
+        (None, _) => {
+            let told = (before.is_none() && count.old > 0).then(|| {
+                let words = format!(
+                    "deployment {num} begins: {} to replace, with at most {} more and {} fewer than {} at a time",
+                    replicas(count.old),
+                    pace.surge,
+                    pace.unavailable,
+                    count.wanted
+                );
+                ("deployment", words)
+            });
+            goes_on(now_is(State::Rolling, waits_for(trials)), told)
+        }
+    }
+}
+
+struct Count {
+    ready: u32,
+    wanted: u32,
+    old: u32,
+    /// Each group has as many as it shall have.
+    is_full: bool,
+}
+
+impl Count {
+    const fn is_complete(&self) -> bool {
+        self.is_full && self.old == 0 && self.wanted > 0
+    }
+}
+
+fn count(groups: &[Group], memory: &BTreeMap<String, Memory>) -> Count {
+    let mut count = Count { ready: 0, wanted: 0, old: 0, is_full: true };
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    for group in groups {
+        let desired = memory.get(&group.name).map_or(group.min, |memory| memory.desired);
+        let ready = group.replicas.iter().filter(|one| one.current && one.stage == Stage::Ready).count();
+        count.ready += number(ready).min(desired);
+        count.wanted += desired;
+        count.old += number(group.replicas.iter().filter(|one| !one.current).count());
+        count.is_full &= number(ready) >= desired;
+    }
+    count
+}
+
+/// Why a replica on trial is the end of it.
+fn trouble(trial: &Trial, pace: &Pace, now: Timestamp) -> Option<String> {
+    let said = trial.said.as_deref().unwrap_or("it takes no requests");
+    if trial.failures >= FAILURES_MAX || trial.failures > 0 && !trial.is_retried {
+        let times = if trial.failures > 1 { format!(" {} times", trial.failures) } else { String::new() };
+        return Some(format!("replica {} ended{times}: {said}", trial.num));
+    }
+    let late = deadline(trial, pace).is_some_and(|at| at <= now);
+    late.then(|| {
+        format!("replica {} is not ready after {} s: {said}", trial.num, pace.ready_within.as_secs())
+    })
+}
+
+fn deadline(trial: &Trial, pace: &Pace) -> Option<Timestamp> {
+    trial.since.filter(|_| trial.stage != Stage::Ready).map(|since| since + pace.ready_within)
+}
+
+fn waits_for(trials: &[Trial]) -> Option<String> {
+    let open = trials.iter().filter(|trial| trial.stage != Stage::Ready);
+    open.max_by_key(|trial| trial.stage).map(|trial| match (&trial.said, trial.stage) {
+        (Some(said), _) => format!("replica {}: {said}", trial.num),
+        (None, Stage::Waits) => format!("replica {} waits for a machine", trial.num),
+        (None, Stage::Starts) => format!("replica {} starts", trial.num),
+        (None, Stage::Runs | Stage::Ready) => format!("replica {} takes no requests yet", trial.num),
+    })
+}
+
+fn replicas(count: u32) -> String {
+    if count == 1 { "1 replica".to_owned() } else { format!("{count} replicas") }
+}

@@ -1,0 +1,114 @@
+//! How many replicas a group shall have, by what is measured.
+
+use std::cmp::Ordering;
+
+use super::{Group, Memory};
+use crate::{
+    config::traffic::Metric,
+    time::{Span, Timestamp},
+};
+
+/// The window of a scaling that names none.
+pub const WINDOW: Span = Span::secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    pub metric: Metric,
+    /// What one replica is to get of it.
+    pub target: f64,
+    pub window: Span,
+    pub up_after: Span,
+    pub down_after: Span,
+    /// Requests that a replica gets at once, where that is bounded.
+    pub at_once: Option<u32>,
+}
+
+/// What came within a window, over all who carry requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Requests that were let through.
+    pub requests: u64,
+    /// The time that requests were on their way, all of them together: two for a second are two seconds.
+    pub in_flight_us: u64,
+    /// The part of that in which they waited for a replica.
+    pub waiting_us: u64,
+}
+
+/// A measure in words, and the replicas that it asks for.
+struct Reading {
+    words: String,
+    wish: u32,
+}
+
+fn read(scaling: &Scaling, traffic: &Traffic) -> Reading {
+    let window = (scaling.window.0 as f64).max(1.0);
+    let (target, secs) = (scaling.target, scaling.window.as_secs());
+    let (words, replicas) = match scaling.metric {
+        Metric::Rps => {
+            let rate = traffic.requests as f64 / (window / 1e6);
+            (
+                format!("{rate:.2} requests per second over {secs} s (target {target} each)"),
+                (rate / target).ceil(),
+            )
+        }
+        Metric::Concurrency => {
+            let at_once = traffic.in_flight_us as f64 / window;
+            (
+                format!("{at_once:.2} requests at once over {secs} s (target {target} each)"),
+                (at_once / target).ceil(),
+            )
+        }
+        Metric::QueueDepth => {
+            let waiting = traffic.waiting_us as f64 / window;
+            let served = traffic.in_flight_us.saturating_sub(traffic.waiting_us) as f64 / window;
+            // A queue that is empty says nothing about who keeps it empty.
+            let busy = scaling.at_once.map_or(0.0, |max| (served / f64::from(max.max(1))).ceil());
+            (
+                format!(
+                    "{waiting:.2} requests waiting (target {target} each) and {served:.2} at replicas over {secs} s"
+                ),
+                (waiting / target).ceil().max(busy),
+            )
+        }
+    };
+    Reading { words, wish: count(replicas) }
+}
+
+/// How many there shall be.
+pub(super) fn scaled(group: &Group, before: Memory, now: Timestamp, why: &mut Vec<String>) -> Memory {
+    let current = before.desired.clamp(group.min, group.max);
+    let stays = |said: Option<String>| Memory { desired: current, scaled_at: before.scaled_at, said };
+    let Some(scaling) = group.scaling else { return stays(None) };
+    if group.replicas.iter().any(|replica| !replica.current) {
+        return stays(Some("scaling pauses while a deployment lasts".to_owned()));
+    }
+    let Some(traffic) = group.traffic else {
+        return stays(Some("nobody says what came: the number stays".to_owned()));
+    };
+    let Reading { words, wish } = read(&scaling, &traffic);
+    // Somebody waits for the first one, however little the measure says yet.
+    let wakes = current == 0 && traffic.requests > 0;
+    let wish = wish.max(u32::from(wakes)).clamp(group.min, group.max);
+    let delay = match wish.cmp(&current) {
+        Ordering::Equal => return stays(Some(words)),
+        Ordering::Greater if current == 0 => Span::ZERO,
+        Ordering::Greater => scaling.up_after,
+        Ordering::Less => scaling.down_after,
+    };
+    let ripe = before.scaled_at + delay;
+    if now < ripe {
+        let left = ripe.since(now).as_secs() + 1;
+        return stays(Some(format!("{words} ask for {wish}, in {left} s at the earliest")));
+    }
+    why.push(format!("group {}: {current} to {wish} replicas, because of {words}", group.name));
+    Memory { desired: wish, scaled_at: now, said: Some(words) }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it saturates, and is bounded after"
+)]
+fn count(replicas: f64) -> u32 {
+    replicas as u32
+}

@@ -1,0 +1,311 @@
+//! Numbers of replicas, as words.
+
+use super::{rollout::State, *};
+use crate::{config::traffic::Metric, time::Span};
+
+const NOW: Timestamp = Timestamp::from_secs(10_000);
+
+/// `0:ready 1:starts! 2:-`: a `!` is out of date, a `-` was there once.
+fn group(text: &str, range: (u32, u32)) -> Group {
+    let mut group = Group {
+        name: "0".to_owned(),
+        min: range.0,
+        max: range.1,
+        scaling: None,
+        replicas: vec![],
+        free: vec![],
+        leaving: vec![],
+        traffic: None,
+    };
+    for word in text.split_whitespace() {
+        let (num, stage) = word.split_once(':').unwrap();
+        let num = num.parse().unwrap();
+        let stage = match stage.trim_end_matches('!') {
+            "waits" => Stage::Waits,
+            "starts" => Stage::Starts,
+            "runs" => Stage::Runs,
+            "ready" => Stage::Ready,
+            "leaves" => {
+                group.leaving.push(num);
+                continue;
+            }
+            _ => {
+                group.free.push(num);
+                continue;
+            }
+        };
+        group.replicas.push(Replica { num, current: !word.ends_with('!'), stage });
+    }
+    group
+}
+
+fn told(wanted: &Wanted) -> String {
+    let start: Vec<_> = wanted.start.iter().map(|start| start.replica.to_string()).collect();
+    let surplus: Vec<_> = wanted.surplus.iter().map(u32::to_string).collect();
+    format!("want {}; away {}", start.join(","), surplus.join(","))
+}
+
+fn memory(desired: u32) -> BTreeMap<String, Memory> {
+    BTreeMap::from([("0".to_owned(), Memory { desired, scaled_at: NOW, said: None })])
+}
+
+#[track_caller]
+fn check(text: &str, desired: u32, expect: &str) {
+    check_pace(text, desired, &Pace::default(), expect);
+}
+
+#[track_caller]
+fn check_pace(text: &str, desired: u32, pace: &Pace, expect: &str) {
+    let wanted = decide(&[group(text, (0, 9))], &memory(desired), pace, NOW, NOW);
+    assert_eq!(told(&wanted), expect, "{text}");
+}
+
+#[test]
+fn replicas_are_added_and_taken_away_to_the_wanted_number() {
+    check("", 2, "want 0,1; away ");
+    check("0:ready", 3, "want 0,1,2; away ");
+    check("0:ready 1:-", 2, "want 0,1; away ");
+    // One that leaves is waited for: its place is not free yet.
+    check("0:ready 1:leaves", 2, "want 0; away ");
+    check("0:ready 1:leaves", 3, "want 0,2; away ");
+    check("0:leaves 1:leaves 2:-", 1, "want ; away ");
+    check("0:- 1:leaves", 2, "want 0; away ");
+    check("0:- 1:-", 1, "want 0; away ");
+    // Those that are furthest stay, of equals the lower numbers.
+    check("0:waits 1:ready 2:ready 3:runs", 2, "want 1,2; away 0,3");
+    check("0:ready 1:ready 2:ready", 1, "want 0; away 1,2");
+    check("0:ready 1:ready!", 0, "want ; away 0,1");
+}
+
+#[test]
+fn old_replicas_leave_only_as_newer_ones_are_ready() {
+    check("0:ready! 1:ready!", 2, "want 0,1,2; away ");
+    check("0:ready! 1:ready! 2:starts", 2, "want 0,1,2; away ");
+    check("0:ready! 1:ready! 2:ready", 2, "want 0,2; away 1");
+    check("0:ready! 1:leaves 2:ready", 2, "want 0,2; away ");
+    check("0:ready! 2:ready 1:-", 2, "want 0,1,2; away ");
+    check("0:ready! 2:ready 1:ready", 2, "want 1,2; away 0");
+    check("2:ready 1:ready", 2, "want 1,2; away ");
+    // One that takes no requests is no loss.
+    check("0:ready! 1:starts!", 2, "want 0,2; away 1");
+    // Newer ones that never get ready leave the old ones where they are.
+    check("0:ready! 1:runs", 1, "want 0,1; away ");
+}
+
+#[test]
+fn surge_and_unavailability_say_how_many_there_are_meanwhile() {
+    let fast = Pace { surge: 2, ..Pace::default() };
+    check_pace("0:ready! 1:ready!", 2, &fast, "want 0,1,2,3; away ");
+    // Without room for more, one has to go first, and its place is waited for.
+    let tight = Pace { surge: 0, unavailable: 1, ..Pace::default() };
+    check_pace("0:ready! 1:ready!", 2, &tight, "want 0; away 1");
+    check_pace("0:ready! 1:leaves", 2, &tight, "want 0; away ");
+    check_pace("0:ready! 1:-", 2, &tight, "want 0,1; away ");
+    check_pace("0:ready! 1:runs", 2, &tight, "want 0,1; away ");
+    check_pace("0:ready! 1:ready", 2, &tight, "want 1; away 0");
+    let all = Pace { surge: 0, unavailable: 9, ..Pace::default() };
+    check_pace("0:ready! 1:ready!", 2, &all, "want ; away 0,1");
+}
+
+const SCALING: Scaling = Scaling {
+    metric: Metric::Rps,
+    target: 2.0,
+    window: Span::secs(60),
+    up_after: Span::secs(300),
+    down_after: Span::secs(600),
+    at_once: None,
+};
+
+/// Desired before, seconds since, what came in a minute, desired after.
+#[track_caller]
+fn check_by(scaling: Scaling, before: u32, waited: i64, traffic: Option<Traffic>, after: u32) -> Wanted {
+    let group = Group { scaling: Some(scaling), traffic, ..group("", (0, 4)) };
+    let scaled_at = NOW - Span::secs(waited);
+    let memory = Memory { desired: before, scaled_at, said: None };
+    let memory = BTreeMap::from([("0".to_owned(), memory)]);
+    let wanted = decide(&[group], &memory, &Pace::default(), NOW, NOW);
+    assert_eq!(wanted.memory["0"].desired, after, "{before} {waited} {traffic:?}");
+    assert_eq!(wanted.why.is_empty(), before == after);
+    assert_eq!(wanted.memory["0"].scaled_at, if before == after { scaled_at } else { NOW });
+    wanted
+}
+
+#[track_caller]
+fn check_scaling(before: u32, waited: i64, requests: Option<u64>, after: u32) {
+    let traffic = requests.map(|requests| Traffic { requests, ..Traffic::default() });
+    check_by(SCALING, before, waited, traffic, after);
+}
+
+#[test]
+fn the_rate_decides_how_many_and_the_delays_when() {
+    // From nothing at once: one request is enough.
+    check_scaling(0, 0, Some(1), 1);
+    check_scaling(0, 0, Some(60 * 5), 3);
+    check_scaling(0, 0, Some(0), 0);
+    check_scaling(1, 299, Some(60 * 5), 1);
+    check_scaling(1, 300, Some(60 * 5), 3);
+    check_scaling(1, 300, Some(60 * 100), 4);
+    check_scaling(3, 599, Some(0), 3);
+    check_scaling(3, 600, Some(60 * 4), 2);
+    check_scaling(3, 600, Some(0), 0);
+    // Nobody counts: nothing changes.
+    check_scaling(3, 6_000, None, 3);
+    check_scaling(3, 6_000, Some(60 * 6), 3);
+}
+
+/// So many on average over the minute.
+fn average(in_flight: u64, waiting: u64) -> Option<Traffic> {
+    let us = |n: u64| n * 60_000_000;
+    Some(Traffic { requests: 1, in_flight_us: us(in_flight), waiting_us: us(waiting) })
+}
+
+#[test]
+fn concurrency_counts_requests_that_are_on_their_way_at_once() {
+    let by = Scaling { metric: Metric::Concurrency, ..SCALING };
+    check_by(by, 1, 300, average(5, 0), 3);
+    check_by(by, 1, 299, average(5, 0), 1);
+    check_by(by, 3, 600, average(4, 4), 2);
+    // The first request wakes it, before it has lasted for any time.
+    check_by(by, 0, 0, average(0, 0), 1);
+    check_by(by, 0, 0, Some(Traffic::default()), 0);
+    check_by(by, 3, 6_000, None, 3);
+}
+
+#[test]
+fn depth_of_queue_counts_those_that_wait_and_keeps_whoever_is_busy() {
+    let by = Scaling { metric: Metric::QueueDepth, at_once: Some(4), ..SCALING };
+    check_by(by, 1, 300, average(10, 6), 3);
+    // Nobody waits, because three are at work: two would be too few.
+    check_by(by, 3, 600, average(10, 0), 3);
+    check_by(by, 3, 600, average(8, 0), 2);
+    check_by(by, 3, 600, average(0, 0), 0);
+    check_by(by, 0, 0, average(1, 1), 1);
+}
+
+#[test]
+fn scaling_says_what_it_measures_and_when_it_will_act() {
+    let said = |wanted: &Wanted| wanted.memory["0"].said.clone().unwrap();
+    let by = Scaling { metric: Metric::Concurrency, ..SCALING };
+    let late = said(&check_by(by, 1, 290, average(5, 0), 1));
+    assert_eq!(late, "5.00 requests at once over 60 s (target 2 each) ask for 3, in 11 s at the earliest");
+    let moved = check_by(by, 1, 300, average(5, 0), 3);
+    assert_eq!(
+        moved.why,
+        ["group 0: 1 to 3 replicas, because of 5.00 requests at once over 60 s (target 2 each)"]
+    );
+    assert_eq!(said(&check_by(by, 1, 300, None, 1)), "nobody says what came: the number stays");
+}
+
+#[test]
+fn a_deployment_pauses_scaling_and_numbers_are_unique_over_groups() {
+    let scaling = Scaling { target: 1.0, up_after: Span::ZERO, down_after: Span::ZERO, ..SCALING };
+    let traffic = Some(Traffic { requests: 6_000, ..Traffic::default() });
+    let first = Group { scaling: Some(scaling), traffic, ..group("0:ready!", (1, 4)) };
+    let second = Group { name: "1".to_owned(), ..group("1:ready", (2, 2)) };
+    let wanted = decide(&[first, second], &BTreeMap::new(), &Pace::default(), NOW, NOW);
+    assert_eq!(told(&wanted), "want 0,1,2,3; away ");
+    let groups: Vec<_> = wanted.groups.values().map(String::as_str).collect();
+    assert_eq!(groups, ["0", "1", "0", "1"]);
+    assert_eq!(wanted.memory["0"].desired, 1);
+}
+
+#[test]
+fn a_changed_range_bounds_what_was_wanted() {
+    let wanted = decide(&[group("0:ready", (3, 3))], &memory(1), &Pace::default(), NOW, NOW);
+    assert_eq!(told(&wanted), "want 0,1,2; away ");
+}
+
+/// Replicas of one group as above, and those on trial: number, seconds that it runs, ends by itself.
+fn judged(
+    text: &str,
+    desired: u32,
+    trials: &[(u32, i64, u32)],
+    pace: &Pace,
+    before: Option<&Rollout>,
+) -> Judged {
+    let group = group(text, (0, 9));
+    let trials: Vec<Trial> = trials
+        .iter()
+        .map(|(num, runs, failures)| Trial {
+            num: *num,
+            stage: group.replicas.iter().find(|one| one.num == *num).unwrap().stage,
+            since: Some(NOW - Span::secs(*runs)),
+            failures: *failures,
+            is_retried: *failures > 1,
+            said: Some("it answers 500".to_owned()),
+        })
+        .collect();
+    judge(2, (&[group], &memory(desired)), &trials, pace, true, before, NOW)
+}
+
+#[test]
+fn a_deployment_begins_goes_on_and_is_complete() {
+    let pace = Pace::default();
+    let first = judged("0:ready! 1:ready! 2:runs", 2, &[(2, 30, 0)], &pace, None);
+    assert_eq!((first.verdict, first.rollout.state), (Verdict::GoesOn, State::Rolling));
+    let words =
+        "deployment 2 begins: 2 replicas to replace, with at most 1 more and 0 fewer than 2 at a time";
+    assert_eq!(first.told, Some(("deployment", words.to_owned())));
+    assert_eq!(first.rollout.said.as_deref(), Some("replica 2: it answers 500"));
+    assert_eq!(first.due_at, Some(NOW + Span::secs(570)));
+    let next = judged("1:ready! 2:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
+    assert_eq!((next.told, next.rollout.ready, next.rollout.old), (None, 1, 1));
+    let last = judged("2:ready 3:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
+    assert_eq!((last.verdict, last.rollout.state), (Verdict::Settles, State::Complete));
+    assert_eq!(last.told.as_ref().map(|told| told.0), Some("deployed"));
+    // What was complete stays so, whatever becomes of its replicas.
+    let ill = judged("2:runs 3:ready", 2, &[(2, 9_999, 0)], &pace, Some(&last.rollout));
+    assert_eq!((ill.verdict, ill.told), (Verdict::Settles, None));
+    // Nobody has tried it: that is no reason to trust it.
+    assert_eq!(judged("", 0, &[], &pace, None).rollout.state, State::Asleep);
+}
+
+#[test]
+fn replicas_that_keep_ending_or_get_ready_too_late_end_a_deployment() {
+    let pace = Pace::default();
+    let rolls_back = |trial| {
+        let judged = judged("0:ready! 1:runs", 1, &[trial], &pace, None);
+        (judged.verdict == Verdict::RollsBack).then(|| judged.rollout.undid.unwrap().why)
+    };
+    assert_eq!(rolls_back((1, 599, 0)), None);
+    let late = "replica 1 is not ready after 600 s: it answers 500";
+    assert_eq!(rolls_back((1, 600, 0)).as_deref(), Some(late));
+    assert_eq!(rolls_back((1, 1, 1)).as_deref(), Some("replica 1 ended: it answers 500"));
+    assert_eq!(rolls_back((1, 1, 2)), None);
+    assert_eq!(rolls_back((1, 1, 3)).as_deref(), Some("replica 1 ended 3 times: it answers 500"));
+}
+
+#[test]
+fn a_way_back_is_another_deployment_and_is_told_until_the_next_one() {
+    let pace = Pace::default();
+    let failed = judged("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
+    let (word, told) = failed.told.unwrap();
+    assert_eq!(word, "rolled_back");
+    assert!(told.ends_with("; back to the configuration before it"), "{told}");
+    assert_eq!((failed.rollout.num, failed.rollout.state), (3, State::Rolling));
+    let back =
+        judge(3, (&[group("0:ready", (0, 9))], &memory(1)), &[], &pace, false, Some(&failed.rollout), NOW);
+    assert_eq!((back.rollout.state, back.rollout.undid.map(|undid| undid.num)), (State::Complete, Some(2)));
+}
+
+#[test]
+fn who_does_not_roll_back_is_told_once_that_it_failed() {
+    let pace = Pace { rolls_back: false, ..Pace::default() };
+    let failed = judged("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
+    assert_eq!((failed.verdict, failed.rollout.state), (Verdict::GoesOn, State::Failed));
+    assert_eq!(failed.told.map(|told| told.0), Some("deployment_failed"));
+    let still = judged("0:ready! 1:runs", 1, &[(1, 700, 0)], &pace, Some(&failed.rollout));
+    assert_eq!((still.told, still.rollout.said), (None, failed.rollout.said));
+    // There is nothing to go back to: the first configuration is waited for as long as it takes.
+    let group = group("1:runs", (0, 9));
+    let trial = Trial {
+        num: 1,
+        stage: Stage::Runs,
+        since: Some(Timestamp(0)),
+        failures: 9,
+        is_retried: false,
+        said: None,
+    };
+    let first = judge(0, (&[group], &memory(1)), &[trial], &Pace::default(), false, None, NOW);
+    assert_eq!((first.verdict, first.told), (Verdict::GoesOn, None));
+}

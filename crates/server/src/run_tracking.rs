@@ -1,0 +1,29 @@
+//! What the pipeline of runs remembers of a run between passes, beside the columns. Others may read it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use windlass_model::{
+    decide::replicas::{Memory, Rollout},
+    time::Timestamp,
+};
+
+use crate::db::runs::Run;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Tracking {
+    /// The cron slot that fired last.
+    pub(crate) fired: Option<Timestamp>,
+    /// How many replicas each group of a service shall have.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) groups: BTreeMap<String, Memory>,
+    /// How the newest deployment of a service stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rollout: Option<Rollout>,
+}
+
+impl Tracking {
+    pub(crate) fn of(run: &Run) -> Result<Self, serde_json::Error> {
+        run.tracking.as_deref().map_or_else(|| Ok(Self::default()), serde_json::from_str)
+    }
+}

@@ -1,0 +1,104 @@
+//! Gateways: what the server is told of them, and their processes.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{Caller, PATIENCE};
+use crate::{server::binary, stage::Stage};
+
+/// A process of a gateway. It ends with this.
+pub struct Node {
+    child: Child,
+    port: u16,
+    log: PathBuf,
+}
+
+impl Node {
+    /// The state of two processes with the same `name` is the same.
+    pub fn start(stage: &Stage, url: &str, token: &str, name: &str, port: u16) -> Self {
+        Self::start_with(stage, url, token, name, port, &[])
+    }
+
+    /// With more arguments.
+    pub fn start_with(stage: &Stage, url: &str, token: &str, name: &str, port: u16, more: &[String]) -> Self {
+        let file = stage.home().join("gateway.token");
+        std::fs::write(&file, token).unwrap();
+        let log = stage.home().join(format!("{name}.log"));
+        let said = File::options().create(true).append(true).open(&log).unwrap();
+        let child = Command::new(binary("windlass").unwrap())
+            .args(["gateway", "serve", "entry", "--server", url, "--address", "127.0.0.1"])
+            .args(["--listen", &format!("127.0.0.1:{port}")])
+            .args(more)
+            .arg("--token-file")
+            .arg(&file)
+            .arg("--state-dir")
+            .arg(stage.home().join(name))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(said)
+            .spawn()
+            .unwrap();
+        Self { child, port, log }
+    }
+
+    pub fn caller(&self, host: &str) -> Caller {
+        Caller::new(&format!("127.0.0.1:{}", self.port)).with_host(host)
+    }
+
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn ends(&mut self) {
+        let asked = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(asked.elapsed() < PATIENCE, "it does not end:\n{}", self.said());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A gateway of so many processes, and the token that they show.
+pub async fn gateway(stage: &mut Stage, name: &str, replicas: u32) -> String {
+    gateway_with(stage, name, replicas, &Value::Null).await
+}
+
+pub async fn gateway_with(stage: &mut Stage, name: &str, replicas: u32, certificate: &Value) -> String {
+    let configuration = json!({"type": "gateway", "name": name, "backend": "remote", "region": "here",
+        "domain": "Services.test", "certificate": certificate, "replicas": replicas});
+    let spec = json!({"configuration": configuration});
+    stage.project("gateways/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+    let made = stage.project("gateways/create_token", &json!({"name": name})).await;
+    made["token"].as_str().unwrap().to_owned()
+}
+
+/// Waits until it is in service, with so many processes.
+pub async fn is_running(stage: &mut Stage, nodes: usize) {
+    let asked = Instant::now();
+    loop {
+        let found = stage.project("gateways/get", &json!({"name": "entry"})).await;
+        if found["status"] == "running" && found["replicas"].as_array().unwrap().len() == nodes {
+            return;
+        }
+        assert!(asked.elapsed() < PATIENCE, "{found:#}\n{}", stage.server_log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
