@@ -122,29 +122,26 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
         scheduling["max_run_time"] = seconds.into();
     }
     let run = format!("sh=\"${{WINDLASS_ROOT:-}}{SCRIPT}\"; exec /bin/sh \"$sh\"");
-    let request = json!({
-        "name": spec.job_name,
-        "description": format!("job of run {}", inputs.run_name),
-        "state": "Committed",
-        "priority": priority(inputs.priority),
+    let description = format!("job of run {}", inputs.run_name);
+    let fields = [
+        ("name", json!(spec.job_name)),
+        ("description", json!(description)),
+        ("state", json!("Committed")),
+        ("priority", json!(priority(inputs.priority))),
         // Whether it is tried again is decided by its run.
-        "container_count_max": 1,
-        "use_existing": false,
-        "command": ["/bin/sh", "-c", run],
-        "cwd": ".",
-        "container_image": image(spec),
-        "environment": { JOB_VARIABLE: inputs.submission.to_string() },
-        "mounts": { OUTPUT: { "kind": "tmp" } },
-        "output_path": OUTPUT,
-        "runtime_constraints": constraints,
-        "scheduling_parameters": scheduling,
-        "secret_mounts": secrets,
-    });
-    match request {
-        Value::Object(request) => request,
-        // It was written as an object above.
-        _ => Map::new(),
-    }
+        ("container_count_max", json!(1)),
+        ("use_existing", json!(false)),
+        ("command", json!(["/bin/sh", "-c", run])),
+        ("cwd", json!(".")),
+        ("container_image", json!(image(spec))),
+        ("environment", json!({ JOB_VARIABLE: inputs.submission.to_string() })),
+        ("mounts", json!({ OUTPUT: { "kind": "tmp" } })),
+        ("output_path", json!(OUTPUT)),
+        ("runtime_constraints", constraints),
+        ("scheduling_parameters", scheduling),
+        ("secret_mounts", secrets.into()),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// A request names an image, even where plain processes are run.

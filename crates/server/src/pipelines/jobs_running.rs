@@ -290,7 +290,7 @@ impl JobsRunning {
         let begins = plan.actions.contains(&Action::SubmitJob) && plan.change.is_some();
         let runs = row.loaded.job.status == job::Status::Running && plan.ending.is_none();
         // Who does not answer is not asked twice.
-        if !begins && !(runs && learned.answered) {
+        if !(begins || runs && learned.answered) {
             return Ok(());
         }
         let Some(hosts) = names::of(&self.0, &row.loaded).await? else { return Ok(()) };

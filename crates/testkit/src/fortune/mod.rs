@@ -243,6 +243,8 @@ impl Play {
             trace: hasher.finish(),
             fired: world.fired.clone(),
             runs: self.asked.len(),
+            managed_jobs: 0,
+            outcomes: BTreeMap::new(),
             passes: world.rounds.iter().map(|rounds| rounds.len() as u64).sum(),
             calls: world.calls,
             virtual_secs: self.started.elapsed().as_secs(),

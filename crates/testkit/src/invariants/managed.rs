@@ -63,7 +63,7 @@ pub struct TaskRow {
 
 pub(super) fn safety(h: &History) -> Vec<Violation> {
     let mut found: Vec<Violation> =
-        h.watched.iter().map(|(id, what)| broken(*id, format!("at a write: {what}"))).collect();
+        h.watched.iter().map(|(id, what)| broken(id, format!("at a write: {what}"))).collect();
     // Most histories have none, and the rest would look through all their events for nothing.
     if h.managed.is_empty() {
         return found;
@@ -239,8 +239,9 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
         .filter(|job| !job.host_lost)
         .filter_map(|job| Some((SubmissionId(job.id), *attempts.get(&job.run_id)?)))
         .collect();
-    // By task: when each container began and ended, and of which attempt it was.
-    let mut lives: BTreeMap<(Uuid, usize), BTreeMap<SubmissionId, (i64, i64, u32)>> = BTreeMap::new();
+    /// When a container began and ended, and of which attempt it was.
+    type Life = (i64, i64, u32);
+    let mut lives: BTreeMap<(Uuid, usize), BTreeMap<SubmissionId, Life>> = BTreeMap::new();
     for entry in &h.journal {
         let Some(attempt) = of.get(&entry.submission) else { continue };
         let lives = lives.entry((attempt.job, attempt.task)).or_default();
