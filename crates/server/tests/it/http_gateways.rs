@@ -43,7 +43,8 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
 
     let ask = json!({ "node": NODE, "address": "edge.example" });
     let first = server.ok(&mine, "/api/gateway/routes", ask.clone()).await;
-    assert_eq!(first["routes"], json!({ "services": [], "sites": {} }));
+    let nothing = json!({ "services": [], "sites": {}, "own": "gateway.a.example", "certificate": null });
+    assert_eq!(first["routes"], nothing);
     let again = json!({ "node": NODE, "version": first["version"], "wait_ms": 1 });
     let again = server.ok(&mine, "/api/gateway/routes", again).await;
     assert_eq!((&again["version"], &again["routes"]), (&first["version"], &Value::Null));
