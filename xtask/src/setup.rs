@@ -39,6 +39,11 @@ const NEEDS: &[Need] = &[
         packages: &["docker.io", "containerd", "runc", "iptables"],
     },
     Need {
+        what: "Podman, over which the agent runs tasks as well",
+        here: || process::answers("podman", &["--version"]),
+        packages: &["podman"],
+    },
+    Need {
         what: "a static busybox, of which test images are made",
         here: || process::answers("busybox", &["true"]),
         packages: &["busybox-static"],

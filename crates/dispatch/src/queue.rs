@@ -30,9 +30,15 @@ pub struct Door {
 /// Who a dispatcher is to people: containers may ask for it by its name.
 #[derive(Clone, Debug)]
 pub struct Name {
-    /// `slurm`, …
-    pub kind: &'static str,
-    pub name: String,
+    kind: &'static str,
+    name: String,
+}
+
+impl Name {
+    /// That of a cluster of Slurm.
+    pub fn of_slurm(name: String) -> Self {
+        Self { kind: "slurm", name }
+    }
 }
 
 /// A lock that was just taken.

@@ -138,7 +138,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
                 ..slurm::Settings::new(tag, executor(&common)?)
             };
             let scheduler = Slurm::since(settings, begun);
-            Ok(turn(serve(common, scheduler, begun, Some(Name { kind: "slurm", name })))?)
+            Ok(turn(serve(common, scheduler, begun, Some(Name::of_slurm(name))))?)
         }
     }
 }

@@ -50,7 +50,8 @@ const BACKOFF: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// What a shell says of SIGKILL.
 const KILLED: i64 = 137;
-const OOM_TOLD_WITHIN: Duration = Duration::from_millis(300);
+/// A busy engine takes its time.
+const OOM_TOLD_WITHIN: Duration = Duration::from_secs(1);
 const OOM_POLL: Duration = Duration::from_millis(30);
 /// By then an engine that was told to stop has gone, unless others of its containers ignore that they were asked.
 const GOING_DOWN: Duration = Duration::from_secs(6);
