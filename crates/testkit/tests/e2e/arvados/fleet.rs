@@ -48,7 +48,23 @@ impl Field {
         let spec = json!({"configuration": fleet, "configuration_path": "fleet.yml", "profile": {"name": "default"}});
         let body = json!({"plan": {"spec": spec, "current_resource": null}, "force": false});
         field.post("fleets/apply", &body).await;
+        field.offers().await;
         field
+    }
+
+    /// What the dispatcher told, once it did.
+    async fn offers(&mut self) -> Vec<Value> {
+        let body = json!({"run_spec": spec(&task("plan", "true", json!({})))});
+        let since = Instant::now();
+        loop {
+            let plan = self.post("runs/get_plan", &body).await;
+            let offers = plan["job_plans"][0]["offers"].as_array().cloned().unwrap_or_default();
+            if !offers.is_empty() {
+                return offers;
+            }
+            assert!(since.elapsed() < PATIENCE, "no offer comes: {plan:#}\n{}", self.ground.dispatcher_log());
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     async fn post(&mut self, path: &str, body: &Value) -> Value {
@@ -100,18 +116,7 @@ fn last(run: &Value) -> &Value {
 async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
     let mut field = Field::start().await;
 
-    // What the dispatcher told becomes an offer.
-    let since = Instant::now();
-    let offers = loop {
-        let plan =
-            field.post("runs/get_plan", &json!({"run_spec": spec(&task("plan", "true", json!({})))})).await;
-        let offers = plan["job_plans"][0]["offers"].as_array().cloned().unwrap_or_default();
-        if !offers.is_empty() {
-            break offers;
-        }
-        assert!(since.elapsed() < PATIENCE, "no offer comes: {plan:#}\n{}", field.ground.dispatcher_log());
-        tokio::time::sleep(LOOK).await;
-    };
+    let offers = field.offers().await;
     assert_eq!(
         (&offers[0]["backend"], &offers[0]["region"]),
         (&json!("slurm"), &json!("hpc")),
