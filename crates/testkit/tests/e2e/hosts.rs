@@ -108,7 +108,12 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     job["nodes"] = json!(2);
     job["retry"] = json!({"on_events": ["error", "interruption"], "duration": 3600});
     stage.apply(&job).await;
-    let run = stage.reaches("lost", &["running"]).await;
+    // Its first node makes a run running; the other one may come later.
+    let run = stage.eventually_run("lost", AFTER_SILENCE, |run| {
+        let runs = |node: usize| run["jobs"][node]["job_submissions"][0]["status"] == "running";
+        runs(0) && runs(1)
+    });
+    let run = run.await;
     stage.says("lost", "up").await;
     let lost = host_of(&lab, &run, 1);
     lab.host(lost).power_off().unwrap();
