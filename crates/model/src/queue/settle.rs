@@ -168,7 +168,9 @@ fn drop_unwanted(world: &mut World, now: Timestamp) {
     let idle: Vec<String> = world
         .containers
         .values()
-        .filter(|one| one.state == Status::Queued && world.live_requests(&one.uuid).is_empty())
+        // One that is locked has not begun. Whoever holds it finds it gone; were it given back, nobody would ask for it.
+        .filter(|one| matches!(one.state, Status::Queued | Status::Locked))
+        .filter(|one| world.live_requests(&one.uuid).is_empty())
         .filter(|one| {
             world.requests.values().any(|request| request.container_uuid.as_ref() == Some(&one.uuid))
         })
@@ -178,6 +180,7 @@ fn drop_unwanted(world: &mut World, now: Timestamp) {
         if let Some(container) = world.containers.get_mut(&uuid) {
             container.state = Status::Cancelled;
             container.finished_at = Some(now);
+            container.auth_uuid = None;
             container.runtime_status.insert("reason".to_owned(), "priority_zero".into());
         }
     }
@@ -299,5 +302,19 @@ mod tests {
             Value::Object(both.clone()),
             json!({ "partitions": ["x", "y"], "preemptible": false, "max_run_time": 20 })
         );
+    }
+
+    #[test]
+    fn what_is_locked_for_nobody_is_not_left_behind() {
+        let mut gone = request("r", "c", 5);
+        gone.state = Stage::Final;
+        for state in [Status::Queued, Status::Locked] {
+            let mut world = world(&[container("c", state)], &[gone.clone()]);
+            settle(&mut world, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
+            assert_eq!(world.containers["c"].state, Status::Cancelled, "{state}");
+        }
+        let mut runs = world(&[container("c", Status::Running)], &[gone]);
+        settle(&mut runs, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
+        assert_eq!(runs.containers["c"].state, Status::Running, "what runs is ended by who runs it");
     }
 }
