@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use windlass_api::agent::{
     client::LogPart,
-    runner::{JobStarted, Metrics},
+    runner::{Hosts, JobStarted, Metrics},
     shim::{TaskInfo, TaskSpec},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
@@ -78,6 +78,9 @@ impl Agents for Crew {
     }
     fn open_gate(&self, call: Call) -> Answer<'_, ()> {
         passed_on!(self, call.instance, open_gate(call))
+    }
+    fn tell_hosts<'a>(&'a self, call: Call, hosts: &'a Hosts) -> Answer<'a, ()> {
+        passed_on!(self, call.instance, tell_hosts(call, hosts))
     }
     fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {
         passed_on!(self, call.instance, connect(call, port))
