@@ -29,7 +29,7 @@ use crate::{
     db::{agents as rows, containers, jobs},
     inventory,
     job_orders::queued::Queued,
-    services::queue::{self, Asker, ask, take},
+    services::queue::{self, Asker, ask, output, take},
 };
 
 const MIB: u64 = 1 << 20;
@@ -162,25 +162,14 @@ impl QueueHosts {
         let (app, container) = self.known(call).await?;
         let failed = |error| silent(call.instance, &error);
         let is_complete = container.is_final();
-        let kept = STREAMS.iter().find(|(log, _)| *log == stream).map(|(_, kept)| *kept);
-        let attempt = containers::output_attempt(app.db(), &container.uuid).await.map_err(failed)?;
-        let (Some(stream), Some(attempt)) = (kept, attempt) else {
+        let Some((_, kept)) = STREAMS.iter().find(|(log, _)| *log == stream) else {
             return Ok(LogPart { bytes: Bytes::new(), end: 0, is_complete });
         };
-        let end = containers::output_end(app.db(), &container.uuid, attempt, stream).await.map_err(failed)?;
+        let end = output::end(app.db(), &container.uuid, kept).await.map_err(failed)?;
         let from = i64::try_from(offset).unwrap_or(i64::MAX);
-        let mut bytes = Vec::new();
-        for (at, piece) in
-            containers::output(app.db(), &container.uuid, attempt, stream, from).await.map_err(failed)?
-        {
-            let skip = usize::try_from(from.saturating_sub(at)).unwrap_or(0);
-            bytes.extend_from_slice(piece.get(skip.min(piece.len())..).unwrap_or_default());
-            if bytes.len() >= limit {
-                break;
-            }
-        }
+        let mut bytes = output::page(app.db(), &container.uuid, kept, from).await.map_err(failed)?;
         bytes.truncate(limit);
-        Ok(LogPart { bytes: bytes.into(), end: u64::try_from(end).unwrap_or_default(), is_complete })
+        Ok(LogPart { bytes: bytes.into(), end, is_complete })
     }
 }
 
@@ -256,19 +245,10 @@ impl Agents for QueueHosts {
     fn pull(&self, call: Call) -> Answer<'_, Pulled> {
         async move {
             let (app, container) = self.known(call).await?;
-            let log_end = match containers::output_attempt(app.db(), &container.uuid).await {
-                Ok(Some(attempt)) => {
-                    let end = containers::output_end(app.db(), &container.uuid, attempt, "stdout").await;
-                    end.map_err(|error| silent(call.instance, &error))?
-                }
-                Ok(None) => 0,
-                Err(error) => return Err(silent(call.instance, &error)),
-            };
-            let record = JobRecord {
-                states: states(&container),
-                log_end: u64::try_from(log_end).unwrap_or_default(),
-                log_complete: container.is_final(),
-            };
+            let log_end = output::end(app.db(), &container.uuid, "stdout").await;
+            let log_end = log_end.map_err(|error| silent(call.instance, &error))?;
+            let record =
+                JobRecord { states: states(&container), log_end, log_complete: container.is_final() };
             Ok(Pulled { record, no_connections_secs: None })
         }
         .boxed()

@@ -5,7 +5,7 @@ use windlass_model::queue::Who;
 use super::{Asker, Error, Result, write::job_of};
 use crate::{
     app::App,
-    db::{Unit, containers, jobs},
+    db::{Db, DbError, Unit, containers, jobs},
 };
 
 /// Kept of one stream of one attempt. What comes after is not taken: the answer tells how far the stream is known.
@@ -56,11 +56,23 @@ pub async fn append(
 pub async fn read(app: &App, asker: &Asker, uuid: &str, stream: &str, from: i64) -> Result<Vec<u8>> {
     known(stream)?;
     super::records::container(app, asker, uuid).await?;
-    let Some(attempt) = containers::output_attempt(app.db(), uuid).await? else { return Ok(Vec::new()) };
+    Ok(page(app.db(), uuid, stream, from).await?)
+}
+
+/// The same, for who may read it anyway.
+pub async fn page(db: &Db, uuid: &str, stream: &str, from: i64) -> Result<Vec<u8>, DbError> {
+    let Some(attempt) = containers::output_attempt(db, uuid).await? else { return Ok(Vec::new()) };
     let mut bytes = Vec::new();
-    for (at, piece) in containers::output(app.db(), uuid, attempt, stream, from).await? {
+    for (at, piece) in containers::output(db, uuid, attempt, stream, from).await? {
         let skip = usize::try_from(from - at).unwrap_or(0);
         bytes.extend_from_slice(piece.get(skip.min(piece.len())..).unwrap_or_default());
     }
     Ok(bytes)
+}
+
+/// How far a stream of the last attempt that wrote is known.
+pub async fn end(db: &Db, uuid: &str, stream: &str) -> Result<u64, DbError> {
+    let Some(attempt) = containers::output_attempt(db, uuid).await? else { return Ok(0) };
+    let end = containers::output_end(db, uuid, attempt, stream).await?;
+    Ok(u64::try_from(end).unwrap_or_default())
 }
