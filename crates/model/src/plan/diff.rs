@@ -1,9 +1,11 @@
 //! What a changed configuration means for what already runs: updated in place, rolled out, or refused
 //! because only a new one would do.
 //!
-//! Works on the normalised JSON, as stored. An absent field and a null one are the same.
+//! Works on the JSON as stored. An absent field, a null one and one that says its default are the same.
 
 use serde_json::{Map, Value};
+
+use crate::config::Configuration;
 
 /// How a changed field takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,7 +74,7 @@ const FLEET: [&str; 10] = [
 /// What changed in a run's configuration (the object with `type`), in the order of the new one.
 pub fn run_configuration(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
     let kind = field(new, "type").as_str().unwrap_or_default();
-    each_change(old, new, |name| {
+    each_change(&in_full(old), &in_full(new), |name| {
         let how = match kind {
             "service" if SERVICE_IN_PLACE.contains(&name) => Some(How::InPlace),
             "service" if SERVICE_ROLLING.contains(&name) => Some(How::Rolling),
@@ -90,16 +92,40 @@ pub fn run_spec(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
     let service = field(after, "type").as_str() == Some("service");
     let mut changes = each_change(old, new, |name| match name {
         "configuration" => Ok(How::InPlace),
+        "profile" if alike(&choices(field(old, name)), &choices(field(new, name))) => Ok(How::InPlace),
         _ if CLIENT_ONLY.contains(&name) => Ok(How::InPlace),
         _ if service && REPO_STATE.contains(&name) => Ok(How::Rolling),
         _ => Err(name.to_owned()),
     })?;
-    changes.retain(|change| change.path != "configuration" && !CLIENT_ONLY.contains(&change.path.as_str()));
+    changes.retain(|change| {
+        !["configuration", "profile"].contains(&change.path.as_str())
+            && !CLIENT_ONLY.contains(&change.path.as_str())
+    });
     let under = |path: String| format!("configuration.{path}");
     let inner =
         run_configuration(before, after).map_err(|forbidden| Forbidden { path: under(forbidden.path) })?;
     let inner = inner.into_iter().map(|change| Change { path: under(change.path), ..change });
     Ok(inner.chain(changes).collect())
+}
+
+/// A configuration with what it leaves to defaults, in the one form that all spellings of a field have. Fields that
+/// are not known here stay as they are.
+pub fn in_full(configuration: &Value) -> Value {
+    let mut full = configuration.clone();
+    let known = Configuration::from_json(configuration).ok().and_then(|known| serde_json::to_value(known).ok());
+    if let (Some(full), Some(Value::Object(known))) = (full.as_object_mut(), known) {
+        full.extend(known);
+    }
+    full
+}
+
+/// What a profile decides; what it is called is of no consequence, and one that decides nothing is none.
+fn choices(profile: &Value) -> Value {
+    let mut chosen = profile.clone();
+    if let Some(chosen) = chosen.as_object_mut() {
+        chosen.retain(|name, value| !["name", "default"].contains(&name.as_str()) && !value.is_null());
+    }
+    if chosen.as_object().is_some_and(Map::is_empty) { Value::Null } else { chosen }
 }
 
 /// A run spec whose replicas are made as by `settled` again. What changes in place stays as it is: how many replicas

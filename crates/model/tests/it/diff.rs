@@ -53,9 +53,20 @@ fn a_service_updates_some_fields_in_place_and_rolls_out_others() {
 fn the_first_field_that_forbids_is_named() {
     check_run(service(), json!({"commands": ["x"], "auth": false, "nodes": 2}), "no: auth");
     check_run(service(), json!({"type": "task"}), "no: type");
-    let gone =
-        json!({"type": "service", "port": 8000, "commands": ["serve"], "replicas": {"min": 1, "max": 1}});
-    assert_eq!(words(diff::run_configuration(&service(), &gone)), "no: auth");
+    let open = with(service(), json!({"auth": false}));
+    let gone = with(service(), json!({"auth": null}));
+    assert_eq!(words(diff::run_configuration(&open, &gone)), "no: auth");
+}
+
+#[test]
+fn a_default_that_is_spelt_out_changes_nothing() {
+    let short = json!({"type": "service", "port": 8000, "commands": ["serve"], "replicas": "1..1"});
+    assert_eq!(words(diff::run_configuration(&service(), &short)), "");
+    let spec = |profile: Value| json!({"configuration": short, "profile": profile});
+    let unlike = |old: Value, new: Value| words(diff::run_spec(&spec(old), &spec(new)));
+    assert_eq!(unlike(json!({"name": "default", "backends": null}), Value::Null), "");
+    assert_eq!(unlike(json!({"name": "default"}), json!({"name": "cheap"})), "");
+    assert_eq!(unlike(json!({"name": "cheap", "max_price": 1}), json!({"name": "default"})), "no: profile");
 }
 
 #[test]

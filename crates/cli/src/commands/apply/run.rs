@@ -134,7 +134,8 @@ impl Step<'_> {
         output::say(&format!("`{}` is active, and {means}.", name_of(run)));
         let wanted = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
         let stored = run.run_spec.value().unwrap_or_default();
-        for line in changes::lines(&stored["configuration"], &wanted["configuration"]) {
+        let full = |spec: &Value| diff::in_full(&spec["configuration"]);
+        for line in changes::lines(&full(&stored), &full(&wanted)) {
             output::say(&output::printable(&format!("  {line}")));
         }
         if stored["repo_code_hash"] != wanted["repo_code_hash"] || stored["repo_data"] != wanted["repo_data"]

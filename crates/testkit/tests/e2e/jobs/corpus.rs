@@ -18,7 +18,7 @@ use super::{job, launch, nodes::with_lab, statuses, with_hosts};
 use crate::stage::Stage;
 
 /// Nothing lasts longer, even beside everything else that is tested.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 /// Files that last longer by themselves have their sleeps cut down, but for those that are cancelled.
 const LONG_SECS: i64 = 60;
 /// For those, a second is so long.

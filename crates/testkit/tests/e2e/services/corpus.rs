@@ -47,10 +47,12 @@ async fn a_request_that_means_two_things_reaches_no_service_through_the_server()
         }
         let got = statuses(stage.address(), &bytes);
         let seen = caller.get(&format!("{BASE}/seen")).unwrap().body;
-        // Who is refused by the proxy is refused here, and what comes after it is not listened to.
+        // Who is refused by the proxy is refused here, and what comes after it is not listened to. Bodies are
+        // passed on as they come: the head of a request with a bad one may be there before it is refused.
         let is_refused = case.ours.starts_with('4');
+        let has_begun = seen.contains("/first") && !case.name.starts_with("chunk");
         let is_good = match is_refused {
-            true => got.first().is_some_and(|status| (400..500).contains(status)) && !seen.contains("/first"),
+            true => got.first().is_some_and(|status| (400..500).contains(status)) && !has_begun,
             false => got.first() == Some(&200) && seen.contains("/first"),
         };
         if !is_good || seen.contains("smuggled") {
