@@ -112,7 +112,8 @@ pub fn run_spec(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
 /// are not known here stay as they are.
 pub fn in_full(configuration: &Value) -> Value {
     let mut full = configuration.clone();
-    let known = Configuration::from_json(configuration).ok().and_then(|known| serde_json::to_value(known).ok());
+    let known =
+        Configuration::from_json(configuration).ok().and_then(|known| serde_json::to_value(known).ok());
     if let (Some(full), Some(Value::Object(known))) = (full.as_object_mut(), known) {
         full.extend(known);
     }

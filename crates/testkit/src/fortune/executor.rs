@@ -41,6 +41,9 @@ impl Fate {
             1..=5 => Self::CrashesBefore,
             6..=10 => Self::CrashesAfter,
             11..=20 => Self::Hangs,
+            21..=35 => {
+                Self::Lives { prepares: rng.millis(50, 5_000), runs: rng.millis(60_000, 140_000), exit: 0 }
+            }
             _ => Self::Lives {
                 prepares: rng.millis(50, 5_000),
                 runs: rng.millis(100, 60_000),

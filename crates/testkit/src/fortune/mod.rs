@@ -374,7 +374,7 @@ async fn dispatch(client: Client, pool: PoolDoor, begun: Instant) {
             Err(_) => sleep(POLL).await,
         }
     };
-    let ways = Ways { begun, lost_after: Span::mins(1), environment: Vec::new() };
+    let ways = Ways { begun, lost_after: Span::secs(20), environment: Vec::new() };
     let mut dispatcher = Dispatcher::new(door, pool, ways);
     loop {
         // What went wrong comes again.

@@ -34,7 +34,9 @@ const SHUN: Duration = Duration::from_secs(60);
 pub(super) const FAILS: u64 = 10;
 const RATE_LIMITED: u64 = 3;
 const LIMITED_FOR: Duration = Duration::from_secs(20);
-const SILENT_FOR: Duration = Duration::from_secs(90);
+/// Shorter than many programs: their executors find out that they were given up.
+const SILENT_FOR: Duration = Duration::from_secs(30);
+const DOWN_FOR: Duration = Duration::from_secs(90);
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// The scheduler ends a job that takes longer.
 const TIME_LIMIT: Duration = Duration::from_secs(150);
@@ -303,7 +305,7 @@ impl Pool {
                 State::Booting | State::Silent => true,
                 State::Up => is_used(worker) || now - worker.since < IDLE_MAX,
                 State::Broken => is_used(worker),
-                State::Down => now - worker.since < SILENT_FOR,
+                State::Down => now - worker.since < DOWN_FOR,
             };
             if !is_wanted {
                 unused.push(worker.number);

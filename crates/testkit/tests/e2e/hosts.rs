@@ -41,8 +41,9 @@ async fn four_nodes_find_their_master_and_talk_to_it() {
     let mut stage = Stage::new(Machines::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let master = "for i in 1 2 3; do busybox nc -l -p 990$i > got.$i & done; wait; cat got.1 got.2 got.3";
-    let worker = "until echo \"rank $DSTACK_NODE_RANK of $DSTACK_NODES_NUM\" | \
-                  busybox nc $DSTACK_MASTER_NODE_IP 990$DSTACK_NODE_RANK; do sleep 0.1; done";
+    // Not by nc: the master's has nothing to say, and ours would take that for the end before it has read its line.
+    let worker = "until bash -c 'echo \"rank $DSTACK_NODE_RANK of $DSTACK_NODES_NUM\" > \
+                  /dev/tcp/$DSTACK_MASTER_NODE_IP/990$DSTACK_NODE_RANK' 2> /dev/null; do sleep 0.1; done";
     let both = format!("if [ $DSTACK_NODE_RANK = 0 ]; then {master}; else {worker}; fi");
     let mut job = small("cluster", &[&both, "echo \"$DSTACK_NODES_IPS\" | wc -l"]);
     job["nodes"] = json!(4);

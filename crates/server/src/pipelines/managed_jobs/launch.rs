@@ -16,6 +16,7 @@ use crate::{
     error::Error,
     pass_error::PassError,
     pipelines::Hands,
+    queue_backend,
     services::runs::submit,
 };
 
@@ -101,6 +102,9 @@ fn maker<'a>(hands: &Hands, row: &'a Row) -> Maker<'a> {
 
 /// Where nothing is rented, no node is ever taken away: whoever asks for such nodes gets the others.
 fn site(hands: &Hands) -> Site {
-    let rents = hands.backends.all().any(|backend| !matches!(backend.name(), "remote" | "local"));
+    let rents = hands
+        .backends
+        .all()
+        .any(|backend| !matches!(backend.name(), "remote" | "local" | queue_backend::NAME));
     Site { no_spot: !rents, ..Site::default() }
 }

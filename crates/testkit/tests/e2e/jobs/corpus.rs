@@ -141,8 +141,13 @@ async fn end(stage: &mut Stage, mut open: Vec<Running>) -> Vec<String> {
             left.push(one);
         }
         open = left;
-        let names: Vec<&Value> = open.iter().map(|one| &one.entry["file"]).collect();
-        assert!(began.elapsed() < PATIENCE, "these do not end: {names:?}\n{}", stage.server_log());
+        if began.elapsed() > PATIENCE {
+            let mut left = String::new();
+            for one in &open {
+                left += &format!("{}: {:#}\n", one.entry["file"], job(stage, one.id).await);
+            }
+            panic!("these do not end: {left}\n{}", stage.server_log());
+        }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     wrong

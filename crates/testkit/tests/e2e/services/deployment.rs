@@ -111,9 +111,11 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
     assert_eq!(why, "replica 1 ended: container exited with error, exit code 3");
 
     let told = events(&mut stage).await;
-    for word in
-        ["deployment 1 begins: 1 replica to replace", "rolled_back", "deployment 3 failed: replica 1 ended"]
-    {
+    for word in [
+        "deployment 1 begins: 1 replica to replace",
+        "deployment 3 failed: replica 1 ended",
+        "back to the configuration before it",
+    ] {
         assert!(told.contains(word), "{word} is not in {told}");
     }
     // What came is known within some seconds.
