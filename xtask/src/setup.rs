@@ -72,10 +72,10 @@ const NEEDS: &[Need] = &[
         what: "Slurm",
         // Its commands answer nothing without a cluster, not even their version.
         here: || {
-            ["slurmctld", "slurmd", "munged"].iter().all(|name| process::answers(name, &["-V"]))
+            ["slurmctld", "slurmd", "slurmrestd", "munged"].iter().all(|name| process::answers(name, &["-V"]))
                 && std::path::Path::new("/usr/bin/sbatch").exists()
         },
-        packages: &["slurmctld", "slurmd", "slurm-client", "munge"],
+        packages: &["slurmctld", "slurmd", "slurmrestd", "slurm-client", "munge"],
     },
     Need { what: "openssl", here: || process::answers("openssl", &["version"]), packages: &["openssl"] },
     Need {

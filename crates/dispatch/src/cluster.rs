@@ -29,6 +29,7 @@ pub struct Cluster {
     dir: PathBuf,
     munged: Option<Child>,
     controller: Option<Child>,
+    rest: Option<Child>,
     nodes: Vec<(String, Option<Child>)>,
 }
 
@@ -51,8 +52,9 @@ impl Cluster {
             fs::create_dir_all(dir.join(format!("spool/n{node}"))).expect("make a node's folder");
         }
         write_private(&dir.join("munge/key"), &random);
-        let mut cluster = Self { dir, munged: None, controller: None, nodes: Vec::new() };
+        let mut cluster = Self { dir, munged: None, controller: None, rest: None, nodes: Vec::new() };
         cluster.configure(sizes);
+        cluster.at_the_end("true");
         cluster.start_munged();
         cluster.start_controller();
         for node in 1..=sizes.len() {
@@ -80,6 +82,38 @@ impl Cluster {
     pub fn say(&self, program: &str, args: &[&str]) -> String {
         let output = self.program(program).args(args).output().expect("start one of Slurm's programs");
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// What the controller has a shell do when a job ends.
+    #[expect(clippy::expect_used, reason = "for tests: what cannot be written says so")]
+    pub fn at_the_end(&self, command: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (script, new) = (self.dir.join("ended"), self.dir.join("ended.new"));
+        fs::write(&new, format!("#!/bin/sh\n{command}\n")).expect("write what is done at the end of a job");
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("make it a program");
+        // Whole or not at all: the controller may be about to start it.
+        fs::rename(new, script).expect("put it in place");
+    }
+
+    /// Starts a `slurmrestd`, and says where it listens.
+    ///
+    /// # Panics
+    /// When it is not installed or does not start.
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    pub fn start_rest(&mut self) -> PathBuf {
+        let socket = self.dir.join("rest.sock");
+        let mut command = self.program("slurmrestd");
+        // It will not serve root, who is everybody here.
+        command.env("SLURMRESTD_SECURITY", "disable_user_check").arg("-f").arg(self.config());
+        command.args(["-a", "rest_auth/local", "-s", "openapi/v0.0.38"]);
+        command.arg(format!("unix:{}", socket.display()));
+        self.rest = Some(command.spawn().expect("start slurmrestd: is its package installed?"));
+        let since = Instant::now();
+        while !socket.exists() {
+            assert!(since.elapsed() < PATIENCE, "slurmrestd does not listen\n{}", self.logs());
+            std::thread::sleep(LOOK_EVERY);
+        }
+        socket
     }
 
     /// The controller dies as it would by a power cut.
@@ -149,7 +183,7 @@ impl Cluster {
         let mut command = Command::new(program);
         command.env("SLURM_CONF", self.config()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::null());
-        if matches!(program, "slurmctld" | "slurmd") {
+        if matches!(program, "slurmctld" | "slurmd" | "slurmrestd") {
             command.stdout(Stdio::null());
         }
         command
@@ -193,7 +227,7 @@ impl Cluster {
              SelectTypeParameters=CR_Core_Memory\nSchedulerType=sched/backfill\n\
              SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=2,sched_min_interval=0\n\
              PriorityType=priority/multifactor\nPriorityWeightPartition=2000000000\nPriorityCalcPeriod=1\n\
-             EnforcePartLimits=ALL\nJobCompType=jobcomp/none\nJobAcctGatherType=jobacct_gather/none\n\
+             EnforcePartLimits=ALL\nJobCompType=jobcomp/script\nJobCompLoc={dir}/ended\nJobAcctGatherType=jobacct_gather/none\n\
              AccountingStorageType=accounting_storage/none\nMpiDefault=none\nReturnToService=2\nMinJobAge=60\n\
              KillWait=5\nSlurmctldTimeout=10\nSlurmdTimeout=10\nInactiveLimit=0\nMessageTimeout=10\n\
              MailProg=/bin/true\nGresTypes=gpu\n",
@@ -243,6 +277,7 @@ impl Drop for Cluster {
                 std::thread::sleep(LOOK_EVERY);
             }
         }
+        end(self.rest.take(), Signal::TERM);
         for (_, child) in &mut self.nodes {
             end(child.take(), Signal::TERM);
         }

@@ -5,6 +5,7 @@
 
 #[cfg(feature = "cluster")]
 pub mod cluster;
+pub mod hook;
 pub mod local;
 pub mod metrics;
 pub mod news;

@@ -9,6 +9,7 @@ use tokio::{
 };
 use windlass_api::queue::Client;
 use windlass_dispatch::{
+    hook::{self, Hook},
     local::{self, Local},
     metrics::Metrics,
     news::News,
@@ -55,6 +56,10 @@ pub(crate) struct Common {
     /// Write figures to this file after every look, in the text format of Prometheus
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics_file: Option<PathBuf>,
+    /// Look at once when somebody knocks at this socket: `windlass dispatch knock FILE` does, from a hook of the
+    /// scheduler
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hook_socket: Option<PathBuf>,
     /// Look once, do what there is to do, and end
     #[arg(long)]
     pub(crate) once: bool,
@@ -75,6 +80,13 @@ pub(crate) enum Action {
     Token {
         #[command(flatten)]
         at: At,
+    },
+    /// Make a dispatcher look at once; for a hook that runs when a job ends
+    #[command(after_help = "Examples:\n  windlass dispatch knock /run/windlass/dispatch.sock")]
+    Knock {
+        /// What the dispatcher was given as `--hook-socket`
+        #[arg(value_name = "FILE")]
+        socket: PathBuf,
     },
     /// Run containers on this machine
     #[command(
@@ -115,6 +127,9 @@ pub(crate) enum Action {
         /// Quality of service for containers that may be preempted
         #[arg(long, value_name = "QOS")]
         preemptible_qos: Option<String>,
+        /// Hand jobs over through the `slurmrestd` at this socket, which is faster than a program for each
+        #[arg(long, value_name = "FILE")]
+        rest_socket: Option<PathBuf>,
     },
 }
 
@@ -122,19 +137,27 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
     let begun = Instant::now();
     match args.action {
         Action::Token { at } => token(&at),
+        Action::Knock { socket } => {
+            hook::knock(&socket).map_err(|error| {
+                Problem::caused(format!("knock at {}", socket.display()), &error)
+                    .hint("a dispatcher with `--hook-socket` listens there while it runs")
+            })?;
+            Ok(Exit::Done)
+        }
         Action::Local { common, dir, gpus } => {
             log(LogLevel::Info, LogFormat::Auto);
             let settings = local::Settings { dir, executor: executor(&common)?, size: None, gpus };
             let scheduler = Local::new(settings, begun);
             Ok(turn(serve(common, scheduler, begun, None))?)
         }
-        Action::Slurm { common, slurm_conf, tag, name, partition, account, preemptible_qos } => {
+        Action::Slurm { common, slurm_conf, tag, name, partition, account, preemptible_qos, rest_socket } => {
             log(LogLevel::Info, LogFormat::Auto);
             let settings = slurm::Settings {
                 config: slurm_conf,
                 partition,
                 account,
                 preemptible_qos,
+                rest: rest_socket,
                 ..slurm::Settings::new(tag, executor(&common)?)
             };
             let scheduler = Slurm::since(settings, begun);
@@ -181,6 +204,10 @@ async fn serve(
     let client = Client::new(&common.server, &token)?;
     let pause = Duration::from_secs_f64(common.poll.clamp(0.05, 3600.0));
     let news = News::listen(client.clone());
+    let hook = common.hook_socket.as_deref().map(|path| {
+        Hook::bind(path).map_err(|error| anyhow::anyhow!("listen at {}: {error}", path.display()))
+    });
+    let hook = hook.transpose()?;
     let door = loop {
         match Door::open(client.clone()).await {
             Ok(door) => break door.named(name),
@@ -211,8 +238,17 @@ async fn serve(
             return Ok(Exit::Done);
         }
         let rested = Instant::now() + (pause / 10).min(REST_MAX);
+        let knocked = async {
+            match &hook {
+                Some(hook) => hook.next().await,
+                None => std::future::pending().await,
+            }
+        };
         let woken = async {
-            news.next().await;
+            tokio::select! {
+                () = news.next() => {}
+                () = knocked => {}
+            }
             tokio::time::sleep_until(rested).await;
         };
         // What runs goes on without a dispatcher, and the next one finds it.

@@ -1,10 +1,11 @@
-//! Slurm, by its commands.
+//! Slurm, by its commands and, for what is asked most, its REST daemon.
 //!
 //! Jobs are known by name and tag, never by number alone: a controller that crashed gives the number of a
 //! forgotten job to the next one. Whatever a command says on a bad day means "unknown", never "empty".
 
 mod command;
 mod read;
+mod rest;
 mod translate;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
@@ -21,7 +22,7 @@ use windlass_model::{
 
 use crate::{
     scheduler::{Order, Pressure, Scheduler, SubmitError, Unknown},
-    slurm::command::Commands,
+    slurm::{command::Commands, rest::Rest},
 };
 
 /// A controller that hangs makes every command wait for its own timeout first.
@@ -45,6 +46,8 @@ pub struct Settings {
     pub partition: Option<String>,
     /// Quality of service for containers that may be preempted.
     pub preemptible_qos: Option<String>,
+    /// The socket of a `slurmrestd`, where jobs are handed over through one.
+    pub rest: Option<PathBuf>,
 }
 
 impl Settings {
@@ -58,6 +61,7 @@ impl Settings {
             account: None,
             partition: None,
             preemptible_qos: None,
+            rest: None,
         }
     }
 }
@@ -65,6 +69,7 @@ impl Settings {
 pub struct Slurm {
     settings: Settings,
     commands: Commands,
+    rest: Option<Rest>,
     begun: Instant,
     /// When the end of each job was first seen.
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
@@ -78,7 +83,8 @@ impl Slurm {
     /// With a clock that begins elsewhere: the dispatcher's.
     pub fn since(settings: Settings, begun: Instant) -> Self {
         let commands = Commands::new(settings.config.clone(), ANSWER_WITHIN);
-        Self { settings, commands, begun, ended: Mutex::default() }
+        let rest = settings.rest.clone().map(|socket| Rest { socket, within: ANSWER_WITHIN });
+        Self { settings, commands, rest, begun, ended: Mutex::default() }
     }
 
     /// The dispatcher's clock. Only differences count.
@@ -118,6 +124,9 @@ impl Scheduler for Slurm {
     }
 
     async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
+        if let Some(rest) = &self.rest {
+            return rest.submit(&translate::submission(order, &self.settings)).await;
+        }
         let args = translate::arguments(order, &self.settings);
         let script = translate::script(&order.attempt, &self.settings);
         match self.commands.submit(&args, &order.environment, &script).await {
@@ -147,7 +156,13 @@ impl Scheduler for Slurm {
     }
 
     async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {
-        let nice = format!("Nice={}", translate::nice(priority, self.settings.nice_step));
-        self.change("scontrol", &["update", &format!("JobId={job}"), &nice]).await
+        let nice = translate::nice(priority, self.settings.nice_step);
+        match &self.rest {
+            Some(rest) => rest.renice(job, nice).await,
+            None => {
+                let (job, nice) = (format!("JobId={job}"), format!("Nice={nice}"));
+                self.change("scontrol", &["update", &job, &nice]).await
+            }
+        }
     }
 }

@@ -66,7 +66,9 @@ fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> Life {
 
 /// Whether every node has told the controller what runs on it.
 pub(super) fn have_all_reported(states: &str) -> bool {
-    let silent = |state: &str| state.ends_with('*') || state.starts_with("unknown");
+    // One that is down for Slurm has no jobs left there: that is an answer too.
+    let is_settled = |state: &str| ["down", "drained"].iter().any(|word| state.starts_with(word));
+    let silent = |state: &str| state.starts_with("unknown") || state.ends_with('*') && !is_settled(state);
     let mut states = states.lines().map(str::trim).peekable();
     states.peek().is_some() && !states.any(silent)
 }
@@ -188,6 +190,7 @@ mod tests {
     #[test]
     fn r15_a_silent_node_makes_the_picture_incomplete() {
         assert!(have_all_reported("idle\nmixed\ndown\n"));
+        assert!(have_all_reported("idle\ndown*\n"), "given up for good is known");
         assert!(!have_all_reported("idle\nallocated*\n"));
         assert!(!have_all_reported("unknown\n"));
         assert!(!have_all_reported(""), "no node at all is no picture");

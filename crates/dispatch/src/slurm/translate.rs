@@ -1,5 +1,6 @@
-//! From what a container needs to what `sbatch` is told.
+//! From what a container needs to what Slurm is told.
 
+use serde_json::{Map, Value, json};
 use windlass_model::dispatch::Attempt;
 
 use super::Settings;
@@ -12,6 +13,7 @@ const NICE_MAX: i64 = 2_147_483_645;
 const MIB: u64 = 1 << 20;
 /// Time for the executor to end a container that is over its time, before Slurm ends both.
 const GRACE_MINUTES: i64 = 5;
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Absolute, so that it is the same for all dispatchers and after every restart.
 pub(super) fn nice(priority: u64, step: i64) -> i64 {
@@ -25,44 +27,89 @@ pub(super) fn priority(nice: i64, step: i64) -> Option<u64> {
     is_ours.then(|| u64::try_from(PRIORITY_MAX - nice / step).ok()).flatten()
 }
 
-/// Every value is an argument of its own: nothing is read by a shell.
+/// What a job is to be, whichever way Slurm is told.
+struct Asked<'a> {
+    name: String,
+    comment: &'a str,
+    cpus: u32,
+    memory_mib: u64,
+    nice: i64,
+    output: &'a str,
+    gres: Option<String>,
+    minutes: Option<i64>,
+    partition: Option<String>,
+    constraint: Option<String>,
+    account: Option<&'a str>,
+    qos: Option<&'a str>,
+}
+
+impl<'a> Asked<'a> {
+    fn of(order: &Order, settings: &'a Settings) -> Self {
+        let needs = &order.needs;
+        let joined = |words: &[String], by: &str| (!words.is_empty()).then(|| words.join(by));
+        Self {
+            name: order.attempt.to_string(),
+            comment: &settings.tag,
+            cpus: needs.cpus.max(1),
+            // Without it a job gets all memory of its node.
+            memory_mib: needs.memory.div_ceil(MIB).max(1),
+            nice: nice(order.priority, settings.nice_step),
+            output: &settings.output,
+            gres: (needs.gpus > 0).then(|| format!("gpu:{}", needs.gpus)),
+            minutes: needs.max_run_time.map(|limit| limit.as_secs().div_euclid(60) + 1 + GRACE_MINUTES),
+            partition: joined(&needs.partitions, ",").or_else(|| settings.partition.clone()),
+            constraint: joined(&needs.features, "&"),
+            account: settings.account.as_deref(),
+            qos: settings.preemptible_qos.as_deref().filter(|_| needs.preemptible),
+        }
+    }
+}
+
+/// For `sbatch`. Every value is an argument of its own: nothing is read by a shell.
 pub(super) fn arguments(order: &Order, settings: &Settings) -> Vec<String> {
-    let needs = &order.needs;
+    let asked = Asked::of(order, settings);
     let names: Vec<&str> = order.environment.iter().map(|(name, _)| name.as_str()).collect();
     let mut args = vec![
         "--parsable".to_owned(),
-        format!("--job-name={}", order.attempt),
-        format!("--comment={}", settings.tag),
+        format!("--job-name={}", asked.name),
+        format!("--comment={}", asked.comment),
         "--nodes=1".to_owned(),
         "--ntasks=1".to_owned(),
-        format!("--cpus-per-task={}", needs.cpus.max(1)),
-        // Without it a job gets all memory of its node.
-        format!("--mem={}", needs.memory.div_ceil(MIB).max(1)),
-        format!("--nice={}", nice(order.priority, settings.nice_step)),
+        format!("--cpus-per-task={}", asked.cpus),
+        format!("--mem={}", asked.memory_mib),
+        format!("--nice={}", asked.nice),
         "--no-requeue".to_owned(),
-        format!("--output={}", settings.output),
+        format!("--output={}", asked.output),
         // By name: everything else of the environment stays here.
         format!("--export={}", if names.is_empty() { "NIL".to_owned() } else { names.join(",") }),
     ];
-    if needs.gpus > 0 {
-        args.push(format!("--gres=gpu:{}", needs.gpus));
-    }
-    if let Some(limit) = needs.max_run_time {
-        args.push(format!("--time={}", limit.as_secs().div_euclid(60) + 1 + GRACE_MINUTES));
-    }
-    if !needs.partitions.is_empty() {
-        args.push(format!("--partition={}", needs.partitions.join(",")));
-    } else if let Some(partition) = &settings.partition {
-        args.push(format!("--partition={partition}"));
-    }
-    if !needs.features.is_empty() {
-        args.push(format!("--constraint={}", needs.features.join("&")));
-    }
-    args.extend(settings.account.iter().map(|account| format!("--account={account}")));
-    if needs.preemptible {
-        args.extend(settings.preemptible_qos.iter().map(|qos| format!("--qos={qos}")));
-    }
+    args.extend(asked.gres.map(|gres| format!("--gres={gres}")));
+    args.extend(asked.minutes.map(|minutes| format!("--time={minutes}")));
+    args.extend(asked.partition.map(|partition| format!("--partition={partition}")));
+    args.extend(asked.constraint.map(|constraint| format!("--constraint={constraint}")));
+    args.extend(asked.account.map(|account| format!("--account={account}")));
+    args.extend(asked.qos.map(|qos| format!("--qos={qos}")));
     args
+}
+
+/// The same for `slurmrestd`, script and environment included.
+pub(super) fn submission(order: &Order, settings: &Settings) -> Value {
+    let asked = Asked::of(order, settings);
+    let mut environment: Map<String, Value> =
+        order.environment.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
+    // It has none of its own to give, and nodes are not asked for theirs.
+    environment.entry("PATH").or_insert_with(|| PATH.into());
+    let mut job = json!({
+        "name": asked.name, "comment": asked.comment, "nodes": 1, "tasks": 1, "cpus_per_task": asked.cpus,
+        "memory_per_node": asked.memory_mib, "nice": asked.nice, "requeue": false,
+        "standard_output": asked.output, "current_working_directory": "/", "environment": environment,
+        "gres": asked.gres, "time_limit": asked.minutes, "partition": asked.partition,
+        "constraints": asked.constraint, "account": asked.account, "qos": asked.qos,
+    });
+    if let Some(job) = job.as_object_mut() {
+        job.retain(|_, value| !value.is_null());
+    }
+    json!({ "job": job, "script": script(&order.attempt, settings) })
 }
 
 /// The batch script: the executor takes its place. Both words are ours, and quoted all the same.
@@ -120,6 +167,20 @@ mod tests {
             assert!(args.iter().any(|arg| arg == want), "{want} is not in {args:?}");
         }
         assert!(!args.iter().any(|arg| arg.contains("secret")));
+    }
+
+    #[test]
+    fn slurmrestd_is_told_the_same_and_nothing_that_was_not_asked_for() {
+        let needs = Needs { cpus: 4, memory: (1 << 30) + 1, gpus: 2, ..Needs::default() };
+        let told = submission(&order(needs), &Settings::new("windlass:d1", "/usr/bin/windlass-agent"));
+        assert_eq!(
+            told["job"],
+            json!({"name": "wlass-dz642-a.2", "comment": "windlass:d1", "nodes": 1, "tasks": 1, "cpus_per_task": 4,
+                "memory_per_node": 1025, "nice": 400_000, "requeue": false, "standard_output": "/dev/null",
+                "current_working_directory": "/", "gres": "gpu:2",
+                "environment": {"WINDLASS_TOKEN": "secret", "PATH": PATH}})
+        );
+        assert!(told["script"].as_str().is_some_and(|script| script.ends_with("--attempt 2\n")), "{told}");
     }
 
     #[test]

@@ -181,3 +181,35 @@ async fn c5_jobs_of_others_are_not_seen() {
     assert!(said.trim().parse::<u32>().is_ok(), "{said}");
     assert_eq!(kit.slurm.look().await.unwrap().jobs, []);
 }
+
+#[tokio::test]
+async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_commands() {
+    let mut kit = Kit::start(&[Size { gpus: 2, ..SIZE }], r#"echo "$*" >> ran; env > environment"#);
+    let rest = Some(kit.cluster.start_rest());
+    kit.slurm = Slurm::new(Settings { rest, ..Kit::settings(&kit.cluster, kit.cluster.dir().join("executor")) });
+    let with_gpu = Needs { gpus: 1, features: vec!["any".into()], ..order("a", 600, 1).needs };
+    let id = kit.slurm.submit(&Order { needs: with_gpu, ..order("a", 600, 1) }).await.unwrap();
+    let over = |lower: &Lower| find(lower, "a").is_some_and(|job| job.life.is_over());
+    let seen = kit.until("the job ends", over).await;
+    assert_eq!((find(&seen, "a").unwrap().id.as_str(), find(&seen, "a").unwrap().priority), (id.as_str(), Some(600)));
+    assert_eq!(kit.written("ran"), "exec wlass-dz642-a --attempt 1\n");
+    let environment = kit.written("environment");
+    for want in ["WINDLASS_TOKEN=token-of-a", "SLURM_GPUS_ON_NODE=1", "SLURM_CPUS_ON_NODE=1"] {
+        assert!(environment.contains(want), "{want} is not in {environment}");
+    }
+    // One that is over is no trouble; what cannot be is refused with the reason.
+    kit.slurm.renice(&id, 100).await.unwrap();
+    kit.slurm.renice("99999", 100).await.unwrap();
+    let refused = kit.slurm.submit(&order("huge", 500, 64)).await;
+    assert!(
+        matches!(&refused, Err(SubmitError::Refused { why }) if why.contains("More processors")),
+        "{refused:?}"
+    );
+    let held = kit.cluster.say("sbatch", &["--parsable", "--hold", "--mem=10", "--wrap=true"]);
+    kit.slurm.renice(held.trim(), 900).await.unwrap();
+    assert_eq!(kit.cluster.say("squeue", &["-h", "-j", held.trim(), "-o", "%y"]).trim(), "100000");
+    kit.cluster.kill_controller();
+    let unclear = kit.slurm.submit(&order("b", 500, 1)).await;
+    assert!(matches!(unclear, Err(SubmitError::Unclear(_))), "{unclear:?}");
+    kit.cluster.start_controller();
+}

@@ -2,6 +2,7 @@
 
 mod agents;
 mod clock;
+mod clusters;
 mod crowds;
 mod database;
 mod docker;
@@ -21,6 +22,7 @@ pub fn all() -> Vec<Row> {
     let mut rows: Vec<Row> = [
         agents::ROWS,
         clock::ROWS,
+        clusters::ROWS,
         crowds::ROWS,
         database::ROWS,
         docker::ROWS,

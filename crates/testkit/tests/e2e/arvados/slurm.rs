@@ -8,8 +8,14 @@ use std::{
 };
 
 use serde_json::json;
-use windlass_dispatch::cluster::{Cluster, Size};
-use windlass_testkit::queue::{Asked, Ground, processes_with, wrongs};
+use windlass_dispatch::{
+    cluster::{Cluster, Size},
+    hook::Hook,
+};
+use windlass_testkit::{
+    queue::{Asked, Ground, processes_with, wrongs},
+    server::binary,
+};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(200);
@@ -411,4 +417,16 @@ fn named_after(above: &Path, field: &Field, depth: usize) -> Vec<String> {
         }
     }
     found
+}
+
+#[tokio::test]
+async fn the_end_of_any_job_is_knocked_at_the_dispatchers_door() {
+    let cluster = Cluster::start(&[SIZE]);
+    let door = cluster.dir().join("door.sock");
+    let hook = Hook::bind(&door).unwrap();
+    let windlass = binary("windlass").unwrap();
+    cluster.at_the_end(&format!("exec {} dispatch knock {}", windlass.display(), door.display()));
+    let said = cluster.say("sbatch", &["--parsable", "--mem=10", "--output=/dev/null", "--wrap=true"]);
+    assert!(said.trim().parse::<u32>().is_ok(), "{said}");
+    tokio::time::timeout(PATIENCE, hook.next()).await.expect("nobody knocked");
 }

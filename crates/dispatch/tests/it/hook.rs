@@ -1,0 +1,25 @@
+//! Knocks at a dispatcher's door.
+
+use windlass_dispatch::hook::{Hook, knock};
+
+#[tokio::test]
+async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
+    let dir = std::env::temp_dir().join(format!("windlass-hook-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    let path = dir.join("sock");
+    assert!(knock(&path).is_err(), "nobody is there");
+    drop(std::os::unix::net::UnixDatagram::bind(&path).unwrap());
+    let hook = Hook::bind(&path).unwrap();
+    for _ in 0..1_000 {
+        knock(&path).unwrap();
+    }
+    hook.next().await;
+    let again = std::pin::pin!(hook.next());
+    assert!(futures_util::poll!(again).is_pending(), "it was heard twice");
+    drop(hook);
+    assert!(!path.exists());
+    std::fs::write(&path, "mine").unwrap();
+    assert!(Hook::bind(&path).is_err());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
