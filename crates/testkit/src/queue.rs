@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeMap,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -44,7 +43,6 @@ impl Ground {
     pub async fn start(name: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("windlass-queue-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let (data, log) = (dir.join("data"), dir.join("server.log"));
         let options = Options {
             binary: &binary("windlass").unwrap(),
@@ -52,18 +50,20 @@ impl Ground {
             database: None,
             core: None,
             local: false,
-            env: vec![("WINDLASS_SERVER_TLS_PORT", port.to_string().into())],
+            env: vec![("WINDLASS_SERVER_TLS_PORT", "0".into())],
             log: Some(&log),
         };
         let server = Server::start(&options).await.unwrap();
-        Self {
-            dir,
-            server: Some(server),
-            https: format!("127.0.0.1:{port}"),
-            via: None,
-            env: Vec::new(),
-            dispatchers: Vec::new(),
-        }
+        let since = Instant::now();
+        let https = loop {
+            let said = std::fs::read_to_string(&log).unwrap();
+            if let Some((_, at)) = said.lines().find_map(|line| line.split_once("HTTPS is at https://")) {
+                break at.trim().to_owned();
+            }
+            assert!(since.elapsed() < PATIENCE, "no HTTPS: {said}");
+            tokio::time::sleep(LOOK).await;
+        };
+        Self { dir, server: Some(server), https, via: None, env: Vec::new(), dispatchers: Vec::new() }
     }
 
     pub fn address(&self) -> &str {

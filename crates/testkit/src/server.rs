@@ -1,7 +1,6 @@
 //! The real server in a process of its own, and a small client for it.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -20,7 +19,7 @@ use crate::bench::{
 };
 
 pub const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A binary of ours, from the build that this program belongs to.
 pub fn binary(name: &str) -> Result<PathBuf> {
@@ -56,7 +55,6 @@ pub struct Server {
 
 impl Server {
     pub async fn start(options: &Options<'_>) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut command = match options.core {
             Some(core) => {
                 let mut command = Command::new("taskset");
@@ -65,7 +63,7 @@ impl Server {
             }
             None => Command::new(options.binary),
         };
-        command.args(["server", "--port", &port.to_string(), "--data-dir"]).arg(options.data);
+        command.args(["server", "--port", "0", "--data-dir"]).arg(options.data);
         command.args(["--admin-token", TOKEN]).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(match options.log {
             Some(path) => std::fs::File::options().create(true).append(true).open(path)?.into(),
@@ -80,9 +78,8 @@ impl Server {
         }
         let started = Instant::now();
         let child = command.spawn().context("start the server (is `taskset` there?)")?;
-        let address = format!("127.0.0.1:{port}");
-        let mut server = Self { child, address, local: options.local, ready: Duration::ZERO };
-        while !server.answers().await {
+        let mut server = Self { child, address: String::new(), local: options.local, ready: Duration::ZERO };
+        while !server.is_known(options.data) || !server.answers().await {
             if let Some(status) = server.child.try_wait()? {
                 bail!("the server ended early: {status}");
             }
@@ -91,6 +88,16 @@ impl Server {
         }
         server.ready = started.elapsed();
         Ok(server)
+    }
+
+    /// Whether it has written down where it is. One that was killed has left such a file as well.
+    fn is_known(&mut self, data: &Path) -> bool {
+        let text = std::fs::read_to_string(data.join("running.json")).unwrap_or_default();
+        let found: Value = serde_json::from_str(&text).unwrap_or_default();
+        let url = found["url"].as_str().filter(|_| found["pid"] == self.child.id());
+        let address = url.and_then(|url| url.strip_prefix("http://"));
+        self.address = address.unwrap_or_default().to_owned();
+        !self.address.is_empty()
     }
 
     async fn answers(&self) -> bool {

@@ -139,7 +139,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
         Action::Token { at } => token(&at),
         Action::Knock { socket } => {
             hook::knock(&socket).map_err(|error| {
-                Problem::caused(format!("knock at {}", socket.display()), &error)
+                Problem::caused(&format!("knock at {}", socket.display()), &error)
                     .hint("a dispatcher with `--hook-socket` listens there while it runs")
             })?;
             Ok(Exit::Done)

@@ -1,5 +1,6 @@
 //! `windlass gateway`: gateways of the project.
 
+mod install;
 mod serve;
 
 use windlass_api::{
@@ -30,8 +31,7 @@ Examples:
   windlass gateway update entry --set-default          services use it unless they say otherwise
   windlass gateway update entry --domain example.org   where services appear
   windlass apply -f gateway.yml                        makes one
-  windlass gateway token entry > entry.token           what its processes show to the server
-  windlass gateway serve entry --server http://windlass:3000 --token-file entry.token";
+  windlass gateway install entry root@edge --server http://windlass:3000    a process of it on a host";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -81,6 +81,12 @@ pub(crate) enum Action {
     /// Be a process of a gateway, on this host; a second one with the same state takes over without a gap
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
+    /// Put a process of a gateway on hosts, over SSH, and keep it there; again, it is updated without a gap
+    #[command(after_help = install::EXAMPLES)]
+    Install(Box<install::Args>),
+    /// Take the process of a gateway away from hosts
+    #[command(after_help = "Examples:\n  windlass gateway uninstall entry root@edge")]
+    Uninstall(install::Hosts),
     /// Delete gateways
     #[command(after_help = "Examples:\n  windlass gateway delete -y entry")]
     Delete {
@@ -97,6 +103,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
     if let Some(Action::Serve(serving)) = &args.action {
         return serve::run(serving);
+    }
+    if let Some(Action::Uninstall(hosts)) = &args.action {
+        return install::uninstall(hosts);
     }
     let listing = match &args.action {
         Some(Action::List(listing)) => listing,
@@ -125,8 +134,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::data(&made.token);
             Ok(Exit::Done)
         }
-        // It needs no login, and was done above.
-        Some(Action::Serve(_)) => Ok(Exit::Done),
+        Some(Action::Install(install)) => install::install(cx, install).await,
+        // They need no login, and were done above.
+        Some(Action::Serve(_) | Action::Uninstall(_)) => Ok(Exit::Done),
         Some(Action::Delete { names, yes }) => {
             let request = DeleteRequest { names: names.clone() };
             let call = async || cx.call::<DeleteGateways>(&request).await.map(drop);

@@ -186,12 +186,16 @@ async fn c5_jobs_of_others_are_not_seen() {
 async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_commands() {
     let mut kit = Kit::start(&[Size { gpus: 2, ..SIZE }], r#"echo "$*" >> ran; env > environment"#);
     let rest = Some(kit.cluster.start_rest());
-    kit.slurm = Slurm::new(Settings { rest, ..Kit::settings(&kit.cluster, kit.cluster.dir().join("executor")) });
+    kit.slurm =
+        Slurm::new(Settings { rest, ..Kit::settings(&kit.cluster, kit.cluster.dir().join("executor")) });
     let with_gpu = Needs { gpus: 1, features: vec!["any".into()], ..order("a", 600, 1).needs };
     let id = kit.slurm.submit(&Order { needs: with_gpu, ..order("a", 600, 1) }).await.unwrap();
     let over = |lower: &Lower| find(lower, "a").is_some_and(|job| job.life.is_over());
     let seen = kit.until("the job ends", over).await;
-    assert_eq!((find(&seen, "a").unwrap().id.as_str(), find(&seen, "a").unwrap().priority), (id.as_str(), Some(600)));
+    assert_eq!(
+        (find(&seen, "a").unwrap().id.as_str(), find(&seen, "a").unwrap().priority),
+        (id.as_str(), Some(600))
+    );
     assert_eq!(kit.written("ran"), "exec wlass-dz642-a --attempt 1\n");
     let environment = kit.written("environment");
     for want in ["WINDLASS_TOKEN=token-of-a", "SLURM_GPUS_ON_NODE=1", "SLURM_CPUS_ON_NODE=1"] {

@@ -112,7 +112,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Done)
 }
 
-fn read_token(path: &Path) -> Result<String, Problem> {
+pub(super) fn read_token(path: &Path) -> Result<String, Problem> {
     std::fs::read_to_string(path)
         .map_err(|error| Problem::caused(&format!("read {}", path.display()), &error))
         .map(|text| text.trim().to_owned())

@@ -9,6 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testkit::{
+    chaos,
     lab::Lab,
     server::submission,
     services::{
@@ -227,4 +228,61 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
     let counted = Caller::new(&format!("127.0.0.1:{metrics}")).get("/metrics").unwrap().body;
     assert!(counted.contains("windlass_gateway_server_reached 1"), "{counted}");
     assert!(counted.contains("windlass_service_replicas{project=\"main\",run=\"chat\"} 1"), "{counted}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away() {
+    let lab = Lab::start(2).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, &lab.hosts()[1..], 1).await;
+    gateway(&mut stage, "entry", 1).await;
+    // The hosts see this machine elsewhere than the server listens.
+    let front = chaos::Proxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
+    let (url, edge) = (format!("http://{}", front.address()), lab.host(1));
+    let (key, at) = (format!("IdentityFile={}", lab.key_file().display()), format!("root@{}", edge.addr()));
+    let options = ["IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", &key];
+    let options: Vec<&str> = options.iter().flat_map(|option| ["--ssh-option", option]).collect();
+    let windlass = |words: &[&str]| {
+        let said = stage.windlass(Path::new("/"), &[words, options.as_slice()].concat());
+        (said.status.success(), String::from_utf8_lossy(&said.stderr).into_owned())
+    };
+    let (is_done, said) = windlass(&["gateway", "install", "entry", &at]);
+    assert!(!is_done && said.contains("`--server URL` says where they find it"), "{said}");
+    let install = ["gateway", "install", "entry", &at, "--server", &url];
+    let (is_done, said) = windlass(&install);
+    assert!(is_done && said.contains("takes requests on 1."), "{said}");
+
+    let mut page = service("page", free_port());
+    page["probes"] = probe();
+    stage.apply(&page).await;
+    let caller = Caller::new(&format!("{}:80", edge.addr())).with_host("page.services.test");
+    let asked = Instant::now();
+    while !caller.get("/").is_ok_and(|got| got.status == 200) {
+        assert!(asked.elapsed() < PATIENCE, "{}", stage.server_log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let serving = || {
+        let all = edge.processes().unwrap();
+        all.into_iter().filter(|one| one.command.contains("gateway serve entry")).count()
+    };
+    assert_eq!(serving(), 1);
+    let traffic = Traffic::start(&caller, "/");
+    let windlass = |words: &[&str]| {
+        let said = stage.windlass(Path::new("/"), &[words, options.as_slice()].concat());
+        (said.status.success(), String::from_utf8_lossy(&said.stderr).into_owned())
+    };
+    let (is_done, said) = windlass(&install);
+    assert!(is_done, "{said}");
+    traffic.goes_on();
+    let (answered, failed) = traffic.end();
+    assert!(answered > 10 && failed.is_empty(), "{answered} {failed:#?}");
+    let asked = Instant::now();
+    while serving() != 1 {
+        assert!(asked.elapsed() < PATIENCE, "the old process does not end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (is_done, said) = windlass(&["gateway", "uninstall", "entry", &at]);
+    assert!(is_done && said.contains("nothing of `entry` is left"), "{said}");
+    assert_eq!(serving(), 0);
+    assert!(!edge.path("/var/lib/windlass/gateway-entry").exists());
 }

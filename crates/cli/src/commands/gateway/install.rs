@@ -1,0 +1,289 @@
+//! `windlass gateway install`: puts a process of a gateway on a host, and keeps it there.
+//!
+//! Over the caller's own SSH: the server needs no way to the hosts of its gateways, and has none.
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use sha2::{Digest as _, Sha256};
+use windlass_api::{gateways::NameRequest, operations::CreateGatewayToken};
+use windlass_model::config::shell::quote;
+
+use super::{find, serve};
+use crate::{context::Context, exit::Exit, output, problem::Problem};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  windlass gateway install entry                       on this machine
+  windlass gateway install entry root@edge --server http://windlass:3000
+  windlass gateway install entry root@one root@two --server http://windlass:3000 -- --tls-listen 0.0.0.0:443
+  windlass gateway install entry root@three --token-file entry.token    beside others, which keep their token";
+
+/// The server hears of a new process within seconds.
+const HEARD_WITHIN: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// With everything that belongs to the process.
+const HOME: &str = "/var/lib/windlass/gateway-";
+
+/// Where, and how to get there.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Hosts {
+    /// The gateway
+    #[arg(value_name = "GATEWAY")]
+    pub(crate) name: String,
+    /// Hosts as `ssh` knows them, where you are root; this machine, if none is given
+    #[arg(value_name = "HOST")]
+    pub(crate) hosts: Vec<String>,
+    /// For `ssh`, as in `ssh -o`
+    #[arg(long, value_name = "OPTION")]
+    pub(crate) ssh_option: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) hosts: Hosts,
+    /// Where the hosts find the server; where this command finds it unless given
+    #[arg(long, value_name = "URL")]
+    pub(crate) server: Option<String>,
+    /// File with the gateway's token; a new one unless given, and processes with the old one end
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// More for `windlass gateway serve`
+    #[arg(last = true, value_name = "ARGUMENT")]
+    pub(crate) more: Vec<String>,
+}
+
+enum Host<'a> {
+    Here,
+    There { name: &'a str, options: &'a [String] },
+}
+
+impl Hosts {
+    fn each(&self) -> Vec<Host<'_>> {
+        if self.hosts.is_empty() {
+            return vec![Host::Here];
+        }
+        self.hosts.iter().map(|name| Host::There { name, options: &self.ssh_option }).collect()
+    }
+}
+
+impl Host<'_> {
+    /// What people call it, and where they find it.
+    fn address(&self) -> &str {
+        match self {
+            Self::Here => "127.0.0.1",
+            Self::There { name, .. } => name.rsplit('@').next().unwrap_or(name),
+        }
+    }
+
+    /// What a shell there says to a script.
+    fn run(&self, script: &str, input: Option<Stdio>) -> Result<String, Problem> {
+        let mut command = match self {
+            Self::Here => Command::new("sh"),
+            Self::There { name, options } => {
+                let mut command = Command::new("ssh");
+                command.args(["-o", "BatchMode=yes"]);
+                for option in *options {
+                    command.args(["-o", option]);
+                }
+                command.args(["--", name, "sh"]);
+                command
+            }
+        };
+        // An SSH server hands the words to a shell of its own.
+        let script = if matches!(self, Self::Here) { script.to_owned() } else { quote(script) };
+        command.arg("-c").arg(script).stdin(input.unwrap_or_else(Stdio::null));
+        let failed = |error| {
+            Problem::caused(&format!("reach {}", self.address()), &error).hint("is `ssh` installed here?")
+        };
+        let said = command.output().map_err(failed)?;
+        if said.status.success() {
+            return Ok(String::from_utf8_lossy(&said.stdout).into_owned());
+        }
+        let why = String::from_utf8_lossy(&said.stderr).trim().to_owned();
+        let why = if why.is_empty() { said.status.to_string() } else { why };
+        Err(Problem::new(format!("put a process on {}", self.address()))
+            .why(why)
+            .hint("root must be able to log in there without a question: try `ssh HOST true`"))
+    }
+
+    /// Puts bytes into a file that root alone can read.
+    fn write(&self, path: &str, bytes: &[u8]) -> Result<(), Problem> {
+        let failed = |error: std::io::Error| Problem::caused("hand a file over", &error);
+        let (read, mut write) = std::io::pipe().map_err(failed)?;
+        // Less than a pipe holds.
+        write.write_all(bytes).map_err(failed)?;
+        drop(write);
+        self.run(&format!("umask 077; cat > {}", quote(path)), Some(read.into())).map(drop)
+    }
+
+    /// This program, if it is not there yet.
+    fn give_program(&self, home: &str) -> Result<(), Problem> {
+        let own = std::env::current_exe().map_err(|error| Problem::caused("find this program", &error))?;
+        let failed = |error| Problem::caused(&format!("read {}", own.display()), &error);
+        let there = quote(&format!("{home}/windlass"));
+        let made = format!("umask 077; mkdir -p {}; sha256sum < {there} || true", quote(home));
+        let has = self.run(&made, None)?;
+        if has.starts_with(&digest(&own).map_err(failed)?) {
+            return Ok(());
+        }
+        let script = format!("cat > {there}.new && chmod 755 {there}.new && mv {there}.new {there}");
+        let program = File::open(&own).map_err(failed)?;
+        self.run(&script, Some(program.into())).map(drop)
+    }
+}
+
+fn digest(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut hash) = (File::open(path)?, Sha256::new());
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut piece)? {
+            0 => break,
+            read => hash.update(&piece[..read]),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn unit(name: &str) -> String {
+    format!("windlass-gateway-{name}")
+}
+
+/// What the host starts, now and whenever it boots.
+fn program(home: &str, name: &str, server: &str, address: &str, more: &[String]) -> String {
+    let state = format!("{home}/state");
+    let token = format!("{home}/token");
+    let program = format!("{home}/windlass");
+    let words = [&program, "gateway", "serve", name, "--server", server, "--token-file", &token];
+    let words = words.into_iter().chain(["--state-dir", &state, "--address", address]);
+    let words: Vec<String> = words.chain(more.iter().map(String::as_str)).map(quote).collect();
+    format!("#!/bin/sh\necho $$ > {}\nexec {}\n", quote(&format!("{home}/pid")), words.join(" "))
+}
+
+/// Starts another process beside the one that is there, which then ends by itself, and waits until it listens.
+fn start(home: &str, name: &str) -> String {
+    let (unit, home) = (unit(name), quote(home));
+    format!(
+        r#"set -eu
+cd {home}
+chmod 700 run
+: > log
+if [ -d /run/systemd/system ]; then
+  cat > /etc/systemd/system/{unit}@.service <<EOF
+[Unit]
+Description=windlass: gateway {name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={home}/run
+StandardOutput=append:{home}/log
+StandardError=append:{home}/log
+Restart=on-failure
+RestartSec=1
+LimitNOFILE=1048576
+
+[Install]
+WantedBy=multi-user.target
+EOF
+  systemctl daemon-reload
+  old=$(systemctl list-unit-files --plain --no-legend '{unit}@*' | cut -d' ' -f1 | grep -v '@\.' || true)
+  old="$old $(systemctl list-units --plain --no-legend '{unit}@*' | cut -d' ' -f1)"
+  systemctl enable -q --now "{unit}@$(date +%s%N)"
+  for one in $old; do systemctl disable -q "$one" || true; done
+else
+  setsid ./run >> log 2>&1 < /dev/null &
+fi
+tries=0
+until grep -q 'is ready at' log; do
+  tries=$((tries + 1))
+  if [ $tries -gt 150 ] || grep -q '^error' log; then tail -n 5 log >&2; exit 1; fi
+  sleep 0.1
+done
+"#
+    )
+}
+
+fn end(home: &str, name: &str) -> String {
+    let (unit, home) = (unit(name), quote(home));
+    format!(
+        r#"if [ -d /run/systemd/system ]; then
+  for one in $(systemctl list-units --plain --no-legend '{unit}@*' | cut -d' ' -f1); do
+    systemctl disable -q --now "$one"
+  done
+  rm -f /etc/systemd/system/{unit}@.service
+  systemctl daemon-reload
+elif pid=$(cat {home}/pid 2> /dev/null) && tr '\0' ' ' < "/proc/$pid/cmdline" 2> /dev/null | grep -qF {home}/; then
+  kill -TERM "$pid"
+  while [ -e "/proc/$pid" ] && ! grep -q '^State:.Z' "/proc/$pid/status"; do sleep 0.1; done
+fi
+rm -rf {home}
+"#
+    )
+}
+
+pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+    let name = &args.hosts.name;
+    find(cx, name).await?;
+    let hosts = args.hosts.each();
+    let server = args.server.as_deref().unwrap_or(&cx.url);
+    let is_near = ["//127.", "//localhost", "//[::1]"].iter().any(|word| server.contains(word));
+    if is_near && hosts.iter().any(|host| !matches!(host, Host::Here)) {
+        return Err(Problem::misuse(format!("other hosts do not find the server at {server}"))
+            .hint("`--server URL` says where they find it"));
+    }
+    let token = match &args.token_file {
+        Some(file) => serve::read_token(file)?,
+        None => cx.call::<CreateGatewayToken>(&NameRequest { name: name.clone() }).await?.token,
+    };
+    let home = format!("{HOME}{name}");
+    for host in &hosts {
+        let address = host.address();
+        output::say(&format!("{address}: bringing the program"));
+        host.give_program(&home)?;
+        host.write(&format!("{home}/token"), token.as_bytes())?;
+        let program = program(&home, name, server, address, &args.more);
+        host.write(&format!("{home}/run"), program.as_bytes())?;
+        host.run(&start(&home, name), None)?;
+        output::say(&format!("{address}: it listens"));
+    }
+    heard_of(cx, name, &hosts).await?;
+    output::say(&format!("`{name}` takes requests on {}.", hosts.len()));
+    Ok(Exit::Done)
+}
+
+/// Waits until the server has heard of a process on each of these.
+async fn heard_of(cx: &Context, name: &str, hosts: &[Host<'_>]) -> Result<(), Problem> {
+    let since = Instant::now();
+    loop {
+        let gateway = find(cx, name).await?;
+        let is_there = |host: &&Host<'_>| {
+            gateway.replicas.iter().any(|replica| replica.hostname.as_deref() == Some(host.address()))
+        };
+        let Some(missing) = hosts.iter().find(|host| !is_there(host)) else { return Ok(()) };
+        if since.elapsed() > HEARD_WITHIN {
+            let address = missing.address();
+            return Err(Problem::new(format!("the server has not heard of the process on {address}"))
+                .hint(format!("its words are in {HOME}{name}/log there: can it reach the server?")));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+pub(super) fn uninstall(hosts: &Hosts) -> Result<Exit, Problem> {
+    let name = &hosts.name;
+    if name.is_empty() || name.contains(['/', '.']) {
+        return Err(Problem::misuse("a gateway has a name such as `entry`"));
+    }
+    for host in hosts.each() {
+        host.run(&end(&format!("{HOME}{name}"), name), None)?;
+        output::say(&format!("{}: nothing of `{name}` is left", host.address()));
+    }
+    Ok(Exit::Done)
+}
