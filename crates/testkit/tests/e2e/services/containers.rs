@@ -48,7 +48,14 @@ async fn a_docker_service_rolls_without_a_failed_request_at_one_port() {
     assert_eq!(run["deployment"]["ready"], 1, "{run:#}");
     traffic.goes_on();
     let (answered, failed) = traffic.end();
-    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());
+    let told = stage.post("/api/events/list", &json!({"limit": 100})).await;
+    let told: Vec<String> = told
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| format!("{} {} {}", event["recorded_at"], event["targets"][0]["name"], event["message"]))
+        .collect();
+    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{told:#?}");
     stage.stop("boxed", false).await;
     stage.reaches("boxed", &["terminated"]).await;
 }
