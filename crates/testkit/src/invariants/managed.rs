@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use uuid::Uuid;
 use windlass_model::{
     id::SubmissionId,
+    job,
     managed_job::{
         RecoverySource, Status,
         plan::{Plan, Shape, Strategy},
@@ -75,7 +76,8 @@ pub(super) fn safety(h: &History) -> Vec<Violation> {
         for index in 0..job.tasks.len() {
             let name = format!("task {index} of managed job {}", job.number);
             let run = newest.get(&(job.id, index)).copied();
-            found.extend(ends_as_its_story_allows(job, index, run).map(|v| about(&name, &v)));
+            let done = run.is_some_and(|run| is_done(h, run));
+            found.extend(ends_as_its_story_allows(job, index, run, done).map(|v| about(&name, &v)));
             found.extend(restarts_stay_in_bounds(job, index).map(|v| about(&name, &v)));
         }
     }
@@ -152,11 +154,24 @@ fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &JobRow) -> Vec<
     .collect()
 }
 
+/// Whether all it had to do was done. A stop that came after that is the run's last word, and no less true.
+fn is_done(h: &History, run: &RunRow) -> bool {
+    let mut jobs = h.jobs.iter().filter(|job| job.run_id == run.id).peekable();
+    run.status == run::Status::Done.as_str()
+        || run.stopped_at.is_some()
+            && jobs.peek().is_some()
+            && jobs.all(|job| job.status == job::Status::Done.as_str())
+}
+
 /// The end of a task follows from how its newest attempt ended, or from what was asked of it.
-fn ends_as_its_story_allows(job: &JobRow, index: usize, newest: Option<&RunRow>) -> Option<Violation> {
+fn ends_as_its_story_allows(
+    job: &JobRow,
+    index: usize,
+    newest: Option<&RunRow>,
+    done: bool,
+) -> Option<Violation> {
     let (task, record) = (job.plan.tasks.get(index)?, &job.tasks.get(index)?.record);
     let status = newest.and_then(|run| run.status.parse::<run::Status>().ok());
-    let done = status == Some(run::Status::Done);
     let over = status.is_none_or(|status| status.is_final());
     let recovery = &task.recovery;
     let why = match record.status {
