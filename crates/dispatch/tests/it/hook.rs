@@ -14,8 +14,7 @@ async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
         knock(&path).unwrap();
     }
     hook.next().await;
-    let again = std::pin::pin!(hook.next());
-    assert!(futures_util::poll!(again).is_pending(), "it was heard twice");
+    assert!(futures_util::poll!(Box::pin(hook.next())).is_pending(), "it was heard twice");
     drop(hook);
     assert!(!path.exists());
     std::fs::write(&path, "mine").unwrap();
