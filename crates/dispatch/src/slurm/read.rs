@@ -133,6 +133,7 @@ pub(super) fn is_over_already(said: &str) -> bool {
     said.contains("Invalid job id")
         || said.contains("already completing")
         || said.contains("already completed")
+        || said.contains("already finished")
         || said.contains("Job/step already")
 }
 

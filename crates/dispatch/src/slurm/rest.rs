@@ -11,6 +11,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::{net::UnixStream, time::timeout};
 
+use super::read::is_over_already;
 use crate::scheduler::{SubmitError, Unknown};
 
 const PROGRAM: &str = "slurmrestd";
@@ -19,8 +20,6 @@ const BASE: &str = "/slurm/v0.0.38";
 const BY_CONTROLLER: std::ops::Range<u64> = 2_000..3_000;
 /// The request was not understood, and so not passed on.
 const NOT_UNDERSTOOD: u64 = 9_001;
-const NO_SUCH_JOB: u64 = 2_017;
-const OVER_ALREADY: u64 = 2_021;
 
 pub(super) struct Rest {
     pub(super) socket: PathBuf,
@@ -62,7 +61,7 @@ impl Rest {
     pub(super) async fn renice(&self, job: &str, nice: i64) -> Result<(), Unknown> {
         match self.post(&format!("job/{job}"), &json!({ "nice": nice })).await? {
             Ok(_) => Ok(()),
-            Err(complaint) if matches!(complaint.code, NO_SUCH_JOB | OVER_ALREADY) => Ok(()),
+            Err(complaint) if is_over_already(&complaint.said) => Ok(()),
             Err(complaint) => Err(complaint.into()),
         }
     }

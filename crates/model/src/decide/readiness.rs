@@ -27,6 +27,9 @@ pub struct State {
     /// Why the last one failed.
     #[serde(default)]
     pub said: Option<String>,
+    /// The replica took requests once.
+    #[serde(default)]
+    pub was_ready: bool,
 }
 
 /// What one request came to: why not, where it failed.
@@ -53,12 +56,14 @@ pub fn after(state: &State, outcome: Outcome, now: Timestamp) -> State {
             failures: 0,
             last_at: Some(now),
             said: None,
+            was_ready: state.was_ready,
         },
         Err(said) => State {
             success_streak: 0,
             failures: state.failures.saturating_add(1),
             last_at: Some(now),
             said: Some(said.chars().take(SAID_MAX).collect()),
+            was_ready: state.was_ready,
         },
     }
 }
@@ -69,6 +74,11 @@ pub fn is_ready(probes: &[ProbeSpec], states: &[State], was_ready: bool) -> bool
         state.success_streak >= probe.ready_after || was_ready && state.failures < FAILURES_MAX
     };
     states.len() >= probes.len() && probes.iter().zip(states).all(passes)
+}
+
+/// Of a replica that takes none now: whether it did.
+pub fn was_ready(states: &[State]) -> bool {
+    !states.is_empty() && states.iter().all(|state| state.was_ready)
 }
 
 /// What it waits for, in words; nothing when it waits for nothing.

@@ -52,6 +52,8 @@ pub enum Stage {
     Starts,
     /// Runs and takes no requests yet.
     Runs,
+    /// Runs, took requests, and takes none at the moment.
+    Lapsed,
     Ready,
 }
 
@@ -134,8 +136,15 @@ fn split(group: &Group, desired: u32, pace: &Pace, surplus: &mut Vec<u32>) -> (V
     }
     let ready = |all: &[Replica]| all.iter().filter(|replica| replica.stage == Stage::Ready).count();
     let needed = desired.saturating_sub(pace.unavailable);
-    let spare = (ready(&current) + ready(&old)).saturating_sub(needed as usize);
-    let leaves = old.iter().filter(|replica| replica.stage != Stage::Ready);
+    let answer = ready(&current) + ready(&old);
+    let spare = answer.saturating_sub(needed as usize);
+    // One that had a bad moment may be all that there is soon, while its successor still starts beside it.
+    let is_kept = |stage| match stage {
+        Stage::Ready => true,
+        Stage::Lapsed => answer < needed as usize && pace.surge > 0,
+        Stage::Waits | Stage::Starts | Stage::Runs => false,
+    };
+    let leaves = old.iter().filter(|replica| !is_kept(replica.stage));
     let leaves = leaves.chain(old.iter().rev().filter(|replica| replica.stage == Stage::Ready).take(spare));
     let leaves: BTreeSet<u32> = leaves.map(|replica| replica.num).collect();
     surplus.extend(&leaves);

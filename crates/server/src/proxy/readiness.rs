@@ -116,8 +116,11 @@ impl One<'_> {
             Some(outcome) => brain::after(&state, outcome, now),
             None => state,
         });
-        let states: Vec<State> = after.collect();
+        let mut states: Vec<State> = after.collect();
         let ready = brain::is_ready(self.probes, &states, self.replica.registered);
+        for state in &mut states {
+            state.was_ready |= ready;
+        }
         let told =
             if ready == self.replica.registered { Vec::new() } else { self.told(app, &states, ready)? };
         let probes = serde_json::to_string(&states).unwrap_or_else(|_| "[]".to_owned());

@@ -240,7 +240,9 @@ fn waits_for(trials: &[Trial]) -> Option<String> {
         (Some(said), _) => format!("replica {}: {said}", trial.num),
         (None, Stage::Waits) => format!("replica {} waits for a machine", trial.num),
         (None, Stage::Starts) => format!("replica {} starts", trial.num),
-        (None, Stage::Runs | Stage::Ready) => format!("replica {} takes no requests yet", trial.num),
+        (None, Stage::Runs | Stage::Lapsed | Stage::Ready) => {
+            format!("replica {} takes no requests yet", trial.num)
+        }
     })
 }
 

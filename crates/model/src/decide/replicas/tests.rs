@@ -24,6 +24,7 @@ fn group(text: &str, range: (u32, u32)) -> Group {
             "waits" => Stage::Waits,
             "starts" => Stage::Starts,
             "runs" => Stage::Runs,
+            "lapsed" => Stage::Lapsed,
             "ready" => Stage::Ready,
             "leaves" => {
                 group.leaving.push(num);
@@ -308,4 +309,14 @@ fn who_does_not_roll_back_is_told_once_that_it_failed() {
     };
     let first = judge(0, (&[group], &memory(1)), &[trial], &Pace::default(), false, None, NOW);
     assert_eq!((first.verdict, first.told), (Verdict::GoesOn, None));
+}
+
+#[test]
+fn one_that_had_a_bad_moment_stays_until_somebody_else_answers() {
+    check("0:lapsed! 1:starts", 1, "want 0,1; away ");
+    check("0:lapsed!", 1, "want 0,1; away ");
+    check("0:lapsed! 1:ready", 1, "want 1; away 0");
+    check("0:runs! 1:starts", 1, "want 1; away 0");
+    let no_room = Pace { surge: 0, unavailable: 1, ..Pace::default() };
+    check_pace("0:lapsed!", 1, &no_room, "want ; away 0");
 }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use windlass_model::{
     decide::{
+        readiness,
         replicas::{self, Group, Judged, Replica, Rollout, Stage, Trial, Verdict, Wanted, rollout},
         runs::{State, Weight},
     },
@@ -152,10 +153,16 @@ fn stage(job: &Job) -> Stage {
         State::Submitted => Stage::Waits,
         State::Provisioning | State::Pulling => Stage::Starts,
         State::Running if job.replica_registered => Stage::Ready,
+        State::Running if was_ready(job) => Stage::Lapsed,
         State::Running => Stage::Runs,
         // It is tried again, or the run ends with it.
         State::Terminating(_) | State::Final(_) => Stage::Waits,
     }
+}
+
+fn was_ready(job: &Job) -> bool {
+    let states = job.probes.as_deref().and_then(|text| serde_json::from_str::<Vec<_>>(text).ok());
+    states.is_some_and(|states| readiness::was_ready(&states))
 }
 
 /// Replicas that the newest deployment made and wants.
