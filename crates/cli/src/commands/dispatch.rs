@@ -50,7 +50,7 @@ pub(crate) struct Common {
     /// Seconds between two looks at the queue when there is no news
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub(crate) poll: f64,
-    /// Seconds after which a lock without a job is given back; a scheduler that is slow to show jobs needs more
+    /// Seconds after which a container without a job is given up; a scheduler that is slow to show jobs needs more
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) lost_after: u32,
     /// Write figures to this file after every look, in the text format of Prometheus

@@ -12,7 +12,8 @@ use crate::{
 /// How long a lock may usually stand without a job before it is given back: a submission whose answer was lost
 /// must have had the time to show.
 pub const LOCKED_WITHOUT_JOB_MAX: Span = Span::mins(1);
-/// Looks that must find nothing before a running container is called abandoned.
+/// Looks that must find nothing before a running container is called abandoned, however long it takes: a list that
+/// was cut short once must not cost what ran for days.
 pub const EMPTY_LOOKS: u32 = 2;
 
 /// One thing to do. Each may be done again without harm.
@@ -147,10 +148,11 @@ fn without_job(
     if lower.asked_at > missing.since {
         missing.looks += 1;
     }
+    let is_late = lower.asked_at.since(missing.since) > lost_after;
     let is_lost = match container.status {
-        Status::Running => missing.looks >= EMPTY_LOOKS,
+        Status::Running => missing.looks >= EMPTY_LOOKS && (is_late || container.priority == 0),
         Status::Locked if container.priority == 0 => missing.looks >= 1,
-        Status::Locked => missing.looks >= 1 && lower.asked_at.since(missing.since) > lost_after,
+        Status::Locked => missing.looks >= 1 && is_late,
         Status::Queued | Status::Complete | Status::Cancelled => false,
     };
     is_lost.then(|| give_up(container, Why::Abandoned))
@@ -263,14 +265,20 @@ mod tests {
     }
 
     #[test]
-    fn a_running_container_is_abandoned_after_two_whole_looks() {
+    fn a_running_container_is_abandoned_after_two_whole_looks_and_a_minute() {
         let mut memory = Memory::default();
         let mut round = |second| {
             settle(&queue(container(Status::Running), second), &lower(vec![], second + 1), &mut memory)
         };
-        assert_eq!(round(10), []);
+        for second in [10, 20, 30, 60] {
+            assert_eq!(round(second), []);
+        }
         let attempt = container(Status::Running).attempt();
-        assert_eq!(round(20), [Step::Cancel { attempt, why: Why::Abandoned }]);
+        assert_eq!(round(71), [Step::Cancel { attempt, why: Why::Abandoned }]);
+        // One look alone proves nothing, however late it comes.
+        let mut memory = Memory::default();
+        let late = settle(&queue(container(Status::Running), 10), &lower(vec![], 1_000), &mut memory);
+        assert_eq!(late, []);
     }
 
     #[test]
@@ -290,7 +298,7 @@ mod tests {
         };
         assert_eq!(round(10, vec![]), []);
         assert_eq!(round(20, vec![job(Life::Running)]), []);
-        assert_eq!(round(30, vec![]), []);
+        assert_eq!(round(80, vec![]), []);
     }
 
     #[test]
