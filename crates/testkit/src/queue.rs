@@ -292,7 +292,8 @@ impl Drop for Ground {
         drop(self.server.take());
         // Executors that still run were started by us, and are in directories of this test.
         for pid in processes_with(&[self.dir.as_os_str().as_encoded_bytes()]) {
-            let _ = Command::new("kill").args(["-TERM", &pid.to_string()]).status();
+            // Some have ended by now, and nobody wants to hear of it.
+            let _ = Command::new("kill").args(["-TERM", &pid.to_string()]).stderr(Stdio::null()).status();
         }
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.dir);
