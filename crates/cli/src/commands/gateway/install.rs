@@ -228,8 +228,18 @@ rm -rf {home}
     )
 }
 
+/// The name is part of scripts and of paths there.
+fn check_name(name: &str) -> Result<(), Problem> {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    if !name.is_empty() && name.bytes().all(is_plain) {
+        return Ok(());
+    }
+    Err(Problem::misuse("a gateway has a name such as `entry`"))
+}
+
 pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     let name = &args.hosts.name;
+    check_name(name)?;
     find(cx, name).await?;
     let hosts = args.hosts.each();
     let server = args.server.as_deref().unwrap_or(&cx.url);
@@ -278,9 +288,7 @@ async fn heard_of(cx: &Context, name: &str, hosts: &[Host<'_>]) -> Result<(), Pr
 
 pub(super) fn uninstall(hosts: &Hosts) -> Result<Exit, Problem> {
     let name = &hosts.name;
-    if name.is_empty() || name.contains(['/', '.']) {
-        return Err(Problem::misuse("a gateway has a name such as `entry`"));
-    }
+    check_name(name)?;
     for host in hosts.each() {
         host.run(&end(&format!("{HOME}{name}"), name), None)?;
         output::say(&format!("{}: nothing of `{name}` is left", host.address()));
