@@ -113,10 +113,13 @@ impl Placing {
         run.places.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 
-    /// The machines to stay away from, and the regions or zones where machines are rented.
+    /// The machines to stay away from, and the regions or zones where machines are rented. In the place that is
+    /// sought it is the machines alone.
     pub(crate) fn avoided(&self) -> (Vec<Location>, Vec<InstanceId>) {
         let instances = self.avoid.iter().filter_map(|one| one.instance.as_ref()?.parse().ok()).collect();
-        (self.avoid.iter().filter_map(location).collect(), instances)
+        let sought = self.sought();
+        let places = self.avoid.iter().filter_map(location).filter(|place| Some(place) != sought.as_ref());
+        (places.collect(), instances)
     }
 
     /// The place that it must be in, where machines are rented. Those of somebody's own are a place by themselves,
@@ -157,6 +160,9 @@ mod tests {
         let avoided: Vec<String> = placing.avoided().0.iter().map(ToString::to_string).collect();
         assert_eq!(avoided, ["aws/us-east-1/us-east-1a", "gcp/europe"]);
         assert_eq!(placing.sought().unwrap().to_string(), "aws/us-west-2");
+        let beside = Placing { prefer: Some(at("gcp/europe")), ..placing };
+        let avoided: Vec<String> = beside.avoided().0.iter().map(ToString::to_string).collect();
+        assert_eq!(avoided, ["aws/us-east-1/us-east-1a"]);
         let own = Placing { avoid: vec![], prefer: Some(at("local/this")) };
         assert_eq!(own.sought(), None);
     }

@@ -7,7 +7,7 @@ use windlass_model::{
         slots::{InUse, Limits, Waiting, backoff, grant, shown},
     },
     job::{Detail, TerminationReason as Reason},
-    managed_job::{Event, RecoverySource, Schedule, Status},
+    managed_job::{Event, RecoverySource, Schedule, Status, record::Placement},
     sky::Phase,
     spot::Market,
     time::Span,
@@ -174,6 +174,44 @@ fn r17_eager_next_region_stays_away_from_the_lost_place_until_nothing_else_fits(
     world.wait(50).see(0, success());
     assert_eq!(world.records[0].job_duration(world.now), Span::secs(100));
     assert_eq!(world.running_by_log(0), Span::secs(100));
+}
+
+/// Two nodes, of which the second is lost.
+fn half_lost(first: &str, second: &str) -> (Seen, Placement, Placement) {
+    let on = |place: &str, machine: &str| Placement { place: place.into(), instance: Some(machine.into()) };
+    let (left, gone) = (on(first, "one"), on(second, "two"));
+    let ends = vec![
+        NodeEnd { at: Some(left.clone()), ..ended(Reason::TerminatedByServer, None) },
+        NodeEnd { at: Some(gone.clone()), ..ended(Reason::InterruptedByNoCapacity, None) },
+    ];
+    (Seen::Over { ends, placement: Some(left.clone()) }, left, gone)
+}
+
+#[test]
+fn a_machine_is_sought_beside_those_that_are_left_before_the_lost_place_is_left() {
+    let mut world = started("run: a\nnum_nodes: 2\n");
+    let (seen, left, gone) = half_lost("east", "east");
+    world.running(0, "east").see(0, seen);
+    let asked = world.last_submit();
+    assert_eq!((asked.prefer, asked.avoid), (Some(left), vec![gone.clone()]));
+    let told = |text: &str| world.log.iter().any(|(_, moved, _)| moved.message.contains(text));
+    assert!(told("seeks a machine beside those that are left in east"), "{:?}", world.log);
+    world.see(0, no_capacity());
+    let asked = world.last_submit();
+    assert_eq!((asked.prefer, asked.avoid), (None, vec![gone]), "nothing is free beside it");
+}
+
+#[test]
+fn of_several_places_only_the_lost_one_is_avoided() {
+    let (seen, _, gone) = half_lost("host-1", "host-2");
+    let mut world = started("run: a\nnum_nodes: 2\n");
+    world.running(0, "host-1").see(0, seen);
+    let asked = world.last_submit();
+    assert_eq!((asked.prefer, asked.avoid), (None, vec![gone]));
+    let (seen, left, _) = half_lost("east/a", "east/b");
+    let mut world = started("run: a\nnum_nodes: 2\nresources: {job_recovery: FAILOVER}\n");
+    world.running(0, "east/a").see(0, seen);
+    assert_eq!((world.last_submit().prefer, world.last_submit().avoid.len()), (Some(left), 0));
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub(crate) fn place(name: &str) -> Option<Placement> {
 }
 
 pub(crate) fn ended(reason: Reason, exit_code: Option<i32>) -> NodeEnd {
-    NodeEnd { reason, detail: None, exit_code, phase: Some(Phase::Run), preempted: false }
+    NodeEnd { reason, detail: None, exit_code, phase: Some(Phase::Run), preempted: false, at: None }
 }
 
 pub(crate) fn over(end: NodeEnd) -> Seen {

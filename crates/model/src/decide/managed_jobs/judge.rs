@@ -6,6 +6,7 @@
 
 use crate::{
     job::{Detail, TerminationReason as Reason},
+    managed_job::record::Placement,
     sky::Phase,
     time::Span,
 };
@@ -26,6 +27,15 @@ pub struct NodeEnd {
     pub phase: Option<Phase>,
     /// The node was taken away, or its going was announced, around that time.
     pub preempted: bool,
+    /// Where it was; `None` where it never had a machine.
+    pub at: Option<Placement>,
+}
+
+/// Which machines of an attempt are gone, and one of those that are still there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machines {
+    pub gone: Vec<Placement>,
+    pub left: Option<Placement>,
 }
 
 /// What the end of an attempt means.
@@ -43,6 +53,7 @@ pub enum Verdict {
     },
     /// Nodes are gone.
     Loss {
+        machines: Machines,
         message: String,
     },
     /// Nothing could be had to run it on.
@@ -123,7 +134,8 @@ pub fn judge(ends: &[NodeEnd]) -> Verdict {
         .enumerate()
         .max_by_key(|(index, finding)| (*finding, std::cmp::Reverse(*index)))
     else {
-        return Verdict::Loss { message: "nothing is known about its nodes".to_owned() };
+        let message = "nothing is known about its nodes".to_owned();
+        return Verdict::Loss { machines: Machines::default(), message };
     };
     let node = &ends[index];
     let message = said(index, node);
@@ -131,13 +143,19 @@ pub fn judge(ends: &[NodeEnd]) -> Verdict {
         Finding::Done => Verdict::Success,
         // All were killed by somebody and none says why: the nodes did not end by themselves.
         Finding::Collateral if node.reason == Reason::ContainerExitedWithError => failure(ends, message),
-        Finding::Collateral | Finding::Lost => Verdict::Loss { message },
+        Finding::Collateral | Finding::Lost => Verdict::Loss { machines: machines(ends), message },
         Finding::NotStarted => Verdict::NotStarted { message },
         Finding::NoCapacity => Verdict::NoCapacity { message },
         Finding::Failed => failure(ends, message),
         Finding::Stopped => Verdict::Stopped { message },
         Finding::NeverFits => Verdict::NeverFits { message },
     }
+}
+
+fn machines(ends: &[NodeEnd]) -> Machines {
+    let (gone, left): (Vec<_>, Vec<_>) = ends.iter().partition(|end| find(end) == Finding::Lost);
+    let gone = gone.into_iter().filter_map(|end| end.at.clone()).collect();
+    Machines { gone, left: left.into_iter().find_map(|end| end.at.clone()) }
 }
 
 fn failure(ends: &[NodeEnd], message: String) -> Verdict {

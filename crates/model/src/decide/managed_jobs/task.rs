@@ -2,7 +2,7 @@
 
 use super::{
     Act, Moved, Seen, Stop, Submit, TaskDecision, TaskView, Turn, earlier, emergency,
-    judge::{Verdict, judge},
+    judge::{Machines, Verdict, judge},
     slots::backoff,
 };
 use crate::{
@@ -307,7 +307,7 @@ impl<'a> Pass<'a> {
                         self.started(placement);
                         self.over(verdict);
                     }
-                    Verdict::Loss { message } => self.lost_at_launch(placement, message),
+                    Verdict::Loss { machines, message } => self.lost_at_launch(placement, machines, message),
                     Verdict::NoCapacity { message } => self.refused(&message, false),
                     Verdict::NotStarted { message } => self.refused(&message, true),
                     // It may be the place that nothing fits in.
@@ -324,18 +324,18 @@ impl<'a> Pass<'a> {
     }
 
     /// Nodes were lost before the task was handed to them, or while nobody looked.
-    fn lost_at_launch(&mut self, placement: Option<Placement>, message: String) {
+    fn lost_at_launch(&mut self, placement: Option<Placement>, machines: Machines, message: String) {
         if self.record.status == Status::Recovering {
             // Whoever may not be launched again ends the way a running one does.
             if self.plan.recovery.strategy == Strategy::None {
                 self.started(placement);
-                return self.over(Verdict::Loss { message });
+                return self.over(Verdict::Loss { machines, message });
             }
             self.go(Event::Lost, Some(RecoverySource::Failure), format!("nodes lost: {message}"));
             let known = placement.or_else(|| self.record.placement.clone());
-            self.keep_away(known);
+            self.keep_away(machines, known);
         } else {
-            self.keep_away(placement);
+            self.keep_away(machines, placement);
         }
         // Losing nodes is not having none: the next launch need not wait, unless it happens all the time.
         let tries = self.record.launch_tries + 1;
@@ -380,7 +380,8 @@ impl<'a> Pass<'a> {
                 self.record.schedule(ScheduleEvent::WantsLaunch);
             }
             Seen::Ending if mutant::active(Mutant::RecoversBeforeReleased) => {
-                self.over(Verdict::Loss { message: "it ends".to_owned() });
+                let machines = Machines::default();
+                self.over(Verdict::Loss { machines, message: "it ends".to_owned() });
             }
             Seen::Queued { .. } | Seen::Provisioning | Seen::Ending => {}
             // Silence of ours is no evidence against the task.
@@ -404,10 +405,10 @@ impl<'a> Pass<'a> {
                 }
             }
             Verdict::Stopped { message } => self.stopped(&message),
-            Verdict::Loss { message }
-            | Verdict::NoCapacity { message }
+            Verdict::Loss { machines, message } => self.lost(machines, &message),
+            Verdict::NoCapacity { message }
             | Verdict::NotStarted { message }
-            | Verdict::NeverFits { message } => self.lost(&message),
+            | Verdict::NeverFits { message } => self.lost(Machines::default(), &message),
         }
     }
 
@@ -427,33 +428,52 @@ impl<'a> Pass<'a> {
         Some(format!("restart {count} of {of}"))
     }
 
-    fn lost(&mut self, message: &str) {
+    fn lost(&mut self, machines: Machines, message: &str) {
         if self.plan.recovery.strategy == Strategy::None {
             return self.end(Event::Failed, format!("nodes lost: {message}"));
         }
         let placement = self.record.placement.clone();
-        let away = self.keep_away(placement);
+        let away = self.keep_away(machines, placement);
         self.recover(format!("nodes lost: {message}{away}"));
     }
 
-    /// Remembers a lost place as the strategy wants it, and says so.
-    fn keep_away(&mut self, placement: Option<Placement>) -> String {
-        let Some(placement) = placement else { return String::new() };
+    /// Remembers what was lost as the strategy wants it, and says so. `known` stands for machines of which nothing
+    /// is known. Of several nodes those that are left are prepared and had at once: a machine beside them is sought
+    /// before any other place.
+    fn keep_away(&mut self, machines: Machines, known: Option<Placement>) -> String {
+        let Machines { gone, left } = machines;
+        let (gone, left) = if gone.is_empty() { (known.into_iter().collect(), None) } else { (gone, left) };
+        let Some(first) = gone.first().cloned() else { return String::new() };
         match self.plan.recovery.strategy {
             Strategy::EagerNextRegion => {
-                let said = format!("; stays away from {}", placement.place);
-                if !self.record.blocked.contains(&placement) {
-                    self.record.blocked.push(placement);
+                // Staying away from the place as a whole would leave the others behind as well.
+                let beside = left.filter(|left| gone.iter().any(|gone| gone.place == left.place));
+                for lost in gone {
+                    if !self.record.blocked.contains(&lost) {
+                        self.record.blocked.push(lost);
+                    }
                 }
-                said
+                match beside {
+                    Some(left) => self.seek_beside(left),
+                    None => format!("; stays away from {}", first.place),
+                }
             }
-            Strategy::Failover => {
-                let said = format!("; tries {} again first", placement.place);
-                self.record.sought = Some(placement);
-                said
-            }
+            Strategy::Failover => match left {
+                Some(left) => self.seek_beside(left),
+                None => {
+                    let said = format!("; tries {} again first", first.place);
+                    self.record.sought = Some(first);
+                    said
+                }
+            },
             Strategy::None => String::new(),
         }
+    }
+
+    fn seek_beside(&mut self, left: Placement) -> String {
+        let said = format!("; seeks a machine beside those that are left in {}", left.place);
+        self.record.sought = Some(left);
+        said
     }
 
     fn recover(&mut self, message: String) {

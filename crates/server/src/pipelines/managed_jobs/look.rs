@@ -52,6 +52,7 @@ fn end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
         exit_code: ending.exit_status(),
         phase: job.running_at.map(|_| phase),
         preempted: instance.as_ref().is_some_and(|instance| was_going(instance, job)),
+        at: instance.as_ref().map(place_of),
     }
 }
 
@@ -64,9 +65,13 @@ fn was_going(instance: &Instance, job: &Job) -> bool {
         || around(instance.finished_at)
 }
 
-/// The place of the first node that is known. Machines that are somebody's own are places by themselves.
+/// The place of the first node that is known.
 fn placement(jobs: &[(Job, Option<Instance>)]) -> Option<Placement> {
-    let instance = jobs.iter().find_map(|(_, instance)| instance.as_ref())?;
+    jobs.iter().find_map(|(_, instance)| instance.as_ref()).map(place_of)
+}
+
+/// Machines that are somebody's own are places by themselves.
+fn place_of(instance: &Instance) -> Placement {
     let backend = instance.backend.as_deref().unwrap_or("?");
     let parts = [instance.region.as_deref(), instance.availability_zone.as_deref()];
     let parts: Vec<&str> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
@@ -74,5 +79,5 @@ fn placement(jobs: &[(Job, Option<Instance>)]) -> Option<Placement> {
         "remote" | "local" => format!("{backend}/{}", instance.name),
         _ => std::iter::once(backend).chain(parts).collect::<Vec<_>>().join("/"),
     };
-    Some(Placement { place, instance: Some(instance.id.to_string()) })
+    Placement { place, instance: Some(instance.id.to_string()) }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use windlass_testkit::lab::{Host, Lab};
 
 use super::{ends, launch, runs, until};
-use crate::stage::{Machines, Stage};
+use crate::stage::{Machines, Stage, host_of};
 
 /// A stage whose fleet is so many hosts with networks of their own.
 pub(super) async fn with_lab(hosts: usize) -> (Stage, Lab) {
@@ -83,4 +83,28 @@ async fn m6_several_nodes_know_their_ranks_and_are_recovered_whole_when_one_is_l
     touch(&lab, "/home/go");
     let seen = ends(&mut stage, id).await;
     assert_eq!((&seen["status"], lines(&lab, "/home/lines").len()), (&json!("SUCCEEDED"), 4), "{seen:#}");
+}
+
+/// The machine that is left takes part again, and only the lost one is replaced.
+#[tokio::test]
+async fn a_lost_node_of_two_is_replaced_beside_the_other() {
+    let (mut stage, lab) = with_lab(3).await;
+    let text = "num_nodes: 2\nrun: |\n  echo $SKYPILOT_NODE_RANK >> /home/lines\n  sleep 600\n";
+    let id = launch(&mut stage, text, json!({})).await;
+    let hosts = async |stage: &mut Stage, job: &Value| {
+        let runs = job["tasks"][0]["runs"].as_array().unwrap();
+        let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
+        [host_of(&lab, &run, 0), host_of(&lab, &run, 1)]
+    };
+    let first = runs(&mut stage, id).await;
+    stage.eventually("both nodes are at work", || lines(&lab, "/home/lines").len() == 2);
+    let [kept, lost] = hosts(&mut stage, &first).await;
+    lab.host(lost).power_off().unwrap();
+    let again = until(&mut stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
+    assert_eq!(again["tasks"][0]["attempt"], 2, "{again:#}");
+    let after = hosts(&mut stage, &again).await;
+    assert!(after.contains(&kept) && !after.contains(&lost), "{kept} and {lost}, then {after:?}");
+    stage.eventually("both nodes are at work again", || lines(&lab, "/home/lines").len() == 4);
+    stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
+    ends(&mut stage, id).await;
 }
