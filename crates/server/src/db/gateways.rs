@@ -78,7 +78,8 @@ statements! {
     FREE_DOMAIN = "DELETE FROM service_domains WHERE domain = $1 AND NOT EXISTS \
                    (SELECT 1 FROM runs r WHERE r.id = service_domains.run_id AND NOT r.finished)";
     TAKEN_BY = "SELECT p.name, r.name FROM service_domains d JOIN runs r ON r.id = d.run_id \
-                JOIN projects p ON p.id = r.project_id WHERE d.domain = $1 AND NOT r.finished";
+                JOIN projects p ON p.id = r.project_id WHERE d.domain = $1 AND NOT r.finished AND r.id <> $2";
+    LEAVE_DOMAINS = "DELETE FROM service_domains WHERE run_id = $1";
 }
 
 /// A name in use is a conflict on `gateways_name_key`.
@@ -164,9 +165,19 @@ pub fn take_domain(domain: &str, run: RunId) -> [Change; 2] {
     [free, Change::Insert { table: "service_domains", values }]
 }
 
-/// Project and run that have this name.
-pub async fn taken_by(db: &Db, domain: &str) -> Result<Option<(String, String)>, DbError> {
-    let row = db.query_opt(TAKEN_BY.as_str(), params![domain]).await?;
+/// The run has no name for people any more.
+pub fn leave_domains(run: RunId) -> Change {
+    Change::Exec { sql: LEAVE_DOMAINS.as_str().into(), params: params![run], expect: Expect::Any }
+}
+
+/// Project and run that have this name, if it is not this run.
+pub async fn taken_by(
+    db: &Db,
+    domain: &str,
+    but: Option<RunId>,
+) -> Result<Option<(String, String)>, DbError> {
+    let but = but.map(|run| run.to_string()).unwrap_or_default();
+    let row = db.query_opt(TAKEN_BY.as_str(), params![domain, but]).await?;
     row.map(|row| Ok((row.text(0)?, row.text(1)?))).transpose()
 }
 

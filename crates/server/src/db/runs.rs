@@ -114,6 +114,7 @@ statements! {
     /// what it read too.
     UPDATE_SPEC = "UPDATE runs SET spec = $3, priority = $4, deployment_num = deployment_num + $5, due_at = NULL \
                    WHERE id = $1 AND spec = $2 AND NOT finished AND stop_asked_at IS NULL";
+    SET_SERVICE = "UPDATE runs SET service = $2, gateway_id = $3 WHERE id = $1 AND NOT finished";
     COUNT_ACTIVE = "SELECT count(*) FROM runs WHERE project_id = $1 AND NOT finished";
 }
 
@@ -247,6 +248,11 @@ pub(super) fn poke_soon(id: RunId) -> Change {
 /// Replaces the spec of an active run. Stale when it is another one by now, or on its way out.
 pub fn update_spec(id: RunId, old: &str, new: &str, priority: i64, new_deployment: bool) -> Change {
     exec(&UPDATE_SPEC, params![id, old, new, priority, i64::from(new_deployment)])
+}
+
+/// Where people find a service. Stale when it is over.
+pub fn set_service(id: RunId, service: Option<&str>, gateway: Option<GatewayId>) -> Change {
+    exec(&SET_SERVICE, params![id, service, gateway])
 }
 
 /// Stale unless the run is finished.

@@ -8,7 +8,7 @@ use windlass_model::{
         gateway::Certificate,
         traffic::{GatewayChoice, Https},
     },
-    id::{GatewayId, ProjectId},
+    id::{GatewayId, ProjectId, RunId},
 };
 
 use super::runs::Spec;
@@ -66,7 +66,14 @@ fn refused(msg: String) -> Error {
 }
 
 /// Where a service of this name will appear; nothing when the server alone leads there. Refuses what could not work.
-pub(crate) async fn of(app: &App, project: ProjectId, spec: &Spec, name: &str) -> Result<Option<Published>> {
+/// `run` is the service itself, where it is there already.
+pub(crate) async fn of(
+    app: &App,
+    project: ProjectId,
+    spec: &Spec,
+    name: &str,
+    run: Option<RunId>,
+) -> Result<Option<Published>> {
     let Configuration::Service(service) = spec.shape.configuration() else { return Ok(None) };
     let Some(gateway) = chosen(app, project, service.gateway.as_ref()).await? else { return Ok(None) };
     let Gateway { id, name: gateway_name, .. } = &gateway;
@@ -89,7 +96,7 @@ pub(crate) async fn of(app: &App, project: ProjectId, spec: &Spec, name: &str) -
         )));
     }
     let (domain, own) = (format!("{name}.{domain}").to_ascii_lowercase(), format!("{OWN}.{domain}"));
-    if let Some((project, run)) = gateways::taken_by(app.db(), &domain).await? {
+    if let Some((project, run)) = gateways::taken_by(app.db(), &domain, run).await? {
         let msg = format!("the domain `{domain}` is taken by service `{run}` of project `{project}`");
         return Err(refused(msg));
     }

@@ -52,8 +52,8 @@ pub fn probe() -> Value {
 }
 
 /// Changes a run that is active.
-pub async fn update(stage: &mut Stage, configuration: &Value) {
+pub async fn update(stage: &mut Stage, configuration: &Value) -> Value {
     let mut asked = submission(configuration);
     asked["force"] = json!(true);
-    stage.project("runs/apply", &asked).await;
+    stage.project("runs/apply", &asked).await
 }

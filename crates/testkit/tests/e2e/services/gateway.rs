@@ -10,12 +10,12 @@ use std::{
 use serde_json::{Value, json};
 use windlass_testkit::{
     chaos,
-    lab::Lab,
+    lab::{Host, Lab},
     server::submission,
     services::{
         Caller, Node, Traffic, free_port,
         node::{gateway, gateway_with, is_running},
-        probe, read, service,
+        probe, read, service, update,
     },
 };
 
@@ -99,6 +99,39 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     traffic.goes_on();
     let (_, failed) = traffic.end();
     assert!(failed.is_empty(), "{failed:#?}\n{}", third.said());
+}
+
+#[tokio::test]
+async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let token = gateway(&mut stage, "entry", 1).await;
+    let url = stage.url();
+    let node = Node::start(&stage, &url, &token, "one", free_port());
+    is_running(&mut stage, 1).await;
+    let mut page = service("page", free_port());
+    page["gateway"] = json!(false);
+    let run = stage.apply(&page).await;
+    assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
+    stage.reaches("page", &["running"]).await;
+    let (near, far) = (Caller::new(stage.address()), node.caller("page.services.test"));
+    assert_eq!(far.get("/").unwrap().status, 404);
+
+    page["gateway"] = json!("entry");
+    let run = update(&mut stage, &page).await;
+    assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
+    answers(&node, &far, "/a", 200, " path=/a ");
+    page["gateway"] = json!(false);
+    let run = update(&mut stage, &page).await;
+    assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
+    answers(&node, &far, "/", 404, "no service answers to this host");
+    assert_eq!(near.get("/proxy/services/main/page/").unwrap().status, 200);
+    // Whoever comes later may have the name, and it was the same replica all along.
+    page["gateway"] = json!("entry");
+    update(&mut stage, &page).await;
+    answers(&node, &far, "/", 200, "pid=");
+    let run = stage.run("page").await;
+    assert_eq!(run["jobs"].as_array().unwrap().len(), 1, "{run:#}");
+    assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "{run:#}");
 }
 
 #[tokio::test]
@@ -232,9 +265,33 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away() {
-    let lab = Lab::start(2).unwrap();
+    installed(&Lab::start(2).unwrap(), |_, _| {}).await;
+}
+
+/// There it also comes back by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_is_a_unit_where_hosts_have_systemd() {
+    let comes_back = |edge: &Host, caller: &Caller| {
+        edge.run("kill -9 $(cat /var/lib/windlass/gateway-entry/pid)").unwrap();
+        until_answered(caller, || "nobody started it again".to_owned());
+        edge.reboot().unwrap();
+        until_answered(caller, || "it was not started at boot".to_owned());
+    };
+    installed(&Lab::with_systemd(2).unwrap(), comes_back).await;
+}
+
+fn until_answered(caller: &Caller, said: impl Fn() -> String) {
+    let asked = Instant::now();
+    while !caller.get("/").is_ok_and(|got| got.status == 200) {
+        assert!(asked.elapsed() < PATIENCE, "{}", said());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A gateway on the first host, for a service on the second: put there, updated, visited by `also`, taken away.
+async fn installed(lab: &Lab, also: impl FnOnce(&Host, &Caller)) {
     let mut stage = Stage::new(Machines::None).await;
-    fleet(&mut stage, &lab, &lab.hosts()[1..], 1).await;
+    fleet(&mut stage, lab, &lab.hosts()[1..], 1).await;
     gateway(&mut stage, "entry", 1).await;
     // The hosts see this machine elsewhere than the server listens.
     let front = chaos::Proxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
@@ -242,36 +299,28 @@ async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away
     let (key, at) = (format!("IdentityFile={}", lab.key_file().display()), format!("root@{}", edge.addr()));
     let options = ["IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", &key];
     let options: Vec<&str> = options.iter().flat_map(|option| ["--ssh-option", option]).collect();
-    let windlass = |words: &[&str]| {
+    let windlass = |stage: &Stage, words: &[&str]| {
         let said = stage.windlass(Path::new("/"), &[words, options.as_slice()].concat());
         (said.status.success(), String::from_utf8_lossy(&said.stderr).into_owned())
     };
-    let (is_done, said) = windlass(&["gateway", "install", "entry", &at]);
+    let (is_done, said) = windlass(&stage, &["gateway", "install", "entry", &at]);
     assert!(!is_done && said.contains("`--server URL` says where they find it"), "{said}");
     let install = ["gateway", "install", "entry", &at, "--server", &url];
-    let (is_done, said) = windlass(&install);
+    let (is_done, said) = windlass(&stage, &install);
     assert!(is_done && said.contains("takes requests on 1."), "{said}");
 
     let mut page = service("page", free_port());
     page["probes"] = probe();
     stage.apply(&page).await;
     let caller = Caller::new(&format!("{}:80", edge.addr())).with_host("page.services.test");
-    let asked = Instant::now();
-    while !caller.get("/").is_ok_and(|got| got.status == 200) {
-        assert!(asked.elapsed() < PATIENCE, "{}", stage.server_log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until_answered(&caller, || stage.server_log());
     let serving = || {
         let all = edge.processes().unwrap();
         all.into_iter().filter(|one| one.command.contains("gateway serve entry")).count()
     };
     assert_eq!(serving(), 1);
     let traffic = Traffic::start(&caller, "/");
-    let windlass = |words: &[&str]| {
-        let said = stage.windlass(Path::new("/"), &[words, options.as_slice()].concat());
-        (said.status.success(), String::from_utf8_lossy(&said.stderr).into_owned())
-    };
-    let (is_done, said) = windlass(&install);
+    let (is_done, said) = windlass(&stage, &install);
     assert!(is_done, "{said}");
     traffic.goes_on();
     let (answered, failed) = traffic.end();
@@ -281,7 +330,8 @@ async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away
         assert!(asked.elapsed() < PATIENCE, "the old process does not end");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let (is_done, said) = windlass(&["gateway", "uninstall", "entry", &at]);
+    also(edge, &caller);
+    let (is_done, said) = windlass(&stage, &["gateway", "uninstall", "entry", &at]);
     assert!(is_done && said.contains("nothing of `entry` is left"), "{said}");
     assert_eq!(serving(), 0);
     assert!(!edge.path("/var/lib/windlass/gateway-entry").exists());
