@@ -57,7 +57,7 @@ impl Proxy {
     pub(crate) async fn forward(
         &self,
         live: &Arc<Live>,
-        errand: Errand<'_>,
+        errand: Box<Errand<'_>>,
         mut body: Outgoing,
         mut tally: Tally,
     ) -> Result<Response<Reply>, Unanswered> {
@@ -102,10 +102,14 @@ impl Proxy {
     }
 
     /// An open connection to somebody.
-    async fn reach(&self, live: &mut Arc<Live>, tries: &mut Tries) -> Result<(Outstanding, Conn, bool), Say> {
+    async fn reach(
+        &self,
+        live: &mut Arc<Live>,
+        tries: &mut Tries,
+    ) -> Result<(Outstanding, Box<Conn>, bool), Say> {
         loop {
             let Some(replica) = live.pick(&tries.tried).cloned() else {
-                self.hold(live, tries).await?;
+                Box::pin(self.hold(live, tries)).await?;
                 continue;
             };
             // Somebody else may have been faster.
@@ -117,8 +121,10 @@ impl Proxy {
                 return Ok((outstanding, conn, true));
             }
             tries.count += 1;
-            match connect::within(self.bounds.connect, &*self.connector, &replica.target).await {
-                Ok(stream) => return Ok((outstanding, Conn::new(stream), false)),
+            let connected = connect::within(self.bounds.connect, &*self.connector, &replica.target);
+            // In a box, as waiting is above: what most requests do without takes no room in all of them.
+            match Box::pin(connected).await {
+                Ok(stream) => return Ok((outstanding, Box::new(Conn::new(stream)), false)),
                 Err(error) => {
                     replica.ill();
                     tracing::debug!(service = %live.key, replica = %replica.id, %error, "cannot reach a replica");
@@ -188,12 +194,12 @@ impl Proxy {
     async fn attempt(
         &self,
         live: &Live,
-        mut conn: Conn,
+        mut conn: Box<Conn>,
         reused: bool,
         body: Outgoing,
         errand: &Errand<'_>,
         headers: &mut HeaderMap,
-    ) -> Result<(Conn, Sending, Answer), Box<Failed>> {
+    ) -> Result<(Box<Conn>, Sending, Answer), Box<Failed>> {
         let framing = match body.length() {
             Some(0) => Framing::None,
             Some(length) => Framing::Sized(length),
@@ -232,8 +238,7 @@ async fn exchange(
     headers: &mut HeaderMap,
     patience: Duration,
 ) -> Result<Answer, Failure> {
-    let mut alarm = pin!(tokio::time::sleep(patience));
-    let mut progress = 0;
+    let (mut ends, mut progress) = (Instant::now() + patience, 0);
     poll_fn(|cx| {
         let broken = if sending.is_done() {
             None
@@ -249,13 +254,13 @@ async fn exchange(
             (_, Some(failure)) | (Poll::Ready(Err(failure)), None) => return Poll::Ready(Err(failure)),
             (Poll::Pending, None) => {}
         }
-        while alarm.as_mut().poll(cx).is_ready() {
+        while conn.alarm.poll(ends, cx).is_ready() {
             if conn.sent() == progress {
                 return Poll::Ready(Err(Failure::Late));
             }
             // A long upload is no silence.
             progress = conn.sent();
-            alarm.as_mut().reset(Instant::now() + patience);
+            ends = Instant::now() + patience;
         }
         Poll::Pending
     })
@@ -336,8 +341,8 @@ impl Drop for Held {
 }
 
 fn pass_on(
-    errand: Errand<'_>,
-    conn: Conn,
+    errand: Box<Errand<'_>>,
+    conn: Box<Conn>,
     sending: Sending,
     answer: Answer,
     outstanding: Outstanding,

@@ -267,6 +267,12 @@ pub(crate) fn is_trailer(name: &HeaderName) -> bool {
 
 /// Takes out of an answer what speaks of the replica's connection, or would speak for us.
 pub(crate) fn clean_answer(headers: &mut HeaderMap) {
+    let is_clean =
+        |name: &HeaderName| !is_hop(name) && *name != header::ALT_SVC && *name != header::SET_COOKIE;
+    // As most are, and to look at all fields costs less than to look for each of these.
+    if headers.keys().all(is_clean) {
+        return;
+    }
     if let Some(connection) = headers.get(header::CONNECTION) {
         if !connection.as_bytes().eq_ignore_ascii_case(b"keep-alive") {
             let named: Vec<HeaderName> = headers

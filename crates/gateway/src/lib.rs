@@ -5,6 +5,7 @@
 
 mod access;
 pub mod acme;
+mod alarm;
 mod answer;
 mod auth;
 mod body;

@@ -1,7 +1,6 @@
 //! A stream that gives up when the other side takes nothing for too long.
 
 use std::{
-    future::Future as _,
     io,
     pin::Pin,
     task::{Context, Poll},
@@ -10,36 +9,32 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep},
+    time::Instant,
 };
 
-use crate::connect::Io;
+use crate::{alarm::Alarm, connect::Io};
 
 /// The stream. Its alarm is made at the first write that has to wait: most connections never need one.
 pub(crate) struct Paced<S> {
     inner: S,
     bound: Duration,
-    alarm: Option<Pin<Box<Sleep>>>,
-    waiting: bool,
+    alarm: Alarm,
+    /// While a write waits: when that is too long.
+    until: Option<Instant>,
 }
 
 impl<S> Paced<S> {
-    pub(crate) const fn new(inner: S, bound: Duration) -> Self {
-        Self { inner, bound, alarm: None, waiting: false }
+    pub(crate) fn new(inner: S, bound: Duration) -> Self {
+        Self { inner, bound, alarm: Alarm::default(), until: None }
     }
 
     fn watch<T>(&mut self, result: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if result.is_ready() {
-            self.waiting = false;
+            self.until = None;
             return result;
         }
-        let until = Instant::now() + self.bound;
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
-        if !self.waiting {
-            self.waiting = true;
-            alarm.as_mut().reset(until);
-        }
-        match alarm.as_mut().poll(cx) {
+        let until = *self.until.get_or_insert_with(|| Instant::now() + self.bound);
+        match self.alarm.poll(until, cx) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,
         }

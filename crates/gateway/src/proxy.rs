@@ -62,7 +62,8 @@ pub struct Proxy {
     pub bounds: Bounds,
 }
 
-/// A request that is known to mean one thing, on its way.
+/// A request that is known to mean one thing, on its way. It goes in a box: futures that hand it on would hold it, and
+/// copy it, once each.
 pub(crate) struct Errand<'a> {
     pub(crate) origin: &'a Origin,
     pub(crate) parts: Parts,
@@ -153,7 +154,12 @@ impl Proxy {
         }
     }
 
-    async fn serve(&self, live: Arc<Live>, mut errand: Errand<'_>, mut body: Outgoing) -> Response<Reply> {
+    async fn serve(
+        &self,
+        live: Arc<Live>,
+        mut errand: Box<Errand<'_>>,
+        mut body: Outgoing,
+    ) -> Response<Reply> {
         let mut tally = Tally::begin(&live);
         if let Some(log) = &self.log {
             tally.note = Some(Box::new(note(log, &live, &errand, tally.began())));
@@ -241,14 +247,14 @@ impl Proxy {
 fn admit<'a, B: Into<Outgoing>>(
     origin: &'a Origin,
     mut request: Request<B>,
-) -> Result<(Errand<'a>, Outgoing), Refusal> {
+) -> Result<(Box<Errand<'a>>, Outgoing), Refusal> {
     let wish = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
     let (parts, body) = request.into_parts();
     let asked = headers::check(&parts)?;
     let on_upgrade = wish.filter(|_| asked.upgrade.is_some());
     let errand =
         Errand { origin, parts, asked, mount: "", vouched: false, ours: false, identity: None, on_upgrade };
-    Ok((errand, body.into()))
+    Ok((Box::new(errand), body.into()))
 }
 
 fn refuse(Refusal(status, text): Refusal) -> Response<Reply> {

@@ -31,7 +31,8 @@ pub struct Replica {
     pub(crate) target: Target,
     began: Instant,
     outstanding: AtomicUsize,
-    idle: Mutex<Vec<Conn>>,
+    #[expect(clippy::vec_box, reason = "they come in boxes and leave in them: to take them out would copy them")]
+    idle: Mutex<Vec<Box<Conn>>>,
     leaving: AtomicBool,
     down: AtomicBool,
     failures: AtomicU32,
@@ -126,7 +127,7 @@ impl Replica {
     }
 
     /// An idle connection that is still good.
-    pub(crate) fn take(&self, cx: &mut Context<'_>) -> Option<Conn> {
+    pub(crate) fn take(&self, cx: &mut Context<'_>) -> Option<Box<Conn>> {
         let mut idle = self.idle.lock();
         while let Some(mut conn) = idle.pop() {
             if conn.idle_since.elapsed() < IDLE_LIFE && conn.is_fresh(cx) {
@@ -136,7 +137,7 @@ impl Replica {
         None
     }
 
-    pub(crate) fn put(&self, mut conn: Conn) {
+    pub(crate) fn put(&self, mut conn: Box<Conn>) {
         if self.leaving.load(Relaxed) {
             return;
         }

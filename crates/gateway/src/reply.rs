@@ -30,10 +30,10 @@ pub struct CutShort(#[source] Failure);
 /// The body of an answer.
 pub struct Reply(Kind);
 
-#[expect(clippy::large_enum_variant, reason = "nearly every answer is the large one: a box would only cost")]
 enum Kind {
     Text(Bytes),
-    Flow(Flow),
+    /// In a box: an answer changes hands often on its way out.
+    Flow(Box<Flow>),
 }
 
 impl Reply {
@@ -41,15 +41,15 @@ impl Reply {
         Self(Kind::Text(text))
     }
 
-    pub(crate) const fn flow(flow: Flow) -> Self {
-        Self(Kind::Flow(flow))
+    pub(crate) fn flow(flow: Flow) -> Self {
+        Self(Kind::Flow(Box::new(flow)))
     }
 }
 
 /// An answer that comes from a replica, piece by piece, as fast as the caller takes it.
 pub(crate) struct Flow {
     /// Taken at the end, for the next request.
-    pub(crate) conn: Option<Conn>,
+    pub(crate) conn: Option<Box<Conn>>,
     pub(crate) reading: Reading,
     /// What of the request is still to be sent: a replica may answer before it has heard all.
     pub(crate) sending: Option<Sending>,

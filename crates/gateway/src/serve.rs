@@ -1,6 +1,21 @@
 //! Sockets on the callers' side: HTTP/1.1 and HTTP/2, plain or with TLS, with bounds on what one caller may take.
 
-use std::{convert::Infallible, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Release},
+        },
+    },
+    task::Poll,
+    time::Duration,
+};
 
 use hyper::{Request, Response, body::Incoming, header, server::conn, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -15,6 +30,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     acme::Challenges,
+    alarm::Timer,
     connect::Io,
     headers::{self, Origin},
     models,
@@ -102,11 +118,43 @@ pub struct Listening {
     pub patience: Patience,
 }
 
+/// The end of a listener, as its connections hear of it.
+struct Closing {
+    /// Set before anybody is told. To look costs nothing, and a connection looks whenever it is woken.
+    has_begun: AtomicBool,
+    told: CancellationToken,
+}
+
+impl Closing {
+    fn begin(&self) {
+        self.has_begun.store(true, Release);
+        self.told.cancel();
+    }
+
+    /// Until `work` is over, or the listener closes: then there is no result. For one task, which is woken by both.
+    async fn unless<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        let mut told = pin!(self.told.cancelled());
+        let mut is_listening = false;
+        poll_fn(|cx| {
+            if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                return Poll::Ready(Some(done));
+            }
+            if !is_listening || self.has_begun.load(Acquire) {
+                is_listening = true;
+                return told.as_mut().poll(cx).map(|()| None);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
 /// Serves until `stop`; then lets requests under way finish, within their bound.
 pub async fn serve(listener: TcpListener, listening: Listening, stop: CancellationToken) {
     let listening = Arc::new(listening);
     let places = Arc::new(Semaphore::new(listening.patience.connections_max));
     let tasks = TaskTracker::new();
+    let closing = Arc::new(Closing { has_begun: AtomicBool::new(false), told: CancellationToken::new() });
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
         let accepted = tokio::select! {
@@ -121,15 +169,16 @@ pub async fn serve(listener: TcpListener, listening: Listening, stop: Cancellati
                 continue;
             }
         };
-        let (listening, stop) = (Arc::clone(&listening), stop.clone());
+        let (listening, closing) = (Arc::clone(&listening), Arc::clone(&closing));
         tasks.spawn(async move {
             let _place = place;
-            if let Err(error) = listening.greet(stream, peer, stop).await {
+            if let Err(error) = listening.greet(stream, peer, &closing).await {
                 tracing::debug!(%peer, %error, "a connection ended early");
             }
         });
     }
     drop(listener);
+    closing.begin();
     tasks.close();
     if tokio::time::timeout(listening.patience.drain, tasks.wait()).await.is_err() {
         tracing::warn!(connections = tasks.len(), "requests under way were cut when the listener stopped");
@@ -143,18 +192,18 @@ impl Listening {
         self: Arc<Self>,
         stream: TcpStream,
         peer: SocketAddr,
-        stop: CancellationToken,
+        closing: &Closing,
     ) -> Result<(), Failed> {
         stream.set_nodelay(true)?;
         let Some(tls) = &self.tls else {
             let http2 = tokio::time::timeout(self.patience.head, speaks_http2(&stream)).await??;
             let origin = Origin::new(peer, false);
-            return self.converse(stream, origin, http2, stop).await;
+            return self.converse(stream, origin, http2, closing).await;
         };
         let accept = TlsAcceptor::from(Arc::clone(tls)).accept(stream);
         let stream = tokio::time::timeout(self.patience.handshake, accept).await??;
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        self.converse(stream, Origin::new(peer, true), http2, stop).await
+        self.converse(stream, Origin::new(peer, true), http2, closing).await
     }
 
     async fn converse<S: Io>(
@@ -162,7 +211,7 @@ impl Listening {
         stream: S,
         origin: Origin,
         http2: bool,
-        stop: CancellationToken,
+        closing: &Closing,
     ) -> Result<(), Failed> {
         let stream = TokioIo::new(Paced::new(stream, self.patience.write));
         let origin = Arc::new(origin);
@@ -173,26 +222,27 @@ impl Listening {
         });
         if http2 {
             let mut connection = pin!(self::http2(self.patience.head).serve_connection(stream, service));
-            tokio::select! {
-                result = connection.as_mut() => return Ok(result?),
-                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+            if let Some(result) = closing.unless(connection.as_mut()).await {
+                return Ok(result?);
             }
+            connection.as_mut().graceful_shutdown();
             return Ok(connection.await?);
         }
         let mut connection = pin!(self.http1().serve_connection(stream, service).with_upgrades());
-        tokio::select! {
-            biased;
-            result = connection.as_mut() => return Ok(result?),
-            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        if let Some(result) = closing.unless(connection.as_mut()).await {
+            return Ok(result?);
         }
+        connection.as_mut().graceful_shutdown();
         Ok(connection.await?)
     }
 
     fn http1(&self) -> conn::http1::Builder {
         let mut builder = conn::http1::Builder::new();
         builder
-            .timer(TokioTimer::new())
+            .timer(Timer::default())
             .header_read_timeout(self.patience.head)
+            // Most answers are small: one copy costs less than a call with two places.
+            .writev(false)
             .max_headers(HEADERS_MAX)
             .max_header_size(HEAD_MAX)
             .max_buf_size(2 * HEAD_MAX);
@@ -204,6 +254,7 @@ impl Listening {
         self.proxy.certificates.as_ref().is_some_and(|known| known.has(name))
     }
 
+    /// Its future is copied and kept once for each request: what is large and not always needed is in boxes.
     async fn answer(&self, origin: &Origin, request: Request<Incoming>) -> Response<Reply> {
         if let Some(challenges) = &self.challenges
             && !origin.https
@@ -220,12 +271,12 @@ impl Listening {
             if !origin.https && self.is_encrypted(&own) {
                 return to_https(&own, request.uri().path());
             }
-            return models::handle(&self.proxy, origin, MODELS, request).await;
+            return Box::pin(models::handle(&self.proxy, origin, MODELS, request)).await;
         }
         match &self.door {
             Door::Hosts | Door::Gateway(_) => self.proxy.by_host(origin, request).await,
             Door::Paths { models, .. } if request.uri().path().starts_with(models.as_str()) => {
-                models::handle(&self.proxy, origin, models, request).await
+                Box::pin(models::handle(&self.proxy, origin, models, request)).await
             }
             Door::Paths { services, .. } => self.proxy.by_path(origin, services, request).await,
         }

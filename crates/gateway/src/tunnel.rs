@@ -9,7 +9,7 @@ use crate::{replica::Outstanding, reply::Tally, upstream::Conn};
 /// Copied at once in each direction.
 const BUFFER: usize = 16 * 1024;
 
-pub(crate) fn open(caller: OnUpgrade, conn: Conn, outstanding: Outstanding, tally: Tally) {
+pub(crate) fn open(caller: OnUpgrade, conn: Box<Conn>, outstanding: Outstanding, tally: Tally) {
     tokio::spawn(async move {
         // The account and the replica's count are closed with the tunnel, not with the head of the answer.
         let (_outstanding, mut tally) = (outstanding, tally);

@@ -19,19 +19,23 @@ use super::{
     head::{self, Answer, Framing},
 };
 use crate::{
+    alarm::Alarm,
     body::{Fault, Outgoing, Piece},
     connect::Stream,
 };
 
-/// What is read at once.
-const READ_BYTES: usize = 16 * 1024;
+/// What is read at once: little at first, as thousands of connections may wait, and more from who has more to say.
+const READ_MIN: usize = 4 * 1024;
+const READ_MAX: usize = 64 * 1024;
 /// Pieces up to this size are copied behind what is written before them: one call instead of two.
 const COPY_MAX: usize = 8 * 1024;
 
-/// A connection.
+/// A connection. It is handed on in a box.
 pub(crate) struct Conn {
     io: Stream,
     read: BytesMut,
+    /// How much room it is given.
+    room: usize,
     write: BytesMut,
     /// A large piece, written after `write` without a copy.
     piece: Bytes,
@@ -40,6 +44,8 @@ pub(crate) struct Conn {
     pub(crate) idle_since: Instant,
     /// Bytes of this request that the socket has taken.
     sent: u64,
+    /// For whoever waits for an answer.
+    pub(crate) alarm: Alarm,
 }
 
 /// The part of a request that is still to be written.
@@ -83,11 +89,13 @@ impl Conn {
         Self {
             io,
             read: BytesMut::new(),
+            room: READ_MIN,
             write: BytesMut::with_capacity(1024),
             piece: Bytes::new(),
             tail: false,
             idle_since: Instant::now(),
             sent: 0,
+            alarm: Alarm::default(),
         }
     }
 
@@ -219,8 +227,12 @@ impl Conn {
     }
 
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.read.reserve(READ_BYTES.saturating_sub(self.read.len()).max(1024));
-        tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.read)
+        self.read.reserve(self.room.saturating_sub(self.read.len()).max(1024));
+        let filled = ready!(tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.read))?;
+        if self.read.len() == self.read.capacity() {
+            self.room = (self.room * 4).min(READ_MAX);
+        }
+        Poll::Ready(Ok(filled))
     }
 
     /// Reads until the head of the final answer is there. `headers` is an old map to use again.

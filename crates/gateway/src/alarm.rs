@@ -1,0 +1,92 @@
+//! Alarms that are set with every request and hardly ever ring.
+//!
+//! To set one is to write a moment down. The timer below is armed once; when it goes off before that moment, it is armed
+//! for what is left. Timers of the runtime that come and go with each request cost several times as much.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use hyper::rt;
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+#[derive(Debug, Default)]
+pub(crate) struct Alarm(Option<Pin<Box<Sleep>>>);
+
+impl Alarm {
+    /// Whether the moment has come. Else whoever asks is woken then; others who asked before are not.
+    pub(crate) fn poll(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        loop {
+            if timer.deadline() > at {
+                timer.as_mut().reset(at);
+            }
+            ready!(timer.as_mut().poll(cx));
+            if Instant::now() >= at {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(at);
+        }
+    }
+}
+
+/// For one connection, which waits for one thing at a time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Timer(Arc<Mutex<Alarm>>);
+
+struct Wait {
+    alarm: Arc<Mutex<Alarm>>,
+    at: Instant,
+}
+
+impl Future for Wait {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.alarm.lock().poll(self.at, cx)
+    }
+}
+
+impl rt::Sleep for Wait {}
+
+impl rt::Timer for Timer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn rt::Sleep>> {
+        Box::pin(Wait { alarm: Arc::clone(&self.0), at: Instant::now() + duration })
+    }
+
+    fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn rt::Sleep>> {
+        Box::pin(Wait { alarm: Arc::clone(&self.0), at: deadline.into() })
+    }
+
+    fn now(&self) -> std::time::Instant {
+        Instant::now().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_rings_at_the_moment_that_was_asked_for_last() {
+        let (mut alarm, began) = (Alarm::default(), Instant::now());
+        let after = |secs| began + Duration::from_secs(secs);
+        let first = poll_fn(|cx| Poll::Ready(alarm.poll(after(10), cx))).await;
+        assert!(first.is_pending());
+        // Later than the timer, then earlier.
+        poll_fn(|cx| alarm.poll(after(30), cx)).await;
+        assert_eq!(began.elapsed().as_secs(), 30);
+        let next = poll_fn(|cx| Poll::Ready(alarm.poll(after(90), cx))).await;
+        assert!(next.is_pending());
+        poll_fn(|cx| alarm.poll(after(40), cx)).await;
+        assert_eq!(began.elapsed().as_secs(), 40);
+        poll_fn(|cx| alarm.poll(after(20), cx)).await;
+        assert_eq!(began.elapsed().as_secs(), 40);
+    }
+}
