@@ -9,12 +9,13 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
 };
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use windlass_model::{
     dispatch::{
         Attempt, Job, Life, Lower, Needs,
@@ -41,8 +42,8 @@ pub struct Local {
     settings: Settings,
     begun: Instant,
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
-    /// Children of this process, so that they do not stay behind as zombies.
-    children: Mutex<Vec<std::process::Child>>,
+    /// An executor that this process started is over.
+    over: Arc<Notify>,
 }
 
 /// Who runs an attempt.
@@ -54,7 +55,7 @@ const FORGET_AFTER: Span = Span::mins(5);
 
 impl Local {
     pub fn new(settings: Settings, begun: Instant) -> Self {
-        Self { settings, begun, ended: Mutex::default(), children: Mutex::default() }
+        Self { settings, begun, ended: Mutex::default(), over: Arc::default() }
     }
 
     fn now(&self) -> Timestamp {
@@ -118,11 +119,17 @@ impl Local {
             .stderr(log)
             // A group of its own: a signal for the dispatcher is not meant for what it started.
             .process_group(0);
-        let child = command.spawn()?;
+        let mut child = command.spawn()?;
         let id = child.id();
         // The executor writes the same; whoever is first, it is there before user code runs.
         write(&dir.join(FILE), &json!({ "pid": id, "started": started(id) }))?;
-        self.children.lock().push(child);
+        // Somebody waits for each: none stays behind as a zombie, and its room is given away at once. Without a thread
+        // for that the next look finds it.
+        let over = self.over.clone();
+        let _ = std::thread::Builder::new().spawn(move || {
+            let _ = child.wait();
+            over.notify_one();
+        });
         Ok(id)
     }
 }
@@ -218,7 +225,6 @@ impl Scheduler for Local {
     type Room = Machine;
 
     async fn look(&self) -> Result<Lower, Unknown> {
-        self.children.lock().retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_)) | Err(_)));
         let asked_at = self.now();
         let attempts = self.attempts().map_err(unknown)?;
         let mut ended = self.ended.lock();
@@ -275,6 +281,10 @@ impl Scheduler for Local {
             Pressure::Force => kill_process_group(pid, Signal::KILL),
         };
         Ok(())
+    }
+
+    async fn changed(&self) {
+        self.over.notified().await;
     }
 
     /// What runs here runs; only the order of those that wait has a meaning.

@@ -107,6 +107,11 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         Ok(Done { held, taken, waiting })
     }
 
+    /// Until a look may find more room than the last.
+    pub async fn changed(&self) {
+        self.scheduler.changed().await;
+    }
+
     /// Nobody's containers wait for this: what goes wrong is tried again.
     async fn announce(&mut self) {
         if self.announced.is_some_and(|at| at.elapsed() < ANNOUNCE_EVERY) {

@@ -63,6 +63,11 @@ pub trait Scheduler {
     fn stop(&self, job: &str, pressure: Pressure) -> impl Future<Output = Result<(), Unknown>> + Send;
     fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), Unknown>> + Send;
 
+    /// Until there is room that was not there before, where the scheduler is told so.
+    fn changed(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
     /// The machines behind it, for people who choose where to run something. None where that is nobody's business.
     fn nodes(&self) -> impl Future<Output = Result<Vec<Node>, Unknown>> + Send {
         std::future::ready(Ok(Vec::new()))

@@ -248,6 +248,7 @@ async fn serve(
             tokio::select! {
                 () = news.next() => {}
                 () = knocked => {}
+                () = dispatcher.changed() => {}
             }
             tokio::time::sleep_until(rested).await;
         };
