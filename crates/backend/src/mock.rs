@@ -4,6 +4,7 @@
 //! made is in files below a directory: the cloud outlives the server, and all replicas see the same one. An empty file
 //! `preempt/INSTANCE` there takes a machine back, as [`Mock::preempt`] does.
 
+mod faults;
 mod ledger;
 pub mod script;
 mod volumes;
@@ -92,6 +93,7 @@ impl Mock {
             let made = match self.ledger.machine(order.instance)? {
                 Some(made) => made,
                 None => {
+                    self.may_create()?;
                     if self.ledger.is_among_first(&format!("no capacity {}", kind.key()), kind.no_capacity)? {
                         let said =
                             format!("no {} in {}, as the script says", kind.instance_type, kind.region);
@@ -101,6 +103,7 @@ impl Mock {
                     let made =
                         Made { instance: order.instance, kind: kind.key(), made_ms, deletes, preempted };
                     self.ledger.keep_machine(&made)?;
+                    self.ends_half_way()?;
                     made
                 }
             };
@@ -152,6 +155,9 @@ impl Mock {
         let Some(made) = self.ledger.machine(order.instance)? else {
             return Ok(Found::Gone { said: "the mock cloud has no such instance".to_owned() });
         };
+        if self.is_unknown_yet(&made)? {
+            return Ok(Found::Gone { said: "the cloud does not know of it yet".to_owned() });
+        }
         let kind = self.kind_of(&made);
         let is_due =
             |kind: &Kind| kind.preempt_after_ms.is_some_and(|after| now_ms() >= made.made_ms + after);
@@ -186,6 +192,7 @@ impl Mock {
     async fn taken_back(&self, order: &Order) -> Result<Deleted, BackendError> {
         let _alone = self.books().await?;
         let Some(mut made) = self.ledger.machine(order.instance)? else { return Ok(Deleted::Gone) };
+        self.may_delete()?;
         made.deletes += 1;
         if self.kind_of(&made).is_some_and(|kind| made.deletes <= kind.slow_deletes) {
             self.ledger.keep_machine(&made)?;

@@ -118,6 +118,20 @@ impl Ledger {
         self.0.join("preempt").join(instance.to_string())
     }
 
+    /// How many machines there are.
+    pub(super) fn machines(&self) -> usize {
+        let made = fs::read_dir(self.0.join("machines")).into_iter().flatten().flatten();
+        made.filter(|entry| entry.path().extension().is_some_and(|end| end == "json")).count()
+    }
+
+    /// One more of these; how many there were before.
+    pub(super) fn count(&self, what: &str) -> Result<u64, BackendError> {
+        let path = self.0.join("counts").join(format!("{what}.json"));
+        let before: u64 = self.read(&path)?.unwrap_or(0);
+        self.write(&path, &(before + 1))?;
+        Ok(before)
+    }
+
     /// Whether this is one of the first `most` times that `what` is asked for; with `-1`, always.
     pub(super) fn is_among_first(&self, what: &str, most: i64) -> Result<bool, BackendError> {
         if most <= 0 {

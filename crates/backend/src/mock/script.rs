@@ -35,6 +35,34 @@ pub struct Script {
     pub offers: Vec<Kind>,
     #[serde(default)]
     pub volumes: VolumeScript,
+    #[serde(default)]
+    pub faults: Faults,
+}
+
+/// What goes wrong by chance, whatever is asked for. Each that happened is counted among the books.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Faults {
+    /// The same numbers come out for the same seed.
+    #[serde(default)]
+    pub seed: u64,
+    /// In percent: a creation, or a deletion, fails before anything happened.
+    #[serde(default)]
+    pub create_error: u64,
+    #[serde(default)]
+    pub delete_error: u64,
+    /// In percent: too many requests, says the cloud.
+    #[serde(default)]
+    pub throttled: u64,
+    /// In percent: the machine is there, and the answer is an error.
+    #[serde(default)]
+    pub half_way: u64,
+    /// In percent, for machines younger than two seconds: the cloud does not know of it yet.
+    #[serde(default)]
+    pub stale: u64,
+    /// No more machines at once.
+    #[serde(default)]
+    pub quota: Option<usize>,
 }
 
 /// What runs tasks on the machines of this cloud.

@@ -47,23 +47,16 @@ pub enum Play {
     Now(fn(&mut Trial) -> Running<'_>),
     /// Not in continuous integration, and why.
     Apart(&'static str, fn(&mut Trial) -> Running<'_>),
-    /// Not run yet; it comes with something that does not exist.
-    Later(&'static str),
 }
 
 pub type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 impl Row {
-    /// Whether it is run today.
-    pub const fn is_played(&self) -> bool {
-        matches!(self.play, Play::Now(_) | Play::Apart(..))
-    }
-
     /// Why continuous integration leaves it out.
     pub const fn is_apart(&self) -> Option<&'static str> {
         match self.play {
             Play::Apart(why, _) => Some(why),
-            Play::Now(_) | Play::Later(_) => None,
+            Play::Now(_) => None,
         }
     }
 }

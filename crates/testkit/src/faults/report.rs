@@ -70,10 +70,6 @@ pub fn table(lines: &[Line<'_>]) -> String {
         "row", "times", "faults", "violations"
     );
     for line in lines {
-        if let Play::Later(with) = line.row.play {
-            let _ = writeln!(text, "{:<4} {:>5} {:>6} {:>10}  not run: {with}", line.row.id, "–", "–", "–");
-            continue;
-        }
         let faults: u64 = line.fired().values().sum();
         let _ = writeln!(
             text,
@@ -103,15 +99,8 @@ pub fn markdown(lines: &[Line<'_>]) -> String {
     );
     for line in lines {
         let row = line.row;
-        let (times, fired, violations, worst) = match row.play {
-            Play::Later(with) => ("–".to_owned(), format!("not run: {with}"), "–".to_owned(), "–".to_owned()),
-            Play::Now(_) | Play::Apart(..) => (
-                line.outcomes.len().to_string(),
-                line.fired_words(),
-                line.violations().to_string(),
-                line.worst_words(),
-            ),
-        };
+        let (times, fired) = (line.outcomes.len(), line.fired_words());
+        let (violations, worst) = (line.violations(), line.worst_words());
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} | {} | {times} | {fired} | {violations} | {worst} |",
@@ -132,13 +121,9 @@ pub fn json(lines: &[Line<'_>]) -> Value {
             "violations": outcome.violations, "kept": outcome.kept})
     };
     let line = |line: &Line<'_>| {
-        let status = match line.row.play {
-            Play::Later(with) => json!({"not_run": with}),
-            Play::Now(_) | Play::Apart(..) => json!({"violations": line.violations()}),
-        };
         json!({"row": line.row.id, "injection": line.row.injection, "expected": line.row.expected,
             "bound": line.row.bound, "proves": line.row.proves.split(' ').collect::<Vec<_>>(),
-            "status": status, "times": line.outcomes.len(), "fired": line.fired(),
+            "status": {"violations": line.violations()}, "times": line.outcomes.len(), "fired": line.fired(),
             "worst": line.worst().map(timed), "longest_ms": line.longest().as_millis() as u64,
             "trials": line.outcomes.iter().map(trial).collect::<Vec<_>>()})
     };
@@ -152,7 +137,6 @@ pub fn list(rows: &[Row]) -> String {
         let when = match row.play {
             Play::Now(_) => String::new(),
             Play::Apart(why, _) => format!("  [not in continuous integration: it {why}]"),
-            Play::Later(with) => format!("  [not run: {with}]"),
         };
         let _ = writeln!(text, "{:<4} {}{when}", row.id, row.injection);
         let _ = writeln!(text, "     {}; {}; proves {}", row.expected, row.bound, row.proves);

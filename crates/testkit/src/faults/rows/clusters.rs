@@ -13,6 +13,7 @@ use std::{
 use serde_json::json;
 use windlass_dispatch::cluster::{Cluster, Size};
 
+use super::{LOOK, until};
 use crate::{
     faults::{Play, Row, Trial},
     queue::{Asked, Ground, wrongs},
@@ -32,7 +33,6 @@ const CONTAINERS: usize = 12;
 const UNWANTED: usize = 3;
 const CANCELLED_WITHIN: Duration = Duration::from_secs(30);
 const ENDED_WITHIN: Duration = Duration::from_secs(120);
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Commands in the place of Slurm's, which do as files beside them say.
 struct Liars {
@@ -120,7 +120,7 @@ async fn lied_to(trial: &mut Trial) {
         all.push(ground.request(&["sh", "-c", &script], json!({})).await);
     }
     // More than the cluster holds at once: some wait there.
-    until("as many run as fit", || lines(&starts).len() >= 8).await;
+    until("as many run as fit", async || lines(&starts).len() >= 8).await;
     let lasts = trial.rng.millis(1_000, 4_000);
     liars.lie("empty", "emptied", lasts).await;
 
@@ -151,7 +151,7 @@ async fn lied_to(trial: &mut Trial) {
         assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     }
     trial.within("all ended", ENDED_WITHIN, began.elapsed());
-    until("they are forgotten", || cluster.say("squeue", &["-h", "-t", "all"]).is_empty()).await;
+    until("they are forgotten", async || cluster.say("squeue", &["-h", "-t", "all"]).is_empty()).await;
     trial.fired("jobs purged");
     for (what, file) in
         [("replies of sbatch lost", "lost"), ("squeue empty", "emptied"), ("scancel ignored", "ignored")]
@@ -166,14 +166,6 @@ async fn lied_to(trial: &mut Trial) {
     // Whoever would hand over more goes first.
     ground.kill_dispatchers();
     drop(cluster);
-}
-
-async fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let since = Instant::now();
-    while !is() {
-        assert!(since.elapsed() < ENDED_WITHIN, "not so: {what}");
-        tokio::time::sleep(LOOK).await;
-    }
 }
 
 fn no_second(trial: &mut Trial, what: &str, all: &[String]) {

@@ -19,8 +19,10 @@ use tokio::{
 };
 
 use super::{
+    LOOK, PATIENCE,
     load::Load,
     servers::{all_done, judge, pair, small},
+    until,
 };
 use crate::{
     chaos::{Proxy, Weather},
@@ -68,18 +70,6 @@ pub(super) const ROWS: &[Row] = &[
 
 const REFUSED_WITHIN: Duration = Duration::from_secs(5);
 const NORMAL_WITHIN: Duration = Duration::from_secs(10);
-const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK: Duration = Duration::from_millis(10);
-
-/// Waits for something, and says how long it took.
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
-    let began = Instant::now();
-    while !holds().await {
-        assert!(began.elapsed() < PATIENCE, "not so: {what}");
-        tokio::time::sleep(LOOK).await;
-    }
-    began.elapsed()
-}
 
 /// Submits are acknowledged again, and one that was is done.
 async fn is_normal(trial: &mut Trial, replicas: &Replicas, load: &Load) {

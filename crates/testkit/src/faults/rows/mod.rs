@@ -2,26 +2,32 @@
 
 mod agents;
 mod clock;
+mod clouds;
 mod clusters;
 mod crowds;
 mod database;
 mod docker;
 mod ground;
 mod hosts;
-mod later;
 mod load;
 mod network;
 mod people;
 mod servers;
 mod services;
 
+use std::time::{Duration, Instant};
+
 use super::Row;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The whole matrix, in the order of its ids.
 pub fn all() -> Vec<Row> {
     let mut rows: Vec<Row> = [
         agents::ROWS,
         clock::ROWS,
+        clouds::ROWS,
         clusters::ROWS,
         crowds::ROWS,
         database::ROWS,
@@ -31,9 +37,18 @@ pub fn all() -> Vec<Row> {
         people::ROWS,
         servers::ROWS,
         services::ROWS,
-        later::ROWS,
     ]
     .concat();
     rows.sort_by_key(|row| row.id[1..].parse::<u32>().unwrap_or(u32::MAX));
     rows
+}
+
+/// Waits for something, and says how long it took.
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < PATIENCE, "not so: {what}");
+        tokio::time::sleep(LOOK).await;
+    }
+    began.elapsed()
 }
