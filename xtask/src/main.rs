@@ -42,8 +42,8 @@ usage: cargo xtask COMMAND
   faults [--row F7]… [--times N] [--jobs J] [--seed S] [--long] [--list] [--json | --markdown]
                              the fault matrix: real processes, hosts and engines, and what goes wrong
   bench NAME [--profile P] [ARG…]
-                             engine, api, cli, agent, runs, dispatch, load, growth, report or all, with what it
-                             needs beside it
+                             engine, api, cli, agent, runs, dispatch, proxy, load, jobs, spot, growth, report or all,
+                             with what it needs beside it
   fuzz api [--cases N] [--seed K] [--as admin|user|both]
                              requests made from the OpenAPI document, as admin and as user, to a server of its own
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare

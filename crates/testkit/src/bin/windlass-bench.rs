@@ -6,6 +6,10 @@ use windlass_testkit::{
     server::binary,
 };
 
+/// That of `windlass`: the proxy that is measured lives in this program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const NAMES: &str = "engine, api, cli, agent, runs, dispatch, load, jobs, spot, growth, proxy, report";
 
 fn main() -> Result<()> {

@@ -28,8 +28,8 @@ use super::{
 /// The core of the proxy, and the one of everybody else.
 const PROXY_CORE: u32 = 0;
 const OTHER_CORE: u32 = 1;
-/// Caller and replica of each stream, and some.
-const FILES: u32 = 65_536;
+/// Beside those of callers and replicas.
+const OWN_FILES: u64 = 1_000;
 
 /// What is measured, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +103,7 @@ fn free() -> Result<SocketAddr> {
 
 pub async fn run(plan: Plan) -> Result<()> {
     ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
-    parts::may_open(FILES)?;
+    parts::may_open(2 * plan.streams as u64 + OWN_FILES)?;
     let scratch = Scratch::new("proxy")?;
     let address = free()?;
     let words = ["proxy-upstream".to_owned(), address.to_string()];

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -69,15 +70,15 @@ impl Drop for Pinned {
 }
 
 /// So many files may be open in this process and those that it starts.
-pub(super) fn may_open(files: u32) -> Result<()> {
-    let limit = format!("--nofile={files}:{files}");
-    let asked = Command::new("prlimit").args(["--pid", &std::process::id().to_string(), &limit]).output()?;
-    ensure!(
-        asked.status.success(),
-        "{files} files must be allowed at once (run as root): {}",
-        String::from_utf8_lossy(&asked.stderr)
-    );
-    Ok(())
+pub(super) fn may_open(files: u64) -> Result<()> {
+    let now = getrlimit(Resource::Nofile);
+    if now.current.is_none_or(|most| most >= files) {
+        return Ok(());
+    }
+    // Only root may go beyond what is allowed at most.
+    let maximum = now.maximum.map(|most| most.max(files));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum })
+        .with_context(|| format!("{files} files must be allowed at once; `ulimit -n {files}` allows them"))
 }
 
 /// The configuration of an nginx with one process, as our proxy has one thread.
