@@ -6,7 +6,11 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, body::Bytes, client::conn::http1::handshake};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
 
 /// Kept of what one attempt writes to one stream.
 pub const STREAM_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -189,14 +193,22 @@ impl Client {
             .map_err(failed)?;
         // A socket that refuses is about to fail anyway.
         let _ = stream.set_nodelay(true);
-        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(QueueError::Exchange)?;
-        let carrying = tokio::spawn(connection);
-        let answer = sender.send_request(request).await.map_err(QueueError::Exchange)?;
-        let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await.map_err(QueueError::Exchange)?.to_bytes();
-        carrying.abort();
-        Ok((status, body))
+        exchange(stream, request).await.map_err(QueueError::Exchange)
     }
+}
+
+/// One request over a connection of its own.
+pub async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), hyper::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
+    let carrying = tokio::spawn(connection);
+    let answer = sender.send_request(request).await?;
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await?.to_bytes();
+    carrying.abort();
+    Ok((status, body))
 }
 
 fn decode(body: &Bytes) -> Result<Value, QueueError> {

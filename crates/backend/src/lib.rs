@@ -216,7 +216,3 @@ impl std::fmt::Debug for Backends {
         f.debug_set().entries(self.0.keys()).finish()
     }
 }
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}

@@ -383,9 +383,9 @@ impl Home {
         self.ensure(with).await?;
         let mut random = [0; 32];
         getrandom::fill(&mut random)?;
-        let credential = crate::hex(&random);
+        let credential = hex::encode(random);
         // The host takes two credentials while one is rotated: the server's stays good.
-        let hash = crate::hex(&Sha256::digest(credential.as_bytes()));
+        let hash = hex::encode(Sha256::digest(credential.as_bytes()));
         let hashes = owner.credential_sha256.iter().take(1).cloned().chain([hash]).collect();
         self.enrol(&with.program, &Owner { credential_sha256: hashes, ..owner.clone() }).await?;
         let ended = match timeout(TASKS_END_WITHIN, self.end_each(&credential)).await {

@@ -213,15 +213,11 @@ fn token(dir: &Path) -> Result<String, Problem> {
 pub(crate) fn draw() -> Result<String, Problem> {
     let mut bytes = [0_u8; 32];
     getrandom::fill(&mut bytes).map_err(|error| Problem::caused("draw a token", &error))?;
-    Ok(hex(&bytes))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(hex::encode(bytes))
 }
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    hex::encode(Sha256::digest(bytes))
 }
 
 fn wait(dir: &Path, child: &mut Child, log: &Path, from: u64) -> Result<Running, Problem> {

@@ -98,7 +98,7 @@ impl App {
             routes: Arc::new(Routes::default()),
             queue: watch::Sender::new(0),
             agents: OnceLock::new(),
-            process: crate::secrets::hex(&process),
+            process: hex::encode(process),
             requests: AtomicU64::new(1),
         })))
     }

@@ -32,7 +32,6 @@ use crate::{
         users::User,
     },
     error::{Error, Result},
-    secrets::hex,
 };
 
 /// How long another replica may go on believing a token that was revoked here.
@@ -65,7 +64,7 @@ impl Token {
     }
 
     pub fn hash(&self) -> String {
-        hex(&Sha256::digest(self.0.as_bytes()))
+        hex::encode(Sha256::digest(self.0.as_bytes()))
     }
 
     /// The part that may be shown. A short chosen token shows nothing of itself.

@@ -8,7 +8,6 @@
 //! never in the database: a backup of the database alone contains no secret.
 
 use std::{
-    fmt::Write as _,
     io::{self, Write as _},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
@@ -117,12 +116,12 @@ impl Keyring {
 
     /// The id of the key that seals.
     pub fn sealing_id(&self) -> String {
-        self.keys.read().last().map(|key| hex(&key.id)).unwrap_or_default()
+        self.keys.read().last().map(|key| hex::encode(key.id)).unwrap_or_default()
     }
 
     /// Whether the ring holds a key of this id.
     pub fn holds(&self, id: &str) -> bool {
-        self.keys.read().iter().any(|key| hex(&key.id) == id)
+        self.keys.read().iter().any(|key| hex::encode(key.id) == id)
     }
 
     /// Seals `plain` for whatever `belongs` names.
@@ -186,7 +185,10 @@ impl Keyring {
         let (nonce, rest) = rest.split_at(NONCE);
         let nonce: [u8; NONCE] = nonce.try_into().map_err(|_| KeyError::Damaged)?;
         let keys = self.keys.read();
-        let key = keys.iter().find(|key| key.id == id).ok_or_else(|| KeyError::UnknownKey { id: hex(id) })?;
+        let key = keys
+            .iter()
+            .find(|key| key.id == id)
+            .ok_or_else(|| KeyError::UnknownKey { id: hex::encode(id) })?;
         let plain = key
             .cipher
             .decrypt(&nonce.into(), Payload { msg: &rest[..KEY + TAG], aad })
@@ -229,7 +231,7 @@ impl Belongs<'_> {
 fn line() -> Result<String, KeyError> {
     let mut bytes = [0_u8; ID + KEY];
     getrandom::fill(&mut bytes)?;
-    Ok(format!("{} {}\n", hex(&bytes[..ID]), hex(&bytes[ID..])))
+    Ok(format!("{} {}\n", hex::encode(&bytes[..ID]), hex::encode(&bytes[ID..])))
 }
 
 /// Written aside and moved into place: a crash leaves the old file or the new one.
@@ -251,26 +253,11 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Key>, KeyError> {
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let wrong = || KeyError::Line { path: path.to_owned(), line: number + 1 };
         let (id, key) = line.trim().split_once(' ').ok_or_else(wrong)?;
-        let id: [u8; ID] = unhex(id).and_then(|id| id.try_into().ok()).ok_or_else(wrong)?;
-        let key: [u8; KEY] = unhex(key).and_then(|key| key.try_into().ok()).ok_or_else(wrong)?;
+        let id: [u8; ID] = hex::decode(id).ok().and_then(|id| id.try_into().ok()).ok_or_else(wrong)?;
+        let key: [u8; KEY] = hex::decode(key).ok().and_then(|key| key.try_into().ok()).ok_or_else(wrong)?;
         keys.push(Key { id, cipher: Aes256Gcm::new(&key.into()) });
     }
     if keys.is_empty() { Err(KeyError::Empty { path: path.to_owned() }) } else { Ok(keys) }
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(out, "{byte:02x}");
-        out
-    })
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    if !text.is_ascii() || !text.len().is_multiple_of(2) {
-        return None;
-    }
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
 }
 
 #[cfg(test)]

@@ -114,16 +114,12 @@ async fn whole(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Ve
             }
             Some(Ok(Message::Close(frame))) => {
                 assert_eq!(u16::from(frame.unwrap().code), 1000);
-                return (first, hex(hash));
+                return (first, hex::encode(hash.finalize()));
             }
             Some(Ok(_)) => {}
             other => panic!("the stream broke: {other:?}"),
         }
     }
-}
-
-fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Binary noise that is the same every time.
@@ -166,7 +162,7 @@ fn job(writer: Writer, half: oneshot::Sender<()>) -> std::thread::JoinHandle<Str
             std::thread::sleep((start + APART * write as u32).saturating_duration_since(Instant::now()));
         }
         writer.finish().unwrap();
-        hex(hash)
+        hex::encode(hash.finalize())
     })
 }
 
@@ -180,7 +176,7 @@ async fn by_offset(served: &Served) -> String {
         hash.update(&body);
         offset += body.len() as u64;
         if header(&headers, LOG_COMPLETE) == "true" && header(&headers, LOG_END) == offset.to_string() {
-            return hex(hash);
+            return hex::encode(hash.finalize());
         }
     }
 }
@@ -341,7 +337,7 @@ async fn o4_readers_in_another_process_follow_by_the_files_alone() {
         while let Some(bytes) = timeout(PATIENCE, follow.next()).await.unwrap().unwrap() {
             hash.update(&bytes);
         }
-        hex(hash)
+        hex::encode(hash.finalize())
     }));
     let (half, _at_half) = oneshot::channel();
     let thread = job(served.writer(), half);

@@ -42,15 +42,11 @@ struct Runner {
     dir: Scratch,
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl Runner {
     async fn start(name: &str) -> Self {
         let dir = Scratch::new(name);
         let config = serde_json::json!({
-            "task": "7b6d2b41-6d0c-4a53-9b4e-0d7f0a3c9e11", "token_sha256": hex(&Sha256::digest(TOKEN)),
+            "task": "7b6d2b41-6d0c-4a53-9b4e-0d7f0a3c9e11", "token_sha256": hex::encode(Sha256::digest(TOKEN)),
             "compat_http": null, "ssh_listen": null, "ssh_authorized_keys": [], "gpus": [], "wait_secs": 120,
         });
         fs::create_dir(dir.path().join("run")).unwrap();
@@ -125,7 +121,7 @@ impl Runner {
                     size += bytes.len() as u64;
                     hash.update(&bytes);
                 }
-                Message::Close(_) => return (size, hex(&hash.finalize())),
+                Message::Close(_) => return (size, hex::encode(hash.finalize())),
                 Message::Text(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
             }
         }
@@ -205,7 +201,7 @@ fn noise(path: &Path, size: usize) -> String {
         left -= part.len();
     }
     file.flush().unwrap();
-    hex(&hash.finalize())
+    hex::encode(hash.finalize())
 }
 
 fn hash_of(path: &Path) -> String {
@@ -213,7 +209,7 @@ fn hash_of(path: &Path) -> String {
     let mut block = [0; 64 * 1024];
     loop {
         match file.read(&mut block).unwrap() {
-            0 => return hex(&hash.finalize()),
+            0 => return hex::encode(hash.finalize()),
             size => hash.update(&block[..size]),
         }
     }

@@ -116,7 +116,7 @@ impl Kept {
             return Err(BinaryError::TooLarge { path: self.path.clone() });
         }
         let bytes = fs::read(&self.path).map_err(failed(&self.path))?;
-        let sha256 = hex(&Sha256::digest(&bytes));
+        let sha256 = hex::encode(Sha256::digest(&bytes));
         let binary = Arc::new(Binary { bytes, sha256: sha256.clone() });
         *read = Some((stamp, sha256, Arc::downgrade(&binary)));
         Ok(binary)
@@ -143,10 +143,6 @@ fn arch_of(path: &Path) -> Result<&'static str, BinaryError> {
         Some((arch, _)) if head.starts_with(b"\x7fELF") => Ok(arch),
         Some(_) | None => Err(BinaryError::Foreign { path: path.to_owned() }),
     }
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -311,7 +311,7 @@ impl Files {
     /// Changes with any of them.
     pub(super) fn sum(&self) -> String {
         use sha2::Digest as _;
-        super::binary::hex(&sha2::Sha256::digest(format!("{self:?}")))
+        hex::encode(sha2::Sha256::digest(format!("{self:?}")))
     }
 
     pub(super) fn write(&self) -> String {

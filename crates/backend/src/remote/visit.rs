@@ -12,7 +12,6 @@ use windlass_tunnel::{Connection, TunnelError};
 
 use super::{
     Memo, Remote, Site, address,
-    binary::hex,
     script::{self, AGENT, Answers, Files, Host, INCOMING, SOCKET, Stock},
     words,
 };
@@ -246,10 +245,10 @@ impl<'a> Visit<'a> {
     async fn end_tasks(&self, host: &Host) -> Result<(), BackendError> {
         let mut random = [0u8; 32];
         getrandom::fill(&mut random).map_err(|error| unavailable("draw a credential", error.to_string()))?;
-        let credential = hex(&random);
+        let credential = hex::encode(random);
         let also = {
             use sha2::Digest as _;
-            hex(&sha2::Sha256::digest(&credential))
+            hex::encode(sha2::Sha256::digest(&credential))
         };
         let enrol = script::enrol(&self.order.enrolment, Some(&also));
         self.as_root(host, "enrol the host", &enrol).await?;

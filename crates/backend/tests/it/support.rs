@@ -31,10 +31,6 @@ fn key(seed: u8) -> Ed25519KeyPair {
     Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap()
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// The agent that the tests start: built beside them.
 pub(crate) fn agent() -> Program {
     Program::find(None).expect("build the agent first: cargo build -p windlass-agent")
@@ -50,7 +46,7 @@ pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> Order {
         want: Want::Offer(Box::new(offer)),
         enrolment: Enrolment {
             instance,
-            credential_sha256: hex(&Sha256::digest(CREDENTIAL.as_bytes())),
+            credential_sha256: hex::encode(Sha256::digest(CREDENTIAL.as_bytes())),
             server_key: BASE64_STANDARD.encode(key(seed).public_key().as_ref()),
         },
         tags: BTreeMap::new(),

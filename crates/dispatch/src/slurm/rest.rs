@@ -5,11 +5,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full};
-use hyper::{Request, client::conn::http1::handshake};
-use hyper_util::rt::TokioIo;
+use http_body_util::Full;
+use hyper::Request;
 use serde_json::{Value, json};
 use tokio::{net::UnixStream, time::timeout};
+use windlass_api::queue::exchange;
 
 use super::read::is_over_already;
 use crate::scheduler::{SubmitError, Unknown};
@@ -89,19 +89,12 @@ impl Rest {
 
     async fn exchange(&self, path: &str, body: &Value) -> Result<(u16, Bytes), Unknown> {
         let start = |source| Unknown::Start { program: PROGRAM, source };
-        let broken = |error: hyper::Error| start(std::io::Error::other(error));
         let stream = UnixStream::connect(&self.socket).await.map_err(start)?;
-        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(broken)?;
-        let carrying = tokio::spawn(connection);
         let request = Request::post(format!("{BASE}/{path}"))
             .header("host", "slurm")
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body.to_string())))
             .map_err(|error| start(std::io::Error::other(error)))?;
-        let answer = sender.send_request(request).await.map_err(broken)?;
-        let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await.map_err(broken)?.to_bytes();
-        carrying.abort();
-        Ok((status, body))
+        exchange(stream, request).await.map_err(|error| start(std::io::Error::other(error)))
     }
 }

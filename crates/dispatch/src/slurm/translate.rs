@@ -1,7 +1,7 @@
 //! From what a container needs to what Slurm is told.
 
 use serde_json::{Map, Value, json};
-use windlass_model::dispatch::Attempt;
+use windlass_model::{config::shell::quote, dispatch::Attempt};
 
 use super::Settings;
 use crate::scheduler::Order;
@@ -114,12 +114,8 @@ pub(super) fn submission(order: &Order, settings: &Settings) -> Value {
 
 /// The batch script: the executor takes its place. Both words are ours, and quoted all the same.
 pub(super) fn script(attempt: &Attempt, settings: &Settings) -> String {
-    let executor = quoted(&settings.executor.to_string_lossy());
-    format!("#!/bin/sh\nexec {executor} exec {} --attempt {}\n", quoted(&attempt.uuid), attempt.number)
-}
-
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
+    let executor = quote(&settings.executor.to_string_lossy());
+    format!("#!/bin/sh\nexec {executor} exec {} --attempt {}\n", quote(&attempt.uuid), attempt.number)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use windlass_model::id::InstanceId;
 
 use crate::{
     db::{Db, DbError, Unit, agents as rows},
-    secrets::{Belongs, KeyError, Keyring, hex},
+    secrets::{Belongs, KeyError, Keyring},
 };
 
 /// What the key for task specifications is called in the table.
@@ -49,13 +49,13 @@ pub async fn enrolment(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<
     if held.is_none() {
         let mut drawn = [0_u8; CREDENTIAL_BYTES];
         getrandom::fill(&mut drawn)?;
-        let sealed = keys.seal(&belongs(instance), hex(&drawn).as_bytes())?;
+        let sealed = keys.seal(&belongs(instance), hex::encode(drawn).as_bytes())?;
         db.write(Unit::new().and([rows::offer_credential(instance, sealed)])).await?.done()?;
     }
     let credential = credential(db, keys, instance).await?;
     Ok(Enrolment {
         instance,
-        credential_sha256: hex(&Sha256::digest(credential.as_bytes())),
+        credential_sha256: hex::encode(Sha256::digest(credential.as_bytes())),
         server_key: signer.public(),
     })
 }

@@ -23,7 +23,6 @@ use crate::{
     error::{Error, Result},
     events::{About, actor, record},
     pipelines, proxy,
-    secrets::hex,
 };
 
 /// A look follows each hint, and comes by itself after this.
@@ -58,7 +57,7 @@ pub async fn routes(app: &App, gateway: GatewayId, asked: wire::RoutesRequest) -
     loop {
         let (told, replicas) = proxy::told(app, gateway).await?;
         let text = serde_json::to_string(&told)?;
-        let version = hex(&Sha256::digest(text.as_bytes()));
+        let version = hex::encode(Sha256::digest(text.as_bytes()));
         let is_new = asked.version.as_ref() != Some(&version);
         if is_first || is_new {
             let seen = gateways::seen(&id, gateway, address);

@@ -35,7 +35,6 @@ use crate::{
     },
     error::{Error, Result},
     events::{About, note},
-    secrets::hex,
 };
 
 const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -102,7 +101,7 @@ pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Res
 
 /// What the request asks, for telling a repeat from another request under the same key.
 fn request_hash(asked: &wire::LaunchRequest) -> Result<String> {
-    Ok(hex(&Sha256::digest(serde_json::to_vec(asked)?)))
+    Ok(hex::encode(Sha256::digest(serde_json::to_vec(asked)?)))
 }
 
 /// The first job that this very request made before.

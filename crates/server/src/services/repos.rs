@@ -10,7 +10,7 @@ use crate::{
     auth::{Caller, Scope},
     db::{Unit, Written, repos},
     error::{Error, Result},
-    secrets::{Belongs, hex},
+    secrets::Belongs,
 };
 
 const ID_CHARS_MAX: usize = 200;
@@ -113,7 +113,7 @@ pub async fn upload_archive(app: &App, caller: &Caller, upload: Upload) -> Resul
 /// An upload is named by what is in it.
 fn check_hash(upload: &Upload) -> Result<()> {
     names::hash("file name", &upload.name)?;
-    if hex(&Sha256::digest(&upload.content)) == upload.name {
+    if hex::encode(Sha256::digest(&upload.content)) == upload.name {
         return Ok(());
     }
     Err(Error::refused("the file name is not the SHA-256 of the file"))

@@ -21,10 +21,7 @@ use parking_lot::Mutex;
 use ring::hmac;
 use sha2::{Digest, Sha256};
 use tokio::{net::TcpListener, task::JoinHandle};
-use windlass_server::{
-    logs::objects::s3::{Identity, Place, S3},
-    secrets::hex,
-};
+use windlass_server::logs::objects::s3::{Identity, Place, S3};
 
 const KEY: &str = "KEYOFTHESETESTS";
 const SECRET: &str = "secret/of+these tests";
@@ -174,7 +171,7 @@ fn check(head: &hyper::http::request::Parts, body: &[u8]) -> Result<(), String> 
     {
         return Err(format!("scope {credential:?} at {time}"));
     }
-    if header("x-amz-content-sha256")? != hex(&Sha256::digest(body)) {
+    if header("x-amz-content-sha256")? != hex::encode(Sha256::digest(body)) {
         return Err("another body".into());
     }
     let names: Vec<&str> = parts["SignedHeaders"].split(';').collect();
@@ -189,8 +186,8 @@ fn check(head: &hyper::http::request::Parts, body: &[u8]) -> Result<(), String> 
     for name in &names {
         text.push(format!("{name}:{}", header(name)?));
     }
-    text.extend([String::new(), names.join(";"), hex(&Sha256::digest(body))]);
-    let digest = hex(&Sha256::digest(text.join("\n").as_bytes()));
+    text.extend([String::new(), names.join(";"), hex::encode(Sha256::digest(body))]);
+    let digest = hex::encode(Sha256::digest(text.join("\n").as_bytes()));
     let scope = credential[1..].join("/");
     let sign = |key: &[u8], text: &str| {
         hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes()).as_ref().to_vec()
@@ -198,6 +195,6 @@ fn check(head: &hyper::http::request::Parts, body: &[u8]) -> Result<(), String> 
     let key = [day, region, service, last]
         .iter()
         .fold(format!("AWS4{SECRET}").into_bytes(), |key, part| sign(&key, part));
-    let expect = hex(&sign(&key, &format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{digest}")));
+    let expect = hex::encode(sign(&key, &format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{digest}")));
     if parts["Signature"] == expect { Ok(()) } else { Err("another signature".into()) }
 }

@@ -16,7 +16,7 @@ on_both! {
 }
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    windlass_server::secrets::hex(&Sha256::digest(bytes))
+    hex::encode(Sha256::digest(bytes))
 }
 
 const CANARY: &str = "canary-4f9d2c-value";

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use windlass_api::agent::shim::NetworkMode;
-use windlass_server::{params, secrets::hex};
+use windlass_server::params;
 
 use crate::{
     http::{ADMIN, Ground, on_both},
@@ -83,7 +83,7 @@ async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &Ground) 
     let init = json!({"repo_id": "r1", "repo_info": {"repo_type": "remote", "repo_name": "code"},
         "repo_creds": {"clone_url": "https://git.example/code", "private_key": null, "oauth_token": "t0k"}});
     stage.server.admin("/api/project/main/repos/init", init).await;
-    let hash = |bytes: &[u8]| hex(&Sha256::digest(bytes));
+    let hash = |bytes: &[u8]| hex::encode(Sha256::digest(bytes));
     let uploaded = async |path: &str, content: &[u8]| {
         let (status, answer) = stage.server.upload(ADMIN, path, &hash(content), content).await;
         assert_eq!(status, 200, "{answer}");

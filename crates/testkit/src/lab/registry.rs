@@ -142,8 +142,7 @@ impl Drop for Registry {
 
 fn digest(bytes: &[u8]) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
-    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", hex::encode(digest))
 }
 
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {

@@ -13,8 +13,6 @@ use std::{
 use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
 
-use crate::digest::hex;
-
 #[derive(Debug)]
 pub(super) struct Binary {
     path: PathBuf,
@@ -92,7 +90,7 @@ impl Binary {
     fn copy(&self, exe: &Path) -> io::Result<()> {
         let mut random = [0u8; 8];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
-        let half = self.path.with_extension(hex(&random));
+        let half = self.path.with_extension(hex::encode(random));
         let mut target = File::options().write(true).create_new(true).mode(0o500).open(&half)?;
         let copied = io::copy(&mut File::open(exe)?, &mut target)
             .and_then(|_| target.set_permissions(fs::Permissions::from_mode(0o555)))
@@ -124,7 +122,7 @@ fn digest(from: &mut impl Read) -> io::Result<String> {
         let Some(piece) = chunk.get(..read).filter(|piece| !piece.is_empty()) else { break };
         context.update(piece);
     }
-    Ok(hex(context.finish().as_ref()))
+    Ok(hex::encode(context.finish().as_ref()))
 }
 
 #[cfg(test)]
@@ -137,7 +135,7 @@ mod tests {
         fn new() -> Self {
             let mut random = [0u8; 6];
             getrandom::fill(&mut random).unwrap();
-            let path = std::env::temp_dir().join(format!("windlass-binary-{}", hex(&random)));
+            let path = std::env::temp_dir().join(format!("windlass-binary-{}", hex::encode(random)));
             fs::create_dir_all(&path).unwrap();
             Self(path)
         }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     confine::Beneath,
-    digest::{hex, sha256_hex},
+    digest::sha256_hex,
     shim::runtime::{Handle, RegistryAuth},
     taskdir::{LAST_WORD, LastWord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
 };
@@ -91,7 +91,7 @@ pub(super) fn new_token() -> String {
     let mut random = [0u8; 32];
     // Without randomness nothing here can be kept apart from a guess.
     getrandom::fill(&mut random).expect("the kernel gives random bytes");
-    hex(&random)
+    hex::encode(random)
 }
 
 /// Everything of a new task that must be there after a kill.

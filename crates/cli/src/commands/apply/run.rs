@@ -184,7 +184,7 @@ async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Re
         runs::ApplyRequest { plan: runs::ApplyInput { run_spec: spec, current_resource: seen }, force };
     let mut key = [0_u8; 16];
     getrandom::fill(&mut key).map_err(|error| Problem::caused("draw a key", &error))?;
-    let key = crate::local::hex(&key);
+    let key = hex::encode(key);
     match cx.client.call_once::<ApplyRun>(&[&cx.project], &request, &key).await {
         Ok(run) => Ok(run),
         Err(error) => Err(cx.explain(&error).await),

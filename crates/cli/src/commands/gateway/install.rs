@@ -15,7 +15,7 @@ use windlass_api::{gateways::NameRequest, operations::CreateGatewayToken};
 use windlass_model::config::shell::quote;
 
 use super::{find, serve};
-use crate::{context::Context, exit::Exit, local::hex, output, problem::Problem};
+use crate::{context::Context, exit::Exit, output, problem::Problem};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -148,7 +148,7 @@ fn digest(path: &Path) -> std::io::Result<String> {
             read => hash.update(&piece[..read]),
         }
     }
-    Ok(hex(&hash.finalize()))
+    Ok(hex::encode(hash.finalize()))
 }
 
 fn unit(name: &str) -> String {

@@ -17,7 +17,6 @@ use crate::{
         containers::{self, Made},
         queue_list::Sight,
     },
-    secrets::hex,
 };
 
 fn may(asker: &Asker) -> Result<()> {
@@ -36,7 +35,7 @@ fn secrets_of(patch: &mut Map<String, Value>) -> Result<Option<(String, String)>
         Some(Value::Object(mounts)) if mounts.is_empty() => Ok(None),
         Some(mounts @ Value::Object(_)) => {
             let text = mounts.to_string();
-            Ok(Some((hex(&Sha256::digest(text.as_bytes())), text)))
+            Ok(Some((hex::encode(Sha256::digest(text.as_bytes())), text)))
         }
         Some(_) => Err(Error::invalid("secret_mounts must be an object")),
     }
@@ -46,7 +45,7 @@ pub async fn create(app: &App, asker: &Asker, patch: &Map<String, Value>) -> Res
     may(asker)?;
     let made = Made {
         by: format!("{} {}", asker.token_uuid, asker.request),
-        of: hex(&Sha256::digest(Value::Object(patch.clone()).to_string().as_bytes())),
+        of: hex::encode(Sha256::digest(Value::Object(patch.clone()).to_string().as_bytes())),
     };
     if !asker.request.is_empty()
         && let Some(request) = replayed(app, &made).await?

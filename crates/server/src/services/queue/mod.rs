@@ -165,5 +165,5 @@ fn secret() -> Result<String, getrandom::Error> {
 }
 
 fn hash(secret: &str) -> String {
-    crate::secrets::hex(&Sha256::digest(secret.as_bytes()))
+    hex::encode(Sha256::digest(secret.as_bytes()))
 }

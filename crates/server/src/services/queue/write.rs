@@ -24,7 +24,7 @@ use crate::{
         jobs, queue_tokens,
     },
     job_orders::queued::JOB_VARIABLE,
-    secrets::{Belongs, hex},
+    secrets::Belongs,
 };
 
 /// Rows that may hang together. A tree beyond that is not changed at once.
@@ -367,7 +367,7 @@ pub(super) fn log_row(
 
 /// The same for the same work.
 pub(super) fn identity(work: &Work, secrets: Option<&str>) -> String {
-    hex(&Sha256::digest(reuse::identity(work, secrets).as_bytes()))
+    hex::encode(Sha256::digest(reuse::identity(work, secrets).as_bytes()))
 }
 
 /// The mounts of a container that nobody else may see.

@@ -16,18 +16,19 @@ use crate::{
     app::App,
     auth::Scope,
     db::{
-        Unit, Written, jobs,
-        runs::{self, Named},
+        Unit, Written, gateways, jobs,
+        runs::{self, Named, Run},
     },
     error::{Error, Result},
     events::{About, actor, note},
     proxy,
-    secrets::hex,
     services::{names, publishing},
 };
 
 /// How often a generated name may be taken before that is an error.
 const NAMES_TRIED: u8 = 10;
+/// Of a service.
+const GATEWAY: &str = "configuration.gateway";
 
 pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Result<wire::Run> {
     let hash = request_hash(&asked);
@@ -83,7 +84,7 @@ fn request_hash(asked: &wire::ApplyRequest) -> String {
     let mut hash = Sha256::new();
     hash.update(asked.plan.run_spec.text());
     hash.update([u8::from(asked.force)]);
-    hex(&hash.finalize())
+    hex::encode(hash.finalize())
 }
 
 /// The run that this very request made before.
@@ -133,10 +134,27 @@ async fn update(
         "updated",
         format!("Run updated. Changed fields: {}", paths.join(", ")),
     )?);
-    match app.db().write(unit).await? {
-        Written::Done { .. } => Ok(run.id),
-        Written::Stale { .. } => Err(changed()),
+    let unit = if paths.contains(&GATEWAY) { moved(app, scope, spec, run, unit).await? } else { unit };
+    match app.db().write(unit).await {
+        Ok(Written::Done { .. }) => Ok(run.id),
+        Ok(Written::Stale { .. }) => Err(changed()),
+        Err(error) if error.is_conflict_on("service_domains_domain_key") => Err(changed()),
+        Err(error) => Err(error.into()),
     }
+}
+
+/// With the service at another gateway, or at none.
+async fn moved(app: &App, scope: &Scope, spec: &Spec, run: &Run, unit: Unit) -> Result<Unit> {
+    let at = publishing::of(app, run.project_id, spec, &run.name, Some(run.id)).await?;
+    let service =
+        spec.service(&scope.project.name, &run.name, at.as_ref()).map(|service| service.to_string());
+    let gateway = at.as_ref().map(|at| at.gateway);
+    let unit =
+        unit.and([runs::set_service(run.id, service.as_deref(), gateway), gateways::leave_domains(run.id)]);
+    Ok(match &at {
+        Some(at) => unit.and(gateways::take_domain(&at.domain, run.id)),
+        None => unit,
+    })
 }
 
 /// A new run; a finished one of that name is hidden in the same unit.
@@ -170,7 +188,7 @@ async fn create(
             }
             Err(error) if error.is_conflict_on("service_domains_domain_key") => {
                 let name = spec.name().unwrap_or_default();
-                return Err(match publishing::of(app, scope.project.id, &spec, name).await {
+                return Err(match publishing::of(app, scope.project.id, &spec, name, None).await {
                     Err(taken) => taken,
                     // It was taken a moment ago and is free again.
                     Ok(_) => Error::exists("Run"),
@@ -185,7 +203,8 @@ async fn create(
 async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(RunId, Unit)> {
     let by = scope.caller.user.id;
     let key = scope.idempotency_key.clone();
-    let published = publishing::of(app, scope.project.id, spec, spec.name().unwrap_or_default()).await?;
+    let published =
+        publishing::of(app, scope.project.id, spec, spec.name().unwrap_or_default(), None).await?;
     let asked = submit::Asked {
         project: scope.project.id,
         project_name: &scope.project.name,

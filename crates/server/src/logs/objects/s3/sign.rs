@@ -5,8 +5,6 @@ use std::fmt::Write as _;
 use ring::hmac::{self, HMAC_SHA256};
 use sha2::{Digest as _, Sha256};
 
-use crate::secrets::hex;
-
 /// Who asks. Never logged.
 #[derive(Clone)]
 pub struct Identity {
@@ -49,7 +47,7 @@ pub(super) fn authorization(identity: &Identity, region: &str, time: &str, asked
     for part in [day, region, "s3", "aws4_request"] {
         key = mac(&key, part.as_bytes());
     }
-    let signature = hex(&mac(&key, text.as_bytes()));
+    let signature = hex::encode(mac(&key, text.as_bytes()));
     format!(
         "AWS4-HMAC-SHA256 Credential={}/{scope},SignedHeaders={names},Signature={signature}",
         identity.key
@@ -57,7 +55,7 @@ pub(super) fn authorization(identity: &Identity, region: &str, time: &str, asked
 }
 
 pub(super) fn hash(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    hex::encode(Sha256::digest(bytes))
 }
 
 fn mac(key: &[u8], text: &[u8]) -> Vec<u8> {
