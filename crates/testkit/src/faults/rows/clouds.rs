@@ -78,8 +78,8 @@ fn script(seed: u64) -> String {
         )
     };
     format!(
-        "runtime: process\nfaults: {{seed: {seed}, create_error: 10, delete_error: 10, throttled: 5, half_way: 10, \
-         stale: 20, quota: {MACHINES}}}\noffers:\n{}{}",
+        "runtime: process\nfaults: {{seed: {seed}, create_error: 10, delete_error: 10, throttled: 5, half_way: 25, \
+         stale: 30, quota: {MACHINES}}}\noffers:\n{}{}",
         kind("east", 0.1, ", no_capacity: 5"),
         kind("west", 0.2, "")
     )
@@ -146,7 +146,7 @@ async fn play_on(trial: &mut Trial, books: &Books, written: &Path) -> u64 {
             let machine = trial.rng.pick(&seen.2).clone();
             books.take_back(&machine);
             dead += 1;
-            next = Instant::now() + trial.rng.millis(1_500, 4_000);
+            next = Instant::now() + trial.rng.millis(700, 2_000);
         }
         tokio::time::sleep(LOOK * 10).await;
     }
