@@ -94,11 +94,12 @@ async fn hear(client: &Client, heard: &Notify, any: &mut bool) -> Result<std::co
     }
 }
 
-/// Whether there may be something to take, to stop or to clean up. That one runs which we started is no news.
+/// Whether there may be something to take or to stop. That one runs which we started is no news, and neither is its end:
+/// of the room that it leaves the scheduler knows first.
 fn is_news(text: &str) -> bool {
     let row: Value = serde_json::from_str(text).unwrap_or_default();
     let (old, new) = (&row["properties"]["old_attributes"], &row["properties"]["new_attributes"]);
-    let is_open = matches!(new["state"].as_str(), Some("Queued" | "Complete" | "Cancelled"));
+    let is_open = matches!(new["state"].as_str(), Some("Queued" | "Cancelled"));
     is_open || (new["priority"].is_number() && old["priority"] != new["priority"])
 }
 
@@ -112,7 +113,8 @@ mod tests {
             json!({ "properties": { "old_attributes": old, "new_attributes": new } }).to_string()
         };
         assert!(is_news(&row(Value::Null, json!({ "state": "Queued", "priority": 1 }))));
-        assert!(is_news(&row(json!({ "state": "Running" }), json!({ "state": "Complete" }))));
+        assert!(is_news(&row(json!({ "state": "Running" }), json!({ "state": "Cancelled" }))));
+        assert!(!is_news(&row(json!({ "state": "Running" }), json!({ "state": "Complete" }))));
         let lowered = row(json!({ "priority": 5 }), json!({ "state": "Running", "priority": 0 }));
         assert!(is_news(&lowered));
         let locked = row(json!({ "priority": 5 }), json!({ "state": "Locked", "priority": 5 }));

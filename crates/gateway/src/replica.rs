@@ -31,7 +31,10 @@ pub struct Replica {
     pub(crate) target: Target,
     began: Instant,
     outstanding: AtomicUsize,
-    #[expect(clippy::vec_box, reason = "they come in boxes and leave in them: to take them out would copy them")]
+    #[expect(
+        clippy::vec_box,
+        reason = "they come in boxes and leave in them: to take them out would copy them"
+    )]
     idle: Mutex<Vec<Box<Conn>>>,
     leaving: AtomicBool,
     down: AtomicBool,

@@ -8,18 +8,22 @@ use super::{
 };
 use crate::BackendError;
 
+/// Of so many times, one of the first goes wrong.
+const SOON: u64 = 4;
 /// A machine so young may not be known everywhere in the cloud.
 const YOUNG_MS: i64 = 2_000;
 
 impl Mock {
-    /// Whether chance has it so now, in `percent` of all times. Whoever asks holds the books.
+    /// Whether it goes wrong now, in `percent` of all times: the seed says when first, which is soon. Whoever asks
+    /// holds the books.
     fn strikes(&self, what: &str, percent: u64) -> Result<bool, BackendError> {
         if percent == 0 {
             return Ok(false);
         }
         let time = self.ledger.count(&format!("asked {what}"))?;
-        let drawn = Sha256::digest(format!("{} {what} {time}", self.script.faults.seed));
-        let struck = u64::from(u16::from_be_bytes([drawn[0], drawn[1]])) % 100 < percent;
+        let every = (100 / percent).max(1);
+        let drawn = Sha256::digest(format!("{} {what}", self.script.faults.seed));
+        let struck = time % every == u64::from(drawn[0]) % every.min(SOON);
         if struck {
             self.ledger.count(what)?;
         }

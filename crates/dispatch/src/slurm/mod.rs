@@ -73,6 +73,8 @@ pub struct Slurm {
     begun: Instant,
     /// When the end of each job was first seen.
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
+    /// What the last look said about nodes.
+    nodes: Mutex<String>,
 }
 
 impl Slurm {
@@ -84,12 +86,16 @@ impl Slurm {
     pub fn since(settings: Settings, begun: Instant) -> Self {
         let commands = Commands::new(settings.config.clone(), ANSWER_WITHIN);
         let rest = settings.rest.clone().map(|socket| Rest { socket, within: ANSWER_WITHIN });
-        Self { settings, commands, rest, begun, ended: Mutex::default() }
+        Self { settings, commands, rest, begun, ended: Mutex::default(), nodes: Mutex::default() }
     }
 
     /// The dispatcher's clock. Only differences count.
     pub fn now(&self) -> Timestamp {
         Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
+    }
+
+    async fn list_nodes(&self) -> Result<String, Unknown> {
+        self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await
     }
 
     /// Changes a job. For one that is over there is nothing to change.
@@ -108,19 +114,22 @@ impl Scheduler for Slurm {
         // A dead controller answers this at once, and the others after ten seconds.
         self.commands.read("scontrol", &["ping"]).await?;
         let asked_at = self.now();
-        let nodes = self.commands.read("sinfo", &["-N", "-h", "-o", read::STATE_FORMAT]).await?;
+        let nodes = self.list_nodes().await?;
         let listed = self.commands.read("squeue", &["-h", "-t", "all", "-o", read::JOB_FORMAT]).await?;
         let mut ended = self.ended.lock();
         let jobs = read::jobs(&listed, &self.settings.tag, self.settings.nice_step, |attempt| {
             *ended.entry(attempt.clone()).or_insert(asked_at)
         })?;
         ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt && job.life.is_over()));
-        Ok(Lower { jobs, asked_at, is_whole: read::have_all_reported(&nodes) })
+        let is_whole = read::have_all_reported(&nodes);
+        *self.nodes.lock() = nodes;
+        Ok(Lower { jobs, asked_at, is_whole })
     }
 
     async fn room(&self, lower: &Lower) -> Result<Cluster, Unknown> {
         let waiting = lower.jobs.iter().filter(|job| !job.life.is_over()).count();
-        Ok(Cluster { nodes: self.nodes().await?, open: WAITING_MAX.saturating_sub(waiting) })
+        let nodes = read::nodes(&self.nodes.lock())?;
+        Ok(Cluster { nodes, open: WAITING_MAX.saturating_sub(waiting) })
     }
 
     async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
@@ -151,8 +160,7 @@ impl Scheduler for Slurm {
     }
 
     async fn nodes(&self) -> Result<Vec<Node>, Unknown> {
-        let listed = self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await?;
-        read::nodes(&listed)
+        read::nodes(&self.list_nodes().await?)
     }
 
     async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {

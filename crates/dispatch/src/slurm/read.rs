@@ -17,7 +17,6 @@ use crate::scheduler::Unknown;
 pub(super) const JOB_FORMAT: &str = "%i;%j;%T;%y;%k";
 /// Node, state, cpus, memory in MiB, partition, features, generic resources.
 pub(super) const NODE_FORMAT: &str = "%N;%T;%c;%m;%P;%f;%G";
-pub(super) const STATE_FORMAT: &str = "%T";
 
 const MIB: u64 = 1 << 20;
 
@@ -65,11 +64,11 @@ fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> Life {
 }
 
 /// Whether every node has told the controller what runs on it.
-pub(super) fn have_all_reported(states: &str) -> bool {
+pub(super) fn have_all_reported(listed: &str) -> bool {
     // One that is down for Slurm has no jobs left there: that is an answer too.
     let is_settled = |state: &str| ["down", "drained"].iter().any(|word| state.starts_with(word));
     let silent = |state: &str| state.starts_with("unknown") || state.ends_with('*') && !is_settled(state);
-    let mut states = states.lines().map(str::trim).peekable();
+    let mut states = listed.lines().filter_map(|line| line.split(';').nth(1)).peekable();
     states.peek().is_some() && !states.any(silent)
 }
 
@@ -190,10 +189,17 @@ mod tests {
 
     #[test]
     fn r15_a_silent_node_makes_the_picture_incomplete() {
-        assert!(have_all_reported("idle\nmixed\ndown\n"));
-        assert!(have_all_reported("idle\ndown*\n"), "given up for good is known");
-        assert!(!have_all_reported("idle\nallocated*\n"));
-        assert!(!have_all_reported("unknown\n"));
+        assert!(have_all_reported(
+            "n1;idle;4;4000;main*;(null);(null)\nn2;mixed;4;4000;main*;(null);(null)\nn3;down;4;4000;main*;(null);(null)\n"
+        ));
+        assert!(
+            have_all_reported("n1;idle;4;4000;main*;(null);(null)\nn2;down*;4;4000;main*;(null);(null)\n"),
+            "given up for good is known"
+        );
+        assert!(!have_all_reported(
+            "n1;idle;4;4000;main*;(null);(null)\nn2;allocated*;4;4000;main*;(null);(null)\n"
+        ));
+        assert!(!have_all_reported("n1;unknown;4;4000;main*;(null);(null)\n"));
         assert!(!have_all_reported(""), "no node at all is no picture");
     }
 
