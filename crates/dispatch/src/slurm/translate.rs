@@ -196,6 +196,6 @@ mod tests {
     fn the_script_starts_the_executor_and_nothing_in_it_is_read_twice() {
         let settings = Settings::new("t", "/opt/it's here/windlass-agent");
         let script = script(&Attempt { uuid: "a;rm".into(), number: 3 }, &settings);
-        assert_eq!(script, "#!/bin/sh\nexec '/opt/it'\\''s here/windlass-agent' exec 'a;rm' --attempt 3\n");
+        assert_eq!(script, "#!/bin/sh\nexec '/opt/it'\"'\"'s here/windlass-agent' exec 'a;rm' --attempt 3\n");
     }
 }
