@@ -92,7 +92,7 @@ async fn bad_cloud(trial: &mut Trial) {
     let mut stage = trial.stage(Machines::None).with_env("WINDLASS_MOCK_CLOUD", dir);
     stage.start().await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "idle_duration": "2s",
-        "nodes": {"min": 0, "target": 0, "max": 2 * MACHINES}});
+        "nodes": {"min": 0, "target": 0, "max": MACHINES + 1}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
     stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
 
