@@ -68,7 +68,6 @@ impl<'a> Asked<'a> {
 /// For `sbatch`. Every value is an argument of its own: nothing is read by a shell.
 pub(super) fn arguments(order: &Order, settings: &Settings) -> Vec<String> {
     let asked = Asked::of(order, settings);
-    let names: Vec<&str> = order.environment.iter().map(|(name, _)| name.as_str()).collect();
     let mut args = vec![
         "--parsable".to_owned(),
         format!("--job-name={}", asked.name),
@@ -80,8 +79,9 @@ pub(super) fn arguments(order: &Order, settings: &Settings) -> Vec<String> {
         format!("--nice={}", asked.nice),
         "--no-requeue".to_owned(),
         format!("--output={}", asked.output),
-        // By name: everything else of the environment stays here.
-        format!("--export={}", if names.is_empty() { "NIL".to_owned() } else { names.join(",") }),
+        // All that `sbatch` has, which is what the job may have. With a list, as without any, the node would ask a login
+        // shell for the rest, and that takes it a second.
+        "--export=ALL".to_owned(),
     ];
     args.extend(asked.gres.map(|gres| format!("--gres={gres}")));
     args.extend(asked.minutes.map(|minutes| format!("--time={minutes}")));
