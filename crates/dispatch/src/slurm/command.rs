@@ -6,6 +6,8 @@ use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 use crate::scheduler::Unknown;
 
+/// Of its own environment: who it is, and where programs are.
+const OF_THE_USER: [&str; 4] = ["PATH", "HOME", "USER", "LOGNAME"];
 /// What is kept of a program's complaint.
 const SAID_MAX: usize = 500;
 
@@ -35,9 +37,8 @@ impl Commands {
     ) -> Result<String, Unknown> {
         let mut command = self.command("sbatch");
         command.env_clear().envs(self.config.iter().map(|config| ("SLURM_CONF", config)));
-        if let Some(path) = std::env::var_os("PATH") {
-            command.env("PATH", path);
-        }
+        // Jobs are the same user's, and engines ask for his directory.
+        command.envs(OF_THE_USER.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(environment.iter().map(|(name, value)| (name, value))).args(args);
         self.run("sbatch", command, script).await
     }

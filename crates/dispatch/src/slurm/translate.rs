@@ -152,7 +152,7 @@ mod tests {
             "--mem=1025",
             "--nice=400000",
             "--no-requeue",
-            "--export=WINDLASS_TOKEN",
+            "--export=ALL",
             "--gres=gpu:2",
             "--time=66",
             "--partition=gpu,night",
