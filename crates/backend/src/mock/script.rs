@@ -231,9 +231,9 @@ mod tests {
         assert!(script.kind("m", "nowhere", false).is_none());
         let json = r#"{"offers": [], "volumes": {"attach_fails": -1}}"#;
         assert_eq!(Script::parse(json).unwrap().volumes.attach_fails, -1);
-        let ScriptError::Shape(source) = Script::parse("offers: []\nfaults: 1\n").unwrap_err() else {
+        let ScriptError::Shape(source) = Script::parse("offers: []\nluck: 1\n").unwrap_err() else {
             panic!()
         };
-        assert!(source.to_string().contains("faults"), "{source}");
+        assert!(source.to_string().contains("luck"), "{source}");
     }
 }
