@@ -78,8 +78,8 @@ fn script(seed: u64) -> String {
         )
     };
     format!(
-        "runtime: process\nfaults: {{seed: {seed}, create_error: 10, delete_error: 10, throttled: 5, half_way: 25, \
-         stale: 30, quota: {MACHINES}}}\noffers:\n{}{}",
+        "runtime: process\nfaults: {{seed: {seed}, create_error: 10, delete_error: 10, throttled: 5, half_way: 20, \
+         stale: 10, quota: {MACHINES}}}\noffers:\n{}{}",
         kind("east", 0.1, ", no_capacity: 5"),
         kind("west", 0.2, "")
     )
