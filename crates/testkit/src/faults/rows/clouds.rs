@@ -71,6 +71,13 @@ impl Books {
     }
 }
 
+/// A row that fails leaves no machine behind.
+impl Drop for Books {
+    fn drop(&mut self) {
+        stage::sweep(&self.0);
+    }
+}
+
 fn script(seed: u64) -> String {
     let kind = |region: &str, price: f64, more: &str| {
         format!(
