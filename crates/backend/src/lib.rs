@@ -141,8 +141,10 @@ pub enum Found {
     Starting(Machine),
     /// Its agent may be asked.
     Running(Machine),
-    /// The backend does not have it (any more); `said` is for people: taken back, deleted by hand.
+    /// It was there and is over; `said` is for people: taken back, deleted by hand.
     Gone { said: String },
+    /// The backend has no such machine. Clouds list what they just made with a delay, so a young one may still come.
+    Unknown,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

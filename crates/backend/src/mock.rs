@@ -152,11 +152,9 @@ impl Mock {
 
     async fn found(&self, order: &Order) -> Result<Found, BackendError> {
         let _alone = self.books().await?;
-        let Some(made) = self.ledger.machine(order.instance)? else {
-            return Ok(Found::Gone { said: "the mock cloud has no such instance".to_owned() });
-        };
+        let Some(made) = self.ledger.machine(order.instance)? else { return Ok(Found::Unknown) };
         if self.is_unknown_yet(&made)? {
-            return Ok(Found::Gone { said: "the cloud does not know of it yet".to_owned() });
+            return Ok(Found::Unknown);
         }
         let kind = self.kind_of(&made);
         let is_due =

@@ -156,7 +156,11 @@ pub async fn serve(listener: TcpListener, listening: Listening, stop: Cancellati
     let tasks = TaskTracker::new();
     let closing = Arc::new(Closing { has_begun: AtomicBool::new(false), told: CancellationToken::new() });
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        // Who has no place for one more must hear of the stop as well: it is we who tell the others.
+        let place = tokio::select! {
+            Ok(place) = Arc::clone(&places).acquire_owned() => place,
+            () = stop.cancelled() => break,
+        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = stop.cancelled() => break,

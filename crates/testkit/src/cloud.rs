@@ -45,6 +45,7 @@ pub struct Rates {
     pub no_capacity: u64,
     pub slow_boot: u64,
     pub never_boots: u64,
+    pub listed_late: u64,
     pub attach_refused: u64,
     pub attach_hangs: u64,
     pub detach_hangs: u64,
@@ -74,6 +75,8 @@ pub enum Happened {
 struct Vm {
     id: String,
     spot: bool,
+    /// Before that, the cloud says that there is no such machine.
+    known_at: i64,
     boots_at: i64,
     /// When it goes, once that is settled.
     goes_at: Option<i64>,
@@ -221,8 +224,14 @@ impl World {
         } else {
             now + self.rng.between(1, 30) as i64 * SECOND
         };
+        let known_at = if self.roll(rates.listed_late, "machine listed late") {
+            now + self.rng.between(1, 45) as i64 * SECOND
+        } else {
+            now
+        };
         self.cloud.count += 1;
-        let vm = Vm { id: format!("vm-{}", self.cloud.count), spot, boots_at, goes_at: None, gone: None };
+        let id = format!("vm-{}", self.cloud.count);
+        let vm = Vm { id, spot, known_at, boots_at, goes_at: None, gone: None };
         let machine = Cloud::machine(&vm);
         let entry =
             Entry { at: now, instance: order.instance, machine: vm.id.clone(), kind: Happened::Created };
@@ -238,9 +247,10 @@ impl World {
         self.advance_cloud(now);
         let vms = self.cloud.vms.get(&order.instance);
         match vms.and_then(|vms| vms.iter().find(|vm| vm.id == machine.id)) {
-            None => Found::Gone { said: "there is no such machine".into() },
+            None => Found::Unknown,
             Some(vm) => match vm.gone {
                 Some(how) => Found::Gone { said: how.into() },
+                None if now < vm.known_at => Found::Unknown,
                 None if now < vm.boots_at => Found::Starting(Cloud::machine(vm)),
                 None => Found::Running(Cloud::machine(vm)),
             },

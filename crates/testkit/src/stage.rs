@@ -431,6 +431,15 @@ pub fn sweep(home: &Path) {
     }
 }
 
+/// A machine of the mock cloud is taken back: everything on it stops, and whoever asks the cloud is told that it is gone.
+pub fn preempt(books: &Path, machine: &str) -> std::io::Result<()> {
+    let signs = books.join("preempt");
+    std::fs::create_dir_all(&signs)?;
+    std::fs::write(signs.join(machine), "")?;
+    sweep(&books.join(&machine[..8]));
+    Ok(())
+}
+
 /// The socket of the engine that the tests were given.
 pub fn engine() -> PathBuf {
     let socket = std::env::var_os("WINDLASS_TEST_DOCKER");

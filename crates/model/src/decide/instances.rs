@@ -20,8 +20,11 @@ pub const POLL_STARTING: Span = Span::secs(5);
 pub const POLL_STARTING_FIRST: Span = Span::millis(100);
 /// How long an SSH host may take to be deployed, and a backend to say yes or no.
 pub const DEPLOY_MAX: Span = Span::mins(10);
+/// How long after its making a backend may not know a machine: what clouds list lags behind what they do.
+pub const KNOWN_WITHIN: Span = Span::mins(1);
 /// How long a cloud host may be unreachable.
 pub const UNREACHABLE_MAX: Span = Span::mins(20);
+const NOT_KNOWN: &str = "the backend has no such machine";
 /// Between two tries to delete one.
 pub const DELETE_RETRY: Span = Span::secs(30);
 /// After this long the tries become rare, and people are told.
@@ -97,6 +100,8 @@ pub enum Seen {
     Gone {
         said: String,
     },
+    /// The backend has no such machine; a young one may not be listed yet.
+    Unknown,
     NotDeleted {
         said: String,
     },
@@ -250,6 +255,7 @@ fn pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
         | Seen::Answers { .. }
         | Seen::Silent
         | Seen::Gone { .. }
+        | Seen::Unknown
         | Seen::NotDeleted { .. } => Plan::act(instance, first, now),
     }
 }
@@ -273,6 +279,9 @@ fn provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
             let message = format!("the backend took it back before it was ready: {said}");
             Plan::end(instance, Event::Expired, TerminationReason::Error, message, now)
         }
+        Seen::Unknown if !is_young(instance, now) => {
+            Plan::end(instance, Event::Expired, TerminationReason::Error, NOT_KNOWN, now)
+        }
         Seen::Untrusted { said } => {
             Plan::end(instance, Event::Expired, TerminationReason::Error, said.clone(), now)
         }
@@ -280,6 +289,7 @@ fn provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
         Seen::NotAsked
         | Seen::Starting
         | Seen::Silent
+        | Seen::Unknown
         | Seen::Created
         | Seen::NoOffers { .. }
         | Seen::Deployed { healthy: false }
@@ -295,6 +305,11 @@ fn provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
     }
 }
 
+/// Whether its backend may not know of it yet.
+fn is_young(instance: &Instance, now: Timestamp) -> bool {
+    now < instance.started_at.unwrap_or(instance.created_at) + KNOWN_WITHIN
+}
+
 fn ready(instance: &Instance, health: Health, now: Timestamp) -> Plan {
     let event = if instance.jobs > 0 { Event::ReadyBusy } else { Event::ReadyIdle };
     Plan { health, unreachable_since: None, ..Plan::change(instance, event, "its agent answers", now) }
@@ -308,6 +323,9 @@ fn watching(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
             let message = format!("the backend does not have it any more: {said}");
             Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, message, now)
         }
+        (Seen::Unknown, Kind::Cloud) if !is_young(instance, now) => {
+            Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, NOT_KNOWN, now)
+        }
         (Seen::Untrusted { said }, _) => {
             let plan = silent(instance, now);
             let note = (instance.health != Health::Failure).then(|| said.clone());
@@ -319,6 +337,7 @@ fn watching(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
             | Seen::Starting
             | Seen::Created
             | Seen::Gone { .. }
+            | Seen::Unknown
             | Seen::NoOffers { .. }
             | Seen::Deployed { healthy: false }
             | Seen::NotDeployed { .. }
@@ -416,6 +435,7 @@ fn terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
         | Seen::NotDeployed { .. }
         | Seen::Answers { .. }
         | Seen::Untrusted { .. }
+        | Seen::Unknown
         | Seen::Silent => Plan::act(instance, Action::Delete, now),
     }
 }

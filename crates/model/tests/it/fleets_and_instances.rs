@@ -125,6 +125,18 @@ fn a_machine_that_its_backend_took_back_is_over_and_a_host_of_ones_own_is_only_s
 }
 
 #[test]
+fn a_young_machine_that_its_backend_does_not_know_may_still_come() {
+    let unknown = instances::Seen::Unknown;
+    let made = |kind, status, secs| Instance { started_at: Some(ago(secs)), ..instance(kind, status) };
+    check(&made(Kind::Cloud, Status::Provisioning, 59), &unknown, "again in 5 s");
+    check(&made(Kind::Cloud, Status::Provisioning, 60), &unknown, "expired: error, again in 0 s");
+    check(&made(Kind::Cloud, Status::Busy, 59), &unknown, "unreachable, silent 0 s, again in 7 s");
+    check(&made(Kind::Cloud, Status::Busy, 60), &unknown, "unreachable: unreachable, again in 0 s");
+    check(&made(Kind::Ssh, Status::Busy, 60), &unknown, "unreachable, silent 0 s, again in 7 s");
+    check(&made(Kind::Cloud, Status::Terminating, 60), &unknown, "Delete, again in 0 s");
+}
+
+#[test]
 fn the_first_looks_at_a_starting_one_follow_fast() {
     let again = |micros| {
         let now = Timestamp(NOW.0 + micros);
@@ -381,7 +393,7 @@ proptest! {
         seen in prop::sample::select(vec![
             instances::Seen::NotAsked, instances::Seen::Created, instances::Seen::Silent,
             instances::Seen::Gone { said: String::new() }, instances::Seen::Untrusted { said: String::new() },
-            instances::Seen::Starting,
+            instances::Seen::Starting, instances::Seen::Unknown,
             instances::Seen::NoOffers { said: String::new() }, instances::Seen::Deployed { healthy: true },
             instances::Seen::Deployed { healthy: false }, instances::Seen::NotDeployed { fatal: true, said: String::new() },
             instances::Seen::Answers { health: Health::Failure }, instances::Seen::NotDeleted { said: String::new() },

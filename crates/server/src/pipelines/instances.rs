@@ -236,7 +236,7 @@ impl Instances {
         }
         match self.find(row).await? {
             Ok(Found::Running(found)) => (found != *machine).then_some(found),
-            Ok(Found::Starting(_) | Found::Gone { .. }) => None,
+            Ok(Found::Starting(_) | Found::Gone { .. } | Found::Unknown) => None,
             Err(error) => {
                 tracing::debug!(instance = %row.instance.id, %error, "not brought up to date");
                 None
@@ -254,6 +254,7 @@ impl Instances {
             Some(Ok(Found::Starting(machine))) => Look { seen: Seen::Starting, learned: learned(machine) },
             Some(Ok(Found::Running(machine))) => Look { seen: Seen::Silent, learned: learned(machine) },
             Some(Ok(Found::Gone { said })) => Look::of(Seen::Gone { said }),
+            Some(Ok(Found::Unknown)) => Look::of(Seen::Unknown),
             Some(Err(error @ BackendError::HostKeyChanged { .. })) => {
                 Look::of(Seen::Untrusted { said: error.to_string() })
             }

@@ -229,6 +229,7 @@ impl Sim {
             no_capacity: bad(&mut self.rng, 40),
             slow_boot: bad(&mut self.rng, 30),
             never_boots: bad(&mut self.rng, 6),
+            listed_late: bad(&mut self.rng, 30),
             attach_refused: bad(&mut self.rng, 30),
             attach_hangs: bad(&mut self.rng, 30),
             detach_hangs: bad(&mut self.rng, 60),

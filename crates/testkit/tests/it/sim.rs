@@ -17,7 +17,7 @@ fn no_seed_breaks_an_invariant() {
 /// Rare faults need more seeds than a few; these are more than enough.
 const FAULT_SEEDS_MAX: u64 = 60;
 
-const FAULTS: [&str; 19] = [
+const FAULTS: [&str; 20] = [
     "doubled call",
     "lost answer",
     "lost request",
@@ -29,6 +29,7 @@ const FAULTS: [&str; 19] = [
     "no capacity",
     "slow boot",
     "machine never boots",
+    "machine listed late",
     "preemption",
     "machine vanished",
     "cloud deaf",

@@ -125,7 +125,7 @@ impl Cloud {
             let run = job.tasks.first().and_then(|task| task.runs.last()).context("no run")?;
             let instance = self.instance(run).await?;
             let lost = Instant::now();
-            self.take_back(&instance)?;
+            stage::preempt(&self.books, &instance)?;
             let is_noticed = |job: &windlass_api::managed_jobs::ManagedJob| {
                 job.status != "RUNNING" || job.recovery_count > 0
             };
@@ -154,16 +154,6 @@ impl Cloud {
         let instances = fleet["instances"].as_array().context("no instances")?;
         let found = instances.iter().find(|one| one["name"] == *name).context("no such instance")?;
         Ok(found["id"].as_str().context("no id")?.to_owned())
-    }
-
-    /// The cloud knows that the machine is gone, and everything on it stops.
-    fn take_back(&self, instance: &str) -> Result<()> {
-        let preempted = self.books.join("preempt");
-        std::fs::create_dir_all(&preempted)?;
-        std::fs::write(preempted.join(instance), "")?;
-        let home = instance.get(..8).context("a short id")?;
-        stage::sweep(&self.books.join(home));
-        Ok(())
     }
 }
 

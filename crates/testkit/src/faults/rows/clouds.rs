@@ -31,7 +31,7 @@ const JOBS: usize = 200;
 const TAIL: usize = 20;
 const MACHINES: usize = 6;
 const PROGRESS_WITHIN: Duration = Duration::from_secs(5);
-const DONE_WITHIN: Duration = Duration::from_secs(480);
+const DONE_WITHIN: Duration = Duration::from_secs(280);
 /// What the cloud counts, and how the table calls it.
 const COUNTED: &[(&str, &str)] = &[
     ("create error", "creation failed"),
@@ -60,14 +60,6 @@ impl Books {
     fn count(&self, what: &str) -> u64 {
         let text = fs::read_to_string(self.0.join("counts").join(format!("{what}.json")));
         text.ok().and_then(|text| text.parse().ok()).unwrap_or(0)
-    }
-
-    /// The machine stops, and whoever asks the cloud is told that it is gone.
-    fn take_back(&self, machine: &str) {
-        let sign = self.0.join("preempt");
-        fs::create_dir_all(&sign).unwrap();
-        fs::write(sign.join(machine), "").unwrap();
-        stage::sweep(&self.0.join(&machine[..8]));
     }
 }
 
@@ -148,7 +140,7 @@ async fn play_on(trial: &mut Trial, books: &Books, written: &Path) -> u64 {
         assert!(began.elapsed() < DONE_WITHIN, "{} of {JOBS} are done", names.len());
         if Instant::now() >= next && !seen.2.is_empty() && names.len() + TAIL < JOBS {
             let machine = trial.rng.pick(&seen.2).clone();
-            books.take_back(&machine);
+            stage::preempt(&books.0, &machine).unwrap();
             dead += 1;
             next = Instant::now() + trial.rng.millis(700, 2_000);
         }

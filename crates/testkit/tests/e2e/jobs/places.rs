@@ -26,7 +26,7 @@ async fn cloud() -> Stage {
     stage
 }
 
-/// The machine of a run is taken back: it stops, and whoever asks the cloud is told that it is gone.
+/// The machine of a run is taken back.
 async fn take_back(stage: &mut Stage, job: &Value) {
     let runs = job["tasks"][0]["runs"].as_array().unwrap();
     let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
@@ -38,9 +38,7 @@ async fn take_back(stage: &mut Stage, job: &Value) {
         instances.iter().find(|one| one["name"] == *name).unwrap_or_else(|| panic!("{name}: {fleet:#}"));
     let id = found["id"].as_str().unwrap();
     let books = stage.home().join("cloud.yml.d");
-    std::fs::create_dir_all(books.join("preempt")).unwrap();
-    std::fs::write(books.join("preempt").join(id), "").unwrap();
-    stage::sweep(&books.join(&id[..8]));
+    stage::preempt(&books, id).unwrap();
 }
 
 async fn place_after_a_loss(stage: &mut Stage, started: &Path, strategy: &str) -> (String, String) {

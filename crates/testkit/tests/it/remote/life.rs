@@ -16,7 +16,7 @@ const SHIM: &str = "agent shim";
 fn running(found: Found) -> Machine {
     match found {
         Found::Running(machine) => machine,
-        Found::Starting(_) | Found::Gone { .. } => panic!("{found:?}"),
+        Found::Starting(_) | Found::Gone { .. } | Found::Unknown => panic!("{found:?}"),
     }
 }
 
