@@ -4,7 +4,7 @@
 //! another process is not mistaken for it. A directory that cannot be read is unknown, not empty.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs, io,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::{Value, json};
 use tokio::{sync::Notify, time::Instant};
@@ -41,7 +41,8 @@ pub struct Settings {
 pub struct Local {
     settings: Settings,
     begun: Instant,
-    ended: Mutex<BTreeMap<Attempt, Timestamp>>,
+    /// What was read of each attempt: it does not change, and there may be thousands of them.
+    known: Mutex<BTreeMap<Attempt, Kept>>,
     /// An executor that this process started is over.
     over: Arc<Notify>,
 }
@@ -55,31 +56,43 @@ const FORGET_AFTER: Span = Span::mins(5);
 
 impl Local {
     pub fn new(settings: Settings, begun: Instant) -> Self {
-        Self { settings, begun, ended: Mutex::default(), over: Arc::default() }
+        Self { settings, begun, known: Mutex::default(), over: Arc::default() }
     }
 
     fn now(&self) -> Timestamp {
         Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
     }
 
-    fn attempts(&self) -> io::Result<Vec<(Attempt, Kept)>> {
-        let mut found = Vec::new();
-        let entries = match fs::read_dir(&self.settings.dir) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
-            Err(error) => return Err(error),
-        };
-        for entry in entries {
-            let entry = entry?;
-            let Some(Ok(attempt)) = entry.file_name().to_str().map(str::parse::<Attempt>) else { continue };
-            match Kept::read(&entry.path()) {
-                Ok(kept) => found.push((attempt, kept)),
+    /// All that have a directory now, and since when each is over.
+    fn attempts(&self) -> io::Result<MutexGuard<'_, BTreeMap<Attempt, Kept>>> {
+        let there = self.named()?;
+        let mut known = self.known.lock();
+        known.retain(|attempt, _| there.contains(attempt));
+        for attempt in there {
+            let Entry::Vacant(new) = known.entry(attempt) else { continue };
+            match Kept::read(&self.settings.dir.join(new.key().to_string())) {
+                Ok(kept) => {
+                    new.insert(kept);
+                }
                 // The directory is made first: the dispatcher died before it started anything.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(found)
+        for kept in known.values_mut().filter(|kept| kept.ended.is_none()) {
+            kept.ended = (!kept.is_alive()).then(|| self.now());
+        }
+        Ok(known)
+    }
+
+    fn named(&self) -> io::Result<BTreeSet<Attempt>> {
+        let entries = match fs::read_dir(&self.settings.dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            Err(error) => return Err(error),
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name().to_str().and_then(|name| name.parse().ok())));
+        names.filter_map(Result::transpose).collect()
     }
 
     fn size(&self) -> Amount {
@@ -89,8 +102,12 @@ impl Local {
 
     /// GPUs that nobody has.
     fn free_gpus(&self, count: u32) -> io::Result<Vec<u32>> {
-        let alive = self.attempts()?.into_iter().filter(|(_, kept)| kept.is_alive());
-        let taken: Vec<u32> = alive.flat_map(|(_, kept)| kept.gpus).collect();
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let known = self.attempts()?;
+        let alive = known.values().filter(|kept| kept.ended.is_none());
+        let taken: Vec<u32> = alive.flat_map(|kept| &kept.gpus).copied().collect();
         let free = (0..self.size().gpus).filter(|gpu| !taken.contains(gpu));
         let free: Vec<u32> = free.take(usize::try_from(count).unwrap_or(usize::MAX)).collect();
         if free.len() < usize::try_from(count).unwrap_or(usize::MAX) {
@@ -142,6 +159,8 @@ struct Kept {
     needs: Needs,
     /// By their numbers.
     gpus: Vec<u32>,
+    /// Since when it is known to be over.
+    ended: Option<Timestamp>,
 }
 
 /// Moved into place: it is there whole or not at all.
@@ -167,7 +186,8 @@ impl Kept {
             ..Needs::default()
         };
         let gpus = given["devices"].as_array().into_iter().flatten().map(small).collect();
-        Ok(Self { pid: small(&who["pid"]), started: who["started"].as_u64().unwrap_or(0), needs, gpus })
+        let started = who["started"].as_u64().unwrap_or(0);
+        Ok(Self { pid: small(&who["pid"]), started, needs, gpus, ended: None })
     }
 
     fn is_alive(&self) -> bool {
@@ -226,38 +246,28 @@ impl Scheduler for Local {
 
     async fn look(&self) -> Result<Lower, Unknown> {
         let asked_at = self.now();
-        let attempts = self.attempts().map_err(unknown)?;
-        let mut ended = self.ended.lock();
-        let jobs: Vec<Job> = attempts
-            .into_iter()
-            .map(|(attempt, kept)| {
-                let life = if kept.is_alive() {
-                    Life::Running
-                } else {
-                    Life::Ended(*ended.entry(attempt.clone()).or_insert(asked_at))
-                };
-                Job { attempt, id: kept.pid.to_string(), life, priority: None }
-            })
-            .collect();
-        ended.retain(|attempt, since| {
-            let is_old = asked_at.since(*since) > FORGET_AFTER;
-            if is_old {
-                // What cannot be removed now is tried again at the next look.
-                let _ = fs::remove_dir_all(self.settings.dir.join(attempt.to_string()));
-            }
-            !is_old && jobs.iter().any(|job| job.attempt == *attempt)
-        });
+        let known = self.attempts().map_err(unknown)?;
+        let job = |(attempt, kept): (&Attempt, &Kept)| {
+            let life = kept.ended.map_or(Life::Running, Life::Ended);
+            Job { attempt: attempt.clone(), id: kept.pid.to_string(), life, priority: None }
+        };
+        let jobs = known.iter().map(job).collect();
+        let is_old = |kept: &Kept| kept.ended.is_some_and(|since| asked_at.since(since) > FORGET_AFTER);
+        for (attempt, _) in known.iter().filter(|(_, kept)| is_old(kept)) {
+            // What cannot be removed now is tried again at the next look.
+            let _ = fs::remove_dir_all(self.settings.dir.join(attempt.to_string()));
+        }
         Ok(Lower { jobs, asked_at, is_whole: true })
     }
 
     async fn room(&self, lower: &Lower) -> Result<Machine, Unknown> {
         let mut used = Amount::default();
-        for (attempt, kept) in self.attempts().map_err(unknown)? {
-            if lower.find(&attempt).is_some_and(|job| !job.life.is_over()) {
-                used.cpus = used.cpus.saturating_add(kept.needs.cpus);
-                used.memory = used.memory.saturating_add(kept.needs.memory);
-                used.gpus = used.gpus.saturating_add(kept.needs.gpus);
-            }
+        let known = self.attempts().map_err(unknown)?;
+        let live = lower.jobs.iter().filter(|job| !job.life.is_over());
+        for kept in live.filter_map(|job| known.get(&job.attempt)) {
+            used.cpus = used.cpus.saturating_add(kept.needs.cpus);
+            used.memory = used.memory.saturating_add(kept.needs.memory);
+            used.gpus = used.gpus.saturating_add(kept.needs.gpus);
         }
         Ok(Machine::new(self.size(), used))
     }
@@ -270,9 +280,9 @@ impl Scheduler for Local {
     }
 
     async fn stop(&self, job: &str, pressure: Pressure) -> Result<(), Unknown> {
-        let attempts = self.attempts().map_err(unknown)?;
-        let ours = attempts.iter().find(|(_, kept)| kept.pid.to_string() == job && kept.is_alive());
-        let Some(pid) = ours.and_then(|(_, kept)| Pid::from_raw(i32::try_from(kept.pid).ok()?)) else {
+        let known = self.attempts().map_err(unknown)?;
+        let ours = known.values().find(|kept| kept.pid.to_string() == job && kept.is_alive());
+        let Some(pid) = ours.and_then(|kept| Pid::from_raw(i32::try_from(kept.pid).ok()?)) else {
             return Ok(());
         };
         // One that is gone already needs no signal.

@@ -17,6 +17,17 @@ use windlass_model::{
 const QUEUED_MAX: usize = 1_000;
 /// By uuid at once.
 const BATCH: usize = 100;
+/// What [`Door::read`] reads; a queue of records with all their mounts is long.
+const READ: [&str; 8] = [
+    "uuid",
+    "state",
+    "priority",
+    "attempt",
+    "created_at",
+    "locked_by_uuid",
+    "runtime_constraints",
+    "scheduling_parameters",
+];
 
 /// One dispatcher's door to the queue.
 #[derive(Debug)]
@@ -104,7 +115,8 @@ impl Door {
     }
 
     async fn list(&self, path: &str) -> Result<Vec<Container>, QueueError> {
-        let page = self.client.get(path).await?;
+        let select = encoded(&json!(READ).to_string());
+        let page = self.client.get(&format!("{path}&select={select}")).await?;
         let items = page["items"].as_array().cloned().unwrap_or_default();
         Ok(items.iter().filter(|item| self.is_for_us(item)).filter_map(|item| self.read(item)).collect())
     }

@@ -1,6 +1,6 @@
 //! Which queued containers to take, and what to say about the others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Container, Needs, Queue};
 use crate::{
@@ -88,8 +88,11 @@ pub fn choose(
     if mutant::active(Mutant::OrderOfArrival) {
         waiting.sort_by_key(|one| one.created_at);
     }
-    said.0.retain(|uuid, _| waiting.iter().any(|one| one.uuid == *uuid));
-    tries.0.retain(|uuid, _| queue.find(uuid).is_some_and(|one| !one.status.is_final()));
+    let still: BTreeSet<&str> = waiting.iter().map(|one| one.uuid.as_str()).collect();
+    said.0.retain(|uuid, _| still.contains(uuid.as_str()));
+    tries.0.retain(|uuid, _| {
+        still.contains(uuid.as_str()) || queue.find(uuid).is_some_and(|one| !one.status.is_final())
+    });
     let (mut choices, mut taken) = (Vec::new(), 0);
     for container in waiting {
         let uuid = container.uuid.clone();

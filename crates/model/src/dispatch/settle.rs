@@ -88,24 +88,24 @@ struct Missing {
 }
 
 pub fn settle(queue: &Queue, lower: &Lower, memory: &mut Memory) -> Vec<Step> {
-    let mine: Vec<&Container> = queue.containers.iter().filter(|container| container.is_held()).collect();
+    // By name: there are thousands of both. Of two with one name, the first counts.
+    let seen = queue.containers.iter().rev().map(|container| (container.uuid.as_str(), container));
+    let seen: BTreeMap<&str, &Container> = seen.collect();
+    let mine: BTreeMap<Attempt, &Container> =
+        seen.values().filter(|one| one.is_held()).map(|one| (one.attempt(), *one)).collect();
+    let jobs: BTreeMap<&Attempt, &Job> = lower.jobs.iter().rev().map(|job| (&job.attempt, job)).collect();
     memory.missing.retain(|attempt, missing| {
-        let still =
-            |container: &&&Container| container.attempt() == *attempt && container.status == missing.status;
-        mine.iter().any(|container| still(&container)) && lower.find(attempt).is_none()
+        let still = mine.get(attempt).is_some_and(|container| container.status == missing.status);
+        still && !jobs.contains_key(attempt)
     });
-    let held = mine.iter().filter_map(|container| match lower.find(&container.attempt()) {
+    let held = mine.iter().filter_map(|(attempt, container)| match jobs.get(attempt) {
         Some(job) => with_job(container, job, queue.asked_at),
         None => without_job(container, lower, queue.asked_at, memory),
     });
     let mut steps: Vec<Step> = held.collect();
-    steps.extend(
-        lower
-            .jobs
-            .iter()
-            .filter(|job| is_stray(queue.find(&job.attempt.uuid), job))
-            .map(|job| Step::StopStray { attempt: job.attempt.clone(), job: job.id.clone() }),
-    );
+    let find = |job: &Job| seen.get(job.attempt.uuid.as_str()).copied();
+    let strays = lower.jobs.iter().filter(|job| is_stray(find(job), job));
+    steps.extend(strays.map(|job| Step::StopStray { attempt: job.attempt.clone(), job: job.id.clone() }));
     steps
 }
 
