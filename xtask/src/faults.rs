@@ -12,7 +12,7 @@ use crate::{
     workspace::Workspace,
 };
 
-pub(crate) const BINARY: &str = "windlass-faults";
+const BINARY: &str = "windlass-faults";
 /// The same ways each time: whoever changes something must not fail for a way that nobody tried before.
 const SEED: &str = "7";
 /// Of each bound, in continuous integration: its two cores do everything at once, and a bound is not a race.
@@ -22,7 +22,6 @@ const IDLE: [&str; 1] = ["--list"];
 
 /// Debug builds: only they know the places at which an agent can be made to wait for its end.
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
-    ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
     let packages = ["-p", "windlass-testkit", "-p", "windlass-cli", "-p", "windlass-agent"];
     process::run(workspace.cargo().args(["build", "--quiet", "--bins"]).args(packages))?;
     play(workspace, &args.rest())

@@ -1,4 +1,4 @@
-//! The simulation: builds the testkit's program and passes the seeds on.
+//! The simulation: builds its program and passes the seeds on.
 
 use std::process::Command;
 
@@ -6,12 +6,13 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{args::Args, process, workspace::Workspace};
 
-pub(crate) const BINARY: &str = "windlass-sim";
+const PACKAGE: &str = "windlass-sim";
+const BINARY: &str = "windlass-sim";
 const SEEDS: u64 = 1_000;
 /// The simulation and the proof that it is not blind are one build, or every crate below would be compiled
 /// twice: the planted bugs are in it and sleep until a test wakes one.
 pub(crate) const BUILD: &[&str] =
-    &["--profile", "sim", "-p", "windlass-testkit", "--features", "mutants", "--test", "it"];
+    &["--profile", "sim", "-p", PACKAGE, "--features", "mutants", "--test", "it"];
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let mut play = Play {
@@ -41,7 +42,6 @@ pub(crate) struct Play {
 }
 
 pub(crate) fn play(workspace: &Workspace, play: &Play) -> Result<()> {
-    ensure!(workspace.testkit_has(BINARY)?, "windlass-testkit has no binary `{BINARY}` yet");
     let jobs = match play.jobs {
         Some(jobs) => jobs,
         None => std::thread::available_parallelism().context("count the cores")?.get(),

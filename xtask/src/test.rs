@@ -21,19 +21,13 @@ const QUEUE_SEEDS: u64 = 20;
 /// Crates whose tests need nothing but a compiler.
 const FAST: &[&str] = &["windlass-model", "windlass-engine", "windlass-api", "xtask"];
 
-enum Outcome {
-    Passed,
-    /// The code under this level does not exist yet. Shown in the table, never hidden.
-    Absent(String),
-}
-
 struct Level {
     name: &'static str,
-    run: fn(&Workspace) -> Result<Outcome>,
+    run: fn(&Workspace) -> Result<()>,
 }
 
 const LEVELS: &[Level] = &[
-    Level { name: "set-up", run: |workspace| passed(setup::ensure(workspace)) },
+    Level { name: "set-up", run: setup::ensure },
     Level { name: "format", run: format },
     Level { name: "lints", run: lints },
     Level { name: "tests", run: tests },
@@ -41,15 +35,15 @@ const LEVELS: &[Level] = &[
     Level { name: "mutants", run: mutants },
     Level { name: "simulation", run: simulation },
     Level { name: "binaries", run: binaries },
-    Level { name: "bad requests", run: |workspace| passed(fuzz::short(workspace)) },
-    Level { name: "tidy", run: |workspace| passed(tidy::run(workspace)) },
+    Level { name: "bad requests", run: fuzz::short },
+    Level { name: "tidy", run: tidy::run },
 ];
 
 const FAST_LEVELS: &[Level] = &[
     Level { name: "format", run: format },
     Level { name: "lints", run: lints },
     Level { name: "fast tests", run: fast_tests },
-    Level { name: "tidy", run: |workspace| passed(tidy::run(workspace)) },
+    Level { name: "tidy", run: tidy::run },
 ];
 
 pub(crate) fn run(workspace: &Workspace, fast: bool) -> Result<()> {
@@ -72,12 +66,11 @@ pub(crate) fn run(workspace: &Workspace, fast: bool) -> Result<()> {
     Ok(())
 }
 
-fn table(rows: &[(&str, Duration, Result<Outcome>)]) -> String {
+fn table(rows: &[(&str, Duration, Result<()>)]) -> String {
     let mut text = String::new();
     for (name, took, result) in rows {
         let (verdict, note) = match result {
-            Ok(Outcome::Passed) => ("ok", String::new()),
-            Ok(Outcome::Absent(why)) => ("absent", format!("  {why}")),
+            Ok(()) => ("ok", String::new()),
             Err(error) => ("FAILED", format!("  {error:#}")),
         };
         let _ = writeln!(text, "{name:<12} {verdict:<7} {:>9}{note}", seconds(*took));
@@ -89,17 +82,13 @@ fn seconds(took: Duration) -> String {
     format!("{:.1} s", took.as_secs_f64())
 }
 
-fn passed(result: Result<()>) -> Result<Outcome> {
-    result.map(|()| Outcome::Passed)
+fn format(workspace: &Workspace) -> Result<()> {
+    process::run(workspace.cargo().args(["fmt", "--all", "--check"]))
 }
 
-fn format(workspace: &Workspace) -> Result<Outcome> {
-    passed(process::run(workspace.cargo().args(["fmt", "--all", "--check"])))
-}
-
-fn lints(workspace: &Workspace) -> Result<Outcome> {
+fn lints(workspace: &Workspace) -> Result<()> {
     let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    passed(process::run(workspace.cargo().args(args)))
+    process::run(workspace.cargo().args(args))
 }
 
 /// Tests wait for databases and timers more than they compute: two per core. Nextest's own file cannot
@@ -122,51 +111,40 @@ fn built_tests(workspace: &Workspace) -> Command {
     command
 }
 
-fn tests(workspace: &Workspace) -> Result<Outcome> {
+fn tests(workspace: &Workspace) -> Result<()> {
     process::run(&mut built_tests(workspace))?;
     let engine = Engine::start().context("start a container engine for the tests")?;
     let venvs = venv::for_tests(workspace)?;
     let mut command = nextest(workspace, &["--workspace"])?;
-    passed(process::run(command.env(engine::VARIABLE, &engine.socket).envs(venvs)))
+    process::run(command.env(engine::VARIABLE, &engine.socket).envs(venvs))
 }
 
 /// What the tests were built as serves here too.
-fn faults(workspace: &Workspace) -> Result<Outcome> {
-    if !workspace.testkit_has(faults::BINARY)? {
-        return Ok(Outcome::Absent(format!("windlass-testkit has no binary `{}` yet", faults::BINARY)));
-    }
+fn faults(workspace: &Workspace) -> Result<()> {
     process::run(&mut built_tests(workspace))?;
-    passed(faults::each_once(workspace))
+    faults::each_once(workspace)
 }
 
-fn fast_tests(workspace: &Workspace) -> Result<Outcome> {
+fn fast_tests(workspace: &Workspace) -> Result<()> {
     let args: Vec<&str> = FAST.iter().flat_map(|name| ["-p", name]).collect();
-    passed(process::run(&mut nextest(workspace, &args)?))
+    process::run(&mut nextest(workspace, &args)?)
 }
 
-/// The testkit plants known bugs and proves that its checkers find each of them.
-fn mutants(workspace: &Workspace) -> Result<Outcome> {
-    let members = workspace.members()?;
-    let testkit = members.get("windlass-testkit").context("find the crate windlass-testkit")?;
-    if !testkit.features.contains("mutants") {
-        return Ok(Outcome::Absent("windlass-testkit has no feature `mutants` yet".to_owned()));
-    }
+/// Known bugs are planted: the simulation proves that its checkers find each of them.
+fn mutants(workspace: &Workspace) -> Result<()> {
     // Optimised as the simulation is: a planted bug may need hundreds of seeds to show.
     let args = sim::BUILD.iter().map(|&arg| if arg == "--profile" { "--cargo-profile" } else { arg });
     let args: Vec<&str> = args.chain(["mutants::"]).collect();
-    passed(process::run(&mut nextest(workspace, &args)?))
+    process::run(&mut nextest(workspace, &args)?)
 }
 
-fn simulation(workspace: &Workspace) -> Result<Outcome> {
-    if !workspace.testkit_has(sim::BINARY)? {
-        return Ok(Outcome::Absent(format!("windlass-testkit has no binary `{}` yet", sim::BINARY)));
-    }
+fn simulation(workspace: &Workspace) -> Result<()> {
     sim::play(workspace, &sim::Play { seeds: SIM_SEEDS, ..sim::Play::default() })?;
-    passed(sim::play(workspace, &sim::Play { seeds: QUEUE_SEEDS, queue: true, ..sim::Play::default() }))
+    sim::play(workspace, &sim::Play { seeds: QUEUE_SEEDS, queue: true, ..sim::Play::default() })
 }
 
 /// Both binaries are static, say their version, and the examples are valid by the shipped checker.
-fn binaries(workspace: &Workspace) -> Result<Outcome> {
+fn binaries(workspace: &Workspace) -> Result<()> {
     // Both compile as they are shipped, without what tests switch on in the crates below them. What is then
     // looked at was linked for the tests: linking it all once more would show nothing else.
     process::run(workspace.cargo().args(["check", "-p", "windlass-cli", "-p", "windlass-agent"]))?;
@@ -183,7 +161,7 @@ fn binaries(workspace: &Workspace) -> Result<Outcome> {
     }
     let windlass = workspace.built("debug", "windlass")?;
     let mut check = std::process::Command::new(windlass);
-    passed(process::run(check.current_dir(&workspace.root).arg("check").args(&examples)))
+    process::run(check.current_dir(&workspace.root).arg("check").args(&examples))
 }
 
 #[cfg(test)]
@@ -191,15 +169,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_names_what_failed_and_what_is_absent() {
+    fn the_summary_names_what_failed() {
         let rows = [
-            ("format", Duration::from_millis(1500), Ok(Outcome::Passed)),
-            ("mutants", Duration::ZERO, Ok(Outcome::Absent("no such feature".to_owned()))),
+            ("format", Duration::from_millis(1500), Ok(())),
             ("tests", Duration::from_secs(61), Err(anyhow::anyhow!("2 tests failed"))),
         ];
         let expect = "\
 format       ok          1.5 s
-mutants      absent      0.0 s  no such feature
 tests        FAILED     61.0 s  2 tests failed";
         assert_eq!(table(&rows), expect);
     }

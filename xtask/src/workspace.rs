@@ -21,8 +21,6 @@ pub(crate) struct Workspace {
 pub(crate) struct Member {
     /// Members it depends on in earnest; development dependencies are not edges of the map.
     pub(crate) uses: BTreeSet<String>,
-    pub(crate) features: BTreeSet<String>,
-    pub(crate) binaries: BTreeSet<String>,
 }
 
 const OF_THIS_PROGRAM: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_NAME"];
@@ -68,12 +66,6 @@ impl Workspace {
         Ok(members_of(packages))
     }
 
-    /// Whether the testkit has a program of this name.
-    pub(crate) fn testkit_has(&self, binary: &str) -> Result<bool> {
-        let members = self.members()?;
-        Ok(members.get("windlass-testkit").is_some_and(|testkit| testkit.binaries.contains(binary)))
-    }
-
     /// Where cargo puts what a plain build of `profile` makes.
     pub(crate) fn built(&self, profile: &str, binary: &str) -> Result<PathBuf> {
         let said = process::read(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
@@ -116,12 +108,6 @@ fn members_of(packages: &[Value]) -> BTreeMap<String, Member> {
             .map(name)
             .filter(|used| own.contains(used))
             .collect(),
-        features: package["features"].as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect(),
-        binaries: list(&package["targets"])
-            .iter()
-            .filter(|target| list(&target["kind"]).contains(&Value::from("bin")))
-            .map(name)
-            .collect(),
     };
     packages.iter().map(|package| (name(package), member(package))).collect()
 }
@@ -134,14 +120,11 @@ mod tests {
     #[test]
     fn development_dependencies_and_foreign_crates_are_not_edges() {
         let packages = [
-            json!({"name": "a", "dependencies": [{"name": "b", "kind": null}, {"name": "serde", "kind": null}],
-                   "features": {"mutants": []}, "targets": [{"kind": ["bin"], "name": "a-bin"}]}),
-            json!({"name": "b", "dependencies": [{"name": "a", "kind": "dev"}], "targets": []}),
+            json!({"name": "a", "dependencies": [{"name": "b", "kind": null}, {"name": "serde", "kind": null}]}),
+            json!({"name": "b", "dependencies": [{"name": "a", "kind": "dev"}]}),
         ];
         let members = members_of(&packages);
         assert_eq!(members["a"].uses, BTreeSet::from(["b".to_owned()]));
         assert!(members["b"].uses.is_empty());
-        assert!(members["a"].features.contains("mutants"));
-        assert!(members["a"].binaries.contains("a-bin"));
     }
 }

@@ -21,7 +21,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::rng::Rng;
+use windlass_sim::rng::Rng;
 
 /// Bytes that are carried at once.
 const PIECE: usize = 16 * 1024;

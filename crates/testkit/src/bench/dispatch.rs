@@ -9,9 +9,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use windlass_dispatch::cluster::{Cluster, Size};
+use windlass_sim::invariants::containers::is_final;
 
 use super::sheet::Sheet;
-use crate::queue::{Ground, is_final};
+use crate::queue::Ground;
 
 /// Containers that wait when the clock starts.
 const CROWD: usize = 200;

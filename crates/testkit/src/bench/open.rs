@@ -13,9 +13,10 @@ use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::Semaphore, task::JoinSet};
+use windlass_sim::rng::Rng;
 
 use super::closed;
-use crate::{rng::Rng, server::TOKEN};
+use crate::server::TOKEN;
 
 /// As many connections are open at once; whoever wants one more waits, and its latency counts on.
 const CONNECTIONS_MAX: usize = 1_000;

@@ -14,14 +14,13 @@ use uuid::Uuid;
 use windlass_agent::shim::journal::{self, Kind};
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::db::{DatabaseUrl, Db};
-
-use super::Trial;
-use crate::{
+use windlass_sim::{
     host::{Effect, Entry},
     invariants::{self, History, rows},
-    lab::Host,
-    stage::Stage,
 };
+
+use super::Trial;
+use crate::{lab::Host, stage::Stage};
 
 /// G6 gives so long after the end of faults.
 const CLEAN_WITHIN: Duration = Duration::from_secs(60);

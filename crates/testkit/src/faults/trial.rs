@@ -6,10 +6,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    rng::Rng,
-    stage::{Machines, Stage},
-};
+use windlass_sim::rng::Rng;
+
+use crate::stage::{Machines, Stage};
 
 /// Something that had to happen within a bound.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,15 +1,9 @@
-//! The simulation's own tests, and those of its checkers.
+//! The testkit's own tests, and those of hosts that are reached over SSH.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod chaos;
-mod checkers;
 mod faults;
-mod fortune;
 mod lab;
-mod managed_checkers;
-#[cfg(feature = "mutants")]
-mod mutants;
 mod performance;
 mod remote;
-mod sim;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+use windlass_sim::rng::Rng;
 
 use super::Plan;
 use crate::{
@@ -17,7 +18,6 @@ use crate::{
         open::{Arrivals, Pool, Tally, Until},
         sheet::Sheet,
     },
-    rng::Rng,
     server::submission,
 };
 

@@ -12,11 +12,12 @@ use std::{
 
 use serde_json::json;
 use windlass_dispatch::cluster::{Cluster, Size};
+use windlass_sim::invariants::containers::wrongs;
 
 use super::{LOOK, until};
 use crate::{
     faults::{Play, Row, Trial},
-    queue::{Asked, Ground, wrongs},
+    queue::{Asked, Ground},
 };
 
 pub(super) const ROWS: &[Row] = &[Row {

@@ -29,9 +29,9 @@ use crate::{
     faults::{Play, Row, Trial},
     postgres::{self, Down, SOCKET},
     replicas::Replicas,
-    rng::Rng,
     server::{Options, Server, ask, binary, submission},
 };
+use windlass_sim::rng::Rng;
 
 pub(super) const ROWS: &[Row] = &[
     Row {

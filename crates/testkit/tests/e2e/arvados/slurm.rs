@@ -12,8 +12,9 @@ use windlass_dispatch::{
     cluster::{Cluster, Size},
     hook::Hook,
 };
+use windlass_sim::invariants::containers::wrongs;
 use windlass_testkit::{
-    queue::{Asked, Ground, processes_with, wrongs},
+    queue::{Asked, Ground, processes_with},
     server::binary,
 };
 

@@ -8,7 +8,7 @@ use windlass_api::queue::Client;
 use windlass_model::{dispatch::Needs, time::Timestamp};
 
 use super::{EPOCH_US, Locked, SharedWorld, World};
-use crate::queue;
+use crate::invariants::containers;
 
 /// One change of a container.
 struct Change<'a> {
@@ -33,7 +33,7 @@ pub(super) async fn tokens_are_dead(world: &SharedWorld, people: &Client) {
 pub(super) fn history(world: &SharedWorld, rows: &[Value], needs: &BTreeMap<String, Needs>, began: Instant) {
     let mut world = world.lock();
     let records = final_records(rows);
-    for what in queue::wrongs(rows, &records) {
+    for what in containers::wrongs(rows, &records) {
         world.violate("C2", what);
     }
     programs_start_once(&mut world, &records);

@@ -14,9 +14,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use windlass_testkit::{
+use windlass_sim::{
     fortune,
-    sim::{self, Report},
+    runs::{self, Report},
 };
 
 /// How often it says how far it is.
@@ -63,7 +63,7 @@ fn main() -> Result<ExitCode> {
                     if seed >= end {
                         return;
                     }
-                    let report = if queue { fortune::play(seed) } else { sim::play_keeping(seed, keep) };
+                    let report = if queue { fortune::play(seed) } else { runs::play_keeping(seed, keep) };
                     total.lock().add(seed, report, queue);
                 }
             });

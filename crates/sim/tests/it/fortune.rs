@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use windlass_testkit::fortune;
+use windlass_sim::fortune;
 
 /// Few, because tests are built without optimisation; `cargo xtask sim --queue` plays hundreds.
 const SEEDS: u64 = 2;

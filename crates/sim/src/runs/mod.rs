@@ -46,7 +46,7 @@ use crate::{
     invariants::{self, History, Violation},
     net::{Rates, SharedWorld, World},
     rng::Rng,
-    sim::weather::Storm,
+    runs::weather::Storm,
 };
 
 /// 2026-01-01, where every simulated history begins.

@@ -3,6 +3,7 @@
 //! Names carry the ids of the invariants they hold. Safety checkers may run at any moment; those under
 //! `after_faults` only once faults have stopped and the system has had time to settle.
 
+pub mod containers;
 mod machines;
 pub mod managed;
 mod output;

@@ -1,6 +1,6 @@
 //! The simulation on a handful of seeds, and the proof that a seed is a whole history.
 
-use windlass_testkit::sim;
+use windlass_sim::runs;
 
 /// Few, because tests are built without optimisation; `cargo xtask sim` plays hundreds.
 const SEEDS: u64 = 5;
@@ -8,7 +8,7 @@ const SEEDS: u64 = 5;
 #[test]
 fn no_seed_breaks_an_invariant() {
     for seed in 0..SEEDS {
-        let report = sim::play(seed).unwrap();
+        let report = runs::play(seed).unwrap();
         assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim");
         assert!(report.runs > 0 && report.passes > 0, "nothing happened in seed {seed}");
     }
@@ -44,7 +44,7 @@ const FAULTS: [&str; 20] = [
 fn every_kind_of_fault_really_happens() {
     let mut fired = std::collections::BTreeSet::new();
     for seed in 0..FAULT_SEEDS_MAX {
-        fired.extend(sim::play(seed).unwrap().fired.into_keys());
+        fired.extend(runs::play(seed).unwrap().fired.into_keys());
         if FAULTS.iter().all(|fault| fired.contains(fault)) {
             return;
         }
@@ -55,9 +55,9 @@ fn every_kind_of_fault_really_happens() {
 
 #[test]
 fn a_seed_replays_to_the_same_history() {
-    let (first, second) = (sim::play(3).unwrap(), sim::play(3).unwrap());
+    let (first, second) = (runs::play(3).unwrap(), runs::play(3).unwrap());
     assert_eq!((first.trace, first.passes), (second.trace, second.passes));
-    assert_ne!(first.trace, sim::play(4).unwrap().trace);
+    assert_ne!(first.trace, runs::play(4).unwrap().trace);
 }
 
 /// What must become of tasks of managed jobs somewhere: else the checkers look at nothing.
@@ -68,7 +68,7 @@ const OUTCOMES: [&str; 6] =
 fn managed_jobs_end_in_every_way_and_recover() {
     let mut seen = std::collections::BTreeMap::<String, u64>::new();
     for seed in (0..FAULT_SEEDS_MAX).step_by(2) {
-        let report = sim::play(seed).unwrap();
+        let report = runs::play(seed).unwrap();
         assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim");
         for (outcome, times) in report.outcomes {
             *seen.entry(outcome).or_default() += times;

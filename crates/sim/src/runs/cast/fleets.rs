@@ -18,7 +18,7 @@ use windlass_server::{
 };
 
 use super::{Cast, SshHost};
-use crate::{cloud, net::SharedWorld, rng::Rng, sim::ssh_key};
+use crate::{cloud, net::SharedWorld, rng::Rng, runs::ssh_key};
 
 const VOLUMES_MAX: usize = 5;
 

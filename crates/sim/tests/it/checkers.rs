@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 use windlass_model::id::{InstanceId, SubmissionId, VolumeId};
-use windlass_testkit::{
+use windlass_sim::{
     cloud::{self, Happened},
     host::{Effect, Entry},
     invariants::{

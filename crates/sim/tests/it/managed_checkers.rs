@@ -10,7 +10,7 @@ use windlass_model::{
     },
     sky::{self, Given},
 };
-use windlass_testkit::{
+use windlass_sim::{
     host::{Effect, Entry},
     invariants::{
         self, Event, History, RunRow, after_faults,

@@ -48,8 +48,9 @@ use self::{
     pool::Pool,
     road::{Road, Traveller},
 };
-use crate::{invariants::Violation, rng::Rng, server::TOKEN, sim::Report};
+use crate::{invariants::Violation, rng::Rng, runs::Report};
 
+const TOKEN: &str = "simulated-token-0123456789abcdef0123456789";
 /// 2026-01-01, where every simulated history begins.
 const EPOCH_US: i64 = 1_767_225_600_000_000;
 const CONTAINERS: u64 = 200;

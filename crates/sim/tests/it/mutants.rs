@@ -4,9 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use windlass_testkit::{
+use windlass_sim::{
     fortune,
-    sim::{self, Report},
+    runs::{self, Report},
 };
 
 /// Seeds that may pass before somebody notices.
@@ -16,7 +16,7 @@ const SEEDS_MAX: u64 = 1_000;
 /// when it is never caught for what it is.
 #[track_caller]
 fn caught(by: &[&str]) {
-    caught_in(sim::play, by);
+    caught_in(runs::play, by);
 }
 
 #[track_caller]

@@ -1,0 +1,10 @@
+//! The simulation: simulated hosts and clouds, seeded misfortune and invariant checkers around the real server, on
+//! virtual time.
+
+pub mod cloud;
+pub mod fortune;
+pub mod host;
+pub mod invariants;
+pub mod net;
+pub mod rng;
+pub mod runs;

@@ -1,0 +1,10 @@
+//! The simulation's own tests, and those of its checkers.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod checkers;
+mod fortune;
+mod managed_checkers;
+#[cfg(feature = "mutants")]
+mod mutants;
+mod runs;
