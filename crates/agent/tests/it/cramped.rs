@@ -110,17 +110,10 @@ async fn f11_o2_a_job_that_fills_the_disk_with_its_output_is_told_as_such() {
     let shim = &host.shim;
     let id = shim.submit(&shim.spec("wordy"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
-    let calls = shim.client().epoch(1);
-    let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
-    let until = Instant::now() + DEADLINE;
-    while !calls.get(&path("healthcheck")).await.status.is_success() {
-        assert!(Instant::now() < until, "the runner answers\n{}", shim.log());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
     let job = json!({"run": {"id": "0", "run_spec": {"run_name": "wordy"}},
         "job_spec": {"commands": ["/bin/sh", "-c", "yes fills the disk"]}});
-    calls.post(&path("submit"), &job).await.expect(200);
-    calls.post(&path("run"), &json!({})).await.expect(200);
+    shim.play(id, &job).await;
+    let until = Instant::now() + DEADLINE;
     loop {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
         let last = record.states.last().filter(|last| last.state != "running");

@@ -54,16 +54,7 @@ impl Playing {
         let gate = run.join("let-go");
         let inside =
             if runtime == "docker" { "/windlass/run/let-go".to_owned() } else { gate.display().to_string() };
-        let runner = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
-        let client = shim.client().epoch(1);
-        let until = Instant::now() + DEADLINE;
-        // The container runs a moment before its runner listens.
-        while !client.get(&runner("healthcheck")).await.status.is_success() {
-            assert!(Instant::now() < until, "the runner does not answer\n{}", shim.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        client.post(&runner("submit"), &job(&inside, before)).await.expect(200);
-        client.post(&runner("run"), &json!({})).await.expect(200);
+        shim.play(id, &job(&inside, before)).await;
         let playing = Self { id, gate };
         playing.output(shim, "first").await;
         playing

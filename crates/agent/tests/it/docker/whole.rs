@@ -25,15 +25,7 @@ async fn run_job(shim: &Shim, id: SubmissionId, commands: &[&str]) {
         "run": {"id": "0", "run_spec": {"run_name": "whole"}},
         "job_spec": {"commands": commands, "env": {"SEED": "7"}},
     });
-    let calls = shim.client().epoch(1);
-    let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
-    let until = Instant::now() + DEADLINE;
-    while !calls.get(&path("healthcheck")).await.status.is_success() {
-        assert!(Instant::now() < until, "the runner answers\n{}", shim.log());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    calls.post(&path("submit"), &job).await.expect(200);
-    calls.post(&path("run"), &json!({})).await.expect(200);
+    shim.play(id, &job).await;
 }
 
 /// Waits for the job's end and reads its output.
