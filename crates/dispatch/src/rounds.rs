@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
 use windlass_api::queue::QueueError;
 use windlass_model::{
@@ -24,6 +25,9 @@ use crate::{
 
 /// Containers taken in one round; others of the same queue get their chance.
 const TAKES_MAX: usize = 50;
+/// Calls under way at once for what is only told.
+const WORDS_AT_ONCE: usize = 8;
+const DISPATCHED: &str = "dispatched";
 /// Servers count on one that they have heard of in the last two minutes.
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(30);
 /// A job that does not end by itself is ended by force after this time.
@@ -185,44 +189,63 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
     }
 
+    /// Takes first and tells afterwards, all at once: whoever waits for room must not wait for words.
     async fn place(&mut self, queue: &Queue, lower: &Lower) -> Result<usize, RoundError> {
         let mut room = self.scheduler.room(lower).await?;
-        let mut taken = 0;
+        let (mut words, mut taken, mut failed) = (Vec::new(), 0, None);
         for choice in choose(queue, &mut room, TAKES_MAX, &mut self.said, &mut self.tries) {
             match choice {
-                Choice::Leave { uuid, why } => self.leave(&uuid, &why).await?,
+                Choice::Leave { uuid, why } => words.push(Word::left(uuid, why)),
                 Choice::Take { uuid } => {
                     // One that was started under an earlier lock and still runs is stopped first.
                     let runs = lower.jobs.iter().any(|job| job.attempt.uuid == uuid && !job.life.is_over());
-                    if !runs && self.take(queue, &uuid).await? {
-                        taken += 1;
+                    if runs {
+                        continue;
+                    }
+                    match self.take(queue, uuid).await {
+                        Ok(word) => {
+                            taken += usize::from(word.as_ref().is_some_and(|word| word.event == DISPATCHED));
+                            words.extend(word);
+                        }
+                        Err(error) => {
+                            failed = Some(error);
+                            break;
+                        }
                     }
                 }
             }
         }
-        Ok(taken)
+        let told = stream::iter(&words).map(|word| self.tell(word)).buffer_unordered(WORDS_AT_ONCE);
+        // What cannot be told does not keep back the rest.
+        let told: Vec<Result<(), RoundError>> = told.collect().await;
+        let told: Result<(), RoundError> = told.into_iter().collect();
+        match failed {
+            Some(error) => Err(error),
+            None => told.map(|()| taken),
+        }
     }
 
-    /// A container that somebody took meanwhile needs no reason.
-    async fn leave(&self, uuid: &str, why: &str) -> Result<(), RoundError> {
-        match self.door.say(uuid, "decided_not_to_run", why, None).await {
+    /// A container that somebody took meanwhile needs no word.
+    async fn tell(&self, word: &Word) -> Result<(), RoundError> {
+        match self.door.say(&word.uuid, word.event, &word.text, word.attempt).await {
             Ok(()) => Ok(()),
             Err(error) if error.is_refusal() => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    async fn take(&mut self, queue: &Queue, uuid: &str) -> Result<bool, RoundError> {
-        let Some(container) = queue.find(uuid) else { return Ok(false) };
-        let lock = match self.door.lock(uuid).await {
+    /// Locks it and hands it over, and returns what is to be told of that.
+    async fn take(&mut self, queue: &Queue, uuid: String) -> Result<Option<Word>, RoundError> {
+        let Some(container) = queue.find(&uuid) else { return Ok(None) };
+        let lock = match self.door.lock(&uuid).await {
             Ok(lock) => lock,
             Err(error) if error.is_refusal() => {
-                self.door.say(uuid, "lock_failed", &error.to_string(), None).await?;
-                return Ok(false);
+                let text = error.to_string();
+                return Ok(Some(Word { uuid, event: "lock_failed", text, attempt: None }));
             }
             Err(error) => return Err(error.into()),
         };
-        self.tries.took(uuid, self.now());
+        self.tries.took(&uuid, self.now());
         let mut environment = self.settings.environment.clone();
         environment.extend([
             ("WINDLASS_QUEUE_URL".to_owned(), self.door.url()),
@@ -234,25 +257,36 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             needs: container.needs.clone(),
             environment,
         };
-        let number = lock.attempt.number;
+        let attempt = Some(lock.attempt.number);
         match self.scheduler.submit(&order).await {
             Ok(job) => {
-                self.door.say(uuid, "dispatched", &format!("handed over as {job}"), Some(number)).await?;
-                Ok(true)
+                let text = format!("handed over as {job}");
+                Ok(Some(Word { uuid, event: DISPATCHED, text, attempt }))
             }
             Err(SubmitError::Refused { why }) => {
                 self.door.unlock(&lock.attempt, true).await?;
-                if self.said.is_news(uuid, &why) {
-                    self.leave(uuid, &why).await?;
-                }
-                Ok(false)
+                Ok(self.said.is_news(&uuid, &why).then(|| Word::left(uuid, why)))
             }
             // It may run: the next look finds it by its name, or the lock is given back after a while.
             Err(SubmitError::Unclear(unclear)) => {
                 tracing::warn!(attempt = %lock.attempt, error = %chain(&unclear), "hand a container over");
-                Ok(false)
+                Ok(None)
             }
         }
+    }
+}
+
+/// One of the dispatcher's events, to be told.
+struct Word {
+    uuid: String,
+    event: &'static str,
+    text: String,
+    attempt: Option<u64>,
+}
+
+impl Word {
+    fn left(uuid: String, why: String) -> Self {
+        Self { uuid, event: "decided_not_to_run", text: why, attempt: None }
     }
 }
 
