@@ -215,7 +215,8 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                 }
             }
         }
-        let told = stream::iter(&words).map(|word| self.tell(word)).buffer_unordered(WORDS_AT_ONCE);
+        let this = &*self;
+        let told = stream::iter(words).map(|word| this.tell(word)).buffer_unordered(WORDS_AT_ONCE);
         // What cannot be told does not keep back the rest.
         let told: Vec<Result<(), RoundError>> = told.collect().await;
         let told: Result<(), RoundError> = told.into_iter().collect();
@@ -226,7 +227,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// A container that somebody took meanwhile needs no word.
-    async fn tell(&self, word: &Word) -> Result<(), RoundError> {
+    async fn tell(&self, word: Word) -> Result<(), RoundError> {
         match self.door.say(&word.uuid, word.event, &word.text, word.attempt).await {
             Ok(()) => Ok(()),
             Err(error) if error.is_refusal() => Ok(()),
