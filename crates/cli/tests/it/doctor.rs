@@ -33,7 +33,9 @@ fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
     }
     assert!(check(&checks, "agent")["fix"].as_str().unwrap().contains("WINDLASS_AGENT"));
     assert!(check(&checks, "server")["found"].as_str().unwrap().contains("none is configured"));
-    assert_eq!(check(&checks, "home")["status"], "ok");
+    // How much room there is, only the machine knows.
+    let room = check(&checks, "home")["found"].as_str().unwrap();
+    assert!(room.contains(" GB free") || room.contains(" GB left"), "{room}");
     assert!(!home.0.0.join("home").exists(), "it only looks");
     let table = bare(home.command(&["doctor"])).ok();
     assert!(table.stdout.starts_with("CHECK"), "{}", table.stdout);

@@ -367,6 +367,17 @@ impl Stage {
         seen["instances"].as_array().unwrap().clone()
     }
 
+    /// Waits until the fleet itself has seen that it has all it wants.
+    pub(crate) async fn is_standing(&self, fleet: &str) {
+        let asked = Instant::now();
+        let sql = "SELECT consolidation_attempt FROM fleets WHERE name = $1";
+        while self.server.app.db().query(sql, params![fleet]).await.unwrap()[0].int(0).unwrap() != 0 {
+            assert!(asked.elapsed() < PATIENCE, "{fleet} never stands: {:#}", self.seen_fleet(fleet).await);
+            self.poke("fleets").await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     pub(crate) async fn until(
         &self,
         what: &str,
