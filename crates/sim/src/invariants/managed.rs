@@ -154,11 +154,12 @@ fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &JobRow) -> Vec<
     .collect()
 }
 
-/// Whether all it had to do was done. A stop that came after that is the run's last word, and no less true.
+/// Whether all it had to do was done. A stop that came after that is the run's last word, and no less true; it may come
+/// from the managed job itself, whose other tasks are over.
 fn is_done(h: &History, run: &RunRow) -> bool {
     let mut jobs = h.jobs.iter().filter(|job| job.run_id == run.id).peekable();
     run.status == run::Status::Done.as_str()
-        || run.stopped_at.is_some()
+        || run.status == run::Status::Terminated.as_str()
             && jobs.peek().is_some()
             && jobs.all(|job| job.status == job::Status::Done.as_str())
 }

@@ -65,6 +65,27 @@ fn attempt(number: u32, status: &str) -> RunRow {
     RunRow { id, status: status.into(), stopped_at: None, attempt: Some(attempt) }
 }
 
+fn submission(number: u32) -> SubmissionId {
+    SubmissionId(Uuid::from_u128(300 + u128::from(number)))
+}
+
+/// The one job of an attempt.
+fn submitted(number: u32, status: &str) -> invariants::JobRow {
+    invariants::JobRow {
+        id: submission(number).0,
+        run_id: attempt(number, "").id,
+        replica_num: 0,
+        job_num: 0,
+        submission_num: 0,
+        status: status.into(),
+        finished: true,
+        instance_id: None,
+        blocks: 1,
+        submitted_at: 0,
+        host_lost: false,
+    }
+}
+
 /// `"STARTING -> RUNNING for started"`, of the task with this number.
 fn event(seq: i64, task: u128, text: &str) -> Event {
     let (edge, reason) = text.split_once(" for ").unwrap();
@@ -173,6 +194,13 @@ fn r20_an_end_that_its_attempt_did_not_have_is_seen() {
     breaks("R20", "restarts left", &with(left.clone(), vec![attempt(1, "failed")]));
     left.plan.tasks[0].recovery.strategy = Strategy::None;
     assert_eq!(safety(&with(left, vec![attempt(1, "failed")])), []);
+    // A stop that comes when all is done takes nothing back, whoever asked for it.
+    let stopped = |status| History {
+        jobs: vec![submitted(1, status)],
+        ..with(one(ended(Status::Succeeded)), vec![attempt(1, "terminated")])
+    };
+    assert_eq!(safety(&stopped("done")), []);
+    breaks("R20", "its run did not", &stopped("terminated"));
 }
 
 #[test]
@@ -194,20 +222,7 @@ fn m8_a_failure_of_our_own_is_seen() {
 fn m6_two_attempts_at_one_time_are_seen() {
     breaks("M6", "two active", &with(one(running()), vec![attempt(1, "running"), attempt(2, "submitted")]));
     breaks("M6", "its run is not", &with(one(ended(Status::Failed)), vec![attempt(1, "terminating")]));
-    let submission = |number: u32| SubmissionId(Uuid::from_u128(300 + u128::from(number)));
-    let row = |number: u32| invariants::JobRow {
-        id: submission(number).0,
-        run_id: attempt(number, "").id,
-        replica_num: 0,
-        job_num: 0,
-        submission_num: 0,
-        status: "running".into(),
-        finished: true,
-        instance_id: None,
-        blocks: 1,
-        submitted_at: 0,
-        host_lost: false,
-    };
+    let row = |number: u32| submitted(number, "running");
     let host = |number: u32| InstanceId(Uuid::from_u128(400 + u128::from(number)));
     let entry =
         |number, at, kind| Entry { at, host: host(number), submission: submission(number), epoch: 1, kind };
