@@ -86,13 +86,13 @@ async fn a_listener_that_stops_lets_requests_finish() {
 #[tokio::test]
 async fn a_listener_without_a_place_hears_the_stop() {
     let upstream = Upstream::http(|_| async { text("done") }).await;
-    let patience = Patience { connections_max: 1, ..Patience::USUAL };
+    // The connection that has the only place does not leave it by itself.
+    let patience = Patience { connections_max: 1, head: Duration::from_secs(3600), ..Patience::USUAL };
     let mut bed =
         Bed::with(Setting { patience, ..setting() }, vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     read_until(&mut stream, "done").await;
-    // The one place is taken, by a connection that waits for its next request.
     bed.stop.cancel();
     soon(&mut bed.task.0).await.unwrap();
 }
