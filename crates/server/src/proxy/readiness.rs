@@ -5,7 +5,7 @@
 //!
 //! Owns     jobs.probes; jobs.replica_registered while a replica runs.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -13,6 +13,7 @@ use hyper::{Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     sync::Semaphore,
     time::{sleep, timeout},
 };
@@ -163,8 +164,6 @@ impl One<'_> {
         let agents = app.agents().ok_or("no hosts are connected")?;
         let call = Call { instance: self.replica.instance, submission: self.replica.id, epoch: 0 };
         let stream = agents.connect(call, self.port).await.map_err(|error| error.to_string())?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
         let mut request = Request::builder()
             .method(probe.method.as_str().to_ascii_uppercase().as_str())
             .uri(probe.url.as_str())
@@ -174,13 +173,63 @@ impl One<'_> {
         }
         let body = Full::new(Bytes::from(probe.body.clone().unwrap_or_default()));
         let request = request.body(body).map_err(|error| error.to_string())?;
-        let asked = async { sender.send_request(request).await.map(|answer| answer.status()) };
-        tokio::select! {
-            answer = asked => answer.map_err(|error| error.to_string()),
-            ended = connection => match ended {
-                Ok(()) => Err("it hung up".to_owned()),
-                Err(error) => Err(error.to_string()),
-            },
+        exchange(stream, request).await
+    }
+}
+
+/// One request, and what is answered to it.
+async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<StatusCode, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+    let asked = async { sender.send_request(request).await.map(|answer| answer.status()) };
+    let mut asked = pin!(asked);
+    let ended = tokio::select! {
+        answer = &mut asked => return answer.map_err(|error| error.to_string()),
+        ended = connection => ended,
+    };
+    // Who answers and hangs up at once has answered.
+    asked.await.map_err(|_| match ended {
+        Ok(()) => "it hung up".to_owned(),
+        Err(error) => error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    /// What a probe gets from a replica that reads its request, writes this, and hangs up.
+    async fn asked(answer: &'static [u8]) -> Result<StatusCode, String> {
+        let (ours, mut theirs) = duplex(4096);
+        let replica = tokio::spawn(async move {
+            let read = theirs.read(&mut [0; 4096]).await.unwrap();
+            assert!(read > 0);
+            theirs.write_all(answer).await.unwrap();
+        });
+        let request = Request::get("/").header(header::HOST, "localhost").body(Full::default()).unwrap();
+        let got = exchange(ours, request).await;
+        replica.await.unwrap();
+        got
+    }
+
+    #[tokio::test]
+    async fn who_answers_and_hangs_up_at_once_has_answered() {
+        // Which of the two is looked at first is left to chance.
+        for _ in 0..64 {
+            let got = asked(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi").await;
+            assert_eq!(got, Ok(StatusCode::OK));
+        }
+    }
+
+    #[tokio::test]
+    async fn who_hangs_up_without_a_word_is_not_well() {
+        for _ in 0..64 {
+            assert!(asked(b"").await.is_err());
         }
     }
 }

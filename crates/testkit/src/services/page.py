@@ -23,6 +23,18 @@ class Page(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def body(self):
+        """All of it: nothing of it is the next request. Who breaks off among its chunks gets no answer."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", "").lower():
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return body
+
     def events(self, first, second):
         self.close_connection = True
         self.send_response(200)
@@ -54,8 +66,7 @@ class Page(BaseHTTPRequestHandler):
             SEEN.clear()
             return self.say("forgotten")
         SEEN.append(f"GET {self.path}")
-        # What comes as a body is not the next request.
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body()
         if path == "/health":
             return self.say("health", 200 if WELL[0] else 500)
         if path in ("/sick", "/well"):
@@ -82,7 +93,7 @@ class Page(BaseHTTPRequestHandler):
 
     def do_POST(self):
         SEEN.append(f"POST {self.path}")
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         if self.path == "/v1/chat/completions":
             return self.events(b"data: {}\n\n", b"data: [DONE]\n\n")
         self.say(hashlib.sha256(body).hexdigest())
