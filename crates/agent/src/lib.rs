@@ -12,7 +12,6 @@ pub mod exec;
 pub mod host;
 pub mod http;
 pub mod proc;
-pub mod resolve;
 pub mod runner;
 pub mod shim;
 pub mod spool;

@@ -1,21 +1,15 @@
 //! One typed HTTP client: operations are called by type, over TCP or a unix socket.
 //!
-//! One connection is kept and used again; a call on a connection that died meanwhile is sent once
-//! more on a fresh one if nothing of it can have arrived.
+//! Connections are kept and used again ([`wire`]).
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use http_body_util::{BodyExt, Full};
-use hyper::{
-    Request, StatusCode,
-    body::Bytes,
-    client::conn::http1::{SendRequest, handshake},
-    header,
-    upgrade::Upgraded,
-};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{Request, StatusCode, body::Bytes, header, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
-use tokio::{net::TcpStream, sync::Mutex, time::timeout};
+use tokio::time::timeout;
+use windlass_dial::{DialError, Place, PlaceError, TrustError};
 
 use crate::{
     agent::PORT_PROTOCOL,
@@ -23,11 +17,10 @@ use crate::{
     log_stream::LogStream,
     logs,
     operation::{Body, Operation},
-    operations, runs, unix,
+    operations, runs,
+    wire::{Way, Wire, WireError},
 };
 
-/// A server that does not take a connection by then is not there.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than any operation of the table may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often a request with a key is sent before its failure counts.
@@ -38,12 +31,10 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(200);
 pub enum CallError {
     #[error("read server address `{url}`")]
     Address { url: String },
-    #[error("connect to {target}")]
-    Connect {
-        target: String,
-        #[source]
-        source: std::io::Error,
-    },
+    #[error("know the server by its certificate")]
+    Trust(#[source] TrustError),
+    #[error(transparent)]
+    Dial(DialError),
     #[error("exchange with the server")]
     Exchange(#[source] hyper::Error),
     #[error("no answer after {} s", ANSWER_TIMEOUT.as_secs())]
@@ -75,66 +66,55 @@ impl CallError {
 
     /// True when it is not known whether the server got it: nobody answered.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Exchange(_) | Self::Silent | Self::Connect { .. })
+        matches!(self, Self::Exchange(_) | Self::Silent | Self::Dial(_))
     }
 }
 
-#[derive(Clone, Debug)]
-enum Target {
-    Tcp { host: String, port: u16, addresses: Vec<SocketAddr> },
-    Unix(PathBuf),
+impl From<WireError> for CallError {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::Dial(error) => Self::Dial(error),
+            WireError::Exchange(error) => Self::Exchange(error),
+        }
+    }
 }
 
+#[derive(Clone)]
 pub struct Client {
-    target: Target,
+    wire: Arc<Wire>,
     /// Path before every operation, without a slash at the end.
     base: String,
     authority: String,
     token: Option<String>,
-    idle: Mutex<Option<SendRequest<Full<Bytes>>>>,
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("Client").field("wire", &self.wire).finish_non_exhaustive()
     }
 }
 
 impl Client {
-    /// `http://host:port[/base]`, or `http+unix://` followed by a percent-encoded socket path.
+    /// A server that this machine trusts, if it is one with TLS.
     pub fn new(url: &str, token: Option<&str>) -> Result<Self, CallError> {
-        let wrong = || CallError::Address { url: url.to_owned() };
-        let (target, authority, base) = if let Some(path) = url.strip_prefix("http+unix://") {
-            let path = decode(path.trim_end_matches('/')).ok_or_else(wrong)?;
-            (Target::Unix(path.into()), "localhost".to_owned(), String::new())
-        } else {
-            let rest = url.strip_prefix("http://").ok_or_else(wrong)?;
-            let (authority, base) = rest.split_once('/').unwrap_or((rest, ""));
-            let parsed: hyper::http::uri::Authority = authority.parse().map_err(|_| wrong())?;
-            let host = parsed.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-            let base = base.trim_end_matches('/');
-            let base = if base.is_empty() { String::new() } else { format!("/{base}") };
-            let port = parsed.port_u16().unwrap_or(80);
-            (Target::Tcp { host, port, addresses: Vec::new() }, authority.to_owned(), base)
-        };
-        Ok(Self { target, base, authority, token: token.map(str::to_owned), idle: Mutex::new(None) })
+        Self::knowing(url, token, None)
     }
 
-    /// The host and port that somebody must look up, unless the address is a socket's.
-    pub fn host(&self) -> Option<(&str, u16)> {
-        match &self.target {
-            Target::Tcp { host, port, .. } => Some((host, *port)),
-            Target::Unix(_) => None,
+    /// `http://host:port[/base]`, the same with `https`, or `http+unix://` followed by a percent-encoded socket path.
+    /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
+    pub fn knowing(url: &str, token: Option<&str>, certificate: Option<&str>) -> Result<Self, CallError> {
+        let token = token.map(str::to_owned);
+        if let Some(path) = url.strip_prefix("http+unix://") {
+            let path = decode(path.trim_end_matches('/'));
+            let path = path.ok_or_else(|| CallError::Address { url: url.to_owned() })?;
+            let wire = Arc::new(Wire::new(Way::Unix(path.into())));
+            return Ok(Self { wire, base: String::new(), authority: "localhost".to_owned(), token });
         }
-    }
-
-    /// Connects to the first of these that answers instead of looking up the host.
-    #[must_use]
-    pub fn at(mut self, found: Vec<SocketAddr>) -> Self {
-        if let Target::Tcp { addresses, .. } = &mut self.target {
-            *addresses = found;
-        }
-        self
+        let Place { peer, authority, base } = Place::read(url, certificate).map_err(|error| match error {
+            PlaceError::Address { url } => CallError::Address { url },
+            PlaceError::Trust(error) => CallError::Trust(error),
+        })?;
+        Ok(Self { wire: Arc::new(Wire::new(Way::Tcp(peer))), base, authority, token })
     }
 
     /// Calls an operation. `path` gives a value to each parameter of its path, in order.
@@ -224,7 +204,7 @@ impl Client {
         query(&mut uri, request)?;
         let kind = "application/json";
         let message = Message { method: "GET", uri: &uri, body: Bytes::new(), kind, key: None };
-        let mut sender = self.connect().await?;
+        let mut sender = self.wire.connect().await?;
         let sent = timeout(ANSWER_TIMEOUT, sender.send_request(self.request(&message)?));
         let response = sent.await.map_err(|_| CallError::Silent)?.map_err(CallError::Exchange)?;
         let status = response.status();
@@ -249,7 +229,7 @@ impl Client {
         let headers = asked.headers_mut();
         headers.insert(header::CONNECTION, header::HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, header::HeaderValue::from_static(PORT_PROTOCOL));
-        let mut sender = self.connect().await?;
+        let mut sender = self.wire.connect().await?;
         let sent = timeout(ANSWER_TIMEOUT, sender.send_request(asked));
         let response = sent.await.map_err(|_| CallError::Silent)?.map_err(CallError::Exchange)?;
         let status = response.status();
@@ -278,23 +258,7 @@ impl Client {
     }
 
     async fn try_exchange(&self, message: Message<'_>) -> Result<Bytes, CallError> {
-        let kept = self.idle.lock().await.take().filter(SendRequest::is_ready);
-        let mut sender = match kept {
-            Some(sender) => sender,
-            None => self.connect().await?,
-        };
-        let sent = sender.send_request(self.request(&message)?).await;
-        let response = match sent {
-            Ok(response) => response,
-            Err(error) if error.is_canceled() || error.is_closed() => {
-                sender = self.connect().await?;
-                sender.send_request(self.request(&message)?).await.map_err(CallError::Exchange)?
-            }
-            Err(error) => return Err(CallError::Exchange(error)),
-        };
-        let status = response.status();
-        let answer = response.into_body().collect().await.map_err(CallError::Exchange)?.to_bytes();
-        *self.idle.lock().await = Some(sender);
+        let (status, answer) = self.wire.exchange(self.request(&message)?).await?;
         if status.is_success() { Ok(answer) } else { Err(refusal(status, &answer)) }
     }
 
@@ -312,48 +276,15 @@ impl Client {
         }
         request.body(Full::new(message.body.clone())).map_err(CallError::Build)
     }
-
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, CallError> {
-        match &self.target {
-            Target::Tcp { host, port, addresses } => {
-                let failed = |source| CallError::Connect { target: format!("{host}:{port}"), source };
-                let connecting = async {
-                    if addresses.is_empty() {
-                        TcpStream::connect((host.as_str(), *port)).await
-                    } else {
-                        TcpStream::connect(addresses.as_slice()).await
-                    }
-                };
-                let late = |_| failed(std::io::ErrorKind::TimedOut.into());
-                let stream = timeout(CONNECT_TIMEOUT, connecting).await.map_err(late)?.map_err(failed)?;
-                stream.set_nodelay(true).map_err(failed)?;
-                join(TokioIo::new(stream)).await
-            }
-            Target::Unix(path) => {
-                let failed = |source| CallError::Connect { target: path.display().to_string(), source };
-                join(TokioIo::new(unix::connect(path).await.map_err(failed)?)).await
-            }
-        }
-    }
 }
 
-/// One request, as it may have to be sent twice.
+/// One request.
 struct Message<'a> {
     method: &'a str,
     uri: &'a str,
     body: Bytes,
     kind: &'a str,
     key: Option<&'a str>,
-}
-
-async fn join<T>(io: T) -> Result<SendRequest<Full<Bytes>>, CallError>
-where
-    T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
-{
-    let (sender, connection) = handshake(io).await.map_err(CallError::Exchange)?;
-    // Its errors are seen by whoever waits for an answer on it.
-    tokio::spawn(connection.with_upgrades());
-    Ok(sender)
 }
 
 fn refusal(status: StatusCode, body: &[u8]) -> CallError {
@@ -450,5 +381,6 @@ mod tests {
         assert!(Client::new("ftp://host", None).is_err());
         assert!(Client::new("http://", None).is_err());
         assert!(Client::new("http://[::1]:3000/base/", None).is_ok());
+        assert!(Client::new("http+unix://%2", None).is_err());
     }
 }

@@ -35,6 +35,7 @@ pub mod templates;
 pub mod unix;
 pub mod users;
 pub mod volumes;
+pub mod wire;
 
 pub use document::{Document, Rendered};
 pub use operation::{Access, Body, Entry, Method, Operation};

@@ -2,31 +2,24 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use http_body_util::{BodyExt as _, Full};
-use hyper::{Request, body::Bytes, client::conn::http1::handshake};
-use hyper_util::rt::TokioIo;
+use http_body_util::Full;
+use hyper::{Request, body::Bytes};
 use serde_json::Value;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    time::timeout,
-};
+use tokio::time::timeout;
+use windlass_dial::{DialError, Place, PlaceError, Stream};
+
+use crate::wire::{CONNECT_WITHIN, Way, Wire, WireError};
 
 /// Kept of what one attempt writes to one stream.
 pub const STREAM_BYTES_MAX: u64 = 64 * 1024 * 1024;
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
-    #[error("read server address `{url}`: want http://HOST:PORT")]
-    Address { url: String },
-    #[error("connect to {target}")]
-    Connect {
-        target: String,
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error(transparent)]
+    Dial(#[from] DialError),
     /// Nobody knows whether it was done.
     #[error("exchange with the server")]
     Exchange(#[source] hyper::Error),
@@ -40,13 +33,22 @@ pub enum QueueError {
     Refused { status: u16, why: String },
 }
 
+impl From<WireError> for QueueError {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::Dial(error) => Self::Dial(error),
+            WireError::Exchange(error) => Self::Exchange(error),
+        }
+    }
+}
+
 impl QueueError {
     /// What the server answered, if it did.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Refused { status, .. } => Some(*status),
-            Self::Address { .. }
-            | Self::Connect { .. }
+            Self::Place(_)
+            | Self::Dial(_)
             | Self::Exchange(_)
             | Self::Silent
             | Self::Build(_)
@@ -68,12 +70,19 @@ pub trait Carry: Send + Sync {
     fn carry(&self, request: Request<Full<Bytes>>) -> Carried<'_>;
 }
 
+/// How the server is reached.
+#[derive(Clone)]
+enum Road {
+    Wire { place: Place, wire: Arc<Wire> },
+    Other(Arc<dyn Carry>),
+}
+
 /// Where the queue is, and a token for it.
 #[derive(Clone)]
 pub struct Client {
+    road: Road,
     authority: String,
     token: String,
-    way: Option<Arc<dyn Carry>>,
 }
 
 impl std::fmt::Debug for Client {
@@ -83,20 +92,25 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
+    /// A server that this machine trusts, if it is one with TLS.
     pub fn new(url: &str, token: &str) -> Result<Self, QueueError> {
-        let wrong = || QueueError::Address { url: url.to_owned() };
-        let authority = url.strip_prefix("http://").ok_or_else(wrong)?.trim_end_matches('/');
-        if authority.is_empty() || authority.contains('/') {
-            return Err(wrong());
+        Self::knowing(url, token, None)
+    }
+
+    /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
+    pub fn knowing(url: &str, token: &str, certificate: Option<&str>) -> Result<Self, QueueError> {
+        let place = Place::read(url, certificate)?;
+        if !place.base.is_empty() {
+            return Err(PlaceError::Address { url: url.to_owned() }.into());
         }
-        let authority =
-            if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
-        Ok(Self { authority, token: token.trim().to_owned(), way: None })
+        let authority = place.authority.clone();
+        let wire = Arc::new(Wire::new(Way::Tcp(place.peer.clone())));
+        Ok(Self { road: Road::Wire { place, wire }, authority, token: token.trim().to_owned() })
     }
 
     /// Over a way of its own.
     pub fn over(way: Arc<dyn Carry>, token: &str) -> Self {
-        Self { authority: "queue".to_owned(), token: token.to_owned(), way: Some(way) }
+        Self { road: Road::Other(way), authority: "queue".to_owned(), token: token.to_owned() }
     }
 
     /// The same server, for somebody else.
@@ -106,13 +120,22 @@ impl Client {
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}", self.authority)
+        match &self.road {
+            Road::Wire { place, .. } => place.origin(),
+            Road::Other(_) => format!("http://{}", self.authority),
+        }
     }
 
-    /// Where events are heard: whom to connect to, and what to ask for there.
-    pub fn events(&self) -> (&str, String) {
-        let token = encoded(&self.token);
-        (&self.authority, format!("ws://{}/websocket?api_token={token}", self.authority))
+    /// Host and port.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// A stream on which events can be heard, and what to ask for there. There is none where no connection leads.
+    pub async fn events(&self) -> Result<Option<(Stream, String)>, DialError> {
+        let Road::Wire { place, .. } = &self.road else { return Ok(None) };
+        let stream = place.peer.connect(CONNECT_WITHIN).await?;
+        Ok(Some((stream, format!("ws://{}/websocket?api_token={}", self.authority, encoded(&self.token)))))
     }
 
     pub async fn get(&self, path: &str) -> Result<Value, QueueError> {
@@ -167,11 +190,16 @@ impl Client {
             request = request.header("x-request-id", name);
         }
         let request = request.body(Full::new(body)).map_err(QueueError::Build)?;
-        let carried = match &self.way {
-            Some(way) => timeout(ANSWER_WITHIN, way.carry(request)).await,
-            None => timeout(ANSWER_WITHIN, self.connect_and_carry(request)).await,
+        let carried = async {
+            match &self.road {
+                Road::Other(way) => way.carry(request).await,
+                Road::Wire { wire, .. } => {
+                    let (status, body) = wire.exchange(request).await?;
+                    Ok((status.as_u16(), body))
+                }
+            }
         };
-        let (status, body) = carried.map_err(|_| QueueError::Silent)??;
+        let (status, body) = timeout(ANSWER_WITHIN, carried).await.map_err(|_| QueueError::Silent)??;
         if status == 200 {
             return Ok(body);
         }
@@ -182,33 +210,6 @@ impl Client {
             why: why.unwrap_or_else(|| format!("the server answered {status}")),
         })
     }
-}
-
-impl Client {
-    async fn connect_and_carry(&self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), QueueError> {
-        let failed = |source| QueueError::Connect { target: self.authority.clone(), source };
-        let stream = timeout(CONNECT_WITHIN, TcpStream::connect(&self.authority))
-            .await
-            .map_err(|_| QueueError::Silent)?
-            .map_err(failed)?;
-        // A socket that refuses is about to fail anyway.
-        let _ = stream.set_nodelay(true);
-        exchange(stream, request).await.map_err(QueueError::Exchange)
-    }
-}
-
-/// One request over a connection of its own.
-pub async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), hyper::Error>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
-    let carrying = tokio::spawn(connection);
-    let answer = sender.send_request(request).await?;
-    let status = answer.status().as_u16();
-    let body = answer.into_body().collect().await?.to_bytes();
-    carrying.abort();
-    Ok((status, body))
 }
 
 fn decode(body: &Bytes) -> Result<Value, QueueError> {

@@ -16,6 +16,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use windlass_api::agent::shim::HostInfo;
 use windlass_model::{
+    causes::chain,
     money::Price,
     plan::offers::{Availability, Gpu, Host, Offer},
     resources::{CpuArch, GpuVendor},
@@ -198,8 +199,7 @@ impl Local {
         let disk = self.settings.home.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
         let program = self.program()?;
         let args = [OsStr::new("host"), "--data".as_ref(), disk.as_os_str()];
-        let said =
-            program.output(&args).await.map_err(|error| failed(crate::shim_process::with_causes(&error)))?;
+        let said = program.output(&args).await.map_err(|error| failed(chain(&error)))?;
         #[derive(Deserialize)]
         struct Said {
             host: HostInfo,

@@ -28,7 +28,7 @@ use windlass_api::{
     },
     unix,
 };
-use windlass_model::id::InstanceId;
+use windlass_model::{causes::chain, id::InstanceId};
 
 use crate::{
     BackendError,
@@ -110,7 +110,7 @@ pub enum ShimProcessError {
 
 impl From<ShimProcessError> for BackendError {
     fn from(error: ShimProcessError) -> Self {
-        let said = with_causes(&error);
+        let said = chain(&error);
         match error {
             ShimProcessError::Program(ProgramError::Missing { .. }) => {
                 Self::Refused { what: "start the agent on this machine", said }
@@ -127,12 +127,6 @@ impl From<ShimProcessError> for BackendError {
             }
         }
     }
-}
-
-/// An error and what caused it, in one line.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Whose a home is, as its enrolment says.

@@ -107,6 +107,16 @@ pub(crate) struct At {
         help_heading = "Server"
     )]
     pub(crate) token: Option<String>,
+    /// Certificate that an `https` server is known by, as PEM; what this machine trusts, if not given
+    #[arg(
+        long,
+        env = "WINDLASS_CERT",
+        value_name = "FILE",
+        hide_env_values = true,
+        global = true,
+        help_heading = "Server"
+    )]
+    pub(crate) server_cert: Option<String>,
 }
 
 /// How to answer.

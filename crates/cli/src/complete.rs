@@ -138,6 +138,7 @@ fn at(words: impl Iterator<Item = String>) -> At {
         project: either("--project", "WINDLASS_PROJECT"),
         url: either("--url", "WINDLASS_URL"),
         token: either("--token", "WINDLASS_TOKEN"),
+        server_cert: either("--server-cert", "WINDLASS_CERT"),
     }
 }
 
@@ -145,7 +146,7 @@ fn ask(at: &At, noun: Noun) -> Result<Vec<String>, Problem> {
     let Some(chosen) = login::choose_running(at)? else { return Ok(Vec::new()) };
     context::block_on(async {
         let asked = async {
-            let cx = Context::new(chosen).await?;
+            let cx = Context::new(chosen)?;
             names(&cx, noun).await
         };
         tokio::time::timeout(ANSWER_WITHIN, asked).await.unwrap_or_else(|_| Ok(Vec::new()))

@@ -1,6 +1,6 @@
 //! A command's way to the server: one client, one project, and answers that explain themselves.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use windlass_api::{
     Operation,
@@ -30,8 +30,8 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) url: String,
     pub(crate) token: String,
+    pub(crate) certificate: Option<String>,
     pub(crate) project: String,
-    addresses: Vec<SocketAddr>,
 }
 
 /// Runs a command that talks to a server.
@@ -41,7 +41,7 @@ pub(crate) fn with<T>(
 ) -> Result<T, Problem> {
     let chosen = login::choose(at)?;
     block_on(async {
-        let context = Context::new(chosen).await?;
+        let context = Context::new(chosen)?;
         command(&context).await
     })
 }
@@ -57,27 +57,22 @@ pub(crate) fn block_on<T>(command: impl Future<Output = Result<T, Problem>>) -> 
 }
 
 impl Context {
-    pub(crate) async fn new(chosen: Chosen) -> Result<Self, Problem> {
-        let Chosen { url, token, project } = chosen;
-        let client = Client::new(&url, Some(&token)).map_err(|error| Problem::call(&url, &error))?;
-        let addresses = match client.host() {
-            Some((host, port)) => addresses(host, port).await?,
-            None => Vec::new(),
-        };
-        Ok(Self { client: client.at(addresses.clone()), url, token, project, addresses })
-    }
-
-    /// For what goes on beside the command.
-    pub(crate) fn another_client(&self) -> Result<Client, Problem> {
-        let client =
-            Client::new(&self.url, Some(&self.token)).map_err(|error| Problem::call(&self.url, &error))?;
-        Ok(client.at(self.addresses.clone()))
+    pub(crate) fn new(chosen: Chosen) -> Result<Self, Problem> {
+        let Chosen { url, token, certificate, project } = chosen;
+        let client = Client::knowing(&url, Some(&token), certificate.as_deref())
+            .map_err(|error| Problem::call(&url, &error))?;
+        Ok(Self { client, url, token, certificate, project })
     }
 
     /// The same way to the server, in another project.
-    pub(crate) async fn in_project(&self, name: &str) -> Result<Self, Problem> {
-        let (url, token) = (self.url.clone(), self.token.clone());
-        Self::new(Chosen { url, token, project: name.to_owned() }).await
+    pub(crate) fn in_project(&self, name: &str) -> Self {
+        Self {
+            client: self.client.clone(),
+            url: self.url.clone(),
+            token: self.token.clone(),
+            certificate: self.certificate.clone(),
+            project: name.to_owned(),
+        }
     }
 
     /// Calls an operation of the project.
@@ -183,25 +178,6 @@ impl Context {
 pub(crate) fn name_of(run: &runs::Run) -> String {
     let spec = run.run_spec.value().unwrap_or_default();
     spec["run_name"].as_str().unwrap_or("?").to_owned()
-}
-
-/// A static binary cannot use the C library's name service, so names are looked up by ours.
-async fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>, Problem> {
-    let found = windlass_tunnel::lookup(host).await.map_err(|why| {
-        Problem::new(format!("find the server's host `{host}`")).code(Code::Address).why(why)
-    })?;
-    Ok(found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
-}
-
-/// An error and all its causes, in one line.
-pub(crate) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// The name that was probably meant.

@@ -105,7 +105,12 @@ pub(crate) fn find(home: &Home) -> Result<Option<Login>, Problem> {
     let dir = home.server_dir();
     let Some(running) = Running::find(&dir) else { return Ok(None) };
     let token = read_if_there(&token_file(&dir))?;
-    Ok(token.map(|token| Login { url: running.url, token: token.trim().to_owned(), project: None }))
+    Ok(token.map(|token| Login {
+        url: running.url,
+        token: token.trim().to_owned(),
+        project: None,
+        certificate: None,
+    }))
 }
 
 /// For a command that needs a server: says so when it had to start one.
@@ -192,7 +197,7 @@ fn start(dir: &Path) -> Result<Login, Problem> {
         .spawn()
         .map_err(|e| problem(&e))?;
     let running = wait(dir, &mut child, &log, from)?;
-    Ok(Login { url: running.url, token, project: None })
+    Ok(Login { url: running.url, token, project: None, certificate: None })
 }
 
 /// The token of an earlier start, or a new one.

@@ -22,6 +22,9 @@ pub(crate) struct Login {
     pub(crate) token: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) project: Option<String>,
+    /// What the server is known by, as PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) certificate: Option<String>,
 }
 
 impl Login {
@@ -48,6 +51,8 @@ impl Login {
 pub(crate) struct Chosen {
     pub(crate) url: String,
     pub(crate) token: String,
+    /// What the server is known by, as PEM; what the machine trusts, without it.
+    pub(crate) certificate: Option<String>,
     pub(crate) project: String,
 }
 
@@ -70,9 +75,10 @@ fn choose_with(
 ) -> Result<Option<Chosen>, Problem> {
     let set = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     let (url, token, project) = (set(&at.url), set(&at.token), set(&at.project));
+    let given = certificate(at.server_cert.as_deref())?;
     let stored = Login::read(home)?;
     let (found, default) = match (url, token) {
-        (Some(url), Some(token)) => (Some(Login { url, token, project: None }), None),
+        (Some(url), Some(token)) => (Some(Login { url, token, project: None, certificate: None }), None),
         (Some(url), None) => (Some(known(home, stored, url)?), None),
         (None, token) => {
             let base = match stored {
@@ -87,8 +93,23 @@ fn choose_with(
     Ok(found.map(|found| Chosen {
         url: found.url.trim_end_matches('/').to_owned(),
         token: found.token,
+        certificate: given.or(found.certificate),
         project: project.or(default).or(found.project).unwrap_or_else(|| PROJECT.to_owned()),
     }))
+}
+
+/// The text of a certificate, from a file or as it is.
+pub(crate) fn certificate(given: Option<&str>) -> Result<Option<String>, Problem> {
+    let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(None) };
+    if given.trim_start().starts_with("-----BEGIN") {
+        return Ok(Some(given.to_owned()));
+    }
+    let text = std::fs::read_to_string(given).map_err(|error| {
+        Problem::caused(&format!("read the server's certificate `{given}`"), &error).hint(
+            "a server makes it at its first start with `--tls-port`: `tls/cert.pem` in its data directory",
+        )
+    })?;
+    Ok(Some(text))
 }
 
 /// The server on this machine, with the project that was chosen for it.

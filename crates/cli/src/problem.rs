@@ -5,6 +5,7 @@ mod code;
 use std::fmt::Write as _;
 
 use windlass_api::client::CallError;
+use windlass_dial::DialError;
 
 pub(crate) use self::code::Code;
 use crate::{
@@ -91,21 +92,27 @@ impl Problem {
     /// A call to the server at `url` that failed.
     pub(crate) fn call(url: &str, error: &CallError) -> Self {
         match error {
-            CallError::Connect { source, .. } => Self::new(format!("reach the server at {url}"))
-                .code(Code::Unreachable)
+            CallError::Dial(DialError::Connect { source, .. }) => {
+                Self::new(format!("reach the server at {url}"))
+                    .code(Code::Unreachable)
+                    .why(source.to_string())
+                    .hint("is it running? `windlass login --url URL --token TOKEN` chooses another one")
+            }
+            CallError::Dial(DialError::Lookup(error)) => {
+                Self::new(format!("find the server's host `{}`", error.name))
+                    .code(Code::Address)
+                    .why(error.why.clone())
+            }
+            CallError::Dial(DialError::Tls { source, .. }) => Self::new(format!("trust the server at {url}"))
+                .code(Code::Untrusted)
                 .why(source.to_string())
-                .hint("is it running? `windlass login --url URL --token TOKEN` chooses another one"),
-            CallError::Address { url } if url.starts_with("https://") => Self::new(format!(
-                "use the server at {url}"
-            ))
-            .code(Code::Address)
-            .why("https is not supported yet")
-            .hint(
-                "forward a port to it, e.g. `ssh -L 3000:localhost:3000 HOST`, and use http://localhost:3000",
-            ),
+                .hint("`--server-cert FILE` names the certificate that it is known by"),
+            CallError::Trust(error) => {
+                Self::caused(&format!("trust the server at {url}"), error).code(Code::Untrusted)
+            }
             CallError::Address { url } => Self::new(format!("understand the server's address `{url}`"))
                 .code(Code::Address)
-                .hint("it looks like http://host:3000"),
+                .hint("it looks like http://host:3000, or https://host:3443"),
             CallError::Denied { status: 403, msg } if msg == "Invalid token" => {
                 Self::new(format!("log in at {url}"))
                     .code(Code::UnknownToken)

@@ -7,7 +7,6 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use tokio::{
-    net::TcpStream,
     sync::Notify,
     task::JoinHandle,
     time::{sleep, timeout},
@@ -17,8 +16,10 @@ use tokio_tungstenite::{
     tungstenite::{self, Message},
 };
 use windlass_api::queue::Client;
+use windlass_dial::DialError;
+use windlass_model::causes::chain;
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const GREET_WITHIN: Duration = Duration::from_secs(10);
 /// The server says something every half a minute.
 const SILENT_MAX: Duration = Duration::from_secs(90);
 const AGAIN_MIN: Duration = Duration::from_secs(1);
@@ -50,8 +51,8 @@ impl Drop for News {
 
 #[derive(Debug, thiserror::Error)]
 enum Deaf {
-    #[error("connect")]
-    Connect(#[from] std::io::Error),
+    #[error(transparent)]
+    Dial(#[from] DialError),
     #[error("speak with the server")]
     Speak(#[from] Box<tungstenite::Error>),
     #[error("nothing is heard")]
@@ -63,7 +64,7 @@ async fn listen(client: Client, heard: Arc<Notify>) {
     loop {
         let mut any = false;
         let Err(deaf) = hear(&client, &heard, &mut any).await;
-        tracing::debug!(error = %crate::rounds::chain(&deaf), "listen to the queue");
+        tracing::debug!(error = %chain(&deaf), "listen to the queue");
         pause = if any { AGAIN_MIN } else { (pause * 2).min(AGAIN_MAX) };
         sleep(pause).await;
     }
@@ -71,10 +72,8 @@ async fn listen(client: Client, heard: Arc<Notify>) {
 
 async fn hear(client: &Client, heard: &Notify, any: &mut bool) -> Result<std::convert::Infallible, Deaf> {
     let spoken = |error| Deaf::Speak(Box::new(error));
-    let (authority, url) = client.events();
-    let connected = timeout(CONNECT_WITHIN, TcpStream::connect(authority)).await;
-    let stream = connected.map_err(|_| Deaf::Silent)??;
-    let greeted = timeout(CONNECT_WITHIN, client_async(url, stream)).await;
+    let (stream, url) = client.events().await?.ok_or(Deaf::Silent)?;
+    let greeted = timeout(GREET_WITHIN, client_async(url, stream)).await;
     let (mut socket, _) = greeted.map_err(|_| Deaf::Silent)?.map_err(spoken)?;
     let wanted = json!({ "method": "subscribe", "filters": [["object_uuid", "is_a", "arvados#container"]] });
     socket.send(Message::text(wanted.to_string())).await.map_err(spoken)?;

@@ -9,6 +9,7 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
 use windlass_api::queue::QueueError;
 use windlass_model::{
+    causes::chain,
     container::Status,
     dispatch::{
         Attempt, Container, Lower, Queue,
@@ -298,16 +299,4 @@ fn words(why: Why) -> (&'static str, &'static str, Option<&'static str>) {
         Why::Abandoned => ("abandoned", "nobody knows of a job for it", Some("cleaned_up_abandoned")),
         Why::Unwanted => ("priority_zero", "its priority is 0", None),
     }
-}
-
-/// An error with its causes.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut out = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        out.push_str(": ");
-        out.push_str(&error.to_string());
-        cause = error.source();
-    }
-    out
 }

@@ -5,19 +5,10 @@
 use std::{io, time::Duration};
 
 use futures_util::future::BoxFuture;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream},
-};
+use tokio::net::{TcpStream, UnixStream};
+pub use windlass_dial::{Io, Stream};
 
 use crate::route::Target;
-
-/// What bytes go through: a socket, or a channel of a tunnel.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
-
-pub type Stream = Box<dyn Io>;
 
 /// Opens a stream to a replica.
 pub trait Connector: Send + Sync + 'static {

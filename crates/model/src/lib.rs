@@ -6,6 +6,7 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
+pub mod causes;
 pub mod config;
 pub mod container;
 pub mod decide;

@@ -21,7 +21,7 @@ use windlass_api::{
     Access, Body as Kind, Method, Operation, Rendered,
     error::{BadRequest, Body as Detail, Refusal, Violation},
 };
-use windlass_model::id::GatewayId;
+use windlass_model::{causes::chain, id::GatewayId};
 
 use crate::{
     agents::Port,
@@ -612,17 +612,6 @@ fn refusal(error: &Error, id: &str) -> Response {
         | Error::NodeKey(_)
         | Error::Logs(_) => internal(StatusCode::INTERNAL_SERVER_ERROR),
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut out = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        out.push_str(": ");
-        out.push_str(&error.to_string());
-        cause = error.source();
-    }
-    out
 }
 
 #[cfg(test)]

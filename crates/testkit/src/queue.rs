@@ -28,6 +28,8 @@ pub struct Ground {
     pub https: String,
     /// Where dispatchers and executors are sent instead of the server itself.
     pub via: Option<String>,
+    /// They speak with it over TLS.
+    pub encrypted: bool,
     /// For dispatchers.
     pub env: Vec<(&'static str, String)>,
     dispatchers: Vec<Child>,
@@ -59,12 +61,20 @@ impl Ground {
         let https = loop {
             let said = std::fs::read_to_string(&log).unwrap();
             if let Some((_, at)) = said.lines().find_map(|line| line.split_once("HTTPS is at https://")) {
-                break at.trim().to_owned();
+                break at.split_whitespace().next().unwrap_or_default().to_owned();
             }
             assert!(since.elapsed() < PATIENCE, "no HTTPS: {said}");
             tokio::time::sleep(LOOK).await;
         };
-        Self { dir, server: Some(server), https, via: None, env: Vec::new(), dispatchers: Vec::new() }
+        Self {
+            dir,
+            server: Some(server),
+            https,
+            via: None,
+            encrypted: false,
+            env: Vec::new(),
+            dispatchers: Vec::new(),
+        }
     }
 
     pub fn address(&self) -> &str {
@@ -73,6 +83,11 @@ impl Ground {
 
     pub fn client(&self) -> Client {
         Client::new(&format!("http://{}", self.address()), TOKEN).unwrap()
+    }
+
+    /// What the server is known by at its second door.
+    pub fn certificate(&self) -> PathBuf {
+        self.dir.join("data/tls/cert.pem")
     }
 
     /// The server's own API.
@@ -110,8 +125,13 @@ impl Ground {
 
     fn dispatcher(&mut self, kind: &str, token: &Path, args: &[&str]) -> u32 {
         let mut command = Command::new(binary("windlass").unwrap());
-        let server = self.via.clone().unwrap_or_else(|| self.address().to_owned());
-        command.args(["dispatch", kind, "--server", &format!("http://{server}")]);
+        let server = if self.encrypted {
+            command.env("WINDLASS_CERT", self.certificate());
+            format!("https://{}", self.https)
+        } else {
+            format!("http://{}", self.via.as_deref().unwrap_or_else(|| self.address()))
+        };
+        command.args(["dispatch", kind, "--server", &server]);
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.arg("--token-file").arg(token).arg("--agent").arg(binary("windlass-agent").unwrap());
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null());

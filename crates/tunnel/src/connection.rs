@@ -14,11 +14,9 @@ use tokio::{
     sync::Semaphore,
     time::timeout,
 };
+use windlass_dial::DialError;
 
-use crate::{
-    HostKey, Pin, Stream, Target, TunnelError,
-    resolve::{self, ConnectError},
-};
+use crate::{HostKey, Pin, Stream, Target, TunnelError};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const OPEN_WITHIN: Duration = Duration::from_secs(5);
@@ -169,13 +167,11 @@ impl std::fmt::Debug for Connection {
 
 async fn connect(target: &Target) -> Result<TcpStream, TunnelError> {
     let failed = |source| TunnelError::Connect { host: target.name(), source: Arc::new(source) };
-    let connected = resolve::connect(&target.host, target.port, CONNECT_WITHIN).await;
-    let stream = connected.map_err(|error| match error {
-        ConnectError::Lookup(said) => TunnelError::Lookup { host: target.name(), said },
-        ConnectError::Io(source) => failed(source),
-    })?;
-    stream.set_nodelay(true).map_err(failed)?;
-    Ok(stream)
+    let connected = windlass_dial::connect(&target.host, target.port, CONNECT_WITHIN).await;
+    connected.map_err(|error| match error {
+        DialError::Lookup(error) => TunnelError::Lookup { host: target.name(), said: error.why },
+        DialError::Connect { source, .. } | DialError::Tls { source, .. } => failed(source),
+    })
 }
 
 /// A host on the way that answers and cannot go on says so for the host behind it.

@@ -10,7 +10,6 @@ mod error;
 mod hosts;
 mod key;
 mod pump;
-mod resolve;
 mod run;
 mod target;
 
@@ -19,6 +18,5 @@ pub use error::TunnelError;
 pub use hosts::{Backoff, Hosts};
 pub use key::{HostKey, Key, KeyError};
 pub use pump::Stream;
-pub use resolve::lookup;
 pub use run::{Output, Uploaded};
 pub use target::{Pin, Target};

@@ -19,6 +19,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use windlass_api::queue::{Client, QueueError};
+use windlass_model::causes::chain;
 
 pub use self::guard::{Args as GuardArgs, main as guard};
 use self::{
@@ -54,6 +55,9 @@ pub struct Args {
     /// Where the server is
     #[arg(long, env = "WINDLASS_QUEUE_URL", value_name = "URL")]
     url: String,
+    /// The certificate that an `https` server is known by: a file, or itself as PEM
+    #[arg(long, env = "WINDLASS_CERT", value_name = "FILE", hide_env_values = true)]
+    server_cert: Option<String>,
     /// Token of this attempt
     #[arg(long, env = "WINDLASS_EXECUTOR_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     token: String,
@@ -92,10 +96,10 @@ fn tell(text: &str) {
 }
 
 async fn run(args: &Args) -> ExitCode {
-    let client = match Client::new(&args.url, &args.token) {
+    let client = match Client::knowing(&args.url, &args.token, args.server_cert.as_deref()) {
         Ok(client) => client,
         Err(error) => {
-            tell(&error.to_string());
+            tell(&chain(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -239,7 +243,7 @@ async fn prepare(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime)
         dir: &home.dir,
         is_own: home.is_own,
         token: &token,
-        url: &queue.client.url(),
+        host: queue.client.authority(),
         runtime,
     };
     Work::prepare(&given).await

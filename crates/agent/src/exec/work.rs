@@ -49,7 +49,7 @@ pub(super) struct Given<'a> {
     pub(super) is_own: bool,
     /// Of the program itself.
     pub(super) token: &'a str,
-    pub(super) url: &'a str,
+    pub(super) host: &'a str,
     pub(super) runtime: Runtime,
 }
 
@@ -327,9 +327,10 @@ impl Work {
 
 /// What the server gives the program, and what the container asks for.
 fn environment(given: &Given<'_>) -> Vec<(String, String)> {
-    let host = given.url.trim_start_matches("http://").to_owned();
-    let mut all =
-        vec![("ARVADOS_API_HOST".to_owned(), host), ("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned())];
+    let mut all = vec![
+        ("ARVADOS_API_HOST".to_owned(), given.host.to_owned()),
+        ("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()),
+    ];
     // Which GPUs are its own, by whoever started us.
     all.extend(DEVICES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
     let own = given.record["environment"].as_object().into_iter().flatten();

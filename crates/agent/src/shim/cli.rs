@@ -13,7 +13,7 @@ use tracing_subscriber::{
     layer::SubscriberExt,
     util::SubscriberInitExt,
 };
-use windlass_model::id::InstanceId;
+use windlass_model::{causes::chain, id::InstanceId};
 
 use super::{
     boot::{self, Boot},
@@ -190,7 +190,7 @@ pub(super) fn run(boot: Boot, log: LogLevel) -> ExitCode {
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&told(&error)),
+        Err(error) => failed(&chain(&error)),
     }
 }
 
@@ -201,17 +201,12 @@ fn enrol(args: &Enrol) -> ExitCode {
         server_keys: args.server_key.clone(),
     };
     let written = boot::make_home(&args.home)
-        .map_err(|error| told(&error))
-        .and_then(|()| enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| told(&error)));
+        .map_err(|error| chain(&error))
+        .and_then(|()| enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| chain(&error)));
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
     }
-}
-
-fn told(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn failed(text: &str) -> ExitCode {

@@ -84,7 +84,7 @@ fn problem(error: &QueueError) -> Problem {
 }
 
 pub(crate) fn client(cx: &Context) -> Result<Client, Problem> {
-    Client::new(&cx.url, &cx.token).map_err(|error| problem(&error))
+    Client::knowing(&cx.url, &cx.token, cx.certificate.as_deref()).map_err(|error| problem(&error))
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {

@@ -110,8 +110,13 @@ pub(super) async fn end_runs(url: &str, token: &str) {
 }
 
 async fn try_end_runs(url: &str, token: &str) -> Result<(), Problem> {
-    let chosen = Chosen { url: url.to_owned(), token: token.to_owned(), project: PROJECT.to_owned() };
-    let cx = Context::new(chosen).await?;
+    let chosen = Chosen {
+        url: url.to_owned(),
+        token: token.to_owned(),
+        certificate: None,
+        project: PROJECT.to_owned(),
+    };
+    let cx = Context::new(chosen)?;
     let request = ListRequest { only_active: true, include_jobs: false, ..ListRequest::default() };
     loop {
         let runs_names: Vec<String> = cx.call::<ListRuns>(&request).await?.iter().map(name_of).collect();

@@ -14,20 +14,20 @@ use windlass_dispatch::{
     metrics::Metrics,
     news::News,
     queue::{Door, Name},
-    rounds::{Dispatcher, Settings, chain},
+    rounds::{Dispatcher, Settings},
     scheduler::Scheduler,
     slurm::{self, Slurm},
 };
-use windlass_model::time::Span;
+use windlass_model::{causes::chain, time::Span};
 
 use super::server::{LogFormat, LogLevel, log, turn};
-use crate::{cli::At, context, exit::Exit, output, problem::Problem};
+use crate::{cli::At, context, exit::Exit, login, output, problem::Problem};
 
 const EXAMPLES: &str = "\
 Examples:
   windlass dispatch token > /etc/windlass/dispatch.token
   windlass dispatch local --server http://127.0.0.1:3000 --token-file /etc/windlass/dispatch.token
-  windlass dispatch slurm --server http://windlass:3000 --token-file /etc/windlass/dispatch.token --partition main";
+  windlass dispatch slurm --server https://windlass:3443 --server-cert cert.pem --token-file dispatch.token";
 
 /// News that come thick and fast are gathered for this long at most.
 const REST_MAX: Duration = Duration::from_millis(500);
@@ -44,6 +44,10 @@ pub(crate) struct Common {
     /// Where the server is
     #[arg(long, env = "WINDLASS_URL", value_name = "URL", default_value = "http://127.0.0.1:3000")]
     pub(crate) server: String,
+    /// Certificate that an `https` server is known by, as PEM; what this machine trusts, if not given. Executors are
+    /// given it too
+    #[arg(long, env = "WINDLASS_CERT", value_name = "FILE", hide_env_values = true)]
+    pub(crate) server_cert: Option<String>,
     /// File with the dispatcher's token; `windlass dispatch token` makes one
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: PathBuf,
@@ -201,7 +205,9 @@ async fn serve(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let token = std::fs::read_to_string(&common.token_file)
         .map_err(|error| anyhow::anyhow!("read {}: {error}", common.token_file.display()))?;
-    let client = Client::new(&common.server, &token)?;
+    let certificate = login::certificate(common.server_cert.as_deref())
+        .map_err(|problem| anyhow::anyhow!(problem.parts().0))?;
+    let client = Client::knowing(&common.server, &token, certificate.as_deref())?;
     let pause = Duration::from_secs_f64(common.poll.clamp(0.05, 3600.0));
     let news = News::listen(client.clone());
     let hook = common.hook_socket.as_deref().map(|path| {
@@ -218,6 +224,8 @@ async fn serve(
     };
     tracing::info!(token = %door.token_uuid, "dispatching");
     let mut environment = vec![("WINDLASS_EXEC_RUNTIME".to_owned(), common.runtime.clone())];
+    // On a node there is no file of this machine.
+    environment.extend(certificate.map(|text| ("WINDLASS_CERT".to_owned(), text)));
     // Where the engine is, for those that are told so as the whole world is.
     environment.extend(std::env::var("DOCKER_HOST").ok().map(|host| ("DOCKER_HOST".to_owned(), host)));
     let settings = Settings { begun, lost_after: Span::secs(common.lost_after.into()), environment };

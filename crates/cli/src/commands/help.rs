@@ -42,6 +42,7 @@ const ENVIRONMENT: &str = "\
 Environment
 
   WINDLASS_URL, WINDLASS_TOKEN  the server, instead of the one that `windlass login` chose
+  WINDLASS_CERT                 the certificate that an `https` server is known by, as PEM or as a file
   WINDLASS_PROJECT              the project to work in
   WINDLASS_PROFILE              the profile that `apply` takes defaults from
   WINDLASS_HOME                 where every file of windlass is; `~/.windlass` if not set

@@ -15,7 +15,7 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     home::Home,
-    login::{Chosen, Login, PROJECT},
+    login::{self, Chosen, Login, PROJECT},
     output,
     problem::Problem,
 };
@@ -25,6 +25,7 @@ Examples:
   windlass login --url http://localhost:3000                   asks for the token
   windlass login --url http://host:3000 --token - < token.txt
   windlass login --url http://host:3000 --token - --project ml
+  windlass login --url https://host:3443 --server-cert cert.pem
 
 Nothing is written before the server has accepted the token.";
 
@@ -40,6 +41,9 @@ pub(crate) struct Args {
     /// Project to work in; the only one, or `main`, if not given
     #[arg(long, value_name = "PROJECT")]
     pub(crate) project: Option<String>,
+    /// Certificate that an `https` server is known by, as PEM; what this machine trusts, if not given
+    #[arg(long, env = "WINDLASS_CERT", value_name = "FILE", hide_env_values = true)]
+    pub(crate) server_cert: Option<String>,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -86,7 +90,9 @@ fn token(given: &str) -> Result<String, Problem> {
 
 async fn check(args: &Args, url: String, token: String) -> Result<(Login, String), Problem> {
     let project = args.project.clone().unwrap_or_default();
-    let context = Context::new(Chosen { url: url.clone(), token: token.clone(), project }).await?;
+    let certificate = login::certificate(args.server_cert.as_deref())?;
+    let chosen = Chosen { url: url.clone(), token: token.clone(), certificate: certificate.clone(), project };
+    let context = Context::new(chosen)?;
     let user = context.call::<ReadMyUser>(&Nothing {}).await?;
     let project = match &args.project {
         Some(name) => {
@@ -96,7 +102,7 @@ async fn check(args: &Args, url: String, token: String) -> Result<(Login, String
         }
         None => default_project(&context.client).await.map_err(|error| Problem::call(&url, &error))?,
     };
-    Ok((Login { url, token, project }, user.username))
+    Ok((Login { url, token, project, certificate }, user.username))
 }
 
 /// `main` if there is one, else the only project, else none: commands then want `--project`.

@@ -173,7 +173,7 @@ async fn list(cx: &Context) -> Result<Vec<Project>, Problem> {
 
 /// The same way to the server, in another project. Names that there are not are said there.
 async fn find(cx: &Context, name: &str) -> Result<Project, Problem> {
-    cx.in_project(name).await?.call::<ReadProject>(&Nothing {}).await
+    cx.in_project(name).call::<ReadProject>(&Nothing {}).await
 }
 
 async fn change(
@@ -182,7 +182,7 @@ async fn change(
     set: &[(String, ProjectRole)],
     remove: &[String],
 ) -> Result<Project, Problem> {
-    let cx = cx.in_project(name).await?;
+    let cx = cx.in_project(name);
     let mut project = cx.call::<ReadProject>(&Nothing {}).await?;
     if !set.is_empty() {
         let is_member = |user: &str| project.members.iter().any(|member| member.user.username == user);

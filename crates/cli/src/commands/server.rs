@@ -292,6 +292,7 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     crate::open_files::raise();
     let data_dir = settings.data_dir.clone();
+    let is_own = settings.tls.as_ref().is_some_and(|tls| tls.given.is_none());
     let server = Server::start(settings).await?;
     let url = format!("http://{}", server.address());
     if let Some(token) = server.first_token() {
@@ -307,7 +308,9 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
         Start::Dev { token, kept } => tell_dev(&url, token, &data_dir, *kept),
     }
     if let Some(address) = server.encrypted_address() {
-        output::say(&format!("HTTPS is at https://{address}"));
+        let certificate = data_dir.join("tls/cert.pem");
+        let known = if is_own { format!(" (known by {})", certificate.display()) } else { String::new() };
+        output::say(&format!("HTTPS is at https://{address}{known}"));
     }
     output::say(&format!("windlass is ready at {url} (stop it with Ctrl-C)"));
     let stopped = async move {

@@ -70,7 +70,7 @@ impl Forwards {
         if running.is_none() || self.bound.is_empty() {
             return Ok(());
         }
-        let client = Arc::new(cx.another_client()?);
+        let client = Arc::new(cx.client.clone());
         for (port, listener) in self.bound.drain(..) {
             let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
             if as_events {

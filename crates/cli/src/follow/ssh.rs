@@ -26,6 +26,8 @@ pub(crate) type Identity = Option<PathBuf>;
 struct Door {
     url: Option<String>,
     token: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    certificate: Option<String>,
 }
 
 /// Where in a run people log in.
@@ -61,10 +63,14 @@ pub(crate) async fn write(
     };
     let host = host(name, place);
     let door = dir.join("runs").join(format!("{host}.json"));
-    let is_named = [&at.url, &at.token].into_iter().flatten().any(|value| !value.is_empty());
+    let is_named = [&at.url, &at.token, &at.server_cert].into_iter().flatten().any(|value| !value.is_empty());
     if is_named {
-        let text = serde_json::to_string(&Door { url: Some(cx.url.clone()), token: Some(cx.token.clone()) })
-            .map_err(|error| Problem::caused("write the way to the server", &error))?;
+        let text = serde_json::to_string(&Door {
+            url: Some(cx.url.clone()),
+            token: Some(cx.token.clone()),
+            certificate: cx.certificate.clone(),
+        })
+        .map_err(|error| Problem::caused("write the way to the server", &error))?;
         write_private(&door, &text).map_err(failed)?;
     }
     let program = std::env::current_exe().map_err(failed)?;
@@ -104,7 +110,7 @@ pub(crate) fn at_door(file: &Path, project: Option<String>) -> Result<At, Proble
     })?;
     let door: Door = serde_json::from_str(&text)
         .map_err(|error| Problem::caused(&format!("understand `{}`", file.display()), &error))?;
-    Ok(At { project, url: door.url, token: door.token })
+    Ok(At { project, url: door.url, token: door.token, server_cert: door.certificate })
 }
 
 /// As the server names it: the run's name for its first job, else the job's.

@@ -17,6 +17,7 @@ pub(crate) enum Code {
     Refused,
     BrokenTalk,
     LocalServer,
+    Untrusted,
     UnknownProject,
     UnknownName,
     TooLarge,
@@ -28,7 +29,7 @@ pub(crate) enum Code {
 
 impl Code {
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Failed,
         Self::Usage,
         Self::Unanswered,
@@ -40,6 +41,7 @@ impl Code {
         Self::Refused,
         Self::BrokenTalk,
         Self::LocalServer,
+        Self::Untrusted,
         Self::UnknownProject,
         Self::UnknownName,
         Self::TooLarge,
@@ -63,6 +65,7 @@ impl Code {
             Self::Refused => "W015",
             Self::BrokenTalk => "W016",
             Self::LocalServer => "W017",
+            Self::Untrusted => "W018",
             Self::UnknownProject => "W020",
             Self::UnknownName => "W021",
             Self::TooLarge => "W030",
@@ -88,6 +91,7 @@ impl Code {
             Self::Refused => "refused",
             Self::BrokenTalk => "broken-talk",
             Self::LocalServer => "local-server",
+            Self::Untrusted => "untrusted",
             Self::UnknownProject => "unknown-project",
             Self::UnknownName => "unknown-name",
             Self::TooLarge => "too-large",

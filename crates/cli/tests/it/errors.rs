@@ -34,7 +34,8 @@ fn a_server_that_is_away_or_refuses_is_named_and_so_is_the_way_out() {
     let stage = Stage::new();
     let mut story = Story::new("errors", &stage);
     story.run(&["ps", "--url", "http://127.0.0.1:9"]);
-    story.run(&["ps", "--url", "https://example.org"]);
+    story.run(&["ps", "--url", "https://127.0.0.1:9"]);
+    story.run(&["ps", "--url", "https://127.0.0.1:9", "--server-cert", "absent.pem"]);
     story.run(&["ps", "--url", "gopher://x"]);
     story.run(&["ps", "--token", "wrong"]);
     story.run(&["ps", "--project", "mian"]);

@@ -69,3 +69,38 @@ fn the_environment_wins_over_the_login() {
     assert_eq!(project.code, Some(1));
     project.says("one of yours: main");
 }
+
+#[test]
+fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
+    let (home, other) = (Home::new(), Home::new());
+    let tls = ["--admin-token", TOKEN, "--tls-port", "0"];
+    let server = server::quiet(&home.0.0.join("data"), &tls);
+    drop(server::quiet(&other.0.0.join("data"), &tls));
+    let at = server.https();
+    let certificate = home.0.file("copy.pem", "");
+    let login = |url: &str, more: &[&str]| {
+        home.windlass(&[&["login", "--url", url, "--token", TOKEN], more].concat())
+    };
+
+    // A certificate that nobody vouches for, and one of another server.
+    let theirs = other.0.0.join("data/tls/cert.pem").display().to_string();
+    for more in [&[][..], &["--server-cert", &theirs]] {
+        let unknown = login(&at, more);
+        assert_eq!(unknown.code, Some(1));
+        unknown.says("error[W018]: trust the server at https://");
+        unknown.says("`--server-cert FILE` names the certificate");
+    }
+    let empty = login(&at, &["--server-cert", "copy.pem"]);
+    empty.says("error[W018]: trust the server at https://");
+    empty.says("there is none in");
+    assert!(!Path::exists(&login_file(&home)));
+
+    std::fs::copy(home.0.0.join("data/tls/cert.pem"), &certificate).unwrap();
+    login(&at, &["--server-cert", "copy.pem"]).ok().says("as `admin`, project `main`");
+    // By a name that is not in it: it is the very certificate that was given.
+    let port = at.rsplit(':').next().unwrap();
+    let elsewhere = format!("https://windlass.localhost:{port}");
+    login(&elsewhere, &["--server-cert", "copy.pem"]).ok().says("as `admin`");
+    std::fs::remove_file(&certificate).unwrap();
+    assert_eq!(home.windlass(&["ps", "-o", "json"]).ok().json()["project"], "main");
+}

@@ -75,7 +75,7 @@ impl Home {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
         command.args(args).current_dir(&self.0.0).stdin(Stdio::null());
-        for name in ["URL", "TOKEN", "PROJECT", "PROFILE", "LOG"] {
+        for name in ["URL", "TOKEN", "CERT", "PROJECT", "PROFILE", "LOG"] {
             command.env_remove(format!("WINDLASS_{name}"));
         }
         for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {

@@ -63,6 +63,12 @@ impl Running {
         format!("http://{}", self.address)
     }
 
+    /// Where its second port is.
+    pub(crate) fn https(&self) -> String {
+        let found = self.said.split_whitespace().find(|word| word.starts_with("https://"));
+        found.unwrap().to_owned()
+    }
+
     fn ask(&self, head: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(stream, "{head}\r\nHost: windlass\r\nConnection: close\r\n\r\n").unwrap();

@@ -9,7 +9,7 @@ use http_body_util::Full;
 use hyper::Request;
 use serde_json::{Value, json};
 use tokio::{net::UnixStream, time::timeout};
-use windlass_api::queue::exchange;
+use windlass_api::wire::once;
 
 use super::read::is_over_already;
 use crate::scheduler::{SubmitError, Unknown};
@@ -95,6 +95,8 @@ impl Rest {
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body.to_string())))
             .map_err(|error| start(std::io::Error::other(error)))?;
-        exchange(stream, request).await.map_err(|error| start(std::io::Error::other(error)))
+        let (status, bytes) =
+            once(stream, request).await.map_err(|error| start(std::io::Error::other(error)))?;
+        Ok((status.as_u16(), bytes))
     }
 }

@@ -7,7 +7,6 @@ use std::{
     collections::{BTreeSet, HashMap},
     fs::{self, File},
     io::{self, Write as _},
-    net::SocketAddr,
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,15 +15,15 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use tokio::{
-    net::TcpStream,
     sync::Notify,
     time::{Instant, timeout},
 };
-use tokio_rustls::TlsConnector;
+use windlass_dial::{Peer, Trust};
+use windlass_model::causes::chain;
 
-use super::{NodeError, server};
+use super::NodeError;
 use crate::{
     acme::{Account, AccountKey, AcmeError, Challenges, Dialer, life},
     connect::Stream,
@@ -38,6 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(3_600);
 const AGAIN_AFTER_S: [u64; 4] = [60, 300, 900, 3_600];
 /// The same of files that cannot be read.
 const AGAIN_SOON: Duration = Duration::from_secs(60);
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// All of one order.
 const ORDER_WITHIN: Duration = Duration::from_secs(300);
 /// Names of one gateway that are ordered.
@@ -49,8 +49,8 @@ pub struct AcmeSettings {
     /// Where the authority begins.
     pub directory: String,
     pub contact: Option<String>,
-    /// Certificates by which the authority itself is known.
-    pub roots: PathBuf,
+    /// Certificates by which the authority itself is known, where the machine does not trust it anyway.
+    pub roots: Option<String>,
 }
 
 pub(super) struct Keeper {
@@ -293,34 +293,21 @@ fn unix_now() -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// An error with all that caused it.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text.push_str(&format!(": {next}"));
-        cause = next.source();
-    }
-    text
-}
-
 /// Opens connections to the authority.
 struct Dialing {
-    roots: PathBuf,
+    roots: Option<String>,
 }
 
 impl Dialer for Dialing {
     fn dial<'a>(&'a self, https: bool, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(async move {
-            let found = windlass_tunnel::lookup(host).await.map_err(io::Error::other)?;
-            let addresses: Vec<SocketAddr> = found.into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-            let stream = TcpStream::connect(addresses.as_slice()).await?;
-            if !https {
-                return Ok(Box::new(stream) as Stream);
-            }
-            let connector: TlsConnector = server::connector(&self.roots).map_err(io::Error::other)?;
-            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-            Ok(Box::new(connector.connect(name, stream).await?) as Stream)
+            let peer = if https {
+                let trust = Trust::chosen(self.roots.as_deref()).map_err(io::Error::other)?;
+                Peer::with_tls(host, port, &trust)
+            } else {
+                Peer::plain(host, port)
+            };
+            Ok(peer.connect(CONNECT_WITHIN).await?)
         })
     }
 }

@@ -49,7 +49,7 @@ impl Running {
         let acme = AcmeSettings {
             directory: directory.to_owned(),
             contact: Some("ops@example.org".to_owned()),
-            roots: "/nowhere".into(),
+            roots: Some("/nowhere".to_owned()),
         };
         let settings = Settings {
             // Nobody listens there.

@@ -20,11 +20,14 @@ use windlass_api::agent::{
     client::{Events, Shim, ShimError},
     events::{Event, What},
 };
-use windlass_model::id::{InstanceId, ProjectId, RunId, SubmissionId};
+use windlass_model::{
+    causes::chain,
+    id::{InstanceId, ProjectId, RunId, SubmissionId},
+};
 
 use super::{
     Agents, Call,
-    lines::{Line, Slot, told},
+    lines::{Line, Slot},
     wire::{Inner, Wire},
 };
 use crate::{
@@ -308,7 +311,7 @@ fn over(error: &ShimError) -> Over {
         | ShimError::Encode(_)
         | ShimError::Decode(_)
         | ShimError::Build(_)
-        | ShimError::TooLong => Over::Refused(told(error)),
+        | ShimError::TooLong => Over::Refused(chain(error)),
     }
 }
 

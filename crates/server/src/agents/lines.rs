@@ -28,7 +28,7 @@ use windlass_api::{
     unix,
 };
 use windlass_backend::{Machine, Reach};
-use windlass_model::id::InstanceId;
+use windlass_model::{causes::chain, id::InstanceId};
 use windlass_tunnel::{Backoff, Connection, Hosts, TunnelError};
 
 use super::{
@@ -250,16 +250,16 @@ impl Inner {
     /// How to come to an instance's agent, and what it asks for at its door.
     pub(super) async fn way(&self, instance: InstanceId) -> Result<(Reach, String), Setback> {
         let silent = |said: String| Setback { why: Why::Silent(said), next: Next::AtOnce };
-        let found = rows::reach(&self.db, instance).await.map_err(|error| silent(told(&error)))?;
+        let found = rows::reach(&self.db, instance).await.map_err(|error| silent(chain(&error)))?;
         let (machine, finished) = found.ok_or_else(|| silent("there is no such instance".into()))?;
         if finished {
             return Err(silent("the instance is over".into()));
         }
         let machine = machine.ok_or_else(|| silent("it has no machine yet".into()))?;
-        let machine: Machine = serde_json::from_str(&machine).map_err(|error| silent(told(&error)))?;
+        let machine: Machine = serde_json::from_str(&machine).map_err(|error| silent(chain(&error)))?;
         let reach = machine.reach.ok_or_else(|| silent("the way to its agent is not known yet".into()))?;
         let credential = enrol::credential(&self.db, &self.keys, instance).await;
-        Ok((reach, credential.map_err(|error| silent(told(&error)))?))
+        Ok((reach, credential.map_err(|error| silent(chain(&error)))?))
     }
 
     async fn over_ssh(
@@ -282,7 +282,7 @@ impl Inner {
             Err(error) => {
                 // The shim is not there, or nobody is: in that case the connection must go as well.
                 let _ = hosts.check(&instance).await;
-                return Err(Setback { why: Why::Silent(told(&error)), next: Next::Backoff });
+                return Err(Setback { why: Why::Silent(chain(&error)), next: Next::Backoff });
             }
         };
         Ok((hello(stream, credential).await?, Some(below)))
@@ -346,7 +346,7 @@ async fn over_socket(path: &Path, credential: &str) -> Result<Shim, Setback> {
     let connected = timeout(HELLO_WITHIN, unix::connect(path)).await;
     let connected = connected.map_err(|_| failed("its socket takes no connection".into()))?;
     let stream = connected
-        .map_err(|error| failed(format!("connect to its socket {}: {}", path.display(), told(&error))))?;
+        .map_err(|error| failed(format!("connect to its socket {}: {}", path.display(), chain(&error))))?;
     hello(stream, credential).await
 }
 
@@ -364,7 +364,7 @@ async fn hello(
     let greeted = greeted.map_err(|_| {
         failed(format!("somebody takes the connection and says nothing for {} s", HELLO_WITHIN.as_secs()))
     })?;
-    greeted.map_err(|error| failed(told(&error)))
+    greeted.map_err(|error| failed(chain(&error)))
 }
 
 /// Its jobs are containers of the queue: there is no agent to speak with.
@@ -380,7 +380,7 @@ pub(super) fn failed(said: String) -> Setback {
 }
 
 pub(super) fn tunnel(error: TunnelError) -> Setback {
-    let said = told(&error);
+    let said = chain(&error);
     let why = if error.is_final() { Why::Barred(said) } else { Why::Silent(said) };
     let next = match error {
         TunnelError::Waiting { wait, .. } => Next::After(wait),
@@ -398,7 +398,7 @@ pub(super) fn tunnel(error: TunnelError) -> Setback {
 }
 
 pub(super) fn astray(error: &SiteError) -> Setback {
-    let said = told(error);
+    let said = chain(error);
     match error {
         SiteError::Changed { .. } => Setback { why: Why::Barred(said), next: Next::Backoff },
         SiteError::Missing { .. } | SiteError::Login(_) | SiteError::Pinned { .. } => {
@@ -412,10 +412,4 @@ pub(super) fn astray(error: &SiteError) -> Setback {
         | SiteError::Contended { .. }
         | SiteError::TooMany { .. } => Setback { why: Why::Silent(said), next: Next::AtOnce },
     }
-}
-
-/// An error with all its causes, in one line.
-pub(super) fn told(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

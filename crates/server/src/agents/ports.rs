@@ -13,12 +13,15 @@ use tokio::{
 };
 use windlass_api::{agent::ports, unix};
 use windlass_backend::Reach;
-use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_model::{
+    causes::chain,
+    id::{InstanceId, SubmissionId},
+};
 use windlass_tunnel::Connection;
 
 use super::{
     CALL_WITHIN,
-    lines::{Setback, Why, astray, failed, in_queue, told, tunnel},
+    lines::{Setback, Why, astray, failed, in_queue, tunnel},
     site,
     wire::{Inner, Trouble},
 };
@@ -59,7 +62,7 @@ impl Inner {
             match reach {
                 Reach::Socket { path } => {
                     let stream = unix::connect(&path).await;
-                    let stream = stream.map_err(|error| no_line(failed(told(&error))))?;
+                    let stream = stream.map_err(|error| no_line(failed(chain(&error))))?;
                     let stream = ports::connect(stream, &credential, task, port).await;
                     Ok(Port { stream: stream.map_err(Trouble::Shim)?, _below: None })
                 }

@@ -17,6 +17,7 @@ use windlass_api::agent::{
 };
 use windlass_backend::{Machine, Reach};
 use windlass_model::{
+    causes::chain,
     container::Status,
     id::{InstanceId, SubmissionId},
     queue::Container,
@@ -179,7 +180,7 @@ fn request_of(submission: SubmissionId) -> String {
 }
 
 fn silent(instance: InstanceId, error: &dyn std::error::Error) -> AgentError {
-    AgentError::Unreachable { instance, why: super::lines::told(error) }
+    AgentError::Unreachable { instance, why: chain(error) }
 }
 
 fn refused(instance: InstanceId, error: queue::Error) -> AgentError {

@@ -14,14 +14,17 @@ use windlass_api::agent::{
     shim::{Claims, TaskInfo, TaskSpec, Terminate},
 };
 use windlass_engine::Hints;
-use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_model::{
+    causes::chain,
+    id::{InstanceId, SubmissionId},
+};
 use windlass_tunnel::Hosts;
 
 use super::{
     AgentError, Agents, Answer, Call, HostNews, Port, Pulled, Start,
     enrol::{EnrolError, Signer},
     fit,
-    lines::{Lines, Why, told},
+    lines::{Lines, Why},
 };
 use crate::{app::App, db::Db, logs::copy::Copier, secrets::Keyring};
 
@@ -113,7 +116,7 @@ impl Wire {
     }
 
     async fn submit(&self, call: Call, task: &TaskSpec) -> Result<(), AgentError> {
-        let refused = |error: EnrolError| AgentError::Refused { reason: told(&error) };
+        let refused = |error: EnrolError| AgentError::Refused { reason: chain(&error) };
         let signer = self.signer().await.map_err(refused)?;
         let now = self.0.db.now().await.map_err(|error| refused(error.into()))?;
         let claims = Claims {
@@ -326,7 +329,7 @@ fn about_task(call: Call, trouble: Trouble) -> AgentError {
         Trouble::Shim(error) => error,
     };
     match error {
-        ShimError::Exchange(_) | ShimError::Decode(_) | ShimError::TooLong => silent(told(&error)),
+        ShimError::Exchange(_) | ShimError::Decode(_) | ShimError::TooLong => silent(chain(&error)),
         ShimError::Unauthorized { why } => AgentError::Barred {
             instance,
             why: format!("its shim does not take our credential: {}", fit::sentence(why)),
@@ -343,7 +346,7 @@ fn about_task(call: Call, trouble: Trouble) -> AgentError {
         ShimError::Status { status, why } => {
             AgentError::Refused { reason: fit::sentence(format!("{status}: {why}")) }
         }
-        ShimError::Encode(_) | ShimError::Build(_) => AgentError::Refused { reason: told(&error) },
+        ShimError::Encode(_) | ShimError::Build(_) => AgentError::Refused { reason: chain(&error) },
     }
 }
 

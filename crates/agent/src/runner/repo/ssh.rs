@@ -21,6 +21,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+use windlass_model::causes::chain;
 
 use super::credential::{Credential, Secret};
 
@@ -53,8 +54,8 @@ enum SshError {
     Credential(#[source] std::io::Error),
     #[error("no key was given for {0}")]
     OtherHost(String),
-    #[error("find the address of {0}")]
-    Resolve(String, #[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Lookup(#[from] windlass_dial::LookupError),
     #[error("connect to {0}")]
     Connect(String, #[source] std::io::Error),
     #[error("connect to {0}: no answer within {secs} s", secs = CONNECT_WITHIN.as_secs())]
@@ -78,13 +79,7 @@ pub fn main(args: &Args) -> ExitCode {
         match run(args).await {
             Ok(code) => code,
             Err(error) => {
-                let mut said = format!("ssh: {error}");
-                let mut source = std::error::Error::source(&error);
-                while let Some(cause) = source {
-                    said.push_str(&format!(": {cause}"));
-                    source = cause.source();
-                }
-                let _ = writeln!(std::io::stderr(), "{said}");
+                let _ = writeln!(std::io::stderr(), "ssh: {}", chain(&error));
                 255
             }
         }
@@ -151,7 +146,7 @@ fn with_newline(mut key: String) -> String {
 /// The first address that answers. Names are resolved here: the C library's resolver is no part of a static
 /// binary.
 async fn connect(args: &Args, host: &str) -> Result<TcpStream, SshError> {
-    let addresses = resolve(host).await?;
+    let addresses = windlass_dial::lookup(host).await?;
     let fits = |address: &&std::net::IpAddr| {
         !(args.only_v4 && address.is_ipv6() || args.only_v6 && address.is_ipv4())
     };
@@ -169,17 +164,6 @@ async fn connect(args: &Args, host: &str) -> Result<TcpStream, SshError> {
         }
     }
     Err(last)
-}
-
-async fn resolve(host: &str) -> Result<Vec<std::net::IpAddr>, SshError> {
-    if let Ok(address) = host.trim_matches(['[', ']']).parse() {
-        return Ok(vec![address]);
-    }
-    let failed = |error: Box<dyn std::error::Error + Send + Sync>| SshError::Resolve(host.to_owned(), error);
-    let builder = hickory_resolver::TokioResolver::builder_tokio().map_err(|error| failed(error.into()))?;
-    let resolver = builder.build().map_err(|error| failed(error.into()))?;
-    let found = resolver.lookup_ip(host).await.map_err(|error| failed(error.into()))?;
-    Ok(found.iter().collect())
 }
 
 struct Checker {

@@ -22,10 +22,12 @@ use super::{
     channel::{Channels, Inlet, read_piece},
     rights,
 };
-use crate::{http, resolve, runner::user::Account};
+use crate::{http, runner::user::Account};
 
 /// After both ends have said their last word the client closes; one that does not is closed after this.
 const CLOSE_GRACE: Duration = Duration::from_secs(10);
+/// All addresses of a name are tried within this time.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// Connections that a listener opened here waits for at a time.
 const OPENING_MAX: usize = 32;
 /// Bytes on their way between a channel and what answers in this process, each way.
@@ -43,11 +45,8 @@ pub(super) async fn to_port(opening: Opening, host: String, port: u32) {
     let Ok(port) = u16::try_from(port) else {
         return refuse(opening, ChannelOpenFailure::ConnectFailed).await;
     };
-    match resolve::connect(&host, port).await {
-        Ok(stream) => {
-            let _ = stream.set_nodelay(true);
-            accepted(opening, stream).await;
-        }
+    match windlass_dial::connect(&host, port, CONNECT_WITHIN).await {
+        Ok(stream) => accepted(opening, stream).await,
         Err(error) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "forward");
             refuse(opening, ChannelOpenFailure::ConnectFailed).await;

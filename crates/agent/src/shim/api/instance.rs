@@ -6,8 +6,9 @@ use windlass_api::agent::{
     Health,
     shim::{self as wire, Component, Components, HostInfo, InstanceHealth, InstanceInfo},
 };
+use windlass_model::causes::chain;
 
-use super::{COMPAT_VERSION, Door, Gate, told};
+use super::{COMPAT_VERSION, Door, Gate};
 use crate::{
     host,
     http::{Json, Refusal},
@@ -41,7 +42,7 @@ pub(super) async fn host(State(gate): State<Gate>) -> Result<Answer<HostInfo>, R
     let gathered = tokio::task::spawn_blocking(move || host::info::gather(&shim.data, &shim.gpus)).await;
     match gathered {
         Ok(Ok(info)) => Ok(Answer(info)),
-        Ok(Err(error)) => Err(Refusal::internal(format!("look at the host: {}", told(&error)))),
+        Ok(Err(error)) => Err(Refusal::internal(format!("look at the host: {}", chain(&error)))),
         Err(error) => Err(Refusal::internal(format!("look at the host: {error}"))),
     }
 }

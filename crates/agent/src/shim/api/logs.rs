@@ -9,9 +9,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use windlass_api::agent::runner::JobRecord;
-use windlass_model::id::SubmissionId;
+use windlass_model::{causes::chain, id::SubmissionId};
 
-use super::{Gate, Shim, no_task, task_id, told};
+use super::{Gate, Shim, no_task, task_id};
 use crate::{
     confine::Beneath,
     http::Refusal,
@@ -43,7 +43,7 @@ pub(super) async fn job(State(gate): State<Gate>, Path(id): Path<String>) -> Res
         return Ok(played);
     }
     let source = source(&gate.shim, id, Stream::Job)?;
-    let failed = |error: std::io::Error| Refusal::internal(format!("read task {id}: {}", told(&error)));
+    let failed = |error: std::io::Error| Refusal::internal(format!("read task {id}: {}", chain(&error)));
     let position = source.position().await.map_err(failed)?;
     let states = match growth::states(source.reader().dir(), 0) {
         Ok((states, _)) => states,

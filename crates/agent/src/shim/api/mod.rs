@@ -23,7 +23,7 @@ use axum::{
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use windlass_api::agent::{EPOCH, EPOCH_SEEN};
-use windlass_model::id::SubmissionId;
+use windlass_model::{causes::chain, id::SubmissionId};
 
 use super::{
     enrolment::Current,
@@ -182,7 +182,7 @@ impl From<TaskError> for Refusal {
             TaskError::Unfinished { .. } | TaskError::Full { .. } => StatusCode::SERVICE_UNAVAILABLE,
             TaskError::NotAccepted { .. } | TaskError::Journal { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        let refusal = Self::new(status, told(&error));
+        let refusal = Self::new(status, chain(&error));
         match error {
             TaskError::Fenced { seen, .. } => {
                 refusal.header(axum::http::HeaderName::from_static(EPOCH_SEEN), seen)
@@ -196,10 +196,4 @@ impl From<TaskError> for Refusal {
             | TaskError::Journal { .. } => refusal,
         }
     }
-}
-
-/// An error with all its causes, in one line.
-fn told(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

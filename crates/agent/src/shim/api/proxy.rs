@@ -18,9 +18,9 @@ use hyper::{client::conn::http1, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::Instant};
 use windlass_api::agent::{EPOCH, SIGNATURE, shim::TaskStatus};
-use windlass_model::id::SubmissionId;
+use windlass_model::{causes::chain, id::SubmissionId};
 
-use super::{Gate, Shim, Shown, no_task, task_id, told};
+use super::{Gate, Shim, Shown, no_task, task_id};
 use crate::{
     confine::Beneath,
     http::{self, Refusal},
@@ -66,7 +66,7 @@ pub(super) async fn forward(
             check_length(request.headers())?;
             let runner = connect(&gate.shim, id).await?;
             let forwarded = exchange(runner, uri, &token, request).await;
-            let (response, upgraded) = forwarded.map_err(|error| unreachable(id, &told(error.as_ref())))?;
+            let (response, upgraded) = forwarded.map_err(|error| unreachable(id, &chain(error.as_ref())))?;
             if let Some((caller, runner)) = upgraded {
                 let shim = gate.shim;
                 tokio::spawn(async move {

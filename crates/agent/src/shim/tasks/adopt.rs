@@ -14,10 +14,10 @@ use tokio::time::{Duration, Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use windlass_api::agent::shim::{NetworkMode, TaskSpec};
-use windlass_model::{id::SubmissionId, ledger::Ledger};
+use windlass_model::{causes::chain, id::SubmissionId, ledger::Ledger};
 
 use super::{
-    Host, Keep, Observer, Settings, Table, Tasks, ending, files,
+    Host, Keep, Observer, Settings, Table, Tasks, files,
     graves::Graves,
     life::{self, Begin},
     replay::{self, Story, Verdict},
@@ -87,7 +87,7 @@ pub(super) async fn open(
     if tasks.settings.keep == Keep::OnDisk {
         if let Err(error) = tasks.compact().await {
             // The old file holds all the same. A disk that is full needs a shim that takes tasks away.
-            tracing::warn!(error = ending::chain(&error), "rewrite the journal");
+            tracing::warn!(error = chain(&error), "rewrite the journal");
         }
         let unknown = Unknown { dirs: remembered.unknown, lossy: remembered.lossy };
         // Before the first call can come: nobody's new keys are taken for old ones.
@@ -281,7 +281,7 @@ async fn found(tasks: &Tasks) -> Vec<Found> {
         match tasks.runtime.found().await {
             Ok(found) => return found,
             Err(error) => {
-                tracing::warn!(error = ending::chain(&error), "find what runs on this host");
+                tracing::warn!(error = chain(&error), "find what runs on this host");
             }
         }
         sleep(FOUND_EVERY).await;
@@ -293,7 +293,7 @@ async fn drive_out(tasks: Arc<Tasks>, stranger: Found) {
     let dir = TaskDir::new(&tasks.settings.home, stranger.task);
     tracing::warn!(id = %stranger.task, name = stranger.handle.name, "remove a container nobody knows");
     while let Err(error) = tasks.runtime.remove(&dir, Some(&stranger.handle)).await {
-        tracing::warn!(error = ending::chain(&error), id = %stranger.task, "remove a container nobody knows");
+        tracing::warn!(error = chain(&error), id = %stranger.task, "remove a container nobody knows");
         sleep(FOUND_EVERY).await;
     }
 }
@@ -329,7 +329,7 @@ impl Tasks {
         for task in known.iter().filter(|task| task.state.lock().held.mounts) {
             // So that the host knows who uses what before it takes away what nobody does.
             if let Err(error) = self.host.mount(&task.spec).await {
-                tracing::warn!(error = ending::chain(&error), id = %task.id, "mount what a task uses");
+                tracing::warn!(error = chain(&error), id = %task.id, "mount what a task uses");
             }
         }
         let mut living: Vec<_> = known.iter().map(|task| task.id).collect();
@@ -340,7 +340,7 @@ impl Tasks {
             living.extend(unknown.filter(|id| table.graves.epoch(*id).is_none()));
         }
         if let Err(error) = self.host.sweep(&living).await {
-            tracing::warn!(error = ending::chain(&error), "sweep up keys and mounts");
+            tracing::warn!(error = chain(&error), "sweep up keys and mounts");
         }
     }
 
@@ -383,7 +383,7 @@ impl Tasks {
         let now = clock::now_us();
         let rewritten = self.journal.compact_if_long(move |records| replay::worth_keeping(records, now));
         if let Err(error) = rewritten.await {
-            tracing::warn!(error = ending::chain(&error), "rewrite the journal");
+            tracing::warn!(error = chain(&error), "rewrite the journal");
         }
     }
 }

@@ -1,7 +1,10 @@
 //! What an end comes to: the word, the message and the detail. Pure.
 
 use windlass_api::agent::runner::JobState;
-use windlass_model::job::{Detail, Ending, TerminationReason};
+use windlass_model::{
+    causes::chain,
+    job::{Detail, Ending, TerminationReason},
+};
 
 use super::{
     host::HostError,
@@ -107,20 +110,6 @@ pub(super) fn pull_took_too_long(secs: u64) -> End {
 pub(super) fn forgotten() -> End {
     let said = "the host's journal was damaged and nothing runs for this task";
     Ending::new(TerminationReason::ExecutorError).saying(said).into()
-}
-
-/// An error and what caused it, in one line.
-pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut said = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_said = cause.to_string();
-        if !said.ends_with(&cause_said) {
-            said = format!("{said}: {cause_said}");
-        }
-        source = cause.source();
-    }
-    said
 }
 
 fn bounded(mut message: String) -> String {

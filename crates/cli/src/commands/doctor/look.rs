@@ -18,13 +18,11 @@ use windlass_backend::{
     engine::{self, Places},
     program::{Program, VARIABLE},
 };
+use windlass_dial::DialError;
+use windlass_model::causes::chain;
 
 use super::judge::{Agent, Engine, Gpus, Home, Port, Seen, Server};
-use crate::{
-    cli::At,
-    context::{Context, causes},
-    home, login,
-};
+use crate::{cli::At, context::Context, home, login};
 
 /// That of `windlass server`.
 const PORT: u16 = 3000;
@@ -88,7 +86,7 @@ async fn server(at: &At) -> Server {
     };
     let (url, project) = (chosen.url.clone(), chosen.project.clone());
     let here = ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| url.contains(host));
-    let cx = match Context::new(chosen).await {
+    let cx = match Context::new(chosen) {
         Ok(cx) => cx,
         Err(problem) => {
             let (why, hint) = problem.parts();
@@ -97,12 +95,14 @@ async fn server(at: &At) -> Server {
     };
     let version = match cx.try_call::<ReadServerInfo>(&Nothing {}).await {
         Ok(info) => info.windlass_version,
-        Err(CallError::Connect { source, .. }) => return Server::Away { url, why: source.to_string(), here },
-        Err(error) => return Server::Away { url, why: causes(&error), here },
+        Err(CallError::Dial(DialError::Connect { source, .. })) => {
+            return Server::Away { url, why: source.to_string(), here };
+        }
+        Err(error) => return Server::Away { url, why: chain(&error), here },
     };
     let user = match cx.try_call::<ReadMyUser>(&Nothing {}).await {
         Ok(user) => user.username,
-        Err(error) => return Server::Denied { url, why: causes(&error) },
+        Err(error) => return Server::Denied { url, why: chain(&error) },
     };
     let project = match cx.call::<ReadProject>(&Nothing {}).await {
         Ok(_) => Ok(project),
@@ -139,17 +139,17 @@ async fn agent(home: Option<&Path>) -> (Agent, Gpus) {
     let named = std::env::var_os(VARIABLE).map(PathBuf::from);
     let program = match Program::find(named.as_deref()) {
         Ok(program) => program,
-        Err(error) => return (Agent::Missing { why: causes(&error) }, Gpus::default()),
+        Err(error) => return (Agent::Missing { why: chain(&error) }, Gpus::default()),
     };
     let broken = |why: String| (Agent::Broken { why }, Gpus::default());
     let version = match program.version().await {
         Ok(version) => version,
-        Err(error) => return broken(causes(&error)),
+        Err(error) => return broken(chain(&error)),
     };
     let disk = home.into_iter().flat_map(Path::ancestors).find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
     let report = match program.output(&["host".as_ref(), "--data".as_ref(), disk.as_os_str()]).await {
         Ok(text) => serde_json::from_str::<Report>(&text),
-        Err(error) => return broken(causes(&error)),
+        Err(error) => return broken(chain(&error)),
     };
     match report {
         Ok(Report { host, driver_version, problems }) => {

@@ -258,7 +258,14 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, Problem> 
         output::say(&format!("{address}: bringing the program"));
         host.give_program(&home)?;
         host.write(&format!("{home}/token"), token.as_bytes())?;
-        let program = program(&home, name, server, address, &args.more);
+        let mut more = args.more.clone();
+        if let Some(certificate) = &cx.certificate {
+            let file = format!("{home}/server.pem");
+            host.write(&file, certificate.as_bytes())?;
+            // What was said by hand comes later, and counts.
+            more.splice(0..0, ["--server-cert".to_owned(), file]);
+        }
+        let program = program(&home, name, server, address, &more);
         host.write(&format!("{home}/run"), program.as_bytes())?;
         host.run(&start(&home, name), None)?;
         output::say(&format!("{address}: it listens"));

@@ -27,9 +27,6 @@ Examples:
 
 /// Let's Encrypt.
 const ACME: &str = "https://acme-v02.api.letsencrypt.org/directory";
-/// Debian's list of authorities.
-const ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
-
 /// Longer, and a token that was revoked would live too long.
 const TRUST_MAX_S: u64 = 600;
 
@@ -41,9 +38,9 @@ pub(crate) struct Args {
     /// Where the server is
     #[arg(long, env = "WINDLASS_URL", value_name = "URL", default_value = "http://127.0.0.1:3000")]
     pub(crate) server: String,
-    /// The certificate that an `https` server is known by, as PEM
-    #[arg(long, value_name = "FILE")]
-    pub(crate) server_cert: Option<PathBuf>,
+    /// The certificate that an `https` server is known by, as PEM; what this machine trusts, if not given
+    #[arg(long, env = "WINDLASS_CERT", value_name = "FILE")]
+    pub(crate) server_cert: Option<String>,
     /// File with the gateway's token; `windlass gateway token` makes one
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: PathBuf,
@@ -65,9 +62,9 @@ pub(crate) struct Args {
     /// Whom the authority writes to
     #[arg(long, value_name = "MAIL")]
     pub(crate) acme_contact: Option<String>,
-    /// Certificates that the authority is known by, as PEM
-    #[arg(long, value_name = "FILE", default_value = ROOTS)]
-    pub(crate) acme_roots: PathBuf,
+    /// Certificates that the authority is known by, as PEM; those that this machine trusts, if not given
+    #[arg(long, value_name = "FILE")]
+    pub(crate) acme_roots: Option<String>,
     /// Where to show metrics, for Prometheus at /metrics
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics_listen: Option<SocketAddr>,

@@ -6,6 +6,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use windlass_backend::{Backend, BackendError, Deleted, Found, Machine, Order, Want, remote::Memo};
 use windlass_engine::Lease;
 use windlass_model::{
+    causes::chain,
     decide::instances::Seen,
     plan::{blocks, offers::Offer},
 };
@@ -240,9 +241,4 @@ fn summary(refusals: &[String]) -> String {
         said += &format!("; and {} more", refusals.len() - REASONS_MAX);
     }
     said
-}
-
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -39,6 +39,8 @@ impl Field {
     async fn start() -> Self {
         let cluster = Cluster::start(&[SIZE; 2]);
         let mut ground = Ground::start("fleet").await;
+        // A certificate has many lines, and Slurm brings them to the nodes.
+        ground.encrypted = true;
         let token = ground.token("token").await;
         ground.dispatch_slurm(&token, &cluster.config(), &["--name", "hpc", "--runtime", "process"]);
         let api = ground.api().await;

@@ -71,6 +71,33 @@ async fn containers_run_on_this_machine_and_their_ends_are_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn dispatchers_and_executors_speak_with_a_server_by_its_certificate_alone() {
+    let mut ground = Ground::start("tls").await;
+    let token = ground.token("token").await;
+    let uuid = ground.ask(&["sh", "-c", "echo $ARVADOS_API_HOST"], json!({})).await;
+    let mut stranger = Command::new(binary("windlass").unwrap());
+    stranger.args([
+        "dispatch",
+        "local",
+        "--once",
+        "--server",
+        &format!("https://{}", ground.https),
+        "--token-file",
+    ]);
+    stranger.arg(&token).arg("--dir").arg(ground.dir.join("none"));
+    stranger.arg("--agent").arg(binary("windlass-agent").unwrap());
+    let refused = tokio::task::spawn_blocking(move || stranger.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("agree on TLS with"), "{said}");
+
+    ground.encrypted = true;
+    ground.dispatch(&token, "attempts");
+    let record = ground.ended(&uuid).await;
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
+    assert_eq!(ground.output(&uuid, "stdout").await, format!("{}\n", ground.https).into_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
     let mut ground = Ground::start("adopt").await;
     let token = ground.token("token").await;

@@ -9,6 +9,7 @@ use tokio::{
 };
 
 use windlass_model::{
+    causes::chain,
     machine::Step,
     task::{self as machine, Event, Status},
 };
@@ -230,7 +231,7 @@ impl Life {
         for wait in waits().take(RELEASE_TRIES_MAX) {
             match give().await {
                 Ok(()) => return true,
-                Err(error) => tracing::warn!(error = ending::chain(&error), id = %self.task.id, "{what}"),
+                Err(error) => tracing::warn!(error = chain(&error), id = %self.task.id, "{what}"),
             }
             sleep(wait).await;
         }

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 
 use windlass_model::{
+    causes::chain,
     ledger::Want,
     machine::Step,
     task::{self as machine, Event, Status},
@@ -148,7 +149,7 @@ impl Life {
         written.await.map_err(|error| format!("write the task's files: {error}"))?;
         let seq = self.note(Kind::Submitted);
         self.task.state.lock().epoch_seq = seq;
-        self.tasks.journal.settle(seq).await.map_err(|error| ending::chain(&error))
+        self.tasks.journal.settle(seq).await.map_err(|error| chain(&error))
     }
 
     async fn live(&self, from: Begin) {
@@ -414,7 +415,7 @@ impl Life {
             match call().await {
                 Ok(done) => return Ok(done),
                 Err(error @ RuntimeError::Away { .. }) => {
-                    tracing::warn!(error = ending::chain(&error), id = %self.task.id, "{what}");
+                    tracing::warn!(error = chain(&error), id = %self.task.id, "{what}");
                 }
                 Err(error) => return Err(Cut::Failed(ending::uncreated(&error))),
             }
@@ -449,7 +450,7 @@ impl Life {
             match self.tasks.journal.settle(seq).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::error!(error = ending::chain(&error), id = %self.task.id, "write the journal")
+                    tracing::error!(error = chain(&error), id = %self.task.id, "write the journal")
                 }
             }
             sleep(wait).await;

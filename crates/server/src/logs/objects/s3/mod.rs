@@ -13,10 +13,11 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{Request, StatusCode, body::Bytes};
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
+use windlass_dial::Peer;
 
 pub use self::sign::Identity;
 use self::{
-    connect::{Peer, Sender},
+    connect::Sender,
     sign::{Asked, authorization, encode, hash, query},
 };
 use super::{Ask, Bucket, HEAD, OBJECT_BYTES_MAX, Page};
@@ -62,7 +63,7 @@ struct Call<'a> {
 
 impl S3 {
     pub fn new(place: Place, identity: Identity) -> io::Result<Self> {
-        let peer = Peer::new(&place.host, place.port, place.tls, place.roots.as_deref())?;
+        let peer = connect::peer(&place)?;
         Ok(Self { place, identity, peer, idle: Mutex::default() })
     }
 
@@ -112,7 +113,7 @@ impl S3 {
         let kept = self.idle.lock().pop().filter(Sender::is_ready);
         let mut sender = match kept {
             Some(sender) => sender,
-            None => self.peer.connect().await?,
+            None => connect::connect(&self.peer).await?,
         };
         let response = sender.send_request(self.request(call)?).await.map_err(io::Error::other)?;
         let status = response.status();

@@ -1,0 +1,128 @@
+//! Connections to one server: made when they are needed, and kept for the next call.
+
+use std::{path::PathBuf, time::Duration};
+
+use http_body_util::{BodyExt as _, Full};
+use hyper::{
+    Request, StatusCode,
+    body::Bytes,
+    client::conn::http1::{SendRequest, handshake},
+};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use windlass_dial::{DialError, Io, Peer, Stream};
+
+use crate::unix;
+
+/// A server that does not take a connection by then is not there.
+pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// More are not kept: nobody here makes more calls at once.
+const KEPT_MAX: usize = 16;
+
+pub(crate) type Sender = SendRequest<Full<Bytes>>;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    Tcp(Peer),
+    Unix(PathBuf),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WireError {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("exchange with the server")]
+    Exchange(#[from] hyper::Error),
+}
+
+pub(crate) struct Wire {
+    way: Way,
+    kept: Mutex<Vec<Sender>>,
+}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wire").field("way", &self.way).finish_non_exhaustive()
+    }
+}
+
+impl Wire {
+    pub(crate) fn new(way: Way) -> Self {
+        Self { way, kept: Mutex::default() }
+    }
+
+    /// A connection of its own, which may change its protocol.
+    pub(crate) async fn connect(&self) -> Result<Sender, WireError> {
+        match &self.way {
+            Way::Tcp(peer) => join(peer.connect(CONNECT_WITHIN).await?).await,
+            Way::Unix(path) => {
+                let failed = |source| DialError::Connect { name: path.display().to_string(), source };
+                join(Box::new(unix::connect(path).await.map_err(failed)?)).await
+            }
+        }
+    }
+
+    /// One call. On a connection that died meanwhile it is made once more on a fresh one, if nothing of it can have
+    /// arrived.
+    pub(crate) async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, Bytes), WireError> {
+        let mut sender = match self.take().await {
+            Some(sender) => sender,
+            None => self.connect().await?,
+        };
+        let response = match sender.try_send_request(request).await {
+            Ok(response) => response,
+            Err(mut failed) => match failed.take_message() {
+                Some(unsent) => {
+                    sender = self.connect().await?;
+                    sender.send_request(unsent).await?
+                }
+                None => return Err(failed.into_error().into()),
+            },
+        };
+        let status = response.status();
+        let answer = response.into_body().collect().await?.to_bytes();
+        self.keep(sender);
+        Ok((status, answer))
+    }
+
+    async fn take(&self) -> Option<Sender> {
+        loop {
+            // The youngest is the least likely to have been closed meanwhile.
+            let mut sender = self.kept.lock().pop()?;
+            if sender.ready().await.is_ok() {
+                return Some(sender);
+            }
+        }
+    }
+
+    fn keep(&self, sender: Sender) {
+        let mut kept = self.kept.lock();
+        if !sender.is_closed() && kept.len() < KEPT_MAX {
+            kept.push(sender);
+        }
+    }
+}
+
+/// One call over a stream of its own.
+pub async fn once(
+    stream: impl Io,
+    request: Request<Full<Bytes>>,
+) -> Result<(StatusCode, Bytes), hyper::Error> {
+    let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
+    let carrying = tokio::spawn(connection);
+    let answer = sender.send_request(request).await?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await?.to_bytes();
+    carrying.abort();
+    Ok((status, body))
+}
+
+async fn join(stream: Stream) -> Result<Sender, WireError> {
+    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+    // Its errors are seen by whoever waits for an answer on it.
+    tokio::spawn(connection.with_upgrades());
+    Ok(sender)
+}

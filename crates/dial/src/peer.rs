@@ -1,0 +1,153 @@
+//! One server, and how to reach it.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+use crate::{LookupError, Trust, lookup};
+
+/// What bytes go through.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+
+pub type Stream = Box<dyn Io>;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    #[error(transparent)]
+    Lookup(#[from] LookupError),
+    #[error("connect to {name}")]
+    Connect {
+        name: String,
+        #[source]
+        source: io::Error,
+    },
+    /// It listens, but is not who it should be, or speaks no TLS.
+    #[error("agree on TLS with {name}")]
+    Tls {
+        name: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// For those who tell no difference: the kind stays, and the text says it all.
+impl From<DialError> for io::Error {
+    fn from(error: DialError) -> Self {
+        match &error {
+            DialError::Lookup(_) => Self::new(io::ErrorKind::NotFound, error.to_string()),
+            DialError::Connect { source, .. } | DialError::Tls { source, .. } => {
+                Self::new(source.kind(), format!("{error}: {source}"))
+            }
+        }
+    }
+}
+
+/// A connection to the first address of a name that takes one, all tried within `limit`.
+pub async fn connect(host: &str, port: u16, limit: Duration) -> Result<TcpStream, DialError> {
+    let found = lookup(host).await?;
+    // A silent first address must leave time for the next.
+    let each = limit / u32::try_from(found.len()).unwrap_or(1).max(1);
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in found {
+        match timeout(each, TcpStream::connect(SocketAddr::new(address, port))).await {
+            Ok(Ok(stream)) => {
+                // A socket that refuses this is about to fail anyway.
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Ok(Err(error)) => last = error,
+            Err(_) => last = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(DialError::Connect { name: shown(host, port), source: last })
+}
+
+/// A server on the network, plain or with TLS.
+#[derive(Clone)]
+pub struct Peer {
+    host: String,
+    port: u16,
+    tls: Option<TlsConnector>,
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", if self.tls.is_some() { "tls " } else { "" }, self.name())
+    }
+}
+
+impl Peer {
+    pub fn plain(host: &str, port: u16) -> Self {
+        Self { host: bare(host).to_owned(), port, tls: None }
+    }
+
+    pub fn with_tls(host: &str, port: u16, trust: &Trust) -> Self {
+        Self { host: bare(host).to_owned(), port, tls: Some(trust.connector()) }
+    }
+
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Host and port, as people write them.
+    pub fn name(&self) -> String {
+        shown(&self.host, self.port)
+    }
+
+    pub fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    pub async fn connect(&self, limit: Duration) -> Result<Stream, DialError> {
+        let stream = connect(&self.host, self.port, limit).await?;
+        let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
+        let failed = |source| DialError::Tls { name: self.name(), source };
+        let name =
+            ServerName::try_from(self.host.clone()).map_err(|error| failed(io::Error::other(error)))?;
+        let agreed = timeout(limit, tls.connect(name, stream)).await;
+        let stream = agreed.map_err(|_| failed(io::ErrorKind::TimedOut.into()))?.map_err(failed)?;
+        Ok(Box::new(stream))
+    }
+}
+
+/// Addresses of version 6 have brackets in addresses of servers only.
+fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn shown(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    #[tokio::test]
+    async fn a_connection_goes_to_the_address_that_listens() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(connect("localhost", port, LIMIT).await.is_ok());
+        drop(listener);
+        let refused = connect("localhost", port, LIMIT).await.unwrap_err();
+        assert_eq!(refused.to_string(), format!("connect to localhost:{port}"));
+    }
+
+    #[test]
+    fn a_peer_is_named_as_people_write_it() {
+        assert_eq!(Peer::plain("[::1]", 80).name(), "[::1]:80");
+        assert_eq!(Peer::plain("::1", 80).name(), "[::1]:80");
+        assert_eq!(Peer::plain("a.test", 8080).name(), "a.test:8080");
+    }
+}

@@ -1,0 +1,101 @@
+//! Where a server is, as people write it.
+
+use crate::{Peer, Trust, TrustError};
+
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    #[error("read the server's address `{url}`: want http://HOST:PORT or https://HOST:PORT")]
+    Address { url: String },
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+}
+
+/// `http://HOST:PORT/BASE`, or the same with `https`.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub peer: Peer,
+    /// Host and port as they were written.
+    pub authority: String,
+    /// Path before every other one, without a slash at the end.
+    pub base: String,
+}
+
+impl Place {
+    /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
+    pub fn read(url: &str, certificate: Option<&str>) -> Result<Self, PlaceError> {
+        let wrong = || PlaceError::Address { url: url.to_owned() };
+        let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
+        let (authority, base) = rest.split_once('/').unwrap_or((rest, ""));
+        let usual = match scheme {
+            "http" => 80,
+            "https" => 443,
+            _ => return Err(wrong()),
+        };
+        let (host, port) = host_and_port(authority, usual).ok_or_else(wrong)?;
+        let peer = match scheme {
+            "https" => Peer::with_tls(host, port, &Trust::chosen(certificate)?),
+            _ => Peer::plain(host, port),
+        };
+        let base = base.trim_end_matches('/');
+        let base = if base.is_empty() { String::new() } else { format!("/{base}") };
+        Ok(Self { peer, authority: authority.to_owned(), base })
+    }
+
+    /// As it was written, without what comes after host and port.
+    pub fn origin(&self) -> String {
+        let scheme = if self.peer.has_tls() { "https" } else { "http" };
+        format!("{scheme}://{}", self.authority)
+    }
+}
+
+fn host_and_port(authority: &str, usual: u16) -> Option<(&str, u16)> {
+    let end = authority.rfind(']').unwrap_or(0);
+    let colon = authority[end..].rfind(':').map(|at| at + end);
+    let (host, port) = match colon {
+        Some(at) => (&authority[..at], authority[at + 1..].parse().ok()?),
+        None => (authority, usual),
+    };
+    let is_odd = |letter: char| letter.is_whitespace() || letter.is_control() || "@?#%\\".contains(letter);
+    let is_bracketed = host.starts_with('[') && host.ends_with(']');
+    (!host.is_empty() && !host.contains(is_odd) && (is_bracketed || !host.contains(':')))
+        .then_some((host, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_servers_are_read_as_people_write_them() {
+        let table = [
+            ("http://host", "host:80", "host", ""),
+            ("http://host:3000/", "host:3000", "host:3000", ""),
+            ("http://[::1]:3000/base/", "[::1]:3000", "[::1]:3000", "/base"),
+            ("http://[::1]", "[::1]:80", "[::1]", ""),
+            ("http://10.0.0.7:1/a/b", "10.0.0.7:1", "10.0.0.7:1", "/a/b"),
+        ];
+        for (url, name, authority, base) in table {
+            let place = Place::read(url, None).unwrap();
+            let got = (place.peer.name(), place.authority, place.base);
+            assert_eq!(got, (name.to_owned(), authority.to_owned(), base.to_owned()), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_of_a_server_is_refused() {
+        let wrong = [
+            "host:3000",
+            "ftp://host",
+            "http://",
+            "http://:80",
+            "http://host:port",
+            "http://a b",
+            "http://me@host",
+            "http://::1:3000",
+            "http://host:70000",
+        ];
+        for url in wrong {
+            assert!(matches!(Place::read(url, None), Err(PlaceError::Address { .. })), "{url}");
+        }
+    }
+}

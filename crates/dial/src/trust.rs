@@ -1,0 +1,170 @@
+//! Whom to believe that they are who they say.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem, pem::PemObject as _},
+};
+use tokio_rustls::TlsConnector;
+
+/// Names a file of certificates to trust instead of the system's, as for most programs.
+const TRUSTED: &str = "SSL_CERT_FILE";
+/// Where systems keep the certificates they trust.
+const SYSTEM: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+/// How every certificate in PEM begins.
+const BEGIN: &str = "-----BEGIN";
+
+#[derive(Debug, thiserror::Error)]
+pub enum TrustError {
+    #[error("find certificates to trust: there are none in {}", SYSTEM.join(", "))]
+    Nothing,
+    #[error("read the certificates in `{}`", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: pem::Error,
+    },
+    #[error("read certificates to trust: there is none in {place}")]
+    Empty { place: String },
+    #[error("set up TLS")]
+    Setup(#[from] Error),
+}
+
+/// Certificates that are believed.
+#[derive(Clone)]
+pub struct Trust {
+    config: Arc<ClientConfig>,
+}
+
+impl std::fmt::Debug for Trust {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trust").finish_non_exhaustive()
+    }
+}
+
+impl Trust {
+    /// What is given, or what the machine trusts.
+    pub fn chosen(given: Option<&str>) -> Result<Self, TrustError> {
+        given.map_or_else(Self::of_machine, Self::of_given)
+    }
+
+    /// What this machine trusts.
+    pub fn of_machine() -> Result<Self, TrustError> {
+        let chosen = std::env::var_os(TRUSTED).filter(|name| !name.is_empty()).map(PathBuf::from);
+        let system = || SYSTEM.iter().map(PathBuf::from).find(|path| path.exists());
+        let path = chosen.or_else(system).ok_or(TrustError::Nothing)?;
+        // Bundles hold certificates that nobody can use; those are left out.
+        let read = CertificateDer::pem_file_iter(&path)
+            .map_err(|source| TrustError::Read { path: path.clone(), source })?;
+        let all: Vec<CertificateDer<'static>> = read.filter_map(Result::ok).collect();
+        Self::of(&all, Vec::new(), &path.display().to_string())
+    }
+
+    /// Whoever shows one of these, by whatever name it is reached, and those that one of these vouches for.
+    /// `given` is a file of certificates, or the certificates themselves as PEM.
+    pub fn of_given(given: &str) -> Result<Self, TrustError> {
+        if given.trim_start().starts_with(BEGIN) {
+            let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(given.as_bytes()).collect();
+            let path = PathBuf::from("PEM");
+            let given = read.map_err(|source| TrustError::Read { path, source })?;
+            return Self::of(&given.clone(), given, "what is given");
+        }
+        let path = Path::new(given);
+        let unreadable = |source| TrustError::Read { path: path.to_owned(), source };
+        let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(unreadable)?.collect();
+        let read = read.map_err(unreadable)?;
+        Self::of(&read.clone(), read, given)
+    }
+
+    fn of(
+        all: &[CertificateDer<'static>],
+        known: Vec<CertificateDer<'static>>,
+        place: &str,
+    ) -> Result<Self, TrustError> {
+        if all.is_empty() {
+            return Err(TrustError::Empty { place: place.to_owned() });
+        }
+        let provider = Arc::new(ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(all.iter().cloned());
+        let authorities = if roots.is_empty() {
+            None
+        } else {
+            let built =
+                WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
+            Some(built.map_err(|error| Error::General(error.to_string()))?)
+        };
+        let known = Known { certificates: known, authorities, provider: provider.clone() };
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(known))
+            .with_no_client_auth();
+        Ok(Self { config: Arc::new(config) })
+    }
+
+    pub(crate) fn connector(&self) -> TlsConnector {
+        TlsConnector::from(self.config.clone())
+    }
+}
+
+/// The usual check, and before it the simplest: that it is the very certificate that was given.
+#[derive(Debug)]
+struct Known {
+    certificates: Vec<CertificateDer<'static>>,
+    authorities: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Known {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if self.certificates.iter().any(|one| one == shown) {
+            return Ok(ServerCertVerified::assertion());
+        }
+        let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        self.authorities.as_ref().ok_or(unknown)?.verify_server_cert(shown, between, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
