@@ -1,6 +1,9 @@
 //! A command's way to the server: one client, one project, and answers that explain themselves.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use windlass_api::{
     Operation,
@@ -32,6 +35,8 @@ pub(crate) struct Context {
     pub(crate) token: String,
     pub(crate) certificate: Option<String>,
     pub(crate) project: String,
+    /// The server has answered this command before.
+    is_known: AtomicBool,
 }
 
 /// Runs a command that talks to a server.
@@ -61,7 +66,7 @@ impl Context {
         let Chosen { url, token, certificate, project } = chosen;
         let client = Client::knowing(&url, Some(&token), certificate.as_deref())
             .map_err(|error| Problem::call(&url, &error))?;
-        Ok(Self { client, url, token, certificate, project })
+        Ok(Self { client, url, token, certificate, project, is_known: AtomicBool::new(false) })
     }
 
     /// The same way to the server, in another project.
@@ -72,6 +77,7 @@ impl Context {
             token: self.token.clone(),
             certificate: self.certificate.clone(),
             project: name.to_owned(),
+            is_known: AtomicBool::new(self.is_known.load(Ordering::Relaxed)),
         }
     }
 
@@ -83,12 +89,17 @@ impl Context {
         }
     }
 
-    /// The same, for a question that may be asked again: a server that restarts is waited for.
+    /// The same, for a question that may be asked again: a server that was there and restarts is waited for. Of one that
+    /// never answered nothing is known.
     pub(crate) async fn patiently<O: Operation>(&self, request: &O::Request) -> Result<O::Response, Problem> {
         let began = tokio::time::Instant::now();
         loop {
             match self.try_call::<O>(request).await {
-                Err(error) if error.is_lost() && began.elapsed() < PATIENCE => {
+                Err(error)
+                    if error.is_lost()
+                        && self.is_known.load(Ordering::Relaxed)
+                        && began.elapsed() < PATIENCE =>
+                {
                     tokio::time::sleep(AGAIN_AFTER).await;
                 }
                 Ok(answer) => return Ok(answer),
@@ -103,7 +114,11 @@ impl Context {
         request: &O::Request,
     ) -> Result<O::Response, CallError> {
         let path: &[&str] = if O::ACCESS.in_project() { &[&self.project] } else { &[] };
-        self.client.call::<O>(path, request).await
+        let answer = self.client.call::<O>(path, request).await;
+        if !answer.as_ref().is_err_and(CallError::is_lost) {
+            self.is_known.store(true, Ordering::Relaxed);
+        }
+        answer
     }
 
     pub(crate) async fn explain(&self, error: &CallError) -> Problem {

@@ -109,6 +109,10 @@ pub(crate) fn certificate(given: Option<&str>) -> Result<Option<String>, Problem
             "a server makes it at its first start with `--tls-port`: `tls/cert.pem` in its data directory",
         )
     })?;
+    if !text.contains("-----BEGIN CERTIFICATE") {
+        return Err(Problem::misuse(format!("there is no certificate in `{given}`"))
+            .hint("it is a text between `-----BEGIN CERTIFICATE-----` and `-----END CERTIFICATE-----`"));
+    }
     Ok(Some(text))
 }
 

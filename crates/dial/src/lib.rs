@@ -5,6 +5,8 @@
 mod names;
 mod peer;
 mod place;
+#[cfg(any(test, feature = "ports"))]
+pub mod ports;
 mod trust;
 
 pub use names::{LookupError, lookup};

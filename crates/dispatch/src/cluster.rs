@@ -5,7 +5,6 @@ use std::{
     fmt::Write as _,
     fs,
     io::Read as _,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -213,10 +212,7 @@ impl Cluster {
     fn configure(&self, sizes: &[Size]) {
         let dir = self.dir.display();
         let host = hostname();
-        let listeners: Vec<TcpListener> =
-            (0..=sizes.len()).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
-        let ports: Vec<u16> =
-            listeners.iter().map(|one| one.local_addr().expect("the port's number").port()).collect();
+        let ports: Vec<u16> = (0..=sizes.len()).map(|_| windlass_dial::ports::free()).collect();
         let mut text = format!(
             "ClusterName=t{port}\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\nSlurmdUser=root\n\
              AuthType=auth/munge\nAuthInfo=socket={dir}/munge/munge.sock\nCredType=cred/munge\n\

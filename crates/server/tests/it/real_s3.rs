@@ -1,7 +1,7 @@
 //! An object store of somebody else: the server of `moto`, which checks signatures with Amazon's own library.
 
 use std::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -104,7 +104,7 @@ impl RealS3 {
     fn started(over: Over) -> Self {
         let home = Home::new();
         certificates(&home.0);
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = windlass_dial::ports::free();
         let mut command = Command::new(program("python"));
         command.args(["-c", SERVE, &port.to_string()]).env("INITIAL_NO_AUTH_ACTION_COUNT", UNCHECKED);
         if over == Over::Tls {

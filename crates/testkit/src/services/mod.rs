@@ -6,7 +6,7 @@ pub mod caller;
 pub mod node;
 mod traffic;
 
-use std::{net::TcpListener, time::Duration};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -21,10 +21,8 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 /// The program of a replica.
 pub const PAGE: &str = include_str!("page.py");
 
-/// A port that nobody listens at: replicas on this machine share its network.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
+/// For a replica: those on this machine share its network.
+pub use windlass_dial::ports::free as free_port;
 
 /// A service of [`PAGE`].
 pub fn service(name: &str, port: u16) -> Value {

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -90,7 +90,7 @@ struct Daemon {
 
 impl Daemon {
     fn start(root: &Path) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = windlass_dial::ports::free();
         let programs = Command::new("git").arg("--exec-path").output().unwrap();
         let programs = PathBuf::from(String::from_utf8(programs.stdout).unwrap().trim());
         let mut command = Command::new(programs.join("git-daemon"));

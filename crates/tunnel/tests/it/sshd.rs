@@ -1,7 +1,7 @@
 //! A private OpenSSH server on a port of the system's choice, gone with its guard.
 
 use std::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -45,7 +45,7 @@ impl Sshd {
     /// Starts the server, on the port it had before or a free one.
     fn serve(&mut self) {
         if self.port == 0 {
-            self.port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            self.port = windlass_dial::ports::free();
         }
         let at = |name: &str| self.home.join(name).display().to_string();
         std::fs::copy(self.home.join("user.pub"), self.home.join("authorized")).unwrap();

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
 };
 
 use serde_json::json;
@@ -109,7 +109,7 @@ fn x5_every_call_on_the_socket_needs_the_token() {
 
 #[test]
 fn a_dstack_server_needs_no_token_on_its_port() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = windlass_dial::ports::free();
     let mut setting = Setting::new();
     setting.config.compat_http = Some(format!("localhost:{port}"));
     let mut runner = setting.start();

@@ -11,6 +11,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use windlass_dial::ports;
 
 use super::{Killed, PATIENCE, Server, noise, run, sessions::resident_kib, spawn, text, until};
 
@@ -50,11 +51,6 @@ fn reach(port: u16) -> TcpStream {
 /// A connection to a socket, once somebody listens: its file is there a moment before.
 pub(super) fn reach_socket(socket: &Path) -> UnixStream {
     until("the socket is listened on", || UnixStream::connect(socket).ok())
-}
-
-/// A free port of this machine.
-pub(super) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Answers every connection with what it sent, backwards, once the sender has ended.
@@ -101,7 +97,7 @@ fn converse(mut stream: TcpStream, bytes: &[u8]) {
 #[test]
 fn local_ports_reach_ports_there() {
     let server = Server::start();
-    let (port, service) = (free_port(), tcp_service());
+    let (port, service) = (ports::free(), tcp_service());
     let _master = master(&server, &["-L", &format!("{port}:localhost:{}", service.port())]);
     converse(reach(port), b"hello");
     converse(reach(port), &noise(10 << 20));
@@ -117,7 +113,7 @@ fn local_ports_reach_ports_there() {
 #[test]
 fn a_port_nobody_listens_on_is_refused_and_the_rest_lives() {
     let server = Server::start();
-    let (port, closed) = (free_port(), free_port());
+    let (port, closed) = (ports::free(), ports::free());
     let master = master(&server, &["-L", &format!("{port}:127.0.0.1:{closed}")]);
     let mut stream = reach(port);
     patient(&stream);
@@ -161,7 +157,7 @@ fn sockets_are_reached_and_offered() {
 #[test]
 fn ports_there_reach_ports_here() {
     let server = Server::start();
-    let (port, service) = (free_port(), tcp_service());
+    let (port, service) = (ports::free(), tcp_service());
     let master = master(&server, &["-R", &format!("{port}:{service}")]);
     converse(reach(port), &noise(3 << 20));
     // Asked for by the master later, at a port of the system's choice, and given back.
@@ -180,7 +176,7 @@ fn ports_there_reach_ports_here() {
 #[test]
 fn a_socks_proxy_reaches_names_as_the_server_knows_them() {
     let server = Server::start();
-    let (port, service) = (free_port(), tcp_service());
+    let (port, service) = (ports::free(), tcp_service());
     let _master = master(&server, &["-D", &port.to_string()]);
     let mut stream = reach(port);
     patient(&stream);
@@ -276,7 +272,7 @@ fn stalled() -> Stalled {
 #[test]
 fn one_channel_that_nobody_reads_does_not_stop_another() {
     let server = Server::start();
-    let (stuck_port, port) = (free_port(), free_port());
+    let (stuck_port, port) = (ports::free(), ports::free());
     let (stuck, service) = (stalled(), tcp_service());
     let master = master(
         &server,
@@ -312,7 +308,7 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
 #[test]
 fn a_neighbour_uploads_while_another_is_held() {
     let server = Server::start();
-    let (stuck_port, port) = (free_port(), free_port());
+    let (stuck_port, port) = (ports::free(), ports::free());
     let (stuck, service) = (stalled(), tcp_service());
     let _master = master(
         &server,

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use tokio_tungstenite::{client_async, tungstenite::Message};
 use windlass_api::agent::RUNNER_PORT;
 
-use super::{Killed, PATIENCE, client, forwards::free_port, make_key, spawn, until};
+use super::{Killed, PATIENCE, client, make_key, spawn, until};
 use crate::support::{
     Scratch,
     runner::{Runner, Setting, script},
@@ -37,7 +37,7 @@ impl Visit {
         let port = until("the SSH server has a port", || {
             std::fs::read_to_string(runner.run_dir().join("ssh.port")).ok()?.trim().parse().ok()
         });
-        let local = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let local = SocketAddr::from(([127, 0, 0, 1], windlass_dial::ports::free()));
         let mut ssh = client(keys.path(), "ssh", "-p", port);
         ssh.args(["-N", "-o", "ExitOnForwardFailure=yes", "-L", &format!("{}:{target}", local.port())]);
         let client = Killed(spawn(ssh.arg("root@127.0.0.1").stdin(Stdio::null())));

@@ -442,7 +442,6 @@ pub(crate) fn random_uuid() -> uuid::Uuid {
     uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
-/// Free a moment ago; nothing better can be had without the shim telling.
 pub(crate) fn free_port() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    SocketAddr::from(([127, 0, 0, 1], windlass_dial::ports::free()))
 }

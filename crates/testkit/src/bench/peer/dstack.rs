@@ -1,7 +1,7 @@
 //! dstack's own server, from PyPI, in a home of its own.
 
 use std::{
-    net::{Ipv4Addr, TcpListener},
+    net::Ipv4Addr,
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -29,7 +29,7 @@ impl Dstack {
     pub(super) async fn start(venv: &Path, home: &Path, agent: &Path, here: Ipv4Addr) -> Result<Self> {
         std::fs::create_dir_all(home)?;
         let shelf = Shelf::open(agent, here).await?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = windlass_dial::ports::free();
         let log = std::fs::File::create(home.join("log"))?;
         let mut command = Command::new(venv.join("bin/dstack"));
         command.args(["server", "--host", "127.0.0.1", "--port", &port.to_string(), "--token", TOKEN, "-n"]);
