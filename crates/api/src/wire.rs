@@ -10,6 +10,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use windlass_dial::{DialError, Io, Peer, Stream};
 
 use crate::unix;
@@ -18,6 +19,8 @@ use crate::unix;
 pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// More are not kept: nobody here makes more calls at once.
 const KEPT_MAX: usize = 16;
+/// Longer unused, a connection may be gone and nobody told us: whatever is in between forgets those that are silent.
+const KEPT_FOR: Duration = Duration::from_secs(20);
 
 pub(crate) type Sender = SendRequest<Full<Bytes>>;
 
@@ -37,7 +40,8 @@ pub(crate) enum WireError {
 
 pub(crate) struct Wire {
     way: Way,
-    kept: Mutex<Vec<Sender>>,
+    /// Each with the time at which it was used last, the youngest at the end.
+    kept: Mutex<Vec<(Instant, Sender)>>,
 }
 
 impl std::fmt::Debug for Wire {
@@ -91,8 +95,8 @@ impl Wire {
     async fn take(&self) -> Option<Sender> {
         loop {
             // The youngest is the least likely to have been closed meanwhile.
-            let mut sender = self.kept.lock().pop()?;
-            if sender.ready().await.is_ok() {
+            let (used, mut sender) = self.kept.lock().pop()?;
+            if used.elapsed() < KEPT_FOR && sender.ready().await.is_ok() {
                 return Some(sender);
             }
         }
@@ -101,7 +105,7 @@ impl Wire {
     fn keep(&self, sender: Sender) {
         let mut kept = self.kept.lock();
         if !sender.is_closed() && kept.len() < KEPT_MAX {
-            kept.push(sender);
+            kept.push((Instant::now(), sender));
         }
     }
 }
@@ -125,4 +129,60 @@ async fn join(stream: Stream) -> Result<Sender, WireError> {
     // Its errors are seen by whoever waits for an answer on it.
     tokio::spawn(connection.with_upgrades());
     Ok(sender)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+        time,
+    };
+
+    use super::*;
+
+    /// Answers with the number of the connection; on the second one only once.
+    async fn serve(listener: UnixListener, accepted: Arc<AtomicUsize>) {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let number = accepted.fetch_add(1, Ordering::Relaxed) + 1;
+            tokio::spawn(async move {
+                while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {
+                    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}");
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                    if number == 2 {
+                        return;
+                    }
+                }
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_serves_many_calls_until_it_ends_or_was_silent_for_long() {
+        let path = std::env::temp_dir().join(format!("windlass-wire-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), Arc::clone(&accepted)));
+        let wire = Wire::new(Way::Unix(path.clone()));
+        let ask = async || {
+            let request = Request::get("/").header("host", "test").body(Full::default()).unwrap();
+            let (status, body) = wire.exchange(request).await.unwrap();
+            assert_eq!(status, StatusCode::OK);
+            String::from_utf8(body.to_vec()).unwrap()
+        };
+        assert_eq!([ask().await, ask().await], ["1", "1"]);
+        time::pause();
+        time::advance(KEPT_FOR).await;
+        time::resume();
+        assert_eq!(ask().await, "2", "one that was silent for long is used again");
+        assert_eq!([ask().await, ask().await], ["3", "3"], "the second one has ended");
+        assert_eq!(accepted.load(Ordering::Relaxed), 3);
+        serving.abort();
+        std::fs::remove_file(&path).unwrap();
+    }
 }

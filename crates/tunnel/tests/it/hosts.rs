@@ -34,7 +34,8 @@ async fn after_a_failure_the_next_try_waits_and_says_so() {
     let target = sshd.target();
     sshd.stop();
     let hosts = Hosts::new(Backoff { first: Duration::from_secs(3600), last: Duration::from_secs(3600) });
-    assert!(matches!(hosts.control(&1, &target).await, Err(TunnelError::Connect { .. })));
+    let error = hosts.control(&1, &target).await.unwrap_err();
+    assert!(matches!(error, TunnelError::Connect { .. }), "{error:?}");
     let error = hosts.control(&1, &target).await.unwrap_err();
     assert!(matches!(error, TunnelError::Waiting { .. }), "{error}");
     assert!(error.to_string().contains("next try is in"), "{error}");

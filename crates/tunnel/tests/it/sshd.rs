@@ -77,11 +77,19 @@ impl Sshd {
     /// Ends the server and every session it serves.
     pub(crate) fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
+        // Frozen, it begins no more sessions: each holds the port from its first moment.
+        let _ = Command::new("kill").args(["-STOP", &child.id().to_string()]).status();
+        let sessions = sessions(child.id());
         // All at once: there may be a thousand.
-        let sessions: Vec<String> = sessions(child.id()).iter().map(u32::to_string).collect();
-        let _ = Command::new("kill").arg("-9").args(sessions).stderr(Stdio::null()).status();
+        let words = sessions.iter().map(u32::to_string);
+        let _ = Command::new("kill").arg("-9").args(words).stderr(Stdio::null()).status();
         let _ = child.kill();
         let _ = child.wait();
+        let until = Instant::now() + READY_WITHIN;
+        while sessions.iter().any(|pid| is_alive(*pid)) {
+            assert!(Instant::now() < until, "a session outlives sshd");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub(crate) fn start_again(&mut self) {
@@ -133,6 +141,15 @@ impl Drop for Sshd {
         self.stop();
         let _ = std::fs::remove_dir_all(&self.home);
     }
+}
+
+/// A process that has ended may be there for a while, until somebody asks how.
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')')
+        .next()
+        .and_then(|rest| rest.trim_start().chars().next())
+        .is_some_and(|state| state != 'Z')
 }
 
 /// All descendants of a process.
