@@ -1,6 +1,9 @@
 //! The lab itself: hosts that are apart, can be cut off, go down and come back, and leave nothing.
 
-use std::{process::Command, time::Duration};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use windlass_testkit::lab::{GUEST, Lab, WORKER};
 use windlass_tunnel::{Connection, TunnelError};
@@ -29,6 +32,12 @@ async fn lab_hosts_have_networks_files_and_processes_of_their_own() {
     let sleeps = |host: &windlass_testkit::lab::Host| {
         host.processes().unwrap().iter().filter(|process| process.command == "sleep 4711").count()
     };
+    // The shell starts it and goes; when it has become a sleeper is its own affair.
+    let until = Instant::now() + Duration::from_secs(20);
+    while sleeps(one) == 0 {
+        assert!(Instant::now() < until, "{:?}", one.processes());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     assert_eq!((sleeps(one), sleeps(two)), (1, 0));
     // Hosts reach each other by name.
     let there = out(&one.run("timeout 5 bash -c 'head -c 4 < /dev/tcp/h2/22'").unwrap());
