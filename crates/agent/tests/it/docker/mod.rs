@@ -14,7 +14,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bollard::Docker as Engine;
@@ -49,7 +49,15 @@ impl Host {
 
     async fn at(socket: &Path, change: impl FnOnce(&mut Settings)) -> Self {
         let scratch = Scratch::new("docker");
-        let docker = Docker::connect(settings(socket, scratch.path(), change)).await.unwrap();
+        let settings = settings(socket, scratch.path(), change);
+        let since = Instant::now();
+        let docker = loop {
+            match Docker::connect(settings.clone()).await {
+                // An engine that has just started on a busy machine.
+                Err(RuntimeError::Away { .. }) if since.elapsed() < SOON => {}
+                connected => break connected.unwrap(),
+            }
+        };
         Self { docker, engine: engine::client(socket), socket: socket.to_owned(), scratch }
     }
 
