@@ -177,7 +177,10 @@ fn the_job_inherits_neither_files_nor_signals_of_the_runner() {
 #[test]
 fn times_grow_over_output_and_states() {
     let runner = Runner::start();
-    runner.finish(&script("for i in 1 2 3 4 5; do echo $i; sleep 0.02; done"));
+    runner.go(&script("echo one; until [ -e go ]; do sleep 0.01; done; echo two"));
+    runner.printed("one");
+    std::fs::write(runner.work().join("go"), "").unwrap();
+    runner.ended();
     let pull = runner.get("/api/pull?timestamp=0").json();
     let times = |list: &str| -> Vec<i64> {
         pull[list].as_array().unwrap().iter().map(|one| one["timestamp"].as_i64().unwrap()).collect()
