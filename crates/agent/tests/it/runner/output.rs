@@ -177,7 +177,8 @@ fn the_job_inherits_neither_files_nor_signals_of_the_runner() {
 #[test]
 fn times_grow_over_output_and_states() {
     let runner = Runner::start();
-    runner.go(&script("echo one; until [ -e go ]; do sleep 0.01; done; echo two"));
+    // What comes within 10 ms is one piece, and so is what is read at once: the second waits for both.
+    runner.go(&script("echo one; until [ -e go ]; do sleep 0.01; done; sleep 0.05; echo two"));
     runner.printed("one");
     std::fs::write(runner.work().join("go"), "").unwrap();
     runner.ended();
