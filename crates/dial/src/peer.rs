@@ -94,10 +94,6 @@ impl Peer {
         Self { host: bare(host).to_owned(), port, tls: Some(trust.connector()) }
     }
 
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
     /// Host and port, as people write them.
     pub fn name(&self) -> String {
         shown(&self.host, self.port)

@@ -71,7 +71,7 @@ impl Trust {
         let read = CertificateDer::pem_file_iter(&path)
             .map_err(|source| TrustError::Read { path: path.clone(), source })?;
         let all: Vec<CertificateDer<'static>> = read.filter_map(Result::ok).collect();
-        Self::of(&all, Vec::new(), &path.display().to_string())
+        Self::of(&all, &[], &path.display().to_string())
     }
 
     /// Whoever shows one of these, by whatever name it is reached, and those that one of these vouches for.
@@ -81,18 +81,18 @@ impl Trust {
             let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(given.as_bytes()).collect();
             let path = PathBuf::from("PEM");
             let given = read.map_err(|source| TrustError::Read { path, source })?;
-            return Self::of(&given.clone(), given, "what is given");
+            return Self::of(&given, &given, "what is given");
         }
         let path = Path::new(given);
         let unreadable = |source| TrustError::Read { path: path.to_owned(), source };
         let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(unreadable)?.collect();
         let read = read.map_err(unreadable)?;
-        Self::of(&read.clone(), read, given)
+        Self::of(&read, &read, given)
     }
 
     fn of(
         all: &[CertificateDer<'static>],
-        known: Vec<CertificateDer<'static>>,
+        known: &[CertificateDer<'static>],
         place: &str,
     ) -> Result<Self, TrustError> {
         if all.is_empty() {
@@ -108,7 +108,7 @@ impl Trust {
                 WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
             Some(built.map_err(|error| Error::General(error.to_string()))?)
         };
-        let known = Known { certificates: known, authorities, provider: provider.clone() };
+        let known = Known { certificates: known.to_vec(), authorities, provider: provider.clone() };
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
