@@ -1,4 +1,4 @@
-//! Benchmarks: an optimised build of the testkit's program, with a private Postgres and container engine beside it.
+//! Benchmarks: an optimised build of `windlass-bench`, with a private Postgres and container engine beside it.
 
 use std::{path::Path, process::Command};
 
@@ -43,7 +43,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let mut build = workspace.cargo();
     build.args(["build", "--profile", &profile]);
     for (package, binary) in
-        [("windlass-testkit", BINARY), ("windlass-cli", "windlass"), ("windlass-agent", "windlass-agent")]
+        [("windlass-bench", BINARY), ("windlass-cli", "windlass"), ("windlass-agent", "windlass-agent")]
     {
         // By name: linking is most of an optimised build, and the simulation would be linked too.
         build.args(["-p", package, "--bin", binary]);

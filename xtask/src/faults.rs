@@ -1,4 +1,4 @@
-//! The fault matrix: builds server, agent and the testkit's program, and gives it an engine of its own. Rows that
+//! The fault matrix: builds server, agent and `windlass-faults`, and gives it an engine of its own. Rows that
 //! want a Postgres start one themselves.
 
 use std::process::Command;
@@ -22,7 +22,7 @@ const IDLE: [&str; 1] = ["--list"];
 
 /// Debug builds: only they know the places at which an agent can be made to wait for its end.
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
-    let packages = ["-p", "windlass-testkit", "-p", "windlass-cli", "-p", "windlass-agent"];
+    let packages = ["-p", "windlass-faults", "-p", "windlass-cli", "-p", "windlass-agent"];
     process::run(workspace.cargo().args(["build", "--quiet", "--bins"]).args(packages))?;
     play(workspace, &args.rest())
 }

@@ -23,6 +23,10 @@ pub(crate) struct Member {
     pub(crate) uses: BTreeSet<String>,
 }
 
+/// Crates that only tests and benchmarks use. Rules for what people run do not hold for them.
+pub(crate) const TEST_CRATES: [&str; 5] =
+    ["crates/sim/", "crates/testkit/", "crates/testenv/", "crates/faults/", "crates/bench/"];
+
 const OF_THIS_PROGRAM: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_NAME"];
 
 impl Workspace {

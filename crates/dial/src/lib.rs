@@ -5,8 +5,6 @@
 mod names;
 mod peer;
 mod place;
-#[cfg(any(test, feature = "ports"))]
-pub mod ports;
 mod trust;
 
 pub use names::{LookupError, lookup};

@@ -3,8 +3,6 @@
 //! They speak HTTP to the server and commands to the scheduler below, and know nothing else of either. What
 //! they conclude from the two is decided in `windlass_model::dispatch`.
 
-#[cfg(feature = "cluster")]
-pub mod cluster;
 pub mod hook;
 pub mod local;
 pub mod metrics;

@@ -6,5 +6,6 @@ pub mod fortune;
 pub mod host;
 pub mod invariants;
 pub mod net;
-pub mod rng;
 pub mod runs;
+
+pub use windlass_testkit::rng;

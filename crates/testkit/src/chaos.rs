@@ -21,7 +21,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use windlass_sim::rng::Rng;
+use crate::rng::Rng;
 
 /// Bytes that are carried at once.
 const PIECE: usize = 16 * 1024;

@@ -1,14 +1,20 @@
-//! For tests: servers, machines and people as they are, seeded faults around them, and the benchmarks.
+//! For tests: what stands around a program of ours, and none of ours. Every crate may use it without building the rest.
 
-pub mod bench;
 pub mod chaos;
-pub mod faults;
-pub mod hollow;
 pub mod lab;
+pub mod ports;
 pub mod postgres;
-pub mod queue;
-pub mod replicas;
-pub mod server;
-pub mod services;
-pub mod stage;
+pub mod rng;
+pub mod slurm;
 pub mod story;
+
+use anyhow::{Context, Result};
+pub use tempfile::TempDir;
+
+/// A directory that is removed when it is dropped.
+pub fn temp_dir(name: &str) -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix(&format!("windlass-{name}-"))
+        .tempdir()
+        .context("failed to make a temporary directory")
+}

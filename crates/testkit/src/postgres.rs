@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-use crate::bench::Scratch;
+use crate::TempDir;
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
@@ -36,7 +36,7 @@ pub struct Postgres {
     options: Vec<String>,
     env: Vec<(String, String)>,
     // Last: the directory goes after the server.
-    home: Scratch,
+    home: TempDir,
 }
 
 impl Postgres {
@@ -47,7 +47,7 @@ impl Postgres {
 
     /// The same, with settings like `log_statement=all` and an environment.
     pub async fn start_with(name: &str, settings: &[&str], env: Vec<(String, String)>) -> Result<Self> {
-        let (bin, home) = (programs()?, Scratch::new(name)?);
+        let (bin, home) = (programs()?, crate::temp_dir(name)?);
         let data = home.path().join("data");
         if is_root() {
             std::os::unix::fs::chown(home.path(), Some(id("-u")?), Some(id("-g")?))?;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 
 use super::Problems;
-use crate::workspace::Workspace;
+use crate::workspace::{TEST_CRATES, Workspace};
 
 const DOCUMENT: &str = "docs/security.md";
 const ATTACKS: u32 = 28;
@@ -102,7 +102,7 @@ pub(super) fn shells(workspace: &Workspace) -> Result<Problems> {
         path.ends_with(".rs")
             && path.starts_with("crates/")
             && path.contains("/src/")
-            && !path.starts_with("crates/testkit/")
+            && !TEST_CRATES.iter().any(|dir| path.starts_with(dir))
     };
     for path in workspace.files()?.iter().filter(ours).filter(|path| !SHELLS.contains(&path.as_str())) {
         let source = workspace.read(path)?;

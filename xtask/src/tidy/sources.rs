@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::Problems;
-use crate::workspace::Workspace;
+use crate::workspace::{TEST_CRATES, Workspace};
 
 const LINES_MAX: usize = 700;
 /// Names that say nothing about what is inside.
@@ -75,8 +75,7 @@ pub(super) fn sql(workspace: &Workspace) -> Result<Problems> {
 
 /// Those who check read the database past the code they check, and so may tests.
 fn may_hold_sql(path: &str) -> bool {
-    let may = [DB, "crates/sim/", "crates/testkit/"];
-    path.contains("/tests/") || may.iter().any(|dir| path.starts_with(dir))
+    path.contains("/tests/") || path.starts_with(DB) || TEST_CRATES.iter().any(|dir| path.starts_with(dir))
 }
 
 /// A statement at the start of a literal or of a line; words in a sentence are no statement.
@@ -132,7 +131,7 @@ mod tests {
         assert!(may_hold_sql("crates/server/src/db/jobs.rs"));
         assert!(may_hold_sql("crates/server/tests/it/runs.rs"));
         assert!(may_hold_sql("crates/sim/src/invariants.rs"));
-        assert!(may_hold_sql("crates/testkit/src/replicas.rs"));
+        assert!(may_hold_sql("crates/testenv/src/replicas.rs"));
         assert!(!may_hold_sql("crates/server/src/services/runs.rs"));
     }
 }

@@ -8,7 +8,6 @@ use std::{
 };
 
 use windlass_dispatch::{
-    cluster::{Cluster, Size},
     scheduler::{Order, Pressure, Scheduler as _, SubmitError},
     slurm::{Settings, Slurm},
 };
@@ -16,6 +15,7 @@ use windlass_model::dispatch::{
     Attempt, Job, Life, Lower, Needs,
     choose::{Fit, Room as _},
 };
+use windlass_testkit::slurm::{Cluster, Size};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const TAG: &str = "windlass:test";

@@ -109,7 +109,7 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
         json!({"services": [service], "sites": {}, "own": "gateway.test", "certificate": {"type": "acme"}});
     state::save(&folder.0.join("routes"), &json!({"generation": 1, "version": "1", "told": told})).unwrap();
 
-    let listen = SocketAddr::from(([127, 0, 0, 1], windlass_dial::ports::free()));
+    let listen = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
     let authority = Authority::new("node", listen);
     let serving = authority.serve().await;
     let directory = format!("http://{}/directory", serving.address);

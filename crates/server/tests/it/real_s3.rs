@@ -104,7 +104,7 @@ impl RealS3 {
     fn started(over: Over) -> Self {
         let home = Home::new();
         certificates(&home.0);
-        let port = windlass_dial::ports::free();
+        let port = windlass_testkit::ports::free();
         let mut command = Command::new(program("python"));
         command.args(["-c", SERVE, &port.to_string()]).env("INITIAL_NO_AUTH_ACTION_COUNT", UNCHECKED);
         if over == Over::Tls {

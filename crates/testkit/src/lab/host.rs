@@ -12,7 +12,6 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
-use windlass_tunnel::{HostKey, Pin, Target};
 
 use super::{
     GUEST, HOSTS_MAX, Init, Place, WITHIN, WORKER, cgroups,
@@ -205,37 +204,15 @@ impl Host {
         self.place.host_address(self.number).into()
     }
 
-    /// How to log in as root, with the host's key pinned.
-    pub fn target(&self) -> Target {
-        self.target_as("root")
+    /// The private key that opens its accounts, as text.
+    pub fn login_key(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.place.key_file())?)
     }
 
-    /// The same as another user.
-    ///
-    /// # Panics
-    ///
-    /// The lab's key cannot be read.
-    pub fn target_as(&self, user: &str) -> Target {
-        #[expect(clippy::expect_used, reason = "the key was written by the lab itself")]
-        let (key, pin) = (self.place.key().expect("the lab's key"), self.host_key().expect("the host's key"));
-        Target {
-            host: self.addr().to_string(),
-            port: 22,
-            user: user.to_owned(),
-            keys: vec![key],
-            pin: Pin::Known(pin),
-            via: None,
-        }
-    }
-
-    /// The same through another host.
-    pub fn target_via(&self, gate: &Self) -> Target {
-        Target { via: Some(Box::new(gate.target())), ..self.target() }
-    }
-
-    pub fn host_key(&self) -> Result<HostKey> {
+    /// The key that it proves to have: one line as in `known_hosts`, without the host.
+    pub fn host_key_line(&self) -> Result<String> {
         let line = fs::read_to_string(self.dir().join("etc/ssh/host_key.pub"))?;
-        Ok(HostKey::parse(line.trim())?)
+        Ok(line.trim().to_owned())
     }
 
     /// A file of the host from outside: below `/etc`, `/var`, `/root` or `/home`.

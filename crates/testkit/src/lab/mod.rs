@@ -3,7 +3,7 @@
 //! ```text
 //! let lab = Lab::start(2)?;                    // needs root, OpenSSH, iproute2, util-linux; sudo for `worker`
 //! let host = lab.host(1);                      // counted from one, as their names h1, h2, …
-//! host.addr(); host.target(); host.target_as(WORKER); lab.key_file();
+//! host.addr(); host.login_key()?; host.host_key_line()?; lab.key_file();
 //! host.run("ls /var/lib")?; host.processes()?; host.path("/var/lib/windlass");
 //! host.partition()?; host.heal()?; host.reboot()?; host.hide()?; host.change_host_key()?;
 //! ```
@@ -33,7 +33,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use windlass_tunnel::Key;
 
 pub use self::host::{Host, Process};
 use self::program::{read, run, try_run};
@@ -177,10 +176,6 @@ impl Place {
 
     fn key_file(&self) -> PathBuf {
         self.dir.join("key")
-    }
-
-    fn key(&self) -> Result<Key> {
-        Ok(Key::parse(&fs::read_to_string(self.key_file())?)?)
     }
 }
 

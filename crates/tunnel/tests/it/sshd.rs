@@ -45,7 +45,7 @@ impl Sshd {
     /// Starts the server, on the port it had before or a free one.
     fn serve(&mut self) {
         if self.port == 0 {
-            self.port = windlass_dial::ports::free();
+            self.port = windlass_testkit::ports::free();
         }
         let at = |name: &str| self.home.join(name).display().to_string();
         std::fs::copy(self.home.join("user.pub"), self.home.join("authorized")).unwrap();

@@ -109,7 +109,7 @@ fn x5_every_call_on_the_socket_needs_the_token() {
 
 #[test]
 fn a_dstack_server_needs_no_token_on_its_port() {
-    let port = windlass_dial::ports::free();
+    let port = windlass_testkit::ports::free();
     let mut setting = Setting::new();
     setting.config.compat_http = Some(format!("localhost:{port}"));
     let mut runner = setting.start();

@@ -11,7 +11,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use windlass_dial::ports;
+use windlass_testkit::ports;
 
 use super::{Killed, PATIENCE, Server, noise, run, sessions::resident_kib, spawn, text, until};
 

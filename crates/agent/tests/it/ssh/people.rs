@@ -37,7 +37,7 @@ impl Visit {
         let port = until("the SSH server has a port", || {
             std::fs::read_to_string(runner.run_dir().join("ssh.port")).ok()?.trim().parse().ok()
         });
-        let local = SocketAddr::from(([127, 0, 0, 1], windlass_dial::ports::free()));
+        let local = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
         let mut ssh = client(keys.path(), "ssh", "-p", port);
         ssh.args(["-N", "-o", "ExitOnForwardFailure=yes", "-L", &format!("{}:{target}", local.port())]);
         let client = Killed(spawn(ssh.arg("root@127.0.0.1").stdin(Stdio::null())));

@@ -443,5 +443,5 @@ pub(crate) fn random_uuid() -> uuid::Uuid {
 }
 
 pub(crate) fn free_port() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], windlass_dial::ports::free()))
+    SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()))
 }

@@ -1,0 +1,69 @@
+//! The container engine to compare with, and a small image for it.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+/// Where the engine listens; `cargo xtask bench` starts a private one.
+const VARIABLE: &str = "WINDLASS_TEST_DOCKER";
+const IMAGE: &str = "windlass-bench/busybox:1";
+
+pub(crate) struct Engine {
+    pub(crate) socket: PathBuf,
+    pub(crate) image: String,
+}
+
+impl Engine {
+    /// Makes an image of nothing but a static busybox.
+    pub(crate) fn from_environment(scratch: &Path) -> Result<Self> {
+        let socket =
+            std::env::var_os(VARIABLE).with_context(|| format!("{VARIABLE} names no engine's socket"))?;
+        let engine = Self { socket: socket.into(), image: IMAGE.to_owned() };
+        let (root, archive) = (scratch.join("image"), scratch.join("image.tar"));
+        std::fs::create_dir_all(root.join("bin"))?;
+        std::fs::copy("/usr/bin/busybox", root.join("bin/busybox"))
+            .context("copy busybox (busybox-static)")?;
+        for name in ["sh", "echo"] {
+            std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
+        }
+        ran(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."))?;
+        ran(engine.docker().arg("import").arg(&archive).arg(IMAGE))?;
+        Ok(engine)
+    }
+
+    fn docker(&self) -> Command {
+        let mut command = Command::new("docker");
+        command.arg("--host").arg(format!("unix://{}", self.socket.display()));
+        command
+    }
+
+    /// `docker run` of one word on a network: until it was said, and until the command ended.
+    pub(crate) fn run(&self, network: &[&str]) -> Result<(Duration, Duration)> {
+        let mut command = self.docker();
+        command.args(["run", "--rm", "--network"]).args(network).args([IMAGE, "echo", "hello"]);
+        let started = Instant::now();
+        let mut child = command.stdout(Stdio::piped()).spawn().context("start docker")?;
+        let mut said = [0; 6];
+        child.stdout.take().context("no output")?.read_exact(&mut said).context("docker run said nothing")?;
+        let line = started.elapsed();
+        ensure!(child.wait()?.success(), "docker run failed");
+        Ok((line, started.elapsed()))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.docker().args(["rmi", "--force", IMAGE]).stdout(Stdio::null()).status();
+    }
+}
+
+fn ran(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("start {:?}", command.get_program()))?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}

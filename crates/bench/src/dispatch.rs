@@ -1,0 +1,149 @@
+//! Containers through dispatchers: on this machine, on a Slurm, and the same Slurm without us beside it.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use windlass_sim::invariants::containers::is_final;
+use windlass_testkit::slurm::{Cluster, Size};
+
+use super::sheet::Sheet;
+use windlass_testenv::queue::Ground;
+
+/// Containers that wait when the clock starts.
+const CROWD: usize = 200;
+/// One after the other, each alone.
+const ALONE: usize = 20;
+const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
+const PATIENCE: Duration = Duration::from_secs(300);
+const LOOK: Duration = Duration::from_millis(1);
+const CROWD_LOOK: Duration = Duration::from_millis(50);
+
+pub async fn run() -> Result<()> {
+    let mut sheet = Sheet::new("dispatch")?;
+    sheet.put("crowd", CROWD as f64);
+    let cluster = Cluster::start(&[SIZE, SIZE]);
+    sheet.say("Slurm alone, one `sbatch` after the other")?;
+    sheet.about("sbatch");
+    raw(&cluster, &mut sheet).await?;
+    sheet.say("Slurm, through the queue")?;
+    sheet.about("slurm");
+    through(&mut sheet, Some(&cluster)).await?;
+    sheet.say("this machine, through the queue")?;
+    sheet.about("local");
+    through(&mut sheet, None).await?;
+    sheet.about("");
+    sheet.save()?;
+    Ok(())
+}
+
+fn figures(sheet: &mut Sheet, crowd: Duration, alone: &mut [Duration]) -> Result<()> {
+    sheet.figure(
+        "per_s",
+        "containers, all waiting at the start",
+        CROWD as f64 / crowd.as_secs_f64(),
+        "/s",
+    )?;
+    sheet.times("first", "asked → first instruction, alone", alone)
+}
+
+/// Until the program has written its file.
+async fn seen(file: &Path, asked: Instant) -> Result<Duration> {
+    while !file.exists() {
+        ensure!(asked.elapsed() < PATIENCE, "{} was never written", file.display());
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(asked.elapsed())
+}
+
+fn script(path: &Path, text: &str) -> Result<String> {
+    std::fs::write(path, format!("#!/bin/sh\n{text}\n"))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?;
+    Ok(path.display().to_string())
+}
+
+fn submit(cluster: &Cluster, script: &str, file: &Path) -> Result<()> {
+    let file = file.display().to_string();
+    let args = ["--parsable", "--mem=50", "--cpus-per-task=1", "--output=/dev/null", script, &file];
+    let said = cluster.say("sbatch", &args);
+    ensure!(said.trim().parse::<u64>().is_ok(), "sbatch says `{said}`");
+    Ok(())
+}
+
+async fn raw(cluster: &Cluster, sheet: &mut Sheet) -> Result<()> {
+    let dir = cluster.dir().join("raw");
+    std::fs::create_dir_all(&dir)?;
+    let program = script(&dir.join("program"), r#"echo > "$1""#)?;
+    let mut alone = Vec::new();
+    for number in 0..ALONE {
+        let (file, asked) = (dir.join(format!("alone-{number}")), Instant::now());
+        submit(cluster, &program, &file)?;
+        alone.push(seen(&file, asked).await?);
+        idle(cluster).await?;
+    }
+    let begun = Instant::now();
+    for number in 0..CROWD {
+        submit(cluster, &program, &dir.join(format!("crowd-{number}")))?;
+    }
+    idle(cluster).await?;
+    figures(sheet, begun.elapsed(), &mut alone)
+}
+
+async fn idle(cluster: &Cluster) -> Result<()> {
+    let since = Instant::now();
+    while !cluster.say("squeue", &["-h"]).is_empty() {
+        ensure!(since.elapsed() < PATIENCE, "jobs do not end");
+        tokio::time::sleep(CROWD_LOOK).await;
+    }
+    Ok(())
+}
+
+async fn through(sheet: &mut Sheet, cluster: Option<&Cluster>) -> Result<()> {
+    let mut ground = Ground::start(if cluster.is_some() { "bench-slurm" } else { "bench-local" }).await;
+    let token = ground.token("token").await;
+    let config = cluster.map(Cluster::config);
+    let start = |ground: &mut Ground| match &config {
+        Some(config) => ground.dispatch_slurm(&token, config, &["--tag", "windlass:bench"]),
+        None => ground.dispatch(&token, "attempts"),
+    };
+    start(&mut ground);
+    let mut alone = Vec::new();
+    for number in 0..ALONE {
+        let file = ground.dir.join(format!("alone-{number}"));
+        let asked = Instant::now();
+        let uuid = ask(&ground, &file).await;
+        alone.push(seen(&file, asked).await?);
+        ground.ended(&uuid).await;
+    }
+    ground.kill_dispatchers();
+    let mut crowd: Vec<PathBuf> = Vec::new();
+    for number in 0..CROWD {
+        crowd.push(ground.dir.join(format!("crowd-{number}")));
+        ask(&ground, crowd.last().context("just pushed")?).await;
+    }
+    let begun = Instant::now();
+    start(&mut ground);
+    // All have run before their ends are asked for: to ask costs the server something.
+    for file in &crowd {
+        seen(file, begun).await?;
+    }
+    while !ground.containers().await.values().all(is_final) {
+        ensure!(begun.elapsed() < PATIENCE, "containers do not end");
+        tokio::time::sleep(CROWD_LOOK).await;
+    }
+    let taken = begun.elapsed();
+    let lost = ground.containers().await.values().filter(|one| one["exit_code"] != 0).count();
+    ensure!(lost == 0, "{lost} containers failed\n{}", ground.dispatcher_log());
+    figures(sheet, taken, &mut alone)
+}
+
+async fn ask(ground: &Ground, file: &Path) -> String {
+    let program = format!("echo > {}", file.display());
+    ground
+        .ask(&["sh", "-c", &program], json!({ "runtime_constraints": { "vcpus": 1, "ram": 50 << 20 } }))
+        .await
+}

@@ -1,0 +1,162 @@
+//! Real programs on machines that a cloud takes back.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::{Jobs, LOOK, PATIENCE, Plan};
+use crate::{open::Pool, runs::Binaries, sheet::Sheet};
+use windlass_testenv::{
+    server::{Options, Server},
+    stage,
+};
+
+/// Two regions, because a lost one is left.
+const CLOUD: &str = "runtime: process\noffers:\n\
+    - {instance_type: small, region: east, price: 0.1, spot: true, cpus: 2, memory_gb: 4, disk_gb: 100}\n\
+    - {instance_type: small, region: west, price: 0.2, spot: true, cpus: 2, memory_gb: 4, disk_gb: 100}\n";
+const MACHINES: usize = 8;
+
+struct Cloud {
+    jobs: Jobs,
+    home: PathBuf,
+    /// Where the cloud keeps its books and its machines.
+    books: PathBuf,
+}
+
+pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    let (data, script) = (home.join("server"), home.join("cloud.yml"));
+    std::fs::create_dir_all(&data)?;
+    std::fs::write(&script, CLOUD)?;
+    let log = home.join("server.log");
+    let options = Options {
+        binary: binaries.windlass,
+        data: &data,
+        database: None,
+        core: None,
+        local: false,
+        env: vec![("WINDLASS_AGENT", binaries.agent.to_owned()), ("WINDLASS_MOCK_CLOUD", script)],
+        log: Some(&log),
+    };
+    let server = Server::start(&options).await?;
+    let jobs = Jobs { pool: Pool::new(server.address()) };
+    let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "spot_policy": "spot",
+        "nodes": {"min": 0, "target": 0, "max": MACHINES}});
+    let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
+    jobs.ask("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await?;
+    let cloud = Cloud { jobs, home: home.to_owned(), books: home.join("cloud.yml.d") };
+    sheet.say("processes on machines of a mock cloud, SQLite")?;
+    sheet.about("cloud");
+    let measured = async {
+        cloud.ends(plan, sheet).await?;
+        cloud.losses(plan, sheet).await
+    };
+    let measured = measured.await;
+    // Its machines outlive the server, as those of a cloud do.
+    drop(server);
+    stage::sweep(home);
+    sheet.about("");
+    measured
+}
+
+impl Cloud {
+    fn file(&self, name: &str) -> Result<PathBuf> {
+        let path = self.home.join(name);
+        if path.exists() {
+            std::fs::remove_file(&path)?;
+        }
+        Ok(path)
+    }
+
+    /// Waits for a file that a program makes.
+    async fn made(&self, path: &Path) -> Result<()> {
+        let began = Instant::now();
+        while !path.exists() {
+            ensure!(began.elapsed() < PATIENCE, "{} is not made", path.display());
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// From the last thing a program does to SUCCEEDED; and, on the way, from the launch to RUNNING.
+    async fn ends(&self, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+        let (mut running, mut noticed) = (Vec::new(), Vec::new());
+        for time in 0..=plan.times {
+            let (begun, go, end) = (self.file("begun")?, self.file("go")?, self.file("end")?);
+            let text = format!(
+                "resources: {{use_spot: true}}\nrun: |\n  touch {}\n  until [ -e {} ]; do sleep 0.01; done\n  touch {}\n",
+                begun.display(),
+                go.display(),
+                end.display()
+            );
+            let asked = Instant::now();
+            let id = *self.jobs.launch("end", &text, 1).await?.first().context("no job")?;
+            self.jobs.until(id, "running", |job| job.status == "RUNNING").await?;
+            let ran = asked.elapsed();
+            self.made(&begun).await?;
+            std::fs::write(&go, "")?;
+            self.jobs.until(id, "succeeded", |job| job.status == "SUCCEEDED").await?;
+            // By the time that the file system wrote when the program made its last file.
+            let after = std::fs::metadata(&end)?.modified()?.elapsed()?;
+            // The first one had to wait for its machine.
+            if time > 0 {
+                running.push(ran);
+                noticed.push(after);
+            }
+        }
+        sheet.times("running", "launch to RUNNING, a machine is there", &mut running)?;
+        sheet.spread("end", "end of the program to SUCCEEDED", &mut noticed)
+    }
+
+    /// From the moment a machine is gone to RECOVERING, and to RUNNING on another.
+    async fn losses(&self, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+        let (mut noticed, mut again) = (Vec::new(), Vec::new());
+        for _ in 0..plan.times {
+            let begun = self.file("begun")?;
+            let text =
+                format!("resources: {{use_spot: true}}\nrun: |\n  touch {}\n  sleep 3600\n", begun.display());
+            let id = *self.jobs.launch("loss", &text, 1).await?.first().context("no job")?;
+            let job = self.jobs.until(id, "running", |job| job.status == "RUNNING").await?;
+            self.made(&begun).await?;
+            let run = job.tasks.first().and_then(|task| task.runs.last()).context("no run")?;
+            let instance = self.instance(run).await?;
+            let lost = Instant::now();
+            stage::preempt(&self.books, &instance)?;
+            let is_noticed = |job: &windlass_api::managed_jobs::ManagedJob| {
+                job.status != "RUNNING" || job.recovery_count > 0
+            };
+            self.jobs.until(id, "noticed", is_noticed).await?;
+            noticed.push(lost.elapsed());
+            self.jobs
+                .until(id, "running again", |job| job.status == "RUNNING" && job.recovery_count > 0)
+                .await?;
+            again.push(lost.elapsed());
+            self.jobs.cancel("loss").await?;
+            self.jobs.none_left("loss", &[], PATIENCE).await?;
+        }
+        sheet.figure("loss_mean_ms", "machine gone to noticed, mean", mean_ms(&noticed), "ms")?;
+        sheet.spread("loss", "– spread", &mut noticed)?;
+        sheet.figure("again_mean_ms", "machine gone to RUNNING again, mean", mean_ms(&again), "ms")?;
+        sheet.spread("again", "– spread", &mut again)
+    }
+
+    /// The id of the instance that a run is on.
+    async fn instance(&self, run: &str) -> Result<String> {
+        let run = self.jobs.ask("runs/get", &json!({"run_name": run})).await?;
+        let submission =
+            run["jobs"][0]["job_submissions"].as_array().and_then(|all| all.last()).context("no job")?;
+        let name = &submission["job_provisioning_data"]["instance_id"];
+        let fleet = self.jobs.ask("fleets/get", &json!({"name": "cloud"})).await?;
+        let instances = fleet["instances"].as_array().context("no instances")?;
+        let found = instances.iter().find(|one| one["name"] == *name).context("no such instance")?;
+        Ok(found["id"].as_str().context("no id")?.to_owned())
+    }
+}
+
+fn mean_ms(taken: &[Duration]) -> f64 {
+    taken.iter().sum::<Duration>().as_secs_f64() * 1e3 / taken.len().max(1) as f64
+}

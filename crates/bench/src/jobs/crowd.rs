@@ -1,0 +1,171 @@
+//! Thousands of jobs on hollow hosts.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+use windlass_api::managed_jobs::ManagedJob;
+use windlass_model::time::Timestamp;
+
+use super::{Jobs, Plan};
+use crate::{
+    load::house::{House, Opening},
+    open::Pool,
+    runs::Binaries,
+    sheet::Sheet,
+};
+use windlass_testenv::{hosts::BLOCKS, process};
+
+/// What the peer was measured with.
+const TOGETHER: usize = 100;
+const SHORT_MS: u64 = 1_000;
+const LONG_MS: u64 = 24 * 3600 * 1000;
+/// All of thousands run, or are over, by then.
+const CROWD_WITHIN: Duration = Duration::from_secs(900);
+/// How long the server is watched while its jobs only live.
+const WATCHED: Duration = Duration::from_secs(30);
+const UNSETTLED: [&str; 3] = ["PENDING", "STARTING", "RECOVERING"];
+
+pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    // Room for all, and a little more: nobody waits for a host.
+    let blocks = usize::try_from(BLOCKS)?;
+    let hosts = plan.most.max(plan.burst).max(TOGETHER).div_ceil(blocks) + 16;
+    let opening = Opening { hosts, history: 0, postgres: plan.postgres.as_deref() };
+    let house = House::open(binaries, home, &opening).await?;
+    let jobs = Jobs { pool: Pool::new(house.server.address()) };
+    let database = if plan.postgres.is_some() { "Postgres" } else { "SQLite" };
+    sheet.say(&format!("{hosts} hollow hosts, {database}"))?;
+    sheet.about("crowd");
+    sheet.put("hosts", hosts as f64);
+    process::settle(house.server.pid()).await?;
+    sheet.figure("idle_resident_mb", "server, resident, hosts idle", house.server.resident_mb()?, "MB")?;
+    alone(&jobs, plan, sheet).await?;
+    at_once(&jobs, "together", TOGETHER, sheet).await?;
+    at_once(&jobs, "burst", plan.burst, sheet).await?;
+    live(&house, &jobs, plan, sheet).await?;
+    sheet.about("");
+    house.close()
+}
+
+/// A job that does nothing for so long.
+fn file(run_ms: u64) -> String {
+    format!(
+        "envs: {{HOLLOW_RUN_MS: \"{run_ms}\", HOLLOW_LOG_LINES: \"1\"}}\nresources: {{cpus: 1+}}\nrun: 'true'\n"
+    )
+}
+
+async fn alone(jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    let (mut running, mut ended) = (Vec::new(), Vec::new());
+    for time in 0..=plan.times {
+        let asked = Instant::now();
+        // Long enough to be seen running.
+        let id = *jobs.launch("alone", &file(50), 1).await?.first().context("no job")?;
+        jobs.until(id, "running", |job| matches!(job.status.as_str(), "RUNNING" | "SUCCEEDED")).await?;
+        let ran = asked.elapsed();
+        jobs.until(id, "over", |job| job.schedule_state == "DONE").await?;
+        if time > 0 {
+            running.push(ran);
+            ended.push(asked.elapsed());
+        }
+    }
+    sheet.times("running", "launch to RUNNING, alone", &mut running)?;
+    sheet.times("done", "launch to SUCCEEDED, a program of 50 ms", &mut ended)
+}
+
+/// Many jobs of a second each in one call: when each of them ran, and how many ran a minute.
+async fn at_once(jobs: &Jobs, name: &str, count: usize, sheet: &mut Sheet) -> Result<()> {
+    let asked = Instant::now();
+    jobs.launch(name, &file(SHORT_MS), count).await?;
+    let answered = asked.elapsed();
+    jobs.none_left(name, &[], CROWD_WITHIN).await?;
+    let all = jobs.all(name).await?;
+    anyhow::ensure!(all.len() == count, "{} of {count} jobs are there", all.len());
+    let bad = all.iter().find(|job| job.status != "SUCCEEDED" || job.recovery_count > 0);
+    anyhow::ensure!(bad.is_none(), "a job did not go well: {bad:?}");
+    sheet.say(&format!("{count} jobs of a second, launched in one call"))?;
+    sheet.figure(&format!("{name}_answered_ms"), "the call", answered.as_secs_f64() * 1e3, "ms")?;
+    // By the times that the server wrote, so that nobody's looking is part of it.
+    let mut running: Vec<Duration> = all.iter().filter_map(|job| since_created(job, began(job))).collect();
+    sheet.spread(&format!("{name}_running"), "launch to RUNNING", &mut running)?;
+    let last = all.iter().filter_map(|job| since_created(job, job.end_at)).max().context("no end")?;
+    sheet.figure(&format!("{name}_last_s"), "the last SUCCEEDED after", last.as_secs_f64(), "s")?;
+    let rate = count as f64 / last.as_secs_f64() * 60.0;
+    sheet.figure(&format!("{name}_per_min"), "jobs a minute, from launch to end", rate, "/min")
+}
+
+fn began(job: &ManagedJob) -> Option<Timestamp> {
+    job.tasks.first().and_then(|task| task.start_at)
+}
+
+fn since_created(job: &ManagedJob, at: Option<Timestamp>) -> Option<Duration> {
+    let micros = u64::try_from(at?.since(job.created_at).0).ok()?;
+    Some(Duration::from_micros(micros))
+}
+
+/// A population that lives: what each costs, and its end.
+async fn live(house: &House, jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    let server = &house.server;
+    process::settle(server.pid()).await?;
+    let before = server.resident_mb()?;
+    let each = |resident: f64, count: usize| (resident - before) * 1024.0 / count as f64;
+    fill(jobs, &[("few", plan.live)], "few", sheet).await?;
+    process::settle(server.pid()).await?;
+    let resident = server.resident_mb()?;
+    sheet.say(&format!("{} live jobs", plan.live))?;
+    sheet.put("live", plan.live as f64);
+    sheet.figure("live_resident_mb", "server, resident", resident, "MB")?;
+    sheet.figure("live_each_kib", "– for each job", each(resident, plan.live), "KiB")?;
+    let rest = plan.most - plan.live - plan.cancel;
+    let more = [("rest", rest), ("cancelled", plan.cancel)];
+    fill(jobs, &more, "many", sheet).await?;
+    process::settle(server.pid()).await?;
+    let resident = server.resident_mb()?;
+    sheet.say(&format!("{} live jobs", plan.most))?;
+    sheet.put("most", plan.most as f64);
+    sheet.figure("most_resident_mb", "server, resident", resident, "MB")?;
+    sheet.figure("most_each_kib", "– for each job", each(resident, plan.most), "KiB")?;
+    let cpu = server.cpu_secs()?;
+    tokio::time::sleep(WATCHED).await;
+    let cores = (server.cpu_secs()? - cpu) / WATCHED.as_secs_f64();
+    sheet.figure("most_cpu_cores", "server, processor, while they live", cores, "cores")?;
+    let asked = Instant::now();
+    jobs.ask("jobs/list", &json!({"limit": 1_000})).await?;
+    sheet.figure("list_ms", "the queue's first 1,000", asked.elapsed().as_secs_f64() * 1e3, "ms")?;
+    cancel(jobs, plan, sheet).await
+}
+
+/// Launches these and waits until all of them run.
+async fn fill(jobs: &Jobs, crowds: &[(&str, usize)], key: &str, sheet: &mut Sheet) -> Result<()> {
+    let began = Instant::now();
+    let mut count = 0;
+    for (name, copies) in crowds.iter().filter(|(_, copies)| *copies > 0) {
+        jobs.launch(name, &file(LONG_MS), *copies).await?;
+        count += copies;
+    }
+    for (name, _) in crowds {
+        jobs.none_left(name, &UNSETTLED, CROWD_WITHIN).await?;
+    }
+    let took = began.elapsed().as_secs_f64();
+    sheet.figure(&format!("{key}_fill_s"), &format!("{count} more run after"), took, "s")?;
+    sheet.figure(&format!("{key}_launches_per_min"), "launches a minute", count as f64 / took * 60.0, "/min")
+}
+
+async fn cancel(jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    if plan.cancel == 0 {
+        return Ok(());
+    }
+    let asked = Instant::now();
+    jobs.cancel("cancelled").await?;
+    let answered = asked.elapsed();
+    jobs.none_left("cancelled", &[], CROWD_WITHIN).await?;
+    let took = asked.elapsed();
+    let wrong = jobs.all("cancelled").await?.into_iter().find(|job| job.status != "CANCELLED");
+    anyhow::ensure!(wrong.is_none(), "a cancelled job ended otherwise: {wrong:?}");
+    sheet.say(&format!("{} jobs cancelled in one call", plan.cancel))?;
+    sheet.put("cancelled", plan.cancel as f64);
+    sheet.figure("cancel_answered_ms", "the call", answered.as_secs_f64() * 1e3, "ms")?;
+    sheet.figure("cancel_s", "all of them over, their nodes released", took.as_secs_f64(), "s")
+}

@@ -1,0 +1,137 @@
+//! Managed jobs: how soon they run, how soon an end and a loss are noticed, and what thousands of them cost.
+//!
+//! Two houses. On a mock cloud jobs are real processes on machines that are taken back: there it is known to the
+//! millisecond when a program ended and when its machine was gone. On hollow hosts, which do everything but the work,
+//! there is room for thousands of jobs at once.
+
+mod cloud;
+mod crowd;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use windlass_api::managed_jobs::{Launched, ManagedJob};
+
+use super::{flags::Flags, open::Pool, postgres_of, runs::Binaries, sheet::Sheet};
+use windlass_testkit::temp_dir;
+
+/// Between two looks at a job that is waited for.
+const LOOK: Duration = Duration::from_millis(2);
+/// A job that takes longer is a fault.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub struct Plan {
+    /// Repeats of what is measured one at a time.
+    pub times: usize,
+    /// Jobs of one second each that are launched at once, for the rate.
+    pub burst: usize,
+    /// Live jobs for the memory of each: few, and many.
+    pub live: usize,
+    pub most: usize,
+    /// So many of them are cancelled at once.
+    pub cancel: usize,
+    pub postgres: Option<String>,
+}
+
+impl Plan {
+    pub fn read(flags: &mut Flags, postgres: Option<String>) -> Result<Self> {
+        let most = flags.value("--most")?.unwrap_or(10_000);
+        let live = flags.value("--live")?.unwrap_or(most / 5);
+        let plan = Self {
+            times: flags.value("--times")?.unwrap_or(20),
+            burst: flags.value("--burst")?.unwrap_or(1_000),
+            live,
+            most,
+            cancel: flags.value("--cancel")?.unwrap_or(most / 2),
+            postgres: postgres_of(flags, postgres)?,
+        };
+        ensure!(plan.times > 0 && plan.burst > 0 && plan.live > 0, "nothing to measure");
+        ensure!(
+            plan.live + plan.cancel <= plan.most,
+            "`--live` and `--cancel` together are more than `--most`"
+        );
+        Ok(plan)
+    }
+}
+
+pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
+    let scratch = temp_dir("jobs")?;
+    let mut sheet = Sheet::new("jobs")?;
+    cloud::run(binaries, &scratch.path().join("cloud"), plan, &mut sheet).await?;
+    crowd::run(binaries, &scratch.path().join("crowd"), plan, &mut sheet).await?;
+    sheet.save()?;
+    Ok(())
+}
+
+/// A server's managed jobs.
+struct Jobs {
+    pool: Arc<Pool>,
+}
+
+impl Jobs {
+    async fn ask(&self, path: &str, body: &Value) -> Result<Value> {
+        self.pool.post(&format!("/api/project/main/{path}"), body).await
+    }
+
+    /// Launches so many copies of a file in one call; their numbers.
+    async fn launch(&self, name: &str, text: &str, copies: usize) -> Result<Vec<i64>> {
+        let answer =
+            self.ask("jobs/launch", &json!({"name": name, "text": text, "num_jobs": copies})).await?;
+        let launched: Launched = serde_json::from_value(answer)?;
+        Ok(launched.jobs.iter().map(|job| job.job_id).collect())
+    }
+
+    async fn read(&self, id: i64) -> Result<ManagedJob> {
+        Ok(serde_json::from_value(self.ask("jobs/get", &json!({"job_id": id})).await?)?)
+    }
+
+    /// Waits until something is true of a job.
+    async fn until(&self, id: i64, what: &str, holds: impl Fn(&ManagedJob) -> bool) -> Result<ManagedJob> {
+        let began = Instant::now();
+        loop {
+            let job = self.read(id).await?;
+            if holds(&job) {
+                return Ok(job);
+            }
+            ensure!(job.schedule_state != "DONE", "not {what}: job {id} ended as {}", job.status);
+            ensure!(began.elapsed() < PATIENCE, "not {what}: job {id} is still {}", job.status);
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until no job of this name shows one of these statuses, or, with none given, until all are done with.
+    async fn none_left(&self, name: &str, statuses: &[&str], within: Duration) -> Result<()> {
+        // One is asked for: a list costs the server what it shows.
+        let body = json!({"name": name, "statuses": statuses, "skip_finished": true, "limit": 1});
+        let began = Instant::now();
+        loop {
+            let list = self.ask("jobs/list", &body).await?;
+            let Some(one) = list.as_array().context("no list")?.first() else { return Ok(()) };
+            ensure!(began.elapsed() < within, "jobs `{name}` take longer than {within:?}: {one}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// All of this name, the newest first.
+    async fn all(&self, name: &str) -> Result<Vec<ManagedJob>> {
+        let mut all: Vec<ManagedJob> = Vec::new();
+        loop {
+            let before = all.last().map(|job| job.job_id);
+            let page =
+                self.ask("jobs/list", &json!({"name": name, "limit": 1_000, "prev_job_id": before})).await?;
+            let page: Vec<ManagedJob> = serde_json::from_value(page)?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
+    }
+
+    async fn cancel(&self, name: &str) -> Result<()> {
+        self.ask("jobs/cancel", &json!({"name": name})).await.map(drop)
+    }
+}

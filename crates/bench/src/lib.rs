@@ -1,0 +1,34 @@
+//! Benchmarks. Timings live here and not in tests; what is compared is measured in one run.
+
+pub mod agent;
+pub mod api;
+pub mod cli;
+pub mod dispatch;
+pub mod engine;
+pub mod flags;
+pub mod growth;
+pub mod jobs;
+pub mod load;
+pub mod open;
+pub mod peer;
+pub mod plot;
+pub mod proxy;
+pub mod report;
+pub mod runs;
+pub mod sheet;
+pub mod spot;
+
+use anyhow::{Result, bail};
+
+use self::flags::Flags;
+
+/// What `--db` asks for: `None` is SQLite. `url` is that of the Postgres that is there.
+fn postgres_of(flags: &mut Flags, url: Option<String>) -> Result<Option<String>> {
+    let database = flags.value::<String>("--db")?.unwrap_or_else(|| "sqlite".to_owned());
+    match (database.as_str(), url) {
+        ("sqlite", _) => Ok(None),
+        ("postgres", Some(url)) => Ok(Some(url)),
+        ("postgres", None) => bail!("no Postgres: WINDLASS_BENCH_DATABASE_URL is not set"),
+        (other, _) => bail!("`--db {other}`: want sqlite or postgres"),
+    }
+}

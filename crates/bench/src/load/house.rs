@@ -1,0 +1,59 @@
+//! The server and its hosts.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+
+use super::{below, history};
+use crate::runs::{Binaries, hosts_ready};
+use windlass_testenv::{
+    hosts::Hosts,
+    server::{Options, Server},
+};
+
+pub(crate) struct House {
+    pub(crate) server: Server,
+    pub(super) hosts: Hosts,
+    /// From the start of the server until all hosts take jobs.
+    pub(super) ready: Duration,
+}
+
+/// What is in it when it opens.
+pub(crate) struct Opening<'a> {
+    pub(crate) hosts: usize,
+    /// Finished runs in the database.
+    pub(crate) history: usize,
+    pub(crate) postgres: Option<&'a str>,
+}
+
+impl House {
+    pub(crate) async fn open(binaries: &Binaries<'_>, home: &Path, opening: &Opening<'_>) -> Result<Self> {
+        let data = below(home, "server")?;
+        let log = home.join("server.log");
+        let options = Options {
+            binary: binaries.windlass,
+            data: &data,
+            database: opening.postgres,
+            core: None,
+            local: false,
+            env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
+            log: Some(&log),
+        };
+        // The first start makes the database and its keys.
+        Server::start(&options).await?.stop()?;
+        history(&data, opening).await?;
+        let (postgres, count) = (opening.postgres, opening.hosts);
+        let hosts = Hosts::start(binaries.agent, &home.join("hosts"), &data, postgres, count).await?;
+        let started = Instant::now();
+        let server = Server::start(&options).await?;
+        hosts_ready(&server, "hollow", opening.hosts).await?;
+        Ok(Self { server, hosts, ready: started.elapsed() })
+    }
+
+    pub(crate) fn close(self) -> Result<()> {
+        self.server.stop()
+    }
+}

@@ -1,0 +1,179 @@
+//! A full house: thousands of hollow hosts and active runs, held for minutes under a mixed open-loop load.
+//!
+//! Order: hosts come up, 100,000 finished runs lie in the database; the population is submitted; then, for the time
+//! that was asked for, runs come, are looked at, listed, read and stopped at random moments; at last half of the
+//! population is cancelled at once. Nothing of the server is read but its answers and what the kernel counts.
+
+pub(crate) mod house;
+mod traffic;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use tokio::task::JoinHandle;
+
+use self::{
+    house::{House, Opening},
+    traffic::Traffic,
+};
+use super::{api, flags::Flags, open::Pool, postgres_of, runs::Binaries, sheet::Sheet};
+use windlass_testenv::{hosts, process};
+use windlass_testkit::temp_dir;
+
+/// Between two looks at memory.
+const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+/// How long hosts without work are watched.
+const IDLE: Duration = Duration::from_secs(20);
+
+pub struct Plan {
+    pub hosts: usize,
+    pub runs: usize,
+    pub hold: Duration,
+    /// Submits per second while the house is full; the other requests follow from it.
+    pub per_second: f64,
+    /// Submits per second while it fills.
+    pub fill_per_second: f64,
+    /// Finished runs in the database beforehand.
+    pub history: usize,
+    pub cancel: usize,
+    pub postgres: Option<String>,
+}
+
+impl Plan {
+    pub fn read(flags: &mut Flags, postgres: Option<String>) -> Result<Self> {
+        let postgres = postgres_of(flags, postgres)?;
+        let runs = flags.value("--runs")?.unwrap_or(10_000);
+        let plan = Self {
+            hosts: flags.value("--hosts")?.unwrap_or(2_000),
+            runs,
+            hold: Duration::from_secs_f64(flags.value::<f64>("--minutes")?.unwrap_or(10.0) * 60.0),
+            per_second: flags.value("--rate")?.unwrap_or(50.0),
+            fill_per_second: flags.value("--fill-rate")?.unwrap_or(200.0),
+            history: flags.value("--history")?.unwrap_or(100_000),
+            cancel: flags.value("--cancel")?.unwrap_or(runs / 2),
+            postgres,
+        };
+        ensure!(plan.cancel <= plan.runs, "more runs to cancel than there are");
+        ensure!(plan.per_second > 0.0 && plan.fill_per_second > 0.0, "a rate of nothing");
+        Ok(plan)
+    }
+}
+
+pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
+    let database = if plan.postgres.is_some() { "postgres" } else { "sqlite" };
+    let scratch = temp_dir("load")?;
+    let mut sheet = Sheet::new(&format!("load-{database}"))?;
+    let opening = Opening { hosts: plan.hosts, history: plan.history, postgres: plan.postgres.as_deref() };
+    let house = House::open(binaries, scratch.path(), &opening).await?;
+    let server = &house.server;
+    sheet.say(&format!(
+        "{} hollow hosts, {} active runs, {} finished, {database}",
+        plan.hosts, plan.runs, plan.history
+    ))?;
+    sheet.put("hosts", plan.hosts as f64);
+    sheet.put("runs", plan.runs as f64);
+    sheet.put("minutes", plan.hold.as_secs_f64() / 60.0);
+    sheet.put("rate_per_s", plan.per_second);
+    sheet.figure("hosts_ready_s", "start until all hosts take jobs", house.ready.as_secs_f64(), "s")?;
+    idle(&house, &mut sheet).await?;
+
+    let pool = Pool::new(server.address());
+    let traffic = Arc::new(Traffic::new(pool, plan.runs));
+    traffic.fill(plan, &mut sheet).await?;
+    sheet.figure("full_resident_mb", "server, resident, house full", server.resident_mb()?, "MB")?;
+    hold(&house, &traffic, plan, &mut sheet).await?;
+    traffic.cancel(plan.cancel, &mut sheet).await?;
+    sheet.figure("end_resident_mb", "server, resident at the end", server.resident_mb()?, "MB")?;
+    traffic.errors(&mut sheet)?;
+    sheet.save()?;
+    house.close()
+}
+
+/// What hosts cost that have nothing to do.
+async fn idle(house: &House, sheet: &mut Sheet) -> Result<()> {
+    let (server, hosts) = (house.server.pid(), house.hosts.pid());
+    process::settle(server).await?;
+    let (before, before_hosts) = (process::cpu_secs(server)?, process::cpu_secs(hosts)?);
+    tokio::time::sleep(IDLE).await;
+    let share = |now: f64, before: f64| (now - before) / IDLE.as_secs_f64() * 1e3;
+    let count = house.hosts.count as f64;
+    let core = share(process::cpu_secs(server)?, before);
+    let core_hosts = share(process::cpu_secs(hosts)?, before_hosts);
+    sheet.figure("idle_resident_mb", "server, resident, hosts idle", process::resident_mb(server)?, "MB")?;
+    sheet.figure("idle_mcore", "server, processor, hosts idle", core, "mcore")?;
+    sheet.figure(
+        "host_idle_kb",
+        "hosts, resident, each",
+        process::resident_mb(hosts)? * 1024.0 / count,
+        "KiB",
+    )?;
+    sheet.figure("host_idle_mcore", "hosts, processor, each", core_hosts / count, "mcore")
+}
+
+async fn hold(house: &House, traffic: &Arc<Traffic>, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    let (server, hosts) = (house.server.pid(), house.hosts.pid());
+    let (before, before_hosts) = (process::cpu_secs(server)?, process::cpu_secs(hosts)?);
+    let resident = process::resident_mb(server)?;
+    let peak = watch(server);
+    let began = Instant::now();
+    traffic.hold(plan).await?;
+    let wall = began.elapsed().as_secs_f64();
+    let peak = peak.stop().await;
+    let (cpu, cpu_hosts) = (process::cpu_secs(server)? - before, process::cpu_secs(hosts)? - before_hosts);
+    sheet.say(&format!("held for {:.1} minutes", wall / 60.0))?;
+    sheet.figure("hold_cpu_cores", "server, processor", cpu / wall, "cores")?;
+    sheet.figure("hold_hosts_cpu_cores", "hosts, processor, all", cpu_hosts / wall, "cores")?;
+    sheet.figure("hold_resident_peak_mb", "server, resident, most", peak, "MB")?;
+    let grown = process::resident_mb(server)? - resident;
+    sheet.figure("hold_resident_grown_mb", "server, resident, grown meanwhile", grown, "MB")?;
+    let each = process::resident_mb(hosts)? * 1024.0 / house.hosts.count as f64;
+    sheet.figure("host_full_kb", "hosts, resident, each", each, "KiB")?;
+    traffic.report(sheet)?;
+    let active = traffic.active().await?;
+    sheet.figure("active_after_hold", "runs active after that", active as f64, "")?;
+    ensure!(active >= plan.runs, "only {active} of {} runs are active after the hold", plan.runs);
+    Ok(())
+}
+
+/// The most memory a process had while it was watched.
+struct Watch {
+    stop: tokio::sync::oneshot::Sender<()>,
+    task: JoinHandle<f64>,
+}
+
+fn watch(pid: u32) -> Watch {
+    let (stop, mut stopped) = tokio::sync::oneshot::channel();
+    let task = tokio::spawn(async move {
+        let mut most: f64 = 0.0;
+        loop {
+            most = most.max(process::resident_mb(pid).unwrap_or_default());
+            if tokio::time::timeout(SAMPLE_EVERY, &mut stopped).await.is_ok() {
+                return most;
+            }
+        }
+    });
+    Watch { stop, task }
+}
+
+impl Watch {
+    async fn stop(self) -> f64 {
+        let _ = self.stop.send(());
+        self.task.await.unwrap_or_default()
+    }
+}
+
+/// A database with finished runs in it, for whoever starts a server on it next.
+async fn history(data: &Path, opening: &Opening<'_>) -> Result<()> {
+    let url = hosts::database(data, opening.postgres);
+    if opening.history > 0 { api::fill(&url, opening.history).await } else { Ok(()) }
+}
+
+fn below(home: &Path, name: &str) -> Result<PathBuf> {
+    let path = home.join(name);
+    std::fs::create_dir_all(&path)?;
+    Ok(path)
+}

@@ -1,0 +1,69 @@
+//! `windlass-bench NAME`: figures for people; `cargo xtask bench NAME` builds and starts it.
+
+use anyhow::{Context, Result, bail};
+use windlass_bench::{self as bench, flags::Flags, runs::Binaries};
+use windlass_testenv::server::binary;
+
+/// That of `windlass`: the proxy that is measured lives in this program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const NAMES: &str = "engine, api, cli, agent, runs, dispatch, load, jobs, spot, growth, proxy, report";
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(done) = words.split_first().and_then(|(word, rest)| bench::proxy::part(word, rest)) {
+        return done;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let mut words = words.into_iter();
+    let name = words.next().with_context(|| format!("want a name: {NAMES}"))?;
+    let mut flags = Flags::new(words);
+    let postgres = std::env::var("WINDLASS_BENCH_DATABASE_URL").ok();
+    let (windlass, agent) = (binary("windlass")?, binary("windlass-agent")?);
+    let binaries = Binaries { windlass: &windlass, agent: &agent };
+    match name.as_str() {
+        "engine" => flags.finish().and_then(|()| runtime.block_on(bench::engine::run(postgres))),
+        "api" => flags.finish().and_then(|()| runtime.block_on(bench::api::run(&windlass))),
+        "cli" => flags.finish().and_then(|()| runtime.block_on(bench::cli::run(&windlass))),
+        "agent" => flags.finish().and_then(|()| runtime.block_on(bench::agent::run(&agent))),
+        "runs" => {
+            let peer = flags.value::<String>("--peer")?;
+            flags.finish()?;
+            match peer.as_deref() {
+                None => runtime.block_on(bench::runs::run(&binaries, postgres)),
+                Some("dstack") => runtime.block_on(bench::peer::run(&binaries)),
+                Some(other) => bail!("do not know the peer `{other}`; want dstack"),
+            }
+        }
+        "dispatch" => flags.finish().and_then(|()| runtime.block_on(bench::dispatch::run())),
+        "growth" => flags.finish().and_then(|()| runtime.block_on(bench::growth::run(&binaries))),
+        "proxy" => {
+            let plan = bench::proxy::Plan::read(&mut flags)?;
+            flags.finish()?;
+            runtime.block_on(bench::proxy::run(plan))
+        }
+        // In the root of the repository: takes what was measured into its pages.
+        "report" => {
+            flags.finish()?;
+            bench::report::run(&std::env::current_dir()?, &bench::sheet::place()?)
+        }
+        "load" => {
+            let plan = bench::load::Plan::read(&mut flags, postgres)?;
+            flags.finish()?;
+            runtime.block_on(bench::load::run(&binaries, &plan))
+        }
+        "jobs" => {
+            let plan = bench::jobs::Plan::read(&mut flags, postgres)?;
+            flags.finish()?;
+            runtime.block_on(bench::jobs::run(&binaries, &plan))
+        }
+        // Likewise: its table is in the page about that policy.
+        "spot" => {
+            let plan = bench::spot::Plan::read(&mut flags)?;
+            flags.finish()?;
+            bench::spot::run(&std::env::current_dir()?, &plan)
+        }
+        _ => bail!("unknown benchmark `{name}`; want one of {NAMES}"),
+    }
+}

@@ -1,0 +1,80 @@
+//! dstack's own server, from PyPI, in a home of its own.
+
+use std::{
+    net::Ipv4Addr,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::shelf::Shelf;
+use windlass_testenv::server::{Client, TOKEN};
+
+/// It looks for catalogues on the network while it starts.
+const READY_WITHIN: Duration = Duration::from_secs(300);
+const STOP_WITHIN: Duration = Duration::from_secs(20);
+
+pub(super) struct Dstack {
+    child: Child,
+    pub(super) address: String,
+    pub(super) ready: Duration,
+    /// Where hosts get their agent.
+    _shelf: Shelf,
+}
+
+impl Dstack {
+    /// Hosts see this machine as `here`, and get `agent` in the place of theirs.
+    pub(super) async fn start(venv: &Path, home: &Path, agent: &Path, here: Ipv4Addr) -> Result<Self> {
+        std::fs::create_dir_all(home)?;
+        let shelf = Shelf::open(agent, here).await?;
+        let port = windlass_testkit::ports::free();
+        let log = std::fs::File::create(home.join("log"))?;
+        let mut command = Command::new(venv.join("bin/dstack"));
+        command.args(["server", "--host", "127.0.0.1", "--port", &port.to_string(), "--token", TOKEN, "-n"]);
+        command.env_clear().env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", home);
+        command.env("DSTACK_SERVER_DIR", home.join("server"));
+        // Nothing of a user's own, and no question at the end of the start.
+        command.env("DSTACK_SERVER_CONFIG_DISABLED", "1").env("DSTACK_DO_NOT_UPDATE_DEFAULT_PROJECT", "1");
+        command.env("DSTACK_SERVER_LOG_LEVEL", "ERROR");
+        command.env("DSTACK_SHIM_DOWNLOAD_URL", shelf.url()).env("DSTACK_RUNNER_DOWNLOAD_URL", shelf.url());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let started = Instant::now();
+        let child = command.spawn().context("start dstack's server")?;
+        let address = format!("127.0.0.1:{port}");
+        let mut server = Self { child, address, ready: Duration::ZERO, _shelf: shelf };
+        while !server.answers().await {
+            if let Some(status) = server.child.try_wait()? {
+                let said = std::fs::read_to_string(home.join("log")).unwrap_or_default();
+                bail!("dstack's server ended early: {status}: {said}");
+            }
+            ensure!(started.elapsed() < READY_WITHIN, "dstack's server did not get ready");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        server.ready = started.elapsed();
+        Ok(server)
+    }
+
+    async fn answers(&self) -> bool {
+        let Ok(mut client) = Client::connect(&self.address).await else { return false };
+        client.post("/api/server/get_info", &serde_json::json!({})).await.is_ok()
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Dstack {
+    fn drop(&mut self) {
+        // It ends its SSH connections, which are processes of their own.
+        let _ = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
+        let told = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < STOP_WITHIN {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,301 @@
+//! dstack and windlass side by side: the same machine, the same minutes, the same requests, the same work.
+//!
+//! Each server has an SSH fleet of one host: a network namespace of this machine with systemd and OpenSSH. Both bring
+//! the same agent there, ours; for dstack it stands in for its own (`--compat-tcp`). Jobs are plain processes. Whatever
+//! is measured of one is measured of the other right after it.
+
+mod dstack;
+mod shelf;
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use self::dstack::Dstack;
+use super::{runs::Binaries, sheet::Sheet};
+use windlass_testenv::server::{Client, Options, Server, TOKEN};
+use windlass_testenv::{
+    closed::{self, Figures, Load},
+    process,
+};
+use windlass_testkit::lab::{Host, Lab, WORKER};
+use windlass_testkit::temp_dir;
+
+/// Where the environment with dstack in it is.
+const VARIABLE: &str = "WINDLASS_BENCH_DSTACK";
+const ROUNDS: usize = 3;
+const SUBMITS: usize = 200;
+const CLIENTS: usize = 8;
+const LASTS: Duration = Duration::from_secs(6);
+/// dstack looks at a job every ten seconds, and brings a host up within minutes.
+const PATIENCE: Duration = Duration::from_secs(900);
+/// Between two looks at a run.
+const LOOK: Duration = Duration::from_millis(10);
+
+pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
+    let venv = std::env::var_os(VARIABLE).with_context(|| format!("{VARIABLE} names no environment"))?;
+    let scratch = temp_dir("peer")?;
+    let lab = Lab::with_systemd(2)?;
+    let mut sheet = Sheet::new("peer")?;
+    sheet.say("dstack 0.22.5 and windlass, SQLite, one SSH host each, the same agent, jobs as processes")?;
+    // The first start makes the database, and Python compiles what it reads.
+    let (venv, home) = (Path::new(&venv), scratch.path().join("dstack"));
+    drop(Dstack::start(venv, &home, binaries.agent, lab.gateway()).await?);
+    let theirs = Dstack::start(venv, &home, binaries.agent, lab.gateway()).await?;
+    let (data, log) = (scratch.path().join("windlass"), scratch.path().join("windlass.log"));
+    std::fs::create_dir_all(&data)?;
+    let options = Options {
+        binary: binaries.windlass,
+        data: &data,
+        database: None,
+        core: None,
+        local: false,
+        env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
+        log: Some(&log),
+    };
+    Server::start(&options).await?.stop()?;
+    let ours = Server::start(&options).await?;
+    let pair = Pair {
+        theirs: System { name: "dstack", address: theirs.address.clone(), pid: theirs.pid() },
+        ours: System { name: "windlass", address: ours.address().to_owned(), pid: ours.pid() },
+    };
+    sheet.put("dstack.ready_ms", theirs.ready.as_secs_f64() * 1e3);
+    sheet.put("windlass.ready_ms", ours.ready.as_secs_f64() * 1e3);
+    ratio(&mut sheet, "ready after start, ms", "ready_ms", Better::Less)?;
+    pair.measure(&lab, &mut sheet).await?;
+    sheet.save()?;
+    ours.stop()
+}
+
+/// One of the two, as its clients see it.
+#[derive(Clone)]
+struct System {
+    name: &'static str,
+    address: String,
+    pid: u32,
+}
+
+struct Pair {
+    theirs: System,
+    ours: System,
+}
+
+#[derive(Clone, Copy)]
+enum Better {
+    Less,
+    More,
+}
+
+/// The line of one figure: theirs, ours, and how many times better ours is.
+fn ratio(sheet: &mut Sheet, what: &str, key: &str, better: Better) -> Result<()> {
+    let theirs = sheet.read(&format!("dstack.{key}")).context("no figure of dstack")?;
+    let ours = sheet.read(&format!("windlass.{key}")).context("no figure of windlass")?;
+    let times = match better {
+        Better::Less => theirs / ours,
+        Better::More => ours / theirs,
+    };
+    sheet.put(&format!("ratio.{key}"), times);
+    sheet.say(&format!("{what:<44} dstack {theirs:>10.1}   windlass {ours:>10.1}   {times:>8.1} times"))
+}
+
+impl Pair {
+    async fn measure(&self, lab: &Lab, sheet: &mut Sheet) -> Result<()> {
+        for system in [&self.theirs, &self.ours] {
+            process::settle(system.pid).await?;
+            sheet.put(&format!("{}.idle_resident_mb", system.name), process::resident_mb(system.pid)?);
+        }
+        ratio(sheet, "idle, resident, MB", "idle_resident_mb", Better::Less)?;
+        for system in [&self.theirs, &self.ours] {
+            let get = system.load("/api/users/get_my_user", "", 16).await?;
+            sheet.put(&format!("{}.get_per_s", system.name), get.per_second);
+            sheet.put(&format!("{}.get_p99_ms", system.name), get.p99.as_secs_f64() * 1e3);
+        }
+        ratio(sheet, "authenticated get, 16 connections, /s", "get_per_s", Better::More)?;
+        let (theirs, ours) =
+            tokio::join!(self.theirs.bring_up(lab.host(1), lab), self.ours.bring_up(lab.host(2), lab));
+        theirs.and(ours)?;
+        self.lives(sheet).await?;
+        self.submits(sheet).await?;
+        for system in [&self.theirs, &self.ours] {
+            let body = json!({"project_name": "main", "only_active": false, "limit": 100,
+                "job_submissions_limit": 1});
+            let list = system.load("/api/runs/list", &body.to_string(), 16).await?;
+            sheet.put(&format!("{}.list_per_s", system.name), list.per_second);
+            sheet.put(&format!("{}.list_p50_ms", system.name), list.p50.as_secs_f64() * 1e3);
+            sheet.put(&format!("{}.end_resident_mb", system.name), process::resident_mb(system.pid)?);
+        }
+        let what = format!("list 100 runs after {SUBMITS}, /s");
+        ratio(sheet, &what, "list_per_s", Better::More)?;
+        ratio(sheet, "resident after that, MB", "end_resident_mb", Better::Less)
+    }
+
+    /// One life of theirs, one of ours, and so on.
+    async fn lives(&self, sheet: &mut Sheet) -> Result<()> {
+        for (key, what, command) in
+            [("running_ms", "submit to running, ms", "sleep 1"), ("done_ms", "submit to done, ms", "true")]
+        {
+            let mut taken = [Vec::new(), Vec::new()];
+            for round in 0..ROUNDS {
+                for (system, taken) in [&self.theirs, &self.ours].into_iter().zip(&mut taken) {
+                    let name = format!("{}-{round}", key.trim_end_matches("_ms"));
+                    let life = system.live(&name, command).await?;
+                    taken.push(if key == "done_ms" {
+                        life.ended
+                    } else {
+                        life.running.unwrap_or(life.ended)
+                    });
+                }
+            }
+            for (system, taken) in [&self.theirs, &self.ours].into_iter().zip(&mut taken) {
+                taken.sort();
+                sheet.put(&format!("{}.{key}", system.name), taken[ROUNDS / 2].as_secs_f64() * 1e3);
+            }
+            ratio(sheet, what, key, Better::Less)?;
+        }
+        Ok(())
+    }
+
+    async fn submits(&self, sheet: &mut Sheet) -> Result<()> {
+        for system in [&self.theirs, &self.ours] {
+            let (rate, p50) = system.submit_many().await?;
+            sheet.put(&format!("{}.submits_per_s", system.name), rate);
+            sheet.put(&format!("{}.submit_p50_ms", system.name), p50.as_secs_f64() * 1e3);
+            let took = system.clear().await?;
+            sheet.put(&format!("{}.cancel_{SUBMITS}_ms", system.name), took.as_secs_f64() * 1e3);
+        }
+        ratio(sheet, &format!("submits, {CLIENTS} clients, /s"), "submits_per_s", Better::More)?;
+        let key = format!("cancel_{SUBMITS}_ms");
+        ratio(sheet, &format!("cancel of {SUBMITS} waiting runs, ms"), &key, Better::Less)
+    }
+}
+
+struct Life {
+    running: Option<Duration>,
+    ended: Duration,
+}
+
+impl System {
+    async fn client(&self) -> Result<Client> {
+        Client::connect(&self.address).await
+    }
+
+    async fn load(&self, path: &str, body: &str, connections: usize) -> Result<Figures> {
+        let request = closed::post(path, TOKEN, body);
+        let load = Load { address: self.address.clone(), request, connections, lasts: LASTS };
+        closed::run(&load, |_, _| None).await.with_context(|| format!("{}: load {path}", self.name))
+    }
+
+    /// An SSH fleet of one host, until it takes jobs.
+    async fn bring_up(&self, host: &Host, lab: &Lab) -> Result<()> {
+        let mut client = self.client().await?;
+        let (private, public) = lab.key_pair()?;
+        let init = json!({"repo_id": "none", "repo_info": {"repo_type": "virtual"}, "repo_creds": null});
+        client.post("/api/project/main/repos/init", &init).await?;
+        // Not root: the agent's policy lets nobody's keys into that account.
+        let configuration = json!({"type": "fleet", "name": "lab", "ssh_config": {"user": WORKER, "port": 22,
+            "ssh_key": {"public": public, "private": private}, "hosts": [host.addr().to_string()]}});
+        let spec = json!({"configuration": configuration, "configuration_path": "fleet.yml",
+            "profile": {"name": "default"}});
+        let body = json!({"plan": {"spec": spec, "current_resource": null}, "force": false});
+        client.post("/api/project/main/fleets/apply", &body).await.with_context(|| self.name)?;
+        let started = Instant::now();
+        loop {
+            let fleet = client.post("/api/project/main/fleets/get", &json!({"name": "lab"})).await?;
+            let instance = &fleet["instances"][0];
+            match instance["status"].as_str() {
+                Some("idle") => return Ok(()),
+                Some("terminated") => bail!("{}: the host is refused: {instance}", self.name),
+                Some(_) | None => {}
+            }
+            ensure!(started.elapsed() < PATIENCE, "{}: the host does not come up: {instance}", self.name);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    async fn live(&self, name: &str, command: &str) -> Result<Life> {
+        let mut client = self.client().await?;
+        let asked = Instant::now();
+        client.post("/api/project/main/runs/apply", &submission(name, command)).await?;
+        let mut running = None;
+        loop {
+            let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
+            let seen = asked.elapsed();
+            match run["status"].as_str().unwrap_or_default() {
+                "running" => running = running.or(Some(seen)),
+                "done" => return Ok(Life { running, ended: seen }),
+                "failed" | "terminated" => bail!("{}: {name} ended: {run}", self.name),
+                _ => {}
+            }
+            ensure!(seen < PATIENCE, "{}: {name} is still {}", self.name, run["status"]);
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn submit_many(&self) -> Result<(f64, Duration)> {
+        let next = Arc::new(AtomicUsize::new(0));
+        let mut clients = JoinSet::new();
+        let started = Instant::now();
+        for _ in 0..CLIENTS {
+            let (mut client, next) = (self.client().await?, Arc::clone(&next));
+            clients.spawn(async move {
+                let mut taken = Vec::new();
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    if n >= SUBMITS {
+                        return anyhow::Ok(taken);
+                    }
+                    let asked = Instant::now();
+                    let body = submission(&format!("many-{n}"), "sleep 3600");
+                    client.post("/api/project/main/runs/apply", &body).await?;
+                    taken.push(asked.elapsed());
+                }
+            });
+        }
+        let mut all = Vec::new();
+        while let Some(taken) = clients.join_next().await {
+            all.extend(taken?.with_context(|| self.name)?);
+        }
+        let rate = all.len() as f64 / started.elapsed().as_secs_f64();
+        all.sort();
+        Ok((rate, all[all.len() / 2]))
+    }
+
+    /// Stops them all, until none is left.
+    async fn clear(&self) -> Result<Duration> {
+        let mut client = self.client().await?;
+        let names: Vec<String> = (0..SUBMITS).map(|n| format!("many-{n}")).collect();
+        let started = Instant::now();
+        let body = json!({"runs_names": names, "abort": true});
+        client.post("/api/project/main/runs/stop", &body).await?;
+        let body =
+            json!({"project_name": "main", "only_active": true, "limit": 1, "job_submissions_limit": 1});
+        loop {
+            let list = client.post("/api/runs/list", &body).await?;
+            if list.as_array().is_some_and(Vec::is_empty) {
+                return Ok(started.elapsed());
+            }
+            ensure!(started.elapsed() < PATIENCE, "{}: runs do not end", self.name);
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// A run that both take.
+fn submission(name: &str, command: &str) -> Value {
+    let configuration = json!({"type": "task", "name": name, "image": "busybox:1", "user": "root",
+        "commands": [command], "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1},
+        "disk": null}});
+    let spec = json!({"run_name": name, "repo_id": "none", "repo_data": {"repo_type": "virtual"},
+        "configuration_path": "task.yml", "configuration": configuration, "profile": {"name": "default"},
+        "ssh_key_pub": null});
+    json!({"plan": {"run_spec": spec, "current_resource": null}, "force": false})
+}

@@ -1,0 +1,90 @@
+//! Many streams of events at once: what each costs the proxy, and whether all of them get their events.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinSet,
+};
+
+use super::{
+    at_rest,
+    parts::{EVENT_EVERY, Pinned},
+};
+use crate::sheet::Sheet;
+use windlass_testenv::process;
+
+/// Streams that are being opened at once.
+const OPENING: usize = 64;
+const OPEN_WITHIN: Duration = Duration::from_secs(60);
+const EVENT: &[u8] = b"data: event\n\n";
+
+pub(super) async fn measure(proxy: &Pinned, count: usize, sheet: &mut Sheet) -> Result<()> {
+    let before = at_rest(proxy).await?;
+    let began = Instant::now();
+    // Events that came, of all of them together.
+    let events = Arc::new(AtomicUsize::new(0));
+    let mut readers = JoinSet::new();
+    let mut open = 0;
+    while open < count {
+        let mut opening = JoinSet::new();
+        for _ in 0..OPENING.min(count - open) {
+            opening.spawn(begin(proxy.address));
+        }
+        while let Some(stream) = opening.join_next().await {
+            let stream = stream??;
+            readers.spawn(listen(stream, Arc::clone(&events)));
+            open += 1;
+        }
+        ensure!(began.elapsed() < OPEN_WITHIN, "{open} of {count} streams were open after a minute");
+    }
+    let took = began.elapsed();
+    let (resident, busy) = (process::resident_mb(proxy.pid())?, process::cpu_secs(proxy.pid())?);
+    let (counted, since) = (events.load(Ordering::Relaxed), Instant::now());
+    // Each gets an event in this time.
+    tokio::time::sleep(EVENT_EVERY + Duration::from_secs(2)).await;
+    let came = events.load(Ordering::Relaxed) - counted;
+    let busy = (process::cpu_secs(proxy.pid())? - busy) / since.elapsed().as_secs_f64();
+    readers.abort_all();
+    let lost = count.saturating_sub(came);
+
+    sheet.say(&format!("{count} streams of events at once"))?;
+    sheet.put("streams", count as f64);
+    sheet.put("streams_silent", lost as f64);
+    sheet.figure("stream_kib", "memory for each", (resident - before) * 1024.0 / count as f64, "KiB")?;
+    sheet.figure("streams_open_s", "until all are open", took.as_secs_f64(), "s")?;
+    sheet.figure("streams_mcore", "processor, an event each in ten seconds", busy * 1e3, "mcore")?;
+    sheet.say(&format!("  {lost} without an event"))
+}
+
+/// A stream that has told its first event.
+async fn begin(address: SocketAddr) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect(address).await.context("connect")?;
+    stream.write_all(b"GET /sse HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await?;
+    let mut seen = Vec::with_capacity(512);
+    while !seen.windows(EVENT.len()).any(|part| part == EVENT) {
+        ensure!(stream.read_buf(&mut seen).await? > 0, "{}", String::from_utf8_lossy(&seen));
+    }
+    Ok(stream)
+}
+
+async fn listen(mut stream: TcpStream, events: Arc<AtomicUsize>) -> Result<()> {
+    let mut piece = [0; 256];
+    loop {
+        let count = stream.read(&mut piece).await?;
+        ensure!(count > 0, "the stream ended");
+        // An event is small and comes alone.
+        if piece[..count].windows(EVENT.len()).any(|part| part == EVENT) {
+            events.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

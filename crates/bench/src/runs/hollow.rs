@@ -1,0 +1,151 @@
+//! Runs on hollow hosts: everything but the work. What is measured is the control plane alone.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::{Binaries, hosts_ready, is_busy, live};
+use crate::sheet::Sheet;
+use windlass_testenv::{
+    hosts::Hosts,
+    server::{Client, Options, Server, submission},
+};
+
+const HOSTS: usize = 200;
+const TIMES: usize = 20;
+const AT_ONCE: usize = 16;
+/// Whole lives for the throughput.
+const LIVES: usize = 4_000;
+const SUBMITTERS: usize = 32;
+const PATIENCE: Duration = Duration::from_secs(300);
+
+pub(super) async fn run(
+    binaries: &Binaries<'_>,
+    home: &Path,
+    postgres: Option<&str>,
+    sheet: &mut Sheet,
+) -> Result<()> {
+    let data = home.join("server");
+    std::fs::create_dir_all(&data)?;
+    let options = Options {
+        binary: binaries.windlass,
+        data: &data,
+        database: postgres,
+        core: None,
+        local: false,
+        env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
+        log: None,
+    };
+    // The first start makes the database and its keys.
+    drop(Server::start(&options).await?);
+    let _hosts = Hosts::start(binaries.agent, &home.join("hosts"), &data, postgres, HOSTS).await?;
+    let server = Server::start(&options).await?;
+    hosts_ready(&server, "hollow", HOSTS).await?;
+    let (name, key) = if postgres.is_some() { ("Postgres", "postgres") } else { ("SQLite", "sqlite") };
+    sheet.say(&format!("hollow hosts: {HOSTS}, {name}"))?;
+    sheet.about(key);
+    alone(&server, sheet).await?;
+    together(&server, sheet).await?;
+    many(&server, sheet).await
+}
+
+fn empty_job(name: &str) -> Value {
+    json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"],
+        "env": {"HOLLOW_RUN_MS": "0", "HOLLOW_LOG_LINES": "1"},
+        "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
+}
+
+async fn alone(server: &Server, sheet: &mut Sheet) -> Result<()> {
+    let mut client = server.client().await?;
+    let (mut running, mut ended) = (Vec::new(), Vec::new());
+    for time in 0..=TIMES {
+        let mut job = empty_job(&format!("alone-{time}"));
+        // Long enough to be seen running.
+        job["env"]["HOLLOW_RUN_MS"] = "30".into();
+        let seen = live(&mut client, &job).await?;
+        let nothing = live(&mut client, &empty_job(&format!("empty-{time}"))).await?;
+        if time > 0 {
+            running.extend(seen.running);
+            ended.push(nothing.ended);
+        }
+    }
+    if !running.is_empty() {
+        sheet.times("running", "submit to running", &mut running)?;
+    }
+    sheet.times("done", "submit to done, empty job", &mut ended)
+}
+
+async fn together(server: &Server, sheet: &mut Sheet) -> Result<()> {
+    let mut lives = JoinSet::new();
+    for n in 0..AT_ONCE {
+        let mut client = server.client().await?;
+        lives.spawn(async move { live(&mut client, &empty_job(&format!("together-{n}"))).await });
+    }
+    let mut ended = Vec::new();
+    while let Some(life) = lives.join_next().await {
+        ended.push(life??.ended);
+    }
+    sheet.times("done_together", &format!("the same, {AT_ONCE} at once"), &mut ended)
+}
+
+async fn many(server: &Server, sheet: &mut Sheet) -> Result<()> {
+    let before = passes(&mut server.client().await?).await?;
+    let (cpu, started) = (server.cpu_secs()?, Instant::now());
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut submitters = JoinSet::new();
+    for _ in 0..SUBMITTERS {
+        let (mut client, next) = (server.client().await?, Arc::clone(&next));
+        submitters.spawn(async move {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= LIVES {
+                    return anyhow::Ok(());
+                }
+                let job = empty_job(&format!("many-{n}"));
+                client.post("/api/project/main/runs/apply", &submission(&job)).await?;
+            }
+        });
+    }
+    while let Some(done) = submitters.join_next().await {
+        done??;
+    }
+    let submitted = started.elapsed();
+    // The first one has been idle for longer than the server keeps such connections.
+    let mut client = server.client().await?;
+    while is_busy(&mut client).await? {
+        ensure!(started.elapsed() < PATIENCE, "not all of {LIVES} runs end");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let took = started.elapsed();
+    let each = (server.cpu_secs()? - cpu) / LIVES as f64;
+    let rate = |took: Duration| LIVES as f64 / took.as_secs_f64();
+    sheet.figure("submits_per_s", "submits, while runs go on", rate(submitted), "/s")?;
+    sheet.figure("lives_per_s", &format!("whole lives, of {LIVES}"), rate(took), "/s")?;
+    sheet.figure("cpu_ms", "server's processor time, each", each * 1e3, "ms")?;
+    sheet.figure("resident_mb", "server, resident after that", server.resident_mb()?, "MB")?;
+    for (pipeline, count) in passes(&mut client).await? {
+        let each = (count - before.get(&pipeline).unwrap_or(&0.0)) / LIVES as f64;
+        if each >= 0.1 {
+            sheet.figure(&format!("passes_{pipeline}"), &format!("passes of {pipeline}, each"), each, "")?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows that each pipeline has claimed since the server was started.
+async fn passes(client: &mut Client) -> Result<BTreeMap<String, f64>> {
+    let pipelines = client.post("/api/server/pipelines", &json!({})).await?;
+    let all = pipelines.as_array().context("no list of pipelines")?.iter();
+    let counted = all.filter_map(|one| Some((one["name"].as_str()?.to_owned(), one["claimed"].as_f64()?)));
+    Ok(counted.collect())
+}

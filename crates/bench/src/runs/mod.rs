@@ -1,0 +1,107 @@
+//! Whole runs through the real server: on hollow hosts, as processes of this machine, in containers.
+//!
+//! What is compared stands in one run: hollow on SQLite and on Postgres, containers beside `docker run`.
+
+mod hollow;
+mod real;
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::sheet::Sheet;
+use windlass_testenv::server::{Client, Server, submission};
+use windlass_testkit::temp_dir;
+
+/// A run that takes longer is not a figure, it is a fault.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two looks at a run. Each look costs the server some 50 µs.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Between two looks at a whole fleet, which shows every host.
+const HOSTS_LOOK: Duration = Duration::from_millis(100);
+
+/// The binaries that are measured.
+pub struct Binaries<'a> {
+    pub windlass: &'a Path,
+    pub agent: &'a Path,
+}
+
+/// `postgres` is the url of an empty database.
+pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()> {
+    let scratch = temp_dir("runs")?;
+    let mut sheet = Sheet::new("runs")?;
+    hollow::run(binaries, &scratch.path().join("sqlite"), None, &mut sheet).await?;
+    match &postgres {
+        Some(url) => {
+            hollow::run(binaries, &scratch.path().join("postgres"), Some(url), &mut sheet).await?;
+        }
+        None => sheet.say("no Postgres: WINDLASS_BENCH_DATABASE_URL is not set")?,
+    }
+    real::run(binaries, &scratch.path().join("real"), &mut sheet).await?;
+    sheet.save()?;
+    Ok(())
+}
+
+/// How long after its submission a run was seen in each state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Life {
+    pub(super) running: Option<Duration>,
+    pub(super) ended: Duration,
+}
+
+/// Submits a run and watches it to its end.
+pub(super) async fn live(client: &mut Client, configuration: &Value) -> Result<Life> {
+    let name = configuration["name"].as_str().context("a run without a name")?.to_owned();
+    let asked = Instant::now();
+    client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
+    let mut running = None;
+    loop {
+        let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
+        let seen = asked.elapsed();
+        match run["status"].as_str().unwrap_or_default() {
+            "running" => running = running.or(Some(seen)),
+            "done" => return Ok(Life { running, ended: seen }),
+            "failed" | "terminated" => {
+                bail!("{name} ended as {}: {}", run["status"], run["jobs"][0]["job_submissions"][0])
+            }
+            _ => {}
+        }
+        ensure!(seen < PATIENCE, "{name} is still {} after {seen:?}", run["status"]);
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Whether a run of the project is not over. One is asked for: a list costs the server what it shows.
+async fn is_busy(client: &mut Client) -> Result<bool> {
+    let body = json!({"project_name": "main", "only_active": true, "limit": 1, "job_submissions_limit": 1});
+    let list = client.post("/api/runs/list", &body).await?;
+    Ok(!list.as_array().context("no list")?.is_empty())
+}
+
+fn median(taken: &mut [Duration]) -> Duration {
+    taken.sort();
+    taken[taken.len() / 2]
+}
+
+/// Waits until the project's fleet has so many hosts that take jobs.
+pub(super) async fn hosts_ready(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
+    let mut client = server.client().await?;
+    let started = Instant::now();
+    loop {
+        let found = client.post("/api/project/main/fleets/get", &json!({"name": fleet})).await?;
+        let instances = found["instances"].as_array().cloned().unwrap_or_default();
+        let ready =
+            instances.iter().filter(|i| matches!(i["status"].as_str(), Some("idle" | "busy"))).count();
+        if ready >= hosts {
+            return Ok(());
+        }
+        let last = instances.last().cloned().unwrap_or_default();
+        ensure!(started.elapsed() < PATIENCE, "only {ready} of {hosts} hosts are ready, the last: {last}");
+        tokio::time::sleep(HOSTS_LOOK).await;
+    }
+}

@@ -1,0 +1,197 @@
+//! Runs that do something: processes of this machine, and containers beside `docker run` of the same image.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+
+use super::{Binaries, PATIENCE, hosts_ready, live};
+use crate::{agent::engine::Engine, sheet::Sheet};
+use windlass_testenv::server::{Client, Options, Server, submission};
+
+const TIMES: usize = 10;
+const LOOK: Duration = Duration::from_millis(1);
+
+pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut Sheet) -> Result<()> {
+    processes(binaries, &home.join("process"), sheet).await?;
+    std::fs::create_dir_all(home)?;
+    let engine = Engine::from_environment(home)?;
+    containers(binaries, &home.join("docker"), &engine, sheet).await
+}
+
+async fn start(binaries: &Binaries<'_>, data: &Path, engine: Option<&Path>) -> Result<Server> {
+    std::fs::create_dir_all(data)?;
+    // A socket that is not there: then jobs are processes, whatever this machine has.
+    let engine = engine.map_or_else(|| data.join("no-engine.sock"), Path::to_owned);
+    let server = Server::start(&Options {
+        binary: binaries.windlass,
+        data,
+        database: None,
+        core: None,
+        local: true,
+        env: vec![
+            ("WINDLASS_AGENT", binaries.agent.to_owned()),
+            ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
+        ],
+        log: None,
+    })
+    .await?;
+    hosts_ready(&server, "local", 1).await?;
+    Ok(server)
+}
+
+fn task(name: &str, image: &str, command: &str) -> Value {
+    json!({"type": "task", "name": name, "image": image, "user": "root", "commands": [command],
+        "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
+}
+
+async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut Sheet) -> Result<()> {
+    let server = start(binaries, data, None).await?;
+    let mut client = server.client().await?;
+    let (mut lines, mut ends, mut exits, mut stops) = (vec![], vec![], vec![], vec![]);
+    for time in 0..=TIMES {
+        let line = first_line(&mut client, &task(&format!("line-{time}"), "none", "echo hello")).await?;
+        let end = live(&mut client, &task(&format!("end-{time}"), "none", "true")).await?.ended;
+        let exit = exit_to_finished(&mut client, &format!("exit-{time}"), data).await?;
+        let stop = stop_to_signal(&mut client, &format!("stop-{time}"), data).await?;
+        if time > 0 {
+            lines.push(line);
+            ends.push(end);
+            exits.push(exit);
+            stops.push(stop);
+        }
+    }
+    sheet.say("this machine, processes, SQLite")?;
+    sheet.about("process");
+    sheet.times("first_line", "submit to first line in the log", &mut lines)?;
+    sheet.times("done", "submit to done, `true`", &mut ends)?;
+    sheet.times("exit", "exit of the job to finished run", &mut exits)?;
+    sheet.times("stop", "stop asked to signal in the job", &mut stops)?;
+    // Its agent on this machine goes with it.
+    server.stop()
+}
+
+/// How a job's container is on the network, in the words of `docker run`.
+const AS_A_JOB: [&str; 3] = ["windlass", "--publish", "127.0.0.1::10022"];
+
+async fn containers(binaries: &Binaries<'_>, data: &Path, engine: &Engine, sheet: &mut Sheet) -> Result<()> {
+    let server = start(binaries, data, Some(&engine.socket)).await?;
+    let mut client = server.client().await?;
+    let (mut lines, mut same, mut bare) = (Vec::new(), Vec::new(), Vec::new());
+    for time in 0..=TIMES {
+        let job = task(&format!("line-{time}"), &engine.image, "echo hello");
+        let line = first_line(&mut client, &job).await?;
+        let (alike, _) = engine.run(&AS_A_JOB)?;
+        let (said, _) = engine.run(&["host"])?;
+        if time > 0 {
+            lines.push(line);
+            same.push(alike);
+            bare.push(said);
+        }
+    }
+    sheet.say("this machine, containers, SQLite")?;
+    sheet.about("docker");
+    sheet.times("bare", "docker run, host's network, to first line", &mut bare)?;
+    sheet.times("same", "docker run, network and port as a job's", &mut same)?;
+    sheet.times("first_line", "submit to first line in the log", &mut lines)?;
+    let more = (super::median(&mut lines).as_secs_f64() - super::median(&mut same).as_secs_f64()) * 1e3;
+    sheet.figure("overhead_ms", "… more than docker run of the same", more, "ms")?;
+    server.stop()
+}
+
+/// From the submission until the word can be read from the server.
+async fn first_line(client: &mut Client, configuration: &Value) -> Result<Duration> {
+    let asked = Instant::now();
+    let run = client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
+    let body = json!({"run_name": configuration["name"], "limit": 10,
+        "job_submission_id": run["jobs"][0]["job_submissions"][0]["id"]});
+    let took = loop {
+        let page = client.post("/api/project/main/logs/poll", &body).await?;
+        let said: Vec<u8> = page["logs"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|event| STANDARD.decode(event["message"].as_str()?).ok())
+            .flatten()
+            .collect();
+        if said.starts_with(b"hello") {
+            break asked.elapsed();
+        }
+        ensure!(asked.elapsed() < PATIENCE, "no line came: {page}");
+        tokio::time::sleep(LOOK).await;
+    };
+    wait_end(client, configuration["name"].as_str().context("no name")?).await?;
+    Ok(took)
+}
+
+async fn wait_end(client: &mut Client, name: &str) -> Result<()> {
+    let asked = Instant::now();
+    loop {
+        let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
+        if matches!(run["status"].as_str(), Some("done" | "failed" | "terminated")) {
+            return Ok(());
+        }
+        ensure!(asked.elapsed() < PATIENCE, "{name} does not end: {run}");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The job's last act is to remove a file; from that moment on until the run is done.
+async fn exit_to_finished(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
+    let (go, flag) = (scratch.join(format!("{name}.go")), scratch.join(format!("{name}.flag")));
+    std::fs::write(&flag, "")?;
+    let command = format!(
+        "until [ -e {go} ]; do sleep 0.01; done; exec rm {flag}",
+        go = go.display(),
+        flag = flag.display()
+    );
+    client.post("/api/project/main/runs/apply", &submission(&task(name, "none", &command))).await?;
+    wait_running(client, name).await?;
+    std::fs::write(&go, "")?;
+    while flag.exists() {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let gone = Instant::now();
+    wait_end(client, name).await?;
+    Ok(gone.elapsed())
+}
+
+/// From the request to stop until the job's own trap has written a file.
+async fn stop_to_signal(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
+    let (ready, flag) = (scratch.join(format!("{name}.ready")), scratch.join(format!("{name}.flag")));
+    let command = format!(
+        "trap 'echo x > {flag}; exit 0' INT TERM; echo x > {ready}; while :; do sleep 0.005; done",
+        flag = flag.display(),
+        ready = ready.display()
+    );
+    client.post("/api/project/main/runs/apply", &submission(&task(name, "none", &command))).await?;
+    wait_running(client, name).await?;
+    while !ready.exists() {
+        tokio::time::sleep(LOOK).await;
+    }
+    let asked = Instant::now();
+    client.post("/api/project/main/runs/stop", &json!({"runs_names": [name], "abort": false})).await?;
+    while !flag.exists() {
+        ensure!(asked.elapsed() < PATIENCE, "{name} gets no signal");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let took = asked.elapsed();
+    wait_end(client, name).await?;
+    Ok(took)
+}
+
+async fn wait_running(client: &mut Client, name: &str) -> Result<()> {
+    let asked = Instant::now();
+    loop {
+        let run = client.post("/api/project/main/runs/get", &json!({"run_name": name})).await?;
+        if run["status"] == "running" {
+            return Ok(());
+        }
+        ensure!(asked.elapsed() < PATIENCE, "{name} does not run: {run}");
+        tokio::time::sleep(LOOK).await;
+    }
+}

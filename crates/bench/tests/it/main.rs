@@ -1,0 +1,5 @@
+//! The benchmarks' own tests.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod performance;

@@ -1,0 +1,270 @@
+//! Brings together what the checkers read after a trial: the database, the hosts' journals, and the machine itself.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use uuid::Uuid;
+use windlass_agent::shim::journal::{self, Kind};
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_server::db::{DatabaseUrl, Db};
+use windlass_sim::{
+    host::{Effect, Entry},
+    invariants::{self, History, rows},
+};
+
+use super::Trial;
+use windlass_testenv::stage::Stage;
+use windlass_testkit::lab::Host;
+
+/// G6 gives so long after the end of faults.
+const CLEAN_WITHIN: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(50);
+/// The label that says whose a container is.
+const HOME_LABEL: &str = "windlass.shim.home";
+
+/// A place where an agent works.
+pub struct Site {
+    /// The agent's directory, seen from this machine.
+    pub home: PathBuf,
+    /// Its name for itself, which containers carry.
+    pub label: PathBuf,
+    /// Files with keys of people.
+    pub keys: Vec<PathBuf>,
+    /// The engine its containers are in.
+    pub engine: Option<PathBuf>,
+    /// The journal was damaged on purpose: what is left of it is read.
+    pub is_damaged: bool,
+}
+
+impl Site {
+    /// The machine of a stage.
+    pub fn local(stage: &Stage, engine: Option<PathBuf>) -> Self {
+        let home = stage.home().join("server/local");
+        Self { label: home.clone(), home, keys: Vec::new(), engine, is_damaged: false }
+    }
+
+    /// A host of a lab.
+    pub fn host(host: &Host) -> Self {
+        let users = ["/root", "/home/worker", "/home/guest"];
+        let keys = users.iter().map(|home| host.path(&format!("{home}/.ssh/authorized_keys")));
+        Self {
+            home: host.path("/var/lib/windlass/home"),
+            label: PathBuf::from("/var/lib/windlass/home"),
+            keys: keys.collect(),
+            engine: None,
+            is_damaged: false,
+        }
+    }
+
+    #[must_use]
+    pub fn damaged(mut self) -> Self {
+        self.is_damaged = true;
+        self
+    }
+
+    fn has_tasks(&self) -> bool {
+        fs::read_dir(self.home.join("tasks")).is_ok_and(|mut tasks| tasks.next().is_some())
+    }
+
+    /// Everything it ever did, as the checkers want it.
+    fn journal(&self, number: u128) -> Result<Vec<Entry>> {
+        let path = self.home.join("journal");
+        let reading = journal::read(&path).with_context(|| format!("read {}", path.display()))?;
+        let host = InstanceId(Uuid::from_u128(number));
+        let mut entries = Vec::new();
+        let mut open = BTreeSet::new();
+        for record in reading.records {
+            let entry = |kind| Entry {
+                at: record.at,
+                host,
+                submission: record.submission,
+                epoch: record.epoch,
+                kind,
+            };
+            match record.kind {
+                Kind::ContainerStarted { .. } => {
+                    open.insert(record.submission);
+                    entries.push(entry(Effect::ContainerStarted));
+                }
+                // What died with its host has no exit, but an end.
+                Kind::ContainerExited { .. } | Kind::Terminated { .. } => {
+                    if open.remove(&record.submission) {
+                        entries.push(entry(Effect::ContainerExited));
+                    }
+                }
+                Kind::GpuAcquired { gpus } => {
+                    entries.extend(gpus.into_iter().map(|gpu| entry(Effect::GpuAcquired(gpu))));
+                }
+                Kind::GpuReleased { gpus } => {
+                    entries.extend(gpus.into_iter().map(|gpu| entry(Effect::GpuReleased(gpu))));
+                }
+                Kind::Removed => entries.push(entry(Effect::Removed)),
+                Kind::RefusedEpoch { .. } => entries.push(entry(Effect::RefusedEpoch)),
+                Kind::Submitted
+                | Kind::Withdrawn
+                | Kind::Admitted
+                | Kind::Moved { .. }
+                | Kind::KeyAdded
+                | Kind::KeyRemoved
+                | Kind::Mounted
+                | Kind::Unmounted
+                | Kind::ContainerCreated { .. }
+                | Kind::ContainerStarting { .. }
+                | Kind::TerminateAsked { .. }
+                | Kind::RefusedSpec { .. } => {}
+            }
+        }
+        Ok(entries)
+    }
+
+    /// What is left of tasks here: directories, mounts, keys, containers.
+    fn leftovers(&self, jobs: &BTreeSet<Uuid>) -> Vec<String> {
+        let mut left = Vec::new();
+        for entry in fs::read_dir(self.home.join("tasks")).into_iter().flatten().flatten() {
+            left.push(format!("directory {}", entry.path().display()));
+        }
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+        let tasks = self.home.join("tasks");
+        left.extend(points.filter(|at| at.starts_with(&tasks)).map(|at| format!("mount {}", at.display())));
+        for file in &self.keys {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let marked = text.lines().filter(|line| jobs.iter().any(|job| line.contains(&job.to_string())));
+            left.extend(marked.map(|_| format!("a key in {}", file.display())));
+        }
+        if let Some(engine) = &self.engine {
+            let label = format!("label={HOME_LABEL}={}", self.label.display());
+            let mut docker = Command::new("docker");
+            docker.arg("--host").arg(format!("unix://{}", engine.display()));
+            docker.args([
+                "ps",
+                "--all",
+                "--no-trunc",
+                "--filter",
+                &label,
+                "--format",
+                "{{.Names}} {{.State}}",
+            ]);
+            match docker.output() {
+                Ok(output) if output.status.success() => {
+                    let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+                    left.extend(listed.lines().map(|line| format!("container {line}")));
+                }
+                Ok(output) => left.push(format!("no list of containers: {output:?}")),
+                Err(error) => left.push(format!("no list of containers: {error}")),
+            }
+        }
+        left
+    }
+}
+
+/// Tasks that have a process on this machine, by the mark every process of a task inherits.
+fn processes(jobs: &BTreeSet<Uuid>) -> Vec<SubmissionId> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let marks = environment.split(|byte| *byte == 0).filter_map(|variable| {
+            std::str::from_utf8(variable).ok()?.strip_prefix("WINDLASS_TASK_ID=")?.parse::<Uuid>().ok()
+        });
+        found.extend(marks.filter(|id| jobs.contains(id)));
+    }
+    found.into_iter().map(SubmissionId).collect()
+}
+
+/// Control groups named by a task.
+fn groups(jobs: &BTreeSet<Uuid>) -> Vec<String> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts =
+        text.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
+    let mut left = Vec::new();
+    for mount in mounts {
+        for home in fs::read_dir(Path::new(mount).join("windlass")).into_iter().flatten().flatten() {
+            for group in fs::read_dir(home.path()).into_iter().flatten().flatten() {
+                let name = group.file_name().to_string_lossy().parse::<Uuid>();
+                if name.is_ok_and(|id| jobs.contains(&id)) {
+                    left.push(format!("control group {}", group.path().display()));
+                }
+            }
+        }
+    }
+    left
+}
+
+impl Trial {
+    /// Faults are over. Waits until every run has ended, stops the server in good order, and runs the checkers over
+    /// its database, the journals of the sites, and what is on the machine.
+    pub async fn judge(&mut self, stage: &mut Stage, sites: &[Site]) {
+        let began = Instant::now();
+        while let Some(run) = unfinished(stage).await {
+            if began.elapsed() > CLEAN_WITHIN {
+                self.violation(&format!("R2: {} is still {}", run["run_spec"]["run_name"], run["status"]));
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        // A host that was given up is rid of its old tasks when the server sees it again.
+        while sites.iter().any(Site::has_tasks) && began.elapsed() < CLEAN_WITHIN {
+            tokio::time::sleep(LOOK).await;
+        }
+        let url = DatabaseUrl::Sqlite(stage.home().join("server/windlass.db"));
+        stage.stop_server();
+        self.judge_database(&url, sites).await;
+    }
+
+    /// The same for a database whose servers have stopped.
+    pub async fn judge_database(&mut self, url: &DatabaseUrl, sites: &[Site]) {
+        if let Err(error) = self.check(url, sites).await {
+            self.violation(&format!("the checkers could not run: {error:#}"));
+        }
+    }
+
+    async fn check(&mut self, url: &DatabaseUrl, sites: &[Site]) -> Result<()> {
+        let mut history = History::default();
+        let db = Db::open(url).await.context("open the database")?;
+        let read = rows::read(&mut history, &db).await;
+        db.close().await;
+        read.context("read the database")?;
+        let jobs: BTreeSet<Uuid> = history.jobs.iter().map(|job| job.id).collect();
+        let began = Instant::now();
+        let mut left = left_over(sites, &jobs);
+        while !left.is_empty() && began.elapsed() < CLEAN_WITHIN {
+            tokio::time::sleep(LOOK).await;
+            left = left_over(sites, &jobs);
+        }
+        for what in left {
+            self.violation(&format!("G6: left over: {what}"));
+        }
+        history.containers = processes(&jobs);
+        for (number, site) in (1..).zip(sites) {
+            match site.journal(number) {
+                Ok(entries) => history.journal.extend(entries),
+                Err(_) if site.is_damaged => {}
+                Err(error) => return Err(error),
+            }
+        }
+        for broken in invariants::safety(&history).into_iter().chain(invariants::after_faults(&history)) {
+            self.violation(&format!("{}: {}", broken.id, broken.what));
+        }
+        Ok(())
+    }
+}
+
+fn left_over(sites: &[Site], jobs: &BTreeSet<Uuid>) -> Vec<String> {
+    let mut left: Vec<String> = sites.iter().flat_map(|site| site.leftovers(jobs)).collect();
+    left.extend(groups(jobs));
+    left.extend(processes(jobs).iter().map(|id| format!("a process of {id}")));
+    left
+}
+
+/// Some run that has not ended.
+async fn unfinished(stage: &mut Stage) -> Option<Value> {
+    let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
+    runs.as_array().and_then(|runs| runs.first().cloned())
+}

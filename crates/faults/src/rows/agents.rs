@@ -1,0 +1,316 @@
+//! The agent of a host, the runner in each task, and what the agent keeps: killed, frozen, damaged.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use windlass_agent::shim::journal::Kind;
+
+use super::ground::{
+    Ground, agent, assert_counted, assert_once, counting, detail_of, eventually, grows, journal_of,
+    kill_agent, log_len, pause_at, running, signal, start_agent,
+};
+use crate::{Play, Row, Site, Trial};
+use windlass_testenv::stage::{small, submission_of};
+use windlass_testkit::lab::Host;
+
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        id: "F14",
+        injection: "agent kill -9 in each of pending, preparing, pulling, creating, running, terminating",
+        expected: "taken up again: exit code and whole log told, everything given back",
+        bound: "≤ 15 s after start",
+        proves: "G1 G2 G6 O2",
+        play: Play::Now(|trial| Box::pin(agent_killed(trial))),
+    },
+    Row {
+        id: "F16",
+        injection: "runner kill -9, runner SIGSTOP, OOM of the user's process",
+        expected: "OOM: `oom_killed`, 137, tail kept; runner death: the task ends, its log is read from disk",
+        bound: "≤ 30 s",
+        proves: "O2 O3 O7",
+        play: Play::Now(|trial| Box::pin(runner_killed(trial))),
+    },
+    Row {
+        id: "F33",
+        injection: "plain processes: agent kill -9, a child that forks twice into a session of its own",
+        expected: "every descendant ends with its task, nobody else is signalled",
+        bound: "≤ 10 s",
+        proves: "R7 G6 C5",
+        play: Play::Now(|trial| Box::pin(ran_away(trial))),
+    },
+    Row {
+        id: "F35",
+        injection: "torn tail, flipped byte, missing file: the agent's journal",
+        expected: "cut or reported, nothing invented; tasks resolved from what runs",
+        bound: "start ≤ 5 s",
+        proves: "G2 O1 R7",
+        play: Play::Now(|trial| Box::pin(damaged(trial))),
+    },
+];
+
+/// The bound of F14.
+const TAKEN_UP_WITHIN: Duration = Duration::from_secs(15);
+
+async fn agent_killed(trial: &mut Trial) {
+    let mut ground = Ground::new(trial, 1).await;
+    for status in ["pending", "preparing", "pulling", "creating"] {
+        killed_on_the_way(trial, &mut ground, status).await;
+    }
+    killed_while_running(trial, &mut ground).await;
+    killed_while_terminating(trial, &mut ground).await;
+    ground.judge(trial).await;
+}
+
+fn kill_and_start(trial: &mut Trial, host: &Host, what: &'static str) -> Instant {
+    kill_agent(host);
+    trial.fired(what);
+    pause_at(host, None);
+    start_agent(host);
+    Instant::now()
+}
+
+async fn killed_on_the_way(trial: &mut Trial, ground: &mut Ground, status: &'static str) {
+    let host = ground.host(1);
+    pause_at(host, Some(status));
+    kill_agent(host);
+    start_agent(host);
+    let gate = format!("/var/tmp/{status}");
+    ground.stage.apply(&small(status, &[&counting(&gate), "exit 7"])).await;
+    let run = ground.stage.run(status).await;
+    let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
+    let is_there = |host: &Host| {
+        journal_of(host).iter().any(|record| {
+            record.submission.to_string() == id
+                && (matches!(&record.kind, Kind::Moved { to } if to.as_str() == status)
+                    || status == "pending" && record.kind == Kind::Submitted)
+        })
+    };
+    eventually("the task waits at the status", || is_there(ground.host(1)));
+    trial.pause(0, 300).await;
+    let what = match status {
+        "pending" => "killed in pending",
+        "preparing" => "killed in preparing",
+        "pulling" => "killed in pulling",
+        _ => "killed in creating",
+    };
+    let started = kill_and_start(trial, ground.host(1), what);
+    ground.stage.says(status, "line 1").await;
+    trial.within("goes on", TAKEN_UP_WITHIN, started.elapsed());
+    ended(ground, status, &gate).await;
+}
+
+/// Lets the job go and checks that all it did and said is told.
+async fn ended(ground: &mut Ground, name: &str, gate: &str) {
+    ground.host(1).run(&format!("touch {gate}")).unwrap();
+    let run = ground.stage.reaches(name, &["failed"]).await;
+    assert_eq!(submission_of(&run)["exit_status"], 7, "{run:#}");
+    assert_once(&run);
+    assert_counted(&ground.stage.log(&run).await);
+}
+
+async fn killed_while_running(trial: &mut Trial, ground: &mut Ground) {
+    ground.stage.apply(&small("running", &[&counting("/var/tmp/running"), "exit 7"])).await;
+    ground.stage.says("running", "line 3").await;
+    trial.pause(0, 500).await;
+    let started = kill_and_start(trial, ground.host(1), "killed in running");
+    let had = log_len(&mut ground.stage, "running").await;
+    grows(&mut ground.stage, "running", had).await;
+    trial.within("goes on", TAKEN_UP_WITHIN, started.elapsed());
+    ended(ground, "running", "/var/tmp/running").await;
+}
+
+async fn killed_while_terminating(trial: &mut Trial, ground: &mut Ground) {
+    let host = ground.host(1);
+    pause_at(host, Some("terminating"));
+    kill_agent(host);
+    start_agent(host);
+    ground.stage.apply(&small("terminating", &["echo up; sleep 4712"])).await;
+    ground.stage.says("terminating", "up").await;
+    ground.stage.stop("terminating", true).await;
+    let asked = |host: &Host| {
+        journal_of(host).iter().any(|record| matches!(record.kind, Kind::TerminateAsked { .. }))
+    };
+    eventually("the end was asked for", || asked(ground.host(1)));
+    let started = kill_and_start(trial, ground.host(1), "killed in terminating");
+    let run = ground.stage.reaches("terminating", &["terminated"]).await;
+    trial.within("ends", TAKEN_UP_WITHIN, started.elapsed());
+    assert_eq!(run["termination_reason"], "aborted_by_user");
+}
+
+/// The runner of the one task on a host.
+fn runner(host: &Host) -> u32 {
+    let found = running(host, "--inner");
+    assert_eq!(found.len(), 1, "one runner: {:?}", host.processes());
+    found[0]
+}
+
+async fn runner_killed(trial: &mut Trial) {
+    let mut ground = Ground::new(trial, 1).await;
+    ground.stage.apply(&small("killed", &[&counting("/var/tmp/none")])).await;
+    ground.stage.says("killed", "line 5").await;
+    trial.pause(0, 500).await;
+    signal(runner(ground.host(1)), "KILL");
+    trial.fired("runner killed");
+    let began = Instant::now();
+    let run = ground.stage.reaches("killed", &["failed"]).await;
+    trial.within("runner's death told", Duration::from_secs(30), began.elapsed());
+    let log = ground.stage.log(&run).await;
+    for (number, line) in log.lines().enumerate() {
+        assert_eq!(line, format!("line {number}"), "O3");
+    }
+    assert!(log.lines().count() > 5, "O3: {log}");
+    frozen_runner(trial, &mut ground).await;
+    out_of_memory(trial, &mut ground).await;
+    ground.judge(trial).await;
+}
+
+/// A runner that does not answer does not keep its task from being stopped.
+async fn frozen_runner(trial: &mut Trial, ground: &mut Ground) {
+    ground.stage.apply(&small("frozen", &[&counting("/var/tmp/none")])).await;
+    ground.stage.says("frozen", "line 5").await;
+    trial.pause(0, 500).await;
+    signal(runner(ground.host(1)), "STOP");
+    trial.fired("runner frozen");
+    let began = Instant::now();
+    ground.stage.stop("frozen", true).await;
+    let run = ground.stage.reaches("frozen", &["terminated"]).await;
+    trial.within("frozen runner ended", Duration::from_secs(30), began.elapsed());
+    assert!(ground.stage.log(&run).await.contains("line 5"), "O2");
+}
+
+/// The kernel ends the job's process. The limit is put on it from outside: a part of this machine's memory would be
+/// more than one may take for a trial.
+async fn out_of_memory(trial: &mut Trial, ground: &mut Ground) {
+    let wait = "echo last words; until [ -e /var/tmp/hog ]; do sleep 0.05; done; exec tail /dev/zero";
+    ground.stage.apply(&small("greedy", &[wait])).await;
+    ground.stage.says("greedy", "last words").await;
+    let run = ground.stage.run("greedy").await;
+    let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
+    let limited = limit_memory(&id, 192 << 20);
+    assert!(limited > 0, "the task has no control group of its own");
+    trial.pause(0, 500).await;
+    ground.host(1).run("touch /var/tmp/hog").unwrap();
+    let began = Instant::now();
+    let run = ground.stage.reaches("greedy", &["failed"]).await;
+    let detail = detail_of(&ground.stage, submission_of(&run));
+    assert_eq!(detail.as_deref(), Some("oom_killed"), "{run:#}");
+    assert_eq!(submission_of(&run)["exit_status"], 137, "{run:#}");
+    trial.fired("user's process out of memory");
+    trial.within("OOM told", Duration::from_secs(30), began.elapsed());
+    assert!(ground.stage.log(&run).await.starts_with("last words\n"), "O2");
+}
+
+/// Sets the limit on every control group of a task, and says how many there are.
+fn limit_memory(id: &str, bytes: u64) -> usize {
+    let mut limited = 0;
+    let mut dirs = vec![std::path::PathBuf::from("/sys/fs/cgroup")];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                dirs.push(entry.path());
+            }
+        }
+        if dir.ends_with(id) {
+            for file in ["memory.max", "memory.limit_in_bytes"] {
+                let path = dir.join(file);
+                limited += usize::from(path.exists() && fs::write(path, bytes.to_string()).is_ok());
+            }
+        }
+    }
+    limited
+}
+
+async fn ran_away(trial: &mut Trial) {
+    let mut ground = Ground::new(trial, 1).await;
+    let away = "(setsid sh -c 'while :; do date > /var/tmp/beat; sleep 0.05; done; : away-4713' &) &";
+    ground.stage.apply(&small("parent", &[away, "echo up; sleep 4713"])).await;
+    ground.stage.says("parent", "up").await;
+    let host = ground.host(1);
+    eventually("it ran away", || !running(host, "away-4713").is_empty());
+    // Somebody else on the same machine, who looks alike.
+    host.run("setsid sleep 4713000 < /dev/null > /dev/null 2>&1 &").unwrap();
+    let bystander = running(host, "sleep 4713000");
+    assert_eq!(bystander.len(), 1);
+    trial.pause(0, 500).await;
+    kill_agent(host);
+    trial.fired("agent killed");
+    if trial.rng.chance(50) {
+        start_agent(ground.host(1));
+    }
+    ground.stage.stop("parent", true).await;
+    let asked = Instant::now();
+    ground.stage.reaches("parent", &["terminated"]).await;
+    let host = ground.host(1);
+    eventually("nothing runs on", || running(host, "away-4713").is_empty());
+    trial.within("all ended", Duration::from_secs(10), asked.elapsed());
+    assert_eq!(running(host, "sleep 4713000"), bystander, "C5: a stranger was signalled");
+    signal(bystander[0], "KILL");
+    ground.judge(trial).await;
+}
+
+async fn damaged(trial: &mut Trial) {
+    let mut ground = Ground::new(trial, 1).await;
+    for (name, harm) in [("torn", tear as Harm), ("flipped", flip), ("missing", lose)] {
+        let gate = format!("/var/tmp/{name}");
+        ground.stage.apply(&small(name, &[&counting(&gate)])).await;
+        ground.stage.says(name, "line 3").await;
+        trial.pause(0, 300).await;
+        kill_agent(ground.host(1));
+        harm(trial, &ground.host(1).path("/var/lib/windlass/home/journal"));
+        start_agent(ground.host(1));
+        let took = eventually("the agent listens", || is_answering(ground.host(1)));
+        trial.within("start", Duration::from_secs(5), took);
+        ground.host(1).run(&format!("touch {gate}")).unwrap();
+        let run = ground.stage.reaches(name, &["done", "failed"]).await;
+        assert_once(&run);
+        check_log(&ground.stage.log(&run).await, &run);
+        ground.stage.hosts_ready("lab", 1).await;
+    }
+    let sites: Vec<Site> = ground.sites().into_iter().map(Site::damaged).collect();
+    trial.judge(&mut ground.stage, &sites).await;
+}
+
+type Harm = fn(&mut Trial, &std::path::Path);
+
+/// The last record is cut somewhere.
+fn tear(trial: &mut Trial, journal: &std::path::Path) {
+    let file = fs::File::options().write(true).open(journal).unwrap();
+    let len = file.metadata().unwrap().len();
+    file.set_len(len - trial.rng.between(1, 20)).unwrap();
+    trial.fired("torn tail");
+}
+
+/// Some byte in the second half is another.
+fn flip(trial: &mut Trial, journal: &std::path::Path) {
+    let mut bytes = fs::read(journal).unwrap();
+    let at = trial.rng.between(bytes.len() as u64 / 2, bytes.len() as u64 - 1);
+    bytes[usize::try_from(at).unwrap()] ^= 0x20;
+    fs::write(journal, bytes).unwrap();
+    trial.fired("flipped byte");
+}
+
+fn lose(trial: &mut Trial, journal: &std::path::Path) {
+    fs::remove_file(journal).unwrap();
+    trial.fired("missing journal");
+}
+
+/// Nothing was invented, and what a job that ended well said is all there.
+fn check_log(log: &str, run: &Value) {
+    if run["status"] == json!("done") {
+        return assert_counted(log);
+    }
+    let counted = log.strip_suffix("last\n").unwrap_or(log);
+    for (number, line) in counted.lines().enumerate() {
+        assert_eq!(line, format!("line {number}"), "O1");
+    }
+}
+
+fn is_answering(host: &Host) -> bool {
+    let socket = host.path("/var/lib/windlass/door/shim.sock");
+    agent(host).is_some() && std::os::unix::net::UnixStream::connect(socket).is_ok()
+}

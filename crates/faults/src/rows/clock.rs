@@ -1,0 +1,120 @@
+//! Clocks that are set.
+//!
+//! Here it is the database's, by which all locks and times are told. That clocks of servers play no part is the
+//! rule (L5); SQLite's own clock is held against jumps of the wall in `server/src/db/clock.rs`.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::{
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde_json::Value;
+
+use super::{load::Load, servers::all_done};
+use crate::{Play, Row, Trial};
+use windlass_testenv::{
+    hollow::{Runtime, empty_job},
+    replicas::{Plan, Replicas},
+};
+use windlass_testkit::postgres::Postgres;
+
+pub(super) const ROWS: &[Row] = &[Row {
+    id: "F19",
+    injection: "the database's clock jumps 10 min ahead, 10 min back, and to the right time again, under load",
+    expected: "no run lost, none started twice, none ended early",
+    bound: "progress ≤ 30 s after each jump",
+    proves: "L5 R11 R18",
+    play: Play::Now(|trial| Box::pin(jumped(trial))),
+}];
+
+const PROGRESS_WITHIN: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A clock for programs that are started with it, and that can be set.
+struct Clock {
+    library: PathBuf,
+    file: PathBuf,
+}
+
+impl Clock {
+    /// Made by the compiler that links everything else here.
+    fn new(dir: &Path) -> Self {
+        let (source, library, file) = (dir.join("clock.c"), dir.join("clock.so"), dir.join("clock"));
+        std::fs::write(&source, include_str!("clock.c")).unwrap();
+        std::fs::write(&file, 0_i64.to_ne_bytes()).unwrap();
+        let made =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).output();
+        let made = made.expect("a C compiler is missing: `apt-get install gcc`");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Self { library, file }
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        let pairs = [("LD_PRELOAD", &self.library), ("WINDLASS_TEST_CLOCK", &self.file)];
+        pairs.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec()
+    }
+
+    /// In place: the file is mapped, and must not be empty for a moment.
+    fn set(&self, ahead: i64) {
+        let file = std::fs::File::options().write(true).open(&self.file).unwrap();
+        file.write_all_at(&ahead.to_ne_bytes(), 0).unwrap();
+    }
+}
+
+/// How far the database's clock is ahead of ours, in seconds.
+#[expect(clippy::disallowed_methods, reason = "this is what the database's clock is held against")]
+async fn ahead(postgres: &Postgres) -> i64 {
+    let theirs = postgres.count("SELECT floor(extract(epoch FROM clock_timestamp()))::BIGINT").await.unwrap();
+    let ours = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    theirs - i64::try_from(ours).unwrap()
+}
+
+fn short(name: &str) -> Value {
+    let mut job = empty_job(name);
+    job["env"]["HOLLOW_RUN_MS"] = "300".into();
+    job
+}
+
+async fn jumped(trial: &mut Trial) {
+    let clock = Clock::new(trial.dir());
+    let name = format!("f19-{}", trial.seed);
+    let postgres = Postgres::start_with(&format!("pg-{name}"), &[], clock.environment()).await.unwrap();
+    let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: Runtime::Hollow };
+    let mut replicas = Replicas::start_on(postgres, plan).await.unwrap();
+    // It goes on through all of it.
+    let mut long = empty_job("long");
+    long["env"]["HOLLOW_RUN_MS"] = "3600000".into();
+    replicas.apply(0, &long).await.unwrap();
+    replicas.reaches(0, "long", &["running"]).await.unwrap();
+    let load = Load::start(replicas.addresses(), usize::MAX, short);
+    let jumps = [(600, "set ahead"), (-600, "set back"), (0, "set right")];
+    for (seconds, what) in jumps {
+        trial.pause(500, 2000).await;
+        clock.set(seconds);
+        let seen = ahead(&replicas.postgres).await;
+        assert!((seen - seconds).abs() < 5, "the database is {seen} s ahead, wanted are {seconds}");
+        trial.fired(what);
+        let (had, began) = (done(&replicas).await, Instant::now());
+        while done(&replicas).await < had + 3 {
+            assert!(began.elapsed() < PATIENCE, "nothing goes on after it was {what}\n{}", replicas.said(0));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        trial.within("progress", PROGRESS_WITHIN, began.elapsed());
+    }
+    let acknowledged = load.stop().await;
+    let long = replicas.run(1, "long").await.unwrap();
+    assert_eq!(long["status"], "running", "it was ended early: {long:#}");
+    let stop = serde_json::json!({"runs_names": ["long"], "abort": true});
+    replicas.post(1, "/api/project/main/runs/stop", &stop).await.unwrap();
+    replicas.is_quiet(PATIENCE).await.unwrap();
+    all_done(trial, &replicas, &acknowledged).await;
+    super::servers::judge(trial, &mut replicas, 0).await;
+}
+
+async fn done(replicas: &Replicas) -> i64 {
+    replicas.postgres.count("SELECT count(*) FROM runs WHERE status = 'done'").await.unwrap()
+}

@@ -1,0 +1,162 @@
+//! A cloud that errs, refuses, forgets and takes its machines back.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{LOOK, PATIENCE, until};
+use crate::{Play, Row, Trial};
+use windlass_testenv::stage::{self, Machines, Stage, task};
+
+pub(super) const ROWS: &[Row] = &[Row {
+    id: "F27",
+    injection: "stub cloud: create and delete errors 10 %, quota, rate limit, no capacity by type, a machine that the cloud \
+                does not know yet, 503 half way, machines that die",
+    expected: "200 jobs done, each by one submission at a time, 0 instances left, every fault counter > 0",
+    bound: "no 5 s without progress while jobs wait that need not wait for a retry",
+    proves: "R2 R7 G7 C11",
+    play: Play::Apart("takes some minutes", |trial| Box::pin(bad_cloud(trial))),
+}];
+
+const JOBS: usize = 200;
+/// Fewer may all wait for the delay of their retry.
+const TAIL: usize = 20;
+const MACHINES: usize = 6;
+const PROGRESS_WITHIN: Duration = Duration::from_secs(5);
+const DONE_WITHIN: Duration = Duration::from_secs(280);
+/// What the cloud counts, and how the table calls it.
+const COUNTED: &[(&str, &str)] = &[
+    ("create error", "creation failed"),
+    ("delete error", "deletion failed"),
+    ("throttled", "too many requests"),
+    ("half way", "503 half way"),
+    ("stale", "not known yet"),
+    ("quota", "quota used up"),
+    ("no capacity small east on-demand", "no capacity"),
+];
+
+/// The books of the cloud.
+struct Books(PathBuf);
+
+impl Books {
+    fn names(&self, of: &str, end: &str) -> Vec<String> {
+        let found = fs::read_dir(self.0.join(of)).into_iter().flatten().flatten();
+        let names = found.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter_map(|name| name.strip_suffix(end).map(str::to_owned)).collect()
+    }
+
+    fn machines(&self) -> Vec<String> {
+        self.names("machines", ".json")
+    }
+
+    fn count(&self, what: &str) -> u64 {
+        let text = fs::read_to_string(self.0.join("counts").join(format!("{what}.json")));
+        text.ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// A row that fails leaves no machine behind.
+impl Drop for Books {
+    fn drop(&mut self) {
+        stage::sweep(&self.0);
+    }
+}
+
+fn script(seed: u64) -> String {
+    let kind = |region: &str, price: f64, more: &str| {
+        format!(
+            "- {{instance_type: small, region: {region}, price: {price}, cpus: 2, memory_gb: 4, disk_gb: 100, boot_ms: 300{more}}}\n"
+        )
+    };
+    format!(
+        "runtime: process\nfaults: {{seed: {seed}, create_error: 10, delete_error: 10, throttled: 5, half_way: 20, \
+         stale: 10, quota: {MACHINES}}}\noffers:\n{}{}",
+        kind("east", 0.1, ", no_capacity: 5"),
+        kind("west", 0.2, "")
+    )
+}
+
+async fn bad_cloud(trial: &mut Trial) {
+    let dir = trial.dir().join("cloud.yml");
+    fs::write(&dir, script(trial.seed)).unwrap();
+    let books = Books(trial.dir().join("cloud.yml.d"));
+    let mut stage = trial.stage(Machines::None).with_env("WINDLASS_MOCK_CLOUD", dir);
+    stage.start().await;
+    let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "idle_duration": "2s",
+        "nodes": {"min": 0, "target": 0, "max": MACHINES + 1}});
+    let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
+    stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+
+    let written = trial.dir().join("done");
+    let line = format!("sleep 0.3; echo $DSTACK_RUN_NAME >> {}", written.display());
+    for number in 0..JOBS {
+        let mut job = task(&format!("job-{number}"), &[&line]);
+        job["resources"] = json!({"cpu": "1..", "memory": "0.1GB..", "disk": "1GB.."});
+        job["retry"] = json!({"on_events": ["no-capacity", "interruption", "error"], "duration": "1h"});
+        stage.apply(&job).await;
+    }
+    let dead = play_on(trial, &books, &written).await;
+    trial.fired_times("machine died", dead);
+    all_done(&mut stage, &written).await;
+    stage.project("fleets/delete", &json!({"names": ["cloud"]})).await;
+    until("G7: the cloud is empty", async || books.machines().is_empty()).await;
+    for (name, called) in COUNTED {
+        let times = books.count(name);
+        assert!(times > 0, "it never happened: {called}");
+        trial.fired_times(called, times);
+    }
+    trial.judge(&mut stage, &[]).await;
+}
+
+fn lines(path: &Path) -> Vec<String> {
+    fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+/// Takes machines back until the jobs are over, and holds the longest silence against the bound. How many died.
+async fn play_on(trial: &mut Trial, books: &Books, written: &Path) -> u64 {
+    let (began, mut last, mut seen) = (Instant::now(), Instant::now(), (0, 0, Vec::new()));
+    let (mut silence, mut dead, mut next) = (Duration::ZERO, 0, Instant::now() + Duration::from_secs(3));
+    loop {
+        let names: std::collections::BTreeSet<String> = lines(written).into_iter().collect();
+        let faults = COUNTED.iter().map(|(name, _)| books.count(name)).sum::<u64>();
+        let now = (names.len(), faults, books.machines());
+        if now != seen {
+            (last, seen) = (Instant::now(), now);
+        } else if names.len() + TAIL < JOBS {
+            silence = silence.max(last.elapsed());
+        }
+        if names.len() == JOBS {
+            trial.within("silence", PROGRESS_WITHIN, silence);
+            return dead;
+        }
+        assert!(began.elapsed() < DONE_WITHIN, "{} of {JOBS} are done", names.len());
+        if Instant::now() >= next && !seen.2.is_empty() && names.len() + TAIL < JOBS {
+            let machine = trial.rng.pick(&seen.2).clone();
+            stage::preempt(&books.0, &machine).unwrap();
+            dead += 1;
+            next = Instant::now() + trial.rng.millis(700, 2_000);
+        }
+        tokio::time::sleep(LOOK * 10).await;
+    }
+}
+
+async fn all_done(stage: &mut Stage, written: &Path) {
+    let times = lines(written);
+    for number in 0..JOBS {
+        let name = format!("job-{number}");
+        let run = stage.reaches_within(&name, &["done"], PATIENCE).await;
+        let submissions = run["jobs"][0]["job_submissions"].as_array().unwrap().clone();
+        let done = submissions.iter().filter(|one| one["status"] == "done").count();
+        assert_eq!(done, 1, "R2: {name} was done {done} times: {run:#}");
+        // A machine may die between the last act of a program and its report: then it runs again, and says so.
+        let again = submissions.iter().filter(|one: &&Value| one["status"] != "done").count();
+        let said = times.iter().filter(|line| **line == name).count();
+        assert!((1..=1 + again).contains(&said), "R7: {name} ran {said} times in {} tries", again + 1);
+    }
+}

@@ -1,0 +1,175 @@
+//! Schedulers below the queue: a real Slurm whose commands lie, and whose controller comes and goes.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use windlass_sim::invariants::containers::wrongs;
+use windlass_testkit::slurm::{Cluster, Size};
+
+use super::{LOOK, until};
+use crate::{Play, Row, Trial};
+use windlass_testenv::queue::{Asked, Ground};
+
+pub(super) const ROWS: &[Row] = &[Row {
+    id: "F26",
+    injection: "Slurm: reply of sbatch lost; squeue empty; scancel ignored; slurmctld restart; job purged",
+    expected: "found by name, never submitted twice; cancel until gone",
+    bound: "cancelled ≤ 30 s after scancel works again, all ended ≤ 120 s",
+    proves: "C4 C6 C12 R13",
+    play: Play::Now(|trial| Box::pin(lied_to(trial))),
+}];
+
+const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
+const CONTAINERS: usize = 12;
+const UNWANTED: usize = 3;
+const CANCELLED_WITHIN: Duration = Duration::from_secs(30);
+const ENDED_WITHIN: Duration = Duration::from_secs(120);
+
+/// Commands in the place of Slurm's, which do as files beside them say.
+struct Liars {
+    dir: PathBuf,
+}
+
+impl Liars {
+    fn new(dir: PathBuf) -> Self {
+        fs::create_dir_all(&dir).unwrap();
+        let at = dir.display();
+        let scripts = [
+            // Every second answer is lost, after the job was taken.
+            (
+                "sbatch",
+                format!(
+                    "for word; do case $word in --job-name=*) echo \"${{word#*=}}\" >> {at}/submitted;; esac; done\n\
+                     said=$(/usr/bin/sbatch \"$@\") || exit\n\
+                     echo x >> {at}/asked\n\
+                     if [ $(($(wc -l < {at}/asked) % 2)) = 0 ]; then\n\
+                       echo x >> {at}/lost; echo 'sbatch: error: Socket timed out' >&2; exit 1\n\
+                     fi\n\
+                     echo \"$said\""
+                ),
+            ),
+            (
+                "squeue",
+                format!(
+                    "if [ -e {at}/empty ]; then echo x >> {at}/emptied; exit 0; fi\nexec /usr/bin/squeue \"$@\""
+                ),
+            ),
+            (
+                "scancel",
+                format!(
+                    "if [ -e {at}/deaf ]; then echo x >> {at}/ignored; exit 0; fi\nexec /usr/bin/scancel \"$@\""
+                ),
+            ),
+        ];
+        for (name, script) in scripts {
+            fs::write(dir.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Self { dir }
+    }
+
+    fn lines(&self, name: &str) -> Vec<String> {
+        lines(&self.dir.join(name))
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        self.lines(name).len() as u64
+    }
+
+    /// They lie so for a while, until they were asked.
+    async fn lie(&self, how: &str, told: &str, at_least: Duration) {
+        fs::write(self.dir.join(how), "").unwrap();
+        let since = Instant::now();
+        while self.count(told) == 0 || since.elapsed() < at_least {
+            assert!(since.elapsed() < ENDED_WITHIN, "nobody asked while `{how}`");
+            tokio::time::sleep(LOOK).await;
+        }
+        fs::remove_file(self.dir.join(how)).unwrap();
+    }
+}
+
+fn lines(file: &Path) -> Vec<String> {
+    fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+async fn lied_to(trial: &mut Trial) {
+    let mut cluster = Cluster::start(&[SIZE; 2]);
+    let mut ground = Ground::start(&format!("f26-{}", trial.seed)).await;
+    let liars = Liars::new(trial.dir().join("liars"));
+    let path = std::env::var("PATH").unwrap();
+    ground.env.push(("PATH", format!("{}:{path}", liars.dir.display())));
+    let token = ground.token("token").await;
+    ground.dispatch_slurm(&token, &cluster.config(), &["--lost-after", "15"]);
+    let (starts, gate) = (ground.dir.join("starts"), ground.dir.join("gate"));
+    let mut all: Vec<Asked> = Vec::new();
+    for number in 0..CONTAINERS {
+        let script = format!(
+            "echo {number} >> {}; n=0; until [ -e {} ] || [ $n -ge 1500 ]; do n=$((n+1)); sleep 0.2; done",
+            starts.display(),
+            gate.display()
+        );
+        all.push(ground.request(&["sh", "-c", &script], json!({})).await);
+    }
+    // More than the cluster holds at once: some wait there.
+    until("as many run as fit", async || lines(&starts).len() >= 8).await;
+    let lasts = trial.rng.millis(1_000, 4_000);
+    liars.lie("empty", "emptied", lasts).await;
+
+    for asked in &all[..UNWANTED] {
+        ground.weigh(asked, 0).await;
+    }
+    let lasts = trial.rng.millis(500, 2_000);
+    liars.lie("deaf", "ignored", lasts).await;
+    let began = Instant::now();
+    for asked in &all[..UNWANTED] {
+        let record = ground.ended(&asked.container).await;
+        assert_eq!(record["state"], "Cancelled", "{record}");
+    }
+    trial.within("cancelled", CANCELLED_WITHIN, began.elapsed());
+
+    // The next controller forgets jobs soon after their end.
+    let config = fs::read_to_string(cluster.config()).unwrap();
+    fs::write(cluster.config(), config.replace("MinJobAge=60", "MinJobAge=2")).unwrap();
+    cluster.stop_controller();
+    trial.fired("controller restarted");
+    trial.pause(0, 3_000).await;
+    cluster.start_controller();
+
+    let began = Instant::now();
+    fs::write(&gate, "").unwrap();
+    for asked in &all[UNWANTED..] {
+        let record = ground.ended(&asked.container).await;
+        assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
+    }
+    trial.within("all ended", ENDED_WITHIN, began.elapsed());
+    until("they are forgotten", async || cluster.say("squeue", &["-h", "-t", "all"]).is_empty()).await;
+    trial.fired("jobs purged");
+    for (what, file) in
+        [("replies of sbatch lost", "lost"), ("squeue empty", "emptied"), ("scancel ignored", "ignored")]
+    {
+        trial.fired_times(what, liars.count(file));
+    }
+    no_second(trial, "C6: submitted", &liars.lines("submitted"));
+    no_second(trial, "R13: started", &lines(&starts));
+    for wrong in wrongs(&ground.history().await, &ground.containers().await) {
+        trial.violation(&wrong);
+    }
+    // Whoever would hand over more goes first.
+    ground.kill_dispatchers();
+    drop(cluster);
+}
+
+fn no_second(trial: &mut Trial, what: &str, all: &[String]) {
+    let mut seen = BTreeSet::new();
+    for one in all.iter().filter(|one| !seen.insert(*one)) {
+        trial.violation(&format!("{what} twice: {one}"));
+    }
+}

@@ -1,0 +1,220 @@
+//! The container engine of a host.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::ground::{assert_once, counting_until, detail_of, eventually};
+use crate::{Play, Row, Site, Trial};
+use windlass_testenv::stage::{IMAGE, Machines, Stage, busybox, submission_of, task};
+use windlass_testkit::lab::{
+    engine::{Engine, Kind},
+    registry::{Layers, Registry},
+};
+
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        id: "F12",
+        injection: "dockerd restart, live-restore on and off, killed and stopped",
+        expected: "on: job unaffected; off: told as `host_runtime_restart`, 137, retryable",
+        bound: "≤ 30 s",
+        proves: "R2",
+        play: Play::Now(|trial| Box::pin(restarted(trial))),
+    },
+    Row {
+        id: "F13",
+        injection: "dockerd SIGSTOP during terminate",
+        expected: "calls time out, a repeat is harmless, agent alive",
+        bound: "≤ 15 s after CONT",
+        proves: "A2",
+        play: Play::Now(|trial| Box::pin(frozen(trial))),
+    },
+    Row {
+        id: "F17",
+        injection: "pull: 404, 401, in drops, corrupt layer, cancelled; stall at 50 % (`--long`)",
+        expected: "distinct reasons; a stall is no byte for 120 s",
+        bound: "cancel ≤ 2 s",
+        proves: "R24",
+        play: Play::Now(|trial| Box::pin(pulls(trial))),
+    },
+];
+
+/// A machine with an engine of its own, and the server on it.
+pub(super) struct Machine {
+    pub(super) stage: Stage,
+    pub(super) engine: Engine,
+}
+
+impl Machine {
+    pub(super) async fn new(trial: &Trial, name: &str, kind: Kind) -> Self {
+        let engine = Engine::start(kind).unwrap();
+        if !matches!(kind, Kind::SmallDisk(_)) {
+            busybox(&engine.socket());
+        }
+        let stage = Stage::at(trial.dir().join(name), Machines::Containers);
+        let mut stage = stage.with_engine(engine.socket());
+        stage.start().await;
+        Self { stage, engine }
+    }
+
+    pub(super) async fn judge(&mut self, trial: &mut Trial) {
+        let site = Site::local(&self.stage, Some(self.engine.socket()));
+        trial.judge(&mut self.stage, &[site]).await;
+    }
+}
+
+/// In a container.
+pub(super) fn contained(name: &str, commands: &[&str]) -> Value {
+    let mut job = task(name, commands);
+    job["image"] = json!(IMAGE);
+    job
+}
+
+async fn restarted(trial: &mut Trial) {
+    let is_kept = trial.rng.chance(50);
+    let kind = if is_kept { Kind::LiveRestore } else { Kind::Plain };
+    let mut machine = Machine::new(trial, "stage", kind).await;
+    machine.stage.apply(&contained("job", &[&counting_until(100)])).await;
+    machine.stage.says("job", "line 3").await;
+    trial.pause(0, 500).await;
+    if trial.rng.chance(50) {
+        machine.engine.kill_dockerd().unwrap();
+        trial.fired(if is_kept { "killed, live-restore" } else { "killed" });
+    } else {
+        machine.engine.stop_dockerd().unwrap();
+        trial.fired(if is_kept { "stopped, live-restore" } else { "stopped" });
+    }
+    trial.pause(0, 1500).await;
+    machine.engine.start_dockerd().unwrap();
+    let up = Instant::now();
+    if is_kept {
+        let run = machine.stage.reaches("job", &["done"]).await;
+        assert_once(&run);
+        super::ground::assert_counted(&machine.stage.log(&run).await);
+    } else {
+        let run = machine.stage.reaches("job", &["failed"]).await;
+        trial.within("told", Duration::from_secs(30), up.elapsed());
+        let detail = detail_of(&machine.stage, submission_of(&run));
+        assert_eq!(detail.as_deref(), Some("host_runtime_restart"), "{run:#}");
+        assert!(machine.stage.log(&run).await.contains("line 3"), "O2");
+    }
+    // The engine is as good as before.
+    let run = machine.stage.ends(&contained("next", &["echo usable"])).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    trial.within("usable", Duration::from_secs(60), up.elapsed());
+    machine.judge(trial).await;
+}
+
+async fn frozen(trial: &mut Trial) {
+    let mut machine = Machine::new(trial, "stage", Kind::Plain).await;
+    machine.stage.apply(&contained("job", &["echo up; sleep 4714"])).await;
+    machine.stage.says("job", "up").await;
+    let stop_first = trial.rng.chance(50);
+    if stop_first {
+        machine.stage.stop("job", true).await;
+        trial.pause(0, 100).await;
+    }
+    machine.engine.freeze().unwrap();
+    trial.fired("frozen");
+    if !stop_first {
+        machine.stage.stop("job", true).await;
+    }
+    let secs = if trial.is_long { 120 } else { trial.rng.between(8, 14) };
+    tokio::time::sleep(Duration::from_secs(secs)).await;
+    machine.engine.thaw().unwrap();
+    let thawed = Instant::now();
+    let run = machine.stage.reaches("job", &["terminated"]).await;
+    trial.within("ended", Duration::from_secs(15), thawed.elapsed());
+    assert_eq!(submission_of(&run)["termination_reason"], "aborted_by_user", "{run:#}");
+    let gone = || machine.engine.docker(&["ps", "--all", "--quiet"]).is_ok_and(|ids| ids.is_empty());
+    eventually("no container is left", gone);
+    machine.judge(trial).await;
+}
+
+/// A layer that no registry had before, so that each pull is one: an archive of one file.
+pub(super) fn layer(size: usize) -> Vec<u8> {
+    let mut bytes = vec![0; 512 + size.next_multiple_of(512) + 1024];
+    let mut put = |at: usize, text: &str| bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
+    put(0, "much");
+    put(100, "0000644");
+    put(108, "0000000");
+    put(116, "0000000");
+    put(124, &format!("{size:011o}"));
+    put(136, "00000000000");
+    put(148, "        0");
+    put(257, "ustar\u{0}00");
+    let sum: u32 = bytes[..512].iter().map(|byte| u32::from(*byte)).sum();
+    bytes[148..155].copy_from_slice(format!("{sum:06o}\u{0}").as_bytes());
+    getrandom::fill(&mut bytes[512..512 + size]).unwrap();
+    bytes
+}
+
+/// A job in an image of the registry.
+pub(super) fn imaged(name: &str, image: &str) -> Value {
+    let mut job = task(name, &["true"]);
+    job["image"] = json!(image);
+    job
+}
+
+/// Waits for the failure of a job whose image cannot be had, and gives back what is said about it.
+async fn refused(stage: &mut Stage, job: &Value) -> String {
+    let run = stage.ends(job).await;
+    let ended = submission_of(&run);
+    assert_eq!(ended["termination_reason"], "creating_container_error", "R24: {run:#}");
+    ended["termination_reason_message"].as_str().unwrap_or_default().to_owned()
+}
+
+async fn pulls(trial: &mut Trial) {
+    let mut machine = Machine::new(trial, "stage", Kind::Plain).await;
+    let registry = Registry::start().await;
+    let stage = &mut machine.stage;
+    let mut said = vec![refused(stage, &imaged("absent", &registry.name("none:1"))).await];
+    trial.fired("404");
+    let (corrupt, _) = registry.put("corrupt", "1", layer(100_000));
+    registry.set_layers(Layers::Corrupt);
+    said.push(refused(stage, &imaged("corrupt", &corrupt)).await);
+    trial.fired("corrupt layer");
+    if trial.is_long {
+        let (stalled, _) = registry.put("stalled", "1", layer(1 << 20));
+        registry.set_layers(Layers::Stall);
+        let began = Instant::now();
+        said.push(refused_within(stage, &imaged("stalled", &stalled), Duration::from_secs(300)).await);
+        trial.fired("stall");
+        trial.within("stall noticed", Duration::from_secs(150), began.elapsed());
+    }
+    cancelled(trial, stage, &registry).await;
+    registry.set_layers(Layers::Fast);
+    registry.set_password("ann", "secret");
+    let (closed, _) = registry.put("closed", "1", layer(1000));
+    said.push(refused(stage, &imaged("closed", &closed)).await);
+    trial.fired("401");
+    said.sort();
+    said.dedup();
+    let kinds = if trial.is_long { 4 } else { 3 };
+    assert_eq!(said.len(), kinds, "R24: reasons are not distinct: {said:#?}");
+    machine.judge(trial).await;
+}
+
+/// The same for one that takes longer to fail.
+async fn refused_within(stage: &mut Stage, job: &Value, patience: Duration) -> String {
+    stage.apply(job).await;
+    let run = stage.reaches_within(job["name"].as_str().unwrap(), &["failed"], patience).await;
+    submission_of(&run)["termination_reason_message"].as_str().unwrap_or_default().to_owned()
+}
+
+/// A pull that comes in drops is given up at once when its run is stopped.
+async fn cancelled(trial: &mut Trial, stage: &mut Stage, registry: &Registry) {
+    let (slow, _) = registry.put("slow", "1", layer(8 << 20));
+    registry.set_layers(Layers::Slow(Duration::from_millis(1600)));
+    stage.apply(&imaged("slow", &slow)).await;
+    eventually("a layer comes", || registry.open() > 0);
+    trial.pause(0, 2000).await;
+    stage.stop("slow", true).await;
+    let asked = Instant::now();
+    trial.fired("cancelled in drops");
+    eventually("nothing comes any more", || registry.open() == 0);
+    trial.within("cancelled", Duration::from_secs(2), asked.elapsed());
+    stage.reaches("slow", &["terminated"]).await;
+}

@@ -1,0 +1,224 @@
+//! What most rows stand on: a server, hosts of a lab with agents on them, and hands to do harm with.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::{
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use windlass_agent::shim::journal::{self, Record};
+
+use crate::{Site, Trial};
+use windlass_testenv::stage::{Machines, Stage};
+use windlass_testkit::lab::{Host, Lab};
+
+/// Nothing takes longer unless it is broken.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const LOOK: Duration = Duration::from_millis(10);
+/// What lies on a host that has an agent.
+const ROOT: &str = "/var/lib/windlass";
+
+/// A server without a machine of its own, and hosts. What they said is kept when a row fails.
+pub(super) struct Ground {
+    pub(super) stage: Stage,
+    pub(super) lab: Lab,
+    keep: PathBuf,
+}
+
+impl Ground {
+    /// One fleet `lab` of so many hosts, each for one job.
+    pub(super) async fn new(trial: &Trial, hosts: usize) -> Self {
+        Self::of(trial, hosts, trial.stage(Machines::None)).await
+    }
+
+    /// The same, with jobs that are lost after some seconds of silence.
+    pub(super) async fn losing_after(trial: &Trial, hosts: usize, secs: u64) -> Self {
+        let stage = trial.stage(Machines::None).with_env("WINDLASS_SERVER_LOST_AFTER", format!("{secs}s"));
+        Self::of(trial, hosts, stage).await
+    }
+
+    async fn of(trial: &Trial, hosts: usize, mut stage: Stage) -> Self {
+        let lab = Lab::start(hosts).unwrap();
+        stage.start().await;
+        stage.lab_fleet(&lab, lab.hosts(), 1).await;
+        Self { stage, lab, keep: trial.dir().to_owned() }
+    }
+
+    pub(super) fn host(&self, number: usize) -> &Host {
+        self.lab.host(number)
+    }
+
+    pub(super) fn sites(&self) -> Vec<Site> {
+        self.lab.hosts().iter().map(Site::host).collect()
+    }
+
+    /// The checkers have the last word.
+    pub(super) async fn judge(&mut self, trial: &mut Trial) {
+        let sites = self.sites();
+        trial.judge(&mut self.stage, &sites).await;
+        self.keep_words();
+    }
+
+    /// The agents' own logs and journals, for whoever looks into a failure.
+    fn keep_words(&self) {
+        for host in self.lab.hosts() {
+            for name in ["shim.log", "home/journal"] {
+                let to = self.keep.join(format!("{}-{}", host.name(), name.replace('/', "-")));
+                let _ = std::fs::copy(host.path(&format!("{ROOT}/{name}")), to);
+            }
+        }
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.keep_words();
+        }
+    }
+}
+
+/// Waits until it is so and says how long that took.
+pub(super) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "not so: {what}");
+        std::thread::sleep(LOOK);
+    }
+    began.elapsed()
+}
+
+/// Sends a signal to one process; the process was there.
+pub(super) fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
+    assert!(sent.success(), "{pid} is not there to get {name}");
+}
+
+/// The agent's process on a host.
+pub(super) fn agent(host: &Host) -> Option<u32> {
+    let is_agent = |line: &str| line.starts_with(&format!("{ROOT}/agent shim"));
+    host.processes()
+        .unwrap()
+        .into_iter()
+        .find(|process| is_agent(&process.command))
+        .map(|process| process.pid)
+}
+
+pub(super) fn kill_agent(host: &Host) {
+    let pid = agent(host).expect("an agent");
+    signal(pid, "KILL");
+    eventually("the agent is dead", || agent(host) != Some(pid));
+}
+
+/// As the host does it when it comes up.
+pub(super) fn start_agent(host: &Host) {
+    let started = host.run(&format!("/bin/sh {ROOT}/start detached")).unwrap();
+    assert!(started.status.success(), "{started:?}");
+}
+
+/// From its next start on the agent waits when a task comes to this status; or does not.
+pub(super) fn pause_at(host: &Host, status: Option<&str>) {
+    let line = status.map_or(String::new(), |status| format!("WINDLASS_AGENT_PAUSE_AT={status}\n"));
+    std::fs::write(host.path(&format!("{ROOT}/env")), line).unwrap();
+}
+
+/// What the agent of a host has written down.
+pub(super) fn journal_of(host: &Host) -> Vec<Record> {
+    journal::read(&host.path(&format!("{ROOT}/home/journal"))).unwrap().records
+}
+
+/// Whether this machine gets an answer from the host's SSH server.
+pub(super) fn is_reachable(host: &Host) -> bool {
+    TcpStream::connect_timeout(&SocketAddr::new(host.addr(), 22), Duration::from_millis(300)).is_ok()
+}
+
+/// Processes of a host whose command line has these words.
+pub(super) fn running(host: &Host, words: &str) -> Vec<u32> {
+    let all = host.processes().unwrap().into_iter();
+    all.filter(|process| process.command.contains(words)).map(|process| process.pid).collect()
+}
+
+/// A job that counts into its log until a file on its host lets it go.
+pub(super) fn counting(gate: &str) -> String {
+    format!("i=0; while [ ! -e {gate} ]; do echo line $i; i=$((i+1)); sleep 0.05; done; echo last")
+}
+
+/// The log of [`counting`] is whole: every line once, in order, and the last word.
+pub(super) fn assert_counted(log: &str) {
+    let lines: Vec<&str> = log.lines().collect();
+    let (last, counted) = lines.split_last().expect("a log");
+    assert_eq!(*last, "last", "O1 O2: the log ends with {:?}", &lines[lines.len().saturating_sub(3)..]);
+    for (number, line) in counted.iter().enumerate() {
+        assert_eq!(*line, format!("line {number}"), "O1: line {number} of the log");
+    }
+}
+
+/// Waits until the log of a run is longer than it was, and says how long that took.
+pub(super) async fn grows(stage: &mut Stage, name: &str, from: usize) -> Duration {
+    let began = Instant::now();
+    loop {
+        let run = stage.run(name).await;
+        if stage.log(&run).await.len() > from {
+            return began.elapsed();
+        }
+        assert!(began.elapsed() < PATIENCE, "the log of {name} does not grow: {run:#}");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+pub(super) async fn log_len(stage: &mut Stage, name: &str) -> usize {
+    let run = stage.run(name).await;
+    stage.log(&run).await.len()
+}
+
+/// One attempt was enough.
+pub(super) fn assert_once(run: &Value) {
+    for job in run["jobs"].as_array().unwrap() {
+        assert_eq!(job["job_submissions"].as_array().unwrap().len(), 1, "R7: {run:#}");
+    }
+}
+
+/// What exactly happened to a submission, beyond its reason.
+pub(super) fn detail_of(stage: &Stage, submission: &Value) -> Option<String> {
+    let id = submission["id"].as_str().unwrap();
+    let path = stage.home().join("server/windlass.db");
+    let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let db = rusqlite::Connection::open_with_flags(path, flags).unwrap();
+    db.busy_timeout(PATIENCE).unwrap();
+    db.query_row("SELECT termination_detail FROM jobs WHERE id = ?1", [id], |row| row.get(0)).unwrap()
+}
+
+/// Retried whatever befalls it.
+pub(super) fn stubborn(mut job: Value) -> Value {
+    job["retry"] = json!({"on_events": ["error", "interruption", "no-capacity"], "duration": 3600});
+    job
+}
+
+/// A mount that goes with its guard.
+pub(super) struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// So many megabytes.
+    pub(super) fn at(path: &Path, size: u64) -> Self {
+        std::fs::create_dir_all(path).unwrap();
+        let options = format!("size={size}m");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(path).status();
+        assert!(mounted.unwrap().success());
+        Self(path.to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// The same for so many lines, where no file can be seen.
+pub(super) fn counting_until(lines: u32) -> String {
+    format!("i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.1; done; echo last")
+}

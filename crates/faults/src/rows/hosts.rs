@@ -1,0 +1,177 @@
+//! Whole hosts: rebooted, lost, full.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::{
+    docker::{Machine, imaged, layer},
+    ground::{Ground, SmallDisk, agent, detail_of, kill_agent, pause_at, start_agent, stubborn},
+};
+use crate::{Play, Row, Site, Trial};
+use windlass_testenv::stage::{Machines, host_of, small, submission_of, task};
+use windlass_testkit::lab::{engine::Kind, registry::Registry};
+
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        id: "F11",
+        injection: "host disk full: while a job logs, before a pull, and in the middle of one",
+        expected: "the job fails with `no_disk`; the agent lives, ends and removes it, and takes the next",
+        bound: "≤ 30 s",
+        proves: "G6 O2",
+        play: Play::Now(|trial| Box::pin(disk_full(trial))),
+    },
+    Row {
+        id: "F15",
+        injection: "host reboot: agent and jobs all killed",
+        expected: "the job ends retryable with `host_reboot`, host idle again",
+        bound: "≤ 60 s",
+        proves: "R2 G6",
+        play: Play::Now(|trial| Box::pin(rebooted(trial))),
+    },
+    Row {
+        id: "F25",
+        injection: "node 2 of 4 lost while running, or while pulling",
+        expected: "whole replica replaced, once",
+        bound: "≤ 60 s",
+        proves: "R9",
+        play: Play::Apart("takes minutes", |trial| Box::pin(node_lost(trial))),
+    },
+];
+
+async fn disk_full(trial: &mut Trial) {
+    let stage = trial.stage(Machines::Processes);
+    // The agent keeps 64 MiB aside for itself.
+    let _disk = SmallDisk::at(&stage.home().join("server/local"), 64 + trial.rng.between(14, 24));
+    let mut stage = stage;
+    stage.start().await;
+    stage.apply(&task("wordy", &["echo first; yes fills the disk"])).await;
+    stage.says("wordy", "first").await;
+    let began = Instant::now();
+    let run = stage.reaches("wordy", &["failed"]).await;
+    trial.within("told", Duration::from_secs(30), began.elapsed());
+    let detail = detail_of(&stage, submission_of(&run));
+    assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
+    trial.fired("disk full");
+    assert!(stage.log(&run).await.starts_with("first\nfills the disk\n"), "O2");
+    // There is room again.
+    let next = stage.ends(&task("next", &["echo usable"])).await;
+    assert_eq!(next["status"], "done", "{next:#}");
+    let site = Site::local(&stage, None);
+    trial.judge(&mut stage, &[site]).await;
+    full_by_a_pull(trial).await;
+}
+
+/// Nothing is left when the pull begins. It would have had room otherwise.
+async fn full_before_a_pull(trial: &mut Trial, machine: &mut Machine, registry: &Registry) {
+    machine.engine.fill().unwrap();
+    let (little, _) = registry.put("little", "1", layer(1 << 20));
+    let began = Instant::now();
+    let run = machine.stage.ends(&imaged("little", &little)).await;
+    trial.within("told before the pull", Duration::from_secs(30), began.elapsed());
+    let detail = detail_of(&machine.stage, submission_of(&run));
+    assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
+    trial.fired("disk full before a pull");
+    machine.engine.make_room().unwrap();
+}
+
+/// The engine's disk is smaller than the image.
+async fn full_by_a_pull(trial: &mut Trial) {
+    let size = trial.rng.between(20, 30);
+    let mut machine = Machine::new(trial, "pull", Kind::SmallDisk(size)).await;
+    let registry = Registry::start().await;
+    full_before_a_pull(trial, &mut machine, &registry).await;
+    let (large, _) = registry.put("large", "1", layer(40 << 20));
+    let began = Instant::now();
+    let run = machine.stage.ends(&imaged("large", &large)).await;
+    trial.within("told of the pull", Duration::from_secs(30), began.elapsed());
+    let detail = detail_of(&machine.stage, submission_of(&run));
+    assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
+    trial.fired("disk full by a pull");
+    machine.judge(trial).await;
+}
+
+async fn rebooted(trial: &mut Trial) {
+    let mut ground = Ground::new(trial, 1).await;
+    let once = "if [ -e /var/tmp/tried ]; then exit 0; fi; touch /var/tmp/tried; echo up; sleep 4715";
+    ground.stage.apply(&stubborn(small("job", &[once]))).await;
+    ground.stage.says("job", "up").await;
+    trial.pause(0, 1000).await;
+    let before = agent(ground.host(1));
+    ground.host(1).reboot().unwrap();
+    assert_ne!(agent(ground.host(1)), before);
+    trial.fired("reboot");
+    let up = Instant::now();
+    let run = ground.stage.reaches("job", &["done"]).await;
+    let submissions = run["jobs"][0]["job_submissions"].as_array().unwrap();
+    assert_eq!(submissions.len(), 2, "{run:#}");
+    let detail = detail_of(&ground.stage, &submissions[0]);
+    assert_eq!(detail.as_deref(), Some("host_reboot"), "{run:#}");
+    ground.stage.hosts_ready("lab", 1).await;
+    trial.within("idle again", Duration::from_secs(60), up.elapsed());
+    ground.judge(trial).await;
+}
+
+async fn node_lost(trial: &mut Trial) {
+    const NODES: usize = 4;
+    let mut ground = Ground::losing_after(trial, NODES + 1, 8).await;
+    let mut job = stubborn(small("four", &["echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done"]));
+    job["nodes"] = json!(NODES);
+    let is_pulling = trial.rng.chance(50);
+    if is_pulling {
+        // The node that is lost has not come to its container yet.
+        for host in ground.lab.hosts() {
+            pause_at(host, Some("pulling"));
+            kill_agent(host);
+            start_agent(host);
+        }
+    }
+    ground.stage.apply(&job).await;
+    let run = if is_pulling {
+        let pulling = |run: &serde_json::Value| {
+            let jobs = run["jobs"].as_array().unwrap().iter();
+            jobs.filter(|job| job["job_submissions"][0]["status"] == "pulling").count() == NODES
+        };
+        ground.stage.eventually_run("four", Duration::from_secs(60), pulling).await
+    } else {
+        ground.stage.says("four", "up").await;
+        ground.stage.reaches("four", &["running"]).await
+    };
+    let lost = host_of(&ground.lab, &run, 1);
+    trial.pause(0, 1000).await;
+    ground.host(lost).power_off().unwrap();
+    trial.fired(if is_pulling { "lost while pulling" } else { "lost while running" });
+    let cut = Instant::now();
+    if is_pulling {
+        // The others waited only so that the one could be lost in the middle.
+        let others = ground.lab.hosts().iter().filter(|host| host.name() != ground.host(lost).name());
+        for host in others {
+            pause_at(host, None);
+            kill_agent(host);
+            start_agent(host);
+        }
+    }
+    let again = ground.stage.eventually_run("four", Duration::from_secs(240), |run| {
+        let jobs = run["jobs"].as_array().unwrap();
+        let twice = |job: &serde_json::Value| job["job_submissions"].as_array().unwrap().len() == 2;
+        jobs.iter().all(twice) && run["status"] == "running"
+    });
+    let again = again.await;
+    trial.within("replaced", Duration::from_secs(60), cut.elapsed());
+    for node in 0..NODES {
+        assert_ne!(host_of(&ground.lab, &again, node), lost);
+    }
+    // It comes back with its old task, and is rid of it.
+    pause_at(ground.host(lost), None);
+    ground.host(lost).power_on().unwrap();
+    for host in ground.lab.hosts() {
+        host.run("touch /var/tmp/go").unwrap();
+    }
+    let run = ground.stage.reaches("four", &["done"]).await;
+    for job in run["jobs"].as_array().unwrap() {
+        assert_eq!(job["job_submissions"].as_array().unwrap().len(), 2, "R9: {run:#}");
+    }
+    ground.judge(trial).await;
+}

@@ -1,0 +1,164 @@
+//! Somebody who submits runs to several servers and asks another one when refused; and what the database knows.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+use windlass_testenv::server::{ask_once, submission};
+use windlass_testkit::postgres::Postgres;
+
+/// An answer takes no longer; a server that is frozen is given up by then.
+const ANSWER_WITHIN: Duration = Duration::from_secs(8);
+/// How long one submit is tried.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Submits so many runs, one after the other.
+pub(super) struct Load {
+    shared: Arc<Shared>,
+    task: JoinHandle<BTreeSet<String>>,
+}
+
+struct Shared {
+    addresses: Mutex<Vec<String>>,
+    refused: AtomicU64,
+    acknowledged: AtomicU64,
+    /// The longest that a refusal took, in milliseconds.
+    slowest_refusal: AtomicU64,
+    /// Refusals without a word on when to come again.
+    silent: AtomicU64,
+    over: AtomicBool,
+    /// Why it gave up, if it did.
+    gave_up: Mutex<Option<String>>,
+}
+
+impl Load {
+    pub(super) fn start(addresses: Vec<String>, runs: usize, job: fn(&str) -> Value) -> Self {
+        let shared = Arc::new(Shared {
+            addresses: Mutex::new(addresses),
+            refused: AtomicU64::new(0),
+            acknowledged: AtomicU64::new(0),
+            slowest_refusal: AtomicU64::new(0),
+            silent: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+            gave_up: Mutex::new(None),
+        });
+        let task = tokio::spawn(submit(Arc::clone(&shared), runs, job));
+        Self { shared, task }
+    }
+
+    /// Those that are there now.
+    pub(super) fn use_addresses(&self, addresses: Vec<String>) {
+        *self.shared.addresses.lock() = addresses;
+    }
+
+    /// Answers that said 503 or 507.
+    pub(super) fn refused(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+
+    /// Whoever waits for more of them learns when there will be none.
+    pub(super) fn acknowledged(&self) -> u64 {
+        if let Some(why) = &*self.shared.gave_up.lock() {
+            panic!("submits do not go on: {why}");
+        }
+        self.shared.acknowledged.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn slowest_refusal(&self) -> Duration {
+        Duration::from_millis(self.shared.slowest_refusal.load(Ordering::Relaxed))
+    }
+
+    /// Refusals that did not say when to come again.
+    pub(super) fn silent(&self) -> u64 {
+        self.shared.silent.load(Ordering::Relaxed)
+    }
+
+    /// Submits no more; the names of those that were acknowledged.
+    pub(super) async fn stop(self) -> BTreeSet<String> {
+        self.shared.over.store(true, Ordering::Relaxed);
+        self.end().await
+    }
+
+    /// Waits until all were acknowledged; their names.
+    pub(super) async fn end(self) -> BTreeSet<String> {
+        self.task.await.unwrap()
+    }
+}
+
+impl Shared {
+    fn give_up(&self, why: String) -> ! {
+        *self.gave_up.lock() = Some(why.clone());
+        panic!("{why}");
+    }
+}
+
+async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTreeSet<String> {
+    let mut acknowledged = BTreeSet::new();
+    for number in 0..runs {
+        if shared.over.load(Ordering::Relaxed) {
+            break;
+        }
+        let name = format!("load-{number}");
+        let (body, began) = (submission(&job(&name)), Instant::now());
+        for attempt in number.. {
+            if began.elapsed() > PATIENCE {
+                shared.give_up(format!("{name} is taken by nobody"));
+            }
+            let address = {
+                let all = shared.addresses.lock();
+                all[attempt % all.len()].clone()
+            };
+            let asked = Instant::now();
+            // It may have been done before, and its answer lost.
+            let call = ask_once(&address, "/api/project/main/runs/apply", &body, Some(&name));
+            match tokio::time::timeout(ANSWER_WITHIN, call).await {
+                Ok(Ok(answer)) if answer.status == 200 => break,
+                Ok(Ok(answer)) => {
+                    // Asked too fast is no refusal.
+                    if answer.status == 429 {
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                        continue;
+                    }
+                    if !matches!(answer.status, 503 | 507) {
+                        shared.give_up(format!("{name}: {answer:?}"));
+                    }
+                    let took = asked.elapsed().as_millis() as u64;
+                    shared.slowest_refusal.fetch_max(took, Ordering::Relaxed);
+                    shared.refused.fetch_add(1, Ordering::Relaxed);
+                    shared.silent.fetch_add(u64::from(answer.retry_after.is_none()), Ordering::Relaxed);
+                }
+                // Not there, cut off, or frozen.
+                Ok(Err(_)) | Err(_) => {}
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        shared.acknowledged.fetch_add(1, Ordering::Relaxed);
+        acknowledged.insert(name);
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    acknowledged
+}
+
+/// Tokens of locks that are held.
+pub(super) async fn held(postgres: &Postgres) -> BTreeSet<String> {
+    let tables = ["runs", "jobs", "instances", "fleets"];
+    let each = tables.map(|table| format!("SELECT lock_token FROM {table} WHERE lock_token IS NOT NULL"));
+    postgres.run(&each.join(" UNION ALL ")).await.unwrap().into_iter().flatten().collect()
+}
+
+/// Names of runs that ended well.
+pub(super) async fn done(postgres: &Postgres) -> BTreeSet<String> {
+    let rows = postgres.run("SELECT name FROM runs WHERE status = 'done'").await.unwrap();
+    rows.into_iter().flatten().collect()
+}

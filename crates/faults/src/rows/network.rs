@@ -1,0 +1,219 @@
+//! The way between the server and its hosts.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::ground::{
+    Ground, LOOK, PATIENCE, assert_counted, assert_once, counting, eventually, grows, is_reachable, log_len,
+    running, signal, stubborn,
+};
+use crate::{Play, Row, Trial};
+use windlass_testenv::stage::{host_of, small, submission_of};
+
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        id: "F4",
+        injection: "server–host partition: short, and longer than `lost_after`",
+        expected: "short: the same container goes on, log complete; long: lost and replaced, on heal the old one dies",
+        bound: "heal → clean ≤ 15 s",
+        proves: "R7 R15 G6",
+        play: Play::Apart("takes minutes", |trial| Box::pin(partition(trial))),
+    },
+    Row {
+        id: "F5",
+        injection: "one-way partition: server → host, or host → server",
+        expected: "seen as unreachable, job kept, no second start",
+        bound: "detect ≤ 30 s",
+        proves: "R7",
+        play: Play::Now(|trial| Box::pin(one_way(trial))),
+    },
+    Row {
+        id: "F6",
+        injection: "partition for longer than the job's `max_duration`",
+        expected: "the agent ends the job itself and reports on heal",
+        bound: "limit + 10 s",
+        proves: "R16",
+        play: Play::Now(|trial| Box::pin(outlived(trial))),
+    },
+    Row {
+        id: "F18",
+        injection: "SSH: sessions dropped; sessions frozen; SSH server gone for a while; host key changed",
+        expected: "reconnected, log complete; another key: hard stop and said so, no work there",
+        bound: "≤ 10 s, a freeze is noticed ≤ 30 s",
+        proves: "X5 C9",
+        play: Play::Apart("takes minutes", |trial| Box::pin(ssh(trial))),
+    },
+];
+
+/// The bound of F4.
+const CLEAN_WITHIN: Duration = Duration::from_secs(15);
+
+async fn partition(trial: &mut Trial) {
+    let lost_after = if trial.is_long { 120 } else { 10 };
+    let mut ground = Ground::losing_after(trial, 2, lost_after).await;
+    short_partition(trial, &mut ground, lost_after).await;
+    long_partition(trial, &mut ground).await;
+    ground.judge(trial).await;
+}
+
+async fn short_partition(trial: &mut Trial, ground: &mut Ground, lost_after: u64) {
+    ground.stage.apply(&small("short", &[&counting("/var/tmp/short")])).await;
+    ground.stage.says("short", "line 3").await;
+    trial.pause(0, 500).await;
+    let run = ground.stage.run("short").await;
+    let at = host_of(&ground.lab, &run, 0);
+    ground.host(at).partition().unwrap();
+    assert!(!is_reachable(ground.host(at)));
+    trial.fired("short partition");
+    trial.pause(lost_after * 100, lost_after * 500).await;
+    let had = log_len(&mut ground.stage, "short").await;
+    ground.host(at).heal().unwrap();
+    let took = grows(&mut ground.stage, "short", had).await;
+    trial.within("heal to log", CLEAN_WITHIN, took);
+    ground.host(at).run("touch /var/tmp/short").unwrap();
+    let run = ground.stage.reaches("short", &["done"]).await;
+    assert_once(&run);
+    assert_counted(&ground.stage.log(&run).await);
+}
+
+async fn long_partition(trial: &mut Trial, ground: &mut Ground) {
+    let job =
+        stubborn(small("long", &["echo up; until [ -e /var/tmp/long ]; do sleep 0.1; done; : marker-4711"]));
+    ground.stage.apply(&job).await;
+    ground.stage.says("long", "up").await;
+    let run = ground.stage.run("long").await;
+    let at = host_of(&ground.lab, &run, 0);
+    trial.pause(0, 500).await;
+    ground.host(at).partition().unwrap();
+    assert!(!is_reachable(ground.host(at)));
+    trial.fired("long partition");
+    let replaced = ground.stage.eventually_run("long", Duration::from_secs(600), |run| {
+        run["jobs"][0]["job_submissions"].as_array().unwrap().len() == 2 && run["status"] == "running"
+    });
+    let run = replaced.await;
+    assert_ne!(host_of(&ground.lab, &run, 0), at);
+    let first = &run["jobs"][0]["job_submissions"][0];
+    assert_eq!(first["termination_reason"], "instance_unreachable", "{first:#}");
+    assert!(!running(ground.host(at), "marker-4711").is_empty(), "nobody could have ended it");
+    ground.host(at).heal().unwrap();
+    let healed = Instant::now();
+    eventually("the old container is dead", || running(ground.host(at), "marker-4711").is_empty());
+    ground.stage.hosts_ready("lab", 1).await;
+    trial.within("heal to clean", CLEAN_WITHIN, healed.elapsed());
+    for host in ground.lab.hosts() {
+        host.run("touch /var/tmp/long").unwrap();
+    }
+    ground.stage.reaches("long", &["done"]).await;
+}
+
+async fn one_way(trial: &mut Trial) {
+    let mut ground = Ground::new(trial, 1).await;
+    ground.stage.apply(&small("kept", &[&counting("/var/tmp/go")])).await;
+    ground.stage.says("kept", "line 3").await;
+    let (what, rule) =
+        trial.choose(&[("server to host dropped", "INPUT -s"), ("host to server dropped", "OUTPUT -d")]);
+    let rule = format!("{rule} {} -j DROP", ground.lab.gateway());
+    trial.pause(0, 1000).await;
+    let put = ground.host(1).run(&format!("iptables -A {rule}")).unwrap();
+    assert!(put.status.success(), "{put:?}");
+    assert!(!is_reachable(ground.host(1)));
+    let cut = Instant::now();
+    trial.fired(what);
+    loop {
+        let fleet = ground.stage.fleet("lab").await;
+        if fleet["instances"][0]["unreachable"] == true {
+            break;
+        }
+        assert!(cut.elapsed() < PATIENCE, "nobody sees it: {fleet:#}");
+        tokio::time::sleep(LOOK).await;
+    }
+    trial.within("detected", Duration::from_secs(30), cut.elapsed());
+    assert_eq!(ground.stage.run("kept").await["status"], "running");
+    let had = log_len(&mut ground.stage, "kept").await;
+    ground.host(1).run(&format!("iptables -D {rule}")).unwrap();
+    let took = grows(&mut ground.stage, "kept", had).await;
+    trial.within("heal to log", CLEAN_WITHIN, took);
+    ground.host(1).run("touch /var/tmp/go").unwrap();
+    let run = ground.stage.reaches("kept", &["done"]).await;
+    assert_once(&run);
+    assert_counted(&ground.stage.log(&run).await);
+    ground.judge(trial).await;
+}
+
+async fn outlived(trial: &mut Trial) {
+    const LIMIT: u64 = 6;
+    let mut ground = Ground::new(trial, 1).await;
+    let mut job = small("limited", &["echo up; sleep 4711"]);
+    job["max_duration"] = json!(LIMIT);
+    ground.stage.apply(&job).await;
+    ground.stage.says("limited", "up").await;
+    let began = Instant::now();
+    trial.pause(0, 1500).await;
+    ground.host(1).partition().unwrap();
+    assert!(!is_reachable(ground.host(1)));
+    trial.fired("partition");
+    eventually("the agent ended it by itself", || running(ground.host(1), "sleep 4711").is_empty());
+    trial.within("ended", Duration::from_secs(LIMIT + 10), began.elapsed());
+    trial.pause(0, 2000).await;
+    ground.host(1).heal().unwrap();
+    let healed = Instant::now();
+    let run = ground.stage.reaches("limited", &["failed", "terminated"]).await;
+    trial.within("heal to report", CLEAN_WITHIN, healed.elapsed());
+    assert_eq!(submission_of(&run)["termination_reason"], "max_duration_exceeded", "{run:#}");
+    assert_eq!(ground.stage.log(&run).await, "up\n");
+    ground.judge(trial).await;
+}
+
+async fn ssh(trial: &mut Trial) {
+    let mut ground = Ground::new(trial, 1).await;
+    ground.stage.apply(&small("kept", &[&counting("/var/tmp/go")])).await;
+    ground.stage.says("kept", "line 3").await;
+    // All but the one that listens.
+    let sessions = |ground: &Ground| running(ground.host(1), "sshd: root");
+    // Dropped: the processes of all sessions end at once.
+    trial.pause(0, 1000).await;
+    for pid in sessions(&ground) {
+        // One takes another along.
+        let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
+    }
+    trial.fired("sessions dropped");
+    let had = log_len(&mut ground.stage, "kept").await;
+    let took = grows(&mut ground.stage, "kept", had).await;
+    trial.within("reconnected", Duration::from_secs(10), took);
+    // Frozen: connected, logged in, and nobody answers.
+    trial.pause(0, 1000).await;
+    let frozen = sessions(&ground);
+    assert!(!frozen.is_empty());
+    frozen.iter().for_each(|pid| signal(*pid, "STOP"));
+    trial.fired("sessions frozen");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let had = log_len(&mut ground.stage, "kept").await;
+    let took = grows(&mut ground.stage, "kept", had).await;
+    trial.within("freeze noticed", Duration::from_secs(30), took);
+    frozen.iter().for_each(|pid| {
+        let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
+    });
+    ground.host(1).run("touch /var/tmp/go").unwrap();
+    let run = ground.stage.reaches("kept", &["done"]).await;
+    assert_once(&run);
+    assert_counted(&ground.stage.log(&run).await);
+    // Another machine has taken the address.
+    ground.host(1).change_host_key().unwrap();
+    trial.fired("host key changed");
+    let began = Instant::now();
+    loop {
+        let said = ground.stage.fleet("lab").await["instances"][0].to_string();
+        if said.contains("key") && said.contains("changed") {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "nobody says so: {said}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    trial.within("key noticed", Duration::from_secs(30), began.elapsed());
+    let there = running(ground.host(1), "windlass");
+    assert!(there.is_empty(), "C9: something of ours was started on a stranger: {there:?}");
+    ground.judge(trial).await;
+}

@@ -1,0 +1,281 @@
+//! Servers: killed, frozen, replaced, alone and several on one Postgres.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::load::{self, Load};
+use crate::{Play, Row, Site, Trial};
+use windlass_testenv::{
+    hollow::Runtime,
+    replicas::{Plan, Replicas},
+    server::{TOKEN, binary},
+    stage::{Machines, Stage, task},
+};
+
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        id: "F1",
+        injection: "server kill -9: idle, while runs come, end and write, during its first start",
+        expected: "jobs untouched, 0 double containers, logs byte-exact",
+        bound: "ready ≤ 3 s, rows retaken ≤ 35 s",
+        proves: "R1 R7 L4 O1",
+        play: Play::Now(|trial| Box::pin(killed(trial))),
+    },
+    Row {
+        id: "F2",
+        injection: "a replica SIGSTOP for longer than its locks, then SIGCONT",
+        expected: "the other finishes; what the first still wants to write or do is refused",
+        bound: "the other holds ≤ 35 s",
+        proves: "L1 L2 L9",
+        play: Play::Now(|trial| Box::pin(frozen(trial))),
+    },
+    Row {
+        id: "F3",
+        injection: "2 replicas, killed, frozen and stopped at random while runs go on (50 times, 500 runs with --long)",
+        expected: "all runs final, nothing left",
+        bound: "20 min",
+        proves: "all",
+        play: Play::Apart("takes minutes", |trial| Box::pin(cycles(trial))),
+    },
+    Row {
+        id: "F30",
+        injection: "rolling change of the program on 2 replicas and back, with live runs (200 with --long)",
+        expected: "0 lost, 0 doubled",
+        bound: "–",
+        proves: "A6 A7 R19",
+        play: Play::Now(|trial| Box::pin(replaced(trial))),
+    },
+];
+
+const READY_WITHIN: Duration = Duration::from_secs(3);
+const TAKEN_OVER: Duration = Duration::from_secs(35);
+const LINES: usize = 40;
+
+/// Writes numbered lines for about two seconds.
+fn counting(name: &str) -> Value {
+    let say = format!("i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); sleep 0.05; done");
+    task(name, &[&say])
+}
+
+fn counted() -> String {
+    (0..LINES).map(|number| format!("line {number}\n")).collect()
+}
+
+async fn killed(trial: &mut Trial) {
+    let mut stage = trial.stage(Machines::Processes);
+    killed_at_birth(trial, &mut stage).await;
+    let moments: &[(&'static str, u64)] =
+        &[("killed idle", 0), ("killed after a submit", 1), ("killed while jobs write", 1500)];
+    for (round, (what, after)) in moments.iter().enumerate() {
+        let name = format!("run-{round}");
+        if *what != "killed idle" {
+            stage.apply(&counting(&name)).await;
+        }
+        trial.pause(*after, after + 300).await;
+        stage.kill();
+        trial.fired(what);
+        let began = Instant::now();
+        stage.start().await;
+        trial.within("ready", READY_WITHIN, began.elapsed());
+        if *what == "killed idle" {
+            continue;
+        }
+        let run = stage.reaches(&name, &["done"]).await;
+        assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "R7: {run:#}");
+        assert_eq!(stage.log(&run).await, counted(), "O1");
+    }
+    // One more that begins after all of that goes at once: nothing is still locked.
+    let began = Instant::now();
+    stage.ends(&task("last", &["true"])).await;
+    trial.within("work goes on", TAKEN_OVER, began.elapsed());
+    let sites = [Site::local(&stage, None)];
+    trial.judge(&mut stage, &sites).await;
+}
+
+/// Killed again and again while it makes its tables, until one start comes through.
+async fn killed_at_birth(trial: &mut Trial, stage: &mut Stage) {
+    let data = stage.home().join("server");
+    for _ in 0..3 {
+        let mut child = Command::new(binary("windlass").unwrap())
+            .args(["server", "--port", "0", "--no-local", "--admin-token", TOKEN, "--data-dir"])
+            .arg(&data)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let began = Instant::now();
+        while !data.join("windlass.db").exists() && began.elapsed() < READY_WITHIN {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        trial.pause(0, 60).await;
+        let was_ready = data.join("running.json").exists();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let _ = std::fs::remove_file(data.join("running.json"));
+        if !was_ready {
+            trial.fired("killed during its first start");
+        }
+    }
+    let began = Instant::now();
+    stage.start().await;
+    trial.within("ready", READY_WITHIN, began.elapsed());
+}
+
+/// Two servers and two hosts whose jobs are processes.
+pub(super) async fn pair(trial: &Trial, row: &str) -> Replicas {
+    let name = format!("{row}-{}", trial.seed);
+    let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 4, runtime: Runtime::Process };
+    Replicas::start(plan).await.unwrap()
+}
+
+fn sites(replicas: &Replicas, hosts: usize) -> Vec<Site> {
+    let site = |number| {
+        let home = replicas.host_home(number);
+        Site { label: home.clone(), home, keys: Vec::new(), engine: None, is_damaged: false }
+    };
+    (1..=hosts).map(site).collect()
+}
+
+/// Stops all servers in good order and looks at what they leave.
+pub(super) async fn judge(trial: &mut Trial, replicas: &mut Replicas, hosts: usize) {
+    for number in 0..2 {
+        if replicas.server(number).is_ok() {
+            replicas.stop(number).await.unwrap();
+        }
+    }
+    let url = replicas.postgres.url().parse().unwrap();
+    trial.judge_database(&url, &sites(replicas, hosts)).await;
+}
+
+async fn frozen(trial: &mut Trial) {
+    let mut replicas = pair(trial, "f2").await;
+    let long = if trial.is_long { 60 } else { 38 };
+    // Hosts stand still, so that passes hold their rows in the middle of a call.
+    replicas.freeze_hosts().unwrap();
+    for number in 0..6 {
+        replicas.apply(1, &small(&format!("run-{number}"))).await.unwrap();
+    }
+    let began = Instant::now();
+    while replicas.total(0, "in_work").await.unwrap() == 0 {
+        assert!(began.elapsed() < TAKEN_OVER, "the first server takes no work");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    replicas.freeze(0).unwrap();
+    trial.fired("replica frozen in the middle of a pass");
+    let froze = Instant::now();
+    let tokens = load::held(&replicas.postgres).await;
+    replicas.thaw_hosts().unwrap();
+    while load::held(&replicas.postgres).await.intersection(&tokens).count() > 0 {
+        assert!(froze.elapsed() < TAKEN_OVER * 2, "the rows stay with the frozen server");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    trial.within("the other holds all rows", TAKEN_OVER, froze.elapsed());
+    replicas.is_quiet(Duration::from_secs(90)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(long).saturating_sub(froze.elapsed())).await;
+    replicas.thaw(0).unwrap();
+    let refused = async |what: &'static str| replicas.total(0, what).await.unwrap();
+    let began = Instant::now();
+    while refused("lost").await + refused("stale").await == 0 {
+        assert!(began.elapsed() < TAKEN_OVER, "L9: the first server noticed nothing");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    trial.fired("late passes given up");
+    judge(trial, &mut replicas, 2).await;
+}
+
+/// A task that any of the hosts takes a part of.
+pub(super) fn small(name: &str) -> Value {
+    let mut job = task(name, &["echo one", "echo two"]);
+    job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
+    job
+}
+
+async fn cycles(trial: &mut Trial) {
+    let (rounds, runs) = if trial.is_long { (50, 500) } else { (6, 40) };
+    let began = Instant::now();
+    let mut replicas = pair(trial, "f3").await;
+    let load = Load::start(replicas.addresses(), runs, small);
+    for _ in 0..rounds {
+        trial.pause(200, 2000).await;
+        let number = trial.choose(&[0, 1]);
+        match trial.choose(&["kill", "freeze", "stop"]) {
+            "kill" => {
+                replicas.kill(number);
+                trial.fired("killed");
+            }
+            "stop" => {
+                replicas.stop(number).await.unwrap();
+                trial.fired("stopped");
+            }
+            _ => {
+                replicas.freeze(number).unwrap();
+                trial.fired("frozen");
+                trial.pause(500, 6000).await;
+                replicas.thaw(number).unwrap();
+                continue;
+            }
+        }
+        load.use_addresses(replicas.addresses());
+        trial.pause(0, 3000).await;
+        replicas.raise(number).await.unwrap();
+        load.use_addresses(replicas.addresses());
+    }
+    let acknowledged = load.end().await;
+    replicas.is_quiet(Duration::from_secs(120)).await.unwrap();
+    all_done(trial, &replicas, &acknowledged).await;
+    trial.within("all final", Duration::from_secs(1200), began.elapsed());
+    judge(trial, &mut replicas, 2).await;
+}
+
+pub(super) async fn all_done(trial: &mut Trial, replicas: &Replicas, acknowledged: &BTreeSet<String>) {
+    let done = load::done(&replicas.postgres).await;
+    let lost: Vec<_> = acknowledged.difference(&done).collect();
+    if !lost.is_empty() {
+        let ended = "SELECT concat_ws(' ', r.name, r.status, j.status, j.termination_reason, j.termination_message) \
+                     FROM runs r LEFT JOIN jobs j ON j.run_id = r.id \
+                     WHERE r.status <> 'done' AND r.name LIKE 'load-%'";
+        let ended: Vec<_> = replicas.postgres.run(ended).await.unwrap().into_iter().flatten().collect();
+        trial.violation(&format!("R1: acknowledged and not done: {lost:?}: {ended:?}"));
+    }
+}
+
+/// The same program with a byte more is another one to everybody who looks at it.
+async fn replaced(trial: &mut Trial) {
+    let mut replicas = pair(trial, "f30").await;
+    let runs = if trial.is_long { 200 } else { 30 };
+    let load = Load::start(replicas.addresses(), runs, small);
+    let (old, new) = (binary("windlass").unwrap(), next_version(trial));
+    for program in [&new, &old] {
+        for number in 0..2 {
+            trial.pause(100, 800).await;
+            replicas.stop(number).await.unwrap();
+            load.use_addresses(replicas.addresses());
+            replicas.use_program(program.clone());
+            replicas.raise(number).await.unwrap();
+            load.use_addresses(replicas.addresses());
+            trial.fired(if program == &new { "upgraded" } else { "downgraded" });
+        }
+    }
+    let acknowledged = load.end().await;
+    replicas.is_quiet(Duration::from_secs(120)).await.unwrap();
+    all_done(trial, &replicas, &acknowledged).await;
+    judge(trial, &mut replicas, 2).await;
+}
+
+fn next_version(trial: &Trial) -> PathBuf {
+    let copy = trial.dir().join("windlass-next");
+    let mut bytes = std::fs::read(binary("windlass").unwrap()).unwrap();
+    bytes.push(0);
+    std::fs::write(&copy, bytes).unwrap();
+    std::fs::set_permissions(&copy, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    copy
+}

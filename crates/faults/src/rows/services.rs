@@ -1,0 +1,221 @@
+//! Services: gateways, replicas, deployments, and the numbers that they are scaled by.
+
+#![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::{Play, Row, Trial};
+use windlass_testenv::{
+    services::{
+        Caller, Node, PAGE, PATIENCE, Traffic, free_port, moved,
+        node::{gateway, is_running},
+        probe, service, update,
+    },
+    stage::{Machines, Stage},
+};
+use windlass_testkit::lab::Lab;
+
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        id: "F21",
+        injection: "gateway kill -9; its state file torn; server down for 10 s (10 min with --long), gateway killed meanwhile",
+        expected: "routes restored, serving goes on",
+        bound: "≤ 2 s",
+        proves: "S5",
+        play: Play::Now(|trial| Box::pin(gateway_lost(trial))),
+    },
+    Row {
+        id: "F22",
+        injection: "service replica dies under load",
+        expected: "≤ 0.1 % errors",
+        bound: "0 errors after 5 s",
+        proves: "S3",
+        play: Play::Now(|trial| Box::pin(replica_lost(trial))),
+    },
+    Row {
+        id: "F23",
+        injection: "deployment under load whose replicas never get ready, or end at once",
+        expected: "old ones stay, 0 errors, rolled back",
+        bound: "time to get ready + 15 s",
+        proves: "S1 S2",
+        play: Play::Now(|trial| Box::pin(bad_deployment(trial))),
+    },
+    Row {
+        id: "F24",
+        injection: "nobody says what came: the gateway that counts is killed",
+        expected: "replicas are held, and go only when it is known that nobody asks",
+        bound: "–",
+        proves: "S4",
+        play: Play::Apart("takes two minutes", |trial| Box::pin(nobody_counts(trial))),
+    },
+];
+
+/// The bound of F21.
+const SERVES_WITHIN: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long it takes until somebody is answered so.
+fn until_answered(caller: &Caller, status: u16, said: impl Fn() -> String) -> Duration {
+    let began = Instant::now();
+    loop {
+        let got = caller.get("/");
+        if got.as_ref().is_ok_and(|got| got.status == status) {
+            return began.elapsed();
+        }
+        assert!(began.elapsed() < PATIENCE, "{got:?}\n{}", said());
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// A gateway with one service that needs no token, and its process.
+async fn published(stage: &mut Stage, more: &Value) -> (String, u16, Node) {
+    let token = gateway(stage, "entry", 1).await;
+    let port = free_port();
+    let node = Node::start(stage, &stage.url(), &token, "one", port);
+    is_running(stage, 1).await;
+    let mut open = service("open", free_port());
+    open["auth"] = json!(false);
+    for (name, value) in more.as_object().unwrap() {
+        open[name] = value.clone();
+    }
+    stage.apply(&open).await;
+    (token, port, node)
+}
+
+async fn gateway_lost(trial: &mut Trial) {
+    let mut stage = trial.stage(Machines::Processes);
+    stage.start().await;
+    let (token, port, mut node) = published(&mut stage, &json!({})).await;
+    let url = stage.url();
+    let caller = node.caller("open.services.test").with_token(None);
+    until_answered(&caller, 200, || node.said());
+
+    trial.pause(0, 300).await;
+    node.kill();
+    trial.fired("gateway killed");
+    node = Node::start(&stage, &url, &token, "one", port);
+    let took = until_answered(&caller, 200, || node.said());
+    trial.within("serves after a kill", SERVES_WITHIN, took);
+
+    // Half of the file is there, as after a power cut on a bad disk. The server knows the rest.
+    node.kill();
+    let file = stage.home().join("one/entry/routes");
+    let whole = std::fs::read(&file).unwrap();
+    let cut = usize::try_from(trial.rng.between(0, whole.len() as u64 - 1)).unwrap();
+    std::fs::write(&file, &whole[..cut]).unwrap();
+    trial.fired("state file torn");
+    node = Node::start(&stage, &url, &token, "one", port);
+    let took = until_answered(&caller, 200, || node.said());
+    trial.within("serves with a torn file", SERVES_WITHIN, took);
+
+    stage.kill();
+    trial.fired("server killed");
+    let traffic = Traffic::start(&caller, "/");
+    let away = Duration::from_secs(if trial.is_long { 600 } else { 10 });
+    tokio::time::sleep(away).await;
+    let (answered, failed) = traffic.end();
+    assert!(answered > 0 && failed.is_empty(), "S5: {failed:#?}\n{}", node.said());
+    node.kill();
+    trial.fired("gateway killed without a server");
+    node = Node::start(&stage, &url, &token, "one", port);
+    let took = until_answered(&caller, 200, || node.said());
+    trial.within("serves without a server", SERVES_WITHIN, took);
+}
+
+async fn replica_lost(trial: &mut Trial) {
+    let lab = Lab::start(2).unwrap();
+    let mut stage = trial.stage(Machines::None);
+    stage.start().await;
+    stage.lab_fleet(&lab, lab.hosts(), 1).await;
+    let mut pair = service("pair", 8000);
+    pair["replicas"] = json!(2);
+    pair["retry"] = json!(true);
+    pair["probes"] = probe();
+    stage.apply(&pair).await;
+    let caller = Caller::new(stage.address());
+    let ready = |run: &Value| run["deployment"]["state"] == "complete";
+    stage.eventually_run("pair", PATIENCE, ready).await;
+    let path = "/proxy/services/main/pair/";
+    let traffic: Vec<Traffic> = (0..4).map(|_| Traffic::start(&caller, path)).collect();
+    trial.pause(500, 2_000).await;
+    let host = trial.choose(&[1, 2]);
+    let killed = lab.host(host).run("kill -9 $(pgrep -f 'python3 -c' | head -n 1)").unwrap();
+    assert!(killed.status.success(), "{killed:?}");
+    trial.fired("replica killed");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let (mut all, mut bad) = (0, Vec::new());
+    for one in traffic {
+        let (answered, failed) = one.end();
+        all += answered;
+        bad.extend(failed);
+    }
+    assert!(bad.len() as f64 <= all as f64 / 1_000.0, "S3: {} of {all}: {bad:#?}", bad.len());
+    let after = Traffic::start(&caller, path);
+    after.goes_on();
+    let (_, failed) = after.end();
+    assert!(failed.is_empty(), "S3: {failed:#?}\n{}", stage.server_log());
+}
+
+async fn bad_deployment(trial: &mut Trial) {
+    let mut stage = trial.stage(Machines::Processes);
+    stage.start().await;
+    let ready_within = 3;
+    let mut first = service("page", free_port());
+    first["probes"] = probe();
+    first["deployment"] = json!({"ready_within": ready_within});
+    stage.apply(&first).await;
+    stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
+    let caller = Caller::new(stage.address());
+    let traffic = Traffic::start(&caller, "/proxy/services/main/page/");
+    traffic.goes_on();
+    let mut bad = moved(&first, free_port());
+    let what = trial.choose(&["never ready", "ends at once"]);
+    if what == "never ready" {
+        bad["env"] = json!({"PAGE": PAGE, "VERSION": "2", "SICK": "1"});
+    } else {
+        bad["commands"] = json!(["exit 7"]);
+    }
+    let began = Instant::now();
+    update(&mut stage, &bad).await;
+    let back = |run: &Value| {
+        run["deployment"]["rolled_back"]["num"] == 1 && run["deployment"]["state"] == "complete"
+    };
+    stage.eventually_run("page", PATIENCE, back).await;
+    trial.fired(what);
+    trial.within("rolled back", Duration::from_secs(ready_within + 15), began.elapsed());
+    traffic.goes_on();
+    let (_, failed) = traffic.end();
+    assert!(failed.is_empty(), "S1: {failed:#?}\n{}", stage.server_log());
+    let got = caller.get("/proxy/services/main/page/").unwrap();
+    assert!(got.body.contains("version=1"), "S2: {got:?}");
+}
+
+async fn nobody_counts(trial: &mut Trial) {
+    let mut stage = trial.stage(Machines::Processes);
+    stage.start().await;
+    let scaling = json!({"replicas": "0..1", "scaling": {"metric": "rps", "target": 10, "window": 30,
+        "scale_up_delay": 1, "scale_down_delay": 1}});
+    let (token, port, mut node) = published(&mut stage, &scaling).await;
+    let caller = node.caller("open.services.test").with_token(None);
+    until_answered(&caller, 200, || node.said());
+    trial.pause(0, 2_000).await;
+    node.kill();
+    trial.fired("gateway killed");
+    let silent = |run: &Value| {
+        run["scaling"][0]["message"].as_str().is_some_and(|said| said.starts_with("nobody says what came"))
+    };
+    stage.eventually_run("open", PATIENCE, silent).await;
+    // Longer than the window: by the counts alone it would sleep now.
+    let until = Instant::now() + Duration::from_secs(45);
+    while Instant::now() < until {
+        let run = stage.run("open").await;
+        assert!(run["status"] == "running" && run["scaling"][0]["desired"] == 1, "S4: {run:#}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    // Somebody counts again, and nobody asks.
+    node = Node::start(&stage, &stage.url(), &token, "one", port);
+    stage.eventually_run("open", PATIENCE, |run| run["status"] == "pending").await;
+    assert!(!node.said().contains("panicked"), "{}", node.said());
+}

@@ -1,0 +1,93 @@
+//! The fault matrix judges as it says: a row that proved nothing has failed, and so has one that was too late.
+
+use std::{path::PathBuf, time::Duration};
+
+use windlass_faults::{self as faults, Order, Outcome, Play, Row, Running, Trial, report};
+
+fn row(play: fn(&mut Trial) -> Running<'_>) -> Row {
+    let (injection, expected, bound, proves) = ("something", "nothing", "≤ 1 s", "R1 R2");
+    Row { id: "F0", injection, expected, bound, proves, play: Play::Now(play) }
+}
+
+fn dir(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("windlass-faults-test-{name}-{}", std::process::id()))
+}
+
+fn played(name: &str, row: Row, times: u64) -> Vec<Outcome> {
+    let order = Order { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, slack: 1, dir: dir(name) };
+    let mut outcomes = faults::play(&order, |_| {}).unwrap();
+    outcomes.sort_by_key(|outcome| outcome.seed);
+    outcomes
+}
+
+#[test]
+fn the_matrix_has_each_row_once_and_in_order() {
+    let ids: Vec<u32> = faults::all().iter().map(|row| row.id[1..].parse().unwrap()).collect();
+    assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+    assert!(ids.iter().all(|id| (1..=35).contains(id)), "{ids:?}");
+}
+
+#[test]
+fn a_row_whose_fault_fired_leaves_nothing_behind() {
+    let outcomes = played("clean", row(|trial| Box::pin(async move { trial.fired("harm") })), 3);
+    let seeds: Vec<u64> = outcomes.iter().map(|outcome| outcome.seed).collect();
+    assert_eq!(seeds, [7, 8, 9]);
+    for outcome in &outcomes {
+        assert_eq!((outcome.violations.len(), outcome.fired.as_slice()), (0, &[("harm", 1)][..]));
+    }
+    std::fs::remove_dir(dir("clean")).unwrap();
+}
+
+#[test]
+fn a_row_of_which_no_fault_fired_has_failed() {
+    let outcomes = played("idle", row(|_| Box::pin(async move {})), 1);
+    assert!(outcomes[0].violations[0].contains("no fault fired"), "{outcomes:?}");
+    std::fs::remove_dir_all(dir("idle")).unwrap();
+}
+
+#[test]
+fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
+    let broken = row(|trial| {
+        Box::pin(async move {
+            trial.fired("harm");
+            std::fs::write(trial.dir().join("found"), "").unwrap();
+            assert!(trial.seed == 0, "R7: twice");
+        })
+    });
+    let outcomes = played("broken", broken, 1);
+    let outcome = &outcomes[0];
+    assert!(outcome.violations[0].contains("R7: twice"), "{outcome:?}");
+    let kept = outcome.kept.clone().unwrap();
+    assert!(kept.join("found").exists() && kept.join("violations.txt").exists());
+    assert!(
+        report::told(outcome).contains("cargo xtask faults --row F0 --seed 7"),
+        "{}",
+        report::told(outcome)
+    );
+    std::fs::remove_dir_all(dir("broken")).unwrap();
+}
+
+#[test]
+fn a_time_beyond_its_bound_is_a_violation_and_the_nearest_is_shown() {
+    let late = row(|trial| {
+        Box::pin(async move {
+            trial.fired("harm");
+            trial.within("quick", Duration::from_secs(10), Duration::from_secs(9));
+            if trial.seed == 8 {
+                trial.within("slow", Duration::from_secs(1), Duration::from_secs(2));
+            }
+        })
+    });
+    let outcomes = played("late", late, 2);
+    assert_eq!(outcomes[0].violations.len(), 0);
+    assert!(outcomes[1].violations[0].contains("slow took 2"), "{outcomes:?}");
+    let rows = [late];
+    let lines = report::lines(&rows, &outcomes);
+    let table = report::table(&lines);
+    assert!(table.contains("F0       2      2          1  slow: 2.0 of 1 s"), "{table}");
+    assert!(
+        report::markdown(&lines).contains("| F0 | something | nothing | ≤ 1 s | R1 R2 | 2 | harm 2 | 1 |")
+    );
+    assert_eq!(report::json(&lines)["rows"][0]["worst"]["took_ms"], 2000);
+    std::fs::remove_dir_all(dir("late")).unwrap();
+}

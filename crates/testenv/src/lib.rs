@@ -1,0 +1,12 @@
+//! For tests: real servers with their fleets, services and gateways, in processes of their own.
+
+pub mod closed;
+pub mod hollow;
+pub mod hosts;
+pub mod process;
+pub mod queue;
+pub mod replicas;
+pub mod server;
+pub mod services;
+pub mod ssh;
+pub mod stage;

@@ -1,0 +1,291 @@
+//! Several servers on one Postgres, with hollow hosts that they all reach.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    hollow::{self, Hosts, Runtime},
+    server::{Answer, Options, Server, ask, binary, submission},
+};
+use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(20);
+const FINAL: [&str; 3] = ["done", "failed", "terminated"];
+
+/// What is started.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    /// No two at once have the same in one process.
+    pub name: &'a str,
+    pub servers: usize,
+    pub hosts: usize,
+    /// Jobs that one host takes at once.
+    pub blocks: i64,
+    pub runtime: Runtime,
+}
+
+pub struct Replicas {
+    servers: Vec<Option<Server>>,
+    hosts: Option<hollow::Running>,
+    pub postgres: Postgres,
+    /// By which they reach it.
+    database: String,
+    windlass: PathBuf,
+    agent: PathBuf,
+    // Last: it goes when all that works in it is gone.
+    home: TempDir,
+}
+
+impl Replicas {
+    pub async fn start(plan: Plan<'_>) -> Result<Self> {
+        let postgres = Postgres::start(&format!("pg-{}", plan.name)).await?;
+        Self::start_on(postgres, plan).await
+    }
+
+    /// On a cluster that was made before.
+    pub async fn start_on(postgres: Postgres, plan: Plan<'_>) -> Result<Self> {
+        let url = postgres.url();
+        let mut replicas = Self {
+            servers: (0..plan.servers).map(|_| None).collect(),
+            hosts: None,
+            postgres,
+            database: url,
+            windlass: binary("windlass")?,
+            agent: binary("windlass-agent")?,
+            home: temp_dir(plan.name)?,
+        };
+        // The first start makes the tables and the keys.
+        replicas.raise(0).await?;
+        let home = replicas.home.path().join("hosts");
+        let hosts = Hosts {
+            agent: &replicas.agent,
+            home: &home,
+            count: plan.hosts,
+            blocks: plan.blocks,
+            runtime: plan.runtime,
+        };
+        let hosts = hosts.start(&replicas.database, &replicas.key_file()).await?;
+        replicas.hosts = Some(hosts);
+        for number in 1..plan.servers {
+            replicas.raise(number).await?;
+        }
+        replicas.hosts_are_ready(plan.hosts).await?;
+        Ok(replicas)
+    }
+
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// The same on every replica.
+    pub fn key_file(&self) -> PathBuf {
+        self.home.path().join("master")
+    }
+
+    /// Servers that are started from now on reach the database by this url.
+    pub fn use_database(&mut self, url: String) {
+        self.database = url;
+    }
+
+    /// Servers that are started from now on are this program.
+    pub fn use_program(&mut self, windlass: PathBuf) {
+        self.windlass = windlass;
+    }
+
+    /// Starts one that is not there, and waits until it answers.
+    pub async fn raise(&mut self, number: usize) -> Result<()> {
+        self.raise_with(number, Vec::new()).await
+    }
+
+    /// The same, with something more in its environment.
+    pub async fn raise_with(&mut self, number: usize, more: Vec<(&'static str, PathBuf)>) -> Result<()> {
+        let home = self.home.path();
+        let (data, logs) = (home.join(format!("server-{number}")), home.join("logs"));
+        std::fs::create_dir_all(&data)?;
+        std::fs::create_dir_all(&logs)?;
+        let mut env = vec![
+            ("WINDLASS_AGENT", self.agent.clone()),
+            ("WINDLASS_SERVER_KEY_FILE", self.key_file()),
+            ("WINDLASS_SERVER_LOG_STORE", PathBuf::from(format!("dir:{}", logs.display()))),
+            ("WINDLASS_LOG", PathBuf::from("warn")),
+        ];
+        env.extend(more);
+        let options = Options {
+            binary: &self.windlass,
+            data: &data,
+            database: Some(&self.database),
+            core: None,
+            local: false,
+            env,
+            log: Some(&self.log_of(number)),
+        };
+        let server = Server::start(&options).await.with_context(|| self.said(number))?;
+        self.servers[number] = Some(server);
+        Ok(())
+    }
+
+    fn log_of(&self, number: usize) -> PathBuf {
+        self.home.path().join(format!("server-{number}.log"))
+    }
+
+    /// The end of a server's own log, for people.
+    pub fn said(&self, number: usize) -> String {
+        let text = std::fs::read_to_string(self.log_of(number)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    /// All of it.
+    pub fn log(&self, number: usize) -> String {
+        std::fs::read_to_string(self.log_of(number)).unwrap_or_default()
+    }
+
+    pub fn server(&self, number: usize) -> Result<&Server> {
+        self.servers[number].as_ref().with_context(|| format!("server {number} does not run"))
+    }
+
+    /// Where those that run are reached.
+    pub fn addresses(&self) -> Vec<String> {
+        self.servers.iter().flatten().map(|server| server.address().to_owned()).collect()
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self, number: usize) {
+        self.servers[number] = None;
+    }
+
+    /// As an operator stops one; returns when it is gone.
+    pub async fn stop(&mut self, number: usize) -> Result<()> {
+        let server = self.servers[number].take().context("it does not run")?;
+        // Others go on meanwhile, also those that this test plays.
+        tokio::task::spawn_blocking(move || server.stop()).await?
+    }
+
+    /// Neither answers nor ends.
+    pub fn freeze(&self, number: usize) -> Result<()> {
+        signal(self.server(number)?.pid(), "-STOP")
+    }
+
+    pub fn thaw(&self, number: usize) -> Result<()> {
+        signal(self.server(number)?.pid(), "-CONT")
+    }
+
+    pub fn freeze_hosts(&self) -> Result<()> {
+        self.signal_hosts("-STOP")
+    }
+
+    pub fn thaw_hosts(&self) -> Result<()> {
+        self.signal_hosts("-CONT")
+    }
+
+    fn signal_hosts(&self, which: &str) -> Result<()> {
+        let hosts = self.hosts.as_ref().context("no hosts")?;
+        hosts.pids().into_iter().try_for_each(|pid| signal(pid, which))
+    }
+
+    /// Where a host keeps its things; they are counted from 1.
+    pub fn host_home(&self, number: usize) -> PathBuf {
+        hollow::home_of(&self.home.path().join("hosts"), number)
+    }
+
+    /// A call to one of them, whatever it answers.
+    pub async fn ask(&self, number: usize, path: &str, body: &Value) -> Result<Answer> {
+        ask(self.server(number)?.address(), path, body).await
+    }
+
+    /// A call that must succeed.
+    pub async fn post(&self, number: usize, path: &str, body: &Value) -> Result<Value> {
+        self.ask(number, path, body).await?.ok().with_context(|| self.said(number))
+    }
+
+    pub async fn apply(&self, number: usize, configuration: &Value) -> Result<Value> {
+        self.post(number, "/api/project/main/runs/apply", &submission(configuration)).await
+    }
+
+    pub async fn run(&self, number: usize, name: &str) -> Result<Value> {
+        self.post(number, "/api/project/main/runs/get", &json!({"run_name": name})).await
+    }
+
+    /// What a server's pipelines have done since it was started: `claimed`, `lost`, `in_work`, …
+    pub async fn pipelines(&self, number: usize) -> Result<Vec<Value>> {
+        let all = self.post(number, "/api/server/pipelines", &json!({})).await?;
+        Ok(all.as_array().context("no list of pipelines")?.clone())
+    }
+
+    /// The sum of one of these figures over all pipelines.
+    pub async fn total(&self, number: usize, figure: &str) -> Result<u64> {
+        Ok(self.pipelines(number).await?.iter().filter_map(|one| one[figure].as_u64()).sum())
+    }
+
+    async fn hosts_are_ready(&self, hosts: usize) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let fleet = self.post(0, "/api/project/main/fleets/get", &json!({"name": hollow::FLEET})).await?;
+            let instances = fleet["instances"].as_array().context("no instances")?.iter();
+            let ready = instances.filter(|i| i["status"] == "idle" && i["unreachable"] != true).count();
+            if ready >= hosts {
+                return Ok(());
+            }
+            ensure!(began.elapsed() < PATIENCE, "{ready} of {hosts} hosts are ready\n{}", self.said(0));
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until a run has one of these statuses; another end is an error.
+    pub async fn reaches(&self, number: usize, name: &str, statuses: &[&str]) -> Result<Value> {
+        let began = Instant::now();
+        loop {
+            let run = self.run(number, name).await?;
+            let status = run["status"].as_str().unwrap_or_default();
+            if statuses.contains(&status) {
+                return Ok(run);
+            }
+            ensure!(!FINAL.contains(&status), "{name} ended otherwise: {run:#}");
+            ensure!(began.elapsed() < PATIENCE, "{name} takes too long: {run:#}\n{}", self.said(number));
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until no run is left that is not over.
+    pub async fn is_quiet(&self, within: Duration) -> Result<()> {
+        let sql = "SELECT count(*) FROM runs WHERE status NOT IN ('done', 'failed', 'terminated')";
+        let began = Instant::now();
+        loop {
+            let left = self.postgres.count(sql).await?;
+            if left == 0 {
+                return Ok(());
+            }
+            if began.elapsed() > within {
+                let rows = "SELECT r.status, j.status, r.lock_owner, j.lock_owner, r.due_at, j.due_at \
+                            FROM runs r LEFT JOIN jobs j ON j.run_id = r.id \
+                            WHERE r.status NOT IN ('done', 'failed', 'terminated') LIMIT 5";
+                let rows = self.postgres.run(rows).await?;
+                let said: Vec<String> = (0..self.servers.len()).map(|number| self.said(number)).collect();
+                anyhow::bail!("{left} runs are not over: {rows:?}\n{}", said.join("\n---\n"));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+impl Drop for Replicas {
+    fn drop(&mut self) {
+        // One that is frozen dies all the same; the hosts must not outlive their directory.
+        self.servers.clear();
+        self.hosts = None;
+    }
+}
+
+/// To a process by its id.
+pub fn signal(pid: u32, which: &str) -> Result<()> {
+    let told = Command::new("kill").args([which, &pid.to_string()]).status().context("run kill")?;
+    ensure!(told.success(), "signal {pid}");
+    Ok(())
+}

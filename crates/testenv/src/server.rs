@@ -1,0 +1,252 @@
+//! The real server in a process of its own, and a small client for it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::{
+    closed::{self, Figures, Load},
+    process,
+};
+
+pub const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A binary of ours, from the build that this program belongs to.
+pub fn binary(name: &str) -> Result<PathBuf> {
+    let here = std::env::current_exe()?;
+    // Programs lie beside it, tests one directory deeper.
+    let found = here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file());
+    found.with_context(|| format!("`{name}` is not built in the profile of {}", here.display()))
+}
+
+/// How to start one.
+pub struct Options<'a> {
+    pub binary: &'a Path,
+    pub data: &'a Path,
+    /// SQLite in the data directory unless named.
+    pub database: Option<&'a str>,
+    /// Kept to this core.
+    pub core: Option<u32>,
+    /// Whether this machine is a host too.
+    pub local: bool,
+    pub env: Vec<(&'static str, PathBuf)>,
+    /// Where its own log goes; nowhere unless named.
+    pub log: Option<&'a Path>,
+}
+
+/// It ends when this is dropped.
+pub struct Server {
+    child: Child,
+    address: String,
+    /// Its agent on this machine goes with it only when it is told to stop.
+    local: bool,
+    pub ready: Duration,
+}
+
+impl Server {
+    pub async fn start(options: &Options<'_>) -> Result<Self> {
+        let mut command = match options.core {
+            Some(core) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &core.to_string()]).arg(options.binary);
+                command
+            }
+            None => Command::new(options.binary),
+        };
+        command.args(["server", "--port", "0", "--data-dir"]).arg(options.data);
+        command.args(["--admin-token", TOKEN]).stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(match options.log {
+            Some(path) => std::fs::File::options().create(true).append(true).open(path)?.into(),
+            None => Stdio::null(),
+        });
+        command.envs(options.env.iter().map(|(name, value)| (name, value)));
+        if let Some(url) = options.database {
+            command.args(["--database-url", url]);
+        }
+        if !options.local {
+            command.arg("--no-local");
+        }
+        let started = Instant::now();
+        let child = command.spawn().context("start the server (is `taskset` there?)")?;
+        let mut server = Self { child, address: String::new(), local: options.local, ready: Duration::ZERO };
+        while !server.is_known(options.data) || !server.answers().await {
+            if let Some(status) = server.child.try_wait()? {
+                bail!("the server ended early: {status}");
+            }
+            ensure!(started.elapsed() < PATIENCE, "the server did not get ready");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        server.ready = started.elapsed();
+        Ok(server)
+    }
+
+    /// Whether it has written down where it is. One that was killed has left such a file as well.
+    fn is_known(&mut self, data: &Path) -> bool {
+        let text = std::fs::read_to_string(data.join("running.json")).unwrap_or_default();
+        let found: Value = serde_json::from_str(&text).unwrap_or_default();
+        let url = found["url"].as_str().filter(|_| found["pid"] == self.child.id());
+        let address = url.and_then(|url| url.strip_prefix("http://"));
+        self.address = address.unwrap_or_default().to_owned();
+        !self.address.is_empty()
+    }
+
+    async fn answers(&self) -> bool {
+        let Ok(mut stream) = TcpStream::connect(&self.address).await else { return false };
+        let asked = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
+        asked.is_ok() && closed::answer(&mut stream, &mut Vec::new()).await.is_ok()
+    }
+
+    /// Repeats a request for a while; `make` may change it each time.
+    pub async fn load(
+        &self,
+        path: &str,
+        body: &str,
+        connections: usize,
+        lasts: Duration,
+        make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
+    ) -> Result<Figures> {
+        let request = closed::post(path, TOKEN, body);
+        let load = Load { address: self.address.clone(), request, connections, lasts };
+        closed::run(&load, make).await.with_context(|| format!("load {path}"))
+    }
+
+    pub async fn client(&self) -> Result<Client> {
+        Client::connect(&self.address).await
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// As a person at the terminal stops it, and until it is gone.
+    pub fn stop(mut self) -> Result<()> {
+        self.interrupt()?;
+        let ended = self.child.wait()?;
+        ensure!(ended.success(), "the server ended with {ended}");
+        Ok(())
+    }
+
+    fn interrupt(&self) -> Result<()> {
+        let told = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status()?;
+        ensure!(told.success(), "signal the server");
+        Ok(())
+    }
+
+    pub fn resident_mb(&self) -> Result<f64> {
+        process::resident_mb(self.child.id())
+    }
+
+    /// Processor seconds it has used.
+    pub fn cpu_secs(&self) -> Result<f64> {
+        process::cpu_secs(self.child.id())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.local && matches!(self.child.try_wait(), Ok(None)) && self.interrupt().is_ok() {
+            let told = Instant::now();
+            while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One keep-alive connection.
+pub struct Client {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    pub async fn connect(address: &str) -> Result<Self> {
+        let stream = TcpStream::connect(address).await.context("connect")?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: Vec::new() })
+    }
+
+    pub async fn post(&mut self, path: &str, body: &Value) -> Result<Value> {
+        self.stream.write_all(&closed::post(path, TOKEN, &body.to_string())).await?;
+        // Anything but 200 is an error that carries the answer.
+        closed::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
+        let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
+        serde_json::from_slice(&self.buffer[head + 4..]).with_context(|| format!("read the answer of {path}"))
+    }
+}
+
+/// What a server said.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub status: u16,
+    /// Seconds, where it asks to be left alone.
+    pub retry_after: Option<u64>,
+    pub body: Value,
+}
+
+impl Answer {
+    /// The body of one that says yes.
+    pub fn ok(self) -> Result<Value> {
+        ensure!(self.status == 200, "{}: {}", self.status, self.body);
+        Ok(self.body)
+    }
+}
+
+/// One call over a connection of its own, whatever the answer is. No answer is an error.
+pub async fn ask(address: &str, path: &str, body: &Value) -> Result<Answer> {
+    ask_once(address, path, body, None).await
+}
+
+/// The same, done once however often it is asked under this key.
+pub async fn ask_once(address: &str, path: &str, body: &Value, key: Option<&str>) -> Result<Answer> {
+    let body = body.to_string();
+    let key = key.map_or(String::new(), |key| format!("idempotency-key: {key}\r\n"));
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {TOKEN}\r\nconnection: close\r\n{key}\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(address).await.context("connect")?;
+    stream.write_all(request.as_bytes()).await.context("send")?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).await.context("read the answer")?;
+    let head = bytes.windows(4).position(|w| w == b"\r\n\r\n").context("no answer")?;
+    let (head, body) = (std::str::from_utf8(&bytes[..head])?, &bytes[head + 4..]);
+    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+    let field = |name: &str| {
+        let pairs = head.lines().filter_map(|line| line.split_once(':'));
+        pairs.into_iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    };
+    let retry_after = field("retry-after").and_then(|value| value.parse().ok());
+    let length: Option<usize> = field("content-length").and_then(|value| value.parse().ok());
+    ensure!(length.is_none_or(|length| length == body.len()), "the answer was cut off");
+    Ok(Answer { status, retry_after, body: serde_json::from_slice(body).unwrap_or(Value::Null) })
+}
+
+/// A submission of a run, ready to be sent.
+pub fn submission(configuration: &Value) -> Value {
+    let spec = serde_json::json!({"run_name": configuration["name"], "configuration": configuration,
+        "profile": {"name": "default"}});
+    serde_json::json!({"plan": {"run_spec": spec}, "force": false})
+}
+
+/// The bytes of one, for a load.
+pub fn submission_bytes(configuration: &Value) -> Vec<u8> {
+    closed::post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
+}

@@ -1,0 +1,57 @@
+//! A service in a test, somebody who calls it, and processes of gateways.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+pub mod caller;
+pub mod node;
+mod traffic;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+pub use self::{
+    caller::{Caller, Got, read, read_until},
+    node::Node,
+    traffic::Traffic,
+};
+use crate::{server::submission, stage::Stage};
+
+pub const PATIENCE: Duration = Duration::from_secs(90);
+/// The program of a replica.
+pub const PAGE: &str = include_str!("page.py");
+
+/// For a replica: those on this machine share its network.
+pub use windlass_testkit::ports::free as free_port;
+
+/// A service of [`PAGE`].
+pub fn service(name: &str, port: u16) -> Value {
+    json!({"type": "service", "name": name, "image": "none", "user": "root", "port": port,
+        "env": {"PAGE": PAGE, "VERSION": "1"},
+        "commands": [command(port)],
+        "resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
+}
+
+fn command(port: u16) -> String {
+    format!("exec /usr/bin/python3 -c \"$PAGE\" {port}")
+}
+
+/// The same service at another port: two of its versions are on one machine for a while.
+pub fn moved(service: &Value, port: u16) -> Value {
+    let mut moved = service.clone();
+    moved["port"] = json!(port);
+    moved["commands"] = json!([command(port)]);
+    moved
+}
+
+/// It takes requests when it has been well twice.
+pub fn probe() -> Value {
+    json!([{"type": "http", "url": "/health", "interval": 1, "timeout": 5, "ready_after": 2}])
+}
+
+/// Changes a run that is active.
+pub async fn update(stage: &mut Stage, configuration: &Value) -> Value {
+    let mut asked = submission(configuration);
+    asked["force"] = json!(true);
+    stage.project("runs/apply", &asked).await
+}

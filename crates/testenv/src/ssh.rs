@@ -1,0 +1,50 @@
+//! SSH targets of the hosts that tests make.
+
+use anyhow::Result;
+use windlass_testkit::lab::Host;
+use windlass_tunnel::{HostKey, Key, Pin, Target};
+
+/// Logs in to a host of a lab.
+pub trait SshTarget {
+    /// Root, with the host's key pinned.
+    fn target(&self) -> Target {
+        self.target_as("root")
+    }
+
+    /// Another user, with the host's key pinned.
+    ///
+    /// # Panics
+    ///
+    /// The keys that the lab has written cannot be read.
+    fn target_as(&self, user: &str) -> Target;
+
+    /// Root, through another host.
+    fn target_via(&self, jump: &Self) -> Target {
+        Target { via: Some(Box::new(jump.target())), ..self.target() }
+    }
+
+    /// The key that the host proves to have.
+    fn host_key(&self) -> Result<HostKey>;
+}
+
+impl SshTarget for Host {
+    fn target_as(&self, user: &str) -> Target {
+        #[expect(clippy::expect_used, reason = "the lab itself has written both keys")]
+        let (key, pin) = (
+            self.login_key().and_then(|text| Ok(Key::parse(&text)?)).expect("the lab's key"),
+            self.host_key().expect("the host's key"),
+        );
+        Target {
+            host: self.addr().to_string(),
+            port: 22,
+            user: user.to_owned(),
+            keys: vec![key],
+            pin: Pin::Known(pin),
+            via: None,
+        }
+    }
+
+    fn host_key(&self) -> Result<HostKey> {
+        Ok(HostKey::parse(&self.host_key_line()?)?)
+    }
+}

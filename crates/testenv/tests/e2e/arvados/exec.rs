@@ -1,0 +1,228 @@
+//! Executors: what they leave behind, what they keep while the server is away, and what they run images with.
+
+use std::{
+    path::Path,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use windlass_testenv::{
+    queue::{Ground, processes_with},
+    stage::{IMAGE, busybox, engine},
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(30);
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !is() {
+        assert!(since.elapsed() < PATIENCE, "{what}");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Of the first attempt of a container.
+fn executor(ground: &Ground, uuid: &str) -> String {
+    let kept = ground.dir.join("attempts").join(format!("{uuid}.1")).join("executor.json");
+    let kept: Value = serde_json::from_slice(&std::fs::read(kept).unwrap()).unwrap();
+    kept["pid"].to_string()
+}
+
+fn kill(pid: &str) {
+    assert!(Command::new("kill").args(["-KILL", pid]).status().unwrap().success());
+}
+
+/// Control groups named after a container, in any hierarchy.
+fn groups_of(uuid: &str) -> Vec<String> {
+    let mut find = Command::new("find");
+    find.args(["/sys/fs/cgroup", "-maxdepth", "5", "-name"]).arg(format!("{uuid}.*"));
+    let said = find.output().unwrap();
+    String::from_utf8_lossy(&said.stdout).lines().map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
+    let mut ground = Ground::start("killed").await;
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    // Children, grandchildren, and some that leave group, session and parent behind them.
+    let mark = format!("7{}", std::process::id());
+    let script = format!(
+        "sleep {mark} & (sleep {mark} & sleep {mark}) & setsid sh -c 'setsid sleep {mark} & sleep {mark}' & \
+         (setsid sleep {mark} &) ; cat etc/key; sleep {mark}"
+    );
+    let secret = json!({ "secret_mounts": { "/etc/key": { "kind": "text", "content": "c4nary" } } });
+    let uuid = ground.ask(&["sh", "-c", &script], secret).await;
+    let sleepers = || processes_with(&[b"sleep\0", mark.as_bytes()]);
+    until("its processes do not start", || sleepers().len() >= 7).await;
+    let root = ground.dir.join("attempts").join(format!("{uuid}.1")).join("root");
+    assert!(root.join("etc/key").exists());
+    kill(&executor(&ground, &uuid));
+    until("processes of a dead executor go on", || sleepers().is_empty()).await;
+    until("its control group is left", || groups_of(&uuid).is_empty()).await;
+    until("its secrets are left", || !root.exists()).await;
+    let record = ground.ended(&uuid).await;
+    assert_eq!(
+        (&record["state"], &record["runtime_status"]["reason"]),
+        (&json!("Cancelled"), &json!("crashed"))
+    );
+}
+
+/// A way to the server that can be closed: what is on it is cut, and nobody gets on.
+struct Gate {
+    address: String,
+    is_open: Arc<AtomicBool>,
+    // Goes with the gate.
+    _serving: JoinSet<()>,
+}
+
+impl Gate {
+    async fn before(server: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let is_open = Arc::new(AtomicBool::new(true));
+        let (open, server) = (is_open.clone(), server.to_owned());
+        let mut serving = JoinSet::new();
+        serving.spawn(async move {
+            let mut passing = JoinSet::new();
+            loop {
+                let Ok((mut caller, _)) = listener.accept().await else { return };
+                let (open, server) = (open.clone(), server.clone());
+                passing.spawn(async move {
+                    let closed = async {
+                        while open.load(Ordering::Relaxed) {
+                            tokio::time::sleep(Duration::from_millis(5)).await;
+                        }
+                    };
+                    let pass = async {
+                        if let Ok(mut there) = TcpStream::connect(server).await {
+                            let _ = copy_bidirectional(&mut caller, &mut there).await;
+                        }
+                    };
+                    tokio::select! {
+                        () = closed => {}
+                        () = pass => {}
+                    }
+                });
+            }
+        });
+        Self { address, is_open, _serving: serving }
+    }
+
+    fn open(&self, open: bool) {
+        self.is_open.store(open, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_while_the_server_is_away_comes_whole_when_it_is_back() {
+    let mut ground = Ground::start("away").await;
+    let gate = Gate::before(ground.address()).await;
+    ground.via = Some(gate.address.clone());
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    let file = |name: &str| ground.dir.join(name);
+    let (begin, written, same) = (file("begin"), file("written"), file("same"));
+    let show = |path: &Path| path.display().to_string();
+    let script = format!(
+        "echo ready; until [ -e {} ]; do sleep 0.05; done; head -c 5000000 /dev/urandom | tee {}; echo x > {}; exit 3",
+        show(&begin),
+        show(&same),
+        show(&written)
+    );
+    let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
+    ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
+    gate.open(false);
+    std::fs::write(&begin, "").unwrap();
+    until("a server that is away holds the program up", || written.exists()).await;
+    assert_eq!(ground.until(&uuid, "", |_| true).await["state"], "Running");
+    gate.open(true);
+    let record = ground.ended(&uuid).await;
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(3)), "{record}");
+    assert_eq!(record["runtime_status"]["warning"], Value::Null);
+    let want = [b"ready\n".as_slice(), &std::fs::read(&same).unwrap()].concat();
+    assert!(ground.output(&uuid, "stdout").await == want, "the bytes are not the same");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gpus_belong_to_one_container_at_a_time() {
+    let mut ground = Ground::start("gpus").await;
+    let token = ground.token("token").await;
+    ground.dispatch_local(&token, "attempts", &["--gpus", "2"]);
+    let gate = ground.dir.join("gate");
+    let script = format!("echo $CUDA_VISIBLE_DEVICES; until [ -e {} ]; do sleep 0.05; done", gate.display());
+    let wants = |count: u64| json!({ "runtime_constraints": { "vcpus": 1, "ram": 1 << 20, "gpu": { "device_count": count } } });
+    let (one, two) = (
+        ground.ask(&["sh", "-c", &script], wants(1)).await,
+        ground.ask(&["sh", "-c", &script], wants(1)).await,
+    );
+    for uuid in [&one, &two] {
+        ground.until(uuid, "it does not run", |record| record["state"] == "Running").await;
+    }
+    let three = ground.ask(&["sh", "-c", &script], wants(3)).await;
+    let left =
+        |record: &Value| record["scheduling_status"].as_str().is_some_and(|why| why.contains("3 GPUs of 2"));
+    ground.until(&three, "nobody says why it waits", left).await;
+    std::fs::write(&gate, "").unwrap();
+    let mut seen = Vec::new();
+    for uuid in [&one, &two] {
+        ground.ended(uuid).await;
+        seen.push(String::from_utf8(ground.output(uuid, "stdout").await).unwrap());
+    }
+    seen.sort();
+    assert_eq!(seen, ["0\n", "1\n"]);
+}
+
+/// Containers of the tests' engine that belong to a container of the queue.
+fn contained(uuid: &str) -> String {
+    let host = format!("unix://{}", engine().display());
+    let named = format!("name={uuid}");
+    let args = ["--host", &host, "ps", "--all", "--quiet", "--filter", &named];
+    let listed = Command::new("docker").args(args).output().unwrap();
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    String::from_utf8_lossy(&listed.stdout).trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor() {
+    busybox(&engine());
+    let mut ground = Ground::start("docker").await;
+    ground.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    let more = json!({
+        "container_image": IMAGE, "environment": { "WORD": "a b" },
+        "secret_mounts": { "/etc/key": { "kind": "text", "content": "c4nary" } },
+    });
+    let script =
+        "cat /etc/key; echo \" $WORD\"; echo broken >&2; echo > /out/made; echo /bin/busybox*; exit 5";
+    let uuid = ground.ask(&["sh", "-c", script], more).await;
+    let record = ground.ended(&uuid).await;
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(5)), "{record}");
+    assert_eq!(ground.output(&uuid, "stdout").await, b"c4nary a b\n/bin/busybox\n");
+    assert_eq!(ground.output(&uuid, "stderr").await, b"broken\n");
+    assert_eq!(contained(&uuid), "", "it is left in the engine");
+
+    // The first process of the container starts, and says what a shell would.
+    let odd = ground.ask(&["no-such-program"], json!({ "container_image": IMAGE })).await;
+    let record = ground.ended(&odd).await;
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(127)), "{record}");
+
+    let held = ground.ask(&["sleep", "600"], json!({ "container_image": IMAGE })).await;
+    ground.until(&held, "it does not run", |record| record["state"] == "Running").await;
+    until("it is not in the engine", || !contained(&held).is_empty()).await;
+    kill(&executor(&ground, &held));
+    until("the container of a dead executor goes on", || contained(&held).is_empty()).await;
+    assert_eq!(ground.ended(&held).await["runtime_status"]["reason"], "crashed");
+}

@@ -1,0 +1,190 @@
+//! Runs on a cluster: a fleet whose jobs go through the queue, and live like jobs anywhere.
+
+use std::time::{Duration, Instant};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+use windlass_testenv::{queue::Ground, server::Client};
+use windlass_testkit::slurm::{Cluster, Size};
+
+const PATIENCE: Duration = Duration::from_secs(90);
+const LOOK: Duration = Duration::from_millis(100);
+const SIZE: Size = Size { cpus: 2, memory_mib: 2000, gpus: 0 };
+
+struct Field {
+    cluster: Cluster,
+    ground: Ground,
+    api: Client,
+}
+
+impl Drop for Field {
+    fn drop(&mut self) {
+        self.ground.kill_dispatchers();
+    }
+}
+
+fn task(name: &str, commands: &str, more: Value) -> Value {
+    let mut task = json!({"type": "task", "name": name, "image": "none", "user": "root", "commands": [commands],
+        "env": {"GREETING": "it's me"},
+        "resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}});
+    task.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    task
+}
+
+fn spec(configuration: &Value) -> Value {
+    json!({"run_name": configuration["name"], "configuration": configuration, "profile": {"name": "default"}})
+}
+
+impl Field {
+    async fn start() -> Self {
+        let cluster = Cluster::start(&[SIZE; 2]);
+        let mut ground = Ground::start("fleet").await;
+        // A certificate has many lines, and Slurm brings them to the nodes.
+        ground.encrypted = true;
+        let token = ground.token("token").await;
+        ground.dispatch_slurm(&token, &cluster.config(), &["--name", "hpc", "--runtime", "process"]);
+        let api = ground.api().await;
+        let mut field = Self { cluster, ground, api };
+        let fleet = json!({"type": "fleet", "name": "cluster", "backend": "slurm", "dispatcher": "hpc",
+            "partition": "main", "nodes": {"min": 0, "max": 8}});
+        let spec = json!({"configuration": fleet, "configuration_path": "fleet.yml", "profile": {"name": "default"}});
+        let body = json!({"plan": {"spec": spec, "current_resource": null}, "force": false});
+        field.post("fleets/apply", &body).await;
+        field.offers().await;
+        field
+    }
+
+    /// What the dispatcher told, once it did.
+    async fn offers(&mut self) -> Vec<Value> {
+        let body = json!({"run_spec": spec(&task("plan", "true", json!({})))});
+        let since = Instant::now();
+        loop {
+            let plan = self.post("runs/get_plan", &body).await;
+            let offers = plan["job_plans"][0]["offers"].as_array().cloned().unwrap_or_default();
+            if !offers.is_empty() {
+                return offers;
+            }
+            assert!(since.elapsed() < PATIENCE, "no offer comes: {plan:#}\n{}", self.ground.dispatcher_log());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn post(&mut self, path: &str, body: &Value) -> Value {
+        self.api.post(&format!("/api/project/main/{path}"), body).await.unwrap()
+    }
+
+    async fn apply(&mut self, configuration: &Value) -> Value {
+        let body = json!({"plan": {"run_spec": spec(configuration)}, "force": false});
+        self.post("runs/apply", &body).await
+    }
+
+    async fn until(&mut self, run: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let since = Instant::now();
+        loop {
+            let seen = self.post("runs/get", &json!({"run_name": run})).await;
+            if is(&seen) {
+                return seen;
+            }
+            let log = self.ground.dispatcher_log();
+            assert!(
+                since.elapsed() < PATIENCE,
+                "{run} stays {seen:#}\n{log}\n{}",
+                self.cluster.say("squeue", &[])
+            );
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn ended(&mut self, run: &str) -> Value {
+        self.until(run, |run| matches!(run["status"].as_str(), Some("done" | "failed" | "terminated"))).await
+    }
+
+    async fn output(&mut self, run: &Value) -> String {
+        let id = &run["jobs"][0]["job_submissions"][0]["id"];
+        let body = json!({"run_name": run["run_spec"]["run_name"], "job_submission_id": id, "limit": 100});
+        let page = self.post("logs/poll", &body).await;
+        let events = page["logs"].as_array().unwrap().iter();
+        let bytes =
+            events.flat_map(|event| BASE64_STANDARD.decode(event["message"].as_str().unwrap()).unwrap());
+        String::from_utf8(bytes.collect()).unwrap()
+    }
+}
+
+fn last(run: &Value) -> &Value {
+    &run["jobs"][0]["job_submissions"][0]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
+    let mut field = Field::start().await;
+
+    let offers = field.offers().await;
+    assert_eq!(
+        (&offers[0]["backend"], &offers[0]["region"]),
+        (&json!("slurm"), &json!("hpc")),
+        "{offers:#?}"
+    );
+
+    // Variables, output of both kinds in order, the end.
+    field.apply(&task("hello", "echo \"$GREETING on $DSTACK_RUN_NAME\"; echo aside >&2", json!({}))).await;
+    let run = field.ended("hello").await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    assert_eq!(field.output(&run).await, "it's me on hello\naside\n");
+    field.apply(&task("broken", "exit 7", json!({}))).await;
+    let run = field.ended("broken").await;
+    assert_eq!((&run["status"], &last(&run)["exit_status"]), (&json!("failed"), &json!(7)), "{run:#}");
+
+    // Four fill both nodes; the fifth waits in the cluster's own queue and says so.
+    for number in 0..5 {
+        field.apply(&task(&format!("long-{number}"), "sleep 600", json!({}))).await;
+    }
+    let names: Vec<String> = (0..5).map(|number| format!("long-{number}")).collect();
+    let waits = |run: &Value| {
+        last(run)["status"] == "pulling"
+            && last(run)["status_message"].as_str().is_some_and(|said| said.contains("handed over"))
+    };
+    let since = Instant::now();
+    loop {
+        let mut seen = [0, 0];
+        for name in &names {
+            let run = field.until(name, |_| true).await;
+            seen[0] += usize::from(run["status"] == "running");
+            seen[1] += usize::from(waits(&run));
+        }
+        if seen == [4, 1] {
+            break;
+        }
+        assert!(since.elapsed() < PATIENCE, "{seen:?} run and wait\n{}", field.cluster.say("squeue", &[]));
+        tokio::time::sleep(LOOK).await;
+    }
+
+    // What is stopped leaves nothing in the cluster, wherever it was.
+    field.post("runs/stop", &json!({"runs_names": names, "abort": false})).await;
+    for name in &names {
+        assert_eq!(field.ended(name).await["status"], "terminated");
+    }
+    let since = Instant::now();
+    while !field.cluster.say("squeue", &["-h"]).is_empty() {
+        assert!(since.elapsed() < PATIENCE, "{}", field.cluster.say("squeue", &[]));
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_cluster_loses_its_job_is_tried_again_if_it_says_so() {
+    let mut field = Field::start().await;
+    let gate = field.ground.dir.join("gate");
+    let script = format!("echo once; until [ -e {} ]; do sleep 0.1; done", gate.display());
+    let retry = json!({"retry": {"on_events": ["interruption"], "duration": 3600}});
+    field.apply(&task("again", &script, retry)).await;
+    field.until("again", |run| run["status"] == "running").await;
+    // As when somebody who looks after the cluster ends it.
+    let job = field.cluster.say("squeue", &["-h", "-o", "%i"]);
+    assert_eq!(field.cluster.say("scancel", &[job.trim()]), "");
+    // The signal may reach the node after the answer: opened now, the first try could still do it.
+    let tries = |run: &Value| run["jobs"][0]["job_submissions"].as_array().map_or(0, Vec::len);
+    field.until("again", |run| tries(run) == 2).await;
+    std::fs::write(&gate, "").unwrap();
+    let run = field.until("again", |run| run["status"] == "done").await;
+    assert_eq!(tries(&run), 2, "{run:#}");
+}

@@ -1,0 +1,196 @@
+//! The container queue with the Python client of Arvados as it comes from PyPI, and with dispatchers of our own.
+
+mod exec;
+mod fleet;
+mod slurm;
+
+use std::{
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use windlass_testenv::{
+    queue::Ground,
+    server::{TOKEN, binary},
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_client_of_arvados_makes_every_call_and_hears_every_event() {
+    let home = std::env::var_os("WINDLASS_TEST_ARVADOS");
+    let python =
+        PathBuf::from(home.expect("WINDLASS_TEST_ARVADOS: `cargo xtask test` makes it")).join("bin/python");
+    let ground = Ground::start("python").await;
+    let mut command = Command::new(python);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/arvados/walk.py"));
+    command
+        .args([&ground.https, ground.address(), TOKEN])
+        .env("HOME", &ground.dir)
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    let ran = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{out}\n{err}");
+    assert_eq!(out.lines().count(), 7, "{out}\n{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containers_run_on_this_machine_and_their_ends_are_told_apart() {
+    let mut ground = Ground::start("local").await;
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    let script = r"printf 'a\377\000b'; echo broken >&2; cat etc/key; exit 7";
+    let secret = json!({ "secret_mounts": { "/etc/key": { "kind": "text", "content": "c4nary" } } });
+    let done = ground.ask(&["sh", "-c", script], secret).await;
+    let slow = ground.ask(&["sleep", "600"], json!({ "scheduling_parameters": { "max_run_time": 1 } })).await;
+    let absent = ground.ask(&["no-such-program"], json!({})).await;
+    let huge = ground.ask(&["true"], json!({ "runtime_constraints": { "vcpus": 4096, "ram": 1 } })).await;
+
+    let record = ground.ended(&done).await;
+    assert_eq!(
+        (record["state"].as_str(), record["exit_code"].as_i64()),
+        (Some("Complete"), Some(7)),
+        "{record}"
+    );
+    assert_eq!(ground.output(&done, "stdout").await, b"a\xff\0bc4nary");
+    assert_eq!(ground.output(&done, "stderr").await, b"broken\n");
+    assert_eq!(ground.said(&done).await, ["dispatched"]);
+    let record = ground.ended(&slow).await;
+    assert_eq!(
+        (record["state"].as_str(), &record["runtime_status"]["reason"]),
+        (Some("Cancelled"), &json!("max_run_time"))
+    );
+    let record = ground.ended(&absent).await;
+    assert_eq!(record["runtime_status"]["reason"], "start_failed", "{record}");
+    let left =
+        |record: &Value| record["scheduling_status"].as_str().is_some_and(|why| why.contains("4096 cpus"));
+    let record = ground.until(&huge, "nobody says why it waits", left).await;
+    assert_eq!(record["state"], "Queued", "what cannot run here is left for others");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dispatchers_and_executors_speak_with_a_server_by_its_certificate_alone() {
+    let mut ground = Ground::start("tls").await;
+    let token = ground.token("token").await;
+    let uuid = ground.ask(&["sh", "-c", "echo $ARVADOS_API_HOST"], json!({})).await;
+    let mut stranger = Command::new(binary("windlass").unwrap());
+    stranger.args([
+        "dispatch",
+        "local",
+        "--once",
+        "--server",
+        &format!("https://{}", ground.https),
+        "--token-file",
+    ]);
+    stranger.arg(&token).arg("--dir").arg(ground.dir.join("none"));
+    stranger.arg("--agent").arg(binary("windlass-agent").unwrap());
+    let refused = tokio::task::spawn_blocking(move || stranger.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("agree on TLS with"), "{said}");
+
+    ground.encrypted = true;
+    ground.dispatch(&token, "attempts");
+    let record = ground.ended(&uuid).await;
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
+    assert_eq!(ground.output(&uuid, "stdout").await, format!("{}\n", ground.https).into_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
+    let mut ground = Ground::start("adopt").await;
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    let (starts, go) = (ground.dir.join("starts"), ground.dir.join("go"));
+    let script = format!(
+        "echo one >> {}; until [ -e {} ]; do sleep 0.05; done; echo done",
+        starts.display(),
+        go.display()
+    );
+    let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
+    let crashes = ground.ask(&["sleep", "600"], json!({})).await;
+    for one in [&uuid, &crashes] {
+        ground.until(one, "it does not run", |record| record["state"] == "Running").await;
+    }
+    ground.kill_dispatchers();
+    // The executor of the other one dies while nobody looks.
+    let kept = ground.dir.join("attempts").join(format!("{crashes}.1")).join("executor.json");
+    let kept: Value = serde_json::from_slice(&std::fs::read(kept).unwrap()).unwrap();
+    let killed = Command::new("kill").args(["-KILL", &kept["pid"].to_string()]).status().unwrap();
+    assert!(killed.success());
+    ground.dispatch(&token, "attempts");
+    let record = ground.ended(&crashes).await;
+    assert_eq!(
+        (record["state"].as_str(), &record["runtime_status"]["reason"]),
+        (Some("Cancelled"), &json!("crashed"))
+    );
+    let since = Instant::now();
+    while !ground.said(&crashes).await.contains(&"cleaned_up_crashed".to_owned()) {
+        assert!(since.elapsed() < PATIENCE, "nobody says that it crashed");
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    assert_eq!(ground.until(&uuid, "it was not left alone", |_| true).await["state"], "Running");
+    std::fs::write(&go, "").unwrap();
+    let record = ground.ended(&uuid).await;
+    assert_eq!(
+        (record["state"].as_str(), record["exit_code"].as_i64()),
+        (Some("Complete"), Some(0)),
+        "{record}"
+    );
+    assert_eq!(ground.output(&uuid, "stdout").await, b"done\n");
+    assert_eq!(std::fs::read_to_string(starts).unwrap(), "one\n", "it ran once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_priority_0_stops_what_runs_and_then_it_is_cancelled() {
+    let mut ground = Ground::start("stop").await;
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    let uuid = ground.ask(&["sleep", "600"], json!({})).await;
+    ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
+    let done = Command::new(binary("windlass").unwrap())
+        .args(["container", "cancel", &uuid])
+        .env("WINDLASS_URL", format!("http://{}", ground.address()))
+        .env("WINDLASS_TOKEN", TOKEN)
+        .env("HOME", &ground.dir)
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let record = ground.ended(&uuid).await;
+    assert_eq!(
+        (record["state"].as_str(), &record["runtime_status"]["reason"]),
+        (Some("Cancelled"), &json!("priority_zero"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_dispatchers_on_one_queue_run_every_container_once() {
+    let mut ground = Ground::start("two").await;
+    let ran = ground.dir.join("ran");
+    let mut all = Vec::new();
+    for at in 0..40 {
+        let script = format!("echo {at} >> {}", ran.display());
+        all.push(
+            ground
+                .ask(&["sh", "-c", &script], json!({ "runtime_constraints": { "vcpus": 1, "ram": 1 << 20 } }))
+                .await,
+        );
+    }
+    for name in ["one", "two"] {
+        let token = ground.token(name).await;
+        ground.dispatch(&token, &format!("attempts-{name}"));
+    }
+    for uuid in &all {
+        let record = ground.ended(uuid).await;
+        assert_eq!(
+            (record["state"].as_str(), record["attempt"].as_u64()),
+            (Some("Complete"), Some(1)),
+            "{record}"
+        );
+    }
+    let mut lines: Vec<u32> =
+        std::fs::read_to_string(ran).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, (0..40).collect::<Vec<_>>());
+}

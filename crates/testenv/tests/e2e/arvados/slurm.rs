@@ -1,0 +1,431 @@
+//! The queue on a real Slurm: two hundred containers, while everything below and beside them dies once.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use windlass_dispatch::hook::Hook;
+use windlass_sim::invariants::containers::wrongs;
+use windlass_testenv::{
+    queue::{Asked, Ground, processes_with},
+    server::binary,
+};
+use windlass_testkit::slurm::{Cluster, Size};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(200);
+const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
+const NODES: usize = 6;
+const TAG: &str = "windlass:fortune";
+/// What Slurm is told for a step of priority.
+const NICE_STEP: u64 = 1_000;
+/// Two ways to be on one node.
+#[derive(Clone, Copy)]
+enum Place {
+    Anywhere,
+    Partition(&'static str),
+    Feature(&'static str),
+}
+
+/// What a container is to be.
+struct Wants<'a> {
+    priority: u64,
+    cpus: u32,
+    memory_mib: u64,
+    place: Place,
+    /// It goes on until somebody opens this gate.
+    gate: Option<&'a str>,
+    exit: i64,
+}
+
+struct Member {
+    asked: Asked,
+    exit: i64,
+}
+
+/// A job of ours as `squeue` shows it.
+struct Shown {
+    state: String,
+    nice: u64,
+}
+
+struct Field {
+    cluster: Cluster,
+    ground: Ground,
+    token: PathBuf,
+    all: Vec<Member>,
+}
+
+impl Drop for Field {
+    /// Whoever would hand over more goes first, then the cluster with what it runs, then the server.
+    fn drop(&mut self) {
+        self.ground.kill_dispatchers();
+    }
+}
+
+impl Field {
+    async fn start() -> Self {
+        let cluster = Cluster::start(&[SIZE; NODES]);
+        let ground = Ground::start("slurm").await;
+        let token = ground.token("token").await;
+        let mut field = Self { cluster, ground, token, all: Vec::new() };
+        field.start_dispatcher();
+        field
+    }
+
+    fn start_dispatcher(&mut self) {
+        let config = self.cluster.config();
+        // Long enough for every command here to have come through, and no minute.
+        self.ground.dispatch_slurm(&self.token, &config, &["--tag", TAG, "--lost-after", "15"]);
+    }
+
+    /// Killed wherever it is, and another one in its place.
+    fn replace_dispatcher(&mut self) {
+        self.ground.kill_dispatchers();
+        self.start_dispatcher();
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.ground.dir.join(name)
+    }
+
+    fn open(&self, gate: &str) {
+        std::fs::write(self.file(gate), "").unwrap();
+    }
+
+    /// The number of a container in `all`. Its program writes that number and its process down when it starts.
+    async fn ask(&mut self, wants: Wants<'_>) -> usize {
+        let number = self.all.len();
+        let starts = self.file("starts");
+        // Bounded: what a failed test leaves behind ends by itself.
+        let waits = wants.gate.map_or(String::new(), |gate| {
+            let gate = self.file(gate);
+            format!(
+                "n=0; until [ -e {} ] || [ $n -ge 1500 ]; do n=$((n+1)); sleep 0.2; done; ",
+                gate.display()
+            )
+        });
+        let script = format!("echo {number} $$ >> {}; {waits}exit {}", starts.display(), wants.exit);
+        let scheduling = match wants.place {
+            Place::Anywhere => json!({}),
+            Place::Partition(node) => json!({ "partitions": [format!("only-{node}")] }),
+            Place::Feature(node) => json!({ "features": [format!("on-{node}")] }),
+        };
+        let more = json!({
+            "priority": wants.priority, "scheduling_parameters": scheduling,
+            "runtime_constraints": { "vcpus": wants.cpus, "ram": wants.memory_mib << 20 },
+        });
+        let asked = self.ground.request(&["sh", "-c", &script], more).await;
+        self.all.push(Member { asked, exit: wants.exit });
+        number
+    }
+
+    /// Small and large ones of all priorities that end at once, each with a code of its own.
+    async fn ask_crowd(&mut self, count: u64) -> Vec<usize> {
+        let mut crowd = Vec::new();
+        for at in 0..count {
+            let wants = Wants {
+                priority: 1 + at * 13 % 900,
+                cpus: 1 + u32::try_from(at % 4).unwrap(),
+                memory_mib: 50 + at * 97 % 1500,
+                place: Place::Anywhere,
+                gate: None,
+                exit: i64::try_from(at % 5).unwrap(),
+            };
+            crowd.push(self.ask(wants).await);
+        }
+        crowd
+    }
+
+    fn uuid(&self, number: usize) -> &str {
+        &self.all[number].asked.container
+    }
+
+    /// The state of each of these.
+    async fn states(&self, numbers: &[usize]) -> Vec<String> {
+        let all = self.ground.containers().await;
+        let state = |number: &usize| all[self.uuid(*number)]["state"].as_str().unwrap().to_owned();
+        numbers.iter().map(state).collect()
+    }
+
+    async fn until(&self, what: &str, numbers: &[usize], is: impl Fn(&[String]) -> bool) {
+        let since = Instant::now();
+        loop {
+            let states = self.states(numbers).await;
+            if is(&states) {
+                return;
+            }
+            let jobs = || self.cluster.say("squeue", &["-t", "all"]);
+            let nodes = || self.cluster.say("sinfo", &["-N"]);
+            assert!(
+                since.elapsed() < PATIENCE,
+                "{what}: {states:?}\n{}\n{}\n{}",
+                jobs(),
+                nodes(),
+                self.ground.dispatcher_log()
+            );
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn until_all(&self, numbers: &[usize], state: &str) {
+        self.until(&format!("not all are {state}"), numbers, |seen| seen.iter().all(|one| one == state))
+            .await;
+    }
+
+    /// Our jobs that are not over, by the container.
+    fn jobs(&self) -> BTreeMap<String, Shown> {
+        let listed = self.cluster.say("squeue", &["-h", "-o", "%j;%T;%y;%k"]);
+        let ours = listed.lines().filter_map(|line| {
+            let mut parts = line.splitn(4, ';');
+            let (name, state, nice) = (parts.next()?, parts.next()?, parts.next()?.parse().ok()?);
+            (parts.next() == Some(TAG)).then_some(())?;
+            let (uuid, _) = name.rsplit_once('.')?;
+            Some((uuid.to_owned(), Shown { state: state.to_owned(), nice }))
+        });
+        ours.collect()
+    }
+
+    async fn until_jobs(&self, what: &str, is: impl Fn(&BTreeMap<String, Shown>) -> bool) {
+        let since = Instant::now();
+        while !is(&self.jobs()) {
+            let seen = || self.cluster.say("squeue", &[]);
+            assert!(since.elapsed() < PATIENCE, "{what}\n{}\n{}", seen(), self.ground.dispatcher_log());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Number and process of every program that started, in that order.
+    fn started(&self) -> Vec<(usize, i32)> {
+        let text = std::fs::read_to_string(self.file("starts")).unwrap_or_default();
+        let line = |line: &str| {
+            let (number, pid) = line.split_once(' ')?;
+            Some((number.parse().ok()?, pid.parse().ok()?))
+        };
+        text.lines().filter_map(line).collect()
+    }
+
+    async fn until_dead(&self, numbers: &[usize]) {
+        let since = Instant::now();
+        let theirs: Vec<i32> = self
+            .started()
+            .into_iter()
+            .filter(|(number, _)| numbers.contains(number))
+            .map(|(_, pid)| pid)
+            .collect();
+        assert_eq!(theirs.len(), numbers.len());
+        while theirs.iter().any(|pid| is_alive(*pid)) {
+            assert!(since.elapsed() < PATIENCE, "programs of a lost attempt go on: {theirs:?}");
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    fn executors(&self, number: usize) -> Vec<i32> {
+        processes_with(&[b"\0exec\0", self.uuid(number).as_bytes()])
+    }
+
+    async fn reason(&self, number: usize) -> String {
+        let record = self.ground.client().get(&format!("containers/{}", self.uuid(number))).await.unwrap();
+        record["runtime_status"]["reason"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// A zombie does not live.
+fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_them() {
+    let mut field = Field::start().await;
+    let waits = |place| Wants { priority: 1_000, cpus: 1, memory_mib: 50, place, gate: Some("end"), exit: 0 };
+    // One behind the other on the first node: the order in which these start says whether priorities count.
+    let first = field.ask(Wants { cpus: 4, gate: Some("line"), ..waits(Place::Partition("n1")) }).await;
+    let mut priorities: BTreeMap<usize, u64> = BTreeMap::new();
+    for at in 0..30 {
+        let priority = 100 + at * 7 % 30 * 20;
+        let number =
+            field.ask(Wants { priority, cpus: 4, gate: None, ..waits(Place::Partition("n1")) }).await;
+        priorities.insert(number, priority);
+    }
+    let line: Vec<usize> = priorities.keys().copied().collect();
+    // Those that stay: to the end, until they are cancelled, until their executor or their node dies.
+    let mut stay = Vec::new();
+    for node in ["n2", "n2", "n2", "n2", "n3", "n3", "n3", "n4", "n4"] {
+        stay.push(field.ask(waits(Place::Feature(node))).await);
+    }
+    let (to_the_end, cancelled) = (vec![stay[0], stay[1], stay[4]], vec![stay[2], stay[3], stay[5]]);
+    let (crashed, lost) = (stay[6], vec![stay[7], stay[8]]);
+    let early = field.ask_crowd(100).await;
+
+    // The dispatcher dies while it hands over.
+    let everybody: Vec<usize> = (0..field.all.len()).collect();
+    let is_under_way = |seen: &[String]| seen.iter().filter(|state| *state != "Queued").count() >= 40;
+    field.until("nothing is taken", &everybody, is_under_way).await;
+    field.replace_dispatcher();
+    field.until_all(&[&stay[..], &[first]].concat(), "Running").await;
+    field.until_all(&line, "Locked").await;
+    field
+        .until_jobs("not all wait in Slurm", |jobs| {
+            line.iter().all(|one| jobs.contains_key(field.uuid(*one)))
+        })
+        .await;
+
+    // Priorities change while they wait, and three are not wanted any more. The dispatcher dies meanwhile.
+    let unwanted = [line[1], line[4], line[7]];
+    for (at, number) in line.iter().enumerate() {
+        let priority = if unwanted.contains(number) { 0 } else { 105 + at as u64 * 11 % 30 * 20 };
+        if priority == 0 || at % 3 == 0 {
+            field.ground.weigh(&field.all[*number].asked, priority).await;
+            priorities.insert(*number, priority);
+        }
+    }
+    field.replace_dispatcher();
+    field.until_all(&unwanted, "Queued").await;
+    let shows =
+        |jobs: &BTreeMap<String, Shown>, number: usize, priority: u64| match jobs.get(field.uuid(number)) {
+            Some(job) => job.state == "PENDING" && job.nice == (1_000 - priority) * NICE_STEP,
+            None => priority == 0,
+        };
+    let all_follow = |jobs: &BTreeMap<String, Shown>| {
+        priorities.iter().all(|(number, priority)| shows(jobs, *number, *priority))
+    };
+    field.until_jobs("a priority is not passed on", all_follow).await;
+
+    // The controller is restarted while the line moves.
+    field.open("line");
+    field.cluster.stop_controller();
+    field.replace_dispatcher();
+    field.cluster.start_controller();
+
+    // A node dies under its containers, and their programs end although nobody there could tell them.
+    field.until_all(&lost, "Running").await;
+    field.cluster.kill_node(3);
+    field.replace_dispatcher();
+    field.until_all(&lost, "Cancelled").await;
+    field.until_dead(&lost).await;
+    field.cluster.start_node(3);
+    let moved: Vec<usize> = line.iter().copied().filter(|one| !unwanted.contains(one)).collect();
+    field.until_all(&[&moved[..], &early[..], &[first]].concat(), "Complete").await;
+
+    // The controller dies and forgets what it did not write down.
+    let late = field.ask_crowd(60).await;
+    let some_run = |seen: &[String]| seen.iter().filter(|state| *state == "Complete").count() >= 5;
+    field.until("the late ones do not run", &late, some_run).await;
+    field.cluster.kill_controller();
+    field.replace_dispatcher();
+    field.cluster.start_controller();
+    field
+        .until("the late ones do not end", &late, |seen| {
+            seen.iter().all(|state| state == "Complete" || state == "Cancelled")
+        })
+        .await;
+
+    // Some that run are cancelled, and the executor of another is killed.
+    for number in &cancelled {
+        field.ground.weigh(&field.all[*number].asked, 0).await;
+    }
+    field.replace_dispatcher();
+    field.until_all(&cancelled, "Cancelled").await;
+    for pid in field.executors(crashed) {
+        Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
+    }
+    field.replace_dispatcher();
+    field.until_all(&[crashed], "Cancelled").await;
+    field.until_dead(&[&cancelled[..], &[crashed]].concat()).await;
+
+    // What is left comes to its end.
+    field.open("end");
+    for number in unwanted {
+        field.ground.take_back(&field.all[number].asked).await;
+    }
+    field.until_all(&to_the_end, "Complete").await;
+    field.until_all(&unwanted, "Cancelled").await;
+    field.until_jobs("something is left in Slurm", BTreeMap::is_empty).await;
+
+    // The story is over: what does the record say?
+    assert_eq!(field.all.len(), 200);
+    let started = field.started();
+    let order: Vec<usize> =
+        started.iter().map(|(number, _)| *number).filter(|one| moved.contains(one)).collect();
+    let mut wanted = moved.clone();
+    wanted.sort_by_key(|number| std::cmp::Reverse(priorities[number]));
+    assert_eq!(order, wanted, "the order does not follow the priorities: {priorities:?}");
+    let records = field.ground.containers().await;
+    for (number, member) in field.all.iter().enumerate() {
+        let record = &records[&member.asked.container];
+        let times = started.iter().filter(|(one, _)| *one == number).count();
+        if record["state"] == "Complete" {
+            assert_eq!((times, record["exit_code"].as_i64()), (1, Some(member.exit)), "{number}: {record}");
+        } else {
+            assert!(times <= 1, "{number} ran {times} times: {record}");
+        }
+    }
+    for number in &cancelled {
+        assert_eq!(field.reason(*number).await, "priority_zero");
+    }
+    for number in lost.iter().chain([&crashed]) {
+        assert_eq!(field.reason(*number).await, "crashed");
+    }
+    let survived = field.states(&late).await.iter().filter(|state| *state == "Complete").count();
+    assert!(survived >= 30, "only {survived} of 60 survived a controller that forgets the last seconds");
+    assert_eq!(wrongs(&field.ground.history().await, &records), [""; 0]);
+    nothing_is_left(&field).await;
+}
+
+/// Of executors, their directories and their control groups.
+async fn nothing_is_left(field: &Field) {
+    let since = Instant::now();
+    loop {
+        let mut left: Vec<String> = Vec::new();
+        for member in &field.all {
+            let uuid = member.asked.container.as_str();
+            left.extend(
+                processes_with(&[b"\0exec\0", uuid.as_bytes()]).iter().map(|pid| format!("{pid} for {uuid}")),
+            );
+        }
+        for above in [std::env::temp_dir(), PathBuf::from("/sys/fs/cgroup")] {
+            left.extend(named_after(&above, field, 4));
+        }
+        if left.is_empty() {
+            return;
+        }
+        assert!(since.elapsed() < PATIENCE, "left behind: {left:#?}");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Directories with the name of one of these containers.
+fn named_after(above: &Path, field: &Field, depth: usize) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(above).into_iter().flatten().flatten() {
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !is_directory {
+            continue;
+        }
+        if field.all.iter().any(|member| name.contains(&member.asked.container)) {
+            found.push(entry.path().display().to_string());
+        } else if depth > 1 && (name == "windlass" || name == "exec" || above.starts_with("/sys")) {
+            found.extend(named_after(&entry.path(), field, depth - 1));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn the_end_of_any_job_is_knocked_at_the_dispatchers_door() {
+    let cluster = Cluster::start(&[SIZE]);
+    let door = cluster.dir().join("door.sock");
+    let hook = Hook::bind(&door).unwrap();
+    let windlass = binary("windlass").unwrap();
+    cluster.at_the_end(&format!("exec {} dispatch knock {}", windlass.display(), door.display()));
+    let said = cluster.say("sbatch", &["--parsable", "--mem=10", "--output=/dev/null", "--wrap=true"]);
+    assert!(said.trim().parse::<u32>().is_ok(), "{said}");
+    tokio::time::timeout(PATIENCE, hook.next()).await.expect("nobody knocked");
+}

@@ -1,0 +1,204 @@
+//! The code a job starts from, as a person sends it with `windlass apply` from their folder: a clone of a repository
+//! that git itself serves, with changes nobody pushed; a folder without a remote; files.
+
+use std::{
+    fs,
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use windlass_testkit::lab::Lab;
+
+use crate::{
+    hosts::fleet,
+    stage::{Machines, Stage},
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What the tests ask of any machine: little.
+const RESOURCES: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\nuser: root\n";
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Git as the person has it; `ssh` is how it reaches servers.
+struct Git<'a> {
+    dir: &'a Path,
+    ssh: String,
+}
+
+impl Git<'_> {
+    fn run(&self, args: &[&str]) -> String {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(self.dir).args(["-c", "user.name=Ada", "-c", "user.email=ada@example.com"]);
+        command.args(["-c", "init.defaultBranch=main"]).args(args).env("GIT_SSH_COMMAND", &self.ssh);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "git {args:?}: {}", said(&output));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+}
+
+/// A clone of what is at `url`, pushed there first; then a commit of its own, and changes that no commit has.
+/// Gives back the commit that the remote has.
+fn work_tree(dir: &Path, url: &str, ssh: &str) -> String {
+    fs::create_dir(dir).unwrap();
+    let git = Git { dir, ssh: ssh.to_owned() };
+    git.run(&["init", "--quiet"]);
+    for (name, text) in
+        [("kept", "as pushed\n"), ("changed", "old\n"), ("gone", "x\n"), (".gitignore", "secret\n")]
+    {
+        fs::write(dir.join(name), text).unwrap();
+    }
+    git.run(&["add", "."]);
+    git.run(&["commit", "--quiet", "-m", "pushed"]);
+    git.run(&["remote", "add", "origin", url]);
+    git.run(&["push", "--quiet", "-u", "origin", "main"]);
+    let pushed = git.run(&["rev-parse", "HEAD"]);
+    fs::write(dir.join("committed"), "only here\n").unwrap();
+    git.run(&["add", "."]);
+    git.run(&["commit", "--quiet", "-m", "not pushed"]);
+    fs::write(dir.join("changed"), "new\n").unwrap();
+    fs::write(dir.join("bytes"), [0_u8, 255, 10]).unwrap();
+    fs::write(dir.join("secret"), "stays here\n").unwrap();
+    fs::remove_file(dir.join("gone")).unwrap();
+    pushed
+}
+
+/// What a job says of the folder it starts in, for [`work_tree`].
+const LOOK: &str =
+    "commands:\n  - git rev-parse HEAD\n  - cat kept changed committed\n  - od -An -tx1 bytes\n  - ls -A\n";
+
+fn seen(commit: &str) -> String {
+    let files = ".git\n.gitignore\nbytes\nchanged\ncommitted\nkept\n";
+    format!("{commit}\nas pushed\nnew\nonly here\n 00 ff 0a\n{files}")
+}
+
+/// Attached: what the command prints is what the job says.
+fn apply(stage: &Stage, dir: &Path, args: &[&str]) -> Output {
+    stage.windlass(dir, &[&["apply", "-y"], args].concat())
+}
+
+/// `git daemon` over one directory, on a port of its own.
+struct Daemon {
+    child: Child,
+    port: u16,
+}
+
+impl Daemon {
+    fn start(root: &Path) -> Self {
+        let port = windlass_testkit::ports::free();
+        let programs = Command::new("git").arg("--exec-path").output().unwrap();
+        let programs = PathBuf::from(String::from_utf8(programs.stdout).unwrap().trim());
+        let mut command = Command::new(programs.join("git-daemon"));
+        command.args(["--listen=127.0.0.1", "--export-all", "--reuseaddr", "--enable=receive-pack"]);
+        command.arg(format!("--port={port}")).arg(format!("--base-path={}", root.display()));
+        let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let daemon = Self { child, port };
+        let asked = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(asked.elapsed() < PATIENCE, "git's daemon does not answer");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        daemon
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_pushed() {
+    let stage = Stage::new(Machines::Processes).await;
+    let (served, here) = (stage.home().join("served"), stage.home().join("here"));
+    fs::create_dir(&served).unwrap();
+    Git { dir: &served, ssh: String::new() }.run(&["init", "--quiet", "--bare", "app.git"]);
+    let daemon = Daemon::start(&served);
+    let commit = work_tree(&here, &format!("git://127.0.0.1:{}/app.git", daemon.port), "");
+    let file = format!("type: task\nname: look\nrepos: [.]\n{LOOK}{RESOURCES}");
+    // The file itself is one of the changes.
+    fs::write(here.join("look.yml"), file).unwrap();
+    let output = apply(&stage, &here, &["-f", "look.yml"]);
+    assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit) + "look.yml\n");
+
+    // Elsewhere and by its address alone: what was pushed, and nothing of the folder.
+    let file = format!(
+        "type: task\nname: pushed\nrepos: [\"git://127.0.0.1:{}/app.git:code\"]\ncommands: [cat code/changed, ls code]\n{RESOURCES}",
+        daemon.port
+    );
+    fs::write(here.join("pushed.yml"), file).unwrap();
+    let output = apply(&stage, &here, &["-f", "pushed.yml"]);
+    assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "old\nchanged\ngone\nkept\n");
+}
+
+#[tokio::test]
+async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
+    // The first host runs the job, the second has the repository.
+    let lab = Lab::start(2).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, &lab.hosts()[..1], 1).await;
+    assert!(lab.host(2).run("git init --quiet --bare /var/lib/app.git").unwrap().status.success());
+    let key = lab.key_file();
+    let ssh = format!(
+        "ssh -i {} -o IdentitiesOnly=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
+        key.display()
+    );
+    let here = stage.home().join("here");
+    let url = format!("ssh://root@{}/var/lib/app.git", lab.host(2).addr());
+    let commit = work_tree(&here, &url, &ssh);
+    let file = format!("type: task\nname: private\nrepos: [.]\n{LOOK}{RESOURCES}");
+    fs::write(stage.home().join("private.yml"), file.replace("[.]", "[here]")).unwrap();
+
+    let refused = apply(&stage, stage.home(), &["-f", "private.yml", "-n", "keyless"]);
+    assert!(!refused.status.success(), "{}", said(&refused));
+    assert!(said(&refused).contains("clone the repository"), "{}", said(&refused));
+
+    let output = apply(&stage, stage.home(), &["-f", "private.yml", "--git-identity", key.to_str().unwrap()]);
+    assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit));
+    // The first lines of all such keys are alike.
+    let secret = lab.key_pair().unwrap().0.lines().nth(4).unwrap().to_owned();
+    let left = lab.host(1).run(&format!("grep -rlF '{secret}' /var /root /home /run /tmp /etc")).unwrap();
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+    let run = stage.run("private").await;
+    let events = stage.post("/api/events/list", &json!({"limit": 100})).await;
+    for seen in [run.to_string(), events.to_string(), stage.server_log(), said(&output)] {
+        assert!(!seen.contains(&secret), "{seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_folder_without_a_remote_is_sent_whole_and_files_go_where_they_are_wanted() {
+    let stage = Stage::new(Machines::Processes).await;
+    let here = stage.home().join("here");
+    fs::create_dir_all(here.join("code/below")).unwrap();
+    for (name, text) in [
+        ("code/run.sh", "#!/bin/sh\necho $1\n"),
+        ("code/below/deep", "deep\n"),
+        ("code/.gitignore", "*.tmp\n"),
+        ("code/left.tmp", "x"),
+        ("settings", "a = 1\n"),
+    ] {
+        fs::write(here.join(name), text).unwrap();
+    }
+    fs::set_permissions(here.join("code/run.sh"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    let file = format!(
+        "type: task\nname: whole\nrepos: [\"code:src\"]\nfiles: [settings, \"settings:etc/other\"]\n\
+         commands: [src/run.sh runs, cat src/below/deep settings etc/other, ls -A src]\n{RESOURCES}"
+    );
+    fs::write(here.join("whole.yml"), file).unwrap();
+    let output = apply(&stage, &here, &["-f", "whole.yml"]);
+    assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
+    let want = "runs\ndeep\na = 1\na = 1\n.gitignore\nbelow\nrun.sh\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), want);
+}

@@ -1,0 +1,122 @@
+//! What is there and what could be: projects, repositories, offers, fleets, volumes, gateways, secrets, plans.
+
+use std::process::Command;
+
+use windlass_testenv::server::TOKEN;
+use windlass_testkit::story::{Ground as _, Story, ran};
+
+use super::person::{Person, SMALL};
+use crate::stage::{Machines, Stage};
+
+/// Git with nobody's settings.
+fn git(person: &Person, args: &[&str]) {
+    let mut command: Command = person.program("git");
+    command.args([
+        "-c",
+        "user.name=Ann",
+        "-c",
+        "user.email=ann@example.com",
+        "-c",
+        "init.defaultBranch=main",
+    ]);
+    let done = command.args(args).output().unwrap();
+    assert!(done.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// The remote has a name of the Internet and is a directory of this test.
+fn repository(person: &Person) {
+    git(person, &["init", "--quiet", "--bare", "origin.git"]);
+    git(person, &["init", "--quiet", "work"]);
+    git(person, &["-C", "work", "commit", "--quiet", "--allow-empty", "-m", "first"]);
+    git(person, &["-C", "work", "remote", "add", "origin", "https://git.example.com/team/work.git"]);
+    let there = person.home().join("origin.git").display().to_string();
+    git(person, &["-C", "work", "push", "--quiet", &there, "main"]);
+    // The client wants a branch that follows one of the remote's.
+    git(person, &["-C", "work", "update-ref", "refs/remotes/origin/main", "main"]);
+    git(person, &["-C", "work", "branch", "--quiet", "--set-upstream-to", "origin/main"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dstack_is_told_of_its_project_and_its_repository() {
+    let stage = Stage::new(Machines::None).await;
+    let person = Person::new(&stage);
+    let mut story = Story::new("dstack-project", &person);
+    story.run(&["--version"]);
+    story.run(&["ps"]);
+    let url = person.url().to_owned();
+    story.run(&["project", "add", "--name", "main", "--url", &url, "--token", "wrong", "-y"]);
+    story.run(&["project", "add", "--name", "main", "--url", &url, "--token", TOKEN, "-y"]);
+    story.run(&["project", "list", "-v"]);
+
+    repository(&person);
+    let mut init = person.command(&["init", "-P", "work"]);
+    // Whatever asks the remote asks the directory.
+    init.env("GIT_CONFIG_COUNT", "1");
+    init.env("GIT_CONFIG_KEY_0", format!("url.{}.insteadOf", person.home().join("origin.git").display()));
+    init.env("GIT_CONFIG_VALUE_0", "https://git.example.com/team/work.git");
+    story.add(&["init", "-P", "work"], &ran(&mut init));
+    story.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dstack_keeps_secrets() {
+    let stage = Stage::new(Machines::None).await;
+    let person = Person::of_project(&stage);
+    let mut story = Story::new("dstack-secret", &person);
+    story.run(&["secret"]);
+    story.run(&["secret", "set", "token", "hunter2"]);
+    story.run(&["secret"]);
+    story.run(&["secret", "get", "token"]);
+    story.run(&["secret", "delete", "token", "-y"]);
+    story.run(&["secret", "get", "token"]);
+    story.end();
+}
+
+/// Waits until this machine is a host.
+fn ready(person: &Person) {
+    person.until(&["fleet"], |ran| ran.stdout.contains("instance=0") && ran.stdout.contains(" busy"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dstack_lists_what_there_is() {
+    let stage = Stage::new(Machines::Processes).await;
+    let person = Person::of_project(&stage);
+    ready(&person);
+    let mut story = Story::new("dstack-lists", &person);
+    story.run(&["ps"]);
+    story.run(&["fleet"]);
+    story.run(&["fleet", "get", "nowhere", "--json"]);
+    story.run(&["volume"]);
+    story.run(&["gateway"]);
+    story.run(&["export"]);
+    story.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dstack_plans_what_could_be() {
+    let stage = Stage::new(Machines::Processes).await;
+    let person = Person::of_project(&stage);
+    ready(&person);
+    let mut story = Story::new("dstack-plans", &person);
+    story.run(&["offer"]);
+    story.run(&["offer", "--gpu", "H100:8"]);
+    let kinds = [
+        ("task", "commands: [sleep 60]\nports: [8000]\nmax_duration: 2h\n"),
+        ("dev-environment", "ide: vscode\ninactivity_duration: 1h\n"),
+        ("service", "commands: [sleep 60]\nport: 8000\n"),
+    ];
+    for (kind, more) in kinds {
+        let file = format!("{kind}.yml");
+        person.file(&file, &format!("type: {kind}\nname: planned\nimage: none\n{more}{SMALL}"));
+        let args = ["apply", "-f", &file];
+        // Asked whether to go on, they say no.
+        let done = person.answering("n\n", &args);
+        story.add(&args, &done);
+    }
+    // No machine of this test is in a cloud, so the volume fails and says so; one that was never made can go.
+    person.file("volume.yml", "type: volume\nname: data\nbackend: aws\nregion: eu-west-1\nsize: 10GB\n");
+    story.run(&["apply", "-f", "volume.yml", "-y"]);
+    story.run(&["volume", "-v"]);
+    story.run(&["volume", "delete", "data", "-y"]);
+    story.end();
+}

@@ -1,0 +1,321 @@
+//! Managed jobs, from a task file to their end, over losses and restarts.
+
+mod corpus;
+mod names;
+mod nodes;
+mod places;
+mod takeover;
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use windlass_testenv::{
+    hollow::{Hosts, Running, Runtime},
+    server::binary,
+};
+use windlass_testkit::lab::Lab;
+
+use crate::stage::{Machines, Stage};
+
+/// Nothing here takes this long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(10);
+const FINAL: [&str; 7] = [
+    "SUCCEEDED",
+    "CANCELLED",
+    "FAILED",
+    "FAILED_SETUP",
+    "FAILED_PRECHECKS",
+    "FAILED_NO_RESOURCE",
+    "FAILED_CONTROLLER",
+];
+
+/// A stage with so many hosts, each with an agent of its own whose jobs are processes of this machine.
+async fn with_hosts(count: usize, blocks: i64) -> (Stage, Running) {
+    let mut stage = Stage::new(Machines::None).await;
+    stage.stop_server();
+    let (data, home) = (stage.home().join("server"), stage.home().join("hosts"));
+    let agent = binary("windlass-agent").unwrap();
+    let hosts = Hosts { agent: &agent, home: &home, count, blocks, runtime: Runtime::Process };
+    let url = format!("sqlite:{}/windlass.db", data.display());
+    let hosts = hosts.start(&url, &data.join("keys/master")).await.unwrap();
+    stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
+    stage.start().await;
+    stage.hosts_ready("hollow", count).await;
+    (stage, hosts)
+}
+
+async fn launch(stage: &mut Stage, text: &str, more: Value) -> i64 {
+    let mut asked = json!({"text": text});
+    asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let launched = stage.project("jobs/launch", &asked).await;
+    launched["jobs"][0]["job_id"].as_i64().unwrap()
+}
+
+async fn job(stage: &mut Stage, id: i64) -> Value {
+    stage.project("jobs/get", &json!({"job_id": id})).await
+}
+
+/// Waits until something is true of a job.
+async fn until(stage: &mut Stage, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    let asked = Instant::now();
+    loop {
+        let seen = job(stage, id).await;
+        if holds(&seen) {
+            return seen;
+        }
+        assert!(asked.elapsed() < PATIENCE, "not so: {what}\n{seen:#}\n{}", stage.server_log());
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Waits until the job is done with, and its nodes are released.
+async fn ends(stage: &mut Stage, id: i64) -> Value {
+    until(stage, id, "it ends", |job| job["schedule_state"] == "DONE").await
+}
+
+async fn runs(stage: &mut Stage, id: i64) -> Value {
+    until(stage, id, "it runs", |job| {
+        let status = job["status"].as_str().unwrap_or_default();
+        assert!(!FINAL.contains(&status), "it ended: {job:#}");
+        status == "RUNNING"
+    })
+    .await
+}
+
+/// What the newest attempt of a task wrote.
+async fn log(stage: &mut Stage, job: &Value, task: usize) -> String {
+    let runs = job["tasks"][task]["runs"].as_array().unwrap();
+    let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
+    stage.log(&run).await
+}
+
+/// A line for each start of a program.
+fn starts(path: &Path) -> usize {
+    std::fs::read_to_string(path).unwrap_or_default().lines().count()
+}
+
+fn statuses(job: &Value) -> Vec<&str> {
+    job["tasks"].as_array().unwrap().iter().map(|task| task["status"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_task_file_runs_as_it_is_and_its_command_line_follows_it_to_the_end() {
+    let stage = Stage::new(Machines::Processes).await;
+    let dir = stage.home().join("work");
+    std::fs::create_dir_all(dir.join("code")).unwrap();
+    std::fs::write(dir.join("code/hello.txt"), "from the workdir\n").unwrap();
+    std::fs::write(dir.join("data.txt"), "from a mount\n").unwrap();
+    let file = "name: first\nworkdir: code\nfile_mounts:\n  ~/mounted/data.txt: data.txt\nenvs:\n  GREETING: hi\n\
+                secrets:\n  TOKEN: null\nsetup: |\n  echo 'export FROM_SETUP=kept' >> ~/.bashrc\n  false\n  true\n\
+                run: |\n  echo $GREETING ${#TOKEN} $FROM_SETUP\n  cat hello.txt ~/mounted/data.txt\n  \
+                echo $SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES, job $SKYPILOT_MANAGED_JOB_ID\n";
+    std::fs::write(dir.join("first.yaml"), file).unwrap();
+    let args = ["jobs", "launch", "-y", "--secret", "TOKEN=canary-4711", "first.yaml"];
+    let output = stage.windlass(&dir, &args);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let want = "hi 11 kept\nfrom the workdir\nfrom a mount\n0 of 1, job 1\n";
+    assert_eq!(out, want, "{err}\n{}", stage.server_log());
+    assert!(err.contains("Job 1 ended as SUCCEEDED"), "{err}");
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let queue = stage.windlass(&dir, &["jobs", "queue", "-o", "json"]);
+    let queue: Value = serde_json::from_slice(&queue.stdout).unwrap();
+    let job = &queue["jobs"][0];
+    assert_eq!((&job["status"], &job["schedule_state"]), (&json!("SUCCEEDED"), &json!("DONE")), "{job:#}");
+    assert_eq!((&job["recovery_count"], &job["tasks"][0]["attempt"]), (&json!(0), &json!(1)), "{job:#}");
+    let run = job["tasks"][0]["runs"][0].as_str().unwrap();
+    let shown = stage.windlass(&dir, &["ps", "-a", "-o", "json"]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains(run), "{shown}");
+    for seen in [shown, queue.to_string(), stage.server_log()] {
+        assert!(!seen.contains("canary-4711"), "{seen}");
+    }
+    // The home of the user was not touched: the job had one of its own.
+    assert!(!Path::new("/root/mounted").exists());
+}
+
+#[tokio::test]
+async fn a_failure_of_the_program_and_of_its_setup_are_told_apart() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let program = launch(&mut stage, "run: |\n  echo up\n  exit 3\n", json!({})).await;
+    let setup = launch(&mut stage, "setup: exit 4\nrun: echo never\n", json!({})).await;
+    let empty = launch(&mut stage, "setup: exit 4\n", json!({})).await;
+    let seen = ends(&mut stage, program).await;
+    assert_eq!(seen["status"], "FAILED", "{seen:#}");
+    let reason = seen["tasks"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("exit code 3"), "{reason}");
+    assert_eq!(ends(&mut stage, setup).await["status"], "FAILED_SETUP");
+    let nothing = ends(&mut stage, empty).await;
+    assert_eq!((&nothing["status"], &nothing["tasks"][0]["attempt"]), (&json!("SUCCEEDED"), &json!(0)));
+}
+
+#[tokio::test]
+async fn m7_a_pipeline_goes_on_only_after_success() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let good = "name: two\n---\nname: a\nrun: echo one\n---\nname: b\nrun: echo two $SKYPILOT_TASK_ID\n";
+    let bad = "name: two\n---\nname: a\nrun: exit 1\n---\nname: b\nrun: echo never\n";
+    let (good, bad) = (launch(&mut stage, good, json!({})).await, launch(&mut stage, bad, json!({})).await);
+    let seen = ends(&mut stage, good).await;
+    assert_eq!((&seen["status"], statuses(&seen)), (&json!("SUCCEEDED"), vec!["SUCCEEDED"; 2]), "{seen:#}");
+    assert!(log(&mut stage, &seen, 1).await.contains(&format!("_{good}-1\n")), "{seen:#}");
+    let ended = |task: usize| seen["tasks"][task]["end_at"].as_str().unwrap().to_owned();
+    assert!(seen["tasks"][1]["submitted_at"].as_str().unwrap() >= ended(0).as_str(), "{seen:#}");
+    let seen = ends(&mut stage, bad).await;
+    assert_eq!(
+        (&seen["status"], statuses(&seen)),
+        (&json!("FAILED"), vec!["FAILED", "CANCELLED"]),
+        "{seen:#}"
+    );
+    assert_eq!(seen["tasks"][1]["attempt"], 0, "{seen:#}");
+}
+
+#[tokio::test]
+async fn a_group_runs_at_once_and_ends_with_its_primaries_and_a_dag_waits_for_all_it_names() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let meet = stage.home().join("meet");
+    std::fs::create_dir(&meet).unwrap();
+    let dir = meet.display();
+    let group = format!(
+        "name: pair\nexecution: parallel\nprimary_tasks: [main]\n---\nname: main\nrun: |\n  touch {dir}/main\n  \
+         until [ -e {dir}/side ]; do sleep 0.05; done\n---\nname: side\nrun: |\n  touch {dir}/side\n  sleep 600\n"
+    );
+    let id = launch(&mut stage, &group, json!({})).await;
+    let seen = ends(&mut stage, id).await;
+    assert_eq!(statuses(&seen), ["SUCCEEDED", "CANCELLED"], "{seen:#}");
+    assert_eq!(seen["status"], "SUCCEEDED");
+    let dag = format!(
+        "name: x\nrun: echo x >> {dir}/order\n---\nname: last\ndepends_on: [x, y]\nrun: echo last >> {dir}/order\n---\n\
+         name: y\nrun: echo y >> {dir}/order\n"
+    );
+    let id = launch(&mut stage, &dag, json!({"name": "diamond"})).await;
+    let seen = ends(&mut stage, id).await;
+    assert_eq!(seen["status"], "SUCCEEDED", "{seen:#}");
+    let order = std::fs::read_to_string(meet.join("order")).unwrap();
+    assert_eq!((order.lines().count(), order.lines().last()), (3, Some("last")), "{order}");
+}
+
+#[tokio::test]
+async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
+    let mut stage = Stage::new(Machines::Processes).await.with_env("WINDLASS_SERVER_JOBS_LAUNCHING_MAX", "1");
+    stage.stop_server();
+    stage = stage.with_env("WINDLASS_SERVER_JOBS_ALIVE_MAX", "1");
+    stage.start().await;
+    let text = "name: long\nrun: |\n  echo up\n  sleep 600\n";
+    let first = launch(&mut stage, text, json!({})).await;
+    runs(&mut stage, first).await;
+    let second = launch(&mut stage, text, json!({"num_jobs": 2})).await;
+    assert_eq!(second, first + 1);
+    let waits = until(&mut stage, first + 1, "it waits", |job| job["schedule_state"] == "WAITING").await;
+    assert_eq!(
+        (&waits["status"], &waits["schedule_state"]),
+        (&json!("PENDING"), &json!("WAITING")),
+        "{waits:#}"
+    );
+    assert_eq!(waits["tasks"][0]["pending_kind"], "queued");
+    // One that waits is cancelled without ever being launched.
+    let done = stage.project("jobs/cancel", &json!({"job_ids": [first + 1]})).await;
+    assert_eq!(done["job_ids"], json!([first + 1]));
+    let seen = ends(&mut stage, first + 1).await;
+    assert_eq!((&seen["status"], &seen["tasks"][0]["attempt"]), (&json!("CANCELLED"), &json!(0)), "{seen:#}");
+    assert!(seen["end_at"].is_string(), "{seen:#}");
+    // The end of one is the turn of the next.
+    stage.project("jobs/cancel", &json!({"job_ids": [first]})).await;
+    assert_eq!(ends(&mut stage, first).await["status"], "CANCELLED");
+    runs(&mut stage, first + 2).await;
+    let done = stage.project("jobs/cancel", &json!({"all": true})).await;
+    assert_eq!(done["job_ids"], json!([first + 2]));
+    assert_eq!(ends(&mut stage, first + 2).await["status"], "CANCELLED");
+    let again = stage.project("jobs/cancel", &json!({"name": "long"})).await;
+    assert_eq!(again["job_ids"], json!([]));
+}
+
+#[tokio::test]
+async fn errors_of_the_program_are_restarted_as_often_as_it_says_and_its_logs_are_kept() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let count = stage.home().join("count");
+    let text = format!(
+        "name: stubborn\nresources:\n  job_recovery: {{max_restarts_on_errors: 1, recover_on_exit_codes: 29}}\n\
+         run: |\n  echo start >> {count}\n  echo attempt $(wc -l < {count})\n  case $(wc -l < {count}) in\n    \
+         1) exit 29;;\n    2) exit 1;;\n    3) exit 29;;\n  esac\n",
+        count = count.display()
+    );
+    let id = launch(&mut stage, &text, json!({})).await;
+    let seen = ends(&mut stage, id).await;
+    let task = &seen["tasks"][0];
+    assert_eq!((&seen["status"], &task["attempt"]), (&json!("SUCCEEDED"), &json!(4)), "{seen:#}");
+    assert_eq!((&task["recovery_count"], &task["restarts_on_errors"]), (&json!(3), &json!(1)), "{seen:#}");
+    for (index, name) in task["runs"].as_array().unwrap().iter().enumerate() {
+        let run = stage.run(name.as_str().unwrap()).await;
+        // An interactive shell says when it is left.
+        let log = stage.log(&run).await;
+        assert!(log.starts_with(&format!("attempt {}\n", index + 1)), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn m4_a_server_that_was_killed_finds_its_running_job_again_and_starts_nothing_twice() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let (count, go) = (stage.home().join("count"), stage.home().join("go"));
+    let text = format!(
+        "name: survivor\nrun: |\n  echo start >> {}\n  until [ -e {} ]; do sleep 0.05; done\n  echo after\n",
+        count.display(),
+        go.display()
+    );
+    let id = launch(&mut stage, &text, json!({})).await;
+    runs(&mut stage, id).await;
+    stage.kill();
+    stage.start().await;
+    let seen = job(&mut stage, id).await;
+    assert_eq!(seen["status"], "RUNNING", "{seen:#}");
+    std::fs::write(&go, "").unwrap();
+    let seen = ends(&mut stage, id).await;
+    assert_eq!((&seen["status"], &seen["recovery_count"]), (&json!("SUCCEEDED"), &json!(0)), "{seen:#}");
+    assert_eq!((&seen["tasks"][0]["attempt"], starts(&count)), (&json!(1), 1), "{seen:#}");
+    assert_eq!(log(&mut stage, &seen, 0).await, "after\n");
+}
+
+#[tokio::test]
+async fn m4_a_server_that_dies_at_any_moment_of_a_launch_launches_it_once() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    for pause in [0, 15, 40, 80] {
+        let count = stage.home().join(format!("count-{pause}"));
+        let text = format!("name: once\nrun: echo start >> {}\n", count.display());
+        let id = launch(&mut stage, &text, json!({})).await;
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        stage.kill();
+        stage.start().await;
+        let seen = ends(&mut stage, id).await;
+        assert_eq!((&seen["status"], starts(&count)), (&json!("SUCCEEDED"), 1), "{pause}: {seen:#}");
+        assert_eq!(seen["recovery_count"], 0, "{pause}: {seen:#}");
+    }
+}
+
+#[tokio::test]
+async fn m6_the_loss_of_a_host_is_recovered_on_another_and_a_stopped_run_is_a_cancel() {
+    let lab = Lab::start(2).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    stage.stop_server();
+    stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
+    stage.start().await;
+    stage.lab_fleet(&lab, lab.hosts(), 1).await;
+    let text = "name: nomad\nrun: |\n  echo up\n  [ -e /tmp/go ] || sleep 600\n";
+    let id = launch(&mut stage, text, json!({})).await;
+    let first = runs(&mut stage, id).await;
+    let lost = first["tasks"][0]["placement"].as_str().unwrap().to_owned();
+    let host = lab.hosts().iter().find(|host| lost.ends_with(&host.name())).or_else(|| {
+        let number = if lost.ends_with("-0") { 1 } else { 2 };
+        Some(lab.host(number))
+    });
+    host.unwrap().power_off().unwrap();
+    let seen = until(&mut stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
+    let task = &seen["tasks"][0];
+    assert_eq!((&task["status"], &task["attempt"]), (&json!("RUNNING"), &json!(2)), "{seen:#}");
+    assert_ne!(task["placement"], lost, "{seen:#}");
+    let run = task["runs"][1].as_str().unwrap().to_owned();
+    stage.stop(&run, false).await;
+    let seen = ends(&mut stage, id).await;
+    assert_eq!(seen["status"], "CANCELLED", "{seen:#}");
+}

@@ -1,0 +1,21 @@
+//! End to end: the real server and the real agent, on this machine, in containers, and on hosts over SSH.
+//!
+//! What a test starts here it ends here, also when it fails: servers, agents, jobs, hosts, directories.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod arvados;
+mod canary;
+mod code;
+mod containers;
+mod dstack;
+mod endings;
+mod hosts;
+mod jobs;
+mod local;
+mod own;
+mod reach;
+mod replicas;
+mod services;
+
+use windlass_testenv::stage;

@@ -1,0 +1,145 @@
+//! What changes under traffic: readiness, the number of replicas, the version.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use windlass_testenv::services::{Caller, Traffic, free_port, probe, read, service, update};
+use windlass_testkit::lab::Lab;
+
+use super::answers;
+use crate::{
+    hosts::fleet,
+    stage::{Machines, Stage},
+};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn replicas(name: &str, count: usize) -> String {
+    format!("windlass_service_replicas{{project=\"main\",run=\"{name}\"}} {count}\n")
+}
+
+/// The words for the first job's newest submission.
+fn said(run: &Value, job: usize) -> &str {
+    run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap()["status_message"]
+        .as_str()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits_for() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let port = free_port();
+    let mut ill = service("ill", port);
+    ill["probes"] = probe();
+    ill["env"]["SICK"] = json!("1");
+    stage.apply(&ill).await;
+    let run = stage
+        .eventually_run("ill", PATIENCE, |run| said(run, 0).contains("it answers 500 Internal Server Error"))
+        .await;
+    assert_eq!(run["status"], "running");
+    assert!(said(&run, 0).starts_with("not ready: probe GET /health: 0 of 2 in a row"), "{run:#}");
+    let caller = Caller::new(stage.address());
+    assert!(caller.get("/metrics").unwrap().body.contains(&replicas("ill", 0)));
+
+    // It is healed from outside: nobody comes to it through the server. Whoever asked meanwhile waits.
+    let waiting = caller.send("GET", "/proxy/services/main/ill/", "Connection: close\r\n", b"").unwrap();
+    let itself = Caller::new(&format!("127.0.0.1:{port}")).with_token(None);
+    assert_eq!(itself.get("/well").unwrap().status, 200);
+    let got = read(waiting).unwrap();
+    assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
+    let run = stage.run("ill").await;
+    assert_eq!(said(&run, 0), "running", "{run:#}");
+    assert!(
+        run["jobs"][0]["job_submissions"][0]["probes"][0]["success_streak"].as_i64() >= Some(2),
+        "{run:#}"
+    );
+
+    assert_eq!(caller.get("/proxy/services/main/ill/sick").unwrap().status, 200);
+    answers(&mut stage, &caller, "/metrics", 200, &replicas("ill", 0)).await;
+    assert_eq!(itself.get("/well").unwrap().status, 200);
+    answers(&mut stage, &caller, "/metrics", 200, &replicas("ill", 1)).await;
+    let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
+    assert!(events.contains("it takes no requests any more: probe GET /health"), "{events}");
+}
+
+#[tokio::test]
+async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_request_wakes_it() {
+    let lab = Lab::start(2).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
+    let mut elastic = service("elastic", 8000);
+    elastic["replicas"] = json!("0..2");
+    elastic["scaling"] =
+        json!({"metric": "rps", "target": 0.5, "window": 30, "scale_up_delay": 1, "scale_down_delay": 1});
+    stage.apply(&elastic).await;
+    assert_eq!(stage.run("elastic").await["status"], "pending");
+    let caller = Caller::new(stage.address());
+    let path = "/proxy/services/main/elastic/";
+    // Whoever has no token wakes nobody.
+    assert_eq!(caller.with_token(None).get(path).unwrap().status, 401);
+
+    let traffic = Traffic::start(&caller, path);
+    answers(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 1)).await;
+    answers(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 2)).await;
+    let (answered, failed) = traffic.end();
+    assert!(answered > 15 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());
+
+    let run = stage.eventually_run("elastic", PATIENCE, |run| run["status"] == "pending").await;
+    assert_eq!(run["termination_reason"], Value::Null, "{run:#}");
+    answers(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 0)).await;
+    // Its former replicas may still be ending, and the hosts are full until they are gone: it waits for that.
+    assert_eq!(caller.get(path).unwrap().status, 200, "{}", stage.server_log());
+    let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
+    for word in ["group 0: 0 to 1 replicas", "to 2 replicas, because of", "to 0 replicas, because of 0.00"] {
+        assert!(events.contains(word), "{word} is not in {events}");
+    }
+}
+
+#[tokio::test]
+async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_old_in_place() {
+    let lab = Lab::start(2).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
+    let mut first = service("rolling", 8000);
+    first["probes"] = probe();
+    stage.apply(&first).await;
+    let caller = Caller::new(stage.address());
+    let path = "/proxy/services/main/rolling/";
+    answers(&mut stage, &caller, path, 200, "version=1").await;
+
+    let traffic = Traffic::start(&caller, path);
+    let mut second = first.clone();
+    second["env"]["VERSION"] = json!("2");
+    update(&mut stage, &second).await;
+    answers(&mut stage, &caller, path, 200, "version=2").await;
+    let over = |run: &Value| {
+        let alive = run["jobs"].as_array().unwrap().iter().filter(|job| {
+            let last = job["job_submissions"].as_array().unwrap().last().unwrap().clone();
+            last["finished_at"].is_null()
+        });
+        alive.count() == 1
+    };
+    stage.eventually_run("rolling", PATIENCE, over).await;
+
+    // The third never gets well.
+    let mut third = second.clone();
+    third["env"]["VERSION"] = json!("3");
+    third["env"]["SICK"] = json!("1");
+    update(&mut stage, &third).await;
+    let is_ill = |run: &Value| {
+        let jobs = run["jobs"].as_array().unwrap().len();
+        (0..jobs).any(|job| said(run, job).contains("it answers 500"))
+    };
+    let run = stage.eventually_run("rolling", PATIENCE, is_ill).await;
+    assert_eq!(run["status"], "running");
+    for _ in 0..20 {
+        assert!(caller.get(path).unwrap().body.contains("version=2"));
+    }
+    // Back to what still runs: nothing of it is started again.
+    let before = caller.get(path).unwrap().body;
+    update(&mut stage, &second).await;
+    stage.eventually_run("rolling", PATIENCE, over).await;
+    assert_eq!(caller.get(path).unwrap().body, before);
+    let (answered, failed) = traffic.end();
+    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());
+}

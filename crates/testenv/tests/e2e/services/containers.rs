@@ -1,0 +1,61 @@
+//! Replicas in containers: each has the port for itself.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use windlass_testenv::services::{Caller, Traffic, update};
+
+use super::answers;
+use crate::{
+    containers::{IMAGE, image},
+    stage::{Machines, Stage},
+};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Pages of busybox's own server.
+fn page(version: &str) -> Value {
+    let commands = [
+        "/bin/busybox mkdir -p /www",
+        "echo \"version=$VERSION\" > /www/index.html",
+        "exec /bin/busybox httpd -f -p 8000 -h /www",
+    ];
+    json!({"type": "service", "name": "boxed", "image": IMAGE, "user": "root", "port": 8000, "replicas": 1,
+        "env": {"VERSION": version}, "commands": commands,
+        "probes": [{"type": "http", "url": "/", "interval": 1, "timeout": 5}],
+        "resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
+}
+
+#[tokio::test]
+async fn a_docker_service_rolls_without_a_failed_request_at_one_port() {
+    image();
+    let mut stage = Stage::new(Machines::Containers).await;
+    stage.apply(&page("1")).await;
+    let caller = Caller::new(stage.address());
+    let path = "/proxy/services/main/boxed/";
+    answers(&mut stage, &caller, path, 200, "version=1").await;
+    let is_complete = |run: &Value| run["deployment"]["state"] == "complete";
+    stage.eventually_run("boxed", PATIENCE, is_complete).await;
+
+    let traffic = Traffic::start(&caller, path);
+    update(&mut stage, &page("2")).await;
+    answers(&mut stage, &caller, path, 200, "version=2").await;
+    let run = stage
+        .eventually_run("boxed", PATIENCE, |run| {
+            run["deployment"]["num"] == 1 && is_complete(run) && run["deployment"]["old"] == 0
+        })
+        .await;
+    assert_eq!(run["deployment"]["ready"], 1, "{run:#}");
+    traffic.goes_on();
+    let (answered, failed) = traffic.end();
+    let told = stage.post("/api/events/list", &json!({"limit": 100})).await;
+    let told: Vec<String> = told
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| format!("{} {} {}", event["recorded_at"], event["targets"][0]["name"], event["message"]))
+        .collect();
+    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{told:#?}");
+    stage.stop("boxed", false).await;
+    stage.reaches("boxed", &["terminated"]).await;
+}

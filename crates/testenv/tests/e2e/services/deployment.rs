@@ -1,0 +1,201 @@
+//! Deployments that go wrong, and what people are told of those that go on.
+
+use std::{
+    fs::File,
+    path::Path,
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use windlass_testenv::services::{Caller, PAGE, Traffic, free_port, moved, probe, service, update};
+use windlass_testkit::lab::Lab;
+
+use super::{PATIENCE, answers};
+use crate::{
+    hosts::fleet,
+    stage::{Machines, Stage},
+};
+
+/// `windlass apply`, followed, by somebody who looks on.
+struct Onlooker {
+    child: Child,
+    said: std::path::PathBuf,
+}
+
+impl Onlooker {
+    fn applies(stage: &Stage, configuration: &Value) -> Self {
+        let file = stage.home().join("service.yml");
+        // JSON is YAML.
+        std::fs::write(&file, configuration.to_string()).unwrap();
+        let said = stage.home().join("onlooker.log");
+        let log = File::create(&said).unwrap();
+        let child = stage
+            .command(stage.home(), &["apply", "-y", "-f", "service.yml"])
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { child, said }
+    }
+
+    fn sees(&self, words: &str) {
+        let asked = Instant::now();
+        loop {
+            let said = std::fs::read_to_string(&self.said).unwrap();
+            if said.contains(words) {
+                return;
+            }
+            assert!(asked.elapsed() < PATIENCE, "{words:?} is not in:\n{said}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Onlooker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn why(stage: &Stage, name: &str) -> String {
+    let said = stage.windlass(Path::new("/"), &["why", name]);
+    String::from_utf8(said.stdout).unwrap()
+}
+
+async fn events(stage: &mut Stage) -> String {
+    stage.post("/api/events/list", &json!({"limit": 100})).await.to_string()
+}
+
+fn rolled_back(num: u32) -> impl Fn(&Value) -> bool {
+    move |run| run["deployment"]["rolled_back"]["num"] == num && run["deployment"]["state"] == "complete"
+}
+
+#[tokio::test]
+async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_told_why() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut first = service("page", free_port());
+    first["probes"] = probe();
+    first["deployment"] = json!({"ready_within": 3});
+    stage.apply(&first).await;
+    let caller = Caller::new(stage.address());
+    let path = "/proxy/services/main/page/";
+    let before = answers(&mut stage, &caller, path, 200, "version=1").await.body;
+    stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
+    let traffic = Traffic::start(&caller, path);
+
+    // The second never gets well. It listens at a port of its own: both are on this machine.
+    let mut second = moved(&first, free_port());
+    second["env"] = json!({"PAGE": PAGE, "VERSION": "2", "SICK": "1"});
+    let onlooker = Onlooker::applies(&stage, &second);
+    onlooker.sees("deployment 1: 0 of 1 new replicas take requests, 1 old left");
+    onlooker.sees("deployment 1 was rolled back: replica 1 is not ready after 3 s: probe GET /health");
+    let run = stage.eventually_run("page", PATIENCE, rolled_back(1)).await;
+    assert_eq!(run["run_spec"]["configuration"]["env"]["VERSION"], "1", "{run:#}");
+    let said = why(&stage, "page");
+    assert!(said.contains("deployment 1 was rolled back: replica 1 is not ready"), "{said}");
+    assert!(said.contains("it answers 500"), "{said}");
+
+    // The next one ends as soon as it starts. What changes in place is kept.
+    let mut third = first.clone();
+    third["commands"] = json!(["exit 3"]);
+    third["deployment"] = json!({"ready_within": 60});
+    update(&mut stage, &third).await;
+    let run = stage.eventually_run("page", PATIENCE, rolled_back(3)).await;
+    assert_eq!(run["status"], "running", "{run:#}");
+    assert_eq!(run["run_spec"]["configuration"]["deployment"]["ready_within"], 60, "{run:#}");
+    let why = run["deployment"]["rolled_back"]["message"].as_str().unwrap();
+    assert_eq!(why, "replica 1 ended: container exited with error, exit code 3");
+
+    let told = events(&mut stage).await;
+    for word in [
+        "deployment 1 begins: 1 replica to replace",
+        "deployment 3 failed: replica 1 ended",
+        "back to the configuration before it",
+    ] {
+        assert!(told.contains(word), "{word} is not in {told}");
+    }
+    // What came is known within some seconds.
+    let asked = Instant::now();
+    loop {
+        let said = stage.windlass(Path::new("/"), &["metrics", "page", "--requests", "-o", "json"]);
+        let seen: Value = serde_json::from_slice(&said.stdout).unwrap();
+        let answered = seen["classes"][1].as_u64().unwrap_or_default();
+        if answered > 20 && seen["requests_per_second"].as_f64() > Some(0.0) && seen["p99_ms"].is_number() {
+            assert_eq!(seen["classes"][4], 0, "{seen}");
+            break;
+        }
+        assert!(asked.elapsed() < PATIENCE, "{said:?}");
+    }
+    // Whoever answered before has answered all the time.
+    assert_eq!(caller.get(path).unwrap().body, before);
+    let (answered, failed) = traffic.end();
+    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());
+}
+
+#[tokio::test]
+async fn a_deployment_that_is_not_to_be_rolled_back_is_marked_failed_and_a_better_one_completes() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut first = service("page", free_port());
+    first["probes"] = probe();
+    first["deployment"] = json!({"ready_within": 2, "rollback": false});
+    stage.apply(&first).await;
+    let caller = Caller::new(stage.address());
+    let path = "/proxy/services/main/page/";
+    answers(&mut stage, &caller, path, 200, "version=1").await;
+    stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
+
+    let mut second = first.clone();
+    second["commands"] = json!(["exit 3"]);
+    update(&mut stage, &second).await;
+    let run = stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "failed").await;
+    assert_eq!(run["status"], "running", "{run:#}");
+    let said = why(&stage, "page");
+    assert!(said.contains("deployment 1 failed: replica 1 ended: container exited with error"), "{said}");
+    assert!(caller.get(path).unwrap().body.contains("version=1"));
+
+    let mut third = moved(&first, free_port());
+    third["env"]["VERSION"] = json!("3");
+    update(&mut stage, &third).await;
+    answers(&mut stage, &caller, path, 200, "version=3").await;
+    stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
+    let told = events(&mut stage).await;
+    assert!(told.contains("former replicas stay, and it is not rolled back"), "{told}");
+    assert!(told.contains("deployment 2 is complete: 1 of 1 replicas take requests"), "{told}");
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_service_says_so() {
+    let lab = Lab::start(2).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
+    let mut busy = service("busy", 8000);
+    busy["replicas"] = json!("0..2");
+    busy["max_concurrency"] = json!(1);
+    busy["scaling"] = json!({"metric": "queue-depth", "target": 0.5, "window": 30, "scale_up_delay": 1,
+        "scale_down_delay": 1});
+    stage.apply(&busy).await;
+    let asleep =
+        |run: &Value| run["scaling"][0]["message"].as_str().is_some_and(|said| said.starts_with("0.00"));
+    stage.eventually_run("busy", PATIENCE, asleep).await;
+    let said = why(&stage, "busy");
+    assert!(said.contains("asleep: nobody asks it anything; the first request wakes it"), "{said}");
+    assert!(said.contains("scaling: group 0: 0 replicas wanted; 0.00 requests waiting"), "{said}");
+
+    // One replica takes one at a time, and six of them come at once.
+    let caller = Caller::new(stage.address());
+    let path = "/proxy/services/main/busy/nap";
+    let traffic: Vec<Traffic> = (0..6).map(|_| Traffic::start(&caller, path)).collect();
+    let two = "windlass_service_replicas{project=\"main\",run=\"busy\"} 2\n";
+    answers(&mut stage, &caller, "/metrics", 200, two).await;
+    for one in traffic {
+        let (_, failed) = one.end();
+        assert!(failed.is_empty(), "{failed:#?}\n{}", stage.server_log());
+    }
+    // Nobody waits and nobody works: it sleeps again.
+    stage.eventually_run("busy", PATIENCE, |run| run["status"] == "pending").await;
+    let told = events(&mut stage).await;
+    assert!(told.contains("group 0: 0 to ") && told.contains(" to 2 replicas, because of"), "{told}");
+    assert!(told.contains("requests waiting (target 0.5 each) and"), "{told}");
+}

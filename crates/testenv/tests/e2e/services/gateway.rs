@@ -1,0 +1,340 @@
+//! Services through a gateway: domains, tokens, the loss of the server, the change of the process.
+
+use std::{
+    io::{Read as _, Write as _},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use windlass_testenv::{
+    server::submission,
+    services::{
+        Caller, Node, Traffic, free_port,
+        node::{gateway, gateway_with, is_running},
+        probe, read, service, update,
+    },
+};
+use windlass_testkit::{
+    chaos,
+    lab::{Host, Lab},
+};
+
+use super::PATIENCE;
+use crate::{
+    hosts::fleet,
+    stage::{Machines, Stage},
+};
+
+/// Waits until the gateway answers so.
+fn answers(node: &Node, caller: &Caller, path: &str, status: u16, words: &str) {
+    let asked = Instant::now();
+    loop {
+        let got = caller.get(path);
+        if got.as_ref().is_ok_and(|got| got.status == status && got.body.contains(words)) {
+            return;
+        }
+        assert!(asked.elapsed() < PATIENCE, "{path} not {status} {words:?}: {got:?}\n{}", node.said());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Why a submission is refused.
+fn refused(stage: &Stage, configuration: &Value) -> String {
+    let body = submission(configuration).to_string();
+    let got = Caller::new(stage.address()).ask("POST", "/api/project/main/runs/apply", body.as_bytes());
+    let got = got.unwrap();
+    assert_eq!(got.status, 400, "{got:?}");
+    got.body
+}
+
+#[tokio::test]
+async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_when_its_process_changes() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let token = gateway(&mut stage, "entry", 1).await;
+    let mut page = service("page", free_port());
+    page["probes"] = probe();
+    // Nobody would answer there.
+    let said = refused(&stage, &page);
+    assert!(said.contains("gateway_error") && said.contains("gateway `entry` cannot be reached"), "{said}");
+
+    let (port, url) = (free_port(), stage.url());
+    let mut first = Node::start(&stage, &url, &token, "one", port);
+    is_running(&mut stage, 1).await;
+    let run = stage.apply(&page).await;
+    assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
+    let caller = first.caller("page.services.test");
+    answers(&first, &caller, "/a?b=c", 200, " path=/a?b=c token=none");
+    for (token, status) in [(None, 401), (Some("wrong"), 403)] {
+        assert_eq!(caller.with_token(token).get("/").unwrap().status, status);
+    }
+    assert_eq!(caller.with_host("other.services.test").get("/").unwrap().status, 404);
+    let mut open = service("open", free_port());
+    open["auth"] = json!(false);
+    stage.apply(&open).await;
+    let nobody = first.caller("open.services.test").with_token(None);
+    answers(&first, &nobody, "/", 200, "pid=");
+
+    // The server dies. Who was let in is let in, who was not is not, and nobody need be for the open one.
+    let traffic = Traffic::start(&nobody, "/");
+    assert_eq!(caller.get("/").unwrap().status, 200);
+    stage.kill();
+    assert_eq!(caller.get("/").unwrap().status, 200, "{}", first.said());
+    let got = caller.with_token(Some("unknown")).get("/").unwrap();
+    assert!(got.status == 503 && got.body.contains("cannot be checked"), "{got:?}");
+
+    // Another process takes over, with no server to ask: it knows the routes.
+    let mut second = Node::start(&stage, &url, &token, "one", port);
+    first.ends();
+    traffic.goes_on();
+    // A token is believed by the process that checked it alone.
+    assert_eq!(caller.get("/").unwrap().status, 503);
+
+    // The server is back, elsewhere. The process that is told so learns what is new.
+    stage.start().await;
+    let third = Node::start(&stage, &stage.url(), &token, "one", port);
+    second.ends();
+    stage.stop("page", false).await;
+    answers(&third, &caller, "/", 404, "no service answers to this host");
+    stage.reaches("page", &["terminated"]).await;
+    traffic.goes_on();
+    let (_, failed) = traffic.end();
+    assert!(failed.is_empty(), "{failed:#?}\n{}", third.said());
+}
+
+#[tokio::test]
+async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let token = gateway(&mut stage, "entry", 1).await;
+    let url = stage.url();
+    let node = Node::start(&stage, &url, &token, "one", free_port());
+    is_running(&mut stage, 1).await;
+    let mut page = service("page", free_port());
+    page["gateway"] = json!(false);
+    let run = stage.apply(&page).await;
+    assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
+    stage.reaches("page", &["running"]).await;
+    let (near, far) = (Caller::new(stage.address()), node.caller("page.services.test"));
+    assert_eq!(far.get("/").unwrap().status, 404);
+
+    page["gateway"] = json!("entry");
+    let run = update(&mut stage, &page).await;
+    assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
+    answers(&node, &far, "/a", 200, " path=/a ");
+    page["gateway"] = json!(false);
+    let run = update(&mut stage, &page).await;
+    assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
+    answers(&node, &far, "/", 404, "no service answers to this host");
+    assert_eq!(near.get("/proxy/services/main/page/").unwrap().status, 200);
+    // Whoever comes later may have the name, and it was the same replica all along.
+    page["gateway"] = json!("entry");
+    update(&mut stage, &page).await;
+    answers(&node, &far, "/", 200, "pid=");
+    let run = stage.run("page").await;
+    assert_eq!(run["jobs"].as_array().unwrap().len(), 1, "{run:#}");
+    assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "{run:#}");
+}
+
+#[tokio::test]
+async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_for_their_requests() {
+    let lab = Lab::start(1).unwrap();
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, &lab, lab.hosts(), 1).await;
+    let token = gateway(&mut stage, "entry", 2).await;
+    let url = stage.url();
+    let one = Node::start(&stage, &url, &token, "one", free_port());
+    let two = Node::start(&stage, &url, &token, "two", free_port());
+    is_running(&mut stage, 2).await;
+    let mut sleepy = service("sleepy", 8000);
+    sleepy["replicas"] = json!("0..1");
+    sleepy["scaling"] = json!({"metric": "rps", "target": 10, "window": 30, "scale_down_delay": 300});
+    stage.apply(&sleepy).await;
+    answers(&one, &one.caller("sleepy.services.test"), "/", 200, "pid=");
+    answers(&two, &two.caller("sleepy.services.test"), "/", 200, "pid=");
+
+    let nobody = two.caller("sleepy.services.test");
+    let slow = nobody.send("GET", "/slow", "Connection: close\r\n", b"").unwrap();
+    // It has arrived once the replica says so.
+    let asked = Instant::now();
+    while !one.caller("sleepy.services.test").get("/waiting").unwrap().body.contains("slow=1") {
+        assert!(asked.elapsed() < PATIENCE, "{}", two.said());
+    }
+    stage.stop("sleepy", false).await;
+    answers(&one, &one.caller("sleepy.services.test"), "/", 404, "");
+    let itself = lab.host(1).run("busybox wget -qO- http://127.0.0.1:8000/open").unwrap();
+    assert!(itself.status.success(), "{itself:?}");
+    let got = read(slow).unwrap();
+    assert_eq!((got.status, got.body.as_str()), (200, "slow"), "{}", two.said());
+    stage.reaches("sleepy", &["terminated"]).await;
+}
+
+/// Asks over HTTPS, and believes the certificate in this file alone.
+fn https(port: u16, host: &str, trust: &Path, request: &str) -> String {
+    let address = format!("127.0.0.1:{port}");
+    let mut child = Command::new("openssl")
+        .args(["s_client", "-quiet", "-connect", &address, "-servername", host])
+        .args(["-verify_return_error", "-verify_hostname", host, "-CAfile"])
+        .arg(trust)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let asked = child.stdin.as_mut().unwrap().write_all(request.as_bytes());
+    // Its input stays open until it has said all.
+    let mut said = String::new();
+    if asked.is_ok() {
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    }
+    let _ = child.kill();
+    child.wait().unwrap();
+    said
+}
+
+#[tokio::test]
+async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_metrics() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let (chain, key) = (stage.home().join("cert.pem"), stage.home().join("key.pem"));
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args(["-subj", "/CN=services.test", "-addext", "subjectAltName=DNS:*.services.test", "-out"])
+        .arg(&chain)
+        .arg("-keyout")
+        .arg(&key)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let files = json!({"type": "files", "chain": chain, "key": key});
+    let token = gateway_with(&mut stage, "entry", 1, &files).await;
+    let (port, tls, metrics) = (free_port(), free_port(), free_port());
+    let more =
+        ["--tls-listen", &format!("127.0.0.1:{tls}"), "--metrics-listen", &format!("127.0.0.1:{metrics}")];
+    let more = more.map(str::to_owned);
+    let node = Node::start_with(&stage, &stage.url(), &token, "one", port, &more);
+    is_running(&mut stage, 1).await;
+    let said = refused(&stage, &service("gateway", free_port()));
+    assert!(said.contains("is the name of gateway `entry` itself"), "{said}");
+
+    let mut chat = service("chat", free_port());
+    chat["model"] = json!("tiny");
+    chat["probes"] = probe();
+    let run = stage.apply(&chat).await;
+    assert_eq!(run["service"]["url"], "https://chat.services.test/", "{run:#}");
+    let models = "https://gateway.services.test/proxy/models/main";
+    assert_eq!(run["service"]["model"]["base_url"], models, "{run:#}");
+    // Plain callers are sent to HTTPS, for the service and for the gateway's own name.
+    let plain = node.caller("chat.services.test");
+    answers(&node, &plain, "/", 308, "");
+    answers(&node, &plain.with_host("gateway.services.test"), "/proxy/models/main/models", 308, "");
+    let request = |host: &str, path: &str| {
+        let token = windlass_testenv::server::TOKEN;
+        format!(
+            "GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+        )
+    };
+    let asked = Instant::now();
+    for (host, path, words) in [
+        ("chat.services.test", "/a?b=c", " path=/a?b=c token=none"),
+        ("gateway.services.test", "/proxy/models/main/models", "\"id\":\"tiny\""),
+    ] {
+        loop {
+            let got = https(tls, host, &chain, &request(host, path));
+            if got.starts_with("HTTP/1.1 200") && got.contains(words) {
+                break;
+            }
+            assert!(asked.elapsed() < PATIENCE, "{host}: {got}\n{}", node.said());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    // Whoever trusts somebody else comes to nothing.
+    let other = "/etc/ssl/certs/ca-certificates.crt";
+    assert_eq!(https(tls, "chat.services.test", Path::new(other), &request("chat.services.test", "/")), "");
+    let counted = Caller::new(&format!("127.0.0.1:{metrics}")).get("/metrics").unwrap().body;
+    assert!(counted.contains("windlass_gateway_server_reached 1"), "{counted}");
+    assert!(counted.contains("windlass_service_replicas{project=\"main\",run=\"chat\"} 1"), "{counted}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away() {
+    installed(&Lab::start(2).unwrap(), |_, _| {}).await;
+}
+
+/// There it also comes back by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_is_a_unit_where_hosts_have_systemd() {
+    let comes_back = |edge: &Host, caller: &Caller| {
+        edge.run("kill -9 $(cat /var/lib/windlass/gateway-entry/pid)").unwrap();
+        until_answered(caller, || "nobody started it again".to_owned());
+        edge.reboot().unwrap();
+        until_answered(caller, || "it was not started at boot".to_owned());
+    };
+    installed(&Lab::with_systemd(2).unwrap(), comes_back).await;
+}
+
+fn until_answered(caller: &Caller, said: impl Fn() -> String) {
+    let asked = Instant::now();
+    while !caller.get("/").is_ok_and(|got| got.status == 200) {
+        assert!(asked.elapsed() < PATIENCE, "{}", said());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A gateway on the first host, for a service on the second: put there, updated, visited by `also`, taken away.
+async fn installed(lab: &Lab, also: impl FnOnce(&Host, &Caller)) {
+    let mut stage = Stage::new(Machines::None).await;
+    fleet(&mut stage, lab, &lab.hosts()[1..], 1).await;
+    gateway(&mut stage, "entry", 1).await;
+    // The hosts see this machine elsewhere than the server listens.
+    let front = chaos::Proxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
+    let (url, edge) = (format!("http://{}", front.address()), lab.host(1));
+    let (key, at) = (format!("IdentityFile={}", lab.key_file().display()), format!("root@{}", edge.addr()));
+    let options = ["IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", &key];
+    let options: Vec<&str> = options.iter().flat_map(|option| ["--ssh-option", option]).collect();
+    let windlass = |stage: &Stage, words: &[&str]| {
+        let said = stage.windlass(Path::new("/"), &[words, options.as_slice()].concat());
+        (said.status.success(), String::from_utf8_lossy(&said.stderr).into_owned())
+    };
+    let (is_done, said) = windlass(&stage, &["gateway", "install", "entry", &at]);
+    assert!(!is_done && said.contains("`--server URL` says where they find it"), "{said}");
+    let install = ["gateway", "install", "entry", &at, "--server", &url];
+    let (is_done, said) = windlass(&stage, &install);
+    assert!(is_done && said.contains("takes requests on 1."), "{said}");
+
+    let mut page = service("page", free_port());
+    page["probes"] = probe();
+    stage.apply(&page).await;
+    let caller = Caller::new(&format!("{}:80", edge.addr())).with_host("page.services.test");
+    until_answered(&caller, || stage.server_log());
+    let serving = || {
+        let all = edge.processes().unwrap();
+        all.into_iter().filter(|one| one.command.contains("gateway serve entry")).count()
+    };
+    assert_eq!(serving(), 1);
+    let traffic = Traffic::start(&caller, "/");
+    let (is_done, said) = windlass(&stage, &install);
+    assert!(is_done, "{said}");
+    traffic.goes_on();
+    let (answered, failed) = traffic.end();
+    assert!(answered > 10 && failed.is_empty(), "{answered} {failed:#?}");
+    let asked = Instant::now();
+    while serving() != 1 {
+        assert!(asked.elapsed() < PATIENCE, "the old process does not end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    also(edge, &caller);
+    let (is_done, said) = windlass(&stage, &["gateway", "uninstall", "entry", &at]);
+    assert!(is_done && said.contains("nothing of `entry` is left"), "{said}");
+    assert_eq!(serving(), 0);
+    assert!(!edge.path("/var/lib/windlass/gateway-entry").exists());
+}

@@ -1,0 +1,36 @@
+//! Services: requests through the server to replicas, with everything that may happen to both.
+
+mod change;
+mod containers;
+mod corpus;
+mod deployment;
+mod gateway;
+mod reach;
+mod restart;
+mod shared;
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use windlass_testenv::services::{Caller, Got, PATIENCE};
+
+use crate::stage::Stage;
+
+/// Waits until a service answers with this status and these words.
+async fn answers(stage: &mut Stage, caller: &Caller, path: &str, status: u16, words: &str) -> Got {
+    let asked = Instant::now();
+    loop {
+        let got = caller.get(path);
+        if let Ok(got) = &got
+            && got.status == status
+            && got.body.contains(words)
+        {
+            return got.clone();
+        }
+        if asked.elapsed() > PATIENCE {
+            let runs = stage.project("runs/list", &json!({})).await;
+            panic!("{path} does not answer {status} {words:?}: {got:?}\n{runs:#}\n{}", stage.server_log());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

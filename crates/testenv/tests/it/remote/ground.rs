@@ -1,0 +1,104 @@
+//! A backend, an instance, and what the server would know of it.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use ring::signature::{Ed25519KeyPair, KeyPair};
+use serde_json::json;
+use windlass_api::agent::{
+    SIGNED_PREFIX,
+    client::{Shim, SignedSpec},
+    shim::TaskStatus,
+};
+use windlass_backend::{
+    Backend, BackendError, Enrolment, Machine, Order, Want,
+    remote::{Binaries, Remote, SOCKET, Site},
+};
+use windlass_model::id::{InstanceId, SubmissionId};
+pub(crate) use windlass_testenv::stage::slim_agent as agent;
+use windlass_testkit::lab::Host;
+use windlass_tunnel::{Backoff, Connection, Hosts, Target};
+
+const CREDENTIAL: &str = "credential-of-the-test";
+const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const NO_WAIT: Backoff = Backoff { first: Duration::ZERO, last: Duration::ZERO };
+
+pub(crate) fn remote(agent: &Path) -> Remote {
+    Remote::new(Arc::new(Hosts::new(NO_WAIT)), Binaries::beside(agent))
+}
+
+pub(crate) fn random() -> uuid::Uuid {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).unwrap();
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
+}
+
+fn key() -> Ed25519KeyPair {
+    Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap()
+}
+
+/// An instance that wants this host.
+pub(crate) fn order(target: Target) -> Order {
+    let instance = InstanceId(random());
+    let enrolment = Enrolment {
+        instance,
+        credential_sha256: sha256(CREDENTIAL),
+        server_key: STANDARD.encode(key().public_key().as_ref()),
+    };
+    let want = Want::Host(Box::new(Site { target, internal_ip: None, network: None }));
+    Order { instance, name: "lab-0".into(), want, enrolment, tags: BTreeMap::new(), env: BTreeMap::new() }
+}
+
+pub(crate) fn site_of(order: &mut Order) -> &mut Site {
+    match &mut order.want {
+        Want::Host(site) => site,
+        Want::Offer(_) => panic!("an offer"),
+    }
+}
+
+fn sha256(text: &str) -> String {
+    let hash = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The agent of a host as the server reaches it.
+pub(crate) async fn shim(target: &Target) -> Shim {
+    let (connection, _) = Connection::open(target, 1 << 20).await.unwrap();
+    let stream = connection.unix(SOCKET).await.unwrap();
+    // The connection lives as long as its streams are used; the test's end takes both.
+    std::mem::forget(connection);
+    Shim::connect(stream, CREDENTIAL).await.unwrap()
+}
+
+/// Submits a task and waits until its runner is there.
+pub(crate) async fn start_task(order: &Order, target: &Target) -> SubmissionId {
+    let id = SubmissionId(random());
+    let claims = json!({"instance_id": order.instance, "epoch": 1, "expires_at": 4_000_000_000_i64});
+    let spec = json!({"id": id, "name": "task", "image_name": "none", "claims": claims});
+    let body = serde_json::to_vec(&spec).unwrap();
+    let signature = STANDARD.encode(key().sign(&[SIGNED_PREFIX, &body].concat()).as_ref());
+    let shim = shim(target).await;
+    shim.submit(&SignedSpec { body, signature }, 1).await.unwrap();
+    tokio::time::timeout(DEADLINE, async {
+        while shim.task(id).await.unwrap().status != TaskStatus::Running {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .unwrap();
+    id
+}
+
+/// The processes of ours on a host whose command line has this word.
+pub(crate) fn pids(host: &Host, word: &str) -> Vec<u32> {
+    let ours = host.processes().unwrap().into_iter().filter(|process| process.command.contains(word));
+    ours.map(|process| process.pid).collect()
+}
+
+pub(crate) async fn created(remote: &Remote, order: &Order) -> Machine {
+    remote.create(order).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub(crate) async fn refused(remote: &Remote, order: &Order) -> BackendError {
+    remote.create(order).await.unwrap_err()
+}

@@ -1,0 +1,81 @@
+//! Hosts with systemd: there it keeps the agent.
+
+use std::{fs, time::Duration};
+
+use windlass_backend::{
+    Backend, Deleted, Found,
+    remote::{Memo, ROOT, UNIT},
+};
+use windlass_testenv::ssh::SshTarget as _;
+use windlass_testkit::lab::{Host, Lab};
+
+use super::ground::{agent, created, order, pids, remote, shim, start_task};
+
+const SHIM: &str = "agent shim";
+
+/// Waits until an agent runs there that is not this one.
+async fn another(host: &Host, than: &[u32]) -> Vec<u32> {
+    let started = async {
+        loop {
+            let now = pids(host, SHIM);
+            if !now.is_empty() && now != than {
+                return now;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), started).await.expect("systemd starts it")
+}
+
+#[tokio::test]
+async fn f15_systemd_keeps_the_agent_through_a_crash_a_reboot_and_an_upgrade() {
+    let lab = Lab::with_systemd(1).unwrap();
+    let host = lab.host(1);
+    let dir = lab.key_file().with_file_name("agents");
+    fs::create_dir(&dir).unwrap();
+    let binary = dir.join("windlass-agent");
+    fs::copy(agent(), &binary).unwrap();
+    let (remote, order) = (remote(&binary), order(host.target()));
+    let machine = created(&remote, &order).await;
+    assert!(Memo::of(&machine).keeper.contains("systemd"));
+    assert!(host.path(UNIT).exists());
+    let first = pids(host, SHIM);
+    assert_eq!(first.len(), 1);
+    let is_active = || host.run("systemctl is-active windlass-agent").unwrap().stdout;
+    assert_eq!(is_active(), b"active\n");
+    assert_eq!(created(&remote, &order).await, machine);
+    assert_eq!(pids(host, SHIM), first, "a second creation changes nothing");
+
+    host.run("kill -9 $(cat /var/lib/windlass/home/lock)").unwrap();
+    let second = another(host, &first).await;
+    host.reboot().unwrap();
+    let third = another(host, &second).await;
+
+    shim_answers(host).await;
+    start_task(&order, &host.target()).await;
+    let runners = pids(host, "runner");
+    let mut bytes = fs::read(&binary).unwrap();
+    bytes.extend(b"the next version");
+    fs::write(dir.join("fresh"), &bytes).unwrap();
+    fs::rename(dir.join("fresh"), &binary).unwrap();
+    let found = super::life::until_found(&remote, &order, &machine).await;
+    assert!(matches!(found, Found::Running(_)), "{found:?}");
+    assert_ne!(pids(host, SHIM), third);
+    assert!(!runners.is_empty());
+    assert_eq!(pids(host, "runner"), runners, "the task's processes were left alone");
+
+    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
+    assert!(!host.path(ROOT).exists() && !host.path(UNIT).exists());
+    assert!(!host.path("/etc/systemd/system/multi-user.target.wants/windlass-agent.service").exists());
+    assert_eq!((pids(host, SHIM).len(), pids(host, "runner").len()), (0, 0));
+}
+
+/// Waits until the door is open: a starting agent runs before it answers.
+async fn shim_answers(host: &Host) {
+    let until = tokio::time::Instant::now() + Duration::from_secs(30);
+    while !host.run("test -S /var/lib/windlass/door/shim.sock").unwrap().status.success() {
+        assert!(tokio::time::Instant::now() < until);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    shim(&host.target()).await.tasks().await.unwrap();
+}

@@ -1,0 +1,319 @@
+//! A real Slurm on one machine, for tests: a controller, as many nodes as wanted, all of it gone with its guard.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Two slow cores that do other things as well.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A node, which need not be as big as it says.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub cpus: u32,
+    pub memory_mib: u32,
+    pub gpus: u32,
+}
+
+pub struct Cluster {
+    dir: PathBuf,
+    munged: Option<Child>,
+    controller: Option<Child>,
+    rest: Option<Child>,
+    nodes: Vec<(String, Option<Child>)>,
+}
+
+impl Cluster {
+    /// Starts one and waits until every node is idle.
+    ///
+    /// # Panics
+    /// When Slurm is not installed or does not start.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    pub fn start(sizes: &[Size]) -> Self {
+        let mut random = [0_u8; 128];
+        getrandom::fill(&mut random).expect("random bytes");
+        let name: String = random[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+        let dir = std::env::temp_dir().join(format!("windlass-slurm-{name}"));
+        for below in ["munge", "state", "log", "run"] {
+            fs::create_dir_all(dir.join(below)).expect("make the cluster's folders");
+        }
+        for node in 1..=sizes.len() {
+            fs::create_dir_all(dir.join(format!("spool/n{node}"))).expect("make a node's folder");
+        }
+        write_private(&dir.join("munge/key"), &random);
+        let mut cluster = Self { dir, munged: None, controller: None, rest: None, nodes: Vec::new() };
+        cluster.configure(sizes);
+        cluster.at_the_end("true");
+        cluster.start_munged();
+        cluster.start_controller();
+        for node in 1..=sizes.len() {
+            cluster.nodes.push((format!("n{node}"), None));
+            cluster.start_node(node - 1);
+        }
+        cluster.until_idle();
+        cluster
+    }
+
+    /// What `SLURM_CONF` must be.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.dir.join("slurm.conf")
+    }
+
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What one of Slurm's programs prints.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    pub fn say(&self, program: &str, args: &[&str]) -> String {
+        let output = self.program(program).args(args).output().expect("start one of Slurm's programs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// What the controller has a shell do when a job ends.
+    #[expect(clippy::expect_used, reason = "for tests: what cannot be written says so")]
+    pub fn at_the_end(&self, command: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (script, new) = (self.dir.join("ended"), self.dir.join("ended.new"));
+        fs::write(&new, format!("#!/bin/sh\n{command}\n")).expect("write what is done at the end of a job");
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("make it a program");
+        // Whole or not at all: the controller may be about to start it.
+        fs::rename(new, script).expect("put it in place");
+    }
+
+    /// Starts a `slurmrestd`, and says where it listens.
+    ///
+    /// # Panics
+    /// When it is not installed or does not start.
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    pub fn start_rest(&mut self) -> PathBuf {
+        let socket = self.dir.join("rest.sock");
+        let mut command = self.program("slurmrestd");
+        // It will not serve root, who is everybody here.
+        command.env("SLURMRESTD_SECURITY", "disable_user_check").arg("-f").arg(self.config());
+        command.args(["-a", "rest_auth/local", "-s", "openapi/v0.0.38"]);
+        command.arg(format!("unix:{}", socket.display()));
+        self.rest = Some(command.spawn().expect("start slurmrestd: is its package installed?"));
+        let since = Instant::now();
+        while !socket.exists() {
+            assert!(since.elapsed() < PATIENCE, "slurmrestd does not listen\n{}", self.logs());
+            std::thread::sleep(LOOK_EVERY);
+        }
+        socket
+    }
+
+    /// The controller dies as it would by a power cut.
+    pub fn kill_controller(&mut self) {
+        end(self.controller.take(), Signal::KILL);
+    }
+
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    pub fn start_controller(&mut self) {
+        let mut command = self.program("slurmctld");
+        command.arg("-D").arg("-f").arg(self.config());
+        self.controller = Some(command.spawn().expect("start slurmctld"));
+    }
+
+    /// The controller ends as its administrator would have it: with its state written down.
+    pub fn stop_controller(&mut self) {
+        end(self.controller.take(), Signal::TERM);
+    }
+
+    /// The controller stands still, or goes on.
+    pub fn freeze_controller(&self, frozen: bool) {
+        if let Some(child) = &self.controller {
+            signal(child, if frozen { Signal::STOP } else { Signal::CONT });
+        }
+    }
+
+    pub fn kill_node(&mut self, index: usize) {
+        end(self.nodes[index].1.take(), Signal::KILL);
+    }
+
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    pub fn start_node(&mut self, index: usize) {
+        let mut command = self.program("slurmd");
+        command.args(["-D", "-N", &self.nodes[index].0, "-f"]).arg(self.config());
+        self.nodes[index].1 = Some(command.spawn().expect("start slurmd"));
+    }
+
+    /// Waits until all nodes have reported and nothing runs.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    pub fn until_idle(&self) {
+        let since = Instant::now();
+        loop {
+            // A node is listed once for each of its partitions.
+            let states = self.say("sinfo", &["-h", "-N", "-o", "%N %T"]);
+            let idle: BTreeSet<&str> = states.lines().filter(|line| line.ends_with(" idle")).collect();
+            if idle.len() >= self.nodes.len() {
+                return;
+            }
+            assert!(since.elapsed() < PATIENCE, "nodes are {states:?}\n{}", self.logs());
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn logs(&self) -> String {
+        let mut text = String::new();
+        for entry in fs::read_dir(self.dir.join("log")).into_iter().flatten().flatten() {
+            let log = fs::read_to_string(entry.path()).unwrap_or_default();
+            let last: Vec<&str> = log.lines().rev().take(10).collect();
+            let _ = writeln!(text, "{}: {last:#?}", entry.path().display());
+        }
+        text
+    }
+
+    fn program(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("SLURM_CONF", self.config()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        if matches!(program, "slurmctld" | "slurmd" | "slurmrestd") {
+            command.stdout(Stdio::null());
+        }
+        command
+    }
+
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    fn start_munged(&mut self) {
+        let at = self.dir.join("munge");
+        let file = |name: &str| at.join(name).display().to_string();
+        let mut command = Command::new("munged");
+        command.args(["--foreground", "--force"]);
+        command.arg(format!("--key-file={}", file("key")));
+        command.arg(format!("--socket={}", file("munge.sock")));
+        command.arg(format!("--pid-file={}", file("pid")));
+        command.arg(format!("--log-file={}", file("log")));
+        command.arg(format!("--seed-file={}", file("seed")));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.munged = Some(command.spawn().expect("start munged: is the package `munge` installed?"));
+        let since = Instant::now();
+        while !at.join("munge.sock").exists() {
+            assert!(since.elapsed() < PATIENCE, "munged does not listen");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+    fn configure(&self, sizes: &[Size]) {
+        let dir = self.dir.display();
+        let host = hostname();
+        let ports: Vec<u16> = (0..=sizes.len()).map(|_| crate::ports::free()).collect();
+        let mut text = format!(
+            "ClusterName=t{port}\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\nSlurmdUser=root\n\
+             AuthType=auth/munge\nAuthInfo=socket={dir}/munge/munge.sock\nCredType=cred/munge\n\
+             SlurmctldPort={port}\nSlurmctldPidFile={dir}/run/ctld.pid\nSlurmctldLogFile={dir}/log/slurmctld.log\n\
+             StateSaveLocation={dir}/state\nSlurmdSpoolDir={dir}/spool/%n\nSlurmdPidFile={dir}/run/slurmd.%n.pid\n\
+             SlurmdLogFile={dir}/log/slurmd.%n.log\nSlurmdParameters=config_overrides\n\
+             ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/cons_tres\n\
+             SelectTypeParameters=CR_Core_Memory\nSchedulerType=sched/backfill\n\
+             SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=2,sched_min_interval=0\n\
+             PriorityType=priority/multifactor\nPriorityWeightPartition=2000000000\nPriorityCalcPeriod=1\n\
+             EnforcePartLimits=ALL\nJobCompType=jobcomp/script\nJobCompLoc={dir}/ended\nJobAcctGatherType=jobacct_gather/none\n\
+             AccountingStorageType=accounting_storage/none\nMpiDefault=none\nReturnToService=2\nMinJobAge=60\n\
+             KillWait=5\nSlurmctldTimeout=10\nSlurmdTimeout=10\nInactiveLimit=0\nMessageTimeout=10\n\
+             MailProg=/bin/true\nGresTypes=gpu\n",
+            port = ports[0],
+        );
+        let mut gres = String::new();
+        // All nodes, and each alone: who must run on one node says so.
+        let mut partitions =
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityJobFactor=65533\n"
+                .to_owned();
+        for (index, size) in sizes.iter().enumerate() {
+            let name = format!("n{}", index + 1);
+            let gpus = if size.gpus > 0 { format!("Gres=gpu:{} ", size.gpus) } else { String::new() };
+            let _ = writeln!(
+                text,
+                "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs={} RealMemory={} \
+                 TmpDisk=10000 Feature=any,on-{name} {gpus}State=UNKNOWN",
+                ports[index + 1],
+                size.cpus,
+                size.memory_mib
+            );
+            for gpu in 0..size.gpus {
+                fs::write(self.dir.join(format!("{name}-gpu{gpu}")), "").expect("make a pretended GPU");
+            }
+            let _ = writeln!(
+                partitions,
+                "PartitionName=only-{name} Nodes={name} MaxTime=INFINITE State=UP PriorityJobFactor=65533"
+            );
+            if size.gpus > 0 {
+                let _ = writeln!(gres, "NodeName={name} Name=gpu File={dir}/{name}-gpu[0-{}]", size.gpus - 1);
+            }
+        }
+        text.push_str(&partitions);
+        fs::write(self.config(), text).expect("write slurm.conf");
+        fs::write(self.dir.join("gres.conf"), gres).expect("write gres.conf");
+    }
+}
+
+impl Drop for Cluster {
+    /// Munge goes last: a job that ends without it hangs its node.
+    fn drop(&mut self) {
+        self.freeze_controller(false);
+        if self.controller.is_some() {
+            let _ = self.say("scancel", &["-u", "root"]);
+            let since = Instant::now();
+            while !self.say("squeue", &["-h"]).is_empty() && since.elapsed() < Duration::from_secs(15) {
+                std::thread::sleep(LOOK_EVERY);
+            }
+        }
+        end(self.rest.take(), Signal::TERM);
+        for (_, child) in &mut self.nodes {
+            end(child.take(), Signal::TERM);
+        }
+        end(self.controller.take(), Signal::TERM);
+        end(self.munged.take(), Signal::TERM);
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Asks for an end, and after a while does not ask any more.
+fn end(child: Option<Child>, how: Signal) {
+    let Some(mut child) = child else { return };
+    signal(&child, how);
+    let since = Instant::now();
+    while matches!(child.try_wait(), Ok(None)) {
+        if since.elapsed() > Duration::from_secs(10) {
+            let _ = child.kill();
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+fn write_private(path: &Path, bytes: &[u8]) {
+    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+    let mut file =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o400).open(path).expect("make a key");
+    file.write_all(bytes).expect("write a key");
+}
+
+#[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
+fn hostname() -> String {
+    let mut name = String::new();
+    let mut file = fs::File::open("/proc/sys/kernel/hostname").expect("this machine's name");
+    file.read_to_string(&mut name).expect("this machine's name");
+    name.trim().split('.').next().unwrap_or_default().to_owned()
+}
