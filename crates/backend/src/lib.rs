@@ -4,14 +4,15 @@
 //! matters in its memory: whatever it must know later is in the [`Machine`] it hands out, which the server stores.
 //! Every call may be repeated, by any replica, and has the effect of one.
 
-#[cfg(feature = "conformance")]
+#[cfg(feature = "testing")]
 pub mod conformance;
 pub mod engine;
 pub mod local;
+#[cfg(feature = "testing")]
 pub mod mock;
 pub mod program;
 pub mod remote;
-#[cfg(any(test, feature = "conformance"))]
+#[cfg(any(test, feature = "testing"))]
 pub mod scratch;
 pub mod shim_process;
 pub mod volumes;

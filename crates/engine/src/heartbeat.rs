@@ -5,10 +5,11 @@ use std::{collections::BTreeSet, sync::Arc};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use crate::{
     crank::{Crank, chain},
     lease::Tracked,
-    mutant::{self, Mutant},
     store::{Held, LeaseStore},
 };
 
@@ -32,7 +33,7 @@ async fn renew<S: LeaseStore>(crank: &Crank<S>, rows: &[Arc<Tracked>]) {
     let settings = &crank.settings;
     // Counted from before the statement is sent: the database counts from later.
     let asked_at = Instant::now();
-    if mutant::active(Mutant::HeartbeatStopsRenewing) {
+    if is_planted(Bug::HeartbeatStopsRenewing) {
         for row in rows {
             row.renew(asked_at, settings.lease_use());
         }

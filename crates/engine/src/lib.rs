@@ -10,7 +10,7 @@
 //! ```
 
 mod batch;
-#[cfg(feature = "conformance")]
+#[cfg(feature = "testing")]
 pub mod conformance;
 mod crank;
 mod engine;
@@ -20,8 +20,8 @@ mod heartbeat;
 pub mod hint;
 mod lease;
 mod line;
+#[cfg(feature = "testing")]
 pub mod memory;
-pub mod mutant;
 pub mod pipeline;
 pub mod settings;
 pub mod status;
@@ -31,6 +31,7 @@ mod worker;
 pub use batch::BatchPipeline;
 pub use engine::Engine;
 pub use hint::Hints;
+#[cfg(feature = "testing")]
 pub use memory::MemoryStore;
 pub use pipeline::{Applied, Pipeline};
 pub use settings::Settings;

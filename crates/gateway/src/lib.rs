@@ -10,7 +10,7 @@ mod answer;
 mod auth;
 mod body;
 mod connect;
-#[cfg(feature = "corpus")]
+#[cfg(feature = "testing")]
 pub mod corpus;
 mod cors;
 mod forward;

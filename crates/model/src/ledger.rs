@@ -4,9 +4,9 @@
 //! has, an owner that releases again releases nothing. So a late or doubled message of one task can
 //! never take a device from another (the holder is looked up, never assumed).
 
-use std::collections::BTreeMap;
+use windlass_planted_bugs::{Bug, is_planted};
 
-use crate::mutant::{self, Mutant};
+use std::collections::BTreeMap;
 
 /// How many devices an owner asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub enum RebuildError<D, O> {
 pub struct Ledger<D, O> {
     /// Every device; `None` is free.
     holders: BTreeMap<D, Option<O>>,
-    /// What each owner had first, for the mutant that gets releases wrong.
-    #[cfg(feature = "mutants")]
+    /// What each owner had first, for the planted bug in `release`.
+    #[cfg(feature = "testing")]
     once: BTreeMap<O, Vec<D>>,
 }
 
@@ -46,7 +46,7 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
     pub fn new(devices: impl IntoIterator<Item = D>) -> Self {
         Self {
             holders: devices.into_iter().map(|device| (device, None)).collect(),
-            #[cfg(feature = "mutants")]
+            #[cfg(feature = "testing")]
             once: BTreeMap::new(),
         }
     }
@@ -103,7 +103,7 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
     /// Frees what `owner` holds and says what that was; nothing when it holds nothing.
     pub fn release(&mut self, owner: &O) -> Vec<D> {
         let held = self.held_by(owner);
-        if held.is_empty() && mutant::active(Mutant::ReleaseFreesAnother) {
+        if held.is_empty() && is_planted(Bug::ReleaseFreesAnother) {
             return self.release_once_held(owner);
         }
         for device in &held {
@@ -129,16 +129,16 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
         self.holders.len()
     }
 
-    #[cfg(feature = "mutants")]
+    #[cfg(feature = "testing")]
     fn remember(&mut self, owner: &O) {
         let held = self.held_by(owner);
         self.once.insert(owner.clone(), held);
     }
 
-    #[cfg(not(feature = "mutants"))]
+    #[cfg(not(feature = "testing"))]
     fn remember(&mut self, _: &O) {}
 
-    #[cfg(feature = "mutants")]
+    #[cfg(feature = "testing")]
     fn release_once_held(&mut self, owner: &O) -> Vec<D> {
         let devices = self.once.get(owner).cloned().unwrap_or_default();
         for device in &devices {
@@ -147,7 +147,7 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
         devices
     }
 
-    #[cfg(not(feature = "mutants"))]
+    #[cfg(not(feature = "testing"))]
     fn release_once_held(&mut self, _: &O) -> Vec<D> {
         Vec::new()
     }

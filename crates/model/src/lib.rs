@@ -22,7 +22,6 @@ pub mod ledger;
 pub mod machine;
 pub mod managed_job;
 pub mod money;
-pub mod mutant;
 pub mod plan;
 pub mod queue;
 pub mod resources;

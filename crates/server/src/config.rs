@@ -84,8 +84,6 @@ pub struct Given {
     /// `docker` or `process`: how jobs run on this machine.
     pub local_runtime: Option<String>,
     pub docker_socket: Option<PathBuf>,
-    /// The script of a mock cloud.
-    pub mock_cloud: Option<PathBuf>,
     pub keep_logs: Option<String>,
     pub log_store: Option<String>,
     pub lost_after: Option<String>,
@@ -133,7 +131,6 @@ impl Given {
                 "agent" => given.agent = Some(word.text.into()),
                 "local_runtime" => given.local_runtime = Some(word.text),
                 "docker_socket" => given.docker_socket = Some(word.text.into()),
-                "mock_cloud" => given.mock_cloud = Some(word.text.into()),
                 "log_store" => given.log_store = Some(word.text),
                 "keep_logs" => given.keep_logs = Some(word.text),
                 "lost_after" => given.lost_after = Some(word.text),
@@ -154,7 +151,7 @@ impl Given {
                 "tls_key" => given.tls_key = Some(word.text.into()),
                 unknown => {
                     let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
-                                agent, local_runtime, docker_socket, mock_cloud, keep_logs, log_store, lost_after, \
+                                agent, local_runtime, docker_socket, keep_logs, log_store, lost_after, \
                                 jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
                     return Err(wrong(unknown, want));
                 }
@@ -177,7 +174,6 @@ impl Given {
             agent: self.agent.or(other.agent),
             local_runtime: self.local_runtime.or(other.local_runtime),
             docker_socket: self.docker_socket.or(other.docker_socket),
-            mock_cloud: self.mock_cloud.or(other.mock_cloud),
             keep_logs: self.keep_logs.or(other.keep_logs),
             log_store: self.log_store.or(other.log_store),
             lost_after: self.lost_after.or(other.lost_after),
@@ -205,8 +201,6 @@ pub struct Settings {
     pub local_runtime: Option<Runtime>,
     /// The container engine of this machine; `None`: `DOCKER_HOST`, or the usual places.
     pub docker_socket: Option<PathBuf>,
-    /// The script of a mock cloud, for tests and trials.
-    pub mock_cloud: Option<PathBuf>,
     /// Whether this replica turns the pipelines; one that does not only answers requests.
     pub pipelines: bool,
     /// How long logs are kept after the end of their run; `None` is for ever.
@@ -301,7 +295,6 @@ impl Settings {
             agent_binary: given.agent,
             local_runtime,
             docker_socket: given.docker_socket,
-            mock_cloud: given.mock_cloud,
             pipelines: true,
             body_bytes_max: BODY_BYTES_MAX,
             upload_bytes_max: UPLOAD_BYTES_MAX,

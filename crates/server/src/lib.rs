@@ -79,6 +79,7 @@ pub enum StartError {
     Db(#[from] DbError),
     #[error("set up the log store")]
     Logs(#[from] PlaceError),
+    #[cfg(feature = "testing")]
     #[error("set up the mock cloud")]
     Mock(#[from] windlass_backend::mock::script::ScriptError),
     #[error("draw random bytes")]

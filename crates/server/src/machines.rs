@@ -1,21 +1,17 @@
 //! Where this server's machines come from: its backends, and what is shared between them and the agents.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use windlass_backend::{
     Backend, Backends,
     local::{self, Local},
-    mock::{
-        Mock,
-        script::{Script, ScriptError},
-    },
     program::Program,
     remote::{Binaries, Remote},
 };
 use windlass_model::id::InstanceId;
 use windlass_tunnel::{Backoff, Hosts};
 
-use crate::config::Settings;
+use crate::{StartError, config::Settings};
 
 /// All of them, as the settings want it.
 pub struct Machines {
@@ -27,7 +23,7 @@ pub struct Machines {
 
 impl Machines {
     /// Starts nothing.
-    pub fn new(settings: &Settings) -> Result<Self, ScriptError> {
+    pub fn new(settings: &Settings) -> Result<Self, StartError> {
         let hosts = Arc::new(Hosts::new(Backoff::STANDARD));
         let binaries = match Program::find(settings.agent_binary.as_deref()) {
             Ok(program) => Binaries::beside(program.path()),
@@ -39,13 +35,8 @@ impl Machines {
         let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Remote::new(Arc::clone(&hosts), binaries))];
         let local = settings.local.then(|| Arc::new(Local::new(local_settings(settings))));
         backends.extend(local.clone().map(|local| local as Arc<dyn Backend>));
-        if let Some(file) = &settings.mock_cloud {
-            // Beside the script, so that all replicas that read it see one cloud.
-            let mut dir = file.clone().into_os_string();
-            dir.push(".d");
-            let mock = Mock::new(Script::read(file)?, Path::new(&dir), settings.agent_binary.clone());
-            backends.push(Arc::new(mock));
-        }
+        #[cfg(feature = "testing")]
+        backends.extend(mock_cloud(settings)?);
         Ok(Self { backends: Backends::new(backends), hosts, local })
     }
 
@@ -75,4 +66,20 @@ fn local_settings(settings: &Settings) -> local::Settings {
         runtime: settings.local_runtime,
         docker_socket: settings.docker_socket.clone(),
     }
+}
+
+/// The script of a mock cloud is named by this variable.
+#[cfg(feature = "testing")]
+const MOCK_CLOUD: &str = "WINDLASS_MOCK_CLOUD";
+
+/// The mock cloud, where a test wants one.
+#[cfg(feature = "testing")]
+fn mock_cloud(settings: &Settings) -> Result<Option<Arc<dyn Backend>>, StartError> {
+    use windlass_backend::mock::{Mock, script::Script};
+    let Some(file) = std::env::var_os(MOCK_CLOUD).map(std::path::PathBuf::from) else { return Ok(None) };
+    // Beside the script, so that all replicas that read it see one cloud.
+    let mut dir = file.clone().into_os_string();
+    dir.push(".d");
+    let mock = Mock::new(Script::read(&file)?, std::path::Path::new(&dir), settings.agent_binary.clone());
+    Ok(Some(Arc::new(mock)))
 }

@@ -26,19 +26,14 @@ use super::{
     enrolment::Current,
     events::Events,
     growth::Growth,
-    hollow::{Hollow, Plan},
     policy::{Policy, PolicyError},
-    premises::{Nowhere, Premises},
+    premises::Premises,
     process::Process,
     runtime::{Runtime, RuntimeError},
     tasks::{OpenError, Settings, Tasks},
 };
 use crate::{
-    host::{
-        self,
-        gpu::{self, Inventory},
-        health::Watched,
-    },
+    host::{self, gpu, health::Watched},
     http,
 };
 
@@ -64,11 +59,19 @@ pub struct Boot {
     pub docker_socket: Option<PathBuf>,
     pub policy: PathBuf,
     pub compat_tcp: Option<SocketAddr>,
-    /// `None`: one, with its socket at `socket`.
-    pub hosts: Option<u32>,
-    /// What hollow tasks do.
-    pub plan: Plan,
+    #[cfg(feature = "testing")]
+    pub simulated: Simulated,
     pub write_host_info: bool,
+}
+
+/// What the simulated runtime is started with.
+#[cfg(feature = "testing")]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Simulated {
+    /// `None`: one host, with its socket at the usual place.
+    pub hosts: Option<u32>,
+    /// What its tasks do.
+    pub plan: super::hollow::Plan,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +88,8 @@ pub enum BootError {
     Policy(#[from] PolicyError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
-    #[error("only the hollow runtime can be many hosts")]
+    #[cfg(feature = "testing")]
+    #[error("only the simulated runtime can be many hosts")]
     ManyHosts,
     #[error("take up the tasks of {home}")]
     Tasks {
@@ -105,16 +109,20 @@ pub async fn run(boot: Boot) -> Result<(), BootError> {
     let mut doors = JoinSet::new();
     let mut hosts = Vec::new();
     match chosen {
+        #[cfg(feature = "testing")]
         Chosen::Hollow => {
             for (home, socket) in hollow_homes(&boot)? {
-                let shim = open_hollow(&home, boot.plan, policy.clone(), &stop).await?;
+                let shim = open_hollow(&home, boot.simulated.plan, policy.clone(), &stop).await?;
                 // There is one port, and it is the first host's.
                 let compat = boot.compat_tcp.filter(|_| hosts.is_empty());
                 open_doors(&mut doors, &shim, &socket, compat).await?;
                 hosts.push(shim);
             }
         }
-        Chosen::Process | Chosen::Docker(_) if boot.hosts.is_some() => return Err(BootError::ManyHosts),
+        #[cfg(feature = "testing")]
+        Chosen::Process | Chosen::Docker(_) if boot.simulated.hosts.is_some() => {
+            return Err(BootError::ManyHosts);
+        }
         Chosen::Process | Chosen::Docker(_) => {
             let shim = open_real(&boot, &chosen, policy, &stop).await?;
             if boot.write_host_info {
@@ -184,6 +192,7 @@ fn lock(home: &Path) -> Result<fs::File, BootError> {
 }
 
 enum Chosen {
+    #[cfg(feature = "testing")]
     Hollow,
     Process,
     /// By its socket.
@@ -197,6 +206,7 @@ fn choose(boot: &Boot) -> Result<Chosen, BootError> {
     let socket = || docker_socket(boot.docker_socket.as_deref());
     let usual = || socket().unwrap_or_else(|| PathBuf::from("/run/docker.sock"));
     let chosen = match boot.runtime {
+        #[cfg(feature = "testing")]
         Some(RuntimeName::Hollow) => Chosen::Hollow,
         Some(RuntimeName::Process) => Chosen::Process,
         Some(RuntimeName::Docker) => Chosen::Docker(usual()),
@@ -206,6 +216,7 @@ fn choose(boot: &Boot) -> Result<Chosen, BootError> {
         None => socket().map_or(Chosen::Process, Chosen::Docker),
     };
     let name = match &chosen {
+        #[cfg(feature = "testing")]
         Chosen::Hollow => "hollow",
         Chosen::Process => "process",
         Chosen::Docker(_) => "docker",
@@ -243,7 +254,9 @@ async fn open_real(
             let data = docker.data().await;
             (Arc::new(docker), Some(socket.clone()), data)
         }
-        Chosen::Process | Chosen::Hollow => (Arc::new(Process::new(boot.home.clone())), None, None),
+        #[cfg(feature = "testing")]
+        Chosen::Hollow => (Arc::new(Process::new(boot.home.clone())), None, None),
+        Chosen::Process => (Arc::new(Process::new(boot.home.clone())), None, None),
     };
     let policy = policy.guarding([boot.home.clone()].into_iter().chain(engine));
     let gpus = gpu::discover().await;
@@ -289,9 +302,10 @@ async fn reach(socket: &Path, home: &Path) -> Result<Docker, BootError> {
     }
 }
 
-/// One hollow host at the home itself, or as many as were asked for below it.
+/// One simulated host at the home itself, or as many as were asked for below it.
+#[cfg(feature = "testing")]
 fn hollow_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
-    let Some(count) = boot.hosts else { return Ok(vec![(boot.home.clone(), boot.socket.clone())]) };
+    let Some(count) = boot.simulated.hosts else { return Ok(vec![(boot.home.clone(), boot.socket.clone())]) };
     let homes = (1..=count).map(|number| {
         let home = boot.home.join(format!("host-{number:04}"));
         make_home(&home)?;
@@ -301,17 +315,18 @@ fn hollow_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
     homes.collect()
 }
 
+#[cfg(feature = "testing")]
 async fn open_hollow(
     home: &Path,
-    plan: Plan,
+    plan: super::hollow::Plan,
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
     let events = Events::new(boot_name());
-    let runtime: Arc<dyn Runtime> = Arc::new(Hollow::new(plan, events.clone()));
+    let runtime: Arc<dyn Runtime> = Arc::new(super::hollow::Hollow::new(plan, events.clone()));
     let growth = Growth::new(home, events.clone(), |_| {});
     let settings = Settings::in_memory(home.to_owned(), Vec::new());
-    let host = Arc::new(Nowhere { policy });
+    let host = Arc::new(super::premises::Nowhere { policy });
     let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
         .await
         .map_err(|source| BootError::Tasks { home: home.to_owned(), source })?;
@@ -323,7 +338,7 @@ async fn open_hollow(
         premises: None,
         events,
         growth,
-        gpus: Inventory::default(),
+        gpus: gpu::Inventory::default(),
         data: home.to_owned(),
         problems: Mutex::new(Vec::new()),
         stop: stop.clone(),

@@ -18,7 +18,7 @@ use windlass_model::{causes::chain, id::InstanceId};
 use super::{
     boot::{self, Boot},
     enrolment::{self, Enrolment},
-    hollow, policy,
+    policy,
 };
 
 #[derive(Debug, clap::Args)]
@@ -69,11 +69,13 @@ struct Flags {
         value_parser = loopback
     )]
     compat_tcp: Option<SocketAddr>,
-    /// With the hollow runtime: so many hosts in one process, each with its socket HOME/host-NNNN/shim.sock
+    /// With the simulated runtime: so many hosts in one process, each with its socket HOME/host-NNNN/shim.sock
+    #[cfg(feature = "testing")]
     #[arg(long, value_name = "N", env = "WINDLASS_AGENT_HOSTS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     hosts: Option<u32>,
+    #[cfg(feature = "testing")]
     #[command(flatten)]
-    hollow: hollow::PlanFlags,
+    hollow: super::hollow::PlanFlags,
     /// Begin a session of its own, so that the end of whoever started it, or of their terminal, is not its end
     #[arg(long)]
     own_session: bool,
@@ -104,7 +106,8 @@ pub enum RuntimeName {
     Docker,
     /// Plain processes
     Process,
-    /// Nothing at all, for load tests
+    /// Simulated tasks, for tests
+    #[cfg(feature = "testing")]
     Hollow,
 }
 
@@ -165,8 +168,8 @@ fn start(flags: &Flags) -> ExitCode {
         docker_socket: flags.docker_socket.clone(),
         policy: flags.policy.clone(),
         compat_tcp: flags.compat_tcp,
-        hosts: flags.hosts,
-        plan: flags.hollow.into(),
+        #[cfg(feature = "testing")]
+        simulated: boot::Simulated { hosts: flags.hosts, plan: flags.hollow.into() },
         write_host_info: false,
     };
     run(boot, flags.log)

@@ -7,6 +7,7 @@ pub mod docker;
 pub mod enrolment;
 pub mod events;
 pub mod growth;
+#[cfg(feature = "testing")]
 pub mod hollow;
 pub mod journal;
 pub mod keys;

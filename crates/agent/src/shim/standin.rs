@@ -12,7 +12,6 @@ use super::{
     api::COMPAT_VERSION,
     boot::Boot,
     cli::{self, LogLevel},
-    hollow::Plan,
     policy,
 };
 
@@ -59,8 +58,8 @@ pub fn main() -> ExitCode {
         docker_socket: None,
         policy: PathBuf::from(policy::DEFAULT_FILE),
         compat_tcp: Some((Ipv4Addr::LOCALHOST, args.shim_http_port).into()),
-        hosts: None,
-        plan: Plan::default(),
+        #[cfg(feature = "testing")]
+        simulated: super::boot::Simulated::default(),
         write_host_info: !matches!(args.service.as_str(), "" | "0" | "false"),
     };
     cli::run(boot, log_level(args.shim_log_level))

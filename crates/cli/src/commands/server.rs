@@ -88,9 +88,6 @@ pub(crate) struct Args {
     /// Socket of this machine's container engine; `DOCKER_HOST` or the usual places, if not given
     #[arg(long, env = "WINDLASS_SERVER_DOCKER_SOCKET", global = true, value_name = "PATH")]
     pub(crate) docker_socket: Option<PathBuf>,
-    /// Script of a mock cloud: a backend `mock` for trials
-    #[arg(long, env = "WINDLASS_MOCK_CLOUD", global = true, value_name = "FILE", hide = true)]
-    pub(crate) mock_cloud: Option<PathBuf>,
     /// Where logs of jobs are kept: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`
     #[arg(long, env = "WINDLASS_SERVER_LOG_STORE", global = true, value_name = "PLACE")]
     pub(crate) log_store: Option<String>,
@@ -263,7 +260,6 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         agent: args.agent,
         local_runtime: args.local_runtime,
         docker_socket: args.docker_socket,
-        mock_cloud: args.mock_cloud,
         keep_logs: args.keep_logs,
         log_store: args.log_store,
         lost_after: args.lost_after,

@@ -19,19 +19,25 @@ pub(crate) struct Running {
 
 /// One whose log nobody reads: a full pipe would stop it.
 pub(crate) fn quiet(data_dir: &Path, args: &[&str]) -> Running {
-    start_at("error", data_dir, args)
+    start_at("error", data_dir, args, None)
 }
 
 pub(crate) fn start(data_dir: &Path, args: &[&str]) -> Running {
-    start_at("debug", data_dir, args)
+    start_at("debug", data_dir, args, None)
 }
 
-fn start_at(level: &str, data_dir: &Path, args: &[&str]) -> Running {
+/// A server with a mock cloud that follows this script.
+pub(crate) fn with_mock_cloud(data_dir: &Path, args: &[&str], script: &Path) -> Running {
+    start_at("error", data_dir, args, Some(script))
+}
+
+fn start_at(level: &str, data_dir: &Path, args: &[&str], mock_cloud: Option<&Path>) -> Running {
     let child = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(["server", "--port", "0", "--no-local", "--log-level", level, "--data-dir"])
         .arg(data_dir)
         .args(args)
         .env_remove("WINDLASS_SERVER_ADMIN_TOKEN")
+        .envs(mock_cloud.map(|script| ("WINDLASS_MOCK_CLOUD", script)))
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()

@@ -210,8 +210,8 @@ impl Cloud {
         needs_agent();
         let home = crate::Home::new();
         let script = home.0.file("cloud.yml", CLOUD);
-        let args = ["--admin-token", TOKEN, "--mock-cloud", script.to_str().unwrap()];
-        let server = server::quiet(&home.0.0.join("data"), &args);
+        let args = ["--admin-token", TOKEN];
+        let server = server::with_mock_cloud(&home.0.0.join("data"), &args, &script);
         let stage = Stage { server, home };
         stage.file("burst.yml", "type: fleet\nname: burst\nnodes: 0..2\nbackends: [mock]\nspot_policy: auto\nresources: {cpu: 1.., memory: 0.., disk: null, gpu: 0..}\n");
         stage.windlass(&["apply", "-f", "burst.yml", "-y"]).ok();

@@ -7,8 +7,7 @@ mod conformance;
 mod endings;
 mod fetching;
 mod leases;
-#[cfg(feature = "mutants")]
-mod mutants;
+mod planted_bugs;
 mod setbacks;
 mod storms;
 mod toy;

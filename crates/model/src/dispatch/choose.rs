@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use super::{Container, Needs, Queue};
 use crate::{
     container::Status,
-    mutant::{self, Mutant},
     time::{Span, Timestamp},
 };
 
@@ -85,7 +86,7 @@ pub fn choose(
     let mut waiting: Vec<&Container> =
         queue.containers.iter().filter(|one| one.status == Status::Queued && one.priority > 0).collect();
     waiting.sort_by(|a, b| (b.priority, a.created_at, &a.uuid).cmp(&(a.priority, b.created_at, &b.uuid)));
-    if mutant::active(Mutant::OrderOfArrival) {
+    if is_planted(Bug::OrderOfArrival) {
         waiting.sort_by_key(|one| one.created_at);
     }
     let still: BTreeSet<&str> = waiting.iter().map(|one| one.uuid.as_str()).collect();

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use super::{Attempt, Container, Job, Life, Lower, Queue};
 use crate::{
     container::Status,
-    mutant::{self, Mutant},
     time::{Span, Timestamp},
 };
 
@@ -139,7 +140,7 @@ fn without_job(
     queue_asked_at: Timestamp,
     memory: &mut Memory,
 ) -> Option<Step> {
-    if !lower.is_whole && !mutant::active(Mutant::HolesAreAbsences) {
+    if !lower.is_whole && !is_planted(Bug::HolesAreAbsences) {
         return None;
     }
     let lost_after = memory.lost_after;

@@ -88,16 +88,15 @@ fn g2_a_rebuild_holds_what_live_owners_hold_and_refuses_a_double_claim() {
 }
 
 /// The switch is process-wide; this test stands alone in its process under nextest, and sets it back.
-#[cfg(feature = "mutants")]
 #[test]
-fn the_mutant_frees_the_devices_of_another() {
-    use windlass_model::mutant::{Mutant, set};
+fn the_planted_bug_frees_the_devices_of_another() {
+    use windlass_planted_bugs::{Bug, plant};
     let mut ledger: Ledger<u32, &str> = Ledger::new(0..1);
     ledger.acquire(&"old", Want::All).unwrap();
     ledger.release(&"old");
     ledger.acquire(&"new", Want::All).unwrap();
-    set(Some(Mutant::ReleaseFreesAnother));
+    plant(Some(Bug::ReleaseFreesAnother));
     ledger.release(&"old");
-    set(None);
+    plant(None);
     assert_eq!(ledger.held_by(&"new"), [0_u32; 0]);
 }

@@ -32,7 +32,6 @@ pub mod jobs;
 mod leases;
 pub mod managed_jobs;
 mod migrate;
-pub mod mutant;
 pub mod passes;
 mod postgres;
 pub mod projects;
@@ -50,6 +49,7 @@ pub mod unit;
 pub mod users;
 pub mod value;
 pub mod volumes;
+#[cfg(feature = "testing")]
 mod weather;
 
 use std::{
@@ -61,13 +61,14 @@ use std::{
 use uuid::Uuid;
 
 use self::ids::Ids;
+#[cfg(feature = "testing")]
+pub use self::weather::{Blown, Weather};
 pub use self::{
     error::DbError,
     filter::{Page, Ties},
     migrate::{Dialect, MigrateError},
     unit::{Change, Expect, Guard, Unit, Values, Written},
     value::{Row, Val},
-    weather::{Blown, Weather},
 };
 
 /// The database. Cheap to clone; every clone is the same database.
@@ -75,6 +76,7 @@ pub use self::{
 pub struct Db {
     store: Arc<Store>,
     ids: Ids,
+    #[cfg(feature = "testing")]
     weather: Option<Arc<dyn Weather>>,
     /// Kept so that a listener on SQLite waits instead of hearing an end.
     silence: tokio::sync::broadcast::Sender<String>,
@@ -137,10 +139,17 @@ impl Db {
 
     fn of(store: Store, ids: Ids) -> Self {
         let (silence, _) = tokio::sync::broadcast::channel(1);
-        Self { store: Arc::new(store), ids, weather: None, silence }
+        Self {
+            store: Arc::new(store),
+            ids,
+            silence,
+            #[cfg(feature = "testing")]
+            weather: None,
+        }
     }
 
-    /// The same database, reached through this weather.
+    /// The same database, with these faults around every call.
+    #[cfg(feature = "testing")]
     #[must_use]
     pub fn with_weather(&self, weather: Arc<dyn Weather>) -> Self {
         Self { weather: Some(weather), ..self.clone() }
@@ -243,17 +252,21 @@ impl Db {
     }
 
     async fn before(&self, what: &'static str) -> Result<(), DbError> {
-        match &self.weather {
-            Some(weather) => weather.before(what).await,
-            None => Ok(()),
+        #[cfg(feature = "testing")]
+        if let Some(weather) = &self.weather {
+            return weather.before(what).await;
         }
+        let _ = what;
+        Ok(())
     }
 
     async fn after(&self, what: &'static str) -> Result<(), DbError> {
-        match &self.weather {
-            Some(weather) => weather.after(what).await,
-            None => Ok(()),
+        #[cfg(feature = "testing")]
+        if let Some(weather) = &self.weather {
+            return weather.after(what).await;
         }
+        let _ = what;
+        Ok(())
     }
 
     /// Commits what is queued and lets go of the file or the connections. Later calls fail.

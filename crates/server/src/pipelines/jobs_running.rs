@@ -27,6 +27,8 @@ use windlass_model::{
 };
 
 use self::record::Learned;
+use windlass_planted_bugs::{Bug, is_planted};
+
 use super::{Hands, applied, because, due_in};
 use crate::{
     agents::{AgentError, Call},
@@ -34,7 +36,6 @@ use crate::{
         Val, Values,
         instances::Instance,
         jobs::Job,
-        mutant::{self, Mutant},
         passes::jobs::{self as rows, Loaded, Moved},
     },
     job_facts::{JobFacts, Utilization},
@@ -177,7 +178,7 @@ impl Pipeline for JobsRunning {
         }
         if let Some(ending) = ending {
             set.extend(rows::ending(ending));
-            if mutant::active(Mutant::FinishedOutsideTerminating) {
+            if is_planted(Bug::FinishedOutsideTerminating) {
                 finish_here(&mut set, events.last_mut(), ending);
             }
         }

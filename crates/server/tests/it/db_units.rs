@@ -342,10 +342,9 @@ async fn a_closed_database_says_so(db: &Db) {
     assert!(matches!(error, DbError::Unavailable { .. }), "{error:?}");
 }
 
-/// Compiled with `--features mutants`: the guard's test must be able to fail.
-#[cfg(feature = "mutants")]
-mod mutant {
-    use windlass_server::db::mutant::{Mutant, set};
+/// The test of the guard must be able to fail.
+mod planted {
+    use windlass_planted_bugs::{Bug, plant};
 
     use super::*;
     use crate::db::Home;
@@ -356,9 +355,9 @@ mod mutant {
         let stale = Held { token: Uuid::nil(), ..good };
         let unit = || Unit::guarded("runs", stale, vec![("status", "running".into())]);
         assert!(!db.write(unit()).await.unwrap().is_done());
-        set(Some(Mutant::ApplyWithoutTokenCheck));
+        plant(Some(Bug::ApplyWithoutTokenCheck));
         let went_through = db.write(unit()).await.unwrap().is_done();
-        set(None);
+        plant(None);
         assert!(went_through, "the planted bug is not there");
         assert_eq!(status(db, good.id).await, "running");
     }

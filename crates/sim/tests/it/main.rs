@@ -5,6 +5,5 @@
 mod checkers;
 mod fortune;
 mod managed_checkers;
-#[cfg(feature = "mutants")]
-mod mutants;
+mod planted_bugs;
 mod runs;

@@ -1,5 +1,7 @@
 //! One task in one pass.
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use super::{
     Act, Moved, Seen, Stop, Submit, TaskDecision, TaskView, Turn, earlier, emergency,
     judge::{Machines, Verdict, judge},
@@ -11,7 +13,6 @@ use crate::{
         plan::{Strategy, Task},
         record::{Placement, Record, Standing},
     },
-    mutant::{self, Mutant},
     spot::{self, Market, Terms},
     time::{Span, Timestamp},
 };
@@ -379,7 +380,7 @@ impl<'a> Pass<'a> {
                 self.go(Event::Interrupted, Some(RecoverySource::Restart), "its run is gone");
                 self.record.schedule(ScheduleEvent::WantsLaunch);
             }
-            Seen::Ending if mutant::active(Mutant::RecoversBeforeReleased) => {
+            Seen::Ending if is_planted(Bug::RecoversBeforeReleased) => {
                 let machines = Machines::default();
                 self.over(Verdict::Loss { machines, message: "it ends".to_owned() });
             }

@@ -9,6 +9,8 @@ use windlass_model::{
     managed_job::{Schedule, Status},
 };
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use crate::{
     db::{
         Db, DbError, Unit, Val, Values, Written,
@@ -16,7 +18,6 @@ use crate::{
         instances::Instance,
         jobs::{self, Job},
         managed_jobs::{self, ManagedJob, Task},
-        mutant::{self, Mutant},
         record::statements,
         runs::Run,
     },
@@ -227,7 +228,7 @@ pub async fn line(db: &Db, limits: Limits) -> Result<(Vec<(Waiting, Uuid)>, InUs
 /// Grants slots to these, as far as the limits still allow it, and makes their jobs due.
 pub async fn grant(db: &Db, chosen: &[(Waiting, Uuid)], limits: Limits) -> Result<(), DbError> {
     let mut unit = Unit::new().expect_one(HOLD_SLOTS.as_str(), vec![]);
-    let limits = match mutant::active(Mutant::GrantWithoutCount) {
+    let limits = match is_planted(Bug::GrantWithoutCount) {
         true => Limits { max_launching: u32::MAX, max_alive: u32::MAX },
         false => limits,
     };

@@ -16,6 +16,8 @@ use futures_util::future::{maybe_done, try_join};
 use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use super::{
     bind::{Array, Bind, row_of},
     clock::{READ, Watch},
@@ -24,7 +26,6 @@ use super::{
 };
 use crate::db::{
     error::DbError,
-    mutant::{self, Mutant},
     unit::{Change, Expect, Unit, Values, Written, assign},
     value::{Row, Val},
 };
@@ -340,7 +341,7 @@ fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {
         columns.iter().enumerate().map(|(at, column)| assign(column, &format!("v.c{at}"))).collect();
     let set = if set.is_empty() { "lock_token = t.lock_token".to_owned() } else { set.join(", ") };
     // The planted bug still names the token, so that the statement keeps its parameters.
-    let check = if mutant::active(Mutant::ApplyWithoutTokenCheck) {
+    let check = if is_planted(Bug::ApplyWithoutTokenCheck) {
         "v.token IS NOT NULL"
     } else {
         "t.lock_token = v.token"

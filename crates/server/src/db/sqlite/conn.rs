@@ -17,11 +17,12 @@ use rusqlite::{
     types::{ToSql, ToSqlOutput, Value, ValueRef},
 };
 
+use windlass_planted_bugs::{Bug, is_planted};
+
 use crate::db::{
     clock::Clock,
     error::DbError,
     ids::Ids,
-    mutant::{self, Mutant},
     unit::{Change, Expect, Guard, Unit, Written, assign},
     value::{Row, Val},
 };
@@ -273,7 +274,7 @@ impl Conn {
         let sql = guard_sql(guard);
         let mut params = vec![guard.id.into(), guard.token.into()];
         params.extend(guard.set.iter().map(|(_, value)| value.clone()));
-        if mutant::active(Mutant::ApplyWithoutTokenCheck) {
+        if is_planted(Bug::ApplyWithoutTokenCheck) {
             params.remove(1);
         }
         Ok(self.execute(&sql, &params, now)? == 1)
@@ -281,7 +282,7 @@ impl Conn {
 }
 
 fn guard_sql(guard: &Guard) -> String {
-    let unchecked = mutant::active(Mutant::ApplyWithoutTokenCheck);
+    let unchecked = is_planted(Bug::ApplyWithoutTokenCheck);
     let first = if unchecked { 2 } else { 3 };
     let set: Vec<String> = guard
         .set

@@ -3,13 +3,13 @@
 use std::future::pending;
 
 use tokio::time::sleep;
-use windlass_engine::mutant::{self, Mutant};
+use windlass_planted_bugs::{Bug, plant};
 
 use crate::toy::{Lab, What, secs, standard};
 
 #[tokio::test(start_paused = true)]
 async fn a_heartbeat_that_stops_renewing_lets_two_hold_one_row() {
-    mutant::set(Some(Mutant::HeartbeatStopsRenewing));
+    plant(Some(Bug::HeartbeatStopsRenewing));
     let lab = Lab::new(1);
     let (one, two) = (lab.way(), lab.way());
     let _first = lab.start(&one, lab.toy(&one).acting(|_| pending()), standard());
@@ -17,5 +17,5 @@ async fn a_heartbeat_that_stops_renewing_lets_two_hold_one_row() {
     let _second = lab.start(&two, lab.toy(&two), standard());
     lab.until(secs(40), "taken by the second", |lab| lab.journal.count(What::Started) == 2).await;
     assert_eq!(lab.journal.count(What::Dropped), 0, "while the first still works on it");
-    mutant::set(None);
+    plant(None);
 }

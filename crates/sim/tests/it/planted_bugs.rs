@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use windlass_planted_bugs::{Bug, plant};
 use windlass_sim::{
     fortune,
     runs::{self, Report},
@@ -34,64 +35,55 @@ fn caught_in(play: fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
 
 #[test]
 fn l1_an_apply_without_token_check_is_caught() {
-    use windlass_server::db::mutant::{Mutant, set};
-    set(Some(Mutant::ApplyWithoutTokenCheck));
+    plant(Some(Bug::ApplyWithoutTokenCheck));
     // A stale write also unlocks the row under the hands of whoever holds it.
     caught(&["L1", "L9", "R3", "R5", "R6", "R8", "R22"]);
 }
 
 #[test]
 fn l9_a_heartbeat_that_stops_renewing_is_caught() {
-    use windlass_engine::mutant::{Mutant, set};
-    set(Some(Mutant::HeartbeatStopsRenewing));
+    plant(Some(Bug::HeartbeatStopsRenewing));
     caught(&["L9"]);
 }
 
 #[test]
 fn r4_a_final_status_written_outside_the_terminating_pipeline_is_caught() {
-    use windlass_server::db::mutant::{Mutant, set};
-    set(Some(Mutant::FinishedOutsideTerminating));
+    plant(Some(Bug::FinishedOutsideTerminating));
     caught(&["R4", "R5"]);
 }
 
 #[test]
 fn g1_a_release_that_frees_another_owners_gpu_is_caught() {
-    use windlass_model::mutant::{Mutant, set};
-    set(Some(Mutant::ReleaseFreesAnother));
+    plant(Some(Bug::ReleaseFreesAnother));
     caught(&["G1"]);
 }
 
 #[test]
 fn r15_a_dispatcher_that_takes_a_hole_for_an_end_is_caught() {
-    use windlass_model::mutant::{Mutant, set};
-    set(Some(Mutant::HolesAreAbsences));
+    plant(Some(Bug::HolesAreAbsences));
     caught_in(fortune::play, &["R15"]);
 }
 
 #[test]
 fn c8_a_dispatcher_that_forgets_priorities_is_caught() {
-    use windlass_model::mutant::{Mutant, set};
-    set(Some(Mutant::OrderOfArrival));
+    plant(Some(Bug::OrderOfArrival));
     caught_in(fortune::play, &["C8"]);
 }
 
 #[test]
 fn m5_slots_granted_without_being_counted_are_caught() {
-    use windlass_server::db::mutant::{Mutant, set};
-    set(Some(Mutant::GrantWithoutCount));
+    plant(Some(Bug::GrantWithoutCount));
     caught(&["M5"]);
 }
 
 #[test]
 fn m6_a_second_attempt_beside_the_first_is_caught() {
-    use windlass_model::mutant::{Mutant, set};
-    set(Some(Mutant::RecoversBeforeReleased));
+    plant(Some(Bug::RecoversBeforeReleased));
     caught(&["M6"]);
 }
 
 #[test]
 fn m7_a_task_that_follows_a_failed_one_is_caught() {
-    use windlass_model::mutant::{Mutant, set};
-    set(Some(Mutant::FollowsAFailure));
+    plant(Some(Bug::FollowsAFailure));
     caught(&["M7"]);
 }
