@@ -1,7 +1,7 @@
 //! The fault matrix: builds server, agent and `windlass-faults`, and gives it an engine of its own. Rows that
 //! want a Postgres start one themselves.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::Result;
 
@@ -20,21 +20,33 @@ const SLACK: &str = "3";
 /// These only look; nothing has to run for them.
 const IDLE: [&str; 1] = ["--list"];
 
-/// Debug builds: only they know the places at which an agent can be made to wait for its end.
+/// Builds with the feature `testing`: only they know the places at which an agent can be paused.
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     let packages = ["-p", "windlass-faults", "-p", "windlass-cli", "-p", "windlass-agent"];
     process::run(workspace.cargo().args(["build", "--quiet", "--bins"]).args(packages))?;
     play(workspace, &args.rest())
 }
 
-/// Each row once, but for those that say why not; with what the tests were built as.
-pub(crate) fn each_once(workspace: &Workspace) -> Result<()> {
-    play(workspace, &["--daily", "--slack", SLACK, "--seed", SEED].map(str::to_owned))
+/// Each row once, but for those that say why not; with the programs and the engine of the tests.
+pub(crate) fn each_once(workspace: &Workspace, engine: &Path) -> Result<()> {
+    let args = ["--daily", "--slack", SLACK, "--seed", SEED].map(str::to_owned);
+    process::run(program(workspace, &args)?.env(engine::VARIABLE, engine))
+}
+
+/// Every row five times, each with other seeds and in its long form.
+pub(crate) fn five_times(workspace: &Workspace, engine: &Path) -> Result<()> {
+    let args = ["--times", "5", "--long", "--slack", SLACK].map(str::to_owned);
+    process::run(program(workspace, &args)?.env(engine::VARIABLE, engine))
+}
+
+fn program(workspace: &Workspace, args: &[String]) -> Result<Command> {
+    let mut command = Command::new(workspace.built("debug", BINARY)?);
+    command.current_dir(&workspace.root).args(args);
+    Ok(command)
 }
 
 fn play(workspace: &Workspace, args: &[String]) -> Result<()> {
-    let mut command = Command::new(workspace.built("debug", BINARY)?);
-    command.current_dir(&workspace.root).args(args);
+    let mut command = program(workspace, args)?;
     let is_idle = args.iter().any(|arg| IDLE.contains(&arg.as_str()));
     // Kept until the last row has ended: dropping it stops the engine.
     let _engine = match std::env::var_os(engine::VARIABLE) {

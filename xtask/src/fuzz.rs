@@ -50,6 +50,11 @@ pub(crate) fn short(workspace: &Workspace) -> Result<()> {
     api(workspace, CASES_SHORT, SEED_SHORT, BOTH)
 }
 
+/// The long form, with a seed of its own.
+pub(crate) fn long(workspace: &Workspace) -> Result<()> {
+    api(workspace, CASES, drawn(), BOTH)
+}
+
 fn api(workspace: &Workspace, cases: u32, seed: u64, caller: &str) -> Result<()> {
     let python = venv::SCHEMATHESIS.ensure(workspace)?.join("bin/python");
     let scratch = process::Scratch::new("fuzz")?;

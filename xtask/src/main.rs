@@ -6,11 +6,13 @@
 mod args;
 mod bench;
 mod codegen;
+mod cores;
 mod demo;
 mod elf;
 mod engine;
 mod faults;
 mod fuzz;
+mod junit;
 mod out;
 mod postgres;
 mod process;
@@ -33,7 +35,13 @@ const HELP: &str = "\
 usage: cargo xtask COMMAND
 
   demo                       build both binaries, run a task on this machine, say what to try next
-  test [--fast]              set up this machine, then run every level; --fast: format, lints, tidy, tests
+  test [--fast | --nightly] [--changed | --since REV] [--only NAME]… [--timings] [-j N]
+                             set up this machine, then run every level that continuous integration runs
+                             --fast: unit and SQLite tests of every crate, without daemons and without root
+                             --changed: only crates that changed since `main`, and those that depend on them
+                             --nightly: with long waits, every fault row five times, and 5,000 new seeds
+                             --only: only tests whose name contains NAME, with what they need beside them
+                             --timings: where the time went; -j: tests at once
   tidy                       the rules a machine can check, alone
   sim [--seeds N] [--from K] [--jobs J] [--keep DIR] [--queue]
                              the simulation; SEED=n replays one seed; the
@@ -71,10 +79,7 @@ fn run() -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     match command.as_deref() {
         Some("demo") => args.finish().and_then(|()| demo::run(&workspace)),
-        Some("test") => {
-            let fast = args.flag("--fast");
-            args.finish().and_then(|()| test::run(&workspace, fast))
-        }
+        Some("test") => test::run(&workspace, args),
         Some("tidy") => args.finish().and_then(|()| tidy::run(&workspace)),
         Some("sim") => sim::run(&workspace, args),
         Some("faults") => faults::run(&workspace, args),

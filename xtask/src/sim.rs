@@ -9,10 +9,9 @@ use crate::{args::Args, process, workspace::Workspace};
 const PACKAGE: &str = "windlass-sim";
 const BINARY: &str = "windlass-sim";
 const SEEDS: u64 = 1_000;
-/// The simulation and the proof that it is not blind are one build, or every crate below would be compiled
-/// twice: the planted bugs are in it and sleep until a test wakes one.
-pub(crate) const BUILD: &[&str] =
-    &["--profile", "sim", "-p", PACKAGE, "--features", "mutants", "--test", "it"];
+/// Seeds between one day and the next.
+const SEEDS_PER_DAY: u64 = 10_000;
+const SECS_PER_DAY: u64 = 24 * 60 * 60;
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let mut play = Play {
@@ -41,13 +40,24 @@ pub(crate) struct Play {
     pub(crate) queue: bool,
 }
 
+/// The first seed of this day (UTC). Days are counted from 1970, so no two share a seed.
+pub(crate) fn seed_of_today() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs()) / SECS_PER_DAY * SEEDS_PER_DAY
+}
+
 pub(crate) fn play(workspace: &Workspace, play: &Play) -> Result<()> {
+    process::run(workspace.cargo().args(["build", "-p", PACKAGE, "--bin", BINARY]))?;
+    play_built(workspace, play)
+}
+
+/// The same with the program as the tests were built.
+pub(crate) fn play_built(workspace: &Workspace, play: &Play) -> Result<()> {
     let jobs = match play.jobs {
         Some(jobs) => jobs,
         None => std::thread::available_parallelism().context("count the cores")?.get(),
     };
-    process::run(workspace.cargo().arg("build").args(BUILD).args(["--bin", BINARY]))?;
-    let mut command = Command::new(workspace.built("sim", BINARY)?);
+    let mut command = Command::new(workspace.built("debug", BINARY)?);
     command.current_dir(&workspace.root);
     command.args(["--seeds", &play.seeds.to_string(), "--from", &play.from.to_string()]);
     command.args(["--jobs", &jobs.to_string()]);

@@ -21,6 +21,8 @@ pub(crate) struct Workspace {
 pub(crate) struct Member {
     /// Members it depends on in earnest; development dependencies are not edges of the map.
     pub(crate) uses: BTreeSet<String>,
+    /// Members that only its tests use.
+    pub(crate) uses_in_tests: BTreeSet<String>,
 }
 
 /// Crates that only tests and benchmarks use. Rules for what people run do not hold for them.
@@ -105,14 +107,12 @@ fn members_of(packages: &[Value]) -> BTreeMap<String, Member> {
     let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let own: BTreeSet<String> = packages.iter().map(name).collect();
-    let member = |package: &Value| Member {
-        uses: list(&package["dependencies"])
-            .iter()
-            .filter(|dependency| dependency["kind"] != "dev")
-            .map(name)
-            .filter(|used| own.contains(used))
-            .collect(),
+    let used = |package: &Value, in_tests: bool| -> BTreeSet<String> {
+        let dependencies = list(&package["dependencies"]);
+        let chosen = dependencies.iter().filter(|dependency| (dependency["kind"] == "dev") == in_tests);
+        chosen.map(name).filter(|used| own.contains(used) && *used != name(package)).collect()
     };
+    let member = |package: &Value| Member { uses: used(package, false), uses_in_tests: used(package, true) };
     packages.iter().map(|package| (name(package), member(package))).collect()
 }
 
@@ -130,5 +130,6 @@ mod tests {
         let members = members_of(&packages);
         assert_eq!(members["a"].uses, BTreeSet::from(["b".to_owned()]));
         assert!(members["b"].uses.is_empty());
+        assert_eq!(members["b"].uses_in_tests, BTreeSet::from(["a".to_owned()]));
     }
 }

@@ -1,0 +1,253 @@
+//! The levels of tests, in the order in which they run.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{Context, Options, Scope, changed};
+use crate::{
+    elf,
+    engine::{self, Engine},
+    faults, fuzz,
+    junit::{self, TestResult},
+    out, process, setup, sim, tidy, venv,
+};
+
+/// Seeds that are the same in every run.
+const SEEDS_FIXED: u64 = 200;
+/// Seeds of the container queue, each of which has two hundred containers.
+const QUEUE_SEEDS_FIXED: u64 = 20;
+
+pub(super) struct Level {
+    pub(super) name: &'static str,
+    pub(super) run: fn(&mut Context) -> Result<Outcome>,
+    pub(super) is_needed_by_the_rest: bool,
+}
+
+/// What came of a level.
+#[derive(Default)]
+pub(super) struct Outcome {
+    /// One line for the summary.
+    pub(super) summary: String,
+    pub(super) failure: Option<String>,
+    /// Commands that repeat what failed.
+    pub(super) repeat: Vec<String>,
+    pub(super) tests: Vec<TestResult>,
+    /// How long the tests themselves ran.
+    pub(super) running: Option<Duration>,
+}
+
+impl Outcome {
+    pub(super) fn failed(error: anyhow::Error) -> Self {
+        Self { failure: Some(format!("{error:#}")), ..Self::default() }
+    }
+
+    fn passed(summary: impl Into<String>) -> Self {
+        Self { summary: summary.into(), ..Self::default() }
+    }
+
+    /// Passed, or failed with the command that repeats it.
+    fn of(result: Result<()>, summary: impl Into<String>, repeat: &str) -> Self {
+        match result {
+            Ok(()) => Self::passed(summary),
+            Err(error) => Self { repeat: vec![repeat.to_owned()], ..Self::failed(error) },
+        }
+    }
+}
+
+const SET_UP: Level = Level { name: "set-up", run: set_up, is_needed_by_the_rest: true };
+const FORMAT: Level = Level { name: "format", run: format, is_needed_by_the_rest: false };
+const TIDY: Level = Level { name: "tidy", run: tidy, is_needed_by_the_rest: false };
+const BUILD: Level = Level { name: "build", run: build, is_needed_by_the_rest: true };
+const TESTS: Level = Level { name: "tests", run: tests, is_needed_by_the_rest: false };
+const SIMULATION: Level = Level { name: "simulation", run: simulation, is_needed_by_the_rest: false };
+const FAULTS: Level = Level { name: "faults", run: faults, is_needed_by_the_rest: false };
+const BAD_REQUESTS: Level = Level { name: "bad requests", run: bad_requests, is_needed_by_the_rest: false };
+const BINARIES: Level = Level { name: "binaries", run: binaries, is_needed_by_the_rest: false };
+const LINTS: Level = Level { name: "lints", run: lints, is_needed_by_the_rest: false };
+
+pub(super) fn chosen(options: &Options) -> Vec<Level> {
+    if !options.only.is_empty() {
+        return vec![SET_UP, BUILD, TESTS];
+    }
+    match (options.scope, &options.changed) {
+        (Scope::Fast, _) => vec![FORMAT, BUILD, TESTS, LINTS, TIDY],
+        (Scope::Full | Scope::Nightly, Some(_)) => vec![SET_UP, FORMAT, TIDY, BUILD, TESTS, LINTS],
+        (Scope::Full | Scope::Nightly, None) => {
+            vec![SET_UP, FORMAT, TIDY, BUILD, TESTS, SIMULATION, FAULTS, BAD_REQUESTS, BINARIES, LINTS]
+        }
+    }
+}
+
+fn set_up(context: &mut Context) -> Result<Outcome> {
+    setup::ensure(context.workspace)?;
+    Ok(Outcome::passed("programs that the tests need are installed"))
+}
+
+fn format(context: &mut Context) -> Result<Outcome> {
+    let checked = process::run(context.workspace.cargo().args(["fmt", "--all", "--check"]));
+    Ok(Outcome::of(checked, "formatted", "cargo fmt --all --check"))
+}
+
+fn tidy(context: &mut Context) -> Result<Outcome> {
+    Ok(Outcome::of(tidy::run(context.workspace), "every rule holds", "cargo xtask tidy"))
+}
+
+/// Clippy for everything as the tests build it, and for the two binaries as people get them: without the code that
+/// only tests need.
+fn lints(context: &mut Context) -> Result<Outcome> {
+    let packages = packages(context)?;
+    let linted = process::run(context.workspace.cargo().arg("clippy").args(&packages).args([
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]));
+    let shipped = ["clippy", "-p", "windlass-cli", "-p", "windlass-agent", "--", "-D", "warnings"];
+    let linted = linted.and_then(|()| process::run(context.workspace.cargo().args(shipped)));
+    Ok(Outcome::of(linted, "no warning", "cargo clippy --workspace --all-targets -- -D warnings"))
+}
+
+/// `--workspace`, or the packages that `--changed` chose.
+fn packages(context: &Context) -> Result<Vec<String>> {
+    let Some(since) = &context.options.changed else { return Ok(vec!["--workspace".to_owned()]) };
+    let packages = changed::packages(context.workspace, since)?;
+    if packages.is_empty() {
+        bail!("nothing changed: there is nothing to test");
+    }
+    Ok(packages.into_iter().flat_map(|name| ["-p".to_owned(), name]).collect())
+}
+
+/// Everything that the other levels run, in one go.
+fn build(context: &mut Context) -> Result<Outcome> {
+    let mut command = nextest(context)?;
+    process::run(command.arg("--no-run"))?;
+    if context.options.scope != Scope::Fast {
+        venv::for_tests(context.workspace)?;
+    }
+    Ok(Outcome::passed("all tests and the programs that they start"))
+}
+
+fn profile(scope: Scope) -> &'static str {
+    match scope {
+        Scope::Fast => "fast",
+        Scope::Full => "ci",
+        Scope::Nightly => "nightly",
+    }
+}
+
+/// `cargo nextest run` with what was asked for.
+fn nextest(context: &Context) -> Result<Command> {
+    let mut command = context.workspace.cargo();
+    command.args(["nextest", "run", "--profile", profile(context.options.scope)]);
+    command.args(packages(context)?);
+    Ok(command)
+}
+
+fn tests(context: &mut Context) -> Result<Outcome> {
+    let mut command = nextest(context)?;
+    command.args(["--test-threads", &context.options.threads.to_string(), "--no-tests", "fail"]);
+    command.args(&context.options.only);
+    if context.options.scope != Scope::Fast {
+        command.env(engine::VARIABLE, engine(context)?).envs(venv::for_tests(context.workspace)?);
+    }
+    let report =
+        context.workspace.target()?.join("nextest").join(profile(context.options.scope)).join("junit.xml");
+    // That of an earlier run would tell of other tests.
+    let _ = std::fs::remove_file(&report);
+    let began = std::time::Instant::now();
+    let ran = process::run(&mut command);
+    let running = began.elapsed();
+    let tests = match junit::read(&report) {
+        Ok(tests) => tests,
+        // Nextest stopped before the first test.
+        Err(missing) => return Ok(Outcome::failed(ran.err().unwrap_or(missing))),
+    };
+    let repeat: Vec<String> = tests.iter().filter(|test| test.failed).map(TestResult::repeat).collect();
+    let (all, failed) = (tests.len(), repeat.len());
+    Ok(Outcome {
+        summary: format!("{all} tests, {failed} failed"),
+        failure: ran.err().map(|error| format!("{failed} of {all} tests failed: {error:#}")),
+        repeat,
+        tests,
+        running: Some(running),
+    })
+}
+
+/// One engine serves all levels of a run.
+fn engine(context: &mut Context) -> Result<std::path::PathBuf> {
+    if context.engine.is_none() {
+        context.engine = Some(Engine::start().context("start a container engine for the tests")?);
+    }
+    context.engine.as_ref().map(|engine| engine.socket.clone()).context("no container engine")
+}
+
+/// The same seeds as always, and seeds of this day, which nobody has played before.
+fn simulation(context: &mut Context) -> Result<Outcome> {
+    let (new, queue_new) = match context.options.scope {
+        Scope::Fast | Scope::Full => (200, 10),
+        Scope::Nightly => (5_000, 200),
+    };
+    let day = sim::seed_of_today();
+    out::talk(&format!("seeds of this day: {new} from {day}, and {queue_new} of the container queue"));
+    let plays =
+        [(SEEDS_FIXED, 0, false), (new, day, false), (QUEUE_SEEDS_FIXED, 0, true), (queue_new, day, true)];
+    let mut outcome = Outcome::passed(format!(
+        "{} seeds of runs and {} of the container queue, {new} and {queue_new} of them new, from {day}",
+        SEEDS_FIXED + new,
+        QUEUE_SEEDS_FIXED + queue_new
+    ));
+    for (seeds, from, queue) in plays {
+        let play = sim::Play { seeds, from, queue, ..sim::Play::default() };
+        if let Err(error) = sim::play_built(context.workspace, &play) {
+            outcome.failure = Some(format!("{error:#}"));
+            outcome.repeat.push(format!(
+                "cargo xtask sim --from {from} --seeds {seeds}{}   (each violation above names its seed)",
+                if queue { " --queue" } else { "" }
+            ));
+        }
+    }
+    Ok(outcome)
+}
+
+fn faults(context: &mut Context) -> Result<Outcome> {
+    let engine = engine(context)?;
+    let played = match context.options.scope {
+        Scope::Fast | Scope::Full => faults::each_once(context.workspace, &engine),
+        Scope::Nightly => faults::five_times(context.workspace, &engine),
+    };
+    Ok(Outcome::of(
+        played,
+        "no violation",
+        "cargo xtask faults   (each violation above names its row and seed)",
+    ))
+}
+
+fn bad_requests(context: &mut Context) -> Result<Outcome> {
+    let sent = match context.options.scope {
+        Scope::Fast | Scope::Full => fuzz::short(context.workspace),
+        Scope::Nightly => fuzz::long(context.workspace),
+    };
+    Ok(Outcome::of(
+        sent,
+        "none was answered wrongly",
+        "cargo xtask fuzz api   (the failure above names its seed)",
+    ))
+}
+
+/// Both binaries are static, and the examples are valid by the checker that people get.
+fn binaries(context: &mut Context) -> Result<Outcome> {
+    let workspace = context.workspace;
+    for name in ["windlass", "windlass-agent"] {
+        elf::check_static(&workspace.built("debug", name)?)?;
+    }
+    let files = workspace.files()?;
+    let examples = tidy::examples(&files);
+    if examples.is_empty() {
+        bail!("`examples/` holds no configuration");
+    }
+    let mut check = Command::new(workspace.built("debug", "windlass")?);
+    process::run(check.current_dir(&workspace.root).arg("check").args(&examples))?;
+    Ok(Outcome::passed(format!("both are static; {} examples are valid", examples.len())))
+}

@@ -1,0 +1,164 @@
+//! `cargo xtask test`: every level of tests, a line for each, and at the end what to run to repeat a failure.
+
+mod changed;
+mod levels;
+mod report;
+
+use anyhow::{Result, ensure};
+
+use self::{
+    levels::{Level, Outcome},
+    report::Row,
+};
+use crate::{args::Args, cores::Meter, engine::Engine, out, workspace::Workspace};
+
+/// How much is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// What needs no daemon and no root.
+    Fast,
+    /// What continuous integration runs.
+    Full,
+    /// That, with everything that takes long.
+    Nightly,
+}
+
+/// What the command line asks for.
+struct Options {
+    scope: Scope,
+    /// Only crates that changed, and those that depend on them.
+    changed: Option<changed::Since>,
+    /// Only tests whose name has one of these parts.
+    only: Vec<String>,
+    /// Print where the time went.
+    timings: bool,
+    /// Tests at once.
+    threads: usize,
+}
+
+/// What the levels of one run share.
+struct Context<'a> {
+    workspace: &'a Workspace,
+    options: Options,
+    /// Started by the first level that needs containers, stopped when the run ends.
+    engine: Option<Engine>,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
+    let options = options(args)?;
+    let list = levels::chosen(&options);
+    let mut context = Context { workspace, options, engine: None };
+    let whole = Meter::start();
+    let mut rows: Vec<Row> = Vec::new();
+    for level in list {
+        out::heading(level.name);
+        let meter = Meter::start();
+        let outcome = (level.run)(&mut context).unwrap_or_else(Outcome::failed);
+        let row = Row { name: level.name, usage: meter.usage(), outcome };
+        out::talk(&report::line(&row));
+        let is_fatal = level.is_needed_by_the_rest && row.outcome.failure.is_some();
+        rows.push(row);
+        if is_fatal {
+            out::talk("the other levels need this one: they were not run");
+            break;
+        }
+    }
+    drop(context.engine.take());
+    out::heading("summary");
+    out::talk(&report::summary(&rows));
+    if context.options.timings {
+        out::heading("where the time went");
+        out::talk(&report::timings(&rows, context.options.threads));
+    }
+    let failed = rows.iter().filter(|row| row.outcome.failure.is_some()).count();
+    if failed > 0 {
+        out::heading("to repeat what failed");
+        out::talk(&report::repeats(&rows));
+    }
+    ensure!(failed == 0, "{failed} of {} levels failed", rows.len());
+    out::talk(&format!("all levels passed in {}", report::duration(whole.usage().wall)));
+    Ok(())
+}
+
+fn options(mut args: Args) -> Result<Options> {
+    let (fast, nightly) = (args.flag("--fast"), args.flag("--nightly"));
+    ensure!(!(fast && nightly), "`--fast` and `--nightly` exclude each other");
+    let scope = match (fast, nightly) {
+        (true, _) => Scope::Fast,
+        (_, true) => Scope::Nightly,
+        (false, false) => Scope::Full,
+    };
+    let since = args.value::<String>("--since")?;
+    let changed = (args.flag("--changed") || since.is_some()).then_some(changed::Since { revision: since });
+    let mut only = Vec::new();
+    while let Some(part) = args.value::<String>("--only")? {
+        only.push(part);
+    }
+    let timings = args.flag("--timings");
+    // Tests wait for databases and timers more than they compute.
+    let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    let threads = match (args.value::<usize>("-j")?, args.value::<usize>("--jobs")?) {
+        (Some(threads), _) | (None, Some(threads)) => threads,
+        (None, None) => cores * 2,
+    };
+    ensure!(threads > 0, "`-j` needs a number above 0");
+    args.finish()?;
+    Ok(Options { scope, changed, only, timings, threads })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Options> {
+        options(Args::new(line.split_whitespace().map(str::to_owned)))
+    }
+
+    #[test]
+    fn without_options_everything_runs_that_continuous_integration_runs() {
+        let options = read("").unwrap();
+        assert_eq!(options.scope, Scope::Full);
+        assert!(options.changed.is_none() && options.only.is_empty() && !options.timings);
+    }
+
+    #[test]
+    fn options_choose_scope_crates_tests_and_threads() {
+        let options = read("--fast --since v1 --only a --only b --timings -j 6").unwrap();
+        assert_eq!(options.scope, Scope::Fast);
+        assert_eq!(options.changed.unwrap().revision.as_deref(), Some("v1"));
+        assert_eq!((options.only, options.threads), (vec!["a".to_owned(), "b".to_owned()], 6));
+        assert_eq!(read("--nightly").unwrap().scope, Scope::Nightly);
+    }
+
+    #[test]
+    fn options_that_make_no_sense_are_refused() {
+        assert!(read("--fast --nightly").is_err());
+        assert!(read("-j 0").is_err());
+        assert!(read("--slow").is_err());
+    }
+
+    #[test]
+    fn each_scope_has_its_levels() {
+        let names = |line: &str| -> Vec<&str> {
+            levels::chosen(&read(line).unwrap()).iter().map(|level: &Level| level.name).collect()
+        };
+        assert_eq!(names("--fast"), ["format", "build", "tests", "lints", "tidy"]);
+        assert_eq!(names("--only x"), ["set-up", "build", "tests"]);
+        assert_eq!(
+            names(""),
+            [
+                "set-up",
+                "format",
+                "tidy",
+                "build",
+                "tests",
+                "simulation",
+                "faults",
+                "bad requests",
+                "binaries",
+                "lints"
+            ]
+        );
+        assert_eq!(names("--nightly"), names(""));
+    }
+}
