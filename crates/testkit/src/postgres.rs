@@ -68,6 +68,8 @@ impl Postgres {
         let mut command = as_owner(&self.bin.join("postgres"), &self.env);
         command.arg("-D").arg(self.home.path().join("data")).arg("-k").arg(self.sockets());
         command.args(["-c", "listen_addresses=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]);
+        // No test cuts the power of the machine: what was written survives the death of every process.
+        command.args(["-c", "fsync=off", "-c", "full_page_writes=off"]);
         for setting in &self.options {
             command.args(["-c", setting]);
         }

@@ -152,8 +152,9 @@ fn tests(context: &mut Context) -> Result<Outcome> {
     if context.options.scope != Scope::Fast {
         command.env(engine::VARIABLE, engine(context)?).envs(venv::for_tests(context.workspace)?);
     }
+    // Nextest keeps its reports below the workspace, wherever cargo puts what it builds.
     let report =
-        context.workspace.target()?.join("nextest").join(profile(context.options.scope)).join("junit.xml");
+        context.workspace.root.join("target/nextest").join(profile(context.options.scope)).join("junit.xml");
     // That of an earlier run would tell of other tests.
     let _ = std::fs::remove_file(&report);
     let began = std::time::Instant::now();
