@@ -13,6 +13,7 @@ mod ledger;
 mod machines;
 mod machines_words;
 mod managed_jobs;
+mod managed_jobs_cancel;
 mod managed_jobs_properties;
 mod managed_jobs_world;
 mod placement;

@@ -2,7 +2,7 @@
 
 use windlass_model::{
     decide::managed_jobs::{
-        Act, Cancel, Seen, emergency,
+        Act, Seen, emergency,
         judge::{NodeEnd, Verdict, is_lost, judge},
         slots::{InUse, Limits, Waiting, backoff, grant, shown},
     },
@@ -15,9 +15,9 @@ use windlass_model::{
 
 use crate::managed_jobs_world::{World, check_log, ended, failure, loss, no_capacity, over, place, success};
 
-const ONE: &str = "name: one\nrun: work\n";
+pub(crate) const ONE: &str = "name: one\nrun: work\n";
 
-fn started(text: &str) -> World {
+pub(crate) fn started(text: &str) -> World {
     let mut world = World::new(text);
     world.settle();
     world
@@ -469,73 +469,6 @@ fn a_state_that_does_not_exist_is_our_failure_and_keeps_the_former_status() {
     world.wait(10).see(0, Seen::Impossible { what: "half done".to_owned() });
     assert_eq!((world.statuses(), world.records[0].end_at), (vec!["FAILED_CONTROLLER"], ended_at));
     assert!(world.records[0].failure_reason.as_ref().unwrap().contains("(was SUCCEEDED)"));
-}
-
-// Cancel.
-
-#[test]
-fn m2_a_cancel_works_from_every_state() {
-    type Prepare = fn(&mut World);
-    let cancelled: [(&str, Prepare); 5] = [
-        ("PENDING CANCELLED", |_| {}),
-        ("PENDING STARTING CANCELLING CANCELLED", |world| {
-            world.settle();
-        }),
-        ("PENDING STARTING RUNNING CANCELLING CANCELLED", |world| {
-            world.settle().running(0, "east");
-        }),
-        ("PENDING STARTING PENDING CANCELLING CANCELLED", |world| {
-            world.settle().see(0, no_capacity());
-        }),
-        ("PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED", |world| {
-            world.settle().running(0, "east").see(0, loss());
-        }),
-    ];
-    for (path, prepare) in cancelled {
-        let mut world = World::new(ONE);
-        prepare(&mut world);
-        world.wait(5).cancel();
-        assert_eq!(world.path(0), path);
-        assert_eq!((world.records[0].schedule, world.records[0].end_at), (Schedule::Done, Some(world.now)));
-        assert_eq!(world.records[0].job_duration(world.now), world.running_by_log(0));
-        assert!(
-            world.runs.values().all(|seen| matches!(seen, Seen::Over { .. } | Seen::Nothing)),
-            "{:?}",
-            world.runs
-        );
-        check_log(&world);
-    }
-}
-
-#[test]
-fn m2_a_job_that_ends_before_the_cancel_keeps_its_status() {
-    for (seen, status) in [(success(), "SUCCEEDED"), (failure(2), "FAILED")] {
-        let mut world = started(ONE);
-        world.running(0, "east");
-        world.cancel = Some(Cancel { graceful: Some(Span::secs(30)) });
-        world.see(0, seen);
-        assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"));
-    }
-    let mut world = started(ONE);
-    world.running(0, "east").see(0, success()).cancel();
-    assert_eq!(world.statuses(), ["SUCCEEDED"]);
-}
-
-#[test]
-fn a_graceful_cancel_tells_the_run_how_long_it_has() {
-    let mut world = started(ONE);
-    world.running(0, "east");
-    world.cancel = Some(Cancel { graceful: Some(Span::secs(45)) });
-    let decision = world.decide();
-    let Some(Act::Stop(stop)) = decision.tasks[0].act.clone() else { panic!("no stop") };
-    assert_eq!(stop.graceful, Some(Span::secs(45)));
-}
-
-#[test]
-fn a_run_that_somebody_stopped_is_a_cancel() {
-    let mut world = started(ONE);
-    world.running(0, "east").see(0, over(ended(Reason::TerminatedByUser, None)));
-    assert_eq!(world.path(0), "PENDING STARTING RUNNING CANCELLING CANCELLED");
 }
 
 // Several tasks.

@@ -28,6 +28,14 @@ const RELEASE_PATIENCE: Span = Span::mins(30);
 /// How often a task that waits for spot capacity looks again.
 const SPOT_POLL: Span = Span::secs(60);
 
+/// Why a task is launched again after its own failure.
+enum Restart {
+    /// This exit code is always tried again, and not counted.
+    ListedCode(i32),
+    /// One of the restarts that the task has for errors.
+    Counted,
+}
+
 pub(super) struct Pass<'a> {
     plan: &'a Task,
     view: &'a TaskView,
@@ -175,7 +183,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Ends in CANCELLED, or in what the attempt had reached before the cancel took hold.
+    /// Ends in CANCELLED, or in the final status that the task had reached before the cancel took hold. An end of the
+    /// attempt after which the task would have been launched again is no final status of the task.
     fn cancelling(&mut self, graceful: Option<Span>) {
         let why = self.record.failure_reason.clone().unwrap_or_else(|| "cancelled".to_owned());
         if self.record.standing == Standing::Settled {
@@ -196,10 +205,16 @@ impl<'a> Pass<'a> {
         };
         match verdict {
             Some(Verdict::Success) => self.end(Event::Succeeded, "it ended before the cancel took hold"),
+            Some(Verdict::UserFailure { restartable: true, codes, .. })
+                if self.find_restart(&codes).is_some() =>
+            {
+                self.end(Event::Released, why);
+            }
             Some(Verdict::UserFailure { setup, message, .. }) => {
                 let event = if setup { Event::SetupFailed } else { Event::Failed };
                 self.end(event, format!("{message}, before the cancel took hold"));
             }
+            Some(Verdict::NeverFits { .. }) if self.is_bound_to_places() => self.end(Event::Released, why),
             Some(Verdict::NeverFits { message }) => self.end(Event::PrechecksFailed, message),
             Some(Verdict::NoCapacity { message }) if self.gives_up(self.record.launch_tries + 1) => {
                 self.end(Event::GaveUp, message);
@@ -415,18 +430,24 @@ impl<'a> Pass<'a> {
 
     /// Why the user's failure is tried again; `None`: it is not. Counts what must be counted.
     fn restart(&mut self, codes: &[i32]) -> Option<String> {
+        Some(match self.find_restart(codes)? {
+            Restart::ListedCode(code) => format!("exit code {code} is always tried again"),
+            Restart::Counted => {
+                self.record.restarts_on_errors += 1;
+                let (count, of) = (self.record.restarts_on_errors, self.plan.recovery.max_restarts_on_errors);
+                format!("restart {count} of {of}")
+            }
+        })
+    }
+
+    /// The restart that follows a failure with these exit codes; `None`: the task fails.
+    fn find_restart(&self, codes: &[i32]) -> Option<Restart> {
         let recovery = &self.plan.recovery;
-        let listed =
-            |code: &&i32| recovery.recover_on_exit_codes.iter().any(|known| i32::from(*known) == **code);
-        if let Some(code) = codes.iter().find(listed) {
-            return Some(format!("exit code {code} is always tried again"));
-        }
-        if self.record.restarts_on_errors >= recovery.max_restarts_on_errors {
-            return None;
-        }
-        self.record.restarts_on_errors += 1;
-        let (count, of) = (self.record.restarts_on_errors, recovery.max_restarts_on_errors);
-        Some(format!("restart {count} of {of}"))
+        let is_listed =
+            |code: &i32| recovery.recover_on_exit_codes.iter().any(|known| i32::from(*known) == *code);
+        let listed = codes.iter().copied().find(is_listed).map(Restart::ListedCode);
+        let is_left = self.record.restarts_on_errors < recovery.max_restarts_on_errors;
+        listed.or(is_left.then_some(Restart::Counted))
     }
 
     fn lost(&mut self, machines: Machines, message: &str) {

@@ -1,0 +1,125 @@
+//! Managed jobs that are cancelled: from every state, and as they end by themselves.
+
+use windlass_model::{
+    decide::managed_jobs::{Act, Cancel, Seen, judge::NodeEnd},
+    job::{Detail, TerminationReason as Reason},
+    managed_job::Schedule,
+    time::Span,
+};
+
+use crate::{
+    managed_jobs::{ONE, started},
+    managed_jobs_world::{World, check_log, ended, failure, loss, no_capacity, over, success},
+};
+
+#[test]
+fn m2_a_cancel_works_from_every_state() {
+    type Prepare = fn(&mut World);
+    let cancelled: [(&str, Prepare); 5] = [
+        ("PENDING CANCELLED", |_| {}),
+        ("PENDING STARTING CANCELLING CANCELLED", |world| {
+            world.settle();
+        }),
+        ("PENDING STARTING RUNNING CANCELLING CANCELLED", |world| {
+            world.settle().running(0, "east");
+        }),
+        ("PENDING STARTING PENDING CANCELLING CANCELLED", |world| {
+            world.settle().see(0, no_capacity());
+        }),
+        ("PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED", |world| {
+            world.settle().running(0, "east").see(0, loss());
+        }),
+    ];
+    for (path, prepare) in cancelled {
+        let mut world = World::new(ONE);
+        prepare(&mut world);
+        world.wait(5).cancel();
+        assert_eq!(world.path(0), path);
+        assert_eq!((world.records[0].schedule, world.records[0].end_at), (Schedule::Done, Some(world.now)));
+        assert_eq!(world.records[0].job_duration(world.now), world.running_by_log(0));
+        assert!(
+            world.runs.values().all(|seen| matches!(seen, Seen::Over { .. } | Seen::Nothing)),
+            "{:?}",
+            world.runs
+        );
+        check_log(&world);
+    }
+}
+
+#[test]
+fn m2_a_job_that_ends_before_the_cancel_keeps_its_status() {
+    for (seen, status) in [(success(), "SUCCEEDED"), (failure(2), "FAILED")] {
+        let mut world = started(ONE);
+        world.running(0, "east");
+        world.cancel = Some(Cancel { graceful: Some(Span::secs(30)) });
+        world.see(0, seen);
+        assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"));
+    }
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, success()).cancel();
+    assert_eq!(world.statuses(), ["SUCCEEDED"]);
+}
+
+#[test]
+fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
+    let restarts = "run: a\nresources: {job_recovery: {max_restarts_on_errors: 1}}\n";
+    let listed = "run: a\nresources: {job_recovery: {recover_on_exit_codes: [7]}}\n";
+    for (text, code, status) in [
+        (restarts, 2, "CANCELLED"),
+        (listed, 7, "CANCELLED"),
+        // No restart follows these.
+        (listed, 2, "FAILED"),
+        (ONE, 7, "FAILED"),
+    ] {
+        let mut world = started(text);
+        world.running(0, "east");
+        world.cancel = Some(Cancel { graceful: None });
+        world.see(0, failure(code));
+        assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"), "{text}");
+        // A restart that does not come is not counted.
+        assert_eq!(world.records[0].restarts_on_errors, 0);
+        check_log(&world);
+    }
+    // The last restart is used up: the failure is the end of the task.
+    let mut world = started(restarts);
+    world.running(0, "east").see(0, failure(2)).running(0, "east");
+    world.cancel = Some(Cancel { graceful: None });
+    world.see(0, failure(2));
+    assert_eq!(world.statuses(), ["FAILED"]);
+    assert_eq!(world.records[0].restarts_on_errors, 1);
+}
+
+#[test]
+fn m2_a_place_that_never_fits_is_no_end_before_the_cancel() {
+    let never = || {
+        over(NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) })
+    };
+    // It stays away from the lost place, and may fit there.
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, loss());
+    world.cancel = Some(Cancel { graceful: None });
+    world.see(0, never());
+    assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED");
+    // It may go anywhere.
+    let mut world = started(ONE);
+    world.cancel = Some(Cancel { graceful: None });
+    world.see(0, never());
+    assert_eq!(world.path(0), "PENDING STARTING CANCELLING FAILED_PRECHECKS");
+}
+
+#[test]
+fn a_graceful_cancel_tells_the_run_how_long_it_has() {
+    let mut world = started(ONE);
+    world.running(0, "east");
+    world.cancel = Some(Cancel { graceful: Some(Span::secs(45)) });
+    let decision = world.decide();
+    let Some(Act::Stop(stop)) = decision.tasks[0].act.clone() else { panic!("no stop") };
+    assert_eq!(stop.graceful, Some(Span::secs(45)));
+}
+
+#[test]
+fn a_run_that_somebody_stopped_is_a_cancel() {
+    let mut world = started(ONE);
+    world.running(0, "east").see(0, over(ended(Reason::TerminatedByUser, None)));
+    assert_eq!(world.path(0), "PENDING STARTING RUNNING CANCELLING CANCELLED");
+}
