@@ -18,6 +18,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid},
 };
 use serde::{Deserialize, Serialize};
+use tokio::io::{Interest, unix::AsyncFd};
 
 /// More environment than this is not looked through.
 const ENVIRONMENT_MAX: u64 = 1 << 20;
@@ -205,6 +206,13 @@ impl Held {
             Err(Errno::INTR) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The handle in the reactor, where it becomes readable once the process has ended.
+    #[expect(unsafe_code, reason = "the reactor keeps a file descriptor and must be sure that it stays open")]
+    pub fn watch(self) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: `Held` owns its descriptor, never changes it and closes it only when dropped.
+        Ok(unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }?)
     }
 
     /// Takes the exit status, if this process is our own child and ended. One that was killed said nothing.

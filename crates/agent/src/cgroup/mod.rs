@@ -100,6 +100,12 @@ impl Group {
         Ok(Self::standing(&Hierarchies::mounted()?, &fs::read_to_string("/proc/self/cgroup")?))
     }
 
+    /// The group of another process.
+    pub fn of_process(pid: i32) -> io::Result<Self> {
+        let lines = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        Ok(Self::standing(&Hierarchies::mounted()?, &lines))
+    }
+
     fn standing(hierarchies: &Hierarchies, lines: &str) -> Self {
         let mut group = Self::default();
         for line in lines.lines() {

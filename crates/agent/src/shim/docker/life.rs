@@ -31,6 +31,7 @@ use super::{
     CALL, Docker, ask, call, container,
     ending::{self, End},
     failure, host,
+    memory::{self, KillCounter},
 };
 use crate::{
     clock,
@@ -179,14 +180,18 @@ impl Docker {
         let mut pause = BACKOFF;
         let mut answered = clock::now_ms();
         let mut away = None;
+        let mut counter: Option<KillCounter> = None;
+        let mut kills = 0;
         loop {
             match inspect(&self.engine, &handle.id).await {
                 Ok(seen) => {
                     let state = seen.state.unwrap_or_default();
                     if !is_live(&state) {
-                        let state = self.with_oom(handle, state).await;
-                        return self.exit(handle, &state, away).await;
+                        kills = kills.max(counter.map_or(0, |counter| counter.kills()));
+                        let state = self.with_oom(handle, state, kills).await;
+                        return self.exit(handle, &state, away, kills).await;
                     }
+                    counter = counter.or_else(|| KillCounter::open(state.pid, &handle.id));
                     // It outlived the engine's absence, so that one is no explanation for a later end.
                     away = None;
                     answered = clock::now_ms();
@@ -201,7 +206,7 @@ impl Docker {
                 Err(Inspect::Failed(error)) => return Err(error),
             }
             let asked = Instant::now();
-            if self.until_not_running(handle).await.is_err() {
+            if self.until_ended(handle, counter.as_ref(), &mut kills).await.is_err() {
                 // The engine went away in the middle: what ends from here on ends in its absence.
                 away = Some(clock::now_ms());
             }
@@ -217,9 +222,12 @@ impl Docker {
 
     /// The engine hears of the end and of the lack of memory that caused it from two sources, in any order. What was
     /// killed is looked at for a moment longer.
-    async fn with_oom(&self, handle: &Handle, mut state: ContainerState) -> ContainerState {
+    async fn with_oom(&self, handle: &Handle, mut state: ContainerState, kills: u64) -> ContainerState {
         let deadline = Instant::now() + OOM_TOLD_WITHIN;
-        while state.exit_code == Some(KILLED) && state.oom_killed != Some(true) && Instant::now() < deadline {
+        let is_open = |state: &ContainerState| {
+            state.exit_code == Some(KILLED) && !memory::ran_out(state.oom_killed, kills)
+        };
+        while is_open(&state) && Instant::now() < deadline {
             sleep(OOM_POLL).await;
             match inspect(&self.engine, &handle.id).await {
                 Ok(seen) => state = seen.state.unwrap_or(state),
@@ -227,6 +235,24 @@ impl Docker {
             }
         }
         state
+    }
+
+    /// Waits for the end by the engine's word, and reads the kernel's count as soon as the first process has ended.
+    async fn until_ended(
+        &self,
+        handle: &Handle,
+        counter: Option<&KillCounter>,
+        kills: &mut u64,
+    ) -> Result<(), Error> {
+        let mut told = std::pin::pin!(self.until_not_running(handle));
+        if let Some(counter) = counter {
+            tokio::select! {
+                biased;
+                counted = counter.at_end() => *kills = counted.max(*kills),
+                told = &mut told => return told,
+            }
+        }
+        told.await
     }
 
     /// `not-running`, never `next-exit`: the latter hangs for ever when the end came first.
@@ -247,13 +273,14 @@ impl Docker {
         handle: &Handle,
         state: &ContainerState,
         away: Option<i64>,
+        kills: u64,
     ) -> Result<Exit, RuntimeError> {
         if !was_started(state) {
             let what = format!("wait for container {}", handle.name);
             return Err(RuntimeError::Refused { what, why: "it was never started".to_owned() });
         }
         let code = state.exit_code.unwrap_or(-1);
-        let oom_killed = state.oom_killed.unwrap_or(false);
+        let oom_killed = memory::ran_out(state.oom_killed, kills);
         let end = End {
             code,
             oom_killed,

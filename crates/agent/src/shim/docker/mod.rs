@@ -10,6 +10,7 @@ mod ending;
 mod failure;
 mod host;
 mod life;
+mod memory;
 mod network;
 mod progress;
 mod proofs;

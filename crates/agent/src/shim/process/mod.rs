@@ -23,7 +23,6 @@ use std::{
 
 use parking_lot::Mutex;
 use rustix::process::Signal;
-use tokio::io::{Interest, unix::AsyncFd};
 
 use windlass_api::agent::{
     SSH_PORT,
@@ -148,11 +147,8 @@ impl Process {
 }
 
 /// Returns when the process has ended.
-#[expect(unsafe_code, reason = "the reactor keeps a file descriptor and must be sure that it stays open")]
 async fn ended(held: Held) -> Result<Held, RuntimeError> {
-    // SAFETY: `Held` owns its descriptor, never changes it and closes it only when dropped.
-    let watched = unsafe { AsyncFd::register_with_interest(held, Interest::READABLE) }
-        .map_err(|error| failed("watch the task's process", error.into()))?;
+    let watched = held.watch().map_err(|error| failed("watch the task's process", error))?;
     watched.readable().await.map_err(|error| failed("watch the task's process", error))?.retain_ready();
     Ok(watched.into_inner())
 }

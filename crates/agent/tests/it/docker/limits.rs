@@ -5,7 +5,7 @@ use std::{fs, time::Duration};
 use windlass_agent::shim::runtime::{Bind, Runtime};
 use windlass_api::agent::shim::NetworkMode;
 
-use super::{Host, read, written};
+use super::{Host, SOON, read, written};
 use crate::support::{Scratch, engine, images::Image};
 
 const MIB: i64 = 1 << 20;
@@ -47,12 +47,30 @@ async fn docker_pids_limit_stops_a_fork_bomb() {
 #[tokio::test]
 async fn docker_says_when_memory_ran_out() {
     let host = Host::new().await;
+    // Jobs begin when the shim hands them over. By then it watches the container, also where the engine says nothing.
     let mut task = host
-        .task("exec awk 'BEGIN { for (;;) text = text \"0123456789012345678901234567890123456789\" text }'")
+        .task(
+            "touch /windlass/run/up; while ! [ -e /windlass/run/go ]; do sleep 0.05; done
+            exec awk 'BEGIN { for (;;) text = text \"0123456789012345678901234567890123456789\" text }'",
+        )
         .await;
     task.spec.memory = 16 * MIB;
-    let exit = host.run(&task).await;
+    let handle = host.start(&task).await;
+    written(&task, "up").await;
+    let seen = host.engine.inspect_container(&handle.id, None).await.unwrap();
+    let first = seen.state.and_then(|state| state.pid).unwrap();
+    let (exit, ()) = tokio::join!(host.wait(&task, &handle), async {
+        engine::until("the container is watched", SOON, || is_watched(first)).await;
+        fs::write(task.dir.run().join("go"), "").unwrap();
+    });
     assert_eq!((exit.code, exit.oom_killed, exit.lost), (Some(137), true, None));
+}
+
+/// Whether this process has a handle of the process `pid`.
+fn is_watched(pid: i64) -> bool {
+    let line = format!("Pid:\t{pid}");
+    let mut handles = fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
+    handles.any(|one| fs::read_to_string(one.path()).unwrap_or_default().lines().any(|said| said == line))
 }
 
 #[tokio::test]

@@ -1,0 +1,104 @@
+//! Whether a container ran out of memory.
+//!
+//! The engine's flag is not enough: Docker 20.10 on version 1 of control groups says `OOMKilled: false` for processes
+//! that the kernel killed for want of memory. The kernel counts them in the container's control group. The engine
+//! removes that group soon after the container's first process has ended, so the count is read at that moment.
+
+use std::os::unix::ffi::OsStrExt;
+
+use tokio::io::unix::AsyncFd;
+
+use crate::{
+    cgroup::Group,
+    proc::{self, Held},
+};
+
+/// Whether the kernel killed a process of the container for want of memory, by the engine or by the kernel's count.
+pub(super) fn ran_out(flag: Option<bool>, kills: u64) -> bool {
+    flag == Some(true) || kills > 0
+}
+
+/// The kernel's count of a live container.
+pub(super) struct KillCounter {
+    first: AsyncFd<Held>,
+    group: Group,
+}
+
+impl KillCounter {
+    /// Returns `None` where the process cannot be seen or is not of this container: the engine may count processes
+    /// of a virtual machine, and a pid may be in use again.
+    pub(super) fn open(pid: Option<i64>, container: &str) -> Option<Self> {
+        let pid = pid.and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
+        let first = Held::open(proc::stat(pid).ok()??.name).ok()??;
+        // Read while the process is held, so it is the group of the process that is watched.
+        let group = Group::of_process(pid).ok().filter(|group| is_of(group, container))?;
+        Some(Self { first: first.watch().ok()?, group })
+    }
+
+    /// Waits for the end of the first process and reads the count. Dropping the future loses nothing.
+    pub(super) async fn at_end(&self) -> u64 {
+        // Where the process cannot be watched, the engine tells of its end.
+        match self.first.readable().await {
+            Ok(mut ended) => ended.retain_ready(),
+            Err(_) => std::future::pending().await,
+        }
+        self.kills()
+    }
+
+    /// The count as it is now; 0 once the group is removed.
+    pub(super) fn kills(&self) -> u64 {
+        self.group.oom_kills()
+    }
+}
+
+/// Engines name the group of a container by its id.
+fn is_of(group: &Group, container: &str) -> bool {
+    let memory = group.v1_of("memory").or(group.v2.as_deref());
+    let id = container.as_bytes();
+    let has_id = |path: &[u8]| path.windows(id.len()).any(|part| part == id);
+    !id.is_empty() && memory.is_some_and(|path| has_id(path.as_os_str().as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn memory_ran_out_when_the_engine_or_the_kernel_says_so() {
+        for (flag, kills, expected) in [
+            (Some(true), 0, true),
+            (Some(false), 1, true),
+            (None, 2, true),
+            (Some(false), 0, false),
+            (None, 0, false),
+        ] {
+            assert_eq!(ran_out(flag, kills), expected, "{flag:?} {kills}");
+        }
+    }
+
+    #[test]
+    fn only_the_group_of_the_container_is_read() {
+        let id = "4f6a0c";
+        let v2 = |path: &str| Group { v2: Some(PathBuf::from(path)), v1: Vec::new() };
+        assert!(is_of(&v2("/sys/fs/cgroup/system.slice/docker-4f6a0c.scope"), id));
+        assert!(is_of(&v2("/sys/fs/cgroup/machine.slice/libpod-4f6a0c.scope/container"), id));
+        assert!(!is_of(&v2("/sys/fs/cgroup/system.slice/ssh.service"), id));
+        assert!(!is_of(&v2("/sys/fs/cgroup/docker/4f6a0c"), ""));
+        let v1 = |memory: &str| Group {
+            v2: Some(PathBuf::from("/sys/fs/cgroup/unified")),
+            v1: vec![("memory".to_owned(), PathBuf::from(memory))],
+        };
+        assert!(is_of(&v1("/sys/fs/cgroup/memory/docker/4f6a0c"), id));
+        assert!(!is_of(&v1("/sys/fs/cgroup/memory"), id));
+        assert!(!is_of(&Group::default(), id));
+    }
+
+    #[test]
+    fn a_process_outside_the_container_is_not_counted_for_it() {
+        assert!(KillCounter::open(Some(i64::from(std::process::id())), "4f6a0c").is_none());
+        assert!(KillCounter::open(Some(0), "4f6a0c").is_none());
+        assert!(KillCounter::open(None, "4f6a0c").is_none());
+    }
+}
