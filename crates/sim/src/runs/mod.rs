@@ -11,6 +11,8 @@
 mod cast;
 mod history;
 mod replica;
+#[cfg(test)]
+mod schedules;
 mod shelf;
 mod watch;
 mod weather;
@@ -88,9 +90,8 @@ pub fn play(seed: u64) -> Result<Report> {
 
 /// Plays one seed. If it breaks an invariant, its database is kept in that folder as `seed-N.db`.
 pub fn play_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     // Inside, where time is virtual from the first moment on.
-    runtime.block_on(async {
+    virtual_time()?.block_on(async {
         let sim = Sim::begin(seed)?;
         let db = sim.db.clone();
         let report = sim.play().await?;
@@ -101,6 +102,10 @@ pub fn play_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
         }
         Ok(report)
     })
+}
+
+fn virtual_time() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?)
 }
 
 struct Sim {
@@ -161,12 +166,17 @@ impl Sim {
         })
     }
 
-    async fn play(mut self) -> Result<Report> {
+    /// Everything that is there before replicas start.
+    async fn prepare(&mut self) -> Result<()> {
         let limits = replica::JOB_LIMITS;
         for statement in checks::watch::statements(limits.max_launching, limits.max_alive) {
             self.db.query(statement, Vec::new()).await?;
         }
-        self.cast.set_the_stage(&mut self.rng, &self.db, &self.world).await?;
+        self.cast.set_the_stage(&mut self.rng, &self.db, &self.world).await
+    }
+
+    async fn play(mut self) -> Result<Report> {
+        self.prepare().await?;
         self.set_misfortune(true);
         for replica in &mut self.replicas {
             replica.start();

@@ -22,17 +22,22 @@ use crate::rng::Rng;
 
 impl Cast {
     pub(super) async fn submit(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
-        let id = RunId(db.new_id()?);
         let name = format!("run-{}", self.runs.len());
         let spec = self.specification(rng, &name);
-        let shape = RunShape::parse(&name, &spec.to_string())?;
-        let unit = self.submission_unit(db, id, &name, &spec.to_string(), &shape).await?;
+        self.submit_as(db, &name, &spec).await?;
+        Ok(())
+    }
+
+    pub(in crate::runs) async fn submit_as(&mut self, db: &Db, name: &str, spec: &Value) -> Result<RunId> {
+        let id = RunId(db.new_id()?);
+        let shape = RunShape::parse(name, &spec.to_string())?;
+        let unit = self.submission_unit(db, id, name, &spec.to_string(), &shape).await?;
         db.write(unit).await?.done()?;
         self.runs.push(id);
         if shape.crons().is_some() {
             self.scheduled.push(id);
         }
-        Ok(())
+        Ok(id)
     }
 
     fn specification(&self, rng: &mut Rng, name: &str) -> Value {
