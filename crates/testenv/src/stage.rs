@@ -67,6 +67,16 @@ impl Stage {
         stage
     }
 
+    /// A server with settings that a test does not wait for as long as an operator would.
+    pub async fn with_settings(machines: Machines, settings: &[(&'static str, &str)]) -> Self {
+        let mut stage = Self::dark(machines);
+        for (name, value) in settings {
+            stage = stage.with_env(name, value);
+        }
+        stage.start().await;
+        stage
+    }
+
     /// This machine as somebody has it who is not root.
     pub async fn unprivileged() -> Self {
         let mut stage = Self::dark(Machines::Processes);

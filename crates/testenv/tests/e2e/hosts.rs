@@ -7,8 +7,11 @@ use windlass_testkit::lab::{Host, Lab};
 
 use crate::stage::{Machines, Stage, host_of, small, submission_of};
 
-/// An agent that does not answer is given two minutes; this is what comes after.
-const AFTER_SILENCE: Duration = Duration::from_secs(240);
+/// How long an agent may be silent. The default is two minutes, which row F4 of the fault matrix waits for with
+/// `--long`.
+const HURRIED: [(&str, &str); 1] = [("WINDLASS_SERVER_LOST_AFTER", "10s")];
+/// What comes after the silence comes within this time.
+const AFTER_SILENCE: Duration = Duration::from_secs(120);
 
 pub(crate) async fn fleet(stage: &mut Stage, lab: &Lab, hosts: &[Host], blocks: u32) {
     stage.lab_fleet(lab, hosts, blocks).await;
@@ -86,7 +89,7 @@ async fn four_tasks_share_two_hosts_by_blocks() {
 #[tokio::test]
 async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = Stage::with_settings(Machines::None, &HURRIED).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let once = "if [ -e /var/tmp/tried ]; then exit 0; fi; echo up; touch /var/tmp/tried; sleep 600";
     let mut job = small("rebooted", &[once]);
@@ -102,7 +105,7 @@ async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
 #[tokio::test]
 async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     let lab = Lab::start(3).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = Stage::with_settings(Machines::None, &HURRIED).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let wait = "echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done";
     let mut job = small("lost", &[wait]);
@@ -140,7 +143,7 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
 #[tokio::test]
 async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usable() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = Stage::with_settings(Machines::None, &HURRIED).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     stage.apply(&small("cut", &["echo up", "sleep 4711"])).await;
     stage.says("cut", "up").await;
