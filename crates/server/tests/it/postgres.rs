@@ -99,7 +99,14 @@ impl Cluster {
         watchdog.arg(server.get_program()).args(server.get_args()).arg("-D").arg(&data);
         watchdog.arg("-k").arg(self.sockets()).args(["-c", "listen_addresses=", "-c", "fsync=off"]);
         // No test cuts the power of the machine: what was written survives the death of every process.
-        watchdog.args(["-c", "full_page_writes=off", "-c", "max_connections=300", "-c", "shared_buffers=64MB"]);
+        watchdog.args([
+            "-c",
+            "full_page_writes=off",
+            "-c",
+            "max_connections=300",
+            "-c",
+            "shared_buffers=64MB",
+        ]);
         let mut watchdog =
             watchdog.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         // It outlives this process; if it does not, somebody waits for it.
