@@ -152,7 +152,7 @@ impl Pipeline for Instances {
     async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
         let look = match next.plan.action {
             Some(Action::Create) => self.create(lease, row).await?,
-            Some(Action::Deploy) => self.deploy(lease, row).await,
+            Some(Action::Deploy) => self.deploy(lease, row).await?,
             Some(Action::Delete) => Look::of(self.delete(row).await),
             Some(Action::Check) => self.starting(row).await,
             None => {

@@ -14,7 +14,10 @@ use windlass_tunnel::{HostKey, Learned};
 
 use super::{Instances, Look, Row};
 use crate::{
-    agents::{enrol, site},
+    agents::{
+        enrol,
+        site::{self, SiteError},
+    },
     db::passes::instances as rows,
     instance_facts::{OrderFacts, Tries},
     pass_error::PassError,
@@ -113,17 +116,17 @@ impl Instances {
     }
 
     /// Brings the agent to an SSH host.
-    pub(super) async fn deploy(&self, lease: &Lease, row: &Row) -> Look {
+    pub(super) async fn deploy(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
         let said = "the server has no backend for SSH hosts".to_owned();
         let Some(backend) = row.backend(&self.0.backends) else {
-            return Look::of(Seen::NotDeployed { fatal: false, said });
+            return Ok(Look::of(Seen::NotDeployed { fatal: false, said }));
         };
         let made = match self.order(row, None).await {
             Ok(order) => self.made(lease, &**backend, &order).await,
             Err(error) => Err(error),
         };
-        match made {
-            Ok(machine) => self.deployed(row, machine).await,
+        Ok(match made {
+            Ok(machine) => return self.deployed(row, machine).await,
             Err(error @ BackendError::HostKeyChanged { .. }) => {
                 Look::of(Seen::Untrusted { said: error.to_string() })
             }
@@ -133,24 +136,24 @@ impl Instances {
             Err(error @ (BackendError::NoCapacity { .. } | BackendError::Unavailable { .. })) => {
                 Look::of(Seen::NotDeployed { fatal: false, said: error.to_string() })
             }
-        }
+        })
     }
 
-    async fn deployed(&self, row: &Row, machine: Machine) -> Look {
+    async fn deployed(&self, row: &Row, machine: Machine) -> Result<Look, PassError> {
         if let Err(error) = self.pin(row, &machine).await {
-            return Look::of(Seen::Untrusted { said: chain(&error) });
+            return not_pinned(error);
         }
-        match total_blocks(row, &machine) {
+        Ok(match total_blocks(row, &machine) {
             Ok(total_blocks) => Look {
                 seen: Seen::Deployed { healthy: false },
                 learned: super::Learned { machine: Some(machine), total_blocks, ..super::Learned::default() },
             },
             Err(uneven) => Look::of(Seen::NotDeployed { fatal: true, said: uneven.to_string() }),
-        }
+        })
     }
 
     /// Keeps the keys that the host and those on the way have shown: from now on they must show them again.
-    async fn pin(&self, row: &Row, machine: &Machine) -> Result<(), site::SiteError> {
+    async fn pin(&self, row: &Row, machine: &Machine) -> Result<(), SiteError> {
         let keys = Memo::of(machine).host_keys.into_iter();
         let seen: Vec<Learned> = keys
             .filter_map(|(host, line)| HostKey::parse(&line).ok().map(|key| Learned { host, key }))
@@ -221,6 +224,25 @@ impl Instances {
             Err(_) => Seen::NotDeleted { said: format!("no answer within {} s", CALL_MAX.as_secs()) },
         }
     }
+}
+
+/// What it means that the keys of a host could not be pinned. Only the keys themselves say anything about the host: an
+/// error of the database stops the pass, and the next one brings the agent there again.
+fn not_pinned(error: SiteError) -> Result<Look, PassError> {
+    let said = chain(&error);
+    Ok(match error {
+        SiteError::Db(error) => return Err(error.into()),
+        SiteError::Keys(error) => return Err(error.into()),
+        SiteError::Contended { .. } => Look::of(Seen::NotDeployed { fatal: false, said }),
+        SiteError::NoInstance { .. }
+        | SiteError::NotSsh { .. }
+        | SiteError::Settings { .. }
+        | SiteError::Missing { .. }
+        | SiteError::Login(_)
+        | SiteError::Pinned { .. }
+        | SiteError::Changed { .. }
+        | SiteError::TooMany { .. } => Look::of(Seen::Untrusted { said }),
+    })
 }
 
 /// Into how many blocks an SSH host is split. `None`: as the row says.

@@ -1,5 +1,6 @@
 //! Fleets and their instances with the pipelines turning, over a cloud and agents of the test's making.
 
+mod ssh_hosts;
 mod stage;
 
 use std::{collections::BTreeSet, time::Duration};

@@ -29,7 +29,7 @@ use windlass_server::{
 use crate::http::{Ground, TestServer};
 
 /// Far longer than it takes; a state that never comes is a failure, not a wait.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer {
     Offer {

@@ -1,0 +1,151 @@
+//! Hosts of SSH fleets whose agents are brought to them while the database fails.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use windlass_backend::{Answer, Backend, Backends, Deleted, Found, Machine, Order, Reach, Want};
+use windlass_engine::{BatchPipeline, Engine, Hints, Pipeline, Settings};
+use windlass_model::plan::offers::Offer;
+use windlass_server::{
+    agents::Agents,
+    db::{Blown, Db, DbError, Weather},
+    pipelines::{self, Hands, Install},
+    run_shape::Shapes,
+};
+
+use super::stage::{Crew, PATIENCE};
+use crate::http::{Ground, TestServer, on_both};
+
+on_both! {
+    m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host
+}
+
+/// How long passes in work may take when the engine stops.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// Brings agents to hosts at once. The first time, it makes the query after it fail.
+struct SshBackend {
+    created: AtomicUsize,
+    query_fails: Arc<AtomicBool>,
+}
+
+impl Backend for SshBackend {
+    fn name(&self) -> &'static str {
+        "remote"
+    }
+
+    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+        assert!(matches!(order.want, Want::Host(_)), "only SSH hosts are here");
+        if self.created.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.query_fails.store(true, Ordering::SeqCst);
+        }
+        let machine = Machine {
+            id: order.instance.to_string(),
+            reach: Some(Reach::Socket { path: "/dev/null".into() }),
+            hostname: None,
+            internal_ip: None,
+            has: None,
+            agent_version: None,
+            memo: Value::Null,
+        };
+        Box::pin(async { Ok(machine) })
+    }
+
+    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+        Box::pin(async { Ok(Found::Running(machine.clone())) })
+    }
+
+    fn delete<'a>(&'a self, _order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+        Box::pin(async { Ok(Deleted::Gone) })
+    }
+}
+
+/// Fails one query when it is told to.
+struct FailingQuery(Arc<AtomicBool>);
+
+impl Weather for FailingQuery {
+    fn before<'a>(&'a self, what: &'static str) -> Blown<'a> {
+        let fails = what == "query" && self.0.swap(false, Ordering::SeqCst);
+        Box::pin(async move {
+            match fails {
+                true => Err(DbError::Unavailable { what, source: Arc::new(io::Error::other("cut off")) }),
+                false => Ok(()),
+            }
+        })
+    }
+
+    fn after<'a>(&'a self, _what: &'static str) -> Blown<'a> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// Starts the pipeline of instances only: no other one takes the query that fails.
+struct OnlyInstances<'a>(&'a mut Engine<Db>);
+
+impl Install for OnlyInstances<'_> {
+    fn add<P: Pipeline>(&mut self, pipeline: P) {
+        if pipeline.queue().pipeline == "instances" {
+            self.0.spawn(pipeline, Settings::standard(1));
+        }
+    }
+
+    fn add_batch<P: BatchPipeline>(&mut self, _pipeline: P) {}
+}
+
+fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
+    let app = &server.app;
+    let db = app.db().with_weather(Arc::new(FailingQuery(Arc::clone(&backend.query_fails))));
+    let hands = Hands {
+        db: db.clone(),
+        agents: Arc::new(Crew::default()) as Arc<dyn Agents>,
+        backends: Backends::new([Arc::clone(backend) as Arc<dyn Backend>]),
+        logs: Arc::clone(app.logs()),
+        keys: Arc::clone(app.keys()),
+        shapes: Shapes::default(),
+        lost_after: app.settings().lost_after,
+        job_limits: app.settings().job_limits,
+    };
+    let mut engine = Engine::new(Arc::new(db), Hints::new());
+    pipelines::install(&hands, &mut OnlyInstances(&mut engine));
+    engine
+}
+
+fn private_key() -> String {
+    let key = ssh_key::PrivateKey::from(ssh_key::private::Ed25519Keypair::from_seed(&[7; 32]));
+    key.to_openssh(ssh_key::LineEnding::LF).unwrap().to_string()
+}
+
+async fn m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host(ground: &Ground) {
+    let server = ground.start().await;
+    let backend = Arc::new(SshBackend { created: AtomicUsize::new(0), query_fails: Arc::default() });
+    let spec = json!({"profile": {"name": "default"}, "configuration": {"type": "fleet", "name": "hosts",
+        "ssh_config": {"user": "ubuntu", "hosts": ["10.4.0.7"],
+            "ssh_key": {"public": "ssh-ed25519 AAAA", "private": private_key()}}}});
+    server.admin("/api/project/main/fleets/apply", json!({"plan": {"spec": spec}, "force": true})).await;
+    let engine = engine(&server, &backend);
+    let asked = std::time::Instant::now();
+    loop {
+        let fleet = server.admin("/api/project/main/fleets/get", json!({"name": "hosts"})).await;
+        let status = &fleet["instances"][0]["status"];
+        if status == "idle" {
+            break;
+        }
+        let is_starting = status == "pending" || status == "provisioning";
+        assert!(is_starting && asked.elapsed() < PATIENCE, "the host never gets idle: {fleet:#}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(backend.created.load(Ordering::SeqCst), 2, "the query failed, and the pass was repeated");
+    engine.stop(STOP_GRACE).await;
+    server.stop().await;
+}
