@@ -193,6 +193,12 @@ pub fn after_faults(h: &History) -> Vec<Violation> {
     found
 }
 
+/// Must hold where hosts of SSH fleets keep their keys and no fault lasts as long as they may take to be brought up: one
+/// that ends with an error there was ended by a fault between the server and its database.
+pub fn hosts_stay(h: &History) -> Vec<Violation> {
+    machines::m8_no_ssh_host_failed(h)
+}
+
 /// Must hold once every fleet and volume was deleted as well, and time has passed: nothing costs money.
 pub fn swept(h: &History) -> Vec<Violation> {
     machines::swept(h)

@@ -153,6 +153,16 @@ pub(super) fn at_rest(h: &History) -> Vec<Violation> {
     found
 }
 
+pub(super) fn m8_no_ssh_host_failed(h: &History) -> Vec<Violation> {
+    let is_ssh = |fleet: &&super::FleetRow| fleet.nodes_min.is_none() && fleet.nodes_max.is_none();
+    let ssh: BTreeSet<Uuid> = h.fleets.iter().filter(is_ssh).map(|fleet| fleet.id).collect();
+    let hosts = h.instances.iter().filter(|i| i.fleet_id.is_some_and(|fleet| ssh.contains(&fleet)));
+    hosts
+        .filter(|host| host.finished && host.reason.as_deref() == Some("error"))
+        .map(|host| broken("M8", format!("host {} of an SSH fleet ended with an error", host.id)))
+        .collect()
+}
+
 /// Every fleet and volume was deleted: nothing is left that costs money.
 pub(super) fn swept(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();

@@ -324,7 +324,8 @@ impl Sim {
         let deadline = Instant::now() + SETTLE_MAX;
         loop {
             sleep(LOOK_EVERY).await;
-            let found = self.check().await?;
+            let mut found = self.check().await?;
+            found.extend(invariants::hosts_stay(&self.history));
             if !found.is_empty() {
                 return Ok(found);
             }

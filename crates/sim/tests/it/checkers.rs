@@ -6,7 +6,8 @@ use windlass_sim::{
     cloud::{self, Happened},
     host::{Effect, Entry},
     invariants::{
-        Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow, after_faults, safety, swept,
+        Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow, after_faults, hosts_stay,
+        safety, swept,
     },
 };
 
@@ -251,6 +252,20 @@ fn g5_a_fleet_that_is_too_large_or_too_small_is_seen() {
     is_left("G5", &History { instances: two.clone(), fleets: vec![fleet(3, 4)], ..History::default() });
     let shrunk = FleetRow { nodes_max_ever: Some(2), ..fleet(0, 1) };
     is_left("G5", &History { instances: two, fleets: vec![shrunk], ..History::default() });
+}
+
+#[test]
+fn m8_a_host_that_ended_with_an_error_is_seen() {
+    let ssh = || FleetRow { nodes_min: None, nodes_max: None, nodes_max_ever: None, ..fleet(0, 0) };
+    let over = InstanceRow { finished: true, reason: Some("error".into()), ..instance(0, 1) };
+    let failed = History { instances: vec![over.clone()], fleets: vec![ssh()], ..History::default() };
+    assert_eq!(hosts_stay(&failed).iter().map(|v| v.id).collect::<Vec<_>>(), ["M8"]);
+    // Machines of clouds end so every day, and hosts end when their users say so.
+    let rented = History { instances: vec![over.clone()], fleets: vec![fleet(0, 1)], ..History::default() };
+    assert_eq!(hosts_stay(&rented), []);
+    let asked = InstanceRow { reason: Some("terminated_by_user".into()), ..over };
+    let removed = History { instances: vec![asked], fleets: vec![ssh()], ..History::default() };
+    assert_eq!(hosts_stay(&removed), []);
 }
 
 #[test]
