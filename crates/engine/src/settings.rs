@@ -17,6 +17,8 @@ pub const FINISH_MAX: usize = 256;
 pub const URGENT_AFTER: Duration = Duration::from_secs(30);
 /// A crashed replica's rows are taken over after this long.
 pub const LEASE_TTL: Duration = Duration::from_secs(30);
+/// Shorter leases would run out while a busy server is on its way to extend them.
+pub const LEASE_TTL_MIN: Duration = Duration::from_secs(5);
 /// A holder that could not extend its lease lets go this long before others may take it.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// How often the heartbeater looks at its leases. Looking is free; only those older than [`RENEW_AFTER`]
@@ -82,6 +84,12 @@ impl Settings {
         }
     }
 
+    /// The same with leases of another length. What depends on the length keeps its share of it.
+    #[must_use]
+    pub fn with_lease(self, lease_ttl: Duration) -> Self {
+        Self { lease_ttl, lease_margin: lease_ttl / 6, renew_after: lease_ttl / 6, ..self }
+    }
+
     /// A lease must outlive the longest wait for its renewal, or every long pass would be dropped.
     pub(crate) fn is_sound(&self) -> bool {
         self.renew_after + self.heartbeat_every < self.lease_use() && !self.heartbeat_every.is_zero()
@@ -145,6 +153,13 @@ mod tests {
     fn the_standard_settings_are_sound_and_shorter_leases_are_not() {
         assert!(Settings::standard(0).is_sound());
         assert!(!Settings { lease_ttl: Duration::from_secs(10), ..Settings::standard(0) }.is_sound());
+    }
+
+    #[test]
+    fn shorter_leases_are_sound_with_a_shorter_margin() {
+        let standard = Settings::standard(0).with_lease(LEASE_TTL);
+        assert_eq!((standard.lease_margin, standard.renew_after), (LEASE_MARGIN, RENEW_AFTER));
+        assert!(Settings::standard(0).with_lease(LEASE_TTL_MIN).is_sound());
     }
 
     #[test]

@@ -27,15 +27,17 @@ pub const DURATION_DEFAULT: Span = Span::hours(1);
 /// of failures has to end some day even where every single one of them may be retried.
 pub const TOTAL_MAX: u32 = 1_000;
 
-/// How long a pending run waits before its next try; the last entry repeats.
-pub const BACKOFF: [Span; 6] =
-    [Span::secs(15), Span::secs(30), Span::mins(1), Span::mins(2), Span::mins(5), Span::mins(10)];
+/// The wait before the first resubmission, unless the server is told otherwise.
+pub const DELAY: Span = Span::secs(15);
+
+/// How many times the first wait a pending run waits before its next try; the last entry repeats.
+pub const BACKOFF: [i64; 6] = [1, 2, 4, 8, 20, 40];
 
 /// The wait before resubmission number `attempt`, counted from 1. Attempt 0 is no retry and does not wait.
-pub fn delay(attempt: u32) -> Span {
+pub fn delay(first: Span, attempt: u32) -> Span {
     let Some(index) = attempt.checked_sub(1) else { return Span::ZERO };
     let last = BACKOFF.len() - 1;
-    BACKOFF[usize::try_from(index).unwrap_or(last).min(last)]
+    Span::secs(first.as_secs() * BACKOFF[usize::try_from(index).unwrap_or(last).min(last)])
 }
 
 /// What a configuration says about retries.

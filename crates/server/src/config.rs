@@ -7,6 +7,7 @@ use std::{
 };
 
 use windlass_backend::local::Runtime;
+use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
 use windlass_model::{
     config::{
         error::Diagnosis,
@@ -14,6 +15,7 @@ use windlass_model::{
         yaml::{self, Value},
     },
     decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits},
+    retry,
     time::Span,
 };
 
@@ -51,6 +53,10 @@ pub enum SettingsError {
     KeepLogs { text: String },
     #[error("understand after which silence jobs are lost, `{text}`: want a time like `2m`, 5 s at least")]
     LostAfter { text: String },
+    #[error("invalid retry delay `{text}`: expected a time from `1s` to `1h`")]
+    RetryDelay { text: String },
+    #[error("invalid lock timeout `{text}`: expected a time from `5s` to `30s`")]
+    LockTimeout { text: String },
     #[error("understand TLS: a certificate and its key go together, and with a port (`--tls-port`)")]
     Tls,
     #[error(transparent)]
@@ -87,6 +93,8 @@ pub struct Given {
     pub keep_logs: Option<String>,
     pub log_store: Option<String>,
     pub lost_after: Option<String>,
+    pub retry_delay: Option<String>,
+    pub lock_timeout: Option<String>,
     /// How many managed jobs may launch, and live, at once.
     pub jobs_launching_max: Option<u32>,
     pub jobs_alive_max: Option<u32>,
@@ -134,6 +142,8 @@ impl Given {
                 "log_store" => given.log_store = Some(word.text),
                 "keep_logs" => given.keep_logs = Some(word.text),
                 "lost_after" => given.lost_after = Some(word.text),
+                "retry_delay" => given.retry_delay = Some(word.text),
+                "lock_timeout" => given.lock_timeout = Some(word.text),
                 "jobs_launching_max" => {
                     let number =
                         word.text.parse().map_err(|_| wrong("jobs_launching_max", "want a number"))?;
@@ -152,7 +162,7 @@ impl Given {
                 unknown => {
                     let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
                                 agent, local_runtime, docker_socket, keep_logs, log_store, lost_after, \
-                                jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
+                                retry_delay, lock_timeout, jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
                     return Err(wrong(unknown, want));
                 }
             }
@@ -177,6 +187,8 @@ impl Given {
             keep_logs: self.keep_logs.or(other.keep_logs),
             log_store: self.log_store.or(other.log_store),
             lost_after: self.lost_after.or(other.lost_after),
+            retry_delay: self.retry_delay.or(other.retry_delay),
+            lock_timeout: self.lock_timeout.or(other.lock_timeout),
             jobs_launching_max: self.jobs_launching_max.or(other.jobs_launching_max),
             jobs_alive_max: self.jobs_alive_max.or(other.jobs_alive_max),
             tls_port: self.tls_port.or(other.tls_port),
@@ -208,6 +220,10 @@ pub struct Settings {
     pub log_store: Place,
     /// How long agents that once answered may be silent before their jobs are lost.
     pub lost_after: Span,
+    /// The delay of a run's first retry; later ones grow from it.
+    pub retry_delay: Span,
+    /// How long the rows of a replica that died stay locked.
+    pub lock_timeout: Duration,
     /// How many managed jobs may launch and live at once, over all replicas.
     pub job_limits: Limits,
     /// A second door for those who want what is said encrypted.
@@ -268,6 +284,14 @@ impl Settings {
             None => UNREACHABLE_GRACE,
             Some(text) => silence(text).ok_or_else(|| SettingsError::LostAfter { text: text.to_owned() })?,
         };
+        let retry_delay = match given.retry_delay.as_deref() {
+            None => retry::DELAY,
+            Some(text) => delay(text).ok_or_else(|| SettingsError::RetryDelay { text: text.to_owned() })?,
+        };
+        let lock_timeout = match given.lock_timeout.as_deref() {
+            None => LEASE_TTL,
+            Some(text) => lease(text).ok_or_else(|| SettingsError::LockTimeout { text: text.to_owned() })?,
+        };
         let usual = machine_limits();
         let tls = match (given.tls_port, given.tls_cert, given.tls_key) {
             (None, None, None) => None,
@@ -284,6 +308,8 @@ impl Settings {
             },
             keep_logs,
             lost_after,
+            retry_delay,
+            lock_timeout,
             tls,
             log_store: given.log_store.as_deref().unwrap_or("files").parse()?,
             address: SocketAddr::new(host, given.port.unwrap_or(3000)),
@@ -327,11 +353,22 @@ fn silence(text: &str) -> Option<Span> {
     (span >= LOST_AFTER_MIN).then_some(span)
 }
 
+/// `15s`. Without a delay a run that fails at once would be tried as fast as the server can.
+fn delay(text: &str) -> Option<Span> {
+    parse_duration(text).ok().filter(|secs| (1..=3600).contains(secs)).map(Span::secs)
+}
+
+/// `10s`. No longer than the default: after a jump of the database's clock locks are distrusted for as long as that.
+fn lease(text: &str) -> Option<Duration> {
+    let ttl = Duration::from_secs(u64::try_from(parse_duration(text).ok()?).ok()?);
+    (LEASE_TTL_MIN..=LEASE_TTL).contains(&ttl).then_some(ttl)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{path::Path, time::Duration};
 
-    use super::{Given, Settings};
+    use super::{Given, Settings, Span};
     use crate::db::DatabaseUrl;
 
     #[test]
@@ -355,6 +392,32 @@ mod tests {
         let problem = Given::from_file(&file).unwrap_err().to_string();
         assert!(problem.contains("`prot`"), "{problem}");
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_retry_delay_has_bounds() {
+        let delay = |text: Option<&str>| {
+            let given = Given { retry_delay: text.map(str::to_owned), ..Given::default() };
+            Settings::new(given, Some(Path::new("/h"))).map(|settings| settings.retry_delay)
+        };
+        assert_eq!(delay(None).unwrap(), Span::secs(15));
+        assert_eq!(delay(Some("1m")).unwrap(), Span::mins(1));
+        for text in ["0s", "2h", "soon"] {
+            assert!(delay(Some(text)).unwrap_err().to_string().contains(&format!("`{text}`")));
+        }
+    }
+
+    #[test]
+    fn a_lock_timeout_has_bounds() {
+        let timeout = |text: Option<&str>| {
+            let given = Given { lock_timeout: text.map(str::to_owned), ..Given::default() };
+            Settings::new(given, Some(Path::new("/h"))).map(|settings| settings.lock_timeout)
+        };
+        assert_eq!(timeout(None).unwrap(), Duration::from_secs(30));
+        assert_eq!(timeout(Some("10s")).unwrap(), Duration::from_secs(10));
+        for text in ["4s", "31s", "1m", "soon"] {
+            assert!(timeout(Some(text)).unwrap_err().to_string().contains(&format!("`{text}`")));
+        }
     }
 
     #[test]

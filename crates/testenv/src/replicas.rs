@@ -39,6 +39,8 @@ pub struct Replicas {
     database: String,
     windlass: PathBuf,
     agent: PathBuf,
+    /// For every server, beside what it always gets.
+    env: Vec<(&'static str, PathBuf)>,
     // Last: it goes when all that works in it is gone.
     home: TempDir,
 }
@@ -49,8 +51,19 @@ impl Replicas {
         Self::start_on(postgres, plan).await
     }
 
+    /// With servers whose locks are others' once they were dead for so long.
+    pub async fn start_with_locks_of(plan: Plan<'_>, lock_timeout: &str) -> Result<Self> {
+        let postgres = Postgres::start(&format!("pg-{}", plan.name)).await?;
+        let env = vec![("WINDLASS_SERVER_LOCK_TIMEOUT", PathBuf::from(lock_timeout))];
+        Self::start_as(postgres, plan, env).await
+    }
+
     /// On a cluster that was made before.
     pub async fn start_on(postgres: Postgres, plan: Plan<'_>) -> Result<Self> {
+        Self::start_as(postgres, plan, Vec::new()).await
+    }
+
+    async fn start_as(postgres: Postgres, plan: Plan<'_>, env: Vec<(&'static str, PathBuf)>) -> Result<Self> {
         let url = postgres.url();
         let mut replicas = Self {
             servers: (0..plan.servers).map(|_| None).collect(),
@@ -59,6 +72,7 @@ impl Replicas {
             database: url,
             windlass: binary("windlass")?,
             agent: binary("windlass-agent")?,
+            env,
             home: temp_dir(plan.name)?,
         };
         // The first start makes the tables and the keys.
@@ -116,6 +130,7 @@ impl Replicas {
             ("WINDLASS_SERVER_LOG_STORE", PathBuf::from(format!("dir:{}", logs.display()))),
             ("WINDLASS_LOG", PathBuf::from("warn")),
         ];
+        env.extend(self.env.iter().cloned());
         env.extend(more);
         let options = Options {
             binary: &self.windlass,

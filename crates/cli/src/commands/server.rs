@@ -97,6 +97,12 @@ pub(crate) struct Args {
     /// How long a host may be silent before its jobs are lost, and may be retried elsewhere: `2m`
     #[arg(long, env = "WINDLASS_SERVER_LOST_AFTER", global = true, value_name = "TIME")]
     pub(crate) lost_after: Option<String>,
+    /// How long a run waits before its first retry, and later ones in proportion: `15s`
+    #[arg(long, env = "WINDLASS_SERVER_RETRY_DELAY", global = true, value_name = "TIME")]
+    pub(crate) retry_delay: Option<String>,
+    /// How long work of a replica that died waits before another one takes it over: `30s`, or `5s` at least
+    #[arg(long, env = "WINDLASS_SERVER_LOCK_TIMEOUT", global = true, value_name = "TIME")]
+    pub(crate) lock_timeout: Option<String>,
     /// How many managed jobs may be launched at once, over all replicas
     #[arg(long, env = "WINDLASS_SERVER_JOBS_LAUNCHING_MAX", global = true, value_name = "N")]
     pub(crate) jobs_launching_max: Option<u32>,
@@ -263,6 +269,8 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         keep_logs: args.keep_logs,
         log_store: args.log_store,
         lost_after: args.lost_after,
+        retry_delay: args.retry_delay,
+        lock_timeout: args.lock_timeout,
         jobs_launching_max: args.jobs_launching_max,
         jobs_alive_max: args.jobs_alive_max,
         tls_port: args.tls_port,

@@ -45,6 +45,8 @@ pub struct RunView {
     pub attempt: u32,
     /// When the run last became pending; the retry's delay counts from here.
     pub pending_since: Timestamp,
+    /// The delay of the first retry; later ones grow from it.
+    pub retry_delay: Span,
     pub schedule: Option<Scheduled>,
     pub retry: Option<Policy>,
     pub stop_criteria: StopCriteria,
@@ -317,7 +319,7 @@ fn active(run: &RunView, now: Timestamp) -> Plan {
                 attempt,
                 fleet: Fleet::Unset,
                 end: end_siblings(&retries),
-                due_at: Some(now + retry::delay(attempt)),
+                due_at: Some(now + retry::delay(run.retry_delay, attempt)),
                 ..keep(run, now, why)
             }
         }
@@ -418,7 +420,7 @@ fn pending_retry(run: &RunView, now: Timestamp) -> Plan {
     if let Verdict::End(ending) = derive(run, now).verdict {
         return turn_terminating(run, ending, now);
     }
-    let ready_at = run.pending_since + retry::delay(run.attempt);
+    let ready_at = run.pending_since + retry::delay(run.retry_delay, run.attempt);
     if now < ready_at {
         let why = format!("retry {} waits for its delay", run.attempt);
         return Plan { due_at: Some(ready_at), ..keep(run, now, why) };

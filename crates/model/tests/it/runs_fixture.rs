@@ -42,6 +42,7 @@ fn read_head(head: &str) -> RunView {
         submitted_at: NOW - Span::mins(10),
         attempt: 0,
         pending_since: NOW,
+        retry_delay: retry::DELAY,
         schedule: None,
         retry: None,
         stop_criteria: StopCriteria::AllDone,

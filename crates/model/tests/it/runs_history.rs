@@ -47,6 +47,7 @@ impl World {
                 submitted_at: NOW,
                 attempt: 0,
                 pending_since: NOW,
+                retry_delay: retry::DELAY,
                 schedule: crons.map(|crons| Scheduled { crons, next, fired: None }),
                 retry,
                 stop_criteria: StopCriteria::AllDone,

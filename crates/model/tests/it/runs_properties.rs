@@ -120,6 +120,7 @@ prop_compose! {
             submitted_at: NOW - Span::secs(submitted),
             attempt,
             pending_since: NOW - Span::secs(pending),
+            retry_delay: retry::DELAY,
             schedule,
             retry,
             stop_criteria: if master_done { StopCriteria::MasterDone } else { StopCriteria::AllDone },
@@ -280,7 +281,7 @@ proptest! {
             }
         }
         if run.status == run::Status::Pending && !plan.submit.is_empty() {
-            prop_assert!(NOW.since(run.pending_since) >= retry::delay(run.attempt));
+            prop_assert!(NOW.since(run.pending_since) >= retry::delay(run.retry_delay, run.attempt));
         }
     }
 

@@ -87,7 +87,8 @@ fn r11_the_total_is_bounded() {
 
 #[test]
 fn r11_the_delay_grows_to_ten_minutes() {
-    let delays: Vec<_> = (0..9).map(|attempt| retry::delay(attempt).as_secs()).collect();
+    let delays: Vec<_> = (0..9).map(|attempt| retry::delay(retry::DELAY, attempt).as_secs()).collect();
     assert_eq!(delays, [0, 15, 30, 60, 120, 300, 600, 600, 600]);
-    assert_eq!(retry::delay(u32::MAX), Span::mins(10));
+    assert_eq!(retry::delay(retry::DELAY, u32::MAX), Span::mins(10));
+    assert_eq!(retry::delay(Span::secs(2), 3), Span::secs(8));
 }

@@ -42,6 +42,8 @@ pub struct Hands {
     pub shapes: Shapes,
     /// How long agents that once answered may be silent before their jobs are lost.
     pub lost_after: Span,
+    /// The delay of a run's first retry; later ones grow from it.
+    pub retry_delay: Span,
     /// How many managed jobs may launch and live at once.
     pub job_limits: Limits,
 }
@@ -82,12 +84,14 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
         keys: Arc::clone(app.keys()),
         shapes: Shapes::default(),
         lost_after: app.settings().lost_after,
+        retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
     };
     // Replicas that were started together must not fetch in step.
     let seed = getrandom::u64()?;
     let mut engine = Engine::new(Arc::new(app.db().clone()), app.hints().clone());
-    install(&hands, &mut Standard { engine: &mut engine, seed });
+    let settings = Settings::standard(seed).with_lease(app.settings().lock_timeout);
+    install(&hands, &mut Standard { engine: &mut engine, settings });
     app.metrics().watch(engine.monitor());
     let mut hints = JoinSet::new();
     hints.spawn(hear(app.db().clone(), app.hints().clone()));
@@ -123,17 +127,17 @@ const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 
 struct Standard<'a> {
     engine: &'a mut Engine<Db>,
-    seed: u64,
+    settings: Settings,
 }
 
 impl Install for Standard<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
-        self.engine.spawn(pipeline, Settings::standard(self.seed));
+        self.engine.spawn(pipeline, self.settings.clone());
     }
 
     fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
         // One look at the queue at a time: two would only compete for the same seats.
-        self.engine.spawn_batch(pipeline, Settings { workers: 1, ..Settings::standard(self.seed) });
+        self.engine.spawn_batch(pipeline, Settings { workers: 1, ..self.settings.clone() });
     }
 }
 

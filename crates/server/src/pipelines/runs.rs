@@ -25,7 +25,7 @@ use windlass_model::{
     },
     event::{self, Event},
     id::SubmissionId,
-    job, run,
+    job, retry, run,
     schedule::Crons,
     time::{Span, Timestamp},
 };
@@ -83,7 +83,8 @@ impl Pipeline for Runs {
         let shape = self.0.shapes.of(&run)?;
         let tracking = Tracking::of(&run).map_err(PassError::document)?;
         let service = self.needs(lease, &run, &jobs, &shape, &tracking).await?;
-        let view = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
+        let stored = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
+        let view = RunView { retry_delay: self.0.retry_delay, ..stored };
         Ok(Some(Loaded { run, jobs, shape, view, service }))
     }
 
@@ -329,6 +330,7 @@ fn view(
         submitted_at: run.submitted_at,
         attempt: number(run.retry_count),
         pending_since: run.retry_since.unwrap_or(run.submitted_at),
+        retry_delay: retry::DELAY,
         schedule,
         retry: shape.retry().cloned(),
         stop_criteria: shape.stop_criteria(),

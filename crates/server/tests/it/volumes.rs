@@ -200,6 +200,7 @@ fn turning(db: &Db, shelf: &Shelf) -> Turning {
         keys: Arc::new(Keyring::ephemeral().unwrap()),
         shapes: Shapes::default(),
         lost_after: windlass_model::decide::jobs_running::UNREACHABLE_GRACE,
+        retry_delay: windlass_model::retry::DELAY,
         job_limits: windlass_model::decide::managed_jobs::slots::Limits::of_machine(2, 4096),
     };
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());

@@ -10,7 +10,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use windlass_backend::{Backend, Backends};
 use windlass_engine::{Engine, Hints, Settings};
-use windlass_model::decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits};
+use windlass_model::{
+    decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits},
+    retry,
+};
 use windlass_server::{
     db::Db,
     logs::{Store, archive::Archive},
@@ -108,6 +111,7 @@ impl Replica {
             keys: self.shared.keys.clone(),
             shapes: Shapes::default(),
             lost_after: UNREACHABLE_GRACE,
+            retry_delay: retry::DELAY,
             job_limits: JOB_LIMITS,
         };
         let mut engine = Engine::new(Arc::new(db), Hints::new());

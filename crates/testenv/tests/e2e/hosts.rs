@@ -7,9 +7,10 @@ use windlass_testkit::lab::{Host, Lab};
 
 use crate::stage::{Machines, Stage, host_of, small, submission_of};
 
-/// How long an agent may be silent. The default is two minutes, which row F4 of the fault matrix waits for with
-/// `--long`.
-const HURRIED: [(&str, &str); 1] = [("WINDLASS_SERVER_LOST_AFTER", "10s")];
+/// How long an agent may be silent, and how long a run waits for its first retry. The defaults are two minutes, which
+/// row F4 of the fault matrix waits for with `--long`, and 15 s.
+const HURRIED: [(&str, &str); 2] =
+    [("WINDLASS_SERVER_LOST_AFTER", "10s"), ("WINDLASS_SERVER_RETRY_DELAY", "1s")];
 /// What comes after the silence comes within this time.
 const AFTER_SILENCE: Duration = Duration::from_secs(120);
 

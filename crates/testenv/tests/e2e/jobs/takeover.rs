@@ -10,7 +10,8 @@ use windlass_testenv::{
 
 use super::{FINAL, starts};
 
-/// A dead server's locks are anybody's after half a minute.
+/// How long a dead server keeps its locks.
+const LOCK_TIMEOUT: &str = "10s";
 const PATIENCE: Duration = Duration::from_secs(90);
 
 async fn launch(replicas: &Replicas, server: usize, text: &str) -> i64 {
@@ -39,7 +40,7 @@ fn is_untouched(seen: &Value) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m4_another_postgres_replica_takes_over_a_starting_and_a_running_job_and_starts_nothing_twice() {
     let plan = Plan { name: "jobs", servers: 2, hosts: 2, blocks: 4, runtime: Runtime::Process };
-    let mut replicas = Replicas::start(plan).await.unwrap();
+    let mut replicas = Replicas::start_with_locks_of(plan, LOCK_TIMEOUT).await.unwrap();
     let path = |name: &str| replicas.home().join(name);
     let (running, starting, go) = (path("running"), path("starting"), path("go"));
     let text = |count: &std::path::Path| {
