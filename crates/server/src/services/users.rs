@@ -229,7 +229,7 @@ pub async fn add_public_key(
     let invalid = |_| Error::refused("invalid SSH public key");
     let key = PublicKey::from_openssh(asked.key.trim()).map_err(invalid)?;
     let fingerprint = key.fingerprint(HashAlg::Sha256).to_string();
-    let name = asked.name.as_deref().unwrap_or_else(|| key.comment());
+    let name = asked.name.as_deref().unwrap_or_else(|| key.comment().as_str_lossy());
     let name = if name.is_empty() { "key" } else { name };
     if name.chars().count() > 100 || name.chars().any(char::is_control) {
         return Err(Error::refused("invalid name: too long, or with control characters"));
