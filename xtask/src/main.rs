@@ -17,6 +17,7 @@ mod out;
 mod postgres;
 mod process;
 mod record;
+mod release;
 mod sbom;
 mod setup;
 mod sim;
@@ -56,6 +57,7 @@ usage: cargo xtask COMMAND
                              requests made from the OpenAPI document, as admin and as user, to a server of its own
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
   record                     draw the first five minutes anew, from a run in a terminal
+  release                    both binaries, optimised and stripped, with their symbols beside them, in target/dist
   deny                       cargo-deny, when it is installed
   sbom                       the crates both binaries are made of, as CycloneDX JSON";
 
@@ -89,6 +91,7 @@ fn run() -> Result<ExitCode> {
             let check = args.flag("--check");
             args.finish().and_then(|()| codegen::run(&workspace, check))
         }
+        Some("release") => args.finish().and_then(|()| release::run(&workspace)),
         Some("record") => args.finish().and_then(|()| record::run(&workspace)),
         Some("deny") => args.finish().and_then(|()| tidy::licences::deny(&workspace)),
         Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
