@@ -6,10 +6,7 @@ mod report;
 
 use anyhow::{Result, ensure};
 
-use self::{
-    levels::{Level, Outcome},
-    report::Row,
-};
+use self::{levels::Outcome, report::Row};
 use crate::{args::Args, cores::Meter, engine::Engine, out, workspace::Workspace};
 
 /// How much is run.
@@ -140,7 +137,7 @@ mod tests {
     #[test]
     fn each_scope_has_its_levels() {
         let names = |line: &str| -> Vec<&str> {
-            levels::chosen(&read(line).unwrap()).iter().map(|level: &Level| level.name).collect()
+            levels::chosen(&read(line).unwrap()).iter().map(|level| level.name).collect()
         };
         assert_eq!(names("--fast"), ["format", "build", "tests", "lints", "tidy"]);
         assert_eq!(names("--only x"), ["set-up", "build", "tests"]);

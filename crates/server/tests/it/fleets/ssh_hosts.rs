@@ -114,6 +114,7 @@ fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
         keys: Arc::clone(app.keys()),
         shapes: Shapes::default(),
         lost_after: app.settings().lost_after,
+        retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
     };
     let mut engine = Engine::new(Arc::new(db), Hints::new());
