@@ -7,14 +7,18 @@ pub mod postgres;
 pub mod rng;
 pub mod slurm;
 pub mod story;
+pub mod wait;
+
+use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result};
 pub use tempfile::TempDir;
 
-/// A directory that is removed when it is dropped.
+/// A directory that is removed when it is dropped. Others may read it: servers and jobs of tests run as other users.
 pub fn temp_dir(name: &str) -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix(&format!("windlass-{name}-"))
+        .permissions(PermissionsExt::from_mode(0o755))
         .tempdir()
         .context("failed to make a temporary directory")
 }

@@ -29,6 +29,18 @@ impl Rng {
         lo + self.draw() % (hi - lo + 1)
     }
 
+    /// `0..sides`
+    pub fn below(&mut self, sides: u64) -> u64 {
+        self.draw() % sides
+    }
+
+    /// Bytes that do not repeat.
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..count.div_ceil(8)).flat_map(|_| self.draw().to_le_bytes()).collect();
+        bytes.truncate(count);
+        bytes
+    }
+
     /// True in `percent` of a hundred cases.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.between(1, 100) <= percent

@@ -12,8 +12,11 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Two slow cores that do other things as well.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::{
+    TempDir,
+    wait::{eventually, eventually_ok},
+};
+
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A node, which need not be as big as it says.
@@ -25,7 +28,7 @@ pub struct Size {
 }
 
 pub struct Cluster {
-    dir: PathBuf,
+    dir: TempDir,
     munged: Option<Child>,
     controller: Option<Child>,
     rest: Option<Child>,
@@ -42,8 +45,8 @@ impl Cluster {
     pub fn start(sizes: &[Size]) -> Self {
         let mut random = [0_u8; 128];
         getrandom::fill(&mut random).expect("random bytes");
-        let name: String = random[..6].iter().map(|byte| format!("{byte:02x}")).collect();
-        let dir = std::env::temp_dir().join(format!("windlass-slurm-{name}"));
+        let temp = crate::temp_dir("slurm").expect("make the cluster's folder");
+        let dir = temp.path();
         for below in ["munge", "state", "log", "run"] {
             fs::create_dir_all(dir.join(below)).expect("make the cluster's folders");
         }
@@ -51,7 +54,7 @@ impl Cluster {
             fs::create_dir_all(dir.join(format!("spool/n{node}"))).expect("make a node's folder");
         }
         write_private(&dir.join("munge/key"), &random);
-        let mut cluster = Self { dir, munged: None, controller: None, rest: None, nodes: Vec::new() };
+        let mut cluster = Self { dir: temp, munged: None, controller: None, rest: None, nodes: Vec::new() };
         cluster.configure(sizes);
         cluster.at_the_end("true");
         cluster.start_munged();
@@ -67,12 +70,12 @@ impl Cluster {
     /// What `SLURM_CONF` must be.
     #[must_use]
     pub fn config(&self) -> PathBuf {
-        self.dir.join("slurm.conf")
+        self.dir().join("slurm.conf")
     }
 
     #[must_use]
     pub fn dir(&self) -> &Path {
-        &self.dir
+        self.dir.path()
     }
 
     /// What one of Slurm's programs prints.
@@ -87,7 +90,7 @@ impl Cluster {
     #[expect(clippy::expect_used, reason = "for tests: what cannot be written says so")]
     pub fn at_the_end(&self, command: &str) {
         use std::os::unix::fs::PermissionsExt as _;
-        let (script, new) = (self.dir.join("ended"), self.dir.join("ended.new"));
+        let (script, new) = (self.dir().join("ended"), self.dir().join("ended.new"));
         fs::write(&new, format!("#!/bin/sh\n{command}\n")).expect("write what is done at the end of a job");
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("make it a program");
         // Whole or not at all: the controller may be about to start it.
@@ -100,18 +103,14 @@ impl Cluster {
     /// When it is not installed or does not start.
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     pub fn start_rest(&mut self) -> PathBuf {
-        let socket = self.dir.join("rest.sock");
+        let socket = self.dir().join("rest.sock");
         let mut command = self.program("slurmrestd");
         // It will not serve root, who is everybody here.
         command.env("SLURMRESTD_SECURITY", "disable_user_check").arg("-f").arg(self.config());
         command.args(["-a", "rest_auth/local", "-s", "openapi/v0.0.38"]);
         command.arg(format!("unix:{}", socket.display()));
         self.rest = Some(command.spawn().expect("start slurmrestd: is its package installed?"));
-        let since = Instant::now();
-        while !socket.exists() {
-            assert!(since.elapsed() < PATIENCE, "slurmrestd does not listen\n{}", self.logs());
-            std::thread::sleep(LOOK_EVERY);
-        }
+        eventually_ok("slurmrestd listens", || if socket.exists() { Ok(()) } else { Err(self.logs()) });
         socket
     }
 
@@ -155,22 +154,17 @@ impl Cluster {
     /// # Panics
     /// When that takes too long.
     pub fn until_idle(&self) {
-        let since = Instant::now();
-        loop {
+        eventually_ok("all nodes are idle", || {
             // A node is listed once for each of its partitions.
             let states = self.say("sinfo", &["-h", "-N", "-o", "%N %T"]);
             let idle: BTreeSet<&str> = states.lines().filter(|line| line.ends_with(" idle")).collect();
-            if idle.len() >= self.nodes.len() {
-                return;
-            }
-            assert!(since.elapsed() < PATIENCE, "nodes are {states:?}\n{}", self.logs());
-            std::thread::sleep(LOOK_EVERY);
-        }
+            if idle.len() >= self.nodes.len() { Ok(()) } else { Err(format!("{states:?}\n{}", self.logs())) }
+        });
     }
 
     fn logs(&self) -> String {
         let mut text = String::new();
-        for entry in fs::read_dir(self.dir.join("log")).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(self.dir().join("log")).into_iter().flatten().flatten() {
             let log = fs::read_to_string(entry.path()).unwrap_or_default();
             let last: Vec<&str> = log.lines().rev().take(10).collect();
             let _ = writeln!(text, "{}: {last:#?}", entry.path().display());
@@ -190,7 +184,7 @@ impl Cluster {
 
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     fn start_munged(&mut self) {
-        let at = self.dir.join("munge");
+        let at = self.dir().join("munge");
         let file = |name: &str| at.join(name).display().to_string();
         let mut command = Command::new("munged");
         command.args(["--foreground", "--force"]);
@@ -201,16 +195,12 @@ impl Cluster {
         command.arg(format!("--seed-file={}", file("seed")));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         self.munged = Some(command.spawn().expect("start munged: is the package `munge` installed?"));
-        let since = Instant::now();
-        while !at.join("munge.sock").exists() {
-            assert!(since.elapsed() < PATIENCE, "munged does not listen");
-            std::thread::sleep(LOOK_EVERY);
-        }
+        eventually("munged listens", || at.join("munge.sock").exists());
     }
 
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     fn configure(&self, sizes: &[Size]) {
-        let dir = self.dir.display();
+        let dir = self.dir().display();
         let host = hostname();
         let ports: Vec<u16> = (0..=sizes.len()).map(|_| crate::ports::free()).collect();
         let mut text = format!(
@@ -246,7 +236,7 @@ impl Cluster {
                 size.memory_mib
             );
             for gpu in 0..size.gpus {
-                fs::write(self.dir.join(format!("{name}-gpu{gpu}")), "").expect("make a pretended GPU");
+                fs::write(self.dir().join(format!("{name}-gpu{gpu}")), "").expect("make a pretended GPU");
             }
             let _ = writeln!(
                 partitions,
@@ -258,7 +248,7 @@ impl Cluster {
         }
         text.push_str(&partitions);
         fs::write(self.config(), text).expect("write slurm.conf");
-        fs::write(self.dir.join("gres.conf"), gres).expect("write gres.conf");
+        fs::write(self.dir().join("gres.conf"), gres).expect("write gres.conf");
     }
 }
 
@@ -279,7 +269,6 @@ impl Drop for Cluster {
         }
         end(self.controller.take(), Signal::TERM);
         end(self.munged.take(), Signal::TERM);
-        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 

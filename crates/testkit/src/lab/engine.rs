@@ -13,6 +13,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
+use crate::TempDir;
+
 use super::program::{eventually, run, try_run};
 
 const COMES_UP: Duration = Duration::from_secs(60);
@@ -34,16 +36,13 @@ pub struct Engine {
     containerd: Child,
     dockerd: Option<Child>,
     kind: Kind,
-    dir: PathBuf,
+    dir: TempDir,
 }
 
 impl Engine {
     pub fn start(kind: Kind) -> Result<Self> {
-        let mut random = [0u8; 4];
-        getrandom::fill(&mut random).context("draw a name")?;
-        let name = format!("windlass-lab-engine-{:08x}", u32::from_be_bytes(random));
-        let dir = std::env::temp_dir().join(name);
-        fs::create_dir(&dir)?;
+        let temp = crate::temp_dir("lab-engine")?;
+        let dir = temp.path();
         if let Kind::SmallDisk(size) = kind {
             let data = dir.join("data");
             fs::create_dir(&data)?;
@@ -59,20 +58,20 @@ impl Engine {
         let mut command = tied("containerd");
         command.arg("--config").arg(dir.join("containerd.toml"));
         let containerd = spawn(&mut command, &dir.join("containerd.log"))?;
-        let mut engine = Self { containerd, dockerd: None, kind, dir };
-        let socket = engine.dir.join("containerd.sock");
+        let mut engine = Self { containerd, dockerd: None, kind, dir: temp };
+        let socket = engine.dir.path().join("containerd.sock");
         ensure!(eventually(COMES_UP, || socket.exists()), "containerd does not come up");
         engine.start_dockerd()?;
         Ok(engine)
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.dir.join("docker.sock")
+        self.dir.path().join("docker.sock")
     }
 
     /// Starts the engine, also after it was killed, and waits until it answers.
     pub fn start_dockerd(&mut self) -> Result<()> {
-        let dir = &self.dir;
+        let dir = self.dir.path();
         let mut command = tied("dockerd");
         command.arg("--containerd").arg(dir.join("containerd.sock"));
         command.arg("--data-root").arg(dir.join("data")).arg("--exec-root").arg(dir.join("exec"));
@@ -115,7 +114,7 @@ impl Engine {
 
     /// Takes what is left of its disk, until [`Engine::make_room`].
     pub fn fill(&self) -> Result<()> {
-        let mut file = File::create(self.dir.join("data").join(FILLER))?;
+        let mut file = File::create(self.dir.path().join("data").join(FILLER))?;
         let chunk = [0; 4096];
         loop {
             match file.write_all(&chunk) {
@@ -127,7 +126,7 @@ impl Engine {
     }
 
     pub fn make_room(&self) -> Result<()> {
-        Ok(fs::remove_file(self.dir.join("data").join(FILLER))?)
+        Ok(fs::remove_file(self.dir.path().join("data").join(FILLER))?)
     }
 
     pub fn freeze(&self) -> Result<()> {
@@ -159,7 +158,7 @@ impl Drop for Engine {
             let _ = child.wait();
         }
         // Containers that outlived the engine hang on helpers that have our directory in their arguments.
-        for pid in naming(&self.dir) {
+        for pid in naming(self.dir.path()) {
             if pid != self.containerd.id() {
                 let _ = try_run("kill", &["-9", &pid.to_string()]);
             }
@@ -171,12 +170,12 @@ impl Drop for Engine {
         }
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-        let mut ours: Vec<&str> = points.filter(|point| Path::new(point).starts_with(&self.dir)).collect();
+        let mut ours: Vec<&str> =
+            points.filter(|point| Path::new(point).starts_with(self.dir.path())).collect();
         ours.reverse();
         for point in ours {
             let _ = try_run("umount", &["-l", point]);
         }
-        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 

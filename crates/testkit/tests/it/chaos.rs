@@ -13,6 +13,7 @@ use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
 };
 use windlass_testkit::chaos::{Proxy, Weather};
+use windlass_testkit::wait::eventually_async;
 
 /// Says back whatever is said, and counts what it heard.
 async fn echo() -> (String, Arc<AtomicUsize>) {
@@ -113,19 +114,14 @@ async fn a_proxy_says_everything_once_more_when_told() {
     stream.write_all(b"once").await.unwrap();
     stream.read_exact(&mut [0; 4]).await.unwrap();
     drop(stream);
-    let until = Instant::now() + Duration::from_secs(20);
-    while heard.load(Ordering::SeqCst) < 8 {
-        assert!(Instant::now() < until, "nothing was said again");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_async("it is said again", async || (heard.load(Ordering::SeqCst) >= 8).then_some(())).await;
     assert_eq!(count(&proxy.counts().replayed), 1);
 }
 
 #[tokio::test]
 async fn a_proxy_takes_the_place_of_a_socket_and_gives_it_back() {
-    let dir = std::env::temp_dir().join(format!("windlass-chaos-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    let socket = dir.join("door.sock");
+    let dir = windlass_testkit::temp_dir("chaos").unwrap();
+    let socket = dir.path().join("door.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -142,5 +138,4 @@ async fn a_proxy_takes_the_place_of_a_socket_and_gives_it_back() {
     assert_eq!(count(&proxy.counts().connections), 1);
     drop(proxy);
     assert_eq!(&said().await.unwrap(), b"here");
-    std::fs::remove_dir_all(&dir).unwrap();
 }

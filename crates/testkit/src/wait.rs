@@ -1,0 +1,105 @@
+//! Waiting for a state: look, sleep a little, look again.
+
+use std::{
+    fmt::Display,
+    panic::Location,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Long enough that only something broken reaches it.
+pub const WITHIN: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Waits until `check` holds, and returns how long that took.
+///
+/// # Panics
+/// When it does not hold within [`WITHIN`].
+#[track_caller]
+pub fn eventually(what: &str, mut check: impl FnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    eventually_ok(what, || check().then_some(()).ok_or("no"));
+    began.elapsed()
+}
+
+/// Waits until `check` succeeds, and shows the last error if it never does.
+///
+/// # Panics
+/// When it does not succeed within [`WITHIN`].
+#[track_caller]
+pub fn eventually_ok<T, E: Display>(what: &str, mut check: impl FnMut() -> Result<T, E>) -> T {
+    let began = Instant::now();
+    loop {
+        match check() {
+            Ok(value) => return value,
+            Err(last) => {
+                assert!(began.elapsed() < WITHIN, "not within {WITHIN:?}: {what}\nlast seen: {last}");
+            }
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Waits until `check` returns a value, by tokio's clock.
+///
+/// # Panics
+/// When it returns none within [`WITHIN`].
+#[track_caller]
+pub fn eventually_async<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> impl Future<Output = T> {
+    eventually_ok_async(what, async move || check().await.ok_or("no"))
+}
+
+/// Waits until `check` succeeds, by tokio's clock, and shows the last error if it never does.
+///
+/// # Panics
+/// When it does not succeed within [`WITHIN`].
+#[track_caller]
+pub fn eventually_ok_async<T, E: Display>(
+    what: &str,
+    mut check: impl AsyncFnMut() -> Result<T, E>,
+) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    async move {
+        let began = tokio::time::Instant::now();
+        loop {
+            match check().await {
+                Ok(value) => return value,
+                Err(last) => {
+                    assert!(
+                        began.elapsed() < WITHIN,
+                        "{caller}: not within {WITHIN:?}: {what}\nlast seen: {last}"
+                    );
+                }
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_looks_until_the_state_is_there() {
+        let mut looks = 0;
+        eventually("three looks", || {
+            looks += 1;
+            looks == 3
+        });
+        assert_eq!(looks, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn virtual_time_is_enough() {
+        let began = tokio::time::Instant::now();
+        let late = async || (began.elapsed() > Duration::from_secs(50)).then_some("here");
+        assert_eq!(eventually_async("fifty seconds", late).await, "here");
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "last seen: still 7")]
+    async fn what_never_comes_is_an_error_with_the_last_answer() {
+        eventually_ok_async::<(), _>("the end", async || Err("still 7")).await;
+    }
+}
