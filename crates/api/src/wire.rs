@@ -164,11 +164,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_serves_many_calls_until_it_ends_or_was_silent_for_long() {
-        let path = std::env::temp_dir().join(format!("windlass-wire-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("wire.sock");
         let accepted = Arc::new(AtomicUsize::new(0));
         let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), Arc::clone(&accepted)));
-        let wire = Wire::new(Way::Unix(path.clone()));
+        let wire = Wire::new(Way::Unix(path));
         let ask = async || {
             let request = Request::get("/").header("host", "test").body(Full::default()).unwrap();
             let (status, body) = wire.exchange(request).await.unwrap();
@@ -183,6 +183,5 @@ mod tests {
         assert_eq!([ask().await, ask().await], ["3", "3"], "the second one has ended");
         assert_eq!(accepted.load(Ordering::Relaxed), 3);
         serving.abort();
-        std::fs::remove_file(&path).unwrap();
     }
 }
