@@ -14,6 +14,7 @@ use tokio::{
     time::{Instant, advance, sleep},
 };
 use windlass_engine::{Held, Lease, LeaseStore, MemoryStore, memory::Row};
+use windlass_testkit::rng::Rng;
 
 use crate::toy::{Fickle, Lab, Oops, QUEUE, TABLE, What, id, millis, secs, standard};
 
@@ -191,16 +192,6 @@ async fn a_row_lost_to_somebody_else_is_reported_stale() {
     assert_eq!(lab.row(0).status, "new");
 }
 
-/// A generator of our own, for interleavings that replay.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
-    }
-}
-
 /// A lease as its holder sees it.
 struct Belief {
     held: Held,
@@ -212,13 +203,13 @@ const TTL: Duration = Duration::from_secs(30);
 const USE: Duration = Duration::from_secs(25);
 
 /// One step of one holder, with time passing before the store is reached as it would on a slow line.
-async fn step(store: &MemoryStore, dice: &mut Dice, beliefs: &mut Vec<Belief>) {
+async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<Belief>) {
     let asked_at = Instant::now();
-    let slowness = millis(dice.roll(3) * dice.roll(2_000));
-    match dice.roll(5) {
+    let slowness = millis(rng.below(3) * rng.below(2_000));
+    match rng.below(5) {
         0 => {
             advance(slowness).await;
-            let claim = store.claim(&QUEUE, 1 + dice.roll(3) as usize, TTL).await.unwrap();
+            let claim = store.claim(&QUEUE, 1 + rng.below(3) as usize, TTL).await.unwrap();
             beliefs.extend(claim.leases.iter().map(|lease| Belief {
                 held: lease.held(),
                 epoch: lease.epoch,
@@ -234,7 +225,7 @@ async fn step(store: &MemoryStore, dice: &mut Dice, beliefs: &mut Vec<Belief>) {
             beliefs.iter_mut().for_each(|belief| belief.until = asked_at + USE);
         }
         choice if !beliefs.is_empty() => {
-            let belief = beliefs.swap_remove(dice.roll(beliefs.len() as u64) as usize);
+            let belief = beliefs.swap_remove(rng.below(beliefs.len() as u64) as usize);
             advance(slowness).await;
             let is_valid = Instant::now() < belief.until;
             let wrote = match choice {
@@ -245,20 +236,20 @@ async fn step(store: &MemoryStore, dice: &mut Dice, beliefs: &mut Vec<Belief>) {
             };
             assert!(wrote || !is_valid, "a valid holder was refused");
         }
-        _ => advance(secs(dice.roll(20))).await,
+        _ => advance(secs(rng.below(20))).await,
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_whatever_the_interleaving_no_row_has_two_valid_holders() {
     for seed in 0..300 {
-        let mut dice = Dice(seed);
+        let mut rng = Rng::new(seed);
         let store = Arc::new(MemoryStore::new());
         (0..4).for_each(|number| store.put(TABLE, Row::new(id(number), "new", store.now())));
         let mut holders: [Vec<Belief>; 3] = Default::default();
         for _ in 0..200 {
-            let who = dice.roll(3) as usize;
-            step(&store, &mut dice, &mut holders[who]).await;
+            let who = rng.below(3) as usize;
+            step(&store, &mut rng, &mut holders[who]).await;
             let now = Instant::now();
             for number in 0..4 {
                 let row = store.row(TABLE, id(number)).unwrap();

@@ -5,21 +5,13 @@ use std::{collections::BTreeMap, sync::Arc, sync::atomic::Ordering::SeqCst};
 use tokio::time::sleep;
 use uuid::Uuid;
 use windlass_engine::{Applied, Engine, Hints, Settings};
+use windlass_testkit::rng::Rng;
 
 use crate::toy::{Entry, Fickle, Lab, Oops, QUEUE, What, done, id, millis, secs};
 
 const ROWS: u64 = 12;
 /// How often a row wants to be seen before it is done.
 const VISITS: i64 = 6;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
-    }
-}
 
 struct Replica {
     way: Arc<Fickle>,
@@ -32,10 +24,9 @@ fn start(lab: &Lab, seed: u64) -> Replica {
     let toy = lab
         .toy(&way)
         .acting(move |lease| async move {
-            let mut dice = Dice(seed ^ lease.token.as_u64_pair().1 << 20 ^ lease.id.as_u64_pair().0);
-            dice.roll(2);
-            sleep(millis(dice.roll(4) * dice.roll(20_000))).await;
-            if dice.roll(10) == 0 { Err(Oops("bad luck")) } else { Ok(()) }
+            let mut rng = Rng::new(seed ^ lease.token.as_u64_pair().1 << 20 ^ lease.id.as_u64_pair().0);
+            sleep(millis(rng.below(4) * rng.below(20_000))).await;
+            if rng.below(10) == 0 { Err(Oops("bad luck")) } else { Ok(()) }
         })
         .applying(|store, lease| match lease.epoch {
             ..VISITS => Applied::Unchanged { due_in: Some(secs(2)) },
@@ -49,16 +40,16 @@ fn start(lab: &Lab, seed: u64) -> Replica {
 }
 
 /// One stroke of bad luck, or good.
-async fn strike(lab: &Lab, dice: &mut Dice, replicas: &mut [Replica]) {
-    let number = dice.roll(3) as usize;
-    let is_bad = dice.roll(2) == 0;
-    let seed = dice.roll(1 << 30);
+async fn strike(lab: &Lab, rng: &mut Rng, replicas: &mut [Replica]) {
+    let number = rng.below(3) as usize;
+    let is_bad = rng.below(2) == 0;
+    let seed = rng.below(1 << 30);
     let Some(replica) = replicas.get_mut(number) else { return };
-    match dice.roll(7) {
+    match rng.below(7) {
         0 => *replica = start(lab, seed), // The old one is dropped: killed.
         1 => {
             let old = std::mem::replace(replica, start(lab, seed));
-            old.engine.stop(secs(dice.roll(5))).await;
+            old.engine.stop(secs(rng.below(5))).await;
         }
         2 => replica.way.fails.store(is_bad, SeqCst),
         3 => replica.way.hangs.store(is_bad, SeqCst),
@@ -84,12 +75,12 @@ fn check(entries: &[Entry], seed: u64) {
 }
 
 async fn weather(seed: u64) -> usize {
-    let mut dice = Dice(seed);
+    let mut rng = Rng::new(seed);
     let lab = Lab::new(ROWS);
     let mut replicas: Vec<_> = (0..3).map(|number| start(&lab, seed * 3 + number)).collect();
     for _ in 0..60 {
-        strike(&lab, &mut dice, &mut replicas).await;
-        sleep(millis(dice.roll(8_000))).await;
+        strike(&lab, &mut rng, &mut replicas).await;
+        sleep(millis(rng.below(8_000))).await;
     }
     for replica in &replicas {
         for fault in [&replica.way.fails, &replica.way.hangs, &replica.way.refuses_extend] {
