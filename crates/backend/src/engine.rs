@@ -135,7 +135,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_that_is_no_engine_is_named_with_what_it_said() {
-        let dir = crate::scratch::Scratch::new("engine");
+        let dir = windlass_testkit::temp_dir("engine").unwrap();
         let path = dir.path().join("docker.sock");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let silent = tokio::spawn(async move {

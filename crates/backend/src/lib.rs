@@ -12,8 +12,6 @@ pub mod local;
 pub mod mock;
 pub mod program;
 pub mod remote;
-#[cfg(any(test, feature = "testing"))]
-pub mod scratch;
 pub mod shim_process;
 pub mod volumes;
 

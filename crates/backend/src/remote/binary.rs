@@ -158,8 +158,8 @@ mod tests {
 
     #[test]
     fn binaries_are_known_by_what_they_are_and_taken_up_when_replaced() {
-        let dir = std::env::temp_dir().join(format!("windlass-binaries-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let dir = windlass_testkit::temp_dir("binaries").unwrap();
+        let dir = dir.path();
         let agent = dir.join("agent");
         fs::write(&agent, program(62, b"one")).unwrap();
         fs::write(dir.join("agent-aarch64"), program(183, b"")).unwrap();
@@ -172,7 +172,6 @@ mod tests {
         fs::rename(dir.join("fresh"), &agent).unwrap();
         let second = binaries.sum("x86_64").unwrap();
         let none = binaries.sum("riscv64").unwrap();
-        fs::remove_dir_all(&dir).unwrap();
         assert_eq!(arches, ["aarch64", "x86_64"]);
         assert_eq!(first.as_deref(), Some(held.sha256.as_str()));
         assert!(same && first != second && none.is_none());

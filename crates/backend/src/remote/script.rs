@@ -442,13 +442,12 @@ mod tests {
         let env = [("A".to_owned(), "it's $HOME `id`\nand \"more\"".to_owned())].into();
         let files = Files::new("none", &env).unwrap();
         let script = files.write().replace(ROOT, "ROOT");
-        let dir = std::env::temp_dir().join(format!("windlass-script-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = windlass_testkit::temp_dir("script").unwrap();
+        let dir = dir.path();
         let script = script.replace("ROOT", &dir.display().to_string());
         let wrote = std::process::Command::new("/bin/sh").args(["-c", &script]).status().unwrap();
         let read = format!(". {}/env; printf %s \"$A\"", dir.display());
         let read = std::process::Command::new("/bin/sh").args(["-c", &read]).output().unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
         assert!(wrote.success());
         assert_eq!(String::from_utf8(read.stdout).unwrap(), env["A"]);
         for bad in ["", "1A", "A-B", "A;id", "A B"] {

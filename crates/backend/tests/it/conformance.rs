@@ -7,14 +7,14 @@ use windlass_backend::{
     conformance::holds,
     local::{Local, Runtime, Settings},
     mock::{Mock, script::Script},
-    scratch::Scratch,
 };
+use windlass_testkit::temp_dir;
 
 use crate::support::{Sweep, agent, order};
 
 #[tokio::test]
 async fn this_machine_keeps_the_promises() {
-    let dir = Scratch::new("keeps");
+    let dir = temp_dir("keeps").unwrap();
     let _sweep = Sweep(dir.path());
     let open = || -> Arc<dyn Backend> {
         Arc::new(Local::new(Settings {
@@ -30,7 +30,7 @@ async fn this_machine_keeps_the_promises() {
 
 #[tokio::test]
 async fn the_mock_cloud_keeps_the_promises_slow_as_it_may_be() {
-    let dir = Scratch::new("keeps");
+    let dir = temp_dir("keeps").unwrap();
     let _sweep = Sweep(dir.path());
     let script =
         "offers: [{instance_type: a, price: 1.5, cpus: 4, memory_gb: 16, boot_ms: 300, slow_deletes: 2}]";

@@ -7,14 +7,14 @@ use windlass_backend::{
     Backend, BackendError, Deleted, Found,
     local::{Local, Runtime, Settings},
     program::NAME,
-    scratch::Scratch,
     shim_process::Home,
 };
 use windlass_model::plan::offers::Availability;
+use windlass_testkit::{TempDir, temp_dir};
 
 use crate::support::{Sweep, agent, connect, order, submit, until};
 
-fn settings(dir: &Scratch) -> Settings {
+fn settings(dir: &TempDir) -> Settings {
     Settings {
         home: dir.path().join("local"),
         agent: Some(agent().path().to_owned()),
@@ -25,7 +25,7 @@ fn settings(dir: &Scratch) -> Settings {
 
 #[tokio::test]
 async fn this_machine_is_one_offer_that_costs_nothing() {
-    let dir = Scratch::new("local");
+    let dir = temp_dir("local").unwrap();
     let local = Local::new(settings(&dir));
     let offers = local.offers().await.unwrap();
     let [offer] = &offers[..] else { panic!("{offers:?}") };
@@ -36,7 +36,7 @@ async fn this_machine_is_one_offer_that_costs_nothing() {
 
 #[tokio::test]
 async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
-    let dir = Scratch::new("local");
+    let dir = temp_dir("local").unwrap();
     let _sweep = Sweep(dir.path());
     let local = Local::new(settings(&dir));
     let order = order(&local, 1).await;
@@ -74,7 +74,7 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
 
 #[tokio::test]
 async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
-    let dir = Scratch::new("local");
+    let dir = temp_dir("local").unwrap();
     let _sweep = Sweep(dir.path());
     let with = Settings { home: dir.path().join("h".repeat(90)).join("local"), ..settings(&dir) };
     let home = Home::new(&with.home);
@@ -100,7 +100,7 @@ async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
 
 #[tokio::test]
 async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
-    let dir = Scratch::new("local");
+    let dir = temp_dir("local").unwrap();
     let _sweep = Sweep(dir.path());
     let local = Local::new(settings(&dir));
     let home = Home::new(&settings(&dir).home);
@@ -117,7 +117,7 @@ async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
 
 #[tokio::test]
 async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
-    let dir = Scratch::new("local");
+    let dir = temp_dir("local").unwrap();
     let _sweep = Sweep(dir.path());
     let program: PathBuf = dir.path().join(NAME);
     std::fs::copy(agent().path(), &program).unwrap();
@@ -143,7 +143,7 @@ async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
 
 #[tokio::test]
 async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
-    let dir = Scratch::new("local");
+    let dir = temp_dir("local").unwrap();
     let _sweep = Sweep(dir.path());
     let local = Local::new(settings(&dir));
     let first = order(&local, 1).await;
@@ -164,7 +164,7 @@ async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
 
 #[tokio::test]
 async fn a_missing_agent_is_refused_with_the_place_it_should_be_at() {
-    let dir = Scratch::new("local");
+    let dir = temp_dir("local").unwrap();
     let absent = dir.path().join("no-agent");
     let known = Local::new(settings(&dir));
     let local = Local::new(Settings { agent: Some(absent.clone()), ..settings(&dir) });
@@ -177,7 +177,7 @@ async fn a_missing_agent_is_refused_with_the_place_it_should_be_at() {
 async fn docker_runs_the_jobs_where_an_engine_answers() {
     let socket = std::env::var("WINDLASS_TEST_DOCKER")
         .expect("WINDLASS_TEST_DOCKER names the socket of a container engine for tests");
-    let dir = Scratch::new("local");
+    let dir = temp_dir("local").unwrap();
     let _sweep = Sweep(dir.path());
     let with = Settings { runtime: None, docker_socket: Some(socket.clone().into()), ..settings(&dir) };
     let local = Local::new(with);
@@ -193,7 +193,7 @@ async fn docker_runs_the_jobs_where_an_engine_answers() {
 
 /// An image of nothing but a static busybox, in the tests' engine.
 fn image(socket: &str) -> String {
-    let (dir, name) = (Scratch::new("image"), "windlass-backend/busybox:1");
+    let (dir, name) = (temp_dir("image").unwrap(), "windlass-backend/busybox:1");
     let bin = dir.path().join("bin");
     std::fs::create_dir_all(&bin).unwrap();
     std::fs::copy("/usr/bin/busybox", bin.join("busybox")).unwrap();

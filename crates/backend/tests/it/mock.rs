@@ -4,20 +4,20 @@ use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::{
     Backend, BackendError, Found,
     mock::{Mock, script::Script},
-    scratch::Scratch,
     volumes::{Attached, VolumeOrder, Volumes},
 };
 use windlass_model::id::VolumeId;
+use windlass_testkit::{TempDir, temp_dir};
 
 use crate::support::{Sweep, agent, connect, order, submit, until, uuid};
 
-fn cloud(dir: &Scratch, script: &str) -> Mock {
+fn cloud(dir: &TempDir, script: &str) -> Mock {
     Mock::new(Script::parse(script).unwrap(), dir.path(), Some(agent().path().to_owned()))
 }
 
 #[tokio::test]
 async fn capacity_is_missing_as_often_as_the_script_says_whoever_asks() {
-    let dir = Scratch::new("mock");
+    let dir = temp_dir("mock").unwrap();
     let _sweep = Sweep(dir.path());
     let script = "offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16, no_capacity: 2}]";
     for _ in 0..2 {
@@ -33,7 +33,7 @@ async fn capacity_is_missing_as_often_as_the_script_says_whoever_asks() {
 
 #[tokio::test]
 async fn a_lost_answer_leaves_a_machine_that_the_next_try_finds() {
-    let dir = Scratch::new("mock");
+    let dir = temp_dir("mock").unwrap();
     let _sweep = Sweep(dir.path());
     let cloud =
         cloud(&dir, "offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16, lost_answers: 1}]");
@@ -49,7 +49,7 @@ async fn a_lost_answer_leaves_a_machine_that_the_next_try_finds() {
 
 #[tokio::test]
 async fn a_machine_that_was_taken_back_is_gone_with_its_jobs() {
-    let dir = Scratch::new("mock");
+    let dir = temp_dir("mock").unwrap();
     let _sweep = Sweep(dir.path());
     let script =
         "{runtime: process, offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16, spot: true}]}";
@@ -70,7 +70,7 @@ async fn a_machine_that_was_taken_back_is_gone_with_its_jobs() {
 
 #[tokio::test]
 async fn volumes_fail_to_attach_and_hang_as_the_script_says() {
-    let dir = Scratch::new("mock");
+    let dir = temp_dir("mock").unwrap();
     let _sweep = Sweep(dir.path());
     let script = "{offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16}], \
                    volumes: {price_gb: 0.1, attach_fails: 1, detach_hangs: true}}";

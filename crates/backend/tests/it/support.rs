@@ -1,6 +1,6 @@
 //! What the tests share: orders, agents asked directly, and the end of whatever was started.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
@@ -16,11 +16,9 @@ use windlass_api::{
 };
 use windlass_backend::{Backend, Enrolment, Machine, Order, Reach, Want, program::Program};
 use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_testkit::wait::eventually_ok_async;
 
 pub(crate) const CREDENTIAL: &str = "credential-of-the-test";
-/// Nothing a test waits for takes longer, on a busy machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
-
 pub(crate) fn uuid() -> uuid::Uuid {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).unwrap();
@@ -73,17 +71,15 @@ pub(crate) async fn submit(shim: &Shim, order: &Order, seed: u8, image: &str) ->
 
 /// Waits until a task is in a state.
 pub(crate) async fn until(shim: &Shim, id: SubmissionId, status: TaskStatus) {
-    let waited = tokio::time::timeout(DEADLINE, async {
-        loop {
-            let info = shim.task(id).await.unwrap();
-            if info.status == status {
-                return;
-            }
-            assert_ne!(info.status, TaskStatus::Terminated, "it ended: {info:?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+    eventually_ok_async(&format!("the task is {status:?}"), async || {
+        let info = shim.task(id).await.unwrap();
+        if info.status == status {
+            return Ok(());
         }
-    });
-    waited.await.expect("the task did not get there in time");
+        assert_ne!(info.status, TaskStatus::Terminated, "it ended: {info:?}");
+        Err(format!("{info:?}"))
+    })
+    .await;
 }
 
 /// Ends whatever serves a home when the test is over, however it ends.
