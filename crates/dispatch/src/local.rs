@@ -309,13 +309,13 @@ mod tests {
 
     #[test]
     fn gpus_are_the_numbered_devices_alone() {
-        let dir = std::env::temp_dir().join(format!("windlass-devices-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let dir = windlass_testkit::temp_dir("devices").unwrap();
+        let path = dir.path().to_owned();
         for name in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"] {
-            fs::write(dir.join(name), "").unwrap();
+            fs::write(path.join(name), "").unwrap();
         }
-        assert_eq!(gpus(&dir), 2);
-        fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(gpus(&dir), 0);
+        assert_eq!(gpus(&path), 2);
+        dir.close().unwrap();
+        assert_eq!(gpus(&path), 0);
     }
 }

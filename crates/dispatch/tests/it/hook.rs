@@ -4,9 +4,8 @@ use windlass_dispatch::hook::{Hook, knock};
 
 #[tokio::test]
 async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
-    let dir = std::env::temp_dir().join(format!("windlass-hook-{}", std::process::id()));
-    std::fs::create_dir(&dir).unwrap();
-    let path = dir.join("sock");
+    let dir = windlass_testkit::temp_dir("hook").unwrap();
+    let path = dir.path().join("sock");
     assert!(knock(&path).is_err(), "nobody is there");
     drop(std::os::unix::net::UnixDatagram::bind(&path).unwrap());
     let hook = Hook::bind(&path).unwrap();
@@ -20,5 +19,4 @@ async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
     std::fs::write(&path, "mine").unwrap();
     assert!(Hook::bind(&path).is_err());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
-    std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -1,11 +1,6 @@
 //! Slurm's programs, as a dispatcher uses them.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt as _,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
 
 use windlass_dispatch::{
     scheduler::{Order, Pressure, Scheduler as _, SubmitError},
@@ -16,8 +11,8 @@ use windlass_model::dispatch::{
     choose::{Fit, Room as _},
 };
 use windlass_testkit::slurm::{Cluster, Size};
+use windlass_testkit::wait::{WITHIN, eventually_ok_async};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const TAG: &str = "windlass:test";
 const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
 
@@ -46,15 +41,11 @@ impl Kit {
     }
 
     async fn until(&self, what: &str, mut is: impl FnMut(&Lower) -> bool) -> Lower {
-        let since = Instant::now();
-        loop {
-            let lower = self.slurm.look().await;
-            match &lower {
-                Ok(seen) if is(seen) => return lower.unwrap(),
-                _ => assert!(since.elapsed() < PATIENCE, "{what}: {lower:?}"),
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        eventually_ok_async(what, async || match self.slurm.look().await {
+            Ok(seen) if is(&seen) => Ok(seen),
+            other => Err(format!("{other:?}")),
+        })
+        .await
     }
 }
 
@@ -125,7 +116,7 @@ async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmles
     // A job that was started a moment ago may not hear the first time, so a dispatcher asks until it is gone.
     let since = Instant::now();
     while !kit.slurm.look().await.unwrap().jobs.iter().all(|job| job.life.is_over()) {
-        assert!(since.elapsed() < PATIENCE, "they do not end");
+        assert!(since.elapsed() < WITHIN, "they do not end");
         for id in [&waiting, &running] {
             kit.slurm.stop(id, Pressure::Ask).await.unwrap();
         }
