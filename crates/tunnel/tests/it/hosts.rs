@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use windlass_testkit::wait::eventually_async;
 use windlass_tunnel::{Backoff, Hosts, TunnelError};
 
 use crate::sshd::Sshd;
@@ -19,11 +20,7 @@ async fn a_connection_is_shared_and_made_again_after_the_host_restarts() {
 
     sshd.start_again();
     // The end of a connection is seen when its bytes are read, a moment after the server went.
-    let until = tokio::time::Instant::now() + Duration::from_secs(10);
-    while !first.is_closed() {
-        assert!(tokio::time::Instant::now() < until);
-        tokio::task::yield_now().await;
-    }
+    eventually_async("the connection is closed", async || first.is_closed().then_some(())).await;
     let (third, _) = hosts.control(&"a", &target).await.unwrap();
     assert_eq!(third.read("echo back", b"").await.unwrap(), "back\n");
 }
@@ -101,11 +98,7 @@ async fn hundreds_of_hosts_come_at_once_and_cost_little() {
     for host in 0..HOSTS {
         hosts.forget(&host);
     }
-    let until = tokio::time::Instant::now() + Duration::from_secs(30);
-    while sshd.connections() > 0 {
-        assert!(tokio::time::Instant::now() < until, "{} are left", sshd.connections());
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_async("no connection is left", async || (sshd.connections() == 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -129,11 +122,7 @@ async fn hosts_behind_one_jump_host_share_the_way_there() {
     for host in 0..5 {
         hosts.forget(&host);
     }
-    let until = tokio::time::Instant::now() + Duration::from_secs(30);
-    while gate.connections() > 0 {
-        assert!(tokio::time::Instant::now() < until, "the way there is kept for nobody");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_async("the way there is closed", async || (gate.connections() == 0).then_some(())).await;
 }
 
 #[tokio::test]

@@ -3,17 +3,16 @@
 use std::{
     net::TcpStream,
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
+use windlass_testkit::wait::{eventually, eventually_ok};
+use windlass_testkit::{TempDir, temp_dir};
 use windlass_tunnel::{HostKey, Key, Pin, Target};
 
-const READY_WITHIN: Duration = Duration::from_secs(20);
-
 pub(crate) struct Sshd {
-    home: PathBuf,
+    home: TempDir,
     pub(crate) port: u16,
     child: Option<Child>,
 }
@@ -21,11 +20,7 @@ pub(crate) struct Sshd {
 impl Sshd {
     pub(crate) fn start() -> Self {
         assert!(Path::new("/usr/sbin/sshd").exists(), "sshd is missing: apt-get install openssh-server");
-        let mut random = [0u8; 6];
-        getrandom::fill(&mut random).unwrap();
-        let tag: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        let home = std::env::temp_dir().join(format!("windlass-sshd-{tag}"));
-        std::fs::create_dir(&home).unwrap();
+        let home = temp_dir("sshd").unwrap();
         // The server gives up its rights in this directory; Debian makes it at boot only.
         std::fs::create_dir_all("/run/sshd").unwrap();
         let mut sshd = Self { home, port: 0, child: None };
@@ -36,9 +31,9 @@ impl Sshd {
     }
 
     fn make_key(&self, name: &str) {
-        let _ = std::fs::remove_file(self.home.join(name));
+        let _ = std::fs::remove_file(self.home().join(name));
         let mut keygen = Command::new("ssh-keygen");
-        keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(self.home.join(name));
+        keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(self.home().join(name));
         assert!(keygen.status().unwrap().success());
     }
 
@@ -47,9 +42,9 @@ impl Sshd {
         if self.port == 0 {
             self.port = windlass_testkit::ports::free();
         }
-        let at = |name: &str| self.home.join(name).display().to_string();
-        std::fs::copy(self.home.join("user.pub"), self.home.join("authorized")).unwrap();
-        std::fs::set_permissions(self.home.join("authorized"), PermissionsExt::from_mode(0o600)).unwrap();
+        let at = |name: &str| self.home().join(name).display().to_string();
+        std::fs::copy(self.home().join("user.pub"), self.home().join("authorized")).unwrap();
+        std::fs::set_permissions(self.home().join("authorized"), PermissionsExt::from_mode(0o600)).unwrap();
         let settings = format!(
             "Port {}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
              PasswordAuthentication no\nPidFile none\nMaxStartups 200\nMaxSessions 200\nPermitRootLogin yes\n",
@@ -57,21 +52,19 @@ impl Sshd {
             at("host"),
             at("authorized"),
         );
-        std::fs::write(self.home.join("sshd_config"), settings).unwrap();
-        let log = std::fs::File::create(self.home.join("log")).unwrap();
+        std::fs::write(self.home().join("sshd_config"), settings).unwrap();
+        let log = std::fs::File::create(self.home().join("log")).unwrap();
         let mut command = Command::new("/usr/sbin/sshd");
         command.args(["-D", "-e", "-f", &at("sshd_config")]).stdin(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().unwrap());
-        let until = Instant::now() + READY_WITHIN;
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            let said = std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
-            assert!(Instant::now() < until, "sshd does not listen: {said}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually_ok("sshd listens", || {
+            let connected = TcpStream::connect(("127.0.0.1", self.port));
+            connected.map_err(|_| std::fs::read_to_string(self.home().join("log")).unwrap_or_default())
+        });
     }
 
     pub(crate) fn home(&self) -> &Path {
-        &self.home
+        self.home.path()
     }
 
     /// Ends the server and every session it serves.
@@ -85,11 +78,7 @@ impl Sshd {
         let _ = Command::new("kill").arg("-9").args(words).stderr(Stdio::null()).status();
         let _ = child.kill();
         let _ = child.wait();
-        let until = Instant::now() + READY_WITHIN;
-        while sessions.iter().any(|pid| is_alive(*pid)) {
-            assert!(Instant::now() < until, "a session outlives sshd");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("sshd's sessions end", || !sessions.iter().any(|pid| is_alive(*pid)));
     }
 
     pub(crate) fn start_again(&mut self) {
@@ -119,12 +108,12 @@ impl Sshd {
     }
 
     pub(crate) fn host_key(&self) -> HostKey {
-        let line = std::fs::read_to_string(self.home.join("host.pub")).unwrap();
+        let line = std::fs::read_to_string(self.home().join("host.pub")).unwrap();
         HostKey::parse(line.trim()).unwrap()
     }
 
     pub(crate) fn target(&self) -> Target {
-        let key = std::fs::read_to_string(self.home.join("user")).unwrap();
+        let key = std::fs::read_to_string(self.home().join("user")).unwrap();
         Target {
             host: "127.0.0.1".into(),
             port: self.port,
@@ -139,7 +128,6 @@ impl Sshd {
 impl Drop for Sshd {
     fn drop(&mut self) {
         self.stop();
-        let _ = std::fs::remove_dir_all(&self.home);
     }
 }
 
