@@ -111,22 +111,15 @@ pub(super) fn give(stream: &UnixStream, listeners: &[TcpListener]) -> io::Result
 mod tests {
     use std::net::TcpStream;
 
+    use windlass_testkit::temp_dir;
+
     use super::*;
-
-    struct Folder(PathBuf);
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[test]
     fn a_listener_goes_over_with_those_who_wait_at_it() {
-        let folder = Folder(std::env::temp_dir().join(format!("windlass-handover-{}", std::process::id())));
-        fs::create_dir_all(&folder.0).unwrap();
-        assert!(ask(&folder.0).unwrap().is_none(), "nobody is there");
-        let door = open(&folder.0).unwrap();
+        let folder = temp_dir("handover").unwrap();
+        assert!(ask(folder.path()).unwrap().is_none(), "nobody is there");
+        let door = open(folder.path()).unwrap();
         door.set_nonblocking(false).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -135,29 +128,27 @@ mod tests {
             let (stream, _) = door.accept().unwrap();
             give(&stream, &[listener]).unwrap()
         });
-        let mut given = ask(&folder.0).unwrap().unwrap();
+        let mut given = ask(folder.path()).unwrap().unwrap();
         let taken = given.take(address).unwrap();
         assert!(given.take(address).is_none());
         given.taken().unwrap();
         assert!(old.join().unwrap());
         // The old process has closed its own; whoever had come before is met here.
         assert_eq!(taken.accept().unwrap().1, waiting.local_addr().unwrap());
-        assert!(ask(&folder.0).unwrap().is_none(), "it is gone, though its socket lies there");
+        assert!(ask(folder.path()).unwrap().is_none(), "it is gone, though its socket lies there");
     }
 
     #[test]
     fn whoever_asks_and_does_not_serve_takes_nothing() {
-        let folder =
-            Folder(std::env::temp_dir().join(format!("windlass-handover-not-{}", std::process::id())));
-        fs::create_dir_all(&folder.0).unwrap();
-        let door = open(&folder.0).unwrap();
+        let folder = temp_dir("handover").unwrap();
+        let door = open(folder.path()).unwrap();
         door.set_nonblocking(false).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let old = std::thread::spawn(move || {
             let (stream, _) = door.accept().unwrap();
             give(&stream, &[listener]).unwrap()
         });
-        drop(ask(&folder.0).unwrap().unwrap());
+        drop(ask(folder.path()).unwrap().unwrap());
         assert!(!old.join().unwrap());
     }
 }

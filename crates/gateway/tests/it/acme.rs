@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     io::{self, Write as _},
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     sync::Arc,
     time::Duration,
@@ -24,6 +24,7 @@ use windlass_gateway::{
     acme::{Account, AccountKey, AcmeError, Challenges, Dialer},
     tls::{self, Certificates, Pem},
 };
+use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
     kit::{self, Answer, Bed, Setting, Upstream, service, setting, text},
@@ -55,16 +56,10 @@ struct Book {
 
 /// The authority.
 pub(crate) struct Authority {
-    pub(crate) folder: PathBuf,
+    pub(crate) folder: TempDir,
     /// Where it looks for proofs, whatever the name.
     gateway: SocketAddr,
     book: Mutex<Book>,
-}
-
-impl Drop for Authority {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
 }
 
 fn openssl(arguments: &[&str], folder: &Path, input: &[u8]) -> Vec<u8> {
@@ -88,11 +83,10 @@ fn decode(text: &Value) -> Vec<u8> {
 
 impl Authority {
     pub(crate) fn new(name: &str, gateway: SocketAddr) -> Arc<Self> {
-        let folder = std::env::temp_dir().join(format!("windlass-acme-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = temp_dir(name).unwrap();
         let made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
         let named = ["-days", "2", "-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem"];
-        openssl(&[made.as_slice(), &named].concat(), &folder, b"");
+        openssl(&[made.as_slice(), &named].concat(), folder.path(), b"");
         let book = Mutex::new(Book { authorization: "pending", ..Book::default() });
         Arc::new(Self { folder, gateway, book })
     }
@@ -222,12 +216,12 @@ impl Authority {
     }
 
     fn sign(&self, csr: &[u8]) -> String {
-        std::fs::write(self.folder.join("csr.der"), csr).unwrap();
-        openssl(&["req", "-inform", "DER", "-in", "csr.der", "-verify", "-noout"], &self.folder, b"");
+        std::fs::write(self.folder.path().join("csr.der"), csr).unwrap();
+        openssl(&["req", "-inform", "DER", "-in", "csr.der", "-verify", "-noout"], self.folder.path(), b"");
         let sign = ["x509", "-req", "-inform", "DER", "-in", "csr.der", "-CA", "ca.pem", "-CAkey", "ca.key"];
         let rest = ["-CAcreateserial", "-days", "1", "-copy_extensions", "copy"];
-        let leaf = openssl(&[sign.as_slice(), &rest].concat(), &self.folder, b"");
-        let root = std::fs::read_to_string(self.folder.join("ca.pem")).unwrap();
+        let leaf = openssl(&[sign.as_slice(), &rest].concat(), self.folder.path(), b"");
+        let root = std::fs::read_to_string(self.folder.path().join("ca.pem")).unwrap();
         format!("{}{root}", String::from_utf8(leaf).unwrap())
     }
 }
@@ -272,7 +266,7 @@ async fn a_certificate_is_ordered_proven_and_used() {
     certificates.put(&pem).unwrap();
     let tls = Some(tls::config(Arc::clone(&certificates)).unwrap());
     let door = Bed::with(Setting { tls, ..setting() }, vec![secure]).await;
-    let root = std::fs::read(authority.folder.join("ca.pem")).unwrap();
+    let root = std::fs::read(authority.folder.path().join("ca.pem")).unwrap();
     let trust = Pem { name: String::new(), chain: root, key: vec![] };
     hello(&door, "llm.test", &trust, b"http/1.1").await.unwrap();
 }

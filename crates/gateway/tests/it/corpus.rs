@@ -3,7 +3,7 @@
 //! Each case ends with an honest request, which shows whether the connection is still in step. A replica must never
 //! see `/smuggled`. Where nginx differs the case says why.
 
-use std::{path::PathBuf, process::Stdio, sync::Arc, time::Duration};
+use std::{process::Stdio, sync::Arc, time::Duration};
 
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
@@ -13,6 +13,7 @@ use tokio::{
 };
 
 use windlass_gateway::corpus::{LAST, corpus};
+use windlass_testkit::{TempDir, temp_dir};
 
 use crate::kit::{Bed, Upstream, service, text, until};
 
@@ -87,15 +88,14 @@ async fn a_request_that_means_two_things_is_never_passed_on() {
 
 /// Debian's nginx as a plain proxy with connections kept to the replica.
 struct Nginx {
-    folder: PathBuf,
+    _folder: TempDir,
     child: std::process::Child,
     address: std::net::SocketAddr,
 }
 
 impl Nginx {
     async fn new(upstream: &Upstream) -> Self {
-        let folder = std::env::temp_dir().join(format!("windlass-nginx-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = temp_dir("nginx").unwrap();
         let address = crate::kit::nobody().await;
         let conf = format!(
             "daemon off; master_process off; pid {0}/pid; error_log {0}/error.log;\n\
@@ -105,21 +105,21 @@ impl Nginx {
              upstream up {{ server {1}; keepalive 16; }}\n\
              server {{ listen {2}; server_name llm.test; location / {{ proxy_pass http://up; proxy_http_version 1.1;\n\
              proxy_set_header Host $host; proxy_set_header Connection \"\"; }} }} }}\n",
-            folder.display(),
+            folder.path().display(),
             upstream.address,
             address
         );
-        std::fs::write(folder.join("conf"), conf).unwrap();
+        std::fs::write(folder.path().join("conf"), conf).unwrap();
         let child = std::process::Command::new("nginx")
             .arg("-p")
-            .arg(&folder)
+            .arg(folder.path())
             .arg("-c")
-            .arg(folder.join("conf"))
+            .arg(folder.path().join("conf"))
             .stderr(Stdio::null())
             .spawn()
             .expect("nginx is needed: apt-get install nginx");
         until("nginx listens", || std::net::TcpStream::connect(address).is_ok()).await;
-        Self { folder, child, address }
+        Self { _folder: folder, child, address }
     }
 }
 
@@ -127,7 +127,6 @@ impl Drop for Nginx {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -8,7 +8,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -27,21 +26,16 @@ use windlass_gateway::{
     AccessLog, Bounds, Direct, Door, Gatekeeper, Listening, Patience, Proxy, Record, Routes, Verdict, Wake,
     route::{Replica, Service, Snapshot, Target},
 };
-
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+use windlass_testkit::wait::{WITHIN, eventually_async};
 
 /// Not for ever.
 pub(crate) async fn soon<F: Future>(what: F) -> F::Output {
-    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
+    tokio::time::timeout(WITHIN, what).await.expect("it takes too long")
 }
 
 /// Waits for a state.
 pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let patience = tokio::time::Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(tokio::time::Instant::now() < patience, "never so: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_async(what, async || is_so().then_some(())).await;
 }
 
 /// A task that ends with its owner.

@@ -21,6 +21,7 @@ use windlass_gateway::{
     Patience,
     tls::{self, Certificates, Pem},
 };
+use windlass_testkit::temp_dir;
 
 use crate::kit::{Aborted, Bed, Got, Setting, Upstream, read_until, service, setting, soon, text};
 
@@ -153,14 +154,12 @@ pub(crate) async fn hello_at(
 
 #[tokio::test]
 async fn certificates_are_chosen_by_name_and_replaced_under_open_connections() {
-    let folder = std::env::temp_dir().join(format!("windlass-gateway-tls-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = temp_dir("tls").unwrap();
     let (own, star, renewed) = (
-        certificate(&folder, "llm.test"),
-        certificate(&folder, "*.wild.test"),
-        certificate(&folder, "llm.test"),
+        certificate(folder.path(), "llm.test"),
+        certificate(folder.path(), "*.wild.test"),
+        certificate(folder.path(), "llm.test"),
     );
-    std::fs::remove_dir_all(&folder).unwrap();
     let certificates = Arc::new(Certificates::default());
     certificates.put(&own).unwrap();
     certificates.put(&star).unwrap();
@@ -196,10 +195,8 @@ async fn certificates_are_chosen_by_name_and_replaced_under_open_connections() {
 
 #[test]
 fn a_key_of_another_certificate_is_refused() {
-    let folder = std::env::temp_dir().join(format!("windlass-gateway-key-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let (a, b) = (certificate(&folder, "a.test"), certificate(&folder, "b.test"));
-    std::fs::remove_dir_all(&folder).unwrap();
+    let folder = temp_dir("tls").unwrap();
+    let (a, b) = (certificate(folder.path(), "a.test"), certificate(folder.path(), "b.test"));
     let certificates = Certificates::default();
     let mixed = Pem { name: "a.test".to_owned(), chain: a.chain.clone(), key: b.key };
     assert!(matches!(certificates.put(&mixed), Err(tls::TlsError::Mismatch { .. })));

@@ -1,10 +1,6 @@
 //! A process of a gateway whose server is away: it has routes in a file, and orders its certificates itself.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use serde_json::json;
 use tokio::{
@@ -19,20 +15,14 @@ use windlass_gateway::{
     state,
     tls::Pem,
 };
+use windlass_testkit::temp_dir;
+use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
     acme::Authority,
-    kit::{Got, PATIENCE, raw, soon},
+    kit::{Got, raw, soon},
     listener::hello_at,
 };
-
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// It ends with the test.
 struct Running {
@@ -77,28 +67,22 @@ impl Running {
 
     /// Asks over HTTPS, once there is a certificate for the name.
     async fn asks(&self, name: &str, path: &str, root: &Pem) -> Got {
-        let began = tokio::time::Instant::now();
-        loop {
+        let mut stream = eventually_ok_async(name, async || {
             let stream = TcpStream::connect(self.encrypted).await.unwrap();
-            match hello_at(stream, name, root, b"http/1.1").await {
-                Ok(mut stream) => {
-                    let request = format!("GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
-                    stream.write_all(request.as_bytes()).await.unwrap();
-                    let mut answer = Vec::new();
-                    let _ = soon(stream.read_to_end(&mut answer)).await;
-                    return Got::parse(&String::from_utf8_lossy(&answer));
-                }
-                Err(error) => assert!(began.elapsed() < PATIENCE, "{name}: {error}"),
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            hello_at(stream, name, root, b"http/1.1").await
+        })
+        .await;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let _ = soon(stream.read_to_end(&mut answer)).await;
+        Got::parse(&String::from_utf8_lossy(&answer))
     }
 }
 
 #[tokio::test]
 async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_them() {
-    let folder = Folder(std::env::temp_dir().join(format!("windlass-node-{}", std::process::id())));
-    std::fs::create_dir_all(&folder.0).unwrap();
+    let folder = temp_dir("node").unwrap();
     let service = Service {
         domains: vec!["llm.test".to_owned()],
         https: true,
@@ -107,16 +91,17 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
     };
     let told =
         json!({"services": [service], "sites": {}, "own": "gateway.test", "certificate": {"type": "acme"}});
-    state::save(&folder.0.join("routes"), &json!({"generation": 1, "version": "1", "told": told})).unwrap();
+    state::save(&folder.path().join("routes"), &json!({"generation": 1, "version": "1", "told": told}))
+        .unwrap();
 
     let listen = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
     let authority = Authority::new("node", listen);
     let serving = authority.serve().await;
     let directory = format!("http://{}/directory", serving.address);
-    let node = Running::start(&folder.0, listen, &directory);
+    let node = Running::start(folder.path(), listen, &directory);
     let root = Pem {
         name: String::new(),
-        chain: std::fs::read(authority.folder.join("ca.pem")).unwrap(),
+        chain: std::fs::read(authority.folder.path().join("ca.pem")).unwrap(),
         key: vec![],
     };
     // There is nobody behind it, which is said over HTTPS.
@@ -141,7 +126,7 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
 
     // The authority is gone; what it gave is still there.
     drop(serving);
-    let again = Running::start(&folder.0, listen, "http://127.0.0.1:1/directory");
+    let again = Running::start(folder.path(), listen, "http://127.0.0.1:1/directory");
     assert_eq!(again.asks("llm.test", "/", &root).await.status, 503);
     again.end().await;
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use windlass_gateway::route::Target;
+use windlass_testkit::temp_dir;
 
 use crate::kit::{Bed, Got, Upstream, nobody, paths, read_head, read_until, service, soon, text};
 
@@ -88,9 +89,8 @@ async fn connections_are_kept_on_both_sides() {
 
 #[tokio::test]
 async fn a_replica_at_a_socket_is_reached() {
-    let folder = std::env::temp_dir().join(format!("windlass-gateway-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join("replica.sock");
+    let folder = temp_dir("proxying").unwrap();
+    let path = folder.path().join("replica.sock");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
     let task = crate::kit::Aborted(tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -102,7 +102,6 @@ async fn a_replica_at_a_socket_is_reached() {
         windlass_gateway::route::Replica { id: "a".to_owned(), target: Target::Unix { path: path.clone() } };
     let bed = Bed::new(vec![service(vec![replica])]).await;
     let got = bed.get("/").await;
-    std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!((got.status, got.body.as_str()), (200, "ok"));
     drop(task);
 }

@@ -1,29 +1,12 @@
 //! The last known routes in a file.
 
-use std::path::PathBuf;
-
 use windlass_gateway::{
     route::{Group, Replica, Snapshot, Target},
     state::{self, StateError},
 };
+use windlass_testkit::temp_dir;
 
 use crate::kit::service;
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("windlass-gateway-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn snapshot() -> Snapshot {
     let targets = [
@@ -39,21 +22,21 @@ fn snapshot() -> Snapshot {
 
 #[test]
 fn routes_come_back_as_they_were() {
-    let folder = Folder::new("state");
-    let path = folder.0.join("routes");
+    let folder = temp_dir("state").unwrap();
+    let path = folder.path().join("routes");
     assert!(state::restore::<Snapshot>(&path).unwrap().is_none());
     state::save(&path, &snapshot()).unwrap();
     assert_eq!(state::restore::<Snapshot>(&path).unwrap(), Some(snapshot()));
     let newer = Snapshot { generation: 8, ..snapshot() };
     state::save(&path, &newer).unwrap();
     assert_eq!(state::restore::<Snapshot>(&path).unwrap(), Some(newer));
-    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]
 fn a_torn_or_edited_file_is_found_out() {
-    let folder = Folder::new("torn");
-    let path = folder.0.join("routes");
+    let folder = temp_dir("state").unwrap();
+    let path = folder.path().join("routes");
     state::save(&path, &snapshot()).unwrap();
     let whole = std::fs::read(&path).unwrap();
     for length in 0..whole.len() {
