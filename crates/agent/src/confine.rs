@@ -107,16 +107,14 @@ mod tests {
     /// Landlock holds the thread that asked for it, so a thread can stand for the child process.
     #[test]
     fn nothing_but_the_directory_can_be_opened_once_fenced_in() {
-        let dir = std::env::temp_dir().join(format!("windlass-fence-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let inside = dir.clone();
+        let dir = windlass_testkit::temp_dir("fence").unwrap();
+        let inside = dir.path().to_owned();
         let (fence, outside, below) = std::thread::spawn(move || {
             let fence = only_below(File::open(&inside).unwrap().as_fd());
             (fence, File::open("/proc/self/stat").map(drop), std::fs::write(inside.join("x"), "x"))
         })
         .join()
         .unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
         below.unwrap();
         match fence {
             Landlock::Whole | Landlock::Partial => {

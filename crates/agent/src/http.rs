@@ -475,11 +475,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_left_by_the_dead_is_replaced_and_one_of_the_living_is_not() {
-        let mut random = [0u8; 6];
-        getrandom::fill(&mut random).unwrap();
-        let dir = std::env::temp_dir().join(format!("windlass-http-{random:02x?}{}", "x".repeat(100)));
-        fs::create_dir_all(&dir).unwrap();
-        let path = dir.join("api.sock");
+        let dir = windlass_testkit::temp_dir(&"x".repeat(100)).unwrap();
+        let path = dir.path().join("api.sock");
         let first = bind_unix(&path, 0o660).unwrap();
         assert_eq!(bind_unix(&path, 0o660).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
@@ -489,6 +486,5 @@ mod tests {
         fs::write(&path, "a file").unwrap();
         assert!(bind_unix(&path, 0o600).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"a file");
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

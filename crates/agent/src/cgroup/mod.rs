@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn usage_and_kills_are_read_from_either_version() {
-        let dir = std::env::temp_dir().join(format!("windlass-cgroup-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let dir = windlass_testkit::temp_dir("cgroup").unwrap();
+        let dir = dir.path();
         for (name, text) in [
             ("cpu.stat", "usage_usec 1500\nuser_usec 900\n"),
             ("memory.current", "4096\n"),
@@ -222,11 +222,10 @@ mod tests {
         ] {
             fs::write(dir.join(name), text).unwrap();
         }
-        let v2 = Group { v2: Some(dir.clone()), v1: Vec::new() };
-        let v1 = ["cpuacct", "memory"].map(|c| (c.to_owned(), dir.clone()));
+        let v2 = Group { v2: Some(dir.to_owned()), v1: Vec::new() };
+        let v1 = ["cpuacct", "memory"].map(|c| (c.to_owned(), dir.to_owned()));
         let v1 = Group { v2: None, v1: v1.to_vec() };
         let read = [(v2.usage(), v2.oom_kills()), (v1.usage(), v1.oom_kills())];
-        fs::remove_dir_all(&dir).unwrap();
         let usage =
             |cpu, memory, set| Usage { cpu_us: Some(cpu), memory: Some(memory), working_set: Some(set) };
         assert_eq!(read, [(usage(1500, 4096, 4000), 2), (usage(7, 100, 70), 1)]);

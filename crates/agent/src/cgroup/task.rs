@@ -371,8 +371,8 @@ mod tests {
 
     #[test]
     fn limits_are_written_as_either_version_has_them() {
-        let dir = std::env::temp_dir().join(format!("windlass-limits-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let dir = windlass_testkit::temp_dir("limits").unwrap();
+        let dir = dir.path();
         for name in [
             "cpu.max",
             "cpu.cfs_period_us",
@@ -386,8 +386,8 @@ mod tests {
             fs::write(dir.join(name), "").unwrap();
         }
         let limits = Limits { cpu: Some(1.5), memory: Some(1 << 20), pids: Some(9) };
-        let v2 = limit(&Group { v2: Some(dir.clone()), v1: Vec::new() }, &limits);
-        let v1 = ["cpu", "memory", "pids"].map(|c| (c.to_owned(), dir.clone()));
+        let v2 = limit(&Group { v2: Some(dir.to_owned()), v1: Vec::new() }, &limits);
+        let v1 = ["cpu", "memory", "pids"].map(|c| (c.to_owned(), dir.to_owned()));
         let v1 = limit(&Group { v2: None, v1: v1.to_vec() }, &limits);
         let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
         let written = [
@@ -400,7 +400,6 @@ mod tests {
             ("pids.max", "9"),
         ]
         .map(|(name, value)| (read(name).contains(value), name));
-        fs::remove_dir_all(&dir).unwrap();
         assert_eq!((v2, v1), (Vec::new(), Vec::new()));
         assert!(written.iter().all(|(is, _)| *is), "{written:?}");
     }

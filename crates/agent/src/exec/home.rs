@@ -107,28 +107,25 @@ impl Drop for Home {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use windlass_testkit::temp_dir;
 
-    fn scratch(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("windlass-home-{name}-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        dir
-    }
+    use super::*;
 
     #[test]
     fn an_attempt_that_runs_here_is_not_run_twice() {
-        let dir = scratch("twice");
+        let dir = temp_dir("home").unwrap();
+        let dir = dir.path();
         let first = Home::take("a.1", Some(&dir.join("a.1"))).unwrap();
         assert!(first.is_some());
         assert!(Home::take("a.1", Some(&dir.join("a.1"))).unwrap().is_none());
         drop(first);
         assert!(Home::take("a.1", Some(&dir.join("a.1"))).unwrap().is_some());
-        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
     fn what_a_dead_executor_left_is_removed_and_a_living_one_keeps_its_own() {
-        let dir = scratch("sweep");
+        let dir = temp_dir("home").unwrap();
+        let dir = dir.path();
         for (name, owner) in
             [("dead.1", json!({ "pid": std::process::id(), "started": 1 })), ("odd.1", json!({ "pid": "x" }))]
         {
@@ -141,6 +138,5 @@ mod tests {
         let has_root = |name: &str| dir.join(name).join(ROOT).exists();
         assert_eq!(["dead.1", "odd.1", "lives.1"].map(has_root), [false, true, true]);
         drop((lives, next));
-        fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -184,29 +184,23 @@ async fn send_on(shared: Arc<Shared>, fence: oneshot::Sender<QueueError>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use windlass_testkit::temp_dir;
 
-    fn scratch(name: &str) -> std::path::PathBuf {
-        let dir = std::env::temp_dir().join(format!("windlass-report-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        dir
-    }
+    use super::*;
 
     #[tokio::test]
     async fn what_does_not_fit_is_counted_and_what_comes_after_it_leaves_no_hole() {
-        let dir = scratch("most");
+        let dir = temp_dir("report").unwrap();
         // Nobody listens there: everything stays in the file.
         let client = Client::new("http://127.0.0.1:1", "t").unwrap();
-        let (report, _fenced) = Report::start_within(client, "u", &dir, 10).unwrap();
+        let (report, _fenced) = Report::start_within(client, "u", dir.path(), 10).unwrap();
         report.add("stdout", b"01234567");
         report.add("stdout", b"89abc");
         report.add("stdout", b"d");
         report.add("stderr", b"fits");
         let told = report.shared.missing();
         assert_eq!(told.as_deref(), Some("stdout: 4 bytes after the first 10 were not kept"));
-        assert_eq!(std::fs::read(dir.join("stdout.spool")).unwrap(), b"0123456789");
-        assert_eq!(std::fs::read(dir.join("stderr.spool")).unwrap(), b"fits");
-        drop(report);
-        std::fs::remove_dir_all(dir).unwrap();
+        assert_eq!(std::fs::read(dir.path().join("stdout.spool")).unwrap(), b"0123456789");
+        assert_eq!(std::fs::read(dir.path().join("stderr.spool")).unwrap(), b"fits");
     }
 }

@@ -1,34 +1,23 @@
 //! A tree of small files that stands for the kernel's, removed at the end.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
-pub(crate) struct Fixture(PathBuf);
+use windlass_testkit::{TempDir, temp_dir};
+
+pub(crate) struct Fixture(TempDir);
 
 impl Fixture {
     pub(crate) fn new() -> Self {
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).unwrap();
-        let path = std::env::temp_dir().join(format!("windlass-host-{:016x}", u64::from_ne_bytes(random)));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(temp_dir("host").unwrap())
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) {
-        let path = self.0.join(name);
+        let path = self.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
-    }
-}
-
-impl Drop for Fixture {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -220,14 +220,12 @@ mod tests {
 
     #[tokio::test]
     async fn states_and_growth_are_told_before_the_end() {
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).unwrap();
-        let home = std::env::temp_dir().join(format!("windlass-growth-{}", u64::from_ne_bytes(random)));
+        let home = windlass_testkit::temp_dir("growth").unwrap();
         let id = SubmissionId(uuid::Uuid::from_u128(5));
-        let run = TaskDir::new(&home, id).run();
+        let run = TaskDir::new(home.path(), id).run();
         std::fs::create_dir_all(&run).unwrap();
         let events = Events::new("b");
-        let growth = Growth::new(&home, events.clone(), |_| {});
+        let growth = Growth::new(home.path(), events.clone(), |_| {});
         growth.changed(&info(id, "running"));
         assert!(!growth.ended(id).is_cancelled());
         std::fs::write(run.join("job.log"), "hello").unwrap();
@@ -250,6 +248,5 @@ mod tests {
             })
             .collect();
         assert_eq!(told, ["task", "log", "running", "running", "task"]);
-        std::fs::remove_dir_all(&home).unwrap();
     }
 }

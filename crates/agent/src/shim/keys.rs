@@ -320,6 +320,8 @@ fn marked(line: &[u8]) -> Option<&str> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
+    use windlass_testkit::{TempDir, temp_dir};
+
     use super::*;
 
     const KEY: &str =
@@ -328,40 +330,37 @@ mod tests {
     const FOREIGN: &[u8] =
         b"# mine\nssh-rsa AAAA me\n\xff\xfe no text\ncommand=\"x\" ssh-rsa B windlass-task=no\nlast";
 
-    struct Scratch(PathBuf);
+    struct Scratch(TempDir);
 
     impl Scratch {
         fn new() -> Self {
-            let mut random = [0u8; 8];
-            getrandom::fill(&mut random).unwrap();
-            let root = std::env::temp_dir().join(format!("windlass-keys-{}", u64::from_ne_bytes(random)));
+            let dir = temp_dir("keys").unwrap();
+            let root = dir.path();
             fs::create_dir_all(root.join("etc")).unwrap();
             fs::create_dir_all(root.join("home/ann")).unwrap();
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             let passwd = format!("ann:x:{uid}:{gid}::/home/ann:/bin/sh\n");
             fs::write(root.join("etc/passwd"), passwd).unwrap();
-            Self(root)
+            Self(dir)
+        }
+
+        fn path(&self) -> &Path {
+            self.0.path()
         }
 
         fn file(&self) -> PathBuf {
-            self.0.join("home/ann/.ssh/authorized_keys")
+            self.path().join("home/ann/.ssh/authorized_keys")
         }
 
         fn keys(&self) -> Keys {
-            Keys::new(&self.0, &self.0.join("home-of-shim"))
+            Keys::new(self.path(), &self.path().join("home-of-shim"))
         }
 
         fn with_file(bytes: &[u8]) -> Self {
             let scratch = Self::new();
-            fs::create_dir(scratch.0.join("home/ann/.ssh")).unwrap();
+            fs::create_dir(scratch.path().join("home/ann/.ssh")).unwrap();
             fs::write(scratch.file(), bytes).unwrap();
             scratch
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
@@ -425,7 +424,7 @@ mod tests {
     #[test]
     fn g6_what_a_crash_left_is_taken_away_and_lines_of_another_shim_are_not() {
         let scratch = Scratch::new();
-        let other = Keys::new(&scratch.0, &scratch.0.join("other"));
+        let other = Keys::new(scratch.path(), &scratch.path().join("other"));
         grant(&other, 3, &[KEY], &[]).unwrap();
         let keys = scratch.keys();
         grant(&keys, 1, &[KEY], &[]).unwrap();
@@ -434,7 +433,7 @@ mod tests {
         let left = fs::read_to_string(scratch.file()).unwrap();
         let has = |n| left.contains(&task(n).to_string());
         assert_eq!((has(1), has(2), has(3)), (false, true, true));
-        assert_eq!(fs::read_dir(scratch.0.join("home-of-shim/keys")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(scratch.path().join("home-of-shim/keys")).unwrap().count(), 1);
     }
 
     #[test]
@@ -456,16 +455,16 @@ mod tests {
     #[test]
     fn links_are_not_followed() {
         let scratch = Scratch::with_file(b"x");
-        let elsewhere = scratch.0.join("elsewhere");
+        let elsewhere = scratch.path().join("elsewhere");
         fs::rename(scratch.file(), &elsewhere).unwrap();
         symlink(&elsewhere, scratch.file()).unwrap();
         let keys = scratch.keys();
         assert!(matches!(grant(&keys, 1, &[KEY], &[]), Err(KeysError::Odd { .. })));
-        fs::remove_dir_all(scratch.0.join("home/ann/.ssh")).unwrap();
-        symlink(scratch.0.join("etc"), scratch.0.join("home/ann/.ssh")).unwrap();
+        fs::remove_dir_all(scratch.path().join("home/ann/.ssh")).unwrap();
+        symlink(scratch.path().join("etc"), scratch.path().join("home/ann/.ssh")).unwrap();
         assert!(matches!(grant(&keys, 1, &[KEY], &[]), Err(KeysError::Odd { .. })));
         assert_eq!(fs::read(&elsewhere).unwrap(), b"x");
-        assert!(!scratch.0.join("etc/authorized_keys").exists());
+        assert!(!scratch.path().join("etc/authorized_keys").exists());
     }
 
     #[test]
@@ -484,6 +483,6 @@ mod tests {
         assert!(matches!(keys.grant(&grant, || true), Err(KeysError::User(_))));
         keys.revoke(task(1), "bob").unwrap();
         keys.revoke(task(1), "ann").unwrap();
-        assert!(!scratch.0.join("home/ann/.ssh").exists());
+        assert!(!scratch.path().join("home/ann/.ssh").exists());
     }
 }

@@ -169,28 +169,25 @@ fn make(source: &Source) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use windlass_testkit::{TempDir, temp_dir};
+
     use super::{super::policy::Rules, *};
 
-    struct Scratch(PathBuf);
+    struct Scratch {
+        path: PathBuf,
+        _dir: TempDir,
+    }
 
     impl Scratch {
         fn new() -> Self {
-            let mut random = [0u8; 8];
-            getrandom::fill(&mut random).unwrap();
-            let path = std::env::temp_dir().join(format!("windlass-mounts-{}", u64::from_ne_bytes(random)));
-            fs::create_dir_all(path.join("data")).unwrap();
-            Self(fs::canonicalize(path).unwrap())
+            let dir = temp_dir("mounts").unwrap();
+            fs::create_dir(dir.path().join("data")).unwrap();
+            Self { path: fs::canonicalize(dir.path()).unwrap(), _dir: dir }
         }
 
         fn policy(&self) -> Policy {
-            let rules = Rules { mounts: vec![self.0.join("data")], ..Rules::default() };
+            let rules = Rules { mounts: vec![self.path.join("data")], ..Rules::default() };
             Policy::new(Path::new("/policy.yml"), rules)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
@@ -216,14 +213,14 @@ mod tests {
     #[test]
     fn missing_directories_are_made_below_an_allowed_path_only() {
         let scratch = Scratch::new();
-        let inside = scratch.0.join("data/new/deep");
+        let inside = scratch.path.join("data/new/deep");
         assert!(check(&spec(&[(&inside, false)]), &scratch.policy()).is_ok());
         assert!(!inside.exists(), "a look makes nothing");
         assert_eq!(sources(&spec(&[(&inside, false)]), &scratch.policy()).unwrap(), [inside.as_path()]);
         assert!(inside.is_dir());
-        let outside = scratch.0.join("other/new");
+        let outside = scratch.path.join("other/new");
         assert!(sources(&spec(&[(&outside, false)]), &scratch.policy()).is_err());
-        assert!(!scratch.0.join("other").exists());
+        assert!(!scratch.path.join("other").exists());
         assert_eq!(
             sources(&spec(&[(&outside, true)]), &scratch.policy()).unwrap(),
             [""; 0].map(PathBuf::from)
@@ -233,7 +230,7 @@ mod tests {
     #[test]
     fn x9_links_are_followed_before_the_policy_is_asked() {
         let scratch = Scratch::new();
-        let (link, dangling) = (scratch.0.join("data/link"), scratch.0.join("data/dangling"));
+        let (link, dangling) = (scratch.path.join("data/link"), scratch.path.join("data/dangling"));
         symlink("/etc", &link).unwrap();
         symlink("/nonexistent-windlass", &dangling).unwrap();
         for path in [link.clone(), link.join("ssl"), link.join("new"), dangling.clone(), dangling.join("x")] {
@@ -241,18 +238,20 @@ mod tests {
         }
         assert!(!Path::new("/etc/new").exists());
         // A link to an allowed place is fine, and what is bound is the place itself.
-        let good = scratch.0.join("good");
-        symlink(scratch.0.join("data"), &good).unwrap();
+        let good = scratch.path.join("good");
+        symlink(scratch.path.join("data"), &good).unwrap();
         assert_eq!(
             sources(&spec(&[(&good.join("a"), false)]), &scratch.policy()).unwrap(),
-            [scratch.0.join("data/a")]
+            [scratch.path.join("data/a")]
         );
     }
 
     #[test]
     fn x9_a_path_that_leads_upwards_is_refused() {
         let scratch = Scratch::new();
-        for path in [scratch.0.join("data/../data/x"), scratch.0.join("data/x/../../../etc"), "data".into()] {
+        for path in
+            [scratch.path.join("data/../data/x"), scratch.path.join("data/x/../../../etc"), "data".into()]
+        {
             assert!(sources(&spec(&[(&path, false)]), &scratch.policy()).is_err(), "{}", path.display());
         }
     }
@@ -260,9 +259,9 @@ mod tests {
     #[test]
     fn a_link_put_in_the_way_after_the_look_is_not_followed() {
         let scratch = Scratch::new();
-        let inside = scratch.0.join("data/a/b");
+        let inside = scratch.path.join("data/a/b");
         let source = follow(inside.to_str().unwrap()).unwrap();
-        symlink("/etc", scratch.0.join("data/a")).unwrap();
+        symlink("/etc", scratch.path.join("data/a")).unwrap();
         assert!(make(&source).is_err());
     }
 

@@ -321,10 +321,8 @@ mod tests {
 
     #[test]
     fn a_local_volume_is_a_directory_that_outlives_its_tasks() {
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).unwrap();
-        let home = std::env::temp_dir().join(format!("windlass-volumes-{}", u64::from_ne_bytes(random)));
-        let volumes = Volumes::new(&home);
+        let home = windlass_testkit::temp_dir("volumes").unwrap();
+        let volumes = Volumes::new(home.path());
         let (one, two) = (SubmissionId(uuid::Uuid::from_u128(1)), SubmissionId(uuid::Uuid::from_u128(2)));
         let place = volumes.attach(one, &volume(LOCAL, "data", "v1")).unwrap();
         fs::write(place.join("kept"), "x").unwrap();
@@ -342,6 +340,5 @@ mod tests {
             volumes.attach(one, &volume("aws", "data", "vol-none")),
             Err(VolumeError::NoDevice { .. })
         ));
-        fs::remove_dir_all(&home).unwrap();
     }
 }

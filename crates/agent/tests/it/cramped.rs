@@ -4,16 +4,17 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
 use windlass_agent::shim::journal::Kind;
 use windlass_api::agent::{runner::JobRecord, shim::TaskStatus};
+use windlass_testkit::wait::{WITHIN, eventually_ok_async};
 
 use crate::support::{
-    shim::{CREDENTIAL, DEADLINE, Setup, Shim, random_uuid},
+    shim::{CREDENTIAL, Setup, Shim, random_uuid},
     sweep::{count, leftovers},
 };
 
@@ -62,7 +63,7 @@ impl Host {
 
     /// Fills the disk until the journal cannot grow.
     async fn fill(&self, file: &Path) {
-        let until = Instant::now() + DEADLINE;
+        let until = Instant::now() + WITHIN;
         loop {
             self.disk.fill(file);
             let call = format!("/api/tasks/{}/remove", random_uuid());
@@ -88,11 +89,11 @@ async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim
     // It cannot be written down, and happens.
     client.post(&format!("/api/tasks/{id}/terminate"), &json!({"timeout": 0})).await;
     shim.wait_for(id, TaskStatus::Terminated).await;
-    let until = Instant::now() + DEADLINE;
-    while client.post(&format!("/api/tasks/{id}/remove"), &json!({})).await.status != 200 {
-        assert!(Instant::now() < until, "{}", shim.log());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    eventually_ok_async("the task is removed", async || {
+        let removed = client.post(&format!("/api/tasks/{id}/remove"), &json!({})).await;
+        if removed.status == 200 { Ok(()) } else { Err(shim.log()) }
+    })
+    .await;
     assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Removed), 1);
     let disk = format!("mount {}", shim.home().display());
     let mut left = leftovers(&shim.home(), &[id]).await;
@@ -113,15 +114,11 @@ async fn f11_o2_a_job_that_fills_the_disk_with_its_output_is_told_as_such() {
     let job = json!({"run": {"id": "0", "run_spec": {"run_name": "wordy"}},
         "job_spec": {"commands": ["/bin/sh", "-c", "yes fills the disk"]}});
     shim.play(id, &job).await;
-    let until = Instant::now() + DEADLINE;
-    loop {
+    let last = eventually_ok_async("the job ends", async || {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
         let last = record.states.last().filter(|last| last.state != "running");
-        if let Some(last) = last {
-            assert_eq!((last.state.as_str(), last.detail.as_deref()), ("failed", Some("no_disk")));
-            break;
-        }
-        assert!(Instant::now() < until, "{record:?}\n{}", shim.log());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        last.cloned().ok_or_else(|| format!("{record:?}\n{}", shim.log()))
+    })
+    .await;
+    assert_eq!((last.state.as_str(), last.detail.as_deref()), ("failed", Some("no_disk")));
 }

@@ -11,11 +11,13 @@ use windlass_api::agent::{
     shim::{TaskList, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::WITHIN;
 
 use crate::support::{
-    Scratch, agent,
+    agent,
     client::{Client, Reply},
-    shim::{CREDENTIAL, DEADLINE, Setup, Shim, free_port, random_uuid, sign},
+    shim::{CREDENTIAL, Setup, Shim, free_port, random_uuid, sign},
+    temp_dir,
 };
 
 fn id_of(spec: &Value) -> SubmissionId {
@@ -45,7 +47,7 @@ impl Lines {
                 let line: Vec<u8> = self.text.drain(..=end).collect();
                 return serde_json::from_slice(&line).unwrap();
             }
-            let frame = tokio::time::timeout(DEADLINE, self.body.frame()).await.unwrap();
+            let frame = tokio::time::timeout(WITHIN, self.body.frame()).await.unwrap();
             self.text.extend_from_slice(&frame.expect("the stream goes on").unwrap().into_data().unwrap());
         }
     }
@@ -54,7 +56,7 @@ impl Lines {
     async fn until(&mut self, wanted: impl Fn(&What) -> bool) -> Event {
         let begun = Instant::now();
         let mut passed = Vec::new();
-        while begun.elapsed() < DEADLINE {
+        while begun.elapsed() < WITHIN {
             let event = self.next().await;
             if wanted(&event.what) {
                 return event;
@@ -264,7 +266,7 @@ async fn x7_a_stream_ends_when_its_credential_is_taken_back() {
 
 #[tokio::test]
 async fn in_the_place_of_dstacks_shim_it_is_told_everything_by_variables() {
-    let scratch = Scratch::new("standin");
+    let scratch = temp_dir("standin").unwrap();
     let (binary, home) = (scratch.path().join("dstack-shim"), scratch.path().join(".dstack"));
     std::fs::hard_link(agent(), &binary).or_else(|_| std::fs::copy(agent(), &binary).map(drop)).unwrap();
     let version = std::process::Command::new(&binary).arg("--version").output().unwrap();
@@ -277,7 +279,7 @@ async fn in_the_place_of_dstacks_shim_it_is_told_everything_by_variables() {
     // No engine: plain processes.
     command.env("DOCKER_HOST", "").stderr(std::process::Stdio::null());
     let mut child = Killed(command.spawn().unwrap());
-    let until = Instant::now() + DEADLINE;
+    let until = Instant::now() + WITHIN;
     while tokio::net::TcpStream::connect(address).await.is_err() {
         assert!(Instant::now() < until && child.0.try_wait().unwrap().is_none(), "it does not come up");
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
-use crate::support::{self, Scratch};
+use crate::support::{self, temp_dir};
 
 /// Puts a program into `dir` that answers as the vendor's would.
 fn tool(dir: &Path, name: &str, script: &str) {
@@ -20,7 +20,7 @@ fn host(path: &Path) -> serde_json::Value {
 
 #[test]
 fn a_machine_with_gpus_tells_them_as_the_driver_does() {
-    let scratch = Scratch::new("host-gpus");
+    let scratch = temp_dir("host-gpus").unwrap();
     let script = r#"case "$1" in
         *mig.mode*) echo 'Field "mig.mode.current" is not a valid field to query.'; exit 2;;
         --query-gpu=index*)
@@ -40,7 +40,7 @@ fn a_machine_with_gpus_tells_them_as_the_driver_does() {
 
 #[test]
 fn a_driver_that_is_not_there_is_a_problem_and_not_the_end() {
-    let scratch = Scratch::new("host-broken");
+    let scratch = temp_dir("host-broken").unwrap();
     tool(
         scratch.path(),
         "nvidia-smi",

@@ -32,17 +32,16 @@ use windlass_agent::{
     spool::{Reader, Source, Spool, Stamps, Stream, Watcher, Writer, http},
 };
 use windlass_api::agent::{LOG_COMPLETE, LOG_END, runner::Pull};
+use windlass_testkit::rng::Rng;
+use windlass_testkit::wait::WITHIN;
 
-use crate::support::Scratch;
-
-/// Nothing here takes as long.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::{TempDir, temp_dir};
 
 /// A spool behind the runner's handlers.
 struct Served {
     spool: Arc<Spool>,
     address: SocketAddr,
-    dir: Scratch,
+    dir: TempDir,
 }
 
 #[derive(Deserialize)]
@@ -61,7 +60,7 @@ async fn pull(State(spool): State<Arc<Spool>>, Query(after): Query<After>) -> Re
 
 impl Served {
     async fn new(name: &str) -> Self {
-        let dir = Scratch::new(name);
+        let dir = temp_dir(name).unwrap();
         let spool = Spool::open(dir.path(), Stamps::new()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -104,7 +103,7 @@ async fn whole(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Ve
     let mut hash = Sha256::new();
     let mut first = Vec::new();
     loop {
-        match timeout(PATIENCE, socket.next()).await.expect("the tailer starves") {
+        match timeout(WITHIN, socket.next()).await.expect("the tailer starves") {
             Some(Ok(Message::Binary(bytes))) => {
                 hash.update(&bytes);
                 if first.len() < 100 {
@@ -122,24 +121,6 @@ async fn whole(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Ve
     }
 }
 
-/// Binary noise that is the same every time.
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn bytes(&mut self, size: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..size.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).collect();
-        bytes.truncate(size);
-        bytes
-    }
-}
-
 const WRITES: usize = 25_000;
 /// How far apart a job makes 5,000 writes a second.
 const APART: Duration = Duration::from_micros(200);
@@ -147,11 +128,11 @@ const APART: Duration = Duration::from_micros(200);
 /// A job that writes in its own thread, often, and then ends. Gives the hash of it all.
 fn job(writer: Writer, half: oneshot::Sender<()>) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
-        let (mut noise, mut hash, mut half) = (Noise(88_172_645_463_325_252), Sha256::new(), Some(half));
+        let (mut noise, mut hash, mut half) = (Rng::new(1), Sha256::new(), Some(half));
         let start = Instant::now();
         for write in 0..WRITES {
             // Some large ones, so that it all does not fit in the sockets of those who do not read.
-            let size = if write % 250 == 0 { 80_000 } else { 1 + (noise.next() % 200) as usize };
+            let size = if write % 250 == 0 { 80_000 } else { 1 + (noise.draw() % 200) as usize };
             let bytes = noise.bytes(size);
             hash.update(&bytes);
             writer.append(&bytes).unwrap();
@@ -223,7 +204,7 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
         socket.close(None).await.unwrap();
     };
     let crowd = async {
-        let near = served.spool.source(Stream::Job).wait(8_000_000, PATIENCE).await.unwrap();
+        let near = served.spool.source(Stream::Job).wait(8_000_000, WITHIN).await.unwrap();
         assert!(near.end > 8_000_000);
         let sockets = join_all((0..50).map(|_| served.tail(""))).await;
         join_all(sockets.into_iter().map(|socket| whole(socket, Duration::ZERO))).await
@@ -238,7 +219,7 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
         leavers,
     );
     let expected = tokio::task::spawn_blocking(|| thread.join().unwrap()).await.unwrap();
-    assert!(started.elapsed() < PATIENCE);
+    assert!(started.elapsed() < WITHIN);
     assert_eq!(offsets, expected);
     assert_eq!(steady.1, expected);
     assert_eq!(slow.1, expected);
@@ -252,10 +233,10 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, alone).await.unwrap();
+    timeout(WITHIN, alone).await.unwrap();
     assert_eq!(served.spool.readers().tailers(), 1, "its bytes do not fit in its sockets");
     assert_eq!(whole(never_reads, Duration::ZERO).await.1, expected);
-    timeout(PATIENCE, served.spool.all_read()).await.unwrap();
+    timeout(WITHIN, served.spool.all_read()).await.unwrap();
 }
 
 #[tokio::test]
@@ -271,7 +252,7 @@ async fn o7_the_spool_says_when_the_server_and_the_tailers_are_done() {
     assert_eq!(whole(tailer, Duration::ZERO).await.0, b"");
     assert!(!all_read.is_finished(), "seven bytes are nowhere else yet");
     assert_eq!(served.call("POST", "/api/logs/read?stream=job&offset=12").await.0, 200);
-    timeout(PATIENCE, all_read).await.unwrap().unwrap();
+    timeout(WITHIN, all_read).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -334,7 +315,7 @@ async fn o4_readers_in_another_process_follow_by_the_files_alone() {
     let there = || Source::there(Reader::new(Arc::clone(&dir), Stream::Job), watcher.clone(), ended.clone());
     let followers = join_all((0..20).map(|_| async {
         let (mut follow, mut hash) = (there().follow(0), Sha256::new());
-        while let Some(bytes) = timeout(PATIENCE, follow.next()).await.unwrap().unwrap() {
+        while let Some(bytes) = timeout(WITHIN, follow.next()).await.unwrap().unwrap() {
             hash.update(&bytes);
         }
         hex::encode(hash.finalize())
@@ -355,7 +336,7 @@ async fn o3_a_writer_that_died_leaves_a_stream_that_ends() {
     let source = Source::there(Reader::new(dir, Stream::Job), Watcher::default(), ended.clone());
     let mut follow = source.follow(0);
     assert_eq!(follow.next().await.unwrap().unwrap(), "last words");
-    let (rest, ()) = tokio::join!(timeout(PATIENCE, follow.next()), async { ended.cancel() });
+    let (rest, ()) = tokio::join!(timeout(WITHIN, follow.next()), async { ended.cancel() });
     assert_eq!(rest.unwrap().unwrap(), None);
     let answer = http::read(&source, &http::Read::default()).await;
     assert_eq!(answer.headers()[LOG_COMPLETE], "true");

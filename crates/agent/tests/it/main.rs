@@ -29,7 +29,5 @@ fn the_binary_says_its_version() {
         String::from_utf8(said.stdout).unwrap(),
         concat!("windlass-agent ", env!("CARGO_PKG_VERSION"), "\n")
     );
-    let scratch = support::Scratch::new("version");
-    assert!(scratch.path().is_dir());
 }
 mod wire;

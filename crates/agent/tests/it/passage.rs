@@ -3,13 +3,13 @@
 use std::{
     os::unix::{fs::MetadataExt, process::CommandExt},
     process::{Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use serde_json::json;
 use windlass_api::agent::{runner::JobRecord, shim::TaskStatus};
+use windlass_testkit::wait::eventually_ok_async;
 
-use crate::support::shim::{DEADLINE, Setup, Shim};
+use crate::support::shim::{Setup, Shim};
 
 const NOBODY: u32 = 65534;
 const SOMEBODY: u32 = 65533;
@@ -43,16 +43,13 @@ async fn a_job_of_another_user_has_its_directory_and_sees_nothing_else_of_the_ta
     let calls = shim.client().epoch(1);
     calls.post(&format!("/api/tasks/{id}/runner/api/submit"), &job).await.expect(200);
     calls.post(&format!("/api/tasks/{id}/runner/api/run"), &json!({})).await.expect(200);
-    let until = Instant::now() + DEADLINE;
-    loop {
+    let record = eventually_ok_async("the job ends", async || {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
-        if record.states.last().is_some_and(|last| last.state != "running") {
-            assert_eq!(record.states.last().unwrap().exit_status, Some(0), "{record:?}");
-            break;
-        }
-        assert!(Instant::now() < until, "{record:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        let is_over = record.states.last().is_some_and(|last| last.state != "running");
+        if is_over { Ok(record) } else { Err(format!("{record:?}")) }
+    })
+    .await;
+    assert_eq!(record.states.last().unwrap().exit_status, Some(0), "{record:?}");
     let task = shim.home().join("tasks").join(id.to_string());
     let said = std::fs::read_to_string(task.join("run/job.log")).unwrap();
     assert_eq!(said, format!("written\n{}\nover\n", task.join("scratch/below").display()));

@@ -5,10 +5,12 @@ use std::{fs, os::unix::fs::symlink, process::Command};
 use serde_json::{Value, json};
 use windlass_agent::shim::journal;
 use windlass_api::agent::shim::{TaskList, TaskStatus};
+use windlass_testkit::wait::eventually_ok_async;
 
 use crate::support::{
-    Scratch, agent,
+    agent,
     shim::{Setup, Shim},
+    temp_dir,
 };
 
 /// Submits a change of the plainest specification through both doors; both must refuse it, and say all of why.
@@ -29,7 +31,7 @@ async fn refused(shim: &Shim, change: impl Fn(&mut Value), why: &[&str]) {
 
 #[tokio::test]
 async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
-    let data = Scratch::new("policy");
+    let data = temp_dir("policy").unwrap();
     let policy = format!("mounts: [{}]\nhost_ssh_users: []\npids: 100\n", data.path().display());
     let shim = Shim::start(Setup::process().policy(&policy).compat());
     let below = |name: &str| data.path().join(name).to_str().unwrap().to_owned();
@@ -66,7 +68,7 @@ async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
 
 #[tokio::test]
 async fn an_allowed_mount_is_made_and_an_optional_one_that_is_forbidden_left_out() {
-    let data = Scratch::new("policy");
+    let data = temp_dir("policy").unwrap();
     let shim = Shim::start(Setup::process().policy(&format!("mounts: [{}]\n", data.path().display())));
     let mut spec = shim.spec("t");
     let inside = data.path().join("new/deep");
@@ -84,7 +86,7 @@ async fn an_allowed_mount_is_made_and_an_optional_one_that_is_forbidden_left_out
 #[test]
 fn a_policy_that_others_could_write_or_that_does_not_read_keeps_the_shim_down() {
     use std::os::unix::fs::PermissionsExt;
-    let scratch = Scratch::new("policy");
+    let scratch = temp_dir("policy").unwrap();
     let file = scratch.path().join("policy.yml");
     let start = || {
         let mut command = Command::new(agent());
@@ -114,7 +116,7 @@ const KEY: &str =
 
 #[tokio::test]
 async fn g6_keys_are_lent_for_a_tasks_life_and_lines_of_others_stay_as_they_are() {
-    let accounts = Scratch::new("accounts");
+    let accounts = temp_dir("accounts").unwrap();
     let ssh = accounts.path().join("home/ann/.ssh");
     fs::create_dir_all(&ssh).unwrap();
     fs::create_dir(accounts.path().join("etc")).unwrap();
@@ -138,11 +140,11 @@ async fn g6_keys_are_lent_for_a_tasks_life_and_lines_of_others_stay_as_they_are(
     );
     // Once the task's own port is known, nothing else can be reached.
     let port = info.ports.unwrap()[0].host;
-    let until = std::time::Instant::now() + crate::support::shim::DEADLINE;
-    while !text_of(&file).contains(&format!("permitopen=\"localhost:{port}\"")) {
-        assert!(std::time::Instant::now() < until, "{}", text_of(&file));
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    eventually_ok_async("the key opens the task's port", async || {
+        let text = text_of(&file);
+        if text.contains(&format!("permitopen=\"localhost:{port}\"")) { Ok(()) } else { Err(text) }
+    })
+    .await;
     // A crash in between changes nothing about who has the keys.
     shim.kill();
     shim.start_again();

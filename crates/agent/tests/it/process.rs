@@ -18,17 +18,16 @@ use windlass_agent::{
     taskdir::TaskDir,
 };
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 
-use crate::support::{Scratch, agent};
+use crate::support::{TempDir, agent, temp_dir};
 
-/// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Short enough for a test, long enough to be told from none.
 const GRACE: Duration = Duration::from_millis(400);
 
 /// One home with one task in it. Everything is taken away at the end, and nothing may be left then.
 struct Host {
-    home: Scratch,
+    home: TempDir,
     task: Prepared,
     hierarchies: Hierarchies,
     runtime: Process,
@@ -41,7 +40,7 @@ impl Host {
     }
 
     fn with(script: &str, hierarchies: Hierarchies) -> Self {
-        let home = Scratch::new("process");
+        let home = temp_dir("process").unwrap();
         let id = SubmissionId(uuid::Uuid::new_v4());
         let dir = TaskDir::new(home.path(), id);
         fs::create_dir_all(dir.run()).unwrap();
@@ -73,7 +72,7 @@ impl Host {
 
     async fn wait(&self) -> Exit {
         let handle = Handle { name: String::new(), id: String::new() };
-        tokio::time::timeout(PATIENCE, self.runtime.wait(&self.task, &handle)).await.unwrap().unwrap()
+        tokio::time::timeout(WITHIN, self.runtime.wait(&self.task, &handle)).await.unwrap().unwrap()
     }
 
     fn scratch(&self, name: &str) -> PathBuf {
@@ -83,16 +82,11 @@ impl Host {
     /// Waits until the job has written a whole line.
     async fn line(&self, name: &str) -> String {
         let path = self.scratch(name);
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Ok(text) = fs::read_to_string(&path)
-                && text.ends_with('\n')
-            {
-                return text.trim().to_owned();
-            }
-            assert!(Instant::now() < deadline, "{name} was not written; {:?}", self.output());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually_ok_async(&format!("{name} is written"), async || match fs::read_to_string(&path) {
+            Ok(text) if text.ends_with('\n') => Ok(text.trim().to_owned()),
+            Ok(_) | Err(_) => Err(format!("{:?}", self.output())),
+        })
+        .await
     }
 
     async fn pid(&self, name: &str) -> Name {
@@ -235,10 +229,10 @@ async fn a_job_that_heeds_the_polite_signal_ends_with_its_own_status() {
     let host = Host::new("trap 'exit 7' TERM; echo up > up; while :; do sleep 0.01; done");
     let handle = host.start().await;
     host.line("up").await;
-    host.runtime.stop(&host.task.dir, &handle, PATIENCE).await.unwrap();
+    host.runtime.stop(&host.task.dir, &handle, WITHIN).await.unwrap();
     let exit = host.wait().await;
     assert_eq!((exit.code, exit.lost), (Some(7), None));
-    host.runtime.stop(&host.task.dir, &handle, PATIENCE).await.unwrap();
+    host.runtime.stop(&host.task.dir, &handle, WITHIN).await.unwrap();
 }
 
 #[tokio::test]
@@ -386,17 +380,13 @@ async fn a_fork_bomb_stays_within_its_limit_and_ends_with_its_task() {
     let handle = host.start().await;
     host.line("up").await;
     let group = host.group("pids");
-    let hit = Instant::now() + PATIENCE;
-    loop {
+    eventually_async("the bomb goes off", async || {
         let current: u64 = fs::read_to_string(group.join("pids.current")).unwrap().trim().parse().unwrap();
         assert!(current <= 40);
         let refused = fs::read_to_string(group.join("pids.events")).unwrap();
-        if refused.trim() != "max 0" {
-            break;
-        }
-        assert!(Instant::now() < hit, "the bomb did not go off");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+        (refused.trim() != "max 0").then_some(())
+    })
+    .await;
     host.runtime.stop(&host.task.dir, &handle, Duration::ZERO).await.unwrap();
     assert_eq!(fs::read_to_string(group.join("cgroup.procs")).unwrap(), "");
 }
@@ -535,7 +525,7 @@ async fn the_real_runner_comes_up_and_ends_when_it_is_asked() {
     assert_eq!(ports.len(), 1, "{}", host.output());
     assert!(std::net::TcpStream::connect(("127.0.0.1", ports[0].host)).is_ok());
     assert!(host.task.dir.run().join("runner.sock").exists());
-    host.runtime.stop(&host.task.dir, &handle, PATIENCE).await.unwrap();
+    host.runtime.stop(&host.task.dir, &handle, WITHIN).await.unwrap();
     let exit = host.wait().await;
     assert!(exit.code.is_some_and(|code| code < 128), "{exit:?}");
     assert!(!host.task.dir.run().join("never.started").exists());
@@ -559,15 +549,11 @@ async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
     let own = unshare.pid();
     host.line("up").await;
     let init = proc::descendants(own).unwrap().into_iter().find(|stat| stat.parent == own).unwrap().name;
-    let deadline = Instant::now() + PATIENCE;
     let orphans = || {
         let all = proc::all().unwrap();
         all.iter().filter(|one| one.parent == init.pid && one.state == proc::State::Zombie).count()
     };
-    while orphans() > 0 {
-        assert!(Instant::now() < deadline, "orphans are not reaped");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_async("orphans are reaped", async || (orphans() == 0).then_some(())).await;
     let held = proc::Held::open(init).unwrap().unwrap();
     assert!(held.signal(rustix::process::Signal::TERM).unwrap());
     assert_eq!(unshare.code(), Some(9));

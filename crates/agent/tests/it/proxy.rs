@@ -1,7 +1,5 @@
 //! Calls to a task's runner through the shim: one door for everything.
 
-use std::time::{Duration, Instant};
-
 use axum::{body::Body, http::Method};
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::BodyExt;
@@ -19,18 +17,17 @@ use windlass_api::agent::{
     shim::{TaskInfo, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 
-use crate::support::shim::{CREDENTIAL, DEADLINE, Setup, Shim};
+use crate::support::shim::{CREDENTIAL, Setup, Shim};
 
 /// A running task whose runner answers.
 async fn ready(shim: &Shim) -> SubmissionId {
     let id = shim.submit(&shim.spec("t"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
-    let until = Instant::now() + DEADLINE;
-    while shim.client().get(&format!("/api/tasks/{id}/runner/api/healthcheck")).await.status != 200 {
-        assert!(Instant::now() < until, "the runner does not answer");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let path = format!("/api/tasks/{id}/runner/api/healthcheck");
+    let answers = async || (shim.client().get(&path).await.status == 200).then_some(());
+    eventually_async("the runner answers", answers).await;
     id
 }
 
@@ -59,15 +56,12 @@ async fn a_job_is_run_and_read_through_the_shim_alone() {
     assert_eq!(logs.text().trim_end(), "hello");
     let through = shim.client().get(&format!("{path}/runner/api/logs?stream=job&offset=0")).await.expect(200);
     assert_eq!(through.body, logs.body);
-    let until = Instant::now() + DEADLINE;
-    let record = loop {
+    let record = eventually_ok_async("the job fails", async || {
         let record: JobRecord = shim.client().get(&format!("{path}/job")).await.json();
-        if record.log_complete && record.states.last().is_some_and(|state| state.state == "failed") {
-            break record;
-        }
-        assert!(Instant::now() < until, "{record:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    };
+        let has_failed = record.states.last().is_some_and(|state| state.state == "failed");
+        if record.log_complete && has_failed { Ok(record) } else { Err(format!("{record:?}")) }
+    })
+    .await;
     assert_eq!(record.states.last().unwrap().exit_status, Some(3));
     assert_eq!(record.log_end, logs.body.len() as u64);
     // The same after the runner is gone.
@@ -142,7 +136,7 @@ async fn output_and_states_are_told_as_they_come() {
     let mut body = response.into_body();
     run(&shim, id, "echo one; exit 0").await;
     let (mut text, mut told) = (Vec::new(), Vec::new());
-    let until = tokio::time::Instant::now() + DEADLINE;
+    let until = tokio::time::Instant::now() + WITHIN;
     while !told.iter().any(|what| *what == "done") {
         let frame = tokio::time::timeout_at(until, body.frame()).await.expect("told in time");
         text.extend_from_slice(&frame.unwrap().unwrap().into_data().unwrap());
@@ -174,7 +168,7 @@ where
 {
     let mut got = Vec::new();
     loop {
-        let message = tokio::time::timeout(DEADLINE, socket.next()).await.expect("the stream ends");
+        let message = tokio::time::timeout(WITHIN, socket.next()).await.expect("the stream ends");
         match message {
             Some(Ok(Message::Binary(bytes))) => got.extend_from_slice(&bytes),
             Some(Ok(Message::Close(_))) | None => break,

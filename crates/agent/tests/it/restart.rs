@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use windlass_agent::shim::journal::Kind;
 use windlass_api::agent::shim::{TaskInfo, TaskStatus};
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 
 use crate::support::{
-    shim::{DEADLINE, Setup, Shim},
+    shim::{Setup, Shim},
     sweep::{assert_clean, count},
 };
 
@@ -62,16 +63,12 @@ impl Playing {
 
     /// The output from the shim's own disk, once it has this line.
     async fn output(&self, shim: &Shim, line: &str) -> String {
-        let until = Instant::now() + DEADLINE;
-        loop {
-            let path = format!("/api/tasks/{}/logs?stream=job&offset=0&limit=65536", self.id);
+        let path = format!("/api/tasks/{}/logs?stream=job&offset=0&limit=65536", self.id);
+        eventually_ok_async(&format!("the line {line}"), async || {
             let text = String::from_utf8_lossy(&shim.client().get(&path).await.body).into_owned();
-            if text.contains(line) {
-                return text;
-            }
-            assert!(Instant::now() < until, "{line} never came: {text}\n{}", shim.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            if text.contains(line) { Ok(text) } else { Err(format!("{text}\n{}", shim.log())) }
+        })
+        .await
     }
 
     /// Lets the job end, and tells the runner that all was read.
@@ -202,7 +199,7 @@ async fn runner_killed(setup: Setup, runtime: &str) {
     let playing = Playing::begin(&shim, id, runtime).await;
     let runner = runner_of(id);
     rustix::process::kill_process(runner, rustix::process::Signal::KILL).unwrap();
-    let info = terminated_within(&shim, id, DEADLINE).await;
+    let info = terminated_within(&shim, id, WITHIN).await;
     assert_eq!(
         (info.termination_reason.as_str(), info.exit_status),
         ("container_exited_with_error", Some(137))
@@ -290,11 +287,7 @@ async fn f33_what_ran_away_from_a_process_task_ends_with_it() {
     let beat = shim.scratch().join("beat");
     let away = format!("(setsid sh -c 'while :; do date >> {}; sleep 0.05; done' &) &", beat.display());
     let playing = Playing::begin_with(&shim, id, "process", &away).await;
-    let until = Instant::now() + DEADLINE;
-    while !beat.exists() {
-        assert!(Instant::now() < until, "it never ran away");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_async("it ran away", async || beat.exists().then_some(())).await;
     shim.kill();
     shim.start_again();
     shim.wait_for(id, TaskStatus::Running).await;

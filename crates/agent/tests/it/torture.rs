@@ -27,10 +27,11 @@ use windlass_agent::{
     spool::{Reader, Stream},
 };
 use windlass_api::agent::{LOG_END, runner::Pull};
+use windlass_testkit::rng::Rng;
+use windlass_testkit::wait::{WITHIN, eventually_async};
 
-use crate::support::{Scratch, agent};
+use crate::support::{TempDir, agent, temp_dir};
 
-const PATIENCE: Duration = Duration::from_secs(120);
 const TOKEN: &str = "a token of the shim";
 /// What a runner may take more at its peak than before its job, however much that prints. A good part of it is
 /// the program's own text, which is large here.
@@ -39,12 +40,12 @@ const GROWTH_KB: u64 = 8 * 1024;
 /// A runner in a directory of its own, with everything below it ended by the guard.
 struct Runner {
     init: Child,
-    dir: Scratch,
+    dir: TempDir,
 }
 
 impl Runner {
     async fn start(name: &str) -> Self {
-        let dir = Scratch::new(name);
+        let dir = temp_dir(name).unwrap();
         let config = serde_json::json!({
             "task": "7b6d2b41-6d0c-4a53-9b4e-0d7f0a3c9e11", "token_sha256": hex::encode(Sha256::digest(TOKEN)),
             "compat_http": null, "ssh_listen": null, "ssh_authorized_keys": [], "gpus": [], "wait_secs": 120,
@@ -59,7 +60,7 @@ impl Runner {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(PATIENCE, up).await.expect("the runner does not listen");
+        timeout(WITHIN, up).await.expect("the runner does not listen");
         runner
     }
 
@@ -116,7 +117,7 @@ impl Runner {
         let (mut socket, _) = client_async(request, stream).await.unwrap();
         let (mut size, mut hash) = (0, Sha256::new());
         loop {
-            match timeout(PATIENCE, socket.next()).await.expect("the tailer starves").unwrap().unwrap() {
+            match timeout(WITHIN, socket.next()).await.expect("the tailer starves").unwrap().unwrap() {
                 Message::Binary(bytes) => {
                     size += bytes.len() as u64;
                     hash.update(&bytes);
@@ -129,7 +130,7 @@ impl Runner {
 
     /// Waits for the job's last state and says its word, reason and time.
     async fn ended(&self) -> (String, String) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WITHIN;
         // States only: a pull of the output's end would let the runner go.
         let states = self.run().join("states.jsonl");
         while Instant::now() < deadline {
@@ -155,14 +156,8 @@ impl Runner {
     }
 
     async fn exited(&mut self) -> i32 {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.init.try_wait().unwrap() {
-                return status.code().unwrap_or(-1);
-            }
-            assert!(Instant::now() < deadline, "the runner stays");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let status = eventually_async("the runner exits", async || self.init.try_wait().unwrap()).await;
+        status.code().unwrap_or(-1)
     }
 }
 
@@ -186,18 +181,11 @@ impl Drop for Runner {
 /// A file of noise that is the same every time, and its hash.
 fn noise(path: &Path, size: usize) -> String {
     let mut file = std::io::BufWriter::new(fs::File::create(path).unwrap());
-    let (mut state, mut hash, mut left) = (0x9e37_79b9_7f4a_7c15u64, Sha256::new(), size);
-    let mut block = [0u8; 64 * 1024];
+    let (mut rng, mut hash, mut left) = (Rng::new(1), Sha256::new(), size);
     while left > 0 {
-        for eight in block.as_chunks_mut::<8>().0 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            *eight = state.to_le_bytes();
-        }
-        let part = &block[..left.min(block.len())];
-        file.write_all(part).unwrap();
-        hash.update(part);
+        let part = rng.bytes(left.min(64 * 1024));
+        file.write_all(&part).unwrap();
+        hash.update(&part);
         left -= part.len();
     }
     file.flush().unwrap();
@@ -251,7 +239,7 @@ async fn o1_writes_of_every_size_come_back_as_they_went() {
 async fn o3_f16_a_killed_runner_leaves_every_byte_it_had_told_of() {
     let mut runner = Runner::start("killed").await;
     runner.job("i=0; while :; do i=$((i+1)); echo line $i; done", None).await;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WITHIN;
     let told = loop {
         let end = runner.end().await;
         if end > 300_000 {

@@ -11,8 +11,9 @@ use windlass_api::agent::{
     shim::{TaskStatus, Terminate},
 };
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::WITHIN;
 
-use crate::support::shim::{CREDENTIAL, DEADLINE, Setup, Shim, random_uuid, sign};
+use crate::support::shim::{CREDENTIAL, Setup, Shim, random_uuid, sign};
 
 async fn connect(shim: &Shim, credential: &str) -> Host {
     let stream = UnixStream::connect(shim.socket()).await.unwrap();
@@ -46,7 +47,7 @@ async fn until<T>(events: &mut Events, mut wanted: impl FnMut(What) -> Option<T>
             }
         }
     };
-    timeout(DEADLINE, found).await.expect("the event comes")
+    timeout(WITHIN, found).await.expect("the event comes")
 }
 
 async fn until_status(events: &mut Events, task: SubmissionId, status: TaskStatus) {
@@ -126,7 +127,7 @@ async fn a_stop_reaches_the_job_and_code_and_archives_reach_the_runner() {
     tar.append_data(&mut header, "yesterday", &b"rain\n"[..]).unwrap();
     host.upload_archive(id, &archive, &tar.into_inner().unwrap(), 1).await.unwrap();
     host.run_job(id, 1).await.unwrap();
-    let log = host.log(id, "job", 0, 1024, DEADLINE).await.unwrap();
+    let log = host.log(id, "job", 0, 1024, WITHIN).await.unwrap();
     assert_eq!(&log.bytes[..], b"rain\n");
     host.job_metrics(id).await.unwrap();
 

@@ -6,28 +6,6 @@ fn id(n: u128) -> SubmissionId {
     SubmissionId(uuid::Uuid::from_u128(n))
 }
 
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let mut random = [0u8; 6];
-        getrandom::fill(&mut random).unwrap();
-        let path = std::env::temp_dir().join(format!("windlass-journal-{name}-{random:02x?}"));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn journal(&self) -> PathBuf {
-        self.0.join("journal")
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 fn history() -> Vec<Record> {
     let handle = Handle { name: "train".to_owned(), id: "c0ffee".to_owned() };
     let end = End {
@@ -113,8 +91,8 @@ fn f35_garbage_between_records_and_zeros_at_the_end_are_no_records() {
 
 #[tokio::test]
 async fn what_settled_is_in_the_file_and_a_torn_tail_is_cut() {
-    let scratch = Scratch::new("settled");
-    let path = scratch.journal();
+    let dir = windlass_testkit::temp_dir("journal").unwrap();
+    let path = dir.path().join("journal");
     let (journal, reading) = Journal::open(&path).unwrap();
     assert!(reading.missing);
     let seqs: Vec<_> = (0..20).map(|n| journal.append(id(n), 1, Kind::Submitted)).collect();
@@ -137,8 +115,8 @@ async fn what_settled_is_in_the_file_and_a_torn_tail_is_cut() {
 
 #[tokio::test]
 async fn a_rewritten_journal_goes_on_counting() {
-    let scratch = Scratch::new("compact");
-    let path = scratch.journal();
+    let dir = windlass_testkit::temp_dir("journal").unwrap();
+    let path = dir.path().join("journal");
     let (journal, _) = Journal::open(&path).unwrap();
     for n in 0..10 {
         journal.append(id(n), 1, Kind::Submitted);
@@ -160,8 +138,8 @@ async fn a_rewritten_journal_goes_on_counting() {
 /// full disk is `/dev/full`, which answers every write with the same error.
 #[tokio::test]
 async fn f11_a_full_disk_is_an_error_and_what_waited_is_written_later() {
-    let scratch = Scratch::new("full");
-    let path = scratch.journal();
+    let dir = windlass_testkit::temp_dir("journal").unwrap();
+    let path = dir.path().join("journal");
     let (journal, _) = Journal::open(&path).unwrap();
     let disk = journal.disk.clone().unwrap();
     let good = {

@@ -9,40 +9,32 @@ use std::{
     sync::Arc,
 };
 
+use windlass_testkit::{TempDir, temp_dir};
+
 use super::*;
 
 /// A `run` directory, removed at the end.
-struct Run(PathBuf);
+struct Run(TempDir);
 
 impl Run {
     fn new() -> Self {
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).unwrap();
-        let path = std::env::temp_dir().join(format!("windlass-spool-{:016x}", u64::from_le_bytes(random)));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
+        Self(temp_dir("spool").unwrap())
     }
 
     fn path(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.path().join(name)
     }
 
     fn writer(&self, stamps: &Arc<Stamps>) -> Writer {
-        Writer::open(&Beneath::open(&self.0).unwrap(), Stream::Job, Arc::clone(stamps)).unwrap()
+        Writer::open(&Beneath::open(self.path()).unwrap(), Stream::Job, Arc::clone(stamps)).unwrap()
     }
 
     fn reader(&self) -> Reader {
-        Reader::new(Arc::new(Beneath::open(&self.0).unwrap()), Stream::Job)
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        Reader::new(Arc::new(Beneath::open(self.path()).unwrap()), Stream::Job)
     }
 }
 

@@ -9,8 +9,9 @@ use windlass_agent::shim::{
     docker::Docker,
     runtime::{FoundState, Lost, Runtime, RuntimeError},
 };
+use windlass_testkit::wait::WITHIN;
 
-use super::{Host, SOON, is_away, read, settings, written};
+use super::{Host, is_away, read, settings, written};
 use crate::support::{
     engine::{Kind, Private},
     images::Tar,
@@ -84,7 +85,7 @@ async fn f12_docker_with_live_restore_leaves_the_task_alone() {
         );
         fs::write(task.dir.run().join("go"), "").unwrap();
     };
-    let (exit, ()) = tokio::time::timeout(SOON, async { tokio::join!(waiting, restart) }).await.unwrap();
+    let (exit, ()) = tokio::time::timeout(WITHIN, async { tokio::join!(waiting, restart) }).await.unwrap();
     assert_eq!(exit, (Some(4), None));
     assert_eq!(read(&task, "out"), "done");
     let exit = host.wait(&second, &other).await;

@@ -16,13 +16,10 @@ use windlass_agent::{
     },
     taskdir::{IMAGE_CONFIG, ImageConfig},
 };
+use windlass_testkit::wait::eventually_async;
 
-use super::{Host, SOON, is_away, read, settings, written};
-use crate::support::{
-    Scratch,
-    engine::{self, until},
-    images::Image,
-};
+use super::{Host, is_away, read, settings, written};
+use crate::support::{TempDir, engine, images::Image, temp_dir};
 
 #[tokio::test]
 async fn docker_runs_a_task_to_its_end_and_takes_it_away() {
@@ -209,7 +206,7 @@ async fn docker_says_that_an_image_is_missing_and_that_a_task_was_never_started(
 
 #[tokio::test]
 async fn docker_that_is_not_there_is_away() {
-    let scratch = Scratch::new("away");
+    let scratch = temp_dir("away").unwrap();
     let nothing = scratch.path().join("none.sock");
     let connected = Docker::connect(settings(&nothing, scratch.path(), |_| {})).await;
     assert!(is_away(&connected.err().unwrap()));
@@ -224,7 +221,7 @@ async fn docker_that_is_not_there_is_away() {
 /// Stands before an engine and takes the time in which at least one question is open.
 struct Stopwatch {
     taken: Arc<Mutex<Taken>>,
-    scratch: Scratch,
+    scratch: TempDir,
     /// Dropped with the rest, which ends the thread.
     _end: tokio::sync::oneshot::Sender<()>,
 }
@@ -239,7 +236,7 @@ struct Taken {
 
 impl Stopwatch {
     fn before(engine: &Path) -> Self {
-        let scratch = Scratch::new("stopwatch");
+        let scratch = temp_dir("stopwatch").unwrap();
         let taken: Arc<Mutex<Taken>> = Arc::default();
         let (at, engine, shared) = (scratch.path().join("sock"), engine.to_owned(), Arc::clone(&taken));
         let (end, ended) = tokio::sync::oneshot::channel();
@@ -270,7 +267,8 @@ impl Stopwatch {
 
     /// Questions asked and time the engine took, since this was last asked.
     async fn read(&self) -> (usize, Duration) {
-        until("the last connection is closed", SOON, || self.taken.lock().open == 0).await;
+        let is_closed = async || (self.taken.lock().open == 0).then_some(());
+        eventually_async("the last connection is closed", is_closed).await;
         let taken = std::mem::take(&mut *self.taken.lock());
         (taken.questions, taken.busy)
     }

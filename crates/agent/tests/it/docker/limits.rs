@@ -4,9 +4,10 @@ use std::{fs, time::Duration};
 
 use windlass_agent::shim::runtime::{Bind, Runtime};
 use windlass_api::agent::shim::NetworkMode;
+use windlass_testkit::wait::eventually_async;
 
-use super::{Host, SOON, read, written};
-use crate::support::{Scratch, engine, images::Image};
+use super::{Host, read, written};
+use crate::support::{engine, images::Image, temp_dir};
 
 const MIB: i64 = 1 << 20;
 
@@ -60,7 +61,7 @@ async fn docker_says_when_memory_ran_out() {
     let seen = host.engine.inspect_container(&handle.id, None).await.unwrap();
     let first = seen.state.and_then(|state| state.pid).unwrap();
     let (exit, ()) = tokio::join!(host.wait(&task, &handle), async {
-        engine::until("the container is watched", SOON, || is_watched(first)).await;
+        eventually_async("the container is watched", async || is_watched(first).then_some(())).await;
         fs::write(task.dir.run().join("go"), "").unwrap();
     });
     assert_eq!((exit.code, exit.oom_killed, exit.lost), (Some(137), true, None));
@@ -123,7 +124,7 @@ async fn docker_refuses_to_start_with_a_changed_binary() {
 #[tokio::test]
 async fn docker_binds_are_private_and_read_only_where_said() {
     let host = Host::new().await;
-    let data = Scratch::new("data");
+    let data = temp_dir("data").unwrap();
     for name in ["open", "closed"] {
         fs::create_dir(data.path().join(name)).unwrap();
         fs::write(data.path().join(name).join("given"), name).unwrap();

@@ -14,7 +14,6 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use bollard::Docker as Engine;
@@ -27,11 +26,10 @@ use windlass_agent::{
 };
 use windlass_api::agent::shim::{NetworkMode, TaskSpec};
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 
-use crate::support::{self, Scratch, engine, images::Image};
+use crate::support::{self, TempDir, engine, images::Image, temp_dir};
 
-/// What a container may take that only prints or sleeps.
-const SOON: Duration = Duration::from_secs(60);
 const SCRIPT: &str = "script";
 
 /// A host with an engine: whatever it made is gone when it goes.
@@ -39,7 +37,7 @@ struct Host {
     docker: Docker,
     engine: Engine,
     socket: PathBuf,
-    scratch: Scratch,
+    scratch: TempDir,
 }
 
 impl Host {
@@ -48,16 +46,16 @@ impl Host {
     }
 
     async fn at(socket: &Path, change: impl FnOnce(&mut Settings)) -> Self {
-        let scratch = Scratch::new("docker");
+        let scratch = temp_dir("docker").unwrap();
         let settings = settings(socket, scratch.path(), change);
-        let since = Instant::now();
-        let docker = loop {
+        let docker = eventually_ok_async("the engine answers", async || {
             match Docker::connect(settings.clone()).await {
                 // An engine that has just started on a busy machine.
-                Err(RuntimeError::Away { .. }) if since.elapsed() < SOON => {}
-                connected => break connected.unwrap(),
+                Err(error @ RuntimeError::Away { .. }) => Err(error),
+                connected => Ok(connected.unwrap()),
             }
-        };
+        })
+        .await;
         Self { docker, engine: engine::client(socket), socket: socket.to_owned(), scratch }
     }
 
@@ -103,7 +101,7 @@ impl Host {
     }
 
     async fn wait(&self, task: &Prepared, handle: &Handle) -> Exit {
-        tokio::time::timeout(SOON, self.docker.wait(task, handle)).await.unwrap().unwrap()
+        tokio::time::timeout(WITHIN, self.docker.wait(task, handle)).await.unwrap().unwrap()
     }
 
     /// Runs a task to its end.
@@ -159,7 +157,7 @@ fn read(task: &Prepared, name: &str) -> String {
 /// Waits until the task wrote `name`.
 async fn written(task: &Prepared, name: &str) {
     let path = task.dir.run().join(name);
-    engine::until(&format!("the task writes {name}"), SOON, || path.exists()).await;
+    eventually_async(&format!("the task writes {name}"), async || path.exists().then_some(())).await;
 }
 
 fn quiet() -> OnProgress {

@@ -8,9 +8,9 @@ use std::{
 };
 
 use windlass_agent::shim::runtime::Runtime;
+use windlass_testkit::wait::eventually_async;
 
-use super::{Host, SOON, read, written};
-use crate::support::engine::until;
+use super::{Host, read, written};
 
 /// Answers every connection to port 8000 with the name of the container.
 const SERVE: &str = "cd /windlass/run; mkdir /www; hostname > /www/name; hostname -i > address
@@ -42,13 +42,8 @@ async fn g9_docker_reports_the_ports_it_really_mapped_and_no_two_tasks_share_one
     }
     for (task, handle, port) in &running {
         written(task, "up").await;
-        let mut name = None;
-        until("the port answers", SOON, || {
-            name = fetch(*port);
-            name.is_some()
-        })
-        .await;
-        assert!(handle.id.starts_with(&name.unwrap()), "the port leads to the task that reported it");
+        let name = eventually_async("the port answers", async || fetch(*port)).await;
+        assert!(handle.id.starts_with(&name), "the port leads to the task that reported it");
     }
 }
 

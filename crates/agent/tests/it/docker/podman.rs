@@ -7,22 +7,24 @@ use std::{
 };
 
 use windlass_agent::shim::runtime::{FoundState, Runtime};
+use windlass_testkit::wait::eventually_async;
 
-use super::{Host, SOON, read, written};
+use super::{Host, read, written};
 use crate::support::{
-    Scratch,
-    engine::{client, end, spawn, until},
+    TempDir,
+    engine::{client, end, spawn},
+    temp_dir,
 };
 
 /// A service of its own, with its own storage.
 struct Service {
     child: Child,
-    scratch: Scratch,
+    scratch: TempDir,
 }
 
 impl Service {
     async fn start() -> Self {
-        let scratch = Scratch::new("podman");
+        let scratch = temp_dir("podman").unwrap();
         let dir = scratch.path();
         let mut command = Command::new("podman");
         command.arg("--root").arg(dir.join("root")).arg("--runroot").arg(dir.join("run"));
@@ -39,7 +41,7 @@ impl Service {
         let child = spawn(command, &dir.join("podman.log"));
         let socket = dir.join("podman.sock");
         let service = Self { child, scratch };
-        until("podman listens", SOON, || socket.exists()).await;
+        eventually_async("podman listens", async || socket.exists().then_some(())).await;
         // The first answer of a new storage takes its time.
         client(&socket).version().await.unwrap();
         service

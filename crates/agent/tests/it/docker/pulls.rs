@@ -8,10 +8,11 @@ use std::{
 use parking_lot::Mutex;
 use windlass_agent::shim::runtime::{Prepared, RegistryAuth, Runtime, RuntimeError};
 use windlass_api::agent::shim::PullProgress;
+use windlass_testkit::wait::eventually_async;
 
 use super::{Host, quiet, random};
 use crate::support::{
-    engine::{self, until},
+    engine,
     images::{Image, Tar},
     registry::{Layers, Registry},
 };
@@ -133,14 +134,14 @@ async fn f17_docker_pull_is_cancelled_within_two_seconds() {
     let task = host.task_of(&name, "");
     {
         let mut pulling = host.docker.pull(&task, None, quiet());
-        let begun = async { until("a layer comes", Duration::from_secs(10), || registry.open() > 0).await };
+        let begun = eventually_async("a layer comes", async || (registry.open() > 0).then_some(()));
         tokio::select! {
             ended = &mut pulling => panic!("{ended:?}"),
             () = begun => {}
         }
     }
     let begun = Instant::now();
-    until("nothing comes any more", Duration::from_secs(2), || registry.open() == 0).await;
+    eventually_async("nothing comes any more", async || (registry.open() == 0).then_some(())).await;
     assert!(begun.elapsed() <= Duration::from_secs(2));
     assert!(host.engine.inspect_image(&name).await.is_err());
 }

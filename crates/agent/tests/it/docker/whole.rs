@@ -1,7 +1,5 @@
 //! A task from its submission to its removal: the real shim, the engine, the real runner inside.
 
-use std::time::{Duration, Instant};
-
 use serde_json::{Value, json};
 use windlass_api::agent::{
     SSH_PORT,
@@ -9,13 +7,14 @@ use windlass_api::agent::{
     shim::{TaskInfo, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
     ssh,
     support::{
         engine::{client, shared},
         images::Image,
-        shim::{DEADLINE, Setup, Shim},
+        shim::{Setup, Shim},
     },
 };
 
@@ -30,18 +29,15 @@ async fn run_job(shim: &Shim, id: SubmissionId, commands: &[&str]) {
 
 /// Waits for the job's end and reads its output.
 async fn output(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
-    let until = Instant::now() + DEADLINE;
-    loop {
+    let record = eventually_ok_async("the job ends", async || {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
         // The last state may come a moment after the last byte.
         let is_over = record.states.last().is_some_and(|last| last.state != "running");
-        if record.log_complete && is_over {
-            let text = shim.client().get(&format!("/api/tasks/{id}/logs?stream=job&offset=0")).await;
-            return (record, text.expect(200).text().to_owned());
-        }
-        assert!(Instant::now() < until, "{record:?}\n{}", shim.log());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        if record.log_complete && is_over { Ok(record) } else { Err(format!("{record:?}\n{}", shim.log())) }
+    })
+    .await;
+    let text = shim.client().get(&format!("/api/tasks/{id}/logs?stream=job&offset=0")).await;
+    (record, text.expect(200).text().to_owned())
 }
 
 async fn start(shim: &Shim, image: Image, change: impl FnOnce(&mut Value)) -> TaskInfo {
@@ -114,12 +110,11 @@ async fn docker_whole_job_has_the_last_second_of_its_grace() {
     let info = start(&shim, Image::Busybox, |_| {}).await;
     let script = "trap 'sleep 0.3; echo bye; exit 7' INT TERM; touch /tmp/up; while :; do sleep 0.01; done";
     run_job(&shim, info.id, &["/bin/sh", "-c", &format!("echo up; {script}")]).await;
-    let until = Instant::now() + DEADLINE;
     let logs = format!("/api/tasks/{}/logs?stream=job&offset=0", info.id);
-    while shim.client().get(&logs).await.text() != "up\n" {
-        assert!(Instant::now() < until, "{}", shim.log());
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_ok_async("the job is up", async || {
+        if shim.client().get(&logs).await.text() == "up\n" { Ok(()) } else { Err(shim.log()) }
+    })
+    .await;
     // Whole seconds are all the engine knows, and a moment of this one is over when it is asked.
     let ended = shim.terminate(info.id, 1, 1).await;
     assert_eq!(ended.exit_status, Some(7), "{ended:?}");
@@ -145,7 +140,7 @@ async fn docker_whole_task_on_the_bridge_reports_its_ports() {
 #[tokio::test]
 async fn docker_whole_tasks_on_the_hosts_network_are_all_reached_by_ssh() {
     let shim = Shim::start(Setup::docker());
-    let keys = crate::support::Scratch::new("keys");
+    let keys = crate::support::temp_dir("keys").unwrap();
     ssh::make_key(&keys.path().join("id"), "ed25519");
     let public = std::fs::read_to_string(keys.path().join("id.pub")).unwrap();
     let mut taken = std::collections::BTreeSet::new();

@@ -7,7 +7,6 @@ use std::{
     os::unix::fs::{MetadataExt as _, lchown},
     path::{Path, PathBuf},
     process::Command,
-    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -17,8 +16,9 @@ use windlass_agent::runner::{
     user::Account,
 };
 use windlass_api::agent::runner::{RepoCredentials, RepoData};
+use windlass_testkit::wait::eventually_async;
 
-use crate::support::{self, Scratch};
+use crate::support::{self, TempDir, temp_dir};
 
 const TOKEN: &str = "canary-token-5f0c2b";
 /// A user nobody else is.
@@ -26,14 +26,14 @@ const USER: u32 = 47_110;
 
 /// A job's user with a home, and a repository to clone.
 pub(crate) struct Ground {
-    pub(crate) scratch: Scratch,
+    pub(crate) scratch: TempDir,
     pub(crate) site: Site,
     log: Mutex<Vec<String>>,
 }
 
 impl Ground {
     pub(crate) fn new(name: &str) -> Self {
-        let scratch = Scratch::new(name);
+        let scratch = temp_dir(name).unwrap();
         let at = |name: &str| scratch.path().join(name);
         let uid =
             if rustix::process::geteuid().is_root() { USER } else { rustix::process::geteuid().as_raw() };
@@ -386,13 +386,7 @@ async fn a_stop_during_the_clone_leaves_neither_files_nor_processes() {
     let credentials = credentials(&http.url("main.git"), Some(TOKEN), None);
     let data = remote(None, None);
     let wanted = wanted(&data, &credentials);
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let reached = async {
-        while !http.is_stalled() {
-            assert!(Instant::now() < deadline, "the clone never began");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
+    let reached = eventually_async("the clone begins", async || http.is_stalled().then_some(()));
     tokio::select! {
         ended = ground.prepare(&wanted) => panic!("the clone ended: {ended:?}"),
         () = reached => {}
@@ -403,10 +397,7 @@ async fn a_stop_during_the_clone_leaves_neither_files_nor_processes() {
         let home = format!("HOME={}", ground.at("home").display());
         fs::read_dir("/proc").unwrap().flatten().filter_map(status).any(|text| text.contains(&home))
     };
-    while mine() {
-        assert!(Instant::now() < deadline, "git lives on");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually_async("git ends", async || (!mine()).then_some(())).await;
 }
 
 #[tokio::test]

@@ -5,14 +5,15 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Scratch,
+    TempDir,
     runner::{Runner, Setting, job},
+    temp_dir,
 };
 
 const USER: u32 = 64001;
 
 /// A runner in a mount namespace of its own where a user has a home in the scratch directory.
-fn start(scratch: &Scratch) -> Runner {
+fn start(scratch: &TempDir) -> Runner {
     let home = scratch.path().join("home");
     std::fs::create_dir_all(home.join(".ssh")).unwrap();
     std::fs::write(home.join(".ssh/config"), "ServerAliveInterval 5\n").unwrap();
@@ -43,7 +44,7 @@ fn submit(script: &str) -> Value {
 
 #[test]
 fn the_nodes_of_a_replica_find_each_other_and_leave_no_key_behind() {
-    let scratch = Scratch::new("cluster");
+    let scratch = temp_dir("cluster").unwrap();
     let runner = start(&scratch);
     let ssh = scratch.path().join("home/.ssh");
     runner.go(&submit(
@@ -68,7 +69,7 @@ fn the_nodes_of_a_replica_find_each_other_and_leave_no_key_behind() {
 
 #[test]
 fn a_link_in_the_users_home_leads_the_runner_nowhere_else() {
-    let scratch = Scratch::new("cluster");
+    let scratch = temp_dir("cluster").unwrap();
     let runner = start(&scratch);
     let target = scratch.path().join("roots");
     std::fs::write(&target, "root's own").unwrap();

@@ -8,12 +8,14 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::support::runner::{PATIENCE, Runner, Setting, script, signal};
+use windlass_testkit::wait::WITHIN;
+
+use crate::support::runner::{Runner, Setting, script, signal};
 
 /// A WebSocket that follows the job's output.
 pub(super) fn tail(runner: &Runner) -> UnixStream {
     let mut stream = UnixStream::connect(runner.run_dir().join("runner.sock")).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(WITHIN)).unwrap();
     write!(
         stream,
         "GET /logs_ws HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a token for tests\r\nConnection: Upgrade\r\n\

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, os::unix::fs::MetadataExt};
 use serde_json::json;
 
 use crate::support::{
-    Scratch,
     runner::{Runner, Setting, job, script},
+    temp_dir,
 };
 
 const NOBODY: u32 = 65534;
@@ -94,7 +94,7 @@ fn secrets_are_not_in_the_runners_log() {
 
 #[test]
 fn the_job_runs_as_the_user_it_names_and_in_a_directory_of_that_user() {
-    let scratch = Scratch::new("place");
+    let scratch = temp_dir("place").unwrap();
     std::os::unix::fs::chown(scratch.path(), Some(NOBODY), None).unwrap();
     let dir = scratch.path().join("deep/er");
     let runner = Runner::start();
@@ -113,7 +113,7 @@ fn the_job_runs_as_the_user_it_names_and_in_a_directory_of_that_user() {
 
 #[test]
 fn on_a_bare_host_a_user_gets_no_directory_it_could_not_make() {
-    let scratch = Scratch::new("place");
+    let scratch = temp_dir("place").unwrap();
     let runner = Runner::start();
     let end = runner.finish(&job(json!({
         "commands": ["/bin/true"], "user": { "uid": NOBODY, "gid": NOBODY }, "working_dir": scratch.path().join("x"),

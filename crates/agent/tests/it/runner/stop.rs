@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::support::runner::{Runner, job, script, signal, until};
+use windlass_testkit::wait::eventually;
+
+use crate::support::runner::{Runner, job, script, signal};
 
 fn with_stop(text: &str, secs: i64) -> serde_json::Value {
     job(json!({ "commands": ["/bin/sh", "-c", text], "stop_duration": secs }))
@@ -110,7 +112,7 @@ fn f33_whatever_left_the_session_ends_with_the_job() {
     ));
     assert_eq!((end.state.as_str(), end.exit_status), ("done", Some(0)));
     assert_eq!(said(&runner), "started\n");
-    until("nothing of the job lives", || runner.others().is_empty());
+    eventually("nothing of the job lives", || runner.others().is_empty());
 }
 
 #[test]

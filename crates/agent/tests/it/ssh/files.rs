@@ -7,6 +7,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use windlass_testkit::wait::WITHIN;
+
 use super::{Killed, Server, noise, run, spawn, text};
 
 #[track_caller]
@@ -113,7 +115,7 @@ fn files_are_touched_with_the_session_s_rights_alone() {
     ssh.args(["-N", "-L", &format!("{}:{}", near.display(), socket.display()), "job@127.0.0.1"]);
     let _client = Killed(spawn(ssh.stdin(Stdio::null())));
     let mut stream = super::forwards::reach_socket(&near);
-    stream.set_read_timeout(Some(super::PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(WITHIN)).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "a socket that only root may use is not reached");
     // Root is root.
     assert_eq!(server.says("id -un"), "root\n");

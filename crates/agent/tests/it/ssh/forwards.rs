@@ -12,8 +12,9 @@ use std::{
 
 use parking_lot::Mutex;
 use windlass_testkit::ports;
+use windlass_testkit::wait::WITHIN;
 
-use super::{Killed, PATIENCE, Server, noise, run, sessions::resident_kib, spawn, text, until};
+use super::{Killed, Server, noise, run, sessions::resident_kib, spawn, text, until};
 
 /// A client that holds one connection for others.
 pub(super) struct Master {
@@ -73,8 +74,8 @@ fn tcp_service() -> SocketAddr {
 }
 
 fn patient(stream: &TcpStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(WITHIN)).unwrap();
+    stream.set_write_timeout(Some(WITHIN)).unwrap();
 }
 
 /// Sends, ends, and reads the answer: half-closes must pass both ways.
@@ -143,7 +144,7 @@ fn sockets_are_reached_and_offered() {
     );
     for socket in [&near, &offered] {
         let mut stream = reach_socket(socket);
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(WITHIN)).unwrap();
         stream.write_all(b"abc").unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut back = String::new();

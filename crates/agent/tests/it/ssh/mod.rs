@@ -11,17 +11,16 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    time::{Duration, Instant},
 };
 
-use crate::support::{Scratch, agent};
+use windlass_testkit::rng::Rng;
+use windlass_testkit::wait::eventually;
 
-/// Nothing here takes longer on a machine that works, however busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+use crate::support::{TempDir, agent, temp_dir};
 
 /// A server of ours with a key pair that may come in, and a home for its sessions.
 pub(crate) struct Server {
-    scratch: Scratch,
+    scratch: TempDir,
     child: Killed,
     pub(crate) address: SocketAddr,
 }
@@ -42,7 +41,7 @@ impl Server {
     }
 
     pub(crate) fn with(args: &[&str], env: &[(&str, &str)]) -> Self {
-        let scratch = Scratch::new("ssh");
+        let scratch = temp_dir("ssh").unwrap();
         let at = |name: &str| scratch.path().join(name);
         make_key(&at("id"), "ed25519");
         std::fs::create_dir(at("home")).unwrap();
@@ -67,7 +66,7 @@ impl Server {
     /// In a root directory that holds nothing but the agent and the randomness that every container has: no shell,
     /// no users, no terminals.
     pub(crate) fn in_an_empty_image() -> Self {
-        let scratch = Scratch::new("ssh");
+        let scratch = temp_dir("ssh").unwrap();
         make_key(&scratch.path().join("id"), "ed25519");
         std::fs::copy(agent(), scratch.path().join("agent")).unwrap();
         std::fs::create_dir(scratch.path().join("dev")).unwrap();
@@ -84,7 +83,7 @@ impl Server {
         Self::begin(scratch, command)
     }
 
-    fn begin(scratch: Scratch, mut command: Command) -> Self {
+    fn begin(scratch: TempDir, mut command: Command) -> Self {
         let mut child = Killed(command.stdin(Stdio::null()).spawn().unwrap());
         let file = scratch.path().join("address");
         let address = until("the server listens", || {
@@ -174,14 +173,12 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 /// Asks until there is an answer; a state that never comes fails the test by name.
 #[track_caller]
 pub(crate) fn until<T>(state: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "waited in vain until {state}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let mut answer = None;
+    eventually(state, || {
+        answer = ask();
+        answer.is_some()
+    });
+    answer.unwrap()
 }
 
 /// Starts a program; one that is not installed fails the test by the name of its package.
@@ -226,14 +223,5 @@ fn drain(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8
 
 /// Bytes that do not repeat soon, so that a lost or doubled block is noticed.
 pub(crate) fn noise(count: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut bytes = Vec::with_capacity(count + 8);
-    while bytes.len() < count {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes.truncate(count);
-    bytes
+    Rng::new(1).bytes(count)
 }

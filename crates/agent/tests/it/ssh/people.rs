@@ -9,11 +9,13 @@ use std::{
 use futures_util::StreamExt;
 use tokio_tungstenite::{client_async, tungstenite::Message};
 use windlass_api::agent::RUNNER_PORT;
+use windlass_testkit::wait::WITHIN;
 
-use super::{Killed, PATIENCE, client, make_key, spawn, until};
+use super::{Killed, client, make_key, spawn, until};
 use crate::support::{
-    Scratch,
+    TempDir,
     runner::{Runner, Setting, script},
+    temp_dir,
 };
 
 /// A task's runner, and a client that forwards a port of this machine into the task.
@@ -21,12 +23,12 @@ struct Visit {
     runner: Runner,
     local: SocketAddr,
     _client: Killed,
-    _keys: Scratch,
+    _keys: TempDir,
 }
 
 impl Visit {
     fn new(target: &str, change: impl FnOnce(&mut Setting)) -> Self {
-        let keys = Scratch::new("people");
+        let keys = temp_dir("people").unwrap();
         make_key(&keys.path().join("id"), "ed25519");
         let mut setting = Setting::new();
         setting.config.ssh_listen = Some("127.0.0.1:0".to_owned());
@@ -48,7 +50,7 @@ impl Visit {
     /// One call without a token; its status and body.
     fn call(&self, method: &str, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.local).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(WITHIN)).unwrap();
         write!(stream, "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -62,7 +64,7 @@ impl Visit {
         let url = format!("ws://localhost:{}/logs_ws{query}", self.local.port());
         let (mut socket, _) = client_async(url, stream).await.unwrap();
         let mut all = Vec::new();
-        while let Some(message) = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap() {
+        while let Some(message) = tokio::time::timeout(WITHIN, socket.next()).await.unwrap() {
             match message.unwrap() {
                 Message::Binary(bytes) => all.extend(bytes),
                 Message::Close(frame) => {

@@ -13,10 +13,11 @@ use nix::{
     unistd::Pid,
 };
 
-use super::Scratch;
+use windlass_testkit::wait::{eventually_async, eventually_ok_async};
+
+use super::{TempDir, temp_dir};
 
 const SHARED: &str = "WINDLASS_TEST_DOCKER";
-const COMES_UP: Duration = Duration::from_secs(60);
 const GOES_DOWN: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -41,7 +42,7 @@ pub(crate) struct Private {
     containerd: Child,
     dockerd: Option<Child>,
     kind: Kind,
-    scratch: Scratch,
+    scratch: TempDir,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ pub(crate) enum Kind {
 
 impl Private {
     pub(crate) async fn start(kind: Kind) -> Self {
-        let scratch = Scratch::new("engine");
+        let scratch = temp_dir("engine").unwrap();
         let dir = scratch.path();
         if let Kind::SmallDisk(size) = kind {
             let data = dir.join("data");
@@ -75,7 +76,7 @@ impl Private {
         let containerd = spawn(command, &dir.join("containerd.log"));
         let mut engine = Self { containerd, dockerd: None, kind, scratch };
         let socket = engine.scratch.path().join("containerd.sock");
-        until("containerd listens", COMES_UP, || socket.exists()).await;
+        eventually_async("containerd listens", async || socket.exists().then_some(())).await;
         engine.start_dockerd().await;
         engine
     }
@@ -98,18 +99,17 @@ impl Private {
         }
         let _ = fs::remove_file(dir.join("docker.pid"));
         self.dockerd = Some(spawn(command, &dir.join("dockerd.log")));
-        let deadline = Instant::now() + COMES_UP;
         let socket = self.socket();
-        loop {
+        eventually_ok_async("dockerd answers", async || {
             if socket.exists() {
                 let engine = client(&socket);
                 if matches!(tokio::time::timeout(Duration::from_secs(2), engine.ping()).await, Ok(Ok(_))) {
-                    return;
+                    return Ok(());
                 }
             }
-            assert!(Instant::now() < deadline, "dockerd came up; it said: {}", self.log());
-            tokio::time::sleep(POLL).await;
-        }
+            Err(self.log())
+        })
+        .await;
     }
 
     fn log(&self) -> String {
@@ -132,7 +132,7 @@ impl Private {
     pub(crate) async fn stop_dockerd(&mut self) {
         let mut child = self.dockerd.take().unwrap();
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
-        until("dockerd ends", GOES_DOWN, || child.try_wait().unwrap().is_some()).await;
+        eventually_async("dockerd ends", async || child.try_wait().unwrap()).await;
     }
 
     pub(crate) fn freeze(&self) {
@@ -212,13 +212,4 @@ pub(crate) fn spawn(mut command: Command, log: &Path) -> Child {
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
     let name = command.get_program().to_owned();
     command.spawn().unwrap_or_else(|error| panic!("start {}: {error}", name.display()))
-}
-
-/// Waits for a state, with a deadline.
-pub(crate) async fn until(what: &str, within: Duration, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + within;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "in {within:?}: {what}");
-        tokio::time::sleep(POLL).await;
-    }
 }

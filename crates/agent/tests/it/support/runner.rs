@@ -15,11 +15,10 @@ use windlass_agent::{
     taskdir::RunnerConfig,
 };
 use windlass_api::agent::runner::JobState;
+use windlass_testkit::wait::{WITHIN, eventually};
 
-use super::{Scratch, agent};
+use super::{TempDir, agent, temp_dir};
 
-/// Nothing here takes longer on a machine that is not broken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const TOKEN: &str = "a token for tests";
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -72,10 +71,10 @@ impl Setting {
     }
 
     pub(crate) fn start(self) -> Runner {
-        self.start_in(Scratch::new("runner"))
+        self.start_in(temp_dir("runner").unwrap())
     }
 
-    pub(crate) fn start_in(self, scratch: Scratch) -> Runner {
+    pub(crate) fn start_in(self, scratch: TempDir) -> Runner {
         let (run, work) = (scratch.path().join("run"), scratch.path().join("scratch"));
         for dir in [&run, &work] {
             std::fs::create_dir_all(dir).unwrap();
@@ -106,7 +105,7 @@ impl Setting {
         }
         let child = command.spawn().unwrap();
         let runner = Runner { child, run, mark: self.config.task.to_string(), scratch };
-        until("the runner listens", || UnixStream::connect(runner.run.join("runner.sock")).is_ok());
+        eventually("the runner listens", || UnixStream::connect(runner.run.join("runner.sock")).is_ok());
         runner
     }
 }
@@ -115,7 +114,7 @@ pub(crate) struct Runner {
     child: Child,
     run: PathBuf,
     mark: String,
-    scratch: Scratch,
+    scratch: TempDir,
 }
 
 impl Runner {
@@ -154,7 +153,7 @@ impl Runner {
 
     fn try_call(&self, method: &str, path: &str, head: &str, body: &[u8]) -> std::io::Result<Answer> {
         let mut stream = UnixStream::connect(self.run.join("runner.sock"))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(WITHIN))?;
         write!(stream, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n{head}\r\n", body.len())?;
         // The answer may come before all was sent.
         let _ = stream.write_all(body);
@@ -202,7 +201,7 @@ impl Runner {
     #[track_caller]
     pub(crate) fn ended(&self) -> JobState {
         let last = || self.states().pop().filter(|state| state.state != "running");
-        until("the job has ended", || last().is_some());
+        eventually("the job has ended", || last().is_some());
         last().unwrap()
     }
 
@@ -217,7 +216,7 @@ impl Runner {
     /// Waits until the job has printed this.
     #[track_caller]
     pub(crate) fn printed(&self, text: &str) {
-        until(&format!("the job prints {text:?}"), || self.log_text().contains(text));
+        eventually(&format!("the job prints {text:?}"), || self.log_text().contains(text));
     }
 
     /// Tells the runner that all output is kept elsewhere.
@@ -230,7 +229,7 @@ impl Runner {
     #[track_caller]
     pub(crate) fn exited(&mut self) -> i32 {
         let mut code = None;
-        until("the runner exits", || {
+        eventually("the runner exits", || {
             code = self.child.try_wait().unwrap();
             code.is_some()
         });
@@ -292,13 +291,4 @@ pub(crate) fn job(spec: Value) -> Value {
 
 pub(crate) fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
-}
-
-#[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "waited in vain until {what}");
-        std::thread::sleep(LOOK_AGAIN);
-    }
 }

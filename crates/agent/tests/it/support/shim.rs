@@ -29,17 +29,17 @@ use windlass_api::agent::{
     shim::{TaskInfo, TaskStatus},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_testkit::wait::{WITHIN, eventually_ok_async};
 
 use super::{
-    Scratch, agent,
+    TempDir, agent,
     client::{Client, Reply},
     engine,
     images::Image,
+    temp_dir,
 };
 
 pub(crate) const CREDENTIAL: &str = "credential-of-the-test";
-/// Nothing a test waits for takes longer, on a busy machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// How a shim is started.
 #[derive(Clone, Debug)]
@@ -117,7 +117,7 @@ impl Setup {
 /// A running shim. Dropping it ends its tasks, itself, and its home.
 pub(crate) struct Shim {
     setup: Setup,
-    scratch: Scratch,
+    scratch: TempDir,
     child: Option<Child>,
     compat: Option<SocketAddr>,
     /// What the plainest task runs in.
@@ -129,7 +129,7 @@ impl Shim {
     /// Starts one and waits until it answers.
     #[track_caller]
     pub(crate) fn start(setup: Setup) -> Self {
-        let scratch = Scratch::new("shim");
+        let scratch = temp_dir("shim").unwrap();
         fs::write(scratch.path().join("policy.yml"), &setup.policy).unwrap();
         let compat = setup.compat.then(free_port);
         let instance = InstanceId(random_uuid());
@@ -174,7 +174,7 @@ impl Shim {
         assert!(self.child.is_none(), "it runs");
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
         self.child = Some(self.command().stderr(log).spawn().unwrap());
-        let until = Instant::now() + DEADLINE;
+        let until = Instant::now() + WITHIN;
         while call(&self.socket(), "GET", "/api/healthcheck", "").is_none() {
             let exited = self.child.as_mut().unwrap().try_wait().unwrap();
             assert!(
@@ -211,7 +211,7 @@ impl Shim {
     #[track_caller]
     pub(crate) fn wait_for_exit(&mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
-        let until = Instant::now() + DEADLINE;
+        let until = Instant::now() + WITHIN;
         loop {
             if let Some(status) = child.try_wait().unwrap() {
                 return status.code();
@@ -298,28 +298,26 @@ impl Shim {
     pub(crate) async fn play(&self, id: SubmissionId, job: &Value) {
         let calls = self.client().epoch(1);
         let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
-        let until = Instant::now() + DEADLINE;
         // The container runs a moment before its runner listens.
-        while !calls.get(&path("healthcheck")).await.status.is_success() {
-            assert!(Instant::now() < until, "the runner does not answer\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually_ok_async("the runner answers", async || {
+            if calls.get(&path("healthcheck")).await.status.is_success() { Ok(()) } else { Err(self.log()) }
+        })
+        .await;
         calls.post(&path("submit"), job).await.expect(200);
         calls.post(&path("run"), &json!({})).await.expect(200);
     }
 
     /// Waits until the task has this status. A task that ends instead fails the test.
     pub(crate) async fn wait_for(&self, id: SubmissionId, status: TaskStatus) -> TaskInfo {
-        let until = Instant::now() + DEADLINE;
-        loop {
+        eventually_ok_async(&format!("the task is {status:?}"), async || {
             let info = self.info(id).await;
             if info.status == status {
-                return info;
+                return Ok(info);
             }
-            let over = info.status == TaskStatus::Terminated || Instant::now() > until;
-            assert!(!over, "{info:?} is not {status:?}\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            assert_ne!(info.status, TaskStatus::Terminated, "{info:?}\n{}", self.log());
+            Err(format!("{info:?}\n{}", self.log()))
+        })
+        .await
     }
 
     pub(crate) async fn terminate(&self, id: SubmissionId, epoch: i64, timeout: u64) -> TaskInfo {
@@ -343,7 +341,7 @@ impl Shim {
             let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).ok()?;
             self.child = Some(self.command().stderr(log).spawn().ok()?);
         }
-        let until = Instant::now() + DEADLINE;
+        let until = Instant::now() + WITHIN;
         while Instant::now() < until {
             let list = call(&self.socket(), "GET", "/api/tasks", "")
                 .and_then(|text| serde_json::from_str(&text).ok());

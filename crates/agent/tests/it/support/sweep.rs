@@ -6,18 +6,16 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
 use bollard::query_parameters::ListContainersOptionsBuilder;
 use windlass_agent::shim::journal::{self, Kind, Record, check};
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::eventually_ok_async;
 
 use super::engine;
 
 const HOME_LABEL: &str = "windlass.shim.home";
-/// Long enough for a kernel to take away what was just let go.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is left of the tasks of `home`; empty means clean.
 pub(crate) async fn leftovers(home: &Path, tasks: &[SubmissionId]) -> Vec<String> {
@@ -35,15 +33,11 @@ pub(crate) async fn leftovers(home: &Path, tasks: &[SubmissionId]) -> Vec<String
 
 /// Waits a moment for the machine to be clean, and checks the journal as well.
 pub(crate) async fn assert_clean(home: &Path, tasks: &[SubmissionId]) {
-    let until = Instant::now() + PATIENCE;
-    loop {
+    eventually_ok_async("nothing is left over", async || {
         let left = leftovers(home, tasks).await;
-        if left.is_empty() {
-            break;
-        }
-        assert!(Instant::now() < until, "left over: {left:#?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:#?}")) }
+    })
+    .await;
     assert_eq!(check::violations(&records(home)), Vec::<String>::new());
 }
 
@@ -167,7 +161,7 @@ impl Drop for Litter {
 /// A sweeper that finds nothing anywhere proves nothing.
 #[tokio::test]
 async fn g6_the_sweeper_finds_what_is_left() {
-    let scratch = super::Scratch::new("sweep");
+    let scratch = super::temp_dir("sweep").unwrap();
     let task = SubmissionId(super::shim::random_uuid());
     assert_eq!(leftovers(scratch.path(), &[task]).await, Vec::<String>::new());
     let litter = Litter::drop_in(scratch.path(), task);

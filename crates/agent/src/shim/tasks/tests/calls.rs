@@ -142,14 +142,14 @@ async fn refusals_do_not_fill_the_disk() {
         let refusals = (0..1000).map(|n| stage.tasks().refused_spec(id(n), Some(1), &why));
         futures_util::future::join_all(refusals).await;
     }
-    let len = std::fs::metadata(stage.home.join("journal")).unwrap().len();
+    let len = std::fs::metadata(stage.home.path().join("journal")).unwrap().len();
     assert!(len < 8 * 1024 * 1024, "{len} bytes");
 }
 
 #[tokio::test]
 async fn f11_a_submission_that_cannot_be_written_down_is_refused_and_may_come_again() {
     let mut stage = Stage::new("no-disk").await;
-    let tasks = stage.home.join("tasks");
+    let tasks = stage.home.path().join("tasks");
     std::fs::remove_dir(&tasks).unwrap();
     std::fs::write(&tasks, "in the way").unwrap();
     assert!(matches!(stage.tasks().submit(spec(1), Some(1)).await, Err(TaskError::NotAccepted { .. })));

@@ -26,7 +26,7 @@ async fn a_task_lives_and_ends_well() {
     stage.tasks().remove(id, Some(1)).await.unwrap();
     assert_eq!(stage.watcher.of(id).last().unwrap(), "gone");
     assert!(stage.tasks().list().is_empty());
-    assert!(!stage.home.join("tasks").join(id.to_string()).exists());
+    assert!(!stage.home.path().join("tasks").join(id.to_string()).exists());
     assert!(stage.fake.0.lock().containers.is_empty());
 }
 
@@ -35,7 +35,7 @@ async fn x3_the_registry_password_is_in_no_file_after_the_pull() {
     let stage = Stage::new("canary").await;
     let id = stage.submit(1).await;
     stage.reaches(id, TaskStatus::Running).await;
-    let mut files = vec![stage.home.clone()];
+    let mut files = vec![stage.home.path().to_owned()];
     while let Some(path) = files.pop() {
         if path.is_dir() {
             files.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));

@@ -6,10 +6,12 @@ mod gpus;
 mod lives;
 mod restarts;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use windlass_api::agent::shim::{InstanceMount, TaskInfo, TaskSpec, TaskStatus, Terminate};
 use windlass_model::id::SubmissionId;
+use windlass_testkit::wait::{eventually_async, eventually_ok_async};
+use windlass_testkit::{TempDir, temp_dir};
 
 use self::fake::{Fake, Watcher};
 use super::*;
@@ -18,15 +20,13 @@ use crate::{
     shim::journal::{Record, check},
 };
 
-const SOON: Duration = Duration::from_secs(20);
-
 pub(super) fn id(n: u128) -> SubmissionId {
     SubmissionId(uuid::Uuid::from_u128(n))
 }
 
 /// A host: its home, what runs on it, and the shim while it is up.
 pub(super) struct Stage {
-    home: PathBuf,
+    home: TempDir,
     fake: Fake,
     watcher: Watcher,
     tasks: Option<Arc<Tasks>>,
@@ -42,13 +42,9 @@ impl Stage {
 
     /// Nobody is up yet.
     fn dark(name: &str) -> Self {
-        let mut random = [0u8; 6];
-        getrandom::fill(&mut random).unwrap();
-        let home = std::env::temp_dir()
-            .join(format!("windlass-tasks-{name}-{}", random.map(|b| b.to_string()).concat()));
-        std::fs::create_dir_all(&home).unwrap();
+        let home = temp_dir(name).unwrap();
         let gpus = (0..4).map(gpu).collect();
-        let mut settings = Settings::on_disk(home.clone(), gpus);
+        let mut settings = Settings::on_disk(home.path().to_owned(), gpus);
         settings.boot = "boot-1".to_owned();
         settings.answer_within = Duration::from_secs(2);
         Self { home, fake: Fake::default(), watcher: Watcher::default(), tasks: None, settings }
@@ -86,31 +82,22 @@ impl Stage {
     #[track_caller]
     fn reaches(&self, id: SubmissionId, status: TaskStatus) -> impl Future<Output = TaskInfo> + use<> {
         let tasks = Arc::clone(self.tasks());
+        let what = format!("{id} is {status:?}");
         async move {
-            let reached = async {
-                loop {
-                    match tasks.info(id) {
-                        Some(info) if info.status == status => return info,
-                        Some(_) | None => tokio::time::sleep(Duration::from_millis(2)).await,
-                    }
-                }
-            };
-            let reached = tokio::time::timeout(SOON, reached).await;
-            reached.unwrap_or_else(|_| panic!("{id} is {:?} and not {status:?}", tasks.info(id)))
+            eventually_ok_async(&what, async || {
+                let info = tasks.info(id);
+                info.filter(|info| info.status == status).ok_or_else(|| format!("{:?}", tasks.info(id)))
+            })
+            .await
         }
     }
 
     async fn until(&self, what: &str, is_so: impl Fn(&Fake) -> bool) {
-        let reached = async {
-            while !is_so(&self.fake) {
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-        };
-        tokio::time::timeout(SOON, reached).await.unwrap_or_else(|_| panic!("never: {what}"));
+        eventually_async(what, async || is_so(&self.fake).then_some(())).await;
     }
 
     fn records(&self) -> Vec<Record> {
-        journal::read(&self.home.join("journal")).unwrap().records
+        journal::read(&self.home.path().join("journal")).unwrap().records
     }
 
     fn kinds(&self, id: SubmissionId) -> Vec<Kind> {
@@ -147,7 +134,7 @@ impl Drop for Stage {
         }
         // A file that was being written when the lives were let go may come after the first try.
         for _ in 0..100 {
-            if std::fs::remove_dir_all(&self.home).is_ok() || !self.home.exists() {
+            if std::fs::remove_dir_all(&self.home).is_ok() || !self.home.path().exists() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(10));

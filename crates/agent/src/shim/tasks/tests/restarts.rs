@@ -119,7 +119,7 @@ async fn r7_a_start_that_nobody_saw_is_not_repeated() {
     let id = stage.submit(1).await;
     stage.reaches(id, TaskStatus::Running).await;
     stage.kill().await;
-    let path = stage.home.join("journal");
+    let path = stage.home.path().join("journal");
     let records = stage.records();
     let (journal, _) = Journal::open(&path).unwrap();
     let kept: Vec<_> = records
@@ -165,20 +165,20 @@ async fn g6_what_nobody_knows_is_driven_out() {
     stage.reaches(stranger, TaskStatus::Running).await;
     stage.kill().await;
     // Its records and its files are lost; its container, keys and mounts are not.
-    let (journal, _) = Journal::open(&stage.home.join("journal")).unwrap();
+    let (journal, _) = Journal::open(&stage.home.path().join("journal")).unwrap();
     journal
         .compact(move |records| records.into_iter().filter(|r| r.submission != stranger).collect())
         .await
         .unwrap();
     journal.close().await;
-    std::fs::remove_dir_all(stage.home.join("tasks").join(stranger.to_string())).unwrap();
-    std::fs::create_dir(stage.home.join("tasks").join(id(3).to_string())).unwrap();
+    std::fs::remove_dir_all(stage.home.path().join("tasks").join(stranger.to_string())).unwrap();
+    std::fs::create_dir(stage.home.path().join("tasks").join(id(3).to_string())).unwrap();
     stage.up().await;
     stage.until("the stranger is gone", |fake| !fake.0.lock().containers.contains_key(&stranger)).await;
     stage.reaches(known, TaskStatus::Running).await;
     assert_eq!(stage.fake.0.lock().keys, [known].into());
     assert_eq!(stage.fake.0.lock().mounts, [known].into());
-    assert_eq!(std::fs::read_dir(stage.home.join("tasks")).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(stage.home.path().join("tasks")).unwrap().count(), 1);
     stage.check();
 }
 
@@ -196,7 +196,7 @@ async fn g6_killed_while_removing_the_rest_is_swept_up() {
     stage.up().await;
     assert!(stage.tasks().list().is_empty());
     stage.until("its container is gone", |fake| fake.0.lock().containers.is_empty()).await;
-    let dir = stage.home.join("tasks").join(id.to_string());
+    let dir = stage.home.path().join("tasks").join(id.to_string());
     stage.until("its files are gone", |_| !dir.exists()).await;
     stage.tasks().remove(id, Some(1)).await.unwrap();
     assert!(matches!(stage.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
@@ -235,7 +235,7 @@ async fn f35_without_its_journal_the_shim_finds_what_runs_and_starts_nothing() {
     let waiting = stage.submit(2).await;
     stage.reaches(waiting, TaskStatus::Pulling).await;
     stage.kill().await;
-    std::fs::remove_file(stage.home.join("journal")).unwrap();
+    std::fs::remove_file(stage.home.path().join("journal")).unwrap();
     stage.settings.pause_at = None;
     stage.up().await;
     let info = stage.reaches(waiting, TaskStatus::Terminated).await;
@@ -258,12 +258,12 @@ async fn f35_whatever_byte_is_flipped_nothing_starts_twice_and_nothing_is_left()
     stage.tasks().terminate(ended, ask("x", 0), Some(1)).await.unwrap();
     stage.tasks().remove(ended, Some(1)).await.unwrap();
     stage.kill().await;
-    let good = std::fs::read(stage.home.join("journal")).unwrap();
+    let good = std::fs::read(stage.home.path().join("journal")).unwrap();
     // Every byte is the torture's matter; here one of each stretch.
     for at in (0..good.len()).step_by(97) {
         let mut damaged = good.clone();
         damaged[at] ^= 0x55;
-        std::fs::write(stage.home.join("journal"), &damaged).unwrap();
+        std::fs::write(stage.home.path().join("journal"), &damaged).unwrap();
         stage.up().await;
         stage.reaches(running, TaskStatus::Running).await;
         let tasks = Arc::clone(stage.tasks());
