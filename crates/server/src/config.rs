@@ -382,16 +382,14 @@ mod tests {
 
     #[test]
     fn the_file_fills_in_what_was_not_given_and_unknown_keys_are_named() {
-        let dir = std::env::temp_dir().join(format!("windlass-config-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let file = dir.join("config.yml");
+        let dir = windlass_testkit::temp_dir("config").unwrap();
+        let file = dir.path().join("config.yml");
         std::fs::write(&file, "port: 8080\nhost: 0.0.0.0\n").unwrap();
-        let given = Given { port: Some(1), data_dir: Some(dir.clone()), ..Given::default() };
+        let given = Given { port: Some(1), data_dir: Some(dir.path().to_owned()), ..Given::default() };
         assert_eq!(Settings::new(given, None).unwrap().address.to_string(), "0.0.0.0:1");
         std::fs::write(&file, "prot: 8080\n").unwrap();
         let problem = Given::from_file(&file).unwrap_err().to_string();
         assert!(problem.contains("`prot`"), "{problem}");
-        std::fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

@@ -262,45 +262,28 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Key>, KeyError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{os::unix::fs::PermissionsExt, path::PathBuf};
 
     use uuid::Uuid;
+    use windlass_testkit::{TempDir, temp_dir};
 
     use super::{Belongs, KeyError, Keyring};
 
-    /// The file of a ring; its directory goes with it.
-    struct Home(std::path::PathBuf);
-
-    impl std::ops::Deref for Home {
-        type Target = std::path::Path;
-        fn deref(&self) -> &std::path::Path {
-            &self.0
-        }
+    /// A ring in the file `keys/master` of a directory.
+    fn ring() -> (Keyring, TempDir) {
+        let home = temp_dir("ring").unwrap();
+        (Keyring::open(&file(&home)).unwrap(), home)
     }
 
-    impl AsRef<std::path::Path> for Home {
-        fn as_ref(&self) -> &std::path::Path {
-            &self.0
-        }
-    }
-
-    impl Drop for Home {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
-        }
-    }
-
-    fn ring(name: &str) -> (Keyring, Home) {
-        let dir = std::env::temp_dir().join(format!("windlass-ring-{name}-{}", std::process::id()));
-        let home = Home(dir.join("master"));
-        (Keyring::open(&home).unwrap(), home)
+    fn file(home: &TempDir) -> PathBuf {
+        home.path().join("keys/master")
     }
 
     const HOME: Belongs<'static> = Belongs { table: "secrets", owner: Uuid::nil(), name: "a", version: 1 };
 
     #[test]
     fn an_envelope_opens_only_as_what_it_belongs_to() {
-        let (ring, _home) = ring("aad");
+        let (ring, _home) = ring();
         let sealed = ring.seal(&HOME, b"value").unwrap();
         assert_eq!(ring.open_sealed(&HOME, &sealed).unwrap(), b"value");
         for other in [
@@ -315,7 +298,7 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_and_every_cut_is_noticed() {
-        let (ring, _home) = ring("bits");
+        let (ring, _home) = ring();
         let sealed = ring.seal(&HOME, b"value").unwrap();
         for at in 0..sealed.len() {
             let mut bad = sealed.clone();
@@ -327,20 +310,21 @@ mod tests {
 
     #[test]
     fn turning_the_ring_keeps_old_values_readable_and_retiring_ends_that() {
-        let (ring, path) = ring("turn");
+        let (ring, home) = ring();
         let old = ring.seal(&HOME, b"value").unwrap();
         ring.turn().unwrap();
         let moved = ring.rewrap(&HOME, &old).unwrap().unwrap();
         assert!(ring.rewrap(&HOME, &moved).unwrap().is_none());
         ring.retire().unwrap();
-        let again = Keyring::open(&path).unwrap();
+        let again = Keyring::open(&file(&home)).unwrap();
         assert_eq!(again.open_sealed(&HOME, &moved).unwrap(), b"value");
         assert!(matches!(again.open_sealed(&HOME, &old), Err(KeyError::UnknownKey { .. })));
     }
 
     #[test]
     fn a_key_file_that_others_can_read_is_refused() {
-        let (_, path) = ring("mode");
+        let (_, home) = ring();
+        let path = file(&home);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         assert!(matches!(Keyring::open(&path), Err(KeyError::Mode { .. })));
@@ -348,7 +332,7 @@ mod tests {
 
     #[test]
     fn the_same_value_never_looks_the_same_twice() {
-        let (ring, _home) = ring("nonce");
+        let (ring, _home) = ring();
         assert_ne!(ring.seal(&HOME, b"value").unwrap(), ring.seal(&HOME, b"value").unwrap());
     }
 }

@@ -227,6 +227,7 @@ mod tests {
     use std::{path::Path, process::Command};
 
     use serde_json::from_value;
+    use windlass_testkit::temp_dir;
 
     use super::*;
 
@@ -280,27 +281,10 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A directory that is gone with its guard.
-    struct Scratch(std::path::PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Self {
-            let dir = std::env::temp_dir().join(format!("windlass-queued-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&dir).unwrap();
-            Self(dir)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
     fn tar(name: &str, text: &str) -> std::sync::Arc<[u8]> {
-        let dir = Scratch::new(name);
-        std::fs::write(dir.0.join(name), text).unwrap();
-        let packed = Command::new("tar").arg("-C").arg(&dir.0).args(["-cf", "-", name]).output().unwrap();
+        let dir = temp_dir("queued").unwrap();
+        std::fs::write(dir.path().join(name), text).unwrap();
+        let packed = Command::new("tar").arg("-C").arg(dir.path()).args(["-cf", "-", name]).output().unwrap();
         packed.stdout.into()
     }
 
@@ -320,7 +304,7 @@ mod tests {
 
     #[test]
     fn its_script_runs_the_commands_with_variables_files_and_one_output() {
-        let root = Scratch::new("root");
+        let root = temp_dir("queued").unwrap();
         let commands = "echo \"$GREETING from $DSTACK_RUN_NAME in ${PWD##*/}\"; echo aside >&2; cat ../note $WINDLASS_ROOT/data/set";
         let orders = json!({
             "commands": ["/bin/sh", "-c", commands], "env": {"GREETING": "it's\nme", "2bad": "x"},
@@ -330,7 +314,7 @@ mod tests {
         let mut start = start(orders);
         start.archives = vec![("a".into(), tar("any", "a note\n")), ("b".into(), tar(".hidden", "a set\n"))];
         let request = built(&spec(json!({})), &start).unwrap();
-        assert_eq!(run(&request, &root.0), "it's\nme from train in sub\naside\na note\na set\n");
+        assert_eq!(run(&request, root.path()), "it's\nme from train in sub\naside\na note\na set\n");
     }
 
     #[test]

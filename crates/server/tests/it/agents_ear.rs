@@ -9,8 +9,9 @@ use windlass_server::{
     agents::{Agents, discard},
     logs::{Log, Store, Stream},
 };
+use windlass_testkit::wait::{WITHIN, eventually_async};
 
-use crate::agents_host::{Kit, PATIENCE, Shim, call, figure, job, on_both_kits, task};
+use crate::agents_host::{Kit, Shim, call, figure, job, on_both_kits, task};
 
 on_both_kits! {
     an_event_makes_the_job_due_and_wakes_its_pipeline
@@ -33,8 +34,8 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
     kit.until_due("jobs", one.0).await;
     kit.until_due("jobs", two.0).await;
     assert!(!kit.is_due("jobs", waiting.0).await, "it waits for a place, not for its host");
-    timeout(PATIENCE, running.hinted()).await.unwrap();
-    timeout(PATIENCE, terminating.hinted()).await.unwrap();
+    timeout(WITHIN, running.hinted()).await.unwrap();
+    timeout(WITHIN, terminating.hinted()).await.unwrap();
 
     for (id, hinted) in [(one, running), (two, terminating)] {
         kit.put_off("jobs", id.0).await;
@@ -42,7 +43,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
         let at = call(shim.instance, id, 1);
         let asked = Instant::now();
         kit.wire.submit_task(at, &task(id)).await.unwrap();
-        timeout(PATIENCE, hinted.hinted()).await.unwrap();
+        timeout(WITHIN, hinted.hinted()).await.unwrap();
         figure(format_args!(
             "from the call that caused an event to the pipeline's hint: {:?}",
             asked.elapsed()
@@ -58,7 +59,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
         let hinted = kit.app.hints().subscribe("jobs_running");
         let asked = Instant::now();
         kit.wire.submit_task(call(shim.instance, id, 1), &task(id)).await.unwrap();
-        timeout(PATIENCE, hinted.hinted()).await.unwrap();
+        timeout(WITHIN, hinted.hinted()).await.unwrap();
         taken.push(asked.elapsed());
     }
     taken.sort();
@@ -96,7 +97,7 @@ async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &Kit) {
     hinted.take();
     let killed = Instant::now();
     shim.kill();
-    timeout(PATIENCE, hinted.hinted()).await.unwrap();
+    timeout(WITHIN, hinted.hinted()).await.unwrap();
     figure(format_args!("from the kill of a shim to the instance's hint: {:?}", killed.elapsed()));
     assert!(kit.is_due("instances", shim.instance.0).await);
     assert!(kit.is_due("jobs", job.0).await, "nobody tells of it any more, so it is asked again");
@@ -106,7 +107,7 @@ async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &Kit) {
     hinted.take();
     shim.start_again();
     kit.wire.tasks(shim.instance).await.unwrap();
-    timeout(PATIENCE, hinted.hinted()).await.unwrap();
+    timeout(WITHIN, hinted.hinted()).await.unwrap();
     assert!(kit.is_due("instances", shim.instance.0).await);
 }
 
@@ -119,10 +120,7 @@ async fn output_is_copied_without_being_asked_for(kit: &Kit) {
     kit.until_task(at, TaskStatus::Running).await;
     kit.start_job(at, &job(&["/bin/sh", "-c", "echo hello; exec sleep 600"])).await;
     let log = Log { project: kit.made.project, run, submission: id, stream: Stream::Job };
-    let asked = Instant::now();
-    while kit.app.logs().end(&log).await.unwrap() < 6 {
-        assert!(asked.elapsed() < PATIENCE, "nobody copies the log");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    let is_copied = async || (kit.app.logs().end(&log).await.unwrap() >= 6).then_some(());
+    eventually_async("the log is copied", is_copied).await;
     discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
 }

@@ -25,21 +25,19 @@ use windlass_server::{
     params,
     secrets::Keyring,
 };
+use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
+use windlass_testkit::{TempDir, temp_dir};
 use windlass_tunnel::{Backoff, Hosts};
 
 use crate::{
     db::Home,
     db_rows::{self, Made},
-    http::Dir,
 };
-
-/// Nothing a test waits for takes longer, on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server without routes and pipelines: database, keys, and the wire.
 pub(crate) struct Kit {
     home: Home,
-    pub(crate) dir: Dir,
+    pub(crate) dir: TempDir,
     pub(crate) app: App,
     pub(crate) wire: Arc<Wire>,
     pub(crate) made: Made,
@@ -55,10 +53,10 @@ impl Kit {
     }
 
     async fn on(home: Home) -> Self {
-        let dir = Dir::new();
-        let given = Given { data_dir: Some(dir.0.join("data")), ..Given::default() };
+        let dir = temp_dir("agents").unwrap();
+        let given = Given { data_dir: Some(dir.path().join("data")), ..Given::default() };
         let settings = Settings::new(given, None).unwrap();
-        let keys = Keyring::open(&dir.0.join("keys/master")).unwrap();
+        let keys = Keyring::open(&dir.path().join("keys/master")).unwrap();
         let app = App::new(home.db().clone(), settings, keys).unwrap();
         windlass_server::services::secrets::claim_key(&app).await.unwrap();
         let made = db_rows::made(home.db()).await;
@@ -126,68 +124,44 @@ impl Kit {
     }
 
     pub(crate) async fn until_due(&self, table: &str, id: uuid::Uuid) {
-        let asked = Instant::now();
-        while !self.is_due(table, id).await {
-            assert!(asked.elapsed() < PATIENCE, "nobody makes the row of {table} due");
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        let what = format!("the row of {table} is due");
+        eventually_async(&what, async || self.is_due(table, id).await.then_some(())).await;
     }
 
     /// The tasks of a host that is back. Whoever asked while it was away (the copying of output does) has
     /// made the next attempt wait a little.
     pub(crate) async fn until_reached(&self, instance: InstanceId) -> Vec<SubmissionId> {
-        let asked = Instant::now();
-        loop {
-            match self.wire.tasks(instance).await {
-                Ok(tasks) => return tasks,
-                Err(error) => {
-                    assert!(asked.elapsed() < PATIENCE, "the host is back, nobody asks it: {error}")
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually_ok_async("the host answers", async || self.wire.tasks(instance).await).await
     }
 
     /// Waits until the task is this far.
     pub(crate) async fn until_task(&self, call: Call, status: windlass_api::agent::shim::TaskStatus) {
-        let asked = Instant::now();
-        loop {
+        eventually_ok_async(&format!("the task is {status:?}"), async || {
             let info = self.wire.task(call).await.unwrap();
-            if info.status == status {
-                return;
-            }
-            assert!(asked.elapsed() < PATIENCE, "the task stays {info:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+            if info.status == status { Ok(()) } else { Err(format!("{info:?}")) }
+        })
+        .await;
     }
 
     /// Starts the job as a pass does: a runner that does not listen yet is asked again.
     pub(crate) async fn start_job(&self, call: Call, job: &Start) -> Option<JobStarted> {
-        let asked = Instant::now();
-        loop {
-            match self.wire.start_job(call, job).await {
-                Err(AgentError::Conflict { reason }) => {
-                    assert!(asked.elapsed() < PATIENCE, "the runner takes no job: {reason}");
-                }
-                answer => return answer.unwrap(),
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        eventually_ok_async("the runner takes the job", async || match self.wire.start_job(call, job).await {
+            Err(AgentError::Conflict { reason }) => Err(reason),
+            answer => Ok(answer.unwrap()),
+        })
+        .await
     }
 
     /// Waits until the job has ended, and says as what.
     pub(crate) async fn until_ended(&self, call: Call) -> (String, Option<i32>) {
-        let asked = Instant::now();
-        loop {
+        eventually_ok_async("the job ends", async || {
             let pulled = self.wire.pull(call).await.unwrap();
-            if let Some(last) = pulled.record.states.last()
-                && last.state != "running"
-            {
-                return (last.state.clone(), last.exit_status);
+            match pulled.record.states.last() {
+                Some(last) if last.state != "running" => Ok((last.state.clone(), last.exit_status)),
+                Some(_) | None => Err(format!("{pulled:?}")),
             }
-            assert!(asked.elapsed() < PATIENCE, "the job does not end: {pulled:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        })
+        .await
     }
 }
 
@@ -285,7 +259,7 @@ pub(crate) struct Shim {
 impl Shim {
     /// One whose instance is made here, over its socket.
     pub(crate) async fn start(kit: &Kit, runtime: &str) -> Self {
-        let home = kit.dir.0.join("agent");
+        let home = kit.dir.path().join("agent");
         let instance = kit.instance(0, Reach::Socket { path: home.join("shim.sock") }).await;
         Self::of(kit, instance, home, &["--runtime", runtime]).await
     }
@@ -317,7 +291,7 @@ impl Shim {
         command.arg("--policy").arg(self.home.join("policy.yml")).args(&self.args);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().unwrap());
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + WITHIN;
         while self.call("GET", "/api/healthcheck").is_none() {
             let exited = self.child.as_mut().unwrap().try_wait().unwrap();
             assert!(exited.is_none() && Instant::now() < until, "no shim: {exited:?}\n{}", self.log());

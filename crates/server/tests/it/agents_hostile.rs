@@ -25,8 +25,9 @@ use windlass_api::agent::LOG_END;
 use windlass_backend::Reach;
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::agents::{AgentError, Agents, CALL_WITHIN, enrol};
+use windlass_testkit::wait::eventually_async;
 
-use crate::agents_host::{Kit, PATIENCE, call};
+use crate::agents_host::{Kit, call};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -109,7 +110,7 @@ impl Liar {
     }
 
     fn serve(self: &Arc<Self>, kit: &Kit) -> Reach {
-        let path = kit.dir.0.join("liar.sock");
+        let path = kit.dir.path().join("liar.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let liar = Arc::clone(self);
         tokio::spawn(async move {
@@ -221,10 +222,6 @@ async fn a_reader_that_lost_its_stream_goes_on_where_it_was() {
     end.notify_waiters();
     kit.until_due("instances", instance.0).await;
     kit.wire.log(at, "job", 0, 10).await.unwrap();
-    let asked = Instant::now();
-    while liar.asked.lock().len() < 2 {
-        assert!(asked.elapsed() < PATIENCE, "no second stream");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually_async("a second stream", async || (liar.asked.lock().len() >= 2).then_some(())).await;
     assert_eq!(*liar.asked.lock(), ["", "boot=b1&after=9"]);
 }

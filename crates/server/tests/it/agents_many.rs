@@ -104,7 +104,7 @@ async fn all_come(kit: &Kit, ids: &[InstanceId]) {
 async fn are_connected_and_answer(sshd: Option<&Sshd>) {
     allow_files();
     let kit = Kit::sqlite().await;
-    let home = kit.dir.0.join("agent");
+    let home = kit.dir.path().join("agent");
     let ids = instances(&kit, &home, sshd).await;
     let _shim = Shim::of(&kit, ids[0], home, &["--runtime", "hollow", "--hosts", &HOSTS.to_string()]).await;
 

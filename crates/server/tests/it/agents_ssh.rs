@@ -1,7 +1,5 @@
 //! The same reach through a real SSH server.
 
-use std::time::Instant;
-
 use serde_json::json;
 use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::Reach;
@@ -11,9 +9,10 @@ use windlass_server::{
     db::{Unit, instances},
     secrets::Belongs,
 };
+use windlass_testkit::wait::{eventually_async, eventually_ok_async};
 
 use crate::{
-    agents_host::{Kit, PATIENCE, Shim, call, job, machine, new_instance, task},
+    agents_host::{Kit, Shim, call, job, machine, new_instance, task},
     sshd::Sshd,
 };
 
@@ -30,7 +29,7 @@ pub(crate) fn sealed_login(kit: &Kit, sshd: &Sshd, id: InstanceId) -> Vec<u8> {
 /// A host of an SSH fleet with an agent behind it.
 async fn host(kit: &Kit, sshd: &Sshd) -> Shim {
     let id = InstanceId(kit.db().new_id().unwrap());
-    let home = kit.dir.0.join("agent");
+    let home = kit.dir.path().join("agent");
     let sealed = sealed_login(kit, sshd, id);
     let reach = Reach::Ssh { socket: home.join("shim.sock").display().to_string() };
     let row = new_instance(kit, id, 0, Some(&machine(reach)), Some(sealed));
@@ -59,11 +58,10 @@ async fn a_task_is_driven_through_ssh() {
     shim.start_again();
     assert_eq!(kit.until_reached(shim.instance).await, [id]);
     // The end of a task takes a moment, and nothing is removed before it.
-    let asked = Instant::now();
-    while let Err(error) = discard(&*kit.wire, at, "terminated_by_server").await {
-        assert!(asked.elapsed() < PATIENCE, "{error}");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    eventually_ok_async("the task is removed", async || {
+        discard(&*kit.wire, at, "terminated_by_server").await
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -88,17 +86,15 @@ async fn x10_a_host_with_another_key_is_told_nothing() {
 
     sshd.change_host_key();
     let at = call(shim.instance, SubmissionId(uuid::Uuid::from_u128(1)), 1);
-    let asked = Instant::now();
-    let why = loop {
+    let why = eventually_async("the host is barred", async || {
         match kit.wire.submit_task(at, &task(at.submission)).await {
-            Err(AgentError::Barred { why, .. }) => break why,
+            Err(AgentError::Barred { why, .. }) => Some(why),
             // The old connection may be found gone first.
-            Err(AgentError::Unreachable { .. }) => {}
+            Err(AgentError::Unreachable { .. }) => None,
             other => panic!("{other:?}"),
         }
-        assert!(asked.elapsed() < PATIENCE, "nobody notices");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    };
+    })
+    .await;
     assert!(why.contains(&known.to_string()) && why.contains(&sshd.host_key().to_string()), "{why}");
     for _ in 0..5 {
         let again = kit.wire.tasks(shim.instance).await;

@@ -7,6 +7,7 @@ use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::Reach;
 use windlass_model::id::SubmissionId;
 use windlass_server::agents::{AgentError, Agents, CALL_WITHIN, discard, enrol};
+use windlass_testkit::wait::eventually_async;
 
 use crate::agents_host::{Kit, Shim, call, figure, job, task};
 
@@ -64,15 +65,11 @@ async fn a_stop_ends_the_commands_and_files_arrive() {
         serde_json::from_value(serde_json::json!([{"id": archive, "path": "notes/today"}])).unwrap();
     start.archives = vec![(archive.into(), tar("yesterday", &vec![b'x'; size]).into())];
     kit.start_job(at, &start).await;
-    let asked = Instant::now();
-    let text = loop {
+    let text = eventually_async("the job writes its log", async || {
         let part = wire.log(at, "job", 0, 1024).await.unwrap();
-        if !part.bytes.is_empty() {
-            break String::from_utf8_lossy(&part.bytes).trim().to_owned();
-        }
-        assert!(asked.elapsed() < crate::agents_host::PATIENCE, "the job says nothing");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
+        (!part.bytes.is_empty()).then(|| String::from_utf8_lossy(&part.bytes).trim().to_owned())
+    })
+    .await;
     assert_eq!(text, size.to_string());
     let pulled = wire.pull(at).await.unwrap();
     assert!(pulled.no_connections_secs.is_some(), "the runner lives and tells: {pulled:?}");
@@ -163,7 +160,7 @@ async fn f14_the_next_call_finds_a_shim_that_was_killed_and_came_back() {
 
 /// Somebody who takes connections and reads.
 fn taker(kit: &Kit, says: &'static [u8]) -> Reach {
-    let path = kit.dir.0.join("taker.sock");
+    let path = kit.dir.path().join("taker.sock");
     let listener = UnixListener::bind(&path).unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {

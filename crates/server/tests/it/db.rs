@@ -1,22 +1,21 @@
 //! What every function of `db/` does, on both databases alike.
 
-use std::path::PathBuf;
-
 use windlass_server::db::{DatabaseUrl, Db};
+use windlass_testkit::{TempDir, temp_dir};
 
 use crate::postgres;
 
 /// A database for one test, removed with it.
 pub(crate) enum Home {
-    Sqlite { db: Db, dir: PathBuf },
+    Sqlite { db: Db, _dir: TempDir },
     Postgres(postgres::TestDb),
 }
 
 impl Home {
     pub(crate) async fn sqlite() -> Self {
-        let dir = scratch();
-        let db = Db::open(&DatabaseUrl::Sqlite(dir.join("windlass.db"))).await.unwrap();
-        Self::Sqlite { db, dir }
+        let dir = temp_dir("db").unwrap();
+        let db = Db::open(&DatabaseUrl::Sqlite(dir.path().join("windlass.db"))).await.unwrap();
+        Self::Sqlite { db, _dir: dir }
     }
 
     pub(crate) async fn postgres() -> Self {
@@ -29,23 +28,6 @@ impl Home {
             Self::Postgres(test) => &test.db,
         }
     }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        if let Self::Sqlite { dir, .. } = self {
-            std::fs::remove_dir_all(dir).unwrap();
-        }
-    }
-}
-
-/// An empty directory of this test's own.
-pub(crate) fn scratch() -> PathBuf {
-    let mut bytes = [0_u8; 8];
-    getrandom::fill(&mut bytes).unwrap();
-    let dir = std::env::temp_dir().join(format!("windlass-db-{:016x}", u64::from_be_bytes(bytes)));
-    std::fs::create_dir_all(&dir).unwrap();
-    dir
 }
 
 /// Defines `sqlite::NAME` and `postgres::NAME` for each `async fn NAME(db: &Db)` beside it.

@@ -18,9 +18,10 @@ use windlass_server::{
     db::{Blown, DatabaseUrl, Db, DbError, Unit, Val, Weather, Written},
     params,
 };
+use windlass_testkit::temp_dir;
 
 use crate::{
-    db::{Home, scratch},
+    db::Home,
     db_rows::{Made, made, run_values},
     postgres::{Cluster, TestDb},
 };
@@ -81,15 +82,14 @@ fn acknowledged_before_the_kill(database: &Path, enough: usize) -> BTreeSet<Uuid
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r1_what_a_killed_server_acknowledged_is_there() {
-    let dir = scratch();
-    let path = dir.join("windlass.db");
+    let dir = temp_dir("db").unwrap();
+    let path = dir.path().join("windlass.db");
     let said = acknowledged_before_the_kill(&path, 300);
     assert!(said.len() >= 300, "the child said only {}", said.len());
     let db = Db::open(&DatabaseUrl::Sqlite(path)).await.expect("the dead server's lock is gone with it");
     let kept = kept(&db).await;
     assert!(said.is_subset(&kept), "lost: {:?}", said.difference(&kept).collect::<Vec<_>>());
     db.close().await;
-    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -190,8 +190,8 @@ async fn a_postgres_that_takes_writes_again_is_found_without_a_restart() {
 
 #[tokio::test]
 async fn l4_rows_of_a_server_that_died_are_free_when_the_next_opens_the_file() {
-    let dir = scratch();
-    let url = DatabaseUrl::Sqlite(dir.join("windlass.db"));
+    let dir = temp_dir("db").unwrap();
+    let url = DatabaseUrl::Sqlite(dir.path().join("windlass.db"));
     let db = Db::open(&url).await.unwrap();
     let made = made(&db).await;
     let id = submit(&db, &made).await.unwrap();
@@ -204,13 +204,12 @@ async fn l4_rows_of_a_server_that_died_are_free_when_the_next_opens_the_file() {
     assert_eq!((second.len(), second[0].id), (1, id));
     assert_eq!(second[0].epoch, first[0].epoch + 1);
     db.close().await;
-    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[tokio::test]
 async fn l8_a_second_server_on_the_file_is_refused_and_told_who_has_it() {
-    let dir = scratch();
-    let url = DatabaseUrl::Sqlite(dir.join("windlass.db"));
+    let dir = temp_dir("db").unwrap();
+    let url = DatabaseUrl::Sqlite(dir.path().join("windlass.db"));
     let first = Db::open(&url).await.unwrap();
     let refused = Db::open(&url).await.unwrap_err();
     let said = refused.to_string();
@@ -218,17 +217,15 @@ async fn l8_a_second_server_on_the_file_is_refused_and_told_who_has_it() {
     first.close().await;
     let next = Db::open(&url).await.expect("a closed database is free");
     next.close().await;
-    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[tokio::test]
 async fn a_file_that_is_no_database_is_refused() {
-    let dir = scratch();
-    let path = dir.join("windlass.db");
+    let dir = temp_dir("db").unwrap();
+    let path = dir.path().join("windlass.db");
     std::fs::write(&path, "not a database at all, and long enough to be read as a header of one").unwrap();
     let error = Db::open(&DatabaseUrl::Sqlite(path)).await.unwrap_err();
     assert!(matches!(error, DbError::Corrupt { .. }), "{error:?}");
-    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,9 +18,11 @@ use windlass_server::{
     db::{Db, DbError, Unit},
     params,
 };
+use windlass_testkit::temp_dir;
+use windlass_testkit::wait::eventually_async;
 
 use crate::{
-    db::{on_both, scratch},
+    db::on_both,
     db_rows::{made, run},
     postgres::TestDb,
 };
@@ -271,15 +273,14 @@ async fn forward(mut client: UnixStream, mut server: UnixStream, mood: Arc<Atomi
 async fn postgres_lost_during_the_commit_leaves_the_outcome_unknown() {
     let test = TestDb::open().await;
     let made = made(&test.db).await;
-    let dir = scratch();
+    let dir = temp_dir("db").unwrap();
     let mood = Arc::new(AtomicU8::new(CALM));
     let real = test.sockets().join(".s.PGSQL.5432");
-    let (at, moods) = (dir.clone(), Arc::clone(&mood));
+    let (at, moods) = (dir.path().to_owned(), Arc::clone(&mood));
     let front = tokio::spawn(async move { proxy(real, &at, moods).await });
-    while !dir.join(".s.PGSQL.5432").exists() {
-        tokio::task::yield_now().await;
-    }
-    let db = Db::open(&test.url_through(&dir)).await.unwrap();
+    let socket = dir.path().join(".s.PGSQL.5432");
+    eventually_async("the proxy listens", async || socket.exists().then_some(())).await;
+    let db = Db::open(&test.url_through(dir.path())).await.unwrap();
     for (next, kept) in [(LOSE_THE_ANSWER, 1), (LOSE_THE_COMMIT, 1), (LOSE_THE_ANSWER, 2)] {
         mood.store(next, Ordering::SeqCst);
         let id = db.new_id().unwrap();
@@ -293,5 +294,4 @@ async fn postgres_lost_during_the_commit_leaves_the_outcome_unknown() {
     run(&db, &made, "after").await;
     db.close().await;
     front.abort();
-    std::fs::remove_dir_all(dir).unwrap();
 }

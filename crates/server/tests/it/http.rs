@@ -1,7 +1,5 @@
 //! A real server on a port of its own, and raw requests to it.
 
-use std::path::PathBuf;
-
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
@@ -12,48 +10,30 @@ use windlass_server::{
     app::App,
     config::{Given, Settings},
 };
+use windlass_testkit::{TempDir, temp_dir};
 
 use crate::postgres::TestDb;
 
 pub(crate) const ADMIN: &str = "admin-token-of-these-tests-0123456789";
 
-/// A directory that goes away with its test.
-pub(crate) struct Dir(pub(crate) PathBuf);
-
-impl Dir {
-    pub(crate) fn new() -> Self {
-        let mut name = [0_u8; 8];
-        getrandom::fill(&mut name).unwrap();
-        let path = std::env::temp_dir().join(format!("windlass-http-{:016x}", u64::from_be_bytes(name)));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Where servers of one test live: a directory, and a database.
 pub(crate) struct Ground {
-    pub(crate) dir: Dir,
+    pub(crate) dir: TempDir,
     database: Option<TestDb>,
 }
 
 impl Ground {
     pub(crate) fn sqlite() -> Self {
-        Self { dir: Dir::new(), database: None }
+        Self { dir: temp_dir("http").unwrap(), database: None }
     }
 
     pub(crate) async fn postgres() -> Self {
-        Self { dir: Dir::new(), database: Some(TestDb::open().await) }
+        Self { dir: temp_dir("http").unwrap(), database: Some(TestDb::open().await) }
     }
 
     pub(crate) fn given(&self) -> Given {
         Given {
-            data_dir: Some(self.dir.0.clone()),
+            data_dir: Some(self.dir.path().to_owned()),
             database_url: self.database.as_ref().map(TestDb::url),
             admin_token: Some(ADMIN.into()),
             no_local: Some(true),

@@ -5,6 +5,7 @@ use http_body_util::Full;
 use hyper::{Request, body::Bytes};
 use serde_json::{Map, Value, json};
 use windlass_api::openapi;
+use windlass_testkit::rng::Rng;
 
 use crate::http::{ADMIN, Ground, TestServer, on_both};
 
@@ -14,23 +15,6 @@ on_both! {
 
 /// Requests for each operation; more with `FUZZ=n`.
 const ROUNDS: usize = 40;
-
-/// xorshift64*: the same seed, the same requests.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(high).unwrap() % sides
-    }
-
-    fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[self.roll(of.len())]
-    }
-}
 
 const TEXTS: [&str; 16] = [
     "main",
@@ -71,39 +55,39 @@ fn documents() -> Vec<Value> {
     ]
 }
 
-fn make(schema: &Value, dice: &mut Dice, documents: &[Value]) -> Value {
-    if dice.roll(25) == 0 {
-        return dice.pick(&[json!(null), json!([]), json!({}), json!(1.5), json!("x"), json!(true)]).clone();
+fn make(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
+    if rng.below(25) == 0 {
+        return rng.pick(&[json!(null), json!([]), json!({}), json!(1.5), json!("x"), json!(true)]).clone();
     }
     if let Some(words) = schema["enum"].as_array() {
-        return dice.pick(words).clone();
+        return rng.pick(words).clone();
     }
     if let Some(choices) = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array()) {
-        return make(&dice.pick(choices).clone(), dice, documents);
+        return make(&rng.pick(choices).clone(), rng, documents);
     }
-    let kind = schema["type"].as_array().map_or(&schema["type"], |kinds| dice.pick(kinds));
+    let kind = schema["type"].as_array().map_or(&schema["type"], |kinds| rng.pick(kinds));
     match kind.as_str().unwrap_or_default() {
-        "string" => json!(dice.pick(&TEXTS)),
-        "integer" => json!(dice.pick(&NUMBERS)),
+        "string" => json!(rng.pick(&TEXTS)),
+        "integer" => json!(rng.pick(&NUMBERS)),
         "number" => json!(0.5),
-        "boolean" => json!(dice.roll(2) == 0),
+        "boolean" => json!(rng.below(2) == 0),
         "array" => {
-            let len = dice.roll(4);
-            (0..len).map(|_| make(&schema["items"], dice, documents)).collect()
+            let len = rng.below(4);
+            (0..len).map(|_| make(&schema["items"], rng, documents)).collect()
         }
-        "object" if schema["properties"].is_object() => object(schema, dice, documents),
-        "object" => dice.pick(documents).clone(),
+        "object" if schema["properties"].is_object() => object(schema, rng, documents),
+        "object" => rng.pick(documents).clone(),
         _ => Value::Null,
     }
 }
 
-fn object(schema: &Value, dice: &mut Dice, documents: &[Value]) -> Value {
+fn object(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
     let required = schema["required"].as_array().cloned().unwrap_or_default();
     let mut map = Map::new();
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
         let is_required = required.iter().any(|one| one == name);
-        if (is_required && dice.roll(30) > 0) || (!is_required && dice.roll(3) == 0) {
-            map.insert(name.clone(), make(schema, dice, documents));
+        if (is_required && rng.below(30) > 0) || (!is_required && rng.below(3) == 0) {
+            map.insert(name.clone(), make(schema, rng, documents));
         }
     }
     Value::Object(map)
@@ -127,7 +111,7 @@ async fn nothing_that_is_sent_makes_the_server_fail(ground: &Ground) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
-    let (mut dice, documents, document) = (Dice(seed), documents(), openapi::document());
+    let (mut rng, documents, document) = (Rng::new(seed), documents(), openapi::document());
     // Another caller's token must not die on the way.
     let kept =
         ["refresh_token", "delete_users", "update_user", "set_members", "remove_members", "delete_projects"];
@@ -141,14 +125,14 @@ async fn nothing_that_is_sent_makes_the_server_fail(ground: &Ground) {
             let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
             for round in 0..rounds {
                 let path = path
-                    .replace("{project_name}", dice.pick::<&str>(&projects))
-                    .replace("{run_name}", dice.pick::<&str>(&["train-1", "%00"]));
+                    .replace("{project_name}", rng.pick::<&str>(&projects))
+                    .replace("{run_name}", rng.pick::<&str>(&["train-1", "%00"]));
                 let body = if schema.is_object() {
-                    make(schema, &mut dice, &documents).to_string()
+                    make(schema, &mut rng, &documents).to_string()
                 } else {
                     String::new()
                 };
-                let token = if dice.roll(4) == 0 { mira.as_str() } else { ADMIN };
+                let token = if rng.below(4) == 0 { mira.as_str() } else { ADMIN };
                 let (status, answer) =
                     send(&server, token, &method.to_uppercase(), &path, body.clone()).await;
                 let known = operation["responses"].get(status.to_string()).is_some();

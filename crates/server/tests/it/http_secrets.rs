@@ -66,7 +66,7 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
     server.stop().await;
     let private = me["ssh_private_key"].as_str().unwrap().lines().nth(2).unwrap().to_owned();
     let mut seen = 0;
-    for entry in std::fs::read_dir(&ground.dir.0).unwrap() {
+    for entry in std::fs::read_dir(ground.dir.path()).unwrap() {
         let path = entry.unwrap().path();
         if !path.is_file() {
             continue;
@@ -90,7 +90,7 @@ async fn keys_turn_and_everything_sealed_is_still_readable(ground: &Ground) {
         "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": CANARY } });
     server.admin("/api/project/main/repos/init", creds).await;
     let me = server.admin("/api/users/get_my_user", json!({})).await;
-    let file = ground.dir.0.join("keys/master");
+    let file = ground.dir.path().join("keys/master");
     let before = std::fs::read_to_string(&file).unwrap();
     turn_keys(&server.app).await.unwrap();
     let after = std::fs::read_to_string(&file).unwrap();
@@ -200,7 +200,7 @@ async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &Groun
     };
     let server = ground.start().await;
     server.stop().await;
-    let other = ground.dir.0.join("other-keys");
+    let other = ground.dir.path().join("other-keys");
     let given = Given { port: Some(0), key_file: Some(other), ..ground.given() };
     let refused = Server::start(Settings::new(given, None).unwrap()).await.err().expect("it must not start");
     let mut said = refused.to_string();

@@ -19,7 +19,7 @@ on_both! {
 }
 
 async fn a_first_start_makes_an_admin_a_project_and_a_token_once(ground: &Ground) {
-    let data_dir = ground.dir.0.join("data");
+    let data_dir = ground.dir.path().join("data");
     let given = || Given { data_dir: Some(data_dir.clone()), admin_token: None, ..ground.given() };
     let server = TestServer::start_with(given()).await;
     let token = server.first_token.clone().expect("a token is shown");

@@ -20,11 +20,9 @@ use windlass_server::{
     db::{Unit, Val},
     params, pipelines,
 };
+use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 
 use crate::http::{Ground, TestServer};
-
-/// Far longer than it takes; a state that never comes is a failure, not a wait.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How every task and job on the hosts behaves.
 #[derive(Clone, Default)]
@@ -294,7 +292,7 @@ impl Stage {
             "UPDATE runs SET retry_since = submitted_at - 20000000, due_at = NULL WHERE status = 'pending'";
         let asked = Instant::now();
         while self.run(name).await["status"] == "pending" {
-            assert!(asked.elapsed() < PATIENCE, "{name} stays pending");
+            assert!(asked.elapsed() < WITHIN, "{name} stays pending");
             self.write(sql, vec![]).await;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -303,15 +301,11 @@ impl Stage {
     /// Waits until the run's pipeline has left this request on the job.
     pub(crate) async fn job_was_asked_to_end(&self, reason: &str) {
         let sql = "SELECT end_asked FROM jobs WHERE NOT finished";
-        let asked = Instant::now();
-        loop {
-            assert!(asked.elapsed() < PATIENCE, "the job was never asked to end: {reason}");
+        eventually_async(&format!("the job is asked to end: {reason}"), async || {
             let rows = self.server.app.db().query(sql, vec![]).await.unwrap();
-            if rows.iter().any(|row| row.str(0).is_ok_and(|found| found == reason)) {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
+            rows.iter().any(|row| row.str(0).is_ok_and(|found| found == reason)).then_some(())
+        })
+        .await;
     }
 
     /// Waits until the job has been taken up so many times more.
@@ -322,7 +316,7 @@ impl Stage {
         };
         let (before, asked) = (taken().await, Instant::now());
         while taken().await < before + more {
-            assert!(asked.elapsed() < PATIENCE, "the job was not taken up {more} times more");
+            assert!(asked.elapsed() < WITHIN, "the job was not taken up {more} times more");
             self.poke().await;
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
@@ -354,15 +348,11 @@ impl Stage {
     }
 
     pub(crate) async fn until(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let asked = Instant::now();
-        loop {
+        eventually_ok_async(what, async || {
             let seen = self.run(name).await;
-            if is_so(&seen) {
-                return seen;
-            }
-            assert!(asked.elapsed() < PATIENCE, "never {what}: {seen:#}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            if is_so(&seen) { Ok(seen) } else { Err(seen) }
+        })
+        .await
     }
 
     /// Waits for the run's status.

@@ -22,8 +22,9 @@ use windlass_server::{
         files::Files,
     },
 };
+use windlass_testkit::{TempDir, temp_dir};
 
-use crate::logs::{Home, log, random_id};
+use crate::logs::{log, random_id};
 
 /// A host that answers reads of logs by a script and nothing else.
 pub(crate) struct Host {
@@ -110,13 +111,13 @@ impl Agents for Host {
 struct Kept {
     archive: Arc<Archive>,
     log: Log,
-    _home: Home,
+    _home: TempDir,
 }
 
 impl Kept {
     fn new() -> Self {
-        let home = Home::new();
-        let archive = Arc::new(Archive::new(Arc::new(Files::new(home.0.clone()))));
+        let home = temp_dir("logs").unwrap();
+        let archive = Arc::new(Archive::new(Arc::new(Files::new(home.path().to_owned()))));
         Self { archive, log: log(), _home: home }
     }
 

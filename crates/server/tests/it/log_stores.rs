@@ -10,18 +10,19 @@ use windlass_server::{
         objects::{Bucket, Objects, dir::Dir},
     },
 };
+use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
     fake_s3::{FakeS3, Shop},
     http::TestServer,
-    logs::{ALL, Home, log, text},
+    logs::{ALL, log, text},
     real_s3::{Over, RealS3},
 };
 
 /// Where stores of one test keep their logs; each store is a process of its own.
 enum Ground {
-    Files(Home),
-    Dir(Home),
+    Files(TempDir),
+    Dir(TempDir),
     S3(FakeS3),
     /// Somebody else's, over TLS.
     RealS3(Box<RealS3>),
@@ -30,8 +31,8 @@ enum Ground {
 impl Ground {
     fn store(&self) -> Arc<dyn Store> {
         match self {
-            Self::Files(home) => Arc::new(Files::new(home.0.clone())),
-            Self::Dir(home) => Arc::new(Objects::new(Arc::new(Dir::new(home.0.clone())))),
+            Self::Files(home) => Arc::new(Files::new(home.path().to_owned())),
+            Self::Dir(home) => Arc::new(Objects::new(Arc::new(Dir::new(home.path().to_owned())))),
             Self::S3(fake) => Arc::new(Objects::new(Arc::new(fake.bucket()))),
             Self::RealS3(real) => Arc::new(Objects::new(Arc::new(real.bucket()))),
         }
@@ -43,13 +44,13 @@ macro_rules! on_all {
         mod files {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name(&super::Ground::Files(super::Home::new())).await;
+                super::$name(&super::Ground::Files(super::temp_dir("logs").unwrap())).await;
             })*
         }
         mod dir {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name(&super::Ground::Dir(super::Home::new())).await;
+                super::$name(&super::Ground::Dir(super::temp_dir("logs").unwrap())).await;
             })*
         }
         mod s3 {
@@ -229,12 +230,12 @@ async fn a_store_that_settles_has_written_everything(ground: &Ground) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_writes_what_it_had_gathered() {
-    let (ground, shared, log) = (crate::http::Ground::sqlite(), Home::new(), log());
-    let place = Some(format!("dir:{}", shared.0.display()));
+    let (ground, shared, log) = (crate::http::Ground::sqlite(), temp_dir("logs").unwrap(), log());
+    let place = Some(format!("dir:{}", shared.path().display()));
     let server = TestServer::start_with(Given { log_store: place, ..ground.given() }).await;
     server.app.logs().append(&log, 0, 1, b"last words").await.unwrap();
     server.stop().await;
-    let elsewhere = Objects::new(Arc::new(Dir::new(shared.0.clone())));
+    let elsewhere = Objects::new(Arc::new(Dir::new(shared.path().to_owned())));
     assert_eq!(text(&elsewhere.read(&log, ALL).await.unwrap()), "last words");
 }
 
@@ -296,13 +297,13 @@ async fn a_store_that_cannot_be_used_says_so_at_the_start() {
 
 #[tokio::test]
 async fn a_damaged_object_is_reported_and_not_invented() {
-    let home = Home::new();
-    let (store, log) = (Objects::new(Arc::new(Dir::new(home.0.clone()))), log());
+    let home = temp_dir("logs").unwrap();
+    let (store, log) = (Objects::new(Arc::new(Dir::new(home.path().to_owned()))), log());
     put(&store, &log, 0, 1, b"precious").await;
     let name = format!("{}/{}/{}/job/{:016x}", log.project, log.run, log.submission, 0);
-    let mut bytes = std::fs::read(home.0.join(&name)).unwrap();
+    let mut bytes = std::fs::read(home.path().join(&name)).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
-    std::fs::write(home.0.join(&name), bytes).unwrap();
+    std::fs::write(home.path().join(&name), bytes).unwrap();
     let error = store.read(&log, ALL).await.unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(cause, "the piece at 0 is damaged");

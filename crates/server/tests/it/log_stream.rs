@@ -18,11 +18,9 @@ use windlass_server::{
     logs::{Log, Store, Stream},
     params,
 };
+use windlass_testkit::wait::WITHIN;
 
 use crate::http::{ADMIN, Ground, TestServer, on_both};
-
-/// Far longer than it takes; what never comes is a failure, not a wait.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 on_both! {
     o4_hundreds_of_readers_see_the_same_bytes_and_the_end
@@ -93,7 +91,7 @@ async fn read(stream: &mut LogStream) -> (Vec<u8>, News) {
             }
         }
     };
-    let end = timeout(PATIENCE, reading).await.expect("an end in time");
+    let end = timeout(WITHIN, reading).await.expect("an end in time");
     (bytes, end)
 }
 
@@ -156,7 +154,7 @@ async fn raw(scene: &Scene, last: Option<&str>, enough: &str) -> String {
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     let (mut body, mut text) = (response.into_body(), String::new());
     while !text.contains(enough) {
-        let frame = timeout(PATIENCE, body.frame()).await.unwrap().expect("more").unwrap();
+        let frame = timeout(WITHIN, body.frame()).await.unwrap().expect("more").unwrap();
         text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap());
     }
     text
@@ -236,9 +234,9 @@ async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &Ground) {
 async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &Ground) {
     let scene = Scene::new(ground).await;
     let mut stream = scene.stream_as(ADMIN, &scene.asked()).await;
-    let elsewhere = windlass_server::logs::files::Files::new(ground.dir.0.join("logs"));
+    let elsewhere = windlass_server::logs::files::Files::new(ground.dir.path().join("logs"));
     elsewhere.append(&scene.log, 0, 5, b"from afar").await.unwrap();
-    let next = timeout(PATIENCE, stream.next()).await.unwrap().unwrap();
+    let next = timeout(WITHIN, stream.next()).await.unwrap().unwrap();
     assert!(matches!(next, Some(News::Bytes { bytes, .. }) if bytes == b"from afar"));
     // A server that stops does not wait for its readers.
     let stopping = timeout(Duration::from_secs(5), scene.server.stop());

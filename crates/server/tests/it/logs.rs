@@ -1,28 +1,13 @@
 //! Logs on disk: byte-exact under repeats, overlaps and crashes, and found again by time.
 
-use std::{fs::OpenOptions, path::PathBuf};
+use std::fs::OpenOptions;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use proptest::prelude::*;
 use windlass_api::logs::PollRequest;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 use windlass_server::logs::{Log, LogError, Piece, Range, Store, Stream, files::Files, page};
-
-pub(crate) struct Home(pub(crate) PathBuf);
-
-impl Home {
-    pub(crate) fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("windlass-logs-{}", random_id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use windlass_testkit::temp_dir;
 
 pub(crate) fn random_id() -> uuid::Uuid {
     let mut bytes = [0; 16];
@@ -55,8 +40,8 @@ pub(crate) fn text(pieces: &[Piece]) -> String {
 
 #[tokio::test]
 async fn o1_what_is_appended_twice_is_there_once_and_a_gap_is_refused() {
-    let home = Home::new();
-    let (files, log) = (Files::new(home.0.clone()), log());
+    let home = temp_dir("logs").unwrap();
+    let (files, log) = (Files::new(home.path().to_owned()), log());
     assert_eq!(files.end(&log).await.unwrap(), 0);
     assert_eq!(files.append(&log, 0, 10, b"hello ").await.unwrap(), 6);
     assert_eq!(files.append(&log, 0, 11, b"hello ").await.unwrap(), 6);
@@ -75,8 +60,8 @@ async fn o1_what_is_appended_twice_is_there_once_and_a_gap_is_refused() {
 
 #[tokio::test]
 async fn pages_go_forward_and_backward_and_by_time() {
-    let home = Home::new();
-    let (files, log) = (Files::new(home.0.clone()), log());
+    let home = temp_dir("logs").unwrap();
+    let (files, log) = (Files::new(home.path().to_owned()), log());
     for n in 0..10_u64 {
         // The clock of the host jumps back once: times in the log do not.
         let at = if n == 5 { 1 } else { 100 + n.cast_signed() };
@@ -97,8 +82,8 @@ async fn pages_go_forward_and_backward_and_by_time() {
 
 #[tokio::test]
 async fn writers_at_the_same_time_lose_and_double_nothing() {
-    let home = Home::new();
-    let (files, log) = (std::sync::Arc::new(Files::new(home.0.clone())), log());
+    let home = temp_dir("logs").unwrap();
+    let (files, log) = (std::sync::Arc::new(Files::new(home.path().to_owned())), log());
     let whole: Vec<u8> = (0..20_000_u32).flat_map(u32::to_be_bytes).collect();
     let writers: Vec<_> = [7_usize, 64, 1000, 4096]
         .into_iter()
@@ -133,14 +118,14 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let home = Home::new();
-            let (files, log) = (Files::new(home.0.clone()), log());
+            let home = temp_dir("logs").unwrap();
+            let (files, log) = (Files::new(home.path().to_owned()), log());
             let whole: Vec<u8> = pieces.concat();
             let mut end = 0;
             for piece in &pieces {
                 end = files.append(&log, end, 5, piece).await.unwrap();
             }
-            let base = home.0.join(log.project.to_string()).join(log.run.to_string());
+            let base = home.path().join(log.project.to_string()).join(log.run.to_string());
             let base = base.join(log.submission.to_string());
             for (name, share) in [("job.log", cut_bytes), ("job.idx", cut_index)] {
                 let file = OpenOptions::new().write(true).open(base.join(name)).unwrap();
@@ -164,8 +149,8 @@ proptest! {
 
 #[tokio::test]
 async fn a_client_walks_the_pages_to_the_end_in_either_direction() {
-    let home = Home::new();
-    let (files, log) = (Files::new(home.0.clone()), log());
+    let home = temp_dir("logs").unwrap();
+    let (files, log) = (Files::new(home.path().to_owned()), log());
     for n in 0..7_u64 {
         files.append(&log, n * 2, n.cast_signed(), format!("{n};").as_bytes()).await.unwrap();
     }

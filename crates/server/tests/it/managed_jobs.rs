@@ -1,18 +1,14 @@
 //! Managed jobs over HTTP, with the pipelines turning and without.
 
-use std::time::{Duration, Instant};
-
 use serde_json::{Value, json};
 use windlass_model::decide::managed_jobs::slots::{Limits, Waiting};
 use windlass_server::{
     config::{Given, Settings},
     db::passes::managed_jobs as rows,
 };
+use windlass_testkit::wait::eventually_ok_async;
 
 use crate::http::{ADMIN, Ground, TestServer, on_both};
-
-/// Far longer than it takes; a state that never comes is a failure, not a wait.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 on_both! {
     what_was_launched_is_listed_read_and_cancelled
@@ -134,15 +130,11 @@ async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &Ground)
 }
 
 async fn until(server: &TestServer, number: i64, status: &str) -> Value {
-    let asked = Instant::now();
-    loop {
+    eventually_ok_async(status, async || {
         let seen = call(server, "get", json!({"job_id": number})).await;
-        if seen["status"] == status && seen["schedule_state"] == "DONE" {
-            return seen;
-        }
-        assert!(asked.elapsed() < PATIENCE, "it never gets {status}: {seen:#}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        if seen["status"] == status && seen["schedule_state"] == "DONE" { Ok(seen) } else { Err(seen) }
+    })
+    .await
 }
 
 async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(ground: &Ground) {

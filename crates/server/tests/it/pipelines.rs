@@ -1,14 +1,10 @@
 //! The real server with its pipelines turning: what becomes of a run when nobody asks.
 
-use std::time::{Duration, Instant};
-
 use serde_json::{Value, json};
 use windlass_server::config::{Given, Settings};
+use windlass_testkit::wait::eventually_ok_async;
 
 use crate::http::{Ground, TestServer, on_both};
-
-/// Far longer than it takes; a state that never comes is a failure, not a wait.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 on_both! {
     a_run_that_no_fleet_can_take_fails_and_says_why
@@ -30,15 +26,11 @@ async fn apply(server: &TestServer, name: &str, more: Value) -> Value {
 }
 
 async fn status_of(server: &TestServer, run: &str, wanted: &str) -> Value {
-    let asked = Instant::now();
-    loop {
+    eventually_ok_async(wanted, async || {
         let seen = server.admin("/api/project/main/runs/get", json!({"run_name": run})).await;
-        if seen["status"] == wanted {
-            return seen;
-        }
-        assert!(asked.elapsed() < PATIENCE, "it stays {} and never gets {wanted}", seen["status"]);
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        if seen["status"] == wanted { Ok(seen) } else { Err(seen) }
+    })
+    .await
 }
 
 async fn a_run_that_no_fleet_can_take_fails_and_says_why(ground: &Ground) {

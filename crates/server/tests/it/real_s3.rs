@@ -8,8 +8,7 @@ use std::{
 };
 
 use windlass_server::logs::objects::s3::{Identity, Place, S3};
-
-use crate::logs::Home;
+use windlass_testkit::{TempDir, temp_dir};
 
 const BUCKET: &str = "logs-of-jobs";
 const REGION: &str = "us-east-1";
@@ -68,7 +67,7 @@ pub(crate) struct RealS3 {
     port: u16,
     over: Over,
     key: (String, String),
-    home: Home,
+    home: TempDir,
 }
 
 /// A program of the environment that the tests were given.
@@ -102,15 +101,15 @@ impl RealS3 {
     }
 
     fn started(over: Over) -> Self {
-        let home = Home::new();
-        certificates(&home.0);
+        let home = temp_dir("logs").unwrap();
+        certificates(home.path());
         let port = windlass_testkit::ports::free();
         let mut command = Command::new(program("python"));
         command.args(["-c", SERVE, &port.to_string()]).env("INITIAL_NO_AUTH_ACTION_COUNT", UNCHECKED);
         if over == Over::Tls {
             command.args(["cert.pem", "key.pem"]);
         }
-        command.current_dir(&home.0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.current_dir(home.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         let mut real = Self { child, port, over, key: (String::new(), String::new()), home };
         let begun = Instant::now();
@@ -129,7 +128,7 @@ impl RealS3 {
         let scheme = if self.over == Over::Tls { "https" } else { "http" };
         let url = format!("{scheme}://127.0.0.1:{}", self.port);
         let mut command = Command::new(program("python"));
-        command.args(["-c", script, &url, REGION, BUCKET]).arg(self.home.0.join("ca.pem")).args(more);
+        command.args(["-c", script, &url, REGION, BUCKET]).arg(self.home.path().join("ca.pem")).args(more);
         output(&mut command)
     }
 
@@ -143,7 +142,7 @@ impl RealS3 {
     }
 
     pub(crate) fn bucket_with(&self, secret: &str) -> S3 {
-        self.open(secret, &self.home.0.join("ca.pem"))
+        self.open(secret, &self.home.path().join("ca.pem"))
     }
 
     pub(crate) fn bucket_trusting(&self, roots: &str) -> S3 {

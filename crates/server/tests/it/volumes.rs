@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::future::ready;
@@ -30,9 +30,11 @@ use windlass_server::{
     run_shape::Shapes,
     secrets::Keyring,
 };
+use windlass_testkit::wait::eventually_ok_async;
+use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
-    db::{on_both, scratch},
+    db::on_both,
     db_rows::{self, Made},
 };
 
@@ -52,8 +54,6 @@ on_both! {
     a_detach_that_hangs_is_asked_again_and_forced
     a_stale_holder_of_the_job_takes_nothing
 }
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How the backend behaves.
 #[derive(Default)]
@@ -179,24 +179,16 @@ impl Install for Only<'_> {
 /// The pipeline `volumes`, turning.
 struct Turning {
     engine: Engine<Db>,
-    _logs: Logs,
-}
-
-struct Logs(std::path::PathBuf);
-
-impl Drop for Logs {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    _logs: TempDir,
 }
 
 fn turning(db: &Db, shelf: &Shelf) -> Turning {
-    let logs = Logs(scratch());
+    let logs = temp_dir("logs").unwrap();
     let hands = Hands {
         db: db.clone(),
         agents: Arc::new(Nobody),
         backends: shelf.backends(),
-        logs: Arc::new(Archive::new(Arc::new(Files::new(logs.0.clone())))),
+        logs: Arc::new(Archive::new(Arc::new(Files::new(logs.path().to_owned())))),
         keys: Arc::new(Keyring::ephemeral().unwrap()),
         shapes: Shapes::default(),
         lost_after: windlass_model::decide::jobs_running::UNREACHABLE_GRACE,
@@ -320,15 +312,11 @@ impl Work {
 }
 
 async fn until(db: &Db, id: VolumeId, what: impl Fn(&volumes::Volume) -> bool) -> volumes::Volume {
-    let asked = Instant::now();
-    loop {
+    eventually_ok_async("the volume changes", async || {
         let seen = volumes::find(db, id).await.unwrap().unwrap();
-        if what(&seen) {
-            return seen;
-        }
-        assert!(asked.elapsed() < PATIENCE, "it stays {seen:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        if what(&seen) { Ok(seen) } else { Err(format!("{seen:?}")) }
+    })
+    .await
 }
 
 async fn events_of(db: &Db, id: VolumeId) -> Vec<(String, Option<String>)> {

@@ -19,8 +19,9 @@ use windlass_server::{
     pipelines::{self, Hands, Install},
     run_shape::Shapes,
 };
+use windlass_testkit::wait::WITHIN;
 
-use super::stage::{Crew, PATIENCE};
+use super::stage::Crew;
 use crate::http::{Ground, TestServer, on_both};
 
 on_both! {
@@ -143,7 +144,7 @@ async fn m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host(
             break;
         }
         let is_starting = status == "pending" || status == "provisioning";
-        assert!(is_starting && asked.elapsed() < PATIENCE, "the host never gets idle: {fleet:#}");
+        assert!(is_starting && asked.elapsed() < WITHIN, "the host never gets idle: {fleet:#}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(backend.created.load(Ordering::SeqCst), 2, "the query failed, and the pass was repeated");

@@ -25,11 +25,9 @@ use windlass_server::{
     params,
     pipelines::{self, Running},
 };
+use windlass_testkit::wait::{WITHIN, eventually_ok_async};
 
 use crate::http::{Ground, TestServer};
-
-/// Far longer than it takes; a state that never comes is a failure, not a wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer {
     Offer {
@@ -372,7 +370,7 @@ impl Stage {
         let asked = Instant::now();
         let sql = "SELECT consolidation_attempt FROM fleets WHERE name = $1";
         while self.server.app.db().query(sql, params![fleet]).await.unwrap()[0].int(0).unwrap() != 0 {
-            assert!(asked.elapsed() < PATIENCE, "{fleet} never stands: {:#}", self.seen_fleet(fleet).await);
+            assert!(asked.elapsed() < WITHIN, "{fleet} never stands: {:#}", self.seen_fleet(fleet).await);
             self.poke("fleets").await;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -385,15 +383,11 @@ impl Stage {
         body: Value,
         is: impl Fn(&Value) -> bool,
     ) -> Value {
-        let asked = Instant::now();
-        loop {
+        eventually_ok_async(what, async || {
             let seen = self.server.admin(path, body.clone()).await;
-            if is(&seen) {
-                return seen;
-            }
-            assert!(asked.elapsed() < PATIENCE, "never {what}: {seen:#}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            if is(&seen) { Ok(seen) } else { Err(seen) }
+        })
+        .await
     }
 
     /// Makes every row of a table due, as its time would.
