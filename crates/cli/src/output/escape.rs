@@ -167,6 +167,8 @@ fn letter(bytes: &[u8], out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use windlass_testkit::rng::Rng;
+
     use super::{Filter, printable};
 
     /// In one piece, and byte by byte: it must be the same.
@@ -228,18 +230,6 @@ mod tests {
         assert_eq!(printable("txt.\u{202e}exe"), "txt.\\u{202e}exe");
     }
 
-    /// xorshift64*: the same inputs every time.
-    struct Dice(u64);
-
-    impl Dice {
-        fn roll(&mut self, sides: usize) -> usize {
-            self.0 ^= self.0 >> 12;
-            self.0 ^= self.0 << 25;
-            self.0 ^= self.0 >> 27;
-            usize::try_from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).unwrap() % sides
-        }
-    }
-
     /// What a terminal would obey: anything but text, line ends, tabs and sequences that set colours.
     fn drives(shown: &str) -> Option<char> {
         let mut rest = shown;
@@ -289,20 +279,20 @@ mod tests {
             b"\x1b[",
         ];
         let rounds = std::env::var("FUZZ").ok().and_then(|text| text.parse().ok()).unwrap_or(2_000);
-        let mut dice = Dice(0x5eed);
+        let mut rng = Rng::new(0x5eed);
         for round in 0..rounds {
             let mut input = Vec::new();
-            for _ in 0..dice.roll(30) {
-                match dice.roll(4) {
-                    0 => input.push(u8::try_from(dice.roll(256)).unwrap()),
-                    _ => input.extend_from_slice(PIECES[dice.roll(PIECES.len())]),
+            for _ in 0..rng.below(30) {
+                match rng.below(4) {
+                    0 => input.push(u8::try_from(rng.below(256)).unwrap()),
+                    _ => input.extend_from_slice(rng.pick::<&[u8]>(PIECES)),
                 }
             }
             let mut filter = Filter::new();
             let mut shown = Vec::new();
             let mut rest = input.as_slice();
             while !rest.is_empty() {
-                let (piece, after) = rest.split_at(1 + dice.roll(rest.len()));
+                let (piece, after) = rest.split_at(1 + rng.below(rest.len() as u64) as usize);
                 shown.extend(filter.pass(piece));
                 rest = after;
             }

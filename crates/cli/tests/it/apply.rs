@@ -112,7 +112,7 @@ fn what_is_wrong_with_a_file_is_shown_where_it_is_and_no_server_is_needed() {
     let absent = home.windlass(&["apply", "-f", "absent.yml", "-y"]);
     assert_eq!(absent.code, Some(200));
     absent.says("read `absent.yml`");
-    assert!(!home.0.0.join("home/server").exists(), "no server was started for that");
+    assert!(!home.path().join("home/server").exists(), "no server was started for that");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_directory_that_is_no_clone_is_sent_whole() {
 #[test]
 fn keys_of_an_ssh_fleet_are_read_here_and_their_private_half_never_comes_back() {
     let stage = Stage::new();
-    let key = stage.home.0.0.join("id");
+    let key = stage.home.path().join("id");
     let made = std::process::Command::new("ssh-keygen")
         .args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"])
         .arg(&key)

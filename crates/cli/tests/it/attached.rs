@@ -84,7 +84,7 @@ fn a_first_job_runs_in_a_home_with_a_long_name() {
 fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Relay)) -> Relay {
     needs_agent();
     let home = Home::new();
-    let go = home.0.0.join("go");
+    let go = home.path().join("go");
     task(&home, &format!("echo one; until [ -e {} ]; do sleep 0.02; done; echo two; exit 3", go.display()));
     // The job has to see our files.
     let local = |args: &[&str]| {
@@ -93,7 +93,7 @@ fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Rel
         command
     };
     crate::ran(&mut local(&["ps"])).ok();
-    let server = home.0.0.join("home/server");
+    let server = home.path().join("home/server");
     let running = std::fs::read_to_string(server.join("running.json")).unwrap();
     let running: serde_json::Value = serde_json::from_str(&running).unwrap();
     let token = std::fs::read_to_string(server.join("admin-token")).unwrap();

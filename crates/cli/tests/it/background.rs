@@ -8,7 +8,7 @@ use std::{
 use crate::Home;
 
 fn running(home: &Home) -> serde_json::Value {
-    let text = std::fs::read_to_string(home.0.0.join("home/server/running.json")).unwrap();
+    let text = std::fs::read_to_string(home.path().join("home/server/running.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
@@ -22,7 +22,7 @@ fn the_first_command_starts_a_server_and_says_so_and_the_next_finds_it() {
     let before = running(&home);
     let second = home.windlass(&["ps", "-o", "name"]).ok();
     assert_eq!((second.stderr.as_str(), running(&home)), ("", before));
-    let token = std::fs::metadata(home.0.0.join("home/server/admin-token")).unwrap();
+    let token = std::fs::metadata(home.path().join("home/server/admin-token")).unwrap();
     assert_eq!(token.permissions().mode() & 0o777, 0o600);
     home.windlass(&["server", "status"]).ok();
     home.windlass(&["server", "stop"]).ok().says("Stopped the server at");

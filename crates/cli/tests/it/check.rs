@@ -35,7 +35,7 @@ const BAD: &str = "type: task\ncomands: [echo hi]\nresources:\n  cpu: many\n";
 fn a_valid_file_exits_0_and_says_nothing_on_stdout() {
     let dir = Dir::new();
     dir.file("good.yml", GOOD);
-    let ran = check(&dir.0, &["good.yml"]);
+    let ran = check(dir.path(), &["good.yml"]);
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (Some(0), "", "good.yml: valid task\n"));
 }
 
@@ -44,7 +44,7 @@ fn every_problem_is_shown_with_its_line_and_the_exit_code_is_1() {
     let dir = Dir::new();
     dir.file("good.yml", GOOD);
     dir.file("bad.yml", BAD);
-    let ran = check(&dir.0, &["good.yml", "bad.yml", "absent.yml"]);
+    let ran = check(dir.path(), &["good.yml", "bad.yml", "absent.yml"]);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""));
     for part in [
         "error[C011]: unknown field `comands`",
@@ -63,7 +63,7 @@ fn json_goes_to_stdout_whole() {
     let dir = Dir::new();
     dir.file("good.yml", GOOD);
     dir.file("bad.yml", BAD);
-    let ran = check(&dir.0, &["-o", "json", "good.yml", "bad.yml"]);
+    let ran = check(dir.path(), &["-o", "json", "good.yml", "bad.yml"]);
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""));
     let all: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!((&all[0]["valid"], &all[0]["type"]), (&true.into(), &"task".into()));
@@ -87,7 +87,7 @@ fn standard_input_is_a_file_too() {
 fn control_characters_of_a_file_do_not_reach_the_terminal() {
     let dir = Dir::new();
     dir.file("evil.yml", "type: task\n\"\\e]0;owned\\a\": 1\n");
-    let ran = check(&dir.0, &["evil.yml"]);
+    let ran = check(dir.path(), &["evil.yml"]);
     assert_eq!(ran.code, Some(1));
     assert!(!ran.stderr.contains('\u{1b}') && !ran.stderr.contains('\u{7}'), "{:?}", ran.stderr);
 }
@@ -96,10 +96,10 @@ fn control_characters_of_a_file_do_not_reach_the_terminal() {
 fn variables_are_used_and_those_that_are_not_set_are_named_but_no_error() {
     let dir = Dir::new();
     dir.file("env.yml", "type: task\nimage: a\nenv: [SURELY_NOT_SET]\nregistry_auth:\n  username: a\n  password: ${{ env.PASSWORD }}\n");
-    let ran = check(&dir.0, &["env.yml"]);
+    let ran = check(dir.path(), &["env.yml"]);
     assert_eq!(ran.code, Some(1));
     assert!(ran.stderr.contains("env.PASSWORD"), "{}", ran.stderr);
-    let ran = check(&dir.0, &["-e", "PASSWORD=x", "env.yml"]);
+    let ran = check(dir.path(), &["-e", "PASSWORD=x", "env.yml"]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stderr.contains("is not set: SURELY_NOT_SET"), "{}", ran.stderr);
 }
@@ -107,6 +107,6 @@ fn variables_are_used_and_those_that_are_not_set_are_named_but_no_error() {
 #[test]
 fn misuse_exits_2() {
     let dir = Dir::new();
-    assert_eq!(check(&dir.0, &[]).code, Some(2));
-    assert_eq!(check(&dir.0, &["-e", "novalue", "x.yml"]).code, Some(2));
+    assert_eq!(check(dir.path(), &[]).code, Some(2));
+    assert_eq!(check(dir.path(), &["-e", "novalue", "x.yml"]).code, Some(2));
 }

@@ -51,7 +51,7 @@ fn without_a_server_completion_is_silent_and_starts_none() {
         away.env("WINDLASS_URL", "http://127.0.0.1:9").env("WINDLASS_TOKEN", "x");
         assert_eq!(ask(away, shell, &["windlass", "logs", "train-"]), [""; 0], "{shell}");
     }
-    assert!(!home.0.0.join("home/server").exists());
+    assert!(!home.path().join("home/server").exists());
 }
 
 #[test]

@@ -41,19 +41,19 @@ fn left(dir: &Path) -> Vec<String> {
 #[test]
 fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
     let (dir, elsewhere) = (Dir::new(), Dir::new());
-    let server = start(&dir.0, &["--admin-token", TOKEN]);
+    let server = start(dir.path(), &["--admin-token", TOKEN]);
     let project = |name: &str| format!(r#"{{"project_name": "{name}"}}"#);
     assert!(server.post("/api/projects/create", TOKEN, &project("kept")).contains("200 OK"));
-    let copy = elsewhere.0.join("copy.db");
-    let made = windlass(&dir.0, &["backup", text(&copy)]);
+    let copy = elsewhere.path().join("copy.db");
+    let made = windlass(dir.path(), &["backup", text(&copy)]);
     assert!(made.status.success(), "{}", said(&made));
     assert!(said(&made).contains("copy.db"), "{}", said(&made));
     assert!(server.post("/api/projects/create", TOKEN, &project("later")).contains("200 OK"));
 
-    let again = windlass(&dir.0, &["backup", text(&copy)]);
+    let again = windlass(dir.path(), &["backup", text(&copy)]);
     assert_eq!(again.status.code(), Some(1));
     assert!(said(&again).contains("it is there already"), "{}", said(&again));
-    let refused = windlass(&dir.0, &["restore", text(&copy)]);
+    let refused = windlass(dir.path(), &["restore", text(&copy)]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
         said(&refused).contains("another server") && said(&refused).contains("server stop"),
@@ -63,18 +63,18 @@ fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
     assert!(server.post("/api/projects/list", TOKEN, "{}").contains("later"), "nothing was changed");
     assert_eq!(server.stop("-TERM").0, Some(0));
 
-    let restored = windlass(&dir.0, &["restore", text(&copy)]);
+    let restored = windlass(dir.path(), &["restore", text(&copy)]);
     assert!(restored.status.success(), "{}", said(&restored));
-    assert_eq!(left(&dir.0), ["windlass.db.before-restore-1"]);
-    assert_eq!(left(&elsewhere.0), [""; 0]);
-    let server = start(&dir.0, &[]);
+    assert_eq!(left(dir.path()), ["windlass.db.before-restore-1"]);
+    assert_eq!(left(elsewhere.path()), [""; 0]);
+    let server = start(dir.path(), &[]);
     let projects = server.post("/api/projects/list", TOKEN, "{}");
     assert!(projects.contains("kept") && !projects.contains("later"), "{projects}");
     assert_eq!(server.stop("-TERM").0, Some(0));
     // What was replaced can be had back, too.
-    let aside = dir.0.join("windlass.db.before-restore-1");
-    assert!(windlass(&dir.0, &["restore", text(&aside)]).status.success());
-    let server = start(&dir.0, &[]);
+    let aside = dir.path().join("windlass.db.before-restore-1");
+    assert!(windlass(dir.path(), &["restore", text(&aside)]).status.success());
+    let server = start(dir.path(), &[]);
     assert!(server.post("/api/projects/list", TOKEN, "{}").contains("later"));
     assert_eq!(server.stop("-TERM").0, Some(0));
 }
@@ -82,13 +82,13 @@ fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
 #[test]
 fn x3_a_backup_has_no_secret_in_it() {
     let (dir, elsewhere) = (Dir::new(), Dir::new());
-    let server = start(&dir.0, &["--admin-token", TOKEN]);
+    let server = start(dir.path(), &["--admin-token", TOKEN]);
     let secret = format!(r#"{{"name": "key", "value": "{CANARY}"}}"#);
     let answer = server.post("/api/project/main/secrets/create_or_update", TOKEN, &secret);
     assert!(answer.contains("200 OK"), "{answer}");
     assert!(server.post("/api/users/get_my_user", TOKEN, "").contains("BEGIN OPENSSH PRIVATE KEY"));
-    let copy = elsewhere.0.join("copy.db");
-    let made = windlass(&dir.0, &["backup", text(&copy)]);
+    let copy = elsewhere.path().join("copy.db");
+    let made = windlass(dir.path(), &["backup", text(&copy)]);
     assert!(made.status.success(), "{}", said(&made));
     let bytes = std::fs::read(&copy).unwrap();
     let has = |word: &str| bytes.windows(word.len()).any(|window| window == word.as_bytes());
@@ -104,27 +104,27 @@ fn x3_a_backup_has_no_secret_in_it() {
 #[test]
 fn what_is_no_backup_is_refused_and_changes_nothing() {
     let (dir, elsewhere) = (Dir::new(), Dir::new());
-    assert_eq!(start(&dir.0, &["--admin-token", TOKEN]).stop("-TERM").0, Some(0));
-    let before = std::fs::read(dir.0.join("windlass.db")).unwrap();
-    let copy = elsewhere.0.join("copy.db");
-    assert!(windlass(&dir.0, &["backup", text(&copy)]).status.success());
+    assert_eq!(start(dir.path(), &["--admin-token", TOKEN]).stop("-TERM").0, Some(0));
+    let before = std::fs::read(dir.path().join("windlass.db")).unwrap();
+    let copy = elsewhere.path().join("copy.db");
+    assert!(windlass(dir.path(), &["backup", text(&copy)]).status.success());
     let mut bytes = std::fs::read(&copy).unwrap();
     // In the middle of a page that is not the first.
     let middle = bytes.len() / 2;
     bytes[middle..middle + 4096].fill(0xa5);
-    let damaged = elsewhere.0.join("damaged.db");
+    let damaged = elsewhere.path().join("damaged.db");
     std::fs::write(&damaged, &bytes).unwrap();
-    let foreign = elsewhere.0.join("foreign.db");
+    let foreign = elsewhere.path().join("foreign.db");
     std::fs::write(&foreign, "a shopping list, and long enough to be taken for the header of a database")
         .unwrap();
-    let absent = elsewhere.0.join("absent.db");
+    let absent = elsewhere.path().join("absent.db");
     for file in [&damaged, &foreign, &absent] {
-        let refused = windlass(&dir.0, &["restore", text(file)]);
+        let refused = windlass(dir.path(), &["restore", text(file)]);
         assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
         assert!(said(&refused).contains(text(file)), "{}", said(&refused));
     }
-    assert_eq!(std::fs::read(dir.0.join("windlass.db")).unwrap(), before);
-    assert_eq!(left(&dir.0), [""; 0]);
+    assert_eq!(std::fs::read(dir.path().join("windlass.db")).unwrap(), before);
+    assert_eq!(left(dir.path()), [""; 0]);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn for_postgres_its_own_tools_are_named() {
     let dir = Dir::new();
     let url = "postgres://windlass:hidden@db.example/windlass";
     for (action, tool) in [("backup", "pg_dump"), ("restore", "pg_restore")] {
-        let refused = windlass(&dir.0, &["--database-url", url, action, "/tmp/none.db"]);
+        let refused = windlass(dir.path(), &["--database-url", url, action, "/tmp/none.db"]);
         assert_eq!(refused.status.code(), Some(1));
         let said = said(&refused);
         assert!(said.contains(tool) && said.contains("postgres://windlass@db.example/windlass"), "{said}");

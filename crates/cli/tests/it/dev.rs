@@ -11,7 +11,7 @@ use crate::{Home, ran};
 fn a_development_server_says_how_to_reach_it_and_is_gone_with_its_data() {
     let home = Home::new();
     let mut command = home.command(&["dev", "--log-level", "error"]);
-    command.env("TMPDIR", &home.0.0);
+    command.env("TMPDIR", home.path());
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -27,7 +27,7 @@ fn a_development_server_says_how_to_reach_it_and_is_gone_with_its_data() {
         ran(ps.env("WINDLASS_URL", word("WINDLASS_URL")).env("WINDLASS_TOKEN", word("WINDLASS_TOKEN")));
     assert_eq!(listed.ok().json()["project"], "main");
     let left = || {
-        let all = std::fs::read_dir(&home.0.0).unwrap().flatten();
+        let all = std::fs::read_dir(home.path()).unwrap().flatten();
         all.filter(|entry| entry.file_name().to_string_lossy().starts_with("windlass-dev-")).count()
     };
     assert_eq!(left(), 1);

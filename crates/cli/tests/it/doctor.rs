@@ -36,7 +36,7 @@ fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
     // How much room there is, only the machine knows.
     let room = check(&checks, "home")["found"].as_str().unwrap();
     assert!(room.contains(" GB free") || room.contains(" GB left"), "{room}");
-    assert!(!home.0.0.join("home").exists(), "it only looks");
+    assert!(!home.path().join("home").exists(), "it only looks");
     let table = bare(home.command(&["doctor"])).ok();
     assert!(table.stdout.starts_with("CHECK"), "{}", table.stdout);
     table.says("ssh: ");
@@ -65,7 +65,7 @@ fn the_way_to_the_server_is_walked() {
 #[test]
 fn a_home_that_others_can_read_is_noticed() {
     let home = Home::new();
-    let path = home.0.0.join("home");
+    let path = home.path().join("home");
     std::fs::create_dir(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     let found = bare(home.command(&["doctor", "-o", "json"])).ok().json();
@@ -87,10 +87,10 @@ fn a_folder_becomes_a_configuration_that_can_be_checked() {
     story.run(&["init", "code", "--force", "-n", "Not A Name"]);
     story.run(&["init", "nowhere"]);
     story.end();
-    let written = std::fs::read_to_string(home.0.0.join("code/windlass.yml")).unwrap();
+    let written = std::fs::read_to_string(home.path().join("code/windlass.yml")).unwrap();
     let header = written.lines().next().unwrap();
     let schema = header.strip_prefix("# yaml-language-server: $schema=").unwrap();
-    let schema = std::fs::read_to_string(home.0.0.join("code").join(schema)).unwrap();
+    let schema = std::fs::read_to_string(home.path().join("code").join(schema)).unwrap();
     let schema: Value = serde_json::from_str(&schema).unwrap();
     assert_eq!(schema["title"], "windlass configuration");
 }

@@ -12,7 +12,7 @@ fn an_error_is_explained_by_its_code_and_without_a_server() {
     story.run(&["explain", "-o", "name"]);
     story.run(&["explain", "W999"]);
     story.end();
-    assert!(!home.0.0.join("home/server").exists(), "no server was started for that");
+    assert!(!home.path().join("home/server").exists(), "no server was started for that");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
+use windlass_testkit::wait::eventually;
 
 use crate::{Home, attached::needs_agent, ran};
 
@@ -101,7 +102,7 @@ fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     line_with(&mut lines, "`ssh job`");
 
-    let config = home.0.0.join(".ssh/config");
+    let config = home.path().join(".ssh/config");
     let text = std::fs::read_to_string(&config).unwrap();
     assert!(text.starts_with("Include \"") && text.ends_with(own), "{text}");
     // OpenSSH asks the system for the home and not the environment: we name the file.
@@ -195,18 +196,18 @@ fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
     needs_agent();
     let home = Home::new();
     let server = |home: &Home, port: &str| {
-        let data = home.0.0.join("data");
+        let data = home.path().join("data");
         let mut command =
             home.command(&["server", "--port", port, "--admin-token", "a-token-for-this-test-only"]);
         command.arg("--data-dir").arg(data).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
-        let log = std::fs::File::create(home.0.0.join("server.log")).unwrap();
+        let log = std::fs::File::create(home.path().join("server.log")).unwrap();
         Server(command.stdout(Stdio::null()).stderr(log).spawn().unwrap())
     };
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = free.local_addr().unwrap().port().to_string();
     drop(free);
     let first = server(&home, &port);
-    let go = home.0.0.join("go");
+    let go = home.path().join("go");
     let counting = "i=0; while [ $i -lt 200 ]; do i=$((i + 1)); echo \"line $i\"; sleep 0.02; done";
     task(&home, "", &format!("{counting}; until [ -e {} ]; do sleep 0.02; done; echo last", go.display()));
     let mut command = home.command(&["apply", "-f", "job.yml", "-y"]);
@@ -257,9 +258,5 @@ impl Drop for Server {
 
 #[track_caller]
 fn wait_until_up(port: &str) {
-    let began = Instant::now();
-    while TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
-        assert!(began.elapsed() < DEADLINE, "the server does not come up");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually("the server comes up", || TcpStream::connect(format!("127.0.0.1:{port}")).is_ok());
 }

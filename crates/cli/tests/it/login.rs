@@ -7,11 +7,11 @@ use crate::{Home, server};
 const TOKEN: &str = "a-token-for-this-test-only";
 
 fn served(home: &Home) -> server::Running {
-    server::quiet(&home.0.0.join("data"), &["--admin-token", TOKEN])
+    server::quiet(&home.path().join("data"), &["--admin-token", TOKEN])
 }
 
 fn login_file(home: &Home) -> std::path::PathBuf {
-    home.0.0.join("home/login.json")
+    home.path().join("home/login.json")
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn a_login_is_checked_then_kept_where_only_its_owner_reads() {
     // Later commands go there, and start nothing of their own.
     let ps = home.windlass(&["ps", "-o", "json"]).ok();
     assert_eq!(ps.json()["project"], "main");
-    assert!(!home.0.0.join("home/server").exists());
+    assert!(!home.path().join("home/server").exists());
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn the_environment_wins_over_the_login() {
 fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
     let (home, other) = (Home::new(), Home::new());
     let tls = ["--admin-token", TOKEN, "--tls-port", "0"];
-    let server = server::quiet(&home.0.0.join("data"), &tls);
-    drop(server::quiet(&other.0.0.join("data"), &tls));
+    let server = server::quiet(&home.path().join("data"), &tls);
+    drop(server::quiet(&other.path().join("data"), &tls));
     let at = server.https();
     let certificate = home.0.file("copy.pem", "");
     let login = |url: &str, more: &[&str]| {
@@ -83,7 +83,7 @@ fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
     };
 
     // A certificate that nobody vouches for, and one of another server.
-    let theirs = other.0.0.join("data/tls/cert.pem").display().to_string();
+    let theirs = other.path().join("data/tls/cert.pem").display().to_string();
     for more in [&[][..], &["--server-cert", &theirs]] {
         let unknown = login(&at, more);
         assert_eq!(unknown.code, Some(1));
@@ -95,7 +95,7 @@ fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
     empty.says("there is no certificate in `copy.pem`");
     assert!(!Path::exists(&login_file(&home)));
 
-    std::fs::copy(home.0.0.join("data/tls/cert.pem"), &certificate).unwrap();
+    std::fs::copy(home.path().join("data/tls/cert.pem"), &certificate).unwrap();
     login(&at, &["--server-cert", "copy.pem"]).ok().says("as `admin`, project `main`");
     // By a name that is not in it: it is the very certificate that was given.
     let port = at.rsplit(':').next().unwrap();

@@ -28,39 +28,37 @@ mod top;
 mod tree;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use windlass_testkit::story::{Ran, ran};
+use windlass_testkit::{
+    TempDir,
+    story::{Ran, ran},
+    temp_dir,
+};
 
 /// A directory that goes away with its test.
-struct Dir(PathBuf);
+struct Dir(TempDir);
 
 impl Dir {
     fn new() -> Self {
-        Self::called("wl")
+        Self::called("cli")
     }
 
-    fn called(prefix: &str) -> Self {
-        let mut name = [0_u8; 4];
-        getrandom::fill(&mut name).unwrap();
-        let path = std::env::temp_dir().join(format!("{prefix}-{:08x}", u32::from_be_bytes(name)));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
+    fn called(name: &str) -> Self {
+        Self(temp_dir(name).unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
     }
 
     fn file(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
+        let path = self.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, text).unwrap();
         path
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -72,16 +70,20 @@ impl Home {
         Self(Dir::new())
     }
 
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
-        command.args(args).current_dir(&self.0.0).stdin(Stdio::null());
+        command.args(args).current_dir(self.path()).stdin(Stdio::null());
         for name in ["URL", "TOKEN", "CERT", "PROJECT", "PROFILE", "LOG"] {
             command.env_remove(format!("WINDLASS_{name}"));
         }
         for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
             command.env_remove(name);
         }
-        command.env("WINDLASS_HOME", self.0.0.join("home")).env("HOME", &self.0.0);
+        command.env("WINDLASS_HOME", self.path().join("home")).env("HOME", self.path());
         command
     }
 
@@ -92,7 +94,7 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        if !self.0.0.join("home/server/running.json").exists() {
+        if !self.path().join("home/server/running.json").exists() {
             return;
         }
         // A server that stops ends an agent that has nothing to do.

@@ -1,6 +1,6 @@
 //! Stories of runs on a server that has no machine.
 
-use std::time::{Duration, Instant};
+use windlass_testkit::wait::eventually_ok;
 
 use crate::{snapshot::Story, stage::Stage};
 
@@ -10,15 +10,10 @@ const TASK: &str = "type: task\nname: job\ncommands: [echo hi]\nmax_duration: 2h
 /// Until it was looked at, and found to have no place.
 #[track_caller]
 fn wait_until_it_waits(stage: &Stage) {
-    let began = Instant::now();
-    loop {
+    eventually_ok("the run is pending", || {
         let why = stage.windlass(&["why", "job", "-o", "json"]).ok();
-        if why.json()["status"] == "pending" {
-            return;
-        }
-        assert!(began.elapsed() < Duration::from_secs(60), "{}", why.stdout);
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        if why.json()["status"] == "pending" { Ok(()) } else { Err(why.stdout) }
+    });
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl Running {
 #[test]
 fn the_token_is_shown_at_the_first_start_only() {
     let dir = Dir::new();
-    let first = start(&dir.0, &[]);
+    let first = start(dir.path(), &[]);
     let token = first.said.split_whitespace().find(|word| word.starts_with("wl_")).unwrap().to_owned();
     let head =
         format!("POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer {token}");
@@ -118,7 +118,7 @@ fn the_token_is_shown_at_the_first_start_only() {
     let (code, rest) = first.stop("-TERM");
     assert_eq!(code, Some(0), "{rest}");
     assert!(!rest.contains(&token), "a token is in the log: {rest}");
-    let second = start(&dir.0, &[]);
+    let second = start(dir.path(), &[]);
     assert!(!second.said.contains("wl_"), "{}", second.said);
     assert!(second.ask(&head).contains("200 OK"));
     assert_eq!(second.stop("-INT").0, Some(0));
@@ -127,10 +127,10 @@ fn the_token_is_shown_at_the_first_start_only() {
 #[test]
 fn l8_a_second_server_on_the_same_files_refuses_to_start() {
     let dir = Dir::new();
-    let first = start(&dir.0, &[]);
+    let first = start(dir.path(), &[]);
     let second = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(["server", "--port", "0", "--data-dir"])
-        .arg(&dir.0)
+        .arg(dir.path())
         .output()
         .unwrap();
     let said = String::from_utf8(second.stderr).unwrap();
@@ -144,7 +144,7 @@ fn l8_a_second_server_on_the_same_files_refuses_to_start() {
 #[test]
 fn what_clients_send_cannot_forge_a_line_of_the_log() {
     let dir = Dir::new();
-    let server = start(&dir.0, &["--admin-token", "a-token-for-this-test"]);
+    let server = start(dir.path(), &["--admin-token", "a-token-for-this-test"]);
     let path = "/api/project/x%0a%7B%22level%22:%22ERROR%22%7D/runs/get";
     let head = format!(
         "POST {path} HTTP/1.1\r\nContent-Length: 0\r\nX-Request-Id: a\\nb\r\nAuthorization: Bearer a-token-for-this-test"
@@ -164,7 +164,7 @@ fn what_clients_send_cannot_forge_a_line_of_the_log() {
 fn settings_come_from_flags_then_environment_then_the_file() {
     let dir = Dir::new();
     dir.file("config.yml", "admin_token: from-the-file-0123456789\nport: 1\n");
-    let server = start(&dir.0, &[]);
+    let server = start(dir.path(), &[]);
     let head = |token: &str| {
         format!("POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer {token}")
     };
@@ -176,17 +176,17 @@ fn settings_come_from_flags_then_environment_then_the_file() {
 #[test]
 fn keys_are_rotated_by_a_command() {
     let dir = Dir::new();
-    let server = start(&dir.0, &["--admin-token", "a-token-for-this-test"]);
+    let server = start(dir.path(), &["--admin-token", "a-token-for-this-test"]);
     assert_eq!(server.stop("-TERM").0, Some(0));
-    let before = std::fs::read_to_string(dir.0.join("keys/master")).unwrap();
+    let before = std::fs::read_to_string(dir.path().join("keys/master")).unwrap();
     let ran = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(["server", "rotate-keys", "--data-dir"])
-        .arg(&dir.0)
+        .arg(dir.path())
         .output()
         .unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    assert_ne!(std::fs::read_to_string(dir.0.join("keys/master")).unwrap(), before);
-    let again = start(&dir.0, &[]);
+    assert_ne!(std::fs::read_to_string(dir.path().join("keys/master")).unwrap(), before);
+    let again = start(dir.path(), &[]);
     let head = "POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer a-token-for-this-test";
     assert!(again.ask(head).contains("BEGIN OPENSSH PRIVATE KEY"));
     assert_eq!(again.stop("-TERM").0, Some(0));
@@ -214,7 +214,7 @@ fn as_many_files_may_be_open_as_the_administrator_allows() {
             "--no-local",
             "--data-dir",
         ])
-        .arg(&dir.0)
+        .arg(dir.path())
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()

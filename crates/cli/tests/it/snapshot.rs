@@ -12,7 +12,7 @@ impl Ground for Stage {
     const PROGRAM: &'static str = "windlass";
 
     fn home(&self) -> &Path {
-        &self.home.0.0
+        self.home.path()
     }
 
     fn snapshots(&self) -> &Path {
@@ -33,7 +33,7 @@ impl Ground for Home {
     const PROGRAM: &'static str = "windlass";
 
     fn home(&self) -> &Path {
-        &self.0.0
+        self.path()
     }
 
     fn snapshots(&self) -> &Path {
@@ -41,7 +41,7 @@ impl Ground for Home {
     }
 
     fn masks(&self) -> Vec<(String, &'static str)> {
-        let directory = self.0.0.display().to_string();
+        let directory = self.path().display().to_string();
         vec![(directory, "[DIR]"), (env!("CARGO_PKG_VERSION").to_owned(), "[VERSION]")]
     }
 

@@ -16,7 +16,7 @@ impl Stage {
     /// Without a machine: what is submitted waits, or is refused.
     pub(crate) fn new() -> Self {
         let home = Home::new();
-        let server = server::quiet(&home.0.0.join("data"), &["--admin-token", TOKEN]);
+        let server = server::quiet(&home.path().join("data"), &["--admin-token", TOKEN]);
         Self { server, home }
     }
 

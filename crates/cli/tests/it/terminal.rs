@@ -1,14 +1,10 @@
 //! A terminal of its own, in which a command runs and a test types: tmux, with a server for each test.
 
-use std::{
-    process::{Command, Stdio},
-    time::{Duration, Instant},
-};
+use std::process::{Command, Stdio};
+
+use windlass_testkit::wait::eventually_ok;
 
 use crate::{Home, snapshot::Ground, stage::Stage};
-
-const PATIENCE: Duration = Duration::from_secs(30);
-const LOOK_EVERY: Duration = Duration::from_millis(30);
 
 pub(crate) struct Terminal {
     socket: String,
@@ -82,15 +78,10 @@ impl Terminal {
     /// Waits until the screen is so, and returns it.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
-        let until = Instant::now() + PATIENCE;
-        loop {
+        eventually_ok(&format!("the screen {what}"), || {
             let screen = self.screen();
-            if is_so(&screen) {
-                return screen;
-            }
-            assert!(Instant::now() < until, "the screen never {what}:\n{screen}");
-            std::thread::sleep(LOOK_EVERY);
-        }
+            if is_so(&screen) { Ok(screen) } else { Err(screen) }
+        })
     }
 }
 

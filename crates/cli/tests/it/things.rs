@@ -5,6 +5,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use windlass_testkit::wait::eventually;
+
 use crate::{
     Ran,
     attached::needs_agent,
@@ -211,7 +213,7 @@ impl Cloud {
         let home = crate::Home::new();
         let script = home.0.file("cloud.yml", CLOUD);
         let args = ["--admin-token", TOKEN];
-        let server = server::with_mock_cloud(&home.0.0.join("data"), &args, &script);
+        let server = server::with_mock_cloud(&home.path().join("data"), &args, &script);
         let stage = Stage { server, home };
         stage.file("burst.yml", "type: fleet\nname: burst\nnodes: 0..2\nbackends: [mock]\nspot_policy: auto\nresources: {cpu: 1.., memory: 0.., disk: null, gpu: 0..}\n");
         stage.windlass(&["apply", "-f", "burst.yml", "-y"]).ok();
@@ -255,11 +257,7 @@ fn machines_their_jobs_and_their_cost_are_shown() {
     cloud.0.file("busy.yml", task);
     cloud.0.windlass(&["apply", "-f", "busy.yml", "-y", "-d"]).ok();
     let until = |args: &[&str], part: &str| {
-        let began = std::time::Instant::now();
-        while !cloud.0.windlass(args).ok().stdout.contains(part) {
-            assert!(began.elapsed() < std::time::Duration::from_secs(60), "no `{part}` in {args:?}");
-            std::thread::sleep(std::time::Duration::from_millis(200));
-        }
+        eventually(&format!("`{part}` in {args:?}"), || cloud.0.windlass(args).ok().stdout.contains(part));
     };
     until(&["ps"], "running");
     until(&["instance"], "busy");
@@ -315,11 +313,7 @@ fn volumes_are_made_shown_and_deleted() {
     story.run(&["volume", "delete", "disk"]);
     story.run(&["volume", "delete", "-y", "disk"]);
     story.end();
-    let began = std::time::Instant::now();
-    while !cloud.0.windlass(&["volume", "-o", "name"]).ok().stdout.is_empty() {
-        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the volume stays");
-        std::thread::sleep(std::time::Duration::from_millis(200));
-    }
+    eventually("the volume is gone", || cloud.0.windlass(&["volume", "-o", "name"]).ok().stdout.is_empty());
 }
 
 #[test]

@@ -110,5 +110,5 @@ fn top_without_a_terminal_names_what_scripts_use() {
     let refused = home.windlass(&["top"]);
     assert_eq!(refused.code, Some(2));
     refused.says("`windlass ps -o json`");
-    assert!(!home.0.0.join("home/server").exists(), "no server was started for that");
+    assert!(!home.path().join("home/server").exists(), "no server was started for that");
 }

@@ -211,29 +211,20 @@ impl Tar {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        path::{Path, PathBuf},
-    };
+    use std::{fs, path::Path};
+
+    use tempfile::TempDir;
 
     use super::{local_path, tar_of};
 
-    struct Dir(PathBuf);
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn dir(name: &str, files: &[(&str, &str)]) -> Dir {
-        let root = std::env::temp_dir().join(format!("windlass-archive-{name}-{}", std::process::id()));
+    fn dir(files: &[(&str, &str)]) -> TempDir {
+        let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
-            let path = root.join(path);
+            let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        Dir(root)
+        root
     }
 
     fn names(tar: &[u8]) -> Vec<String> {
@@ -244,19 +235,16 @@ mod tests {
 
     #[test]
     fn ignored_files_and_the_repository_itself_stay_here() {
-        let dir = dir(
-            "ignored",
-            &[
-                (".gitignore", "*.bin\n"),
-                (".dstackignore", "private/\n"),
-                (".git/config", "x"),
-                ("a.bin", "x"),
-                ("private/key", "x"),
-                (".env", "x"),
-                ("src/main.py", "x"),
-            ],
-        );
-        let found = names(&tar_of(&dir.0, Path::new("top")).unwrap());
+        let dir = dir(&[
+            (".gitignore", "*.bin\n"),
+            (".dstackignore", "private/\n"),
+            (".git/config", "x"),
+            ("a.bin", "x"),
+            ("private/key", "x"),
+            (".env", "x"),
+            ("src/main.py", "x"),
+        ]);
+        let found = names(&tar_of(dir.path(), Path::new("top")).unwrap());
         assert_eq!(
             found,
             ["top/", "top/.dstackignore", "top/.env", "top/.gitignore", "top/src", "top/src/main.py"]
@@ -266,14 +254,14 @@ mod tests {
     #[test]
     fn the_same_files_are_the_same_bytes() {
         let files = [("b", "2"), ("a", "1")];
-        let (one, two) = (dir("same-1", &files), dir("same-2", &files));
-        assert_eq!(tar_of(&one.0, Path::new("")).unwrap(), tar_of(&two.0, Path::new("")).unwrap());
+        let (one, two) = (dir(&files), dir(&files));
+        assert_eq!(tar_of(one.path(), Path::new("")).unwrap(), tar_of(two.path(), Path::new("")).unwrap());
     }
 
     #[test]
     fn too_much_is_refused_and_the_largest_file_is_named() {
-        let dir = dir("large", &[("small", "x"), ("large", &"x".repeat(3 << 20))]);
-        let said = tar_of(&dir.0, Path::new("")).unwrap_err().text();
+        let dir = dir(&[("small", "x"), ("large", &"x".repeat(3 << 20))]);
+        let said = tar_of(dir.path(), Path::new("")).unwrap_err().text();
         assert!(said.contains("large (3072 KiB)") && said.contains(".dstackignore"), "{said}");
     }
 

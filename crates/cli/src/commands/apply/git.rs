@@ -222,8 +222,11 @@ impl Git {
     /// From `base` to the files as they are, new ones that are not ignored included. The index and the
     /// objects of the repository stay as they are: both are borrowed.
     fn diff(&self, base: &str) -> Result<Vec<u8>, Problem> {
-        let scratch = Scratch::new()?;
-        let index = scratch.0.join("index");
+        let temp = tempfile::Builder::new()
+            .prefix("windlass-git-")
+            .tempdir()
+            .map_err(|error| Problem::caused("make a directory for git", &error))?;
+        let index = temp.path().join("index");
         let objects = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "objects"])?;
         let own = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "index"])?;
         if Path::new(&own).exists() {
@@ -234,11 +237,11 @@ impl Git {
             let mut command = self.command(args);
             command
                 .env("GIT_INDEX_FILE", &index)
-                .env("GIT_OBJECT_DIRECTORY", scratch.0.join("objects"))
+                .env("GIT_OBJECT_DIRECTORY", temp.path().join("objects"))
                 .env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &objects);
             command
         };
-        std::fs::create_dir(scratch.0.join("objects"))
+        std::fs::create_dir(temp.path().join("objects"))
             .map_err(|error| Problem::caused("make a directory for git", &error))?;
         self.bytes(&mut with(&["add", "--all", "."]))?;
         self.bytes(&mut with(&[
@@ -260,28 +263,11 @@ fn copy_index(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::File::options().write(true).open(to)?.set_modified(time)
 }
 
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Self, Problem> {
-        let name = format!("windlass-git-{}-{}", std::process::id(), &crate::local::draw()?[..8]);
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).map_err(|error| Problem::caused("make a directory for git", &error))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{fs, path::Path, process::Command};
 
-    use super::{Git, Scratch, copy_index, name_of};
+    use super::{Git, copy_index, name_of};
 
     #[test]
     fn a_repository_is_called_by_the_last_part_of_its_address() {
@@ -322,9 +308,10 @@ mod tests {
 
     #[test]
     fn what_the_remote_lacks_is_in_the_difference_and_the_index_is_left_alone() {
-        let scratch = Scratch::new().unwrap();
-        clone(&scratch.0);
-        let here = scratch.0.join("here");
+        let scratch = tempfile::tempdir().unwrap();
+        let scratch = scratch.path();
+        clone(scratch);
+        let here = scratch.join("here");
         let index = fs::read(here.join(".git/index")).unwrap();
         let found = Git::at(&here).unwrap().unwrap();
         assert_eq!(found.remote().unwrap().as_deref(), Some("origin"));
@@ -334,10 +321,10 @@ mod tests {
         assert_eq!(fs::read(here.join(".git/index")).unwrap(), index);
 
         // Applied to what the remote has, it gives what is here, but for what is ignored.
-        let there = scratch.0.join("there");
-        git(&scratch.0, &["clone", "--quiet", "remote.git", "there"]);
+        let there = scratch.join("there");
+        git(scratch, &["clone", "--quiet", "remote.git", "there"]);
         git(&there, &["checkout", "--quiet", &base]);
-        let patch = scratch.0.join("patch");
+        let patch = scratch.join("patch");
         fs::write(&patch, diff).unwrap();
         git(&there, &["apply", patch.to_str().unwrap()]);
         for name in ["kept", "unpushed", "new", ".gitignore"] {
@@ -350,8 +337,9 @@ mod tests {
     /// made in the same second as a commit, if the file is as long as before.
     #[test]
     fn the_copy_of_an_index_is_as_old_as_the_index() {
-        let scratch = Scratch::new().unwrap();
-        let (from, to) = (scratch.0.join("from"), scratch.0.join("to"));
+        let scratch = tempfile::tempdir().unwrap();
+        let scratch = scratch.path();
+        let (from, to) = (scratch.join("from"), scratch.join("to"));
         fs::write(&from, "index").unwrap();
         let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
         fs::File::options().write(true).open(&from).unwrap().set_modified(old).unwrap();
