@@ -8,22 +8,20 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use windlass_api::queue::{Client, encoded};
 use windlass_sim::invariants::containers::is_final;
+use windlass_testkit::{TempDir, temp_dir, wait::eventually_ok_async};
 
 use crate::server::{Options, Server, TOKEN, binary};
-
-/// Nothing here takes this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(30);
 
 /// A server with both doors, in a directory of its own.
 pub struct Ground {
     pub dir: PathBuf,
+    /// Kept when the test fails.
+    temp: TempDir,
     server: Option<Server>,
     pub https: String,
     /// Where dispatchers and executors are sent instead of the server itself.
@@ -44,8 +42,8 @@ pub struct Asked {
 
 impl Ground {
     pub async fn start(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("windlass-queue-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let temp = temp_dir(&format!("queue-{name}")).unwrap();
+        let dir = temp.path().to_owned();
         let (data, log) = (dir.join("data"), dir.join("server.log"));
         let options = Options {
             binary: &binary("windlass").unwrap(),
@@ -57,17 +55,15 @@ impl Ground {
             log: Some(&log),
         };
         let server = Server::start(&options).await.unwrap();
-        let since = Instant::now();
-        let https = loop {
+        let https = eventually_ok_async("the server is reached over HTTPS", async || {
             let said = std::fs::read_to_string(&log).unwrap();
-            if let Some((_, at)) = said.lines().find_map(|line| line.split_once("HTTPS is at https://")) {
-                break at.split_whitespace().next().unwrap_or_default().to_owned();
-            }
-            assert!(since.elapsed() < PATIENCE, "no HTTPS: {said}");
-            tokio::time::sleep(LOOK).await;
-        };
+            let found = said.lines().find_map(|line| line.split_once("HTTPS is at https://"));
+            found.map(|(_, at)| at.split_whitespace().next().unwrap_or_default().to_owned()).ok_or(said)
+        })
+        .await;
         Self {
             dir,
+            temp,
             server: Some(server),
             https,
             via: None,
@@ -186,19 +182,15 @@ impl Ground {
     }
 
     pub async fn until(&self, uuid: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        let since = Instant::now();
-        loop {
+        eventually_ok_async(what, async || {
             let record = self.client().get(&format!("containers/{uuid}")).await.unwrap();
-            if is(&record) {
-                return record;
-            }
-            assert!(since.elapsed() < PATIENCE, "{what}: {record}\n{}", self.dispatcher_log());
-            tokio::time::sleep(LOOK).await;
-        }
+            if is(&record) { Ok(record) } else { Err(format!("{record}\n{}", self.dispatcher_log())) }
+        })
+        .await
     }
 
     pub async fn ended(&self, uuid: &str) -> Value {
-        self.until(uuid, "it does not end", is_final).await
+        self.until(uuid, "it ends", is_final).await
     }
 
     /// All containers, by their names. No more than one page of them is expected.
@@ -270,8 +262,6 @@ impl Drop for Ground {
             // Some have ended by now, and nobody wants to hear of it.
             let _ = Command::new("kill").args(["-TERM", &pid.to_string()]).stderr(Stdio::null()).status();
         }
-        if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.dir);
-        }
+        self.temp.disable_cleanup(std::thread::panicking());
     }
 }

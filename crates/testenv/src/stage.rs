@@ -7,10 +7,7 @@
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -18,10 +15,13 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use crate::server::{Client, Options, Server, TOKEN, binary, submission};
-use windlass_testkit::lab::{Host, Lab};
+use windlass_testkit::{
+    TempDir,
+    lab::{Host, Lab},
+    temp_dir,
+    wait::{WITHIN, eventually_ok, eventually_ok_async},
+};
 
-/// Nothing here takes this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 /// A user nobody else is.
 const NOBODY: u32 = 47_111;
@@ -40,8 +40,8 @@ pub enum Machines {
 
 pub struct Stage {
     home: PathBuf,
-    /// Somebody else takes the directory away, or keeps it to look at.
-    is_kept: bool,
+    /// Removed at the end. None when the caller chose the directory and keeps it.
+    temp: Option<TempDir>,
     machines: Machines,
     /// The container engine of this machine, where it is not the tests' own.
     engine: Option<PathBuf>,
@@ -104,11 +104,9 @@ impl Stage {
     }
 
     fn dark(machines: Machines) -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let home = std::env::temp_dir().join(format!("windlass-e2e-{}-{number}", std::process::id()));
-        let mut stage = Self::at(home, machines);
-        stage.is_kept = false;
+        let temp = temp_dir("e2e").unwrap();
+        let mut stage = Self::at(temp.path().to_owned(), machines);
+        stage.temp = Some(temp);
         stage
     }
 
@@ -118,7 +116,7 @@ impl Stage {
         let (windlass, agent) = (binary("windlass").unwrap(), slim_agent());
         Self {
             home,
-            is_kept: true,
+            temp: None,
             machines,
             engine: None,
             env: Vec::new(),
@@ -253,7 +251,7 @@ impl Stage {
 
     /// Waits until the run has one of these statuses; an end that is not among them is a failure.
     pub async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
-        self.reaches_within(name, statuses, PATIENCE).await
+        self.reaches_within(name, statuses, WITHIN).await
     }
 
     pub async fn reaches_within(&mut self, name: &str, statuses: &[&str], patience: Duration) -> Value {
@@ -311,17 +309,17 @@ impl Stage {
 
     /// Waits until the log of a run that goes on contains some words.
     pub async fn says(&mut self, name: &str, words: &str) -> String {
-        let asked = Instant::now();
-        loop {
+        eventually_ok_async(&format!("{name} says {words:?}"), async || {
             let run = self.run(name).await;
             let log = self.log(&run).await;
             if log.contains(words) {
-                return log;
+                return Ok(log);
             }
             let over = FINAL.contains(&run["status"].as_str().unwrap_or_default());
-            assert!(!over && asked.elapsed() < PATIENCE, "{name} does not say {words:?}: {log:?}\n{run:#}");
-            tokio::time::sleep(LOOK).await;
-        }
+            assert!(!over, "{name} does not say {words:?}: {log:?}\n{run:#}");
+            Err(format!("{log:?}\n{run:#}"))
+        })
+        .await
     }
 
     pub async fn fleet(&mut self, name: &str) -> Value {
@@ -342,30 +340,18 @@ impl Stage {
 
     /// Waits until so many hosts of a fleet take jobs.
     pub async fn hosts_ready(&mut self, fleet: &str, hosts: usize) -> Value {
-        let asked = Instant::now();
-        loop {
+        eventually_ok_async(&format!("{hosts} hosts are ready"), async || {
             let found = self.fleet(fleet).await;
             let instances = found["instances"].as_array().unwrap().iter();
             let ready = instances.filter(|i| i["status"] == "idle" && i["unreachable"] != true).count();
-            if ready >= hosts {
-                return found;
-            }
-            assert!(
-                asked.elapsed() < PATIENCE,
-                "{ready} of {hosts} are ready: {found:#}\n{}",
-                self.server_log()
-            );
-            tokio::time::sleep(LOOK).await;
-        }
+            if ready >= hosts { Ok(found) } else { Err(format!("{ready}: {found:#}\n{}", self.server_log())) }
+        })
+        .await
     }
 
     /// Waits for something that shows outside of the server.
     pub fn eventually(&self, what: &str, holds: impl Fn() -> bool) {
-        let asked = Instant::now();
-        while !holds() {
-            assert!(asked.elapsed() < PATIENCE, "not so: {what}\n{}", self.server_log());
-            std::thread::sleep(LOOK);
-        }
+        eventually_ok(what, || if holds() { Ok(()) } else { Err(self.server_log()) });
     }
 
     /// Waits until something is true of a run.
@@ -407,9 +393,6 @@ impl Drop for Stage {
     fn drop(&mut self) {
         self.kill();
         sweep(&self.home);
-        if !self.is_kept {
-            let _ = std::fs::remove_dir_all(&self.home);
-        }
     }
 }
 
@@ -461,10 +444,9 @@ pub const IMAGE: &str = "windlass-e2e/busybox:1";
 
 /// An image of nothing but a static busybox, in an engine.
 pub fn busybox(engine: &Path) {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let dir = std::env::temp_dir().join(format!("windlass-e2e-image-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(dir.join("bin")).unwrap();
+    let temp = temp_dir("e2e-image").unwrap();
+    let dir = temp.path();
+    std::fs::create_dir(dir.join("bin")).unwrap();
     std::fs::copy("/usr/bin/busybox", dir.join("bin/busybox")).unwrap();
     for name in ["sh", "echo", "sleep", "cat", "env", "hostname", "tail"] {
         let _ = std::os::unix::fs::symlink("busybox", dir.join("bin").join(name));
@@ -472,7 +454,6 @@ pub fn busybox(engine: &Path) {
     let host = format!("unix://{}", engine.display());
     let script = format!("tar -C {} -c . | docker --host {host} import - {IMAGE}", dir.display());
     assert!(Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
-    std::fs::remove_dir_all(dir).unwrap();
 }
 
 /// A task with nothing but a name and commands.

@@ -4,12 +4,12 @@ use std::{
     fs::File,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
+use windlass_testkit::wait::{eventually_ok, eventually_ok_async};
 
-use super::{Caller, PATIENCE};
+use super::Caller;
 use crate::{server::binary, stage::Stage};
 
 /// A process of a gateway. It ends with this.
@@ -57,11 +57,7 @@ impl Node {
 
     /// Waits until it has ended by itself.
     pub fn ends(&mut self) {
-        let asked = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(asked.elapsed() < PATIENCE, "it does not end:\n{}", self.said());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        eventually_ok("the gateway ends", || self.child.try_wait().unwrap().ok_or_else(|| self.said()));
     }
 
     pub fn kill(&mut self) {
@@ -92,13 +88,10 @@ pub async fn gateway_with(stage: &mut Stage, name: &str, replicas: u32, certific
 
 /// Waits until it is in service, with so many processes.
 pub async fn is_running(stage: &mut Stage, nodes: usize) {
-    let asked = Instant::now();
-    loop {
+    eventually_ok_async("the gateway is in service", async || {
         let found = stage.project("gateways/get", &json!({"name": "entry"})).await;
-        if found["status"] == "running" && found["replicas"].as_array().unwrap().len() == nodes {
-            return;
-        }
-        assert!(asked.elapsed() < PATIENCE, "{found:#}\n{}", stage.server_log());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        let is_running = found["status"] == "running" && found["replicas"].as_array().unwrap().len() == nodes;
+        if is_running { Ok(()) } else { Err(format!("{found:#}\n{}", stage.server_log())) }
+    })
+    .await;
 }

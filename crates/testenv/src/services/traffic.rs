@@ -6,10 +6,12 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use super::{PATIENCE, caller::Caller};
+use windlass_testkit::wait::eventually;
+
+use super::caller::Caller;
 
 /// Somebody who asks again and again, until the end of the test.
 pub struct Traffic {
@@ -41,11 +43,8 @@ impl Traffic {
 
     /// Waits for some more answers.
     pub fn goes_on(&self) {
-        let (before, asked) = (self.answered.load(Ordering::Relaxed), Instant::now());
-        while self.answered.load(Ordering::Relaxed) < before + 20 {
-            assert!(asked.elapsed() < PATIENCE, "nobody answers");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let before = self.answered.load(Ordering::Relaxed);
+        eventually("requests are answered", || self.answered.load(Ordering::Relaxed) >= before + 20);
     }
 
     /// How many were answered, and what went wrong.

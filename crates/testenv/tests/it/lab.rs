@@ -7,6 +7,7 @@ use std::{
 
 use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{GUEST, Lab, WORKER};
+use windlass_testkit::wait::eventually;
 use windlass_tunnel::{Connection, TunnelError};
 
 const CAP: usize = 1 << 20;
@@ -112,21 +113,18 @@ fn lab_of_a_killed_process_is_cleared_by_the_next() {
             std::thread::park();
         }
     }
-    let told = std::env::temp_dir().join(format!("windlass-lab-hold.{}", std::process::id()));
+    let dir = windlass_testkit::temp_dir("lab-hold").unwrap();
+    let told = dir.path().join("key");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "lab::lab_of_a_killed_process_is_cleared_by_the_next"]).env(HOLD, &told);
     let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
-    let until = std::time::Instant::now() + Duration::from_secs(60);
-    let key = loop {
-        let key = std::fs::read_to_string(&told).unwrap_or_default();
-        if !key.is_empty() || std::time::Instant::now() > until {
-            break key;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let mut key = String::new();
+    eventually("the lab is up", || {
+        key = std::fs::read_to_string(&told).unwrap_or_default();
+        !key.is_empty()
+    });
     child.kill().unwrap();
     child.wait().unwrap();
-    let _ = std::fs::remove_file(&told);
     let dir = std::path::Path::new(&key).parent().unwrap();
     assert!(dir.exists());
     let number = dir.file_name().unwrap().to_str().unwrap().rsplit('-').next().unwrap().to_owned();

@@ -1,6 +1,6 @@
 //! From a bare host to a node and back.
 
-use std::{fs, os::unix::fs::MetadataExt, path::PathBuf, time::Duration};
+use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
 use windlass_backend::{
     Backend, BackendError, Deleted, Found, Machine, Order,
@@ -8,6 +8,7 @@ use windlass_backend::{
 };
 use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{GUEST, Host, Lab, WORKER};
+use windlass_testkit::wait::eventually_ok_async;
 use windlass_tunnel::{Connection, Pin};
 
 use super::ground::{agent, created, order, pids, remote, shim, site_of, start_task};
@@ -23,14 +24,11 @@ fn running(found: Found) -> Machine {
 
 /// An old connection is seen to be dead when its bytes are read; until then the host is silent.
 pub(crate) async fn until_found(remote: &Remote, order: &Order, machine: &Machine) -> Found {
-    let until = tokio::time::Instant::now() + Duration::from_secs(60);
-    loop {
-        match remote.find(order, machine).await {
-            Ok(found) => return found,
-            Err(BackendError::Unavailable { .. }) if tokio::time::Instant::now() < until => {}
-            Err(error) => panic!("{error}"),
-        }
-    }
+    eventually_ok_async("the host is found", async || match remote.find(order, machine).await {
+        Err(error @ BackendError::Unavailable { .. }) => Err(error),
+        found => Ok(found.unwrap()),
+    })
+    .await
 }
 
 /// Changes with every write to a file of the host.

@@ -8,6 +8,7 @@ use windlass_backend::{
 };
 use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{Host, Lab};
+use windlass_testkit::wait::eventually_async;
 
 use super::ground::{agent, created, order, pids, remote, shim, start_task};
 
@@ -72,10 +73,10 @@ async fn f15_systemd_keeps_the_agent_through_a_crash_a_reboot_and_an_upgrade() {
 
 /// Waits until the door is open: a starting agent runs before it answers.
 async fn shim_answers(host: &Host) {
-    let until = tokio::time::Instant::now() + Duration::from_secs(30);
-    while !host.run("test -S /var/lib/windlass/door/shim.sock").unwrap().status.success() {
-        assert!(tokio::time::Instant::now() < until);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let is_open = async || {
+        let test = host.run("test -S /var/lib/windlass/door/shim.sock").unwrap();
+        test.status.success().then_some(())
+    };
+    eventually_async("the agent's socket is there", is_open).await;
     shim(&host.target()).await.tasks().await.unwrap();
 }
