@@ -11,12 +11,13 @@ use serde_json::{Value, json};
 use windlass_agent::shim::journal::Kind;
 
 use super::ground::{
-    Ground, agent, assert_counted, assert_once, counting, detail_of, eventually, grows, journal_of,
-    kill_agent, log_len, pause_at, running, signal, start_agent,
+    Ground, agent, assert_counted, assert_once, counting, detail_of, grows, journal_of, kill_agent, log_len,
+    pause_at, running, signal, start_agent,
 };
 use crate::{Play, Row, Site, Trial};
 use windlass_testenv::stage::{small, submission_of};
 use windlass_testkit::lab::Host;
+use windlass_testkit::wait::eventually;
 
 pub(super) const ROWS: &[Row] = &[
     Row {

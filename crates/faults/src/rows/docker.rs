@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::ground::{assert_once, counting_until, detail_of, eventually};
+use super::ground::{assert_once, counting_until, detail_of};
 use crate::{Play, Row, Site, Trial};
 use windlass_testenv::stage::{IMAGE, Machines, Stage, busybox, submission_of, task};
 use windlass_testkit::lab::{
     engine::{Engine, Kind},
     registry::{Layers, Registry},
 };
+use windlass_testkit::wait::eventually;
 
 pub(super) const ROWS: &[Row] = &[
     Row {

@@ -15,10 +15,8 @@ use windlass_agent::shim::journal::{self, Record};
 use crate::{Site, Trial};
 use windlass_testenv::stage::{Machines, Stage};
 use windlass_testkit::lab::{Host, Lab};
+use windlass_testkit::wait::{WITHIN, eventually, eventually_ok_async};
 
-/// Nothing takes longer unless it is broken.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// What lies on a host that has an agent.
 const ROOT: &str = "/var/lib/windlass";
 
@@ -80,16 +78,6 @@ impl Drop for Ground {
             self.keep_words();
         }
     }
-}
-
-/// Waits until it is so and says how long that took.
-pub(super) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "not so: {what}");
-        std::thread::sleep(LOOK);
-    }
-    began.elapsed()
 }
 
 /// Sends a signal to one process; the process was there.
@@ -160,14 +148,12 @@ pub(super) fn assert_counted(log: &str) {
 /// Waits until the log of a run is longer than it was, and says how long that took.
 pub(super) async fn grows(stage: &mut Stage, name: &str, from: usize) -> Duration {
     let began = Instant::now();
-    loop {
+    eventually_ok_async(&format!("the log of {name} grows"), async || {
         let run = stage.run(name).await;
-        if stage.log(&run).await.len() > from {
-            return began.elapsed();
-        }
-        assert!(began.elapsed() < PATIENCE, "the log of {name} does not grow: {run:#}");
-        tokio::time::sleep(LOOK).await;
-    }
+        if stage.log(&run).await.len() > from { Ok(()) } else { Err(run) }
+    })
+    .await;
+    began.elapsed()
 }
 
 pub(super) async fn log_len(stage: &mut Stage, name: &str) -> usize {
@@ -188,7 +174,7 @@ pub(super) fn detail_of(stage: &Stage, submission: &Value) -> Option<String> {
     let path = stage.home().join("server/windlass.db");
     let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
     let db = rusqlite::Connection::open_with_flags(path, flags).unwrap();
-    db.busy_timeout(PATIENCE).unwrap();
+    db.busy_timeout(WITHIN).unwrap();
     db.query_row("SELECT termination_detail FROM jobs WHERE id = ?1", [id], |row| row.get(0)).unwrap()
 }
 

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::ground::{
-    Ground, LOOK, PATIENCE, assert_counted, assert_once, counting, eventually, grows, is_reachable, log_len,
-    running, signal, stubborn,
+    Ground, assert_counted, assert_once, counting, grows, is_reachable, log_len, running, signal, stubborn,
 };
 use crate::{Play, Row, Trial};
 use windlass_testenv::stage::{host_of, small, submission_of};
+use windlass_testkit::wait::{eventually, eventually_ok_async};
 
 pub(super) const ROWS: &[Row] = &[
     Row {
@@ -122,14 +122,11 @@ async fn one_way(trial: &mut Trial) {
     assert!(!is_reachable(ground.host(1)));
     let cut = Instant::now();
     trial.fired(what);
-    loop {
+    eventually_ok_async("the host is unreachable", async || {
         let fleet = ground.stage.fleet("lab").await;
-        if fleet["instances"][0]["unreachable"] == true {
-            break;
-        }
-        assert!(cut.elapsed() < PATIENCE, "nobody sees it: {fleet:#}");
-        tokio::time::sleep(LOOK).await;
-    }
+        if fleet["instances"][0]["unreachable"] == true { Ok(()) } else { Err(fleet) }
+    })
+    .await;
     trial.within("detected", Duration::from_secs(30), cut.elapsed());
     assert_eq!(ground.stage.run("kept").await["status"], "running");
     let had = log_len(&mut ground.stage, "kept").await;
@@ -204,14 +201,11 @@ async fn ssh(trial: &mut Trial) {
     ground.host(1).change_host_key().unwrap();
     trial.fired("host key changed");
     let began = Instant::now();
-    loop {
+    eventually_ok_async("the changed key is reported", async || {
         let said = ground.stage.fleet("lab").await["instances"][0].to_string();
-        if said.contains("key") && said.contains("changed") {
-            break;
-        }
-        assert!(began.elapsed() < PATIENCE, "nobody says so: {said}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        if said.contains("key") && said.contains("changed") { Ok(()) } else { Err(said) }
+    })
+    .await;
     trial.within("key noticed", Duration::from_secs(30), began.elapsed());
     let there = running(ground.host(1), "windlass");
     assert!(there.is_empty(), "C9: something of ours was started on a stranger: {there:?}");

@@ -19,13 +19,14 @@ use windlass_api::{
     runs::ConnectRequest,
 };
 
-use super::ground::{Ground, LOOK, PATIENCE, assert_once, eventually, signal};
+use super::ground::{Ground, assert_once, signal};
 use crate::{Play, Row, Site, Trial};
 use windlass_testenv::{
     server::{TOKEN, submission},
     stage::{Machines, Stage, small, submission_of, task},
 };
 use windlass_testkit::chaos::{Proxy, Weather};
+use windlass_testkit::wait::{WITHIN, eventually, eventually_async};
 
 pub(super) const ROWS: &[Row] = &[
     Row {
@@ -178,7 +179,7 @@ async fn shut_out(trial: &mut Trial) {
         };
         let mut port = client.connect_job("main", &request).await.unwrap();
         let mut hello = [0; 4];
-        tokio::time::timeout(PATIENCE, port.read_exact(&mut hello)).await.unwrap().unwrap();
+        tokio::time::timeout(WITHIN, port.read_exact(&mut hello)).await.unwrap().unwrap();
         assert_eq!(&hello, b"SSH-");
         trial.pause(0, 500).await;
         match what {
@@ -195,10 +196,10 @@ async fn shut_out(trial: &mut Trial) {
         }
         trial.fired(what);
         let shut = Instant::now();
-        let closed = tokio::time::timeout(PATIENCE, async { while let Ok(Some(_)) = log.next().await {} });
+        let closed = tokio::time::timeout(WITHIN, async { while let Ok(Some(_)) = log.next().await {} });
         closed.await.expect("X7: the log is still open");
         trial.within("log closed", Duration::from_secs(5), shut.elapsed());
-        let closed = tokio::time::timeout(PATIENCE, drained(&mut port));
+        let closed = tokio::time::timeout(WITHIN, drained(&mut port));
         closed.await.expect("X7: the port is still open");
         trial.within("port closed", Duration::from_secs(5), shut.elapsed());
     }
@@ -230,15 +231,11 @@ fn typed(stage: &Stage, args: &[&str]) -> Typed {
 
 /// Waits until the server knows a run.
 async fn appears(stage: &mut Stage, name: &str) {
-    let began = Instant::now();
-    loop {
+    eventually_async(&format!("{name} is submitted"), async || {
         let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
-        if runs.as_array().unwrap().iter().any(|run| run["run_spec"]["run_name"] == name) {
-            return;
-        }
-        assert!(began.elapsed() < PATIENCE, "{name} is not submitted");
-        tokio::time::sleep(LOOK).await;
-    }
+        runs.as_array().unwrap().iter().any(|run| run["run_spec"]["run_name"] == name).then_some(())
+    })
+    .await;
 }
 
 /// Connections to a port that are open on this machine.
@@ -322,15 +319,7 @@ async fn interrupted_twice(trial: &mut Trial, stage: &mut Stage) {
 
 /// One request on a connection of its own; it may be cut, and is then said again.
 async fn asked(address: &str, path: &str, key: Option<&str>, body: &Value) -> Value {
-    let began = Instant::now();
-    loop {
-        let answer = attempt(address, path, key, body).await;
-        if let Some(answer) = answer {
-            return answer;
-        }
-        assert!(began.elapsed() < PATIENCE, "{path} is never answered");
-        tokio::time::sleep(LOOK).await;
-    }
+    eventually_async(&format!("{path} is answered"), async || attempt(address, path, key, body).await).await
 }
 
 async fn attempt(address: &str, path: &str, key: Option<&str>, body: &Value) -> Option<Value> {

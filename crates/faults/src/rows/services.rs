@@ -16,6 +16,7 @@ use windlass_testenv::{
     stage::{Machines, Stage},
 };
 use windlass_testkit::lab::Lab;
+use windlass_testkit::wait::eventually_ok;
 
 pub(super) const ROWS: &[Row] = &[
     Row {
@@ -54,19 +55,15 @@ pub(super) const ROWS: &[Row] = &[
 
 /// The bound of F21.
 const SERVES_WITHIN: Duration = Duration::from_secs(2);
-const LOOK: Duration = Duration::from_millis(20);
 
 /// How long it takes until somebody is answered so.
 fn until_answered(caller: &Caller, status: u16, said: impl Fn() -> String) -> Duration {
     let began = Instant::now();
-    loop {
-        let got = caller.get("/");
-        if got.as_ref().is_ok_and(|got| got.status == status) {
-            return began.elapsed();
-        }
-        assert!(began.elapsed() < PATIENCE, "{got:?}\n{}", said());
-        std::thread::sleep(LOOK);
-    }
+    eventually_ok(&format!("the answer is {status}"), || match caller.get("/") {
+        Ok(got) if got.status == status => Ok(()),
+        got => Err(format!("{got:?}\n{}", said())),
+    });
+    began.elapsed()
 }
 
 /// A gateway with one service that needs no token, and its process.

@@ -1,20 +1,18 @@
 //! The fault matrix judges as it says: a row that proved nothing has failed, and so has one that was too late.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use windlass_faults::{self as faults, Order, Outcome, Play, Row, Running, Trial, report};
+use windlass_testkit::{TempDir, temp_dir};
 
 fn row(play: fn(&mut Trial) -> Running<'_>) -> Row {
     let (injection, expected, bound, proves) = ("something", "nothing", "≤ 1 s", "R1 R2");
     Row { id: "F0", injection, expected, bound, proves, play: Play::Now(play) }
 }
 
-fn dir(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!("windlass-faults-test-{name}-{}", std::process::id()))
-}
-
-fn played(name: &str, row: Row, times: u64) -> Vec<Outcome> {
-    let order = Order { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, slack: 1, dir: dir(name) };
+fn played(dir: &TempDir, row: Row, times: u64) -> Vec<Outcome> {
+    let dir = dir.path().to_owned();
+    let order = Order { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, slack: 1, dir };
     let mut outcomes = faults::play(&order, |_| {}).unwrap();
     outcomes.sort_by_key(|outcome| outcome.seed);
     outcomes
@@ -29,20 +27,21 @@ fn the_matrix_has_each_row_once_and_in_order() {
 
 #[test]
 fn a_row_whose_fault_fired_leaves_nothing_behind() {
-    let outcomes = played("clean", row(|trial| Box::pin(async move { trial.fired("harm") })), 3);
+    let dir = temp_dir("faults").unwrap();
+    let outcomes = played(&dir, row(|trial| Box::pin(async move { trial.fired("harm") })), 3);
     let seeds: Vec<u64> = outcomes.iter().map(|outcome| outcome.seed).collect();
     assert_eq!(seeds, [7, 8, 9]);
     for outcome in &outcomes {
         assert_eq!((outcome.violations.len(), outcome.fired.as_slice()), (0, &[("harm", 1)][..]));
     }
-    std::fs::remove_dir(dir("clean")).unwrap();
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
 }
 
 #[test]
 fn a_row_of_which_no_fault_fired_has_failed() {
-    let outcomes = played("idle", row(|_| Box::pin(async move {})), 1);
+    let dir = temp_dir("faults").unwrap();
+    let outcomes = played(&dir, row(|_| Box::pin(async move {})), 1);
     assert!(outcomes[0].violations[0].contains("no fault fired"), "{outcomes:?}");
-    std::fs::remove_dir_all(dir("idle")).unwrap();
 }
 
 #[test]
@@ -54,7 +53,8 @@ fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
             assert!(trial.seed == 0, "R7: twice");
         })
     });
-    let outcomes = played("broken", broken, 1);
+    let dir = temp_dir("faults").unwrap();
+    let outcomes = played(&dir, broken, 1);
     let outcome = &outcomes[0];
     assert!(outcome.violations[0].contains("R7: twice"), "{outcome:?}");
     let kept = outcome.kept.clone().unwrap();
@@ -64,7 +64,6 @@ fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
         "{}",
         report::told(outcome)
     );
-    std::fs::remove_dir_all(dir("broken")).unwrap();
 }
 
 #[test]
@@ -78,7 +77,8 @@ fn a_time_beyond_its_bound_is_a_violation_and_the_nearest_is_shown() {
             }
         })
     });
-    let outcomes = played("late", late, 2);
+    let dir = temp_dir("faults").unwrap();
+    let outcomes = played(&dir, late, 2);
     assert_eq!(outcomes[0].violations.len(), 0);
     assert!(outcomes[1].violations[0].contains("slow took 2"), "{outcomes:?}");
     let rows = [late];
@@ -89,5 +89,4 @@ fn a_time_beyond_its_bound_is_a_violation_and_the_nearest_is_shown() {
         report::markdown(&lines).contains("| F0 | something | nothing | ≤ 1 s | R1 R2 | 2 | harm 2 | 1 |")
     );
     assert_eq!(report::json(&lines)["rows"][0]["worst"]["took_ms"], 2000);
-    std::fs::remove_dir_all(dir("late")).unwrap();
 }
