@@ -97,16 +97,14 @@ mod tests {
 
     #[test]
     fn every_trace_of_a_directory_is_replayed_for_every_tightness() {
-        let dir = std::env::temp_dir().join(format!("windlass-spot-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let dir = windlass_testkit::temp_dir("spot").unwrap();
         let ticks = vec!["1"; 2_000].join(",");
         std::fs::write(
-            dir.join("calm.json"),
+            dir.path().join("calm.json"),
             format!("{{\"metadata\":{{\"gap_seconds\":300}},\"data\":[{ticks}]}}"),
         )
         .unwrap();
-        let rows = replayed(&Plan { traces: dir.clone(), starts: 3, optima: 1 }).unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
+        let rows = replayed(&Plan { traces: dir.path().to_owned(), starts: 3, optima: 1 }).unwrap();
         assert_eq!(rows.iter().map(|row| row.trace.as_str()).collect::<Vec<_>>(), ["calm"; 3]);
         assert!(rows.iter().all(|row| row.missed == [0; 3] && row.uniform < 0.31), "{rows:?}");
     }

@@ -16,7 +16,7 @@ use windlass_api::agent::{client::Shim, runner::Submit};
 
 use engine::Engine;
 use host::{Host, Task};
-use windlass_testkit::temp_dir;
+use windlass_testkit::{rng::Rng, temp_dir};
 
 /// How often short things are repeated.
 const TIMES: usize = 20;
@@ -108,7 +108,7 @@ async fn first_line(host: &Host, image: &str) -> Result<(Duration, Duration)> {
 /// How fast output is kept, alone and while others read it.
 async fn output(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let noise = scratch.join("noise");
-    std::fs::write(&noise, (0..OUTPUT / 8).flat_map(|n| scrambled(n).to_le_bytes()).collect::<Vec<u8>>())?;
+    std::fs::write(&noise, Rng::new(1).bytes(OUTPUT))?;
     let host = Host::start(agent, &scratch.join("output"), &["--runtime", "process"])?;
     let file = noise.to_str().context("a path that is text")?;
     for tailers in [0, TAILERS] {
@@ -194,11 +194,6 @@ fn job(commands: &[&str]) -> Result<Submit> {
     let job =
         json!({"run": {"id": "bench"}, "job_spec": {"commands": commands, "user": {"username": "root"}}});
     Ok(serde_json::from_value(job)?)
-}
-
-/// Bytes that do not repeat.
-fn scrambled(n: usize) -> u64 {
-    (n as u64 ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(29)
 }
 
 fn median(taken: &mut [Duration]) -> Duration {
