@@ -1,5 +1,3 @@
 //! The benchmarks' own tests.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
-
 mod performance;
