@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::Reach;
 use windlass_server::{
-    agents::{Agents, discard},
+    agents::Agents,
     logs::{Log, Store, Stream},
 };
 use windlass_testkit::wait::{WITHIN, eventually_async};
@@ -49,7 +49,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
             asked.elapsed()
         ));
         assert!(kit.is_due("jobs", id.0).await, "the hint comes after the commit");
-        discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
+        kit.discard(at).await;
     }
     let mut taken = Vec::new();
     for n in 0..20 {
@@ -122,5 +122,5 @@ async fn output_is_copied_without_being_asked_for(kit: &Kit) {
     let log = Log { project: kit.made.project, run, submission: id, stream: Stream::Job };
     let is_copied = async || (kit.app.logs().end(&log).await.unwrap() >= 6).then_some(());
     eventually_async("the log is copied", is_copied).await;
-    discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
+    kit.discard(at).await;
 }

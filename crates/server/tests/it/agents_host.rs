@@ -18,7 +18,7 @@ use windlass_model::{
     instance,
 };
 use windlass_server::{
-    agents::{AgentError, Agents, Call, Start, Wire, enrol},
+    agents::{AgentError, Agents, Call, Start, Wire, discard, enrol},
     app::App,
     config::{Given, Settings},
     db::{Db, Unit, Val, instances},
@@ -141,6 +141,15 @@ impl Kit {
             if info.status == status { Ok(()) } else { Err(format!("{info:?}")) }
         })
         .await;
+    }
+
+    /// Ends and removes the task as a pass does: the end takes its time, and nothing is removed before it.
+    pub(crate) async fn discard(&self, call: Call) {
+        let gone = async || match discard(&*self.wire, call, "terminated_by_server").await {
+            Err(AgentError::Conflict { reason }) => Err(reason),
+            answer => Ok(answer.unwrap()),
+        };
+        eventually_ok_async("the task is removed", gone).await;
     }
 
     /// Starts the job as a pass does: a runner that does not listen yet is asked again.

@@ -5,11 +5,11 @@ use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::Reach;
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::{
-    agents::{AgentError, Agents, discard},
+    agents::{AgentError, Agents},
     db::{Unit, instances},
     secrets::Belongs,
 };
-use windlass_testkit::wait::{eventually_async, eventually_ok_async};
+use windlass_testkit::wait::eventually_async;
 
 use crate::{
     agents_host::{Kit, Shim, call, job, machine, new_instance, task},
@@ -57,11 +57,7 @@ async fn a_task_is_driven_through_ssh() {
     shim.kill();
     shim.start_again();
     assert_eq!(kit.until_reached(shim.instance).await, [id]);
-    // The end of a task takes a moment, and nothing is removed before it.
-    eventually_ok_async("the task is removed", async || {
-        discard(&*kit.wire, at, "terminated_by_server").await
-    })
-    .await;
+    kit.discard(at).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,7 +6,7 @@ use tokio::{io::AsyncReadExt, net::UnixListener};
 use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::Reach;
 use windlass_model::id::SubmissionId;
-use windlass_server::agents::{AgentError, Agents, CALL_WITHIN, discard, enrol};
+use windlass_server::agents::{AgentError, Agents, CALL_WITHIN, enrol};
 use windlass_testkit::wait::eventually_async;
 
 use crate::agents_host::{Kit, Shim, call, figure, job, task};
@@ -41,7 +41,7 @@ async fn a_task_is_driven_from_submission_to_removal() {
 
     let alive = wire.remove_task(at(1)).await;
     assert!(matches!(alive, Ok(()) | Err(AgentError::Conflict { .. })), "{alive:?}");
-    discard(&**wire, at(2), "terminated_by_server").await.unwrap();
+    kit.discard(at(2)).await;
     let gone = wire.submit_task(at(3), &task(submission())).await;
     assert!(matches!(gone, Err(AgentError::Gone { .. })), "{gone:?}");
     assert!(wire.tasks(shim.instance).await.unwrap().is_empty());
@@ -78,7 +78,7 @@ async fn a_stop_ends_the_commands_and_files_arrive() {
     wire.stop_job(at).await.unwrap();
     assert_eq!(kit.until_ended(at).await.0, "terminated");
     figure(format_args!("stop, from the call to the recorded end: {:?}", stopped.elapsed()));
-    discard(&**wire, at, "terminated_by_server").await.unwrap();
+    kit.discard(at).await;
 }
 
 /// One file in the plainest archive there is.
@@ -155,7 +155,7 @@ async fn f14_the_next_call_finds_a_shim_that_was_killed_and_came_back() {
     assert!(matches!(&down, Err(AgentError::Unreachable { why, .. }) if why.contains("socket")), "{down:?}");
     shim.start_again();
     kit.until_reached(shim.instance).await;
-    discard(&*kit.wire, at, "terminated_by_server").await.unwrap();
+    kit.discard(at).await;
 }
 
 /// Somebody who takes connections and reads.

@@ -61,6 +61,8 @@ const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
 const SWEEP_MAX: Duration = Duration::from_secs(60 * 60);
 /// One in so many seeds has managed jobs: they are what costs most.
 const MANAGED_EVERY: u64 = 2;
+/// Of a hundred, how many are of the kind that a seed has more of.
+const MOSTLY: u64 = 70;
 /// How often the safety checkers look.
 const LOOK_EVERY: Duration = Duration::from_secs(120);
 
@@ -83,16 +85,32 @@ pub struct Report {
     pub virtual_secs: u64,
 }
 
+/// What a seed has more of than chance would give it. A planted bug that needs one kind of trouble is caught sooner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// A bit of everything, as chance has it.
+    Mixed,
+    /// The database's clock jumps ahead often: leases end earlier than their holders can know.
+    ClockJumps,
+    /// Most calls are slow: passes last longer than a lease.
+    SlowCalls,
+}
+
 /// Plays one seed from beginning to end.
 pub fn play(seed: u64) -> Result<Report> {
     play_keeping(seed, None)
+}
+
+/// Plays one seed with more of one kind of trouble.
+pub fn play_with(seed: u64, trouble: Trouble) -> Result<Report> {
+    virtual_time()?.block_on(async { Sim::begin(seed, trouble)?.play().await })
 }
 
 /// Plays one seed. If it breaks an invariant, its database is kept in that folder as `seed-N.db`.
 pub fn play_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
     // Inside, where time is virtual from the first moment on.
     virtual_time()?.block_on(async {
-        let sim = Sim::begin(seed)?;
+        let sim = Sim::begin(seed, Trouble::Mixed)?;
         let db = sim.db.clone();
         let report = sim.play().await?;
         if let Some(folder) = folder.filter(|_| !report.violations.is_empty()) {
@@ -110,6 +128,7 @@ fn virtual_time() -> Result<tokio::runtime::Runtime> {
 
 struct Sim {
     seed: u64,
+    trouble: Trouble,
     rng: Rng,
     world: SharedWorld,
     db: Db,
@@ -131,7 +150,7 @@ fn ssh_key() -> Result<String> {
 }
 
 impl Sim {
-    fn begin(seed: u64) -> Result<Self> {
+    fn begin(seed: u64, trouble: Trouble) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let started = Instant::now();
         let clock_ahead = Arc::new(AtomicI64::new(0));
@@ -152,6 +171,7 @@ impl Sim {
             (0..count).map(|n| Replica::new(n, &db, &world, &watch, shared.clone(), rng.fork())).collect();
         Ok(Self {
             seed,
+            trouble,
             rng,
             world,
             db,
@@ -216,17 +236,20 @@ impl Sim {
 
     fn set_misfortune(&mut self, on: bool) {
         let (rates, storm, hints_lost) = if on {
-            let rates = Rates {
+            let mut rates = Rates {
                 lost: self.rng.between(0, 6),
                 unanswered: self.rng.between(0, 6),
                 doubled: self.rng.between(0, 8),
                 slow: self.rng.between(0, 10),
             };
-            let storm = Storm {
+            let mut storm = Storm {
                 refused: self.rng.between(0, 2),
                 acknowledgement_lost: self.rng.between(0, 2),
                 slow: self.rng.between(0, 5),
             };
+            if self.trouble == Trouble::SlowCalls {
+                (rates.slow, storm.slow) = (MOSTLY, MOSTLY);
+            }
             (rates, storm, *self.rng.pick(&[0, 20, 100]))
         } else {
             (Rates::default(), Storm::default(), 0)
@@ -277,7 +300,8 @@ impl Sim {
 
     fn break_something(&mut self) {
         let victim = self.rng.between(0, self.replicas.len() as u64 - 1) as usize;
-        match self.rng.between(1, 12) {
+        let jumps = self.trouble == Trouble::ClockJumps && self.rng.chance(MOSTLY);
+        match if jumps { 12 } else { self.rng.between(1, 12) } {
             1..=4 => {
                 let back = self.rng.millis(100, 60_000);
                 self.replicas[victim].kill(back);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use windlass_model::id::RunId;
 
-use super::{EPOCH_US, Sim, virtual_time};
+use super::{EPOCH_US, Sim, Trouble, virtual_time};
 
 const MINUTE_US: i64 = 60_000_000;
 
@@ -37,7 +37,7 @@ async fn seen(sim: &mut Sim, run: RunId) -> (String, Vec<(i64, String)>) {
 #[test]
 fn a_schedule_starts_its_run_with_the_minute_and_again_with_the_next() {
     let played = async {
-        let mut sim = Sim::begin(1).unwrap();
+        let mut sim = Sim::begin(1, Trouble::Mixed).unwrap();
         sim.prepare().await.unwrap();
         for replica in &mut sim.replicas {
             replica.start();

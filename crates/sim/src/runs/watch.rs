@@ -46,24 +46,32 @@ impl Watch {
         self.0.lock().passes
     }
 
-    /// Notes that a replica starts on a row. Nobody else may be at it, except one that is frozen and cannot
-    /// let go (its writes and calls are fenced; that is another checker's business).
+    /// Notes that a replica starts on a row. Nobody else may be at it, unless the one with the older lease could
+    /// not know that it ended: it is frozen, or the database's clock has jumped since it asked. (Its writes and
+    /// calls are fenced; that is another checker's business.)
     fn enter(&self, queue: Queue, lease: &Lease, replica: usize, freeze: &Freeze) -> Working {
         let mut seen = self.0.lock();
         seen.passes += 1;
         let key = (queue.table, lease.id);
         let me = Worker { replica, epoch: lease.epoch, asked_at: lease.asked_at, freeze: freeze.clone() };
         let jumped = seen.jumped;
-        if let Some(other) = seen.working.insert(key, me)
-            && !other.freeze.was_frozen()
-            && jumped.is_none_or(|at| at < other.asked_at)
-        {
-            let what = format!(
-                "{} {}: replica {replica} starts on it while replica {} is still at it",
-                queue.table, lease.id, other.replica
-            );
-            seen.violations.push(Violation { id: "L9", what });
+        let other = seen.working.remove(&key);
+        if let Some(other) = &other {
+            let older = if other.epoch < me.epoch { other } else { &me };
+            if !older.freeze.was_frozen() && jumped.is_none_or(|at| at < older.asked_at) {
+                let what = format!(
+                    "{} {}: replica {replica} starts on it while replica {} is still at it",
+                    queue.table, lease.id, other.replica
+                );
+                seen.violations.push(Violation { id: "L9", what });
+            }
         }
+        // The one with the newer lease is the one that the next must not meet.
+        let newer = match other {
+            Some(other) if other.epoch > me.epoch => other,
+            _ => me,
+        };
+        seen.working.insert(key, newer);
         Working { watch: self.clone(), key, epoch: lease.epoch }
     }
 }
@@ -186,5 +194,48 @@ impl<P: BatchPipeline> BatchPipeline for Many<P> {
         // A batch reads and writes and calls nobody: its guards are all it has, and all it needs.
         let outcomes = self.inner.process(leases).await?;
         Ok(outcomes.into_iter().map(|(id, applied)| (id, self.eye.mislay(applied))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::advance;
+
+    use super::*;
+
+    const QUEUE: Queue = Queue { pipeline: "instances", table: "instances", statuses: &[] };
+
+    fn lease(epoch: i64) -> Lease {
+        Lease { id: Uuid::nil(), token: Uuid::from_u128(1), epoch, taken_at: 0, asked_at: Instant::now() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_at_one_row_are_a_violation_whoever_comes_second() {
+        for (first, second) in [(1, 2), (2, 1)] {
+            let watch = Watch::default();
+            let _first = watch.enter(QUEUE, &lease(first), 0, &Freeze::default());
+            let _second = watch.enter(QUEUE, &lease(second), 1, &Freeze::default());
+            assert_eq!(watch.violations().len(), 1, "{first} before {second}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_jump_of_the_clock_excuses_the_older_lease_and_no_other() {
+        for late in [1, 2] {
+            let watch = Watch::default();
+            let old = lease(1);
+            advance(Duration::from_secs(1)).await;
+            watch.clock_jumps();
+            advance(Duration::from_secs(1)).await;
+            let new = lease(2);
+            let (first, second) = if late == 1 { (&new, &old) } else { (&old, &new) };
+            let _first = watch.enter(QUEUE, first, 0, &Freeze::default());
+            let _second = watch.enter(QUEUE, second, 1, &Freeze::default());
+            assert_eq!(watch.violations(), [], "the older lease starts {late}.");
+            let _third = watch.enter(QUEUE, &lease(3), 2, &Freeze::default());
+            assert_eq!(watch.violations().len(), 1, "the newer lease is still in work");
+        }
     }
 }
