@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn only_db_and_those_who_check_may_hold_sql() {
         assert!(may_hold_sql("crates/server/src/db/jobs.rs"));
-        assert!(may_hold_sql("crates/server/tests/it/runs.rs"));
+        assert!(may_hold_sql("crates/server-tests/tests/it/runs.rs"));
         assert!(may_hold_sql("crates/sim/src/invariants.rs"));
         assert!(may_hold_sql("crates/testenv/src/replicas.rs"));
         assert!(!may_hold_sql("crates/server/src/services/runs.rs"));

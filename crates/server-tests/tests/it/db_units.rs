@@ -307,7 +307,7 @@ async fn every_statement_prepares(db: &Db) {
     let mut all: BTreeSet<String> =
         windlass_server::db::statements().into_iter().map(str::to_owned).collect();
     assert!(all.len() > 40, "the tables list only {}", all.len());
-    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/db")).unwrap() {
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../server/src/db")).unwrap() {
         let path = entry.unwrap().path();
         if path.is_file() {
             all.extend(statements_in(&std::fs::read_to_string(path).unwrap()));
