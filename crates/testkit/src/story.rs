@@ -1,7 +1,7 @@
 //! Stories: commands one after the other, and what each came to, held against a file of the tests.
 //!
-//! What differs from one run to the next is masked: ids, times, ages, ports, directories, the version. With
-//! `UPDATE=1` in the environment the files are written instead; read their difference before you commit it.
+//! What differs from one run to the next is masked: ids, times, ages, ports, directories, the version. `insta` compares
+//! and keeps the files: `cargo insta review` shows each difference and asks, `INSTA_UPDATE=always` takes them all.
 //!
 //! ```ignore
 //! let mut story = Story::new("volume", &stage);
@@ -14,7 +14,10 @@ use std::{
     fmt::Write as _,
     path::Path,
     process::{Command, Output},
+    sync::LazyLock,
 };
+
+use regex::Regex;
 
 /// What a command came to.
 #[derive(Debug)]
@@ -59,8 +62,8 @@ pub fn ran(command: &mut Command) -> Ran {
 pub trait Ground {
     /// What is typed first.
     const PROGRAM: &'static str;
-    /// Forms of text that differ each time here, before those that every story knows.
-    const FORMS: &'static [Form] = &[];
+    /// Patterns of text that differs each time here, looked for before those that every story knows.
+    const PATTERNS: &'static [Pattern] = &[];
     /// A directory that goes with the test.
     fn home(&self) -> &Path;
     /// The directory of the kept files.
@@ -123,32 +126,12 @@ impl<'a, G: Ground> Story<'a, G> {
         }
         let text: Vec<&str> = text.lines().map(str::trim_end).collect();
         let text = text.join("\n") + "\n";
-        let path = self.ground.snapshots().join(format!("{}.txt", self.name));
-        if std::env::var_os("UPDATE").is_some() {
-            let written =
-                std::fs::create_dir_all(self.ground.snapshots()).and_then(|()| std::fs::write(&path, text));
-            written.unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
-            return;
-        }
-        let kept = std::fs::read_to_string(&path).unwrap_or_default();
-        if kept == text {
-            return;
-        }
-        let at = kept.lines().zip(text.lines()).take_while(|(kept, now)| kept == now).count();
-        let around = |text: &str| {
-            text.lines()
-                .skip(at.saturating_sub(3))
-                .take(8)
-                .map(|line| format!("    {line}\n"))
-                .collect::<String>()
-        };
-        panic!(
-            "`{}` differs from line {}\n  kept:\n{}  now:\n{}`UPDATE=1` writes it anew; all of it now:\n{text}",
-            path.display(),
-            at + 1,
-            around(&kept),
-            around(&text),
-        );
+        let mut settings = insta::Settings::new();
+        settings.set_snapshot_path(self.ground.snapshots());
+        settings.set_prepend_module_to_snapshot(false);
+        settings.set_omit_expression(true);
+        settings.set_description("Commands and what each came to");
+        settings.bind(|| insta::assert_snapshot!(self.name, text));
     }
 }
 
@@ -167,31 +150,43 @@ fn quoted(arg: &str) -> String {
     if !arg.is_empty() && arg.chars().all(plain) { arg.to_owned() } else { format!("'{arg}'") }
 }
 
-/// A form of text that differs each time: its length where `rest` starts with one, and what is shown for it.
-pub type Form = fn(&str) -> Option<(usize, &'static str)>;
-const FORMS: [Form; 6] = [uuid, moment, age, address, token, key];
+/// A regular expression, and what is shown for what it finds.
+pub type Pattern = (&'static str, &'static str);
+
+const AGE: &str = "[AGE]";
+const PATTERNS: [Pattern; 7] = [
+    (r"\b[[:xdigit:]]{8}-(?:[[:xdigit:]]{4}-){3}[[:xdigit:]]{12}\b", "[ID]"),
+    (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.+:Z-]*", "[TIME]"),
+    (r"\b\d+ (?:s|min|h|d) ago\b", AGE),
+    // Alone in a cell.
+    (r"(?m)\bnow($|  )", "[AGE]$1"),
+    (r"\b127\.0\.0\.1:\d+", "127.0.0.1:[PORT]"),
+    (r"\bwl_[[:alnum:]_-]{17,}", "[TOKEN]"),
+    (r"\bssh-ed25519 [[:alnum:]+/=]{17,}", "[KEY]"),
+];
 
 fn masked<G: Ground>(text: &str) -> String {
-    mask(text, G::FORMS)
+    mask(text, G::PATTERNS)
 }
 
-fn mask(text: &str, own: &[Form]) -> String {
-    let mut out = String::new();
-    let (mut at, mut inside, mut aged) = (0, false, false);
-    while let Some(letter) = text[at..].chars().next() {
-        let found = own.iter().chain(&FORMS).find_map(|form| form(&text[at..])).filter(|_| !inside);
-        if let Some((len, mask)) = found {
-            out.push_str(mask);
-            aged |= mask == "[AGE]" || !own.is_empty();
-            at += len;
-            continue;
-        }
-        inside = letter.is_alphanumeric();
-        out.push(letter);
-        at += letter.len_utf8();
+fn mask(text: &str, own: &[Pattern]) -> String {
+    static KNOWN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| compiled(&PATTERNS));
+    let mut out = text.to_owned();
+    let mut has_own = false;
+    for (pattern, mask) in compiled(own) {
+        has_own |= pattern.is_match(&out);
+        out = pattern.replace_all(&out, mask).into_owned();
+    }
+    for (pattern, mask) in &*KNOWN {
+        out = pattern.replace_all(&out, *mask).into_owned();
     }
     // A column with ages is as wide as the longest of them; what only this ground knows has no width of its own either.
-    if aged { out.split_inclusive('\n').map(narrow).collect() } else { out }
+    if has_own || out.contains(AGE) { out.split_inclusive('\n').map(narrow).collect() } else { out }
+}
+
+fn compiled(patterns: &[Pattern]) -> Vec<(Regex, &'static str)> {
+    let compile = |(pattern, mask): &Pattern| (Regex::new(pattern).expect("a pattern of the tests"), *mask);
+    patterns.iter().map(compile).collect()
 }
 
 /// Two spaces where there are more, but not at the start of the line.
@@ -208,64 +203,6 @@ fn narrow(line: &str) -> String {
     out
 }
 
-fn uuid(rest: &str) -> Option<(usize, &'static str)> {
-    let bytes = rest.as_bytes().get(..36)?;
-    let fits = |(at, byte): (usize, &u8)| {
-        if matches!(at, 8 | 13 | 18 | 23) { *byte == b'-' } else { byte.is_ascii_hexdigit() }
-    };
-    bytes.iter().enumerate().all(fits).then_some((36, "[ID]"))
-}
-
-/// `2026-11-20T09:00:00…`, and with a space between.
-fn moment(rest: &str) -> Option<(usize, &'static str)> {
-    let bytes = rest.as_bytes().get(..19)?;
-    let fits = |(at, byte): (usize, &u8)| match at {
-        4 | 7 => *byte == b'-',
-        10 => matches!(byte, b'T' | b' '),
-        13 | 16 => *byte == b':',
-        _ => byte.is_ascii_digit(),
-    };
-    if !bytes.iter().enumerate().all(fits) {
-        return None;
-    }
-    let more = rest[19..].find(|letter: char| !(letter.is_ascii_digit() || ".+:Z-".contains(letter)));
-    Some((more.map_or(rest.len(), |more| 19 + more), "[TIME]"))
-}
-
-/// `5 s ago`, and `now` alone in a cell.
-fn age(rest: &str) -> Option<(usize, &'static str)> {
-    if let Some(after) = rest.strip_prefix("now") {
-        let cell = after.is_empty() || after.starts_with('\n') || after.starts_with("  ");
-        return cell.then_some((3, "[AGE]"));
-    }
-    let digits = rest.find(|letter: char| !letter.is_ascii_digit()).filter(|digits| *digits > 0)?;
-    let unit = [" s ago", " min ago", " h ago", " d ago"]
-        .into_iter()
-        .find(|unit| rest[digits..].starts_with(unit))?;
-    Some((digits + unit.len(), "[AGE]"))
-}
-
-fn address(rest: &str) -> Option<(usize, &'static str)> {
-    let port = rest.strip_prefix("127.0.0.1:")?;
-    let digits = port.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(port.len());
-    (digits > 0).then_some((10 + digits, "127.0.0.1:[PORT]"))
-}
-
-fn token(rest: &str) -> Option<(usize, &'static str)> {
-    let secret = rest.strip_prefix("wl_")?;
-    let part = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
-    let len = secret.find(|letter: char| !part(letter)).unwrap_or(secret.len());
-    (len > 16).then_some((3 + len, "[TOKEN]"))
-}
-
-/// A public key, as OpenSSH writes it.
-fn key(rest: &str) -> Option<(usize, &'static str)> {
-    let key = rest.strip_prefix("ssh-ed25519 ")?;
-    let part = |letter: char| letter.is_ascii_alphanumeric() || "+/=".contains(letter);
-    let len = key.find(|letter: char| !part(letter)).unwrap_or(key.len());
-    (len > 16).then_some((12 + len, "[KEY]"))
-}
-
 #[test]
 fn what_differs_each_time_is_masked() {
     let text = "a  0b1d5b2e-8a36-4d0c-9a1c-1f2e3d4c5b6a  now\nb   12 min ago  2026-11-20T09:00:00.5Z\n";
@@ -275,4 +212,5 @@ fn what_differs_each_time_is_masked() {
         "at http://127.0.0.1:[PORT]/x, nothing fits now:"
     );
     assert_eq!(mask("  two   spaces stay", &[]), "  two   spaces stay");
+    assert_eq!(mask("of 1/2)   busy", &[(r"\d+/\d+(\))", "n/m$1")]), "of n/m)  busy");
 }

@@ -318,7 +318,7 @@ impl Files {
         let mut script = format!("set -e\numask 077\nrm -f {}\n", self.gone);
         for (path, mode, text) in &self.files {
             script += &format!(
-                "printf %s {} > {path}.new\nchmod {mode} {path}.new\nmv -f {path}.new {path}\n",
+                "printf %s {} > {path}.$$\nchmod {mode} {path}.$$\nmv -f {path}.$$ {path}\n",
                 quoted(text)
             );
         }
@@ -462,5 +462,19 @@ mod tests {
     fn what_a_host_says_is_one_line_without_tricks() {
         assert_eq!(said("a\n\tb \u{1b}[31m c"), "a b [31m c");
         assert_eq!(said(&"x".repeat(5000)).len(), SAID_MAX);
+    }
+
+    #[test]
+    fn two_servers_may_write_the_files_at_once() {
+        let dir = windlass_testkit::temp_dir("script").unwrap();
+        let files = Files::new("none", &BTreeMap::new()).unwrap();
+        let script = files.write().replace(ROOT, &dir.path().display().to_string());
+        let start = || std::process::Command::new("/bin/sh").args(["-c", &script]).spawn().unwrap();
+        for _ in 0..20 {
+            let writers: Vec<_> = (0..8).map(|_| start()).collect();
+            for mut writer in writers {
+                assert!(writer.wait().unwrap().success());
+            }
+        }
     }
 }

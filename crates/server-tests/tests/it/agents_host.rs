@@ -147,7 +147,10 @@ impl Kit {
     pub(crate) async fn discard(&self, call: Call) {
         let gone = async || match discard(&*self.wire, call, "terminated_by_server").await {
             Err(AgentError::Conflict { reason }) => Err(reason),
-            answer => Ok(answer.unwrap()),
+            answer => {
+                answer.unwrap();
+                Ok(())
+            }
         };
         eventually_ok_async("the task is removed", gone).await;
     }

@@ -17,7 +17,7 @@ use windlass_server::{
 
 use crate::{
     http::{ADMIN, Ground, TestServer, on_both},
-    log_copy::Host,
+    scripted_hosts::Hosts,
 };
 
 on_both! {
@@ -85,9 +85,9 @@ async fn submit(server: &TestServer, name: &str) -> SubmissionId {
 }
 
 /// A host whose job uses two processors and half of its second GPU; each look is ten seconds after the last.
-fn host() -> Host {
+fn host() -> Hosts {
     let looks = AtomicI64::new(0);
-    Host::with_metrics(move || {
+    Hosts::with_metrics(move || {
         let look = looks.fetch_add(1, Ordering::SeqCst);
         Metrics {
             timestamp_micro: 1_000_000_000 + look * 10_000_000,

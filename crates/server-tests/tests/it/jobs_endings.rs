@@ -6,7 +6,8 @@ use windlass_server::params;
 
 use crate::{
     http::{Ground, on_both},
-    jobs_stage::{Stage, ends},
+    jobs_stage::Stage,
+    scripted_hosts::ends,
 };
 
 on_both! {

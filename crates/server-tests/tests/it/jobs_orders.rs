@@ -7,7 +7,8 @@ use windlass_server::params;
 
 use crate::{
     http::{ADMIN, Ground, on_both},
-    jobs_stage::{Stage, ends},
+    jobs_stage::Stage,
+    scripted_hosts::ends,
 };
 
 on_both! {

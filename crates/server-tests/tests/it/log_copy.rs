@@ -3,17 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use windlass_api::agent::{
-    client::LogPart,
-    runner::{JobStarted, Metrics},
-    shim::{TaskInfo, TaskSpec},
-};
-use windlass_model::{
-    id::{InstanceId, SubmissionId},
-    time::Timestamp,
-};
+use windlass_api::agent::client::LogPart;
+use windlass_model::{id::InstanceId, time::Timestamp};
 use windlass_server::{
-    agents::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start},
+    agents::{AgentError, Agents, Call},
     db::Db,
     logs::{
         Log, Range, Store,
@@ -24,88 +17,19 @@ use windlass_server::{
 };
 use windlass_testkit::{TempDir, temp_dir};
 
-use crate::logs::{log, random_id};
+use crate::{
+    logs::{log, random_id},
+    scripted_hosts::Hosts,
+};
 
-/// A host that answers reads of logs by a script and nothing else.
-pub(crate) struct Host {
-    answer: Box<dyn Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync>,
-    metrics: Option<Box<dyn Fn() -> Metrics + Send + Sync>>,
-    asked: Mutex<Vec<(u64, usize)>>,
-    pause: Duration,
-}
-
-impl Host {
-    fn new(answer: impl Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync + 'static) -> Self {
-        Self { answer: Box::new(answer), metrics: None, asked: Mutex::default(), pause: Duration::ZERO }
-    }
-
-    /// One that tells what its jobs use, and has no logs.
-    pub(crate) fn with_metrics(metrics: impl Fn() -> Metrics + Send + Sync + 'static) -> Self {
-        Self { metrics: Some(Box::new(metrics)), ..Self::honest(Vec::new(), false) }
-    }
-
-    /// One that tells the truth about these bytes.
-    fn honest(bytes: Vec<u8>, is_complete: bool) -> Self {
-        Self::new(move |offset, limit| Ok(part(&bytes, offset, limit, is_complete)))
-    }
-
-    fn asked(&self) -> usize {
-        self.asked.lock().len()
-    }
+/// A host that tells the truth about these bytes.
+fn honest(bytes: Vec<u8>, is_complete: bool) -> Hosts {
+    Hosts::with_log(move |offset, limit| Ok(part(&bytes, offset, limit, is_complete)))
 }
 
 fn part(bytes: &[u8], offset: u64, limit: usize, is_complete: bool) -> LogPart {
     let rest = bytes.get(offset as usize..).unwrap_or_default();
     LogPart { bytes: rest[..rest.len().min(limit)].to_vec().into(), end: bytes.len() as u64, is_complete }
-}
-
-fn nobody<'a, T: Send + 'a>(instance: InstanceId) -> Answer<'a, T> {
-    Box::pin(async move { Err(AgentError::silent(instance)) })
-}
-
-impl Agents for Host {
-    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
-        nobody(instance)
-    }
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
-        nobody(instance)
-    }
-    fn submit_task<'a>(&'a self, call: Call, _task: &'a TaskSpec) -> Answer<'a, ()> {
-        nobody(call.instance)
-    }
-    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
-        nobody(call.instance)
-    }
-    fn terminate_task<'a>(&'a self, call: Call, _reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
-        nobody(call.instance)
-    }
-    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
-        nobody(call.instance)
-    }
-    fn start_job<'a>(&'a self, call: Call, _job: &'a Start) -> Answer<'a, Option<JobStarted>> {
-        nobody(call.instance)
-    }
-    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
-        nobody(call.instance)
-    }
-    fn log<'a>(&'a self, _call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
-        assert!(stream == "job" || stream == "runner");
-        Box::pin(async move {
-            self.asked.lock().push((offset, limit));
-            tokio::time::sleep(self.pause).await;
-            (self.answer)(offset, limit)
-        })
-    }
-    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
-        match &self.metrics {
-            Some(metrics) => Box::pin(async move { Ok(metrics()) }),
-            None => nobody(call.instance),
-        }
-    }
-    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
-        nobody(call.instance)
-    }
-    fn forget(&self, _instance: InstanceId) {}
 }
 
 struct Kept {
@@ -125,7 +49,7 @@ impl Kept {
         Call { instance: InstanceId(random_id()), submission: self.log.submission, epoch: 1 }
     }
 
-    async fn copy(&self, host: &Host, limits: Limits) -> Result<Progress, CopyError> {
+    async fn copy(&self, host: &Hosts, limits: Limits) -> Result<Progress, CopyError> {
         catch_up(&self.archive, host, self.call(), &self.log, Timestamp(5), limits).await
     }
 
@@ -151,14 +75,14 @@ fn noise(len: usize) -> Vec<u8> {
 #[tokio::test]
 async fn o1_a_log_is_copied_byte_for_byte_and_a_second_copy_adds_nothing() {
     let (kept, whole) = (Kept::new(), noise(3 * PIECE_BYTES_MAX + 17));
-    let host = Host::honest(whole.clone(), false);
+    let host = honest(whole.clone(), false);
     let end = whole.len() as u64;
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
     assert_eq!(progress, Progress { end, complete: false, more: false });
-    let host = Host::honest(whole.clone(), true);
+    let host = honest(whole.clone(), true);
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
     assert_eq!(progress, Progress { end, complete: true, more: false });
-    assert_eq!(*host.asked.lock(), [(end, PIECE_BYTES_MAX)], "only what is new is asked for");
+    assert_eq!(*host.log_reads.lock(), [(end, PIECE_BYTES_MAX)], "only what is new is asked for");
     assert!(kept.bytes().await == whole);
     assert_eq!(kept.archive.open_logs(), 0);
 }
@@ -166,7 +90,7 @@ async fn o1_a_log_is_copied_byte_for_byte_and_a_second_copy_adds_nothing() {
 #[tokio::test]
 async fn a_call_stops_at_its_bounds_and_the_next_goes_on_from_there() {
     let (kept, whole) = (Kept::new(), noise(5 * PIECE_BYTES_MAX));
-    let host = Host::honest(whole.clone(), true);
+    let host = honest(whole.clone(), true);
     let limits = Limits { bytes: 2 * PIECE_BYTES_MAX as u64, ..Limits::default() };
     let first = kept.copy(&host, limits).await.unwrap();
     assert_eq!(first, Progress { end: 2 * PIECE_BYTES_MAX as u64, complete: false, more: true });
@@ -180,10 +104,15 @@ async fn a_call_stops_at_its_bounds_and_the_next_goes_on_from_there() {
 #[tokio::test]
 async fn a_host_that_promises_terabytes_and_brings_nothing_is_asked_once() {
     let kept = Kept::new();
-    let host = Host::new(|_, _| Ok(LogPart { bytes: Vec::new().into(), end: 1 << 42, is_complete: false }));
+    let host =
+        Hosts::with_log(|_, _| Ok(LogPart { bytes: Vec::new().into(), end: 1 << 42, is_complete: false }));
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
-    assert_eq!((progress, host.asked()), (Progress { end: 0, complete: false, more: true }, 1));
-    let host = Host::new(|_, _| Ok(LogPart { bytes: Vec::new().into(), end: u64::MAX, is_complete: true }));
+    assert_eq!(
+        (progress, host.log_reads.lock().len()),
+        (Progress { end: 0, complete: false, more: true }, 1)
+    );
+    let host =
+        Hosts::with_log(|_, _| Ok(LogPart { bytes: Vec::new().into(), end: u64::MAX, is_complete: true }));
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
     assert!(!progress.complete, "what it says it has is not here");
 }
@@ -191,17 +120,17 @@ async fn a_host_that_promises_terabytes_and_brings_nothing_is_asked_once() {
 #[tokio::test]
 async fn a_host_that_never_ends_is_cut_off_and_the_log_says_so() {
     let kept = Kept::new();
-    let host = Host::new(|_, limit| {
+    let host = Hosts::with_log(|_, limit| {
         Ok(LogPart { bytes: vec![b'x'; limit * 2].into(), end: u64::MAX, is_complete: false })
     });
     let limits = Limits { kept: 1_000_000, ..Limits::default() };
     let progress = kept.copy(&host, limits).await.unwrap();
     let end = 1_000_000 + CUT.len() as u64;
     assert_eq!(progress, Progress { end, complete: true, more: false });
-    let asked = host.asked();
+    let asked = host.log_reads.lock().len();
     assert!(asked <= 6, "{asked} reads");
     assert_eq!(kept.copy(&host, limits).await.unwrap(), progress);
-    assert_eq!(host.asked(), asked, "a full log is not asked for");
+    assert_eq!(host.log_reads.lock().len(), asked, "a full log is not asked for");
     let bytes = kept.bytes().await;
     assert!(bytes[..1_000_000].iter().all(|byte| *byte == b'x'));
     assert_eq!(&bytes[1_000_000..], CUT);
@@ -210,7 +139,7 @@ async fn a_host_that_never_ends_is_cut_off_and_the_log_says_so() {
 #[tokio::test]
 async fn a_log_that_is_just_as_long_as_allowed_is_whole() {
     let (kept, whole) = (Kept::new(), noise(1000));
-    let host = Host::honest(whole.clone(), true);
+    let host = honest(whole.clone(), true);
     let limits = Limits { kept: 1000, ..Limits::default() };
     assert!(kept.copy(&host, limits).await.unwrap().complete);
     assert!(kept.copy(&host, limits).await.unwrap().complete);
@@ -220,7 +149,7 @@ async fn a_log_that_is_just_as_long_as_allowed_is_whole() {
 #[tokio::test]
 async fn more_bytes_than_were_asked_for_are_left() {
     let kept = Kept::new();
-    let host = Host::new(|offset, limit| {
+    let host = Hosts::with_log(|offset, limit| {
         let end = 2 * PIECE_BYTES_MAX as u64;
         Ok(LogPart { bytes: vec![(offset >> 18) as u8; limit * 3].into(), end, is_complete: true })
     });
@@ -234,11 +163,14 @@ async fn more_bytes_than_were_asked_for_are_left() {
 #[tokio::test]
 async fn a_log_that_shrank_on_its_host_keeps_what_was_read() {
     let (kept, whole) = (Kept::new(), noise(5000));
-    kept.copy(&Host::honest(whole.clone(), false), Limits::default()).await.unwrap();
-    let shrunk = Host::honest(whole[..100].to_vec(), false);
+    kept.copy(&honest(whole.clone(), false), Limits::default()).await.unwrap();
+    let shrunk = honest(whole[..100].to_vec(), false);
     let progress = kept.copy(&shrunk, Limits::default()).await.unwrap();
-    assert_eq!((progress, shrunk.asked()), (Progress { end: 5000, complete: false, more: false }, 1));
-    assert!(kept.copy(&Host::honest(Vec::new(), true), Limits::default()).await.unwrap().complete);
+    assert_eq!(
+        (progress, shrunk.log_reads.lock().len()),
+        (Progress { end: 5000, complete: false, more: false }, 1)
+    );
+    assert!(kept.copy(&honest(Vec::new(), true), Limits::default()).await.unwrap().complete);
     assert!(kept.bytes().await == whole);
 }
 
@@ -247,7 +179,7 @@ async fn a_host_that_fails_in_the_middle_loses_nothing() {
     let (kept, whole) = (Kept::new(), noise(4 * PIECE_BYTES_MAX));
     let said = whole.clone();
     let calls = Mutex::new(0);
-    let host = Host::new(move |offset, limit| {
+    let host = Hosts::with_log(move |offset, limit| {
         let mut calls = calls.lock();
         *calls += 1;
         if *calls % 2 == 0 {
@@ -271,7 +203,7 @@ async fn a_host_that_fails_in_the_middle_loses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn replicas_that_copy_the_same_log_at_once_make_one_log() {
     let (kept, whole) = (Kept::new(), noise(40 * PIECE_BYTES_MAX + 5));
-    let host = Arc::new(Host::honest(whole.clone(), true));
+    let host = Arc::new(honest(whole.clone(), true));
     // Each replica is a process of its own: it knows nothing of the others' copies.
     let copies: Vec<_> = (0..4)
         .map(|_| {
@@ -292,8 +224,8 @@ async fn replicas_that_copy_the_same_log_at_once_make_one_log() {
 #[tokio::test]
 async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
     let (kept, whole) = (Kept::new(), noise(1000));
-    let mut host = Host::honest(whole.clone(), false);
-    host.pause = Duration::from_millis(50);
+    let mut host = honest(whole.clone(), false);
+    host.log_pause = Duration::from_millis(50);
     let host = Arc::new(host);
     let agents: Arc<dyn Agents> = Arc::clone(&host) as Arc<dyn Agents>;
     let db = Db::open_inline(Arc::new(|| 7), 1).unwrap();
@@ -304,7 +236,7 @@ async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
     }
     // While the first looks, more is heard: that takes one more look, and only one.
     let looking = async {
-        while host.asked() == 0 {
+        while host.log_reads.lock().len() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -320,7 +252,7 @@ async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
     tokio::time::timeout(Duration::from_secs(10), idle).await.unwrap();
     assert!(kept.bytes().await == whole);
     // The first look brings all that the host has, the second finds that there is no more.
-    assert_eq!(*host.asked.lock(), [(0, PIECE_BYTES_MAX), (1000, PIECE_BYTES_MAX)]);
+    assert_eq!(*host.log_reads.lock(), [(0, PIECE_BYTES_MAX), (1000, PIECE_BYTES_MAX)]);
 }
 
 #[test]

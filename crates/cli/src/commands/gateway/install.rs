@@ -133,7 +133,7 @@ impl Host<'_> {
         if has.starts_with(&digest(&own).map_err(failed)?) {
             return Ok(());
         }
-        let script = format!("cat > {there}.new && chmod 755 {there}.new && mv {there}.new {there}");
+        let script = format!("cat > {there}.$$ && chmod 755 {there}.$$ && mv {there}.$$ {there}");
         let program = File::open(&own).map_err(failed)?;
         self.run(&script, Some(program.into())).map(drop)
     }

@@ -63,7 +63,7 @@ async fn a_job_makes_its_instance_and_runs_there(ground: &Ground) {
     let instances = stage.instances_are("pool", &["busy"]).await;
     assert_eq!((&instances[0]["busy_blocks"], &instances[0]["name"]), (&json!(1), &json!("pool-0")));
     assert_eq!(cloud.book.lock().asked.len(), 1);
-    stage.crew.finish_all();
+    stage.hosts.finish_all();
     stage.poke("jobs").await;
     stage.run_is("train", "done").await;
     let instances = stage.instances_are("pool", &["idle"]).await;
@@ -172,7 +172,7 @@ async fn an_idle_instance_goes_above_the_minimum_only(ground: &Ground) {
     stage.run("second", json!({})).await;
     stage.run_is("second", "running").await;
     stage.instances_are("pool", &["busy", "busy"]).await;
-    stage.crew.finish_all();
+    stage.hosts.finish_all();
     stage.poke("jobs").await;
     let left = stage.instances_are("pool", &["idle"]).await;
     assert_eq!(cloud.book.lock().made.len(), 1);
@@ -219,7 +219,7 @@ async fn a_lost_instance_is_replaced_after_a_while(ground: &Ground) {
 
 async fn take_back(stage: &Stage, cloud: &Cloud, id: windlass_model::id::InstanceId) {
     cloud.book.lock().taken_back.insert(id);
-    stage.crew.silent.lock().insert(id);
+    stage.hosts.silent.lock().insert(id);
     stage.poke("instances").await;
 }
 
@@ -231,7 +231,7 @@ async fn a_deleted_fleet_leaves_nothing(ground: &Ground) {
     stage.until("no fleets", "/api/project/main/fleets/list", json!({}), |seen| seen == &json!([])).await;
     assert!(cloud.book.lock().made.is_empty());
     for instance in &instances {
-        assert!(stage.crew.forgotten.lock().contains(&id_of(instance)));
+        assert!(stage.hosts.forgotten.lock().contains(&id_of(instance)));
     }
     let sql = "SELECT count(*) FROM instances WHERE NOT finished OR NOT deleted";
     let left = stage.server.app.db().query(sql, vec![]).await.unwrap();
@@ -265,9 +265,9 @@ async fn four_tasks_share_one_machine(ground: &Ground) {
     }
     let instances = stage.instances_are("pool", &["busy"]).await;
     assert_eq!((&instances[0]["busy_blocks"], &instances[0]["total_blocks"]), (&json!(4), &json!(4)));
-    assert_eq!(stage.crew.tasks_on(id_of(&instances[0])), 4);
+    assert_eq!(stage.hosts.tasks_on(id_of(&instances[0])), 4);
     assert_eq!(stage.run_is("train-4", "submitted").await["status"], "submitted", "there is no fifth block");
-    stage.crew.finish_all();
+    stage.hosts.finish_all();
     stage.poke("jobs").await;
     stage.run_is("train-4", "running").await;
     assert_eq!(cloud.book.lock().made.len(), 1);

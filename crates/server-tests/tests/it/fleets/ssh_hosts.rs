@@ -21,8 +21,10 @@ use windlass_server::{
 };
 use windlass_testkit::wait::WITHIN;
 
-use super::stage::Crew;
-use crate::http::{Ground, TestServer, on_both};
+use crate::{
+    http::{Ground, TestServer, on_both},
+    scripted_hosts::Hosts,
+};
 
 on_both! {
     m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host
@@ -109,7 +111,7 @@ fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
     let db = app.db().with_weather(Arc::new(FailingQuery(Arc::clone(&backend.query_fails))));
     let hands = Hands {
         db: db.clone(),
-        agents: Arc::new(Crew::default()) as Arc<dyn Agents>,
+        agents: Arc::new(Hosts::default()) as Arc<dyn Agents>,
         backends: Backends::new([Arc::clone(backend) as Arc<dyn Backend>]),
         logs: Arc::clone(app.logs()),
         keys: Arc::clone(app.keys()),

@@ -8,26 +8,24 @@ use std::{
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use windlass_api::agent::{
-    client::LogPart,
-    runner::{JobRecord, JobStarted, JobState, Metrics},
-    shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec, TaskStatus},
-};
 use windlass_backend::{Backend, BackendError, Backends, Deleted, Found, Machine, Order, Reach, Want};
 use windlass_model::{
-    id::{InstanceId, SubmissionId},
+    id::InstanceId,
     money::Price,
     plan::offers::{Availability, Host, Offer},
 };
 use windlass_server::{
-    agents::{AgentError, Agents, Call, HostNews, Pulled, Start},
+    agents::Agents,
     db::{Db, Unit},
     params,
     pipelines::{self, Running},
 };
 use windlass_testkit::wait::{WITHIN, eventually_ok_async};
 
-use crate::http::{Ground, TestServer};
+use crate::{
+    http::{Ground, TestServer},
+    scripted_hosts::Hosts,
+};
 
 pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer {
     Offer {
@@ -147,162 +145,10 @@ impl Backend for Cloud {
     }
 }
 
-#[derive(Clone, Default)]
-struct Task {
-    started: bool,
-    done: bool,
-}
-
-/// Agents that answer at once; jobs run until they are told to be done.
-#[derive(Default)]
-pub(crate) struct Crew {
-    tasks: Mutex<BTreeMap<(InstanceId, SubmissionId), Task>>,
-    pub(crate) silent: Mutex<BTreeSet<InstanceId>>,
-    pub(crate) forgotten: Mutex<BTreeSet<InstanceId>>,
-}
-
-impl Crew {
-    /// All jobs that run now, and all to come, are done.
-    pub(crate) fn finish_all(&self) {
-        for task in self.tasks.lock().values_mut() {
-            task.done = true;
-        }
-    }
-
-    pub(crate) fn tasks_on(&self, instance: InstanceId) -> usize {
-        self.tasks.lock().keys().filter(|(on, _)| *on == instance).count()
-    }
-
-    fn answer<'a, T: Send + 'a>(
-        &self,
-        instance: InstanceId,
-        answer: impl FnOnce() -> Result<T, AgentError>,
-    ) -> windlass_server::agents::Answer<'a, T> {
-        let silent = self.silent.lock().contains(&instance);
-        let answer = if silent { Err(AgentError::silent(instance)) } else { answer() };
-        Box::pin(std::future::ready(answer))
-    }
-
-    fn of<T>(&self, call: Call, read: impl FnOnce(&mut Task) -> T) -> Result<T, AgentError> {
-        let mut tasks = self.tasks.lock();
-        let task = tasks.get_mut(&(call.instance, call.submission));
-        task.map(read).ok_or(AgentError::UnknownTask { submission: call.submission })
-    }
-}
-
-type Said<'a, T> = windlass_server::agents::Answer<'a, T>;
-
-impl Agents for Crew {
-    fn tasks(&self, instance: InstanceId) -> Said<'_, Vec<SubmissionId>> {
-        self.answer(instance, || {
-            let tasks = self.tasks.lock();
-            Ok(tasks.keys().filter(|(on, _)| *on == instance).map(|(_, task)| *task).collect())
-        })
-    }
-
-    fn host(&self, instance: InstanceId) -> Said<'_, HostNews> {
-        self.answer(instance, || {
-            Ok(HostNews {
-                version: "1.2.3".into(),
-                info: HostInfo {
-                    gpu_vendor: "none".into(),
-                    gpu_name: String::new(),
-                    gpu_memory: 0,
-                    gpu_count: 0,
-                    addresses: Vec::new(),
-                    disk_size: 1 << 40,
-                    cpus: 8,
-                    memory: 64 << 30,
-                },
-                health: InstanceHealth::default(),
-            })
-        })
-    }
-
-    fn submit_task<'a>(&'a self, call: Call, _task: &'a TaskSpec) -> Said<'a, ()> {
-        self.answer(call.instance, || {
-            self.tasks.lock().entry((call.instance, call.submission)).or_default();
-            Ok(())
-        })
-    }
-
-    fn task(&self, call: Call) -> Said<'_, TaskInfo> {
-        self.answer(call.instance, || {
-            self.of(call, |_| TaskInfo {
-                id: call.submission,
-                status: TaskStatus::Running,
-                termination_reason: String::new(),
-                termination_message: String::new(),
-                ports: Some(Vec::new()),
-                image_pull_progress: None,
-                container_name: String::new(),
-                container_id: String::new(),
-                gpus_ids: Vec::new(),
-                exit_status: None,
-                detail: None,
-                epoch: call.epoch,
-            })
-        })
-    }
-
-    fn terminate_task<'a>(&'a self, call: Call, _reason: &'a str, _timeout_secs: i64) -> Said<'a, ()> {
-        self.answer(call.instance, || self.of(call, |_| ()))
-    }
-
-    fn remove_task(&self, call: Call) -> Said<'_, ()> {
-        self.answer(call.instance, || {
-            self.tasks.lock().remove(&(call.instance, call.submission));
-            Ok(())
-        })
-    }
-
-    fn start_job<'a>(&'a self, call: Call, _job: &'a Start) -> Said<'a, Option<JobStarted>> {
-        self.answer(call.instance, || self.of(call, |task| task.started = true).map(|()| None))
-    }
-
-    fn pull(&self, call: Call) -> Said<'_, Pulled> {
-        self.answer(call.instance, || {
-            let task = self.of(call, |task| task.clone())?;
-            let state = |state: &str, exit_status| JobState {
-                state: state.into(),
-                timestamp: 0,
-                termination_reason: String::new(),
-                termination_message: String::new(),
-                detail: None,
-                exit_status,
-            };
-            let states = match (task.done, task.started) {
-                (true, true) => vec![state("done", Some(0))],
-                (false, true) => vec![state("running", None)],
-                (_, false) => vec![],
-            };
-            let record = JobRecord { states, log_end: 0, log_complete: task.done };
-            Ok(Pulled { record, no_connections_secs: None })
-        })
-    }
-
-    fn log<'a>(&'a self, call: Call, _stream: &'a str, _offset: u64, _limit: usize) -> Said<'a, LogPart> {
-        let done = self.of(call, |task| task.done);
-        self.answer(call.instance, || Ok(LogPart { bytes: Vec::new().into(), end: 0, is_complete: done? }))
-    }
-
-    fn metrics(&self, call: Call) -> Said<'_, Metrics> {
-        self.answer(call.instance, || Err(AgentError::UnknownTask { submission: call.submission }))
-    }
-
-    fn stop_job(&self, call: Call) -> Said<'_, ()> {
-        self.answer(call.instance, || self.of(call, |task| task.done = true))
-    }
-
-    fn forget(&self, instance: InstanceId) {
-        self.forgotten.lock().insert(instance);
-    }
-}
-
 /// A server whose pipelines turn, with clouds and agents of the test's making.
 pub(crate) struct Stage {
     pub(crate) server: TestServer,
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) hosts: Arc<Hosts>,
     running: Vec<Running>,
 }
 
@@ -315,12 +161,12 @@ impl Stage {
     ) -> (Self, Vec<Arc<Cloud>>) {
         let server = ground.start().await;
         let clouds = clouds(server.app.db());
-        let crew = Arc::new(Crew::default());
+        let hosts = Arc::new(Hosts::default());
         let backends = || Backends::new(clouds.iter().map(|cloud| Arc::clone(cloud) as Arc<dyn Backend>));
-        let agents = Arc::clone(&crew) as Arc<dyn Agents>;
+        let agents = Arc::clone(&hosts) as Arc<dyn Agents>;
         let start = |_| pipelines::start(&server.app, Arc::clone(&agents), backends()).unwrap();
         let running = (0..replicas).map(start).collect();
-        (Self { server, crew, running }, clouds)
+        (Self { server, hosts, running }, clouds)
     }
 
     pub(crate) async fn fleet(&self, name: &str, more: Value) -> Value {

@@ -12,7 +12,7 @@ use std::{
 
 use parking_lot::Mutex;
 use windlass_testenv::server::TOKEN;
-use windlass_testkit::story::{Form, Ground, Ran};
+use windlass_testkit::story::{Ground, Pattern, Ran};
 
 use crate::stage::Stage;
 
@@ -121,7 +121,15 @@ impl Person {
 
 impl Ground for Person {
     const PROGRAM: &'static str = "dstack";
-    const FORMS: &'static [Form] = &[ago, clock, machine, blocks];
+    const PATTERNS: &'static [Pattern] = &[
+        (r"\b\d+ (?:sec|min|hour)s? ago", "[AGE]"),
+        // `16:52`, and `[16:52:01]` before what is logged. They have one width, so that nothing beside them moves.
+        (r"\b\d\d:\d\d(?::\d\d)?\b", "[AGE]"),
+        // What this machine has.
+        (r"\bcpu=(?:x86|arm):\d+ mem=[^ ]*?GB(?: disk=[^ ]*?GB)?", "[MACHINE]"),
+        // How many parts of a machine, and how many are busy.
+        (r"\b\d+/\d+(\)| busy| idle)", "n/m$1"),
+    ];
 
     fn home(&self) -> &Path {
         &self.home
@@ -232,48 +240,4 @@ fn listen(stream: &mut impl Read, to: &Mutex<Vec<u8>>) {
     while let Ok(size @ 1..) = stream.read(&mut piece) {
         to.lock().extend(&piece[..size]);
     }
-}
-
-fn digits(text: &str) -> usize {
-    text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len())
-}
-
-/// `47 sec ago`, `4 mins ago`.
-fn ago(rest: &str) -> Option<(usize, &'static str)> {
-    let number = digits(rest);
-    let units = [" sec ago", " secs ago", " min ago", " mins ago", " hour ago", " hours ago"];
-    let unit = units.into_iter().find(|unit| number > 0 && rest[number..].starts_with(unit))?;
-    Some((number + unit.len(), "[AGE]"))
-}
-
-/// `16:52`, and `[16:52:01]` before what is logged. They have one width, so that nothing beside them moves.
-fn clock(rest: &str) -> Option<(usize, &'static str)> {
-    let fits = |text: &str| {
-        let bytes = text.as_bytes();
-        bytes.len() == 5 && bytes[2] == b':' && [0, 1, 3, 4].iter().all(|at| bytes[*at].is_ascii_digit())
-    };
-    if !rest.get(..5).is_some_and(fits) {
-        return None;
-    }
-    let seconds = rest[5..].strip_prefix(':').is_some_and(|seconds| digits(seconds) == 2);
-    Some((if seconds { 8 } else { 5 }, "[AGE]"))
-}
-
-/// `cpu=x86:2 mem=23.5GB disk=252GB`: what this machine has.
-fn machine(rest: &str) -> Option<(usize, &'static str)> {
-    let arch = ["cpu=x86:", "cpu=arm:"].into_iter().find(|arch| rest.starts_with(arch))?;
-    let memory = rest[arch.len()..].find(" mem=").filter(|at| digits(&rest[arch.len()..]) == *at)?;
-    let part = |from: usize| rest[from..].find("GB").map(|at| from + at + 2);
-    let memory = part(arch.len() + memory)?;
-    let disk = if rest[memory..].starts_with(" disk=") { part(memory)? } else { memory };
-    Some((disk, "[MACHINE]"))
-}
-
-/// `1/2` of a machine, and how many are busy.
-fn blocks(rest: &str) -> Option<(usize, &'static str)> {
-    let first = digits(rest);
-    let second = rest[first..].strip_prefix('/').map(digits)?;
-    let after = &rest[first + 1 + second..];
-    let is_part = after.starts_with(')') || after.starts_with(" busy") || after.starts_with(" idle");
-    (first > 0 && second > 0 && is_part).then_some((first + 1 + second, "n/m"))
 }

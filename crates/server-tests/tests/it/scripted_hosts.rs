@@ -1,0 +1,253 @@
+//! The one agent of these tests that is not real: hosts that do as they are told, and remember what they were asked.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use windlass_api::agent::{
+    client::LogPart,
+    runner::{JobRecord, JobStarted, JobState, Metrics},
+    shim::{HostInfo, InstanceHealth, Port, TaskInfo, TaskSpec, TaskStatus},
+};
+use windlass_model::id::{InstanceId, SubmissionId};
+use windlass_server::agents::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start};
+
+/// How every task and job on the hosts behaves.
+#[derive(Clone, Default)]
+pub(crate) struct Script {
+    pub(crate) silent: bool,
+    /// The host answers, and to nothing that is about a job.
+    pub(crate) deaf: bool,
+    /// The host takes no task, and says this.
+    pub(crate) refuses: Option<&'static str>,
+    /// Tasks stay at this.
+    pub(crate) stuck: Option<TaskStatus>,
+    /// Tasks end with this reason and message before their runner is there.
+    pub(crate) task_ends: Option<(&'static str, &'static str)>,
+    /// Commands end so as soon as they are started.
+    pub(crate) job_ends: Option<JobState>,
+    pub(crate) no_connections_secs: Option<i64>,
+    pub(crate) log: Vec<u8>,
+}
+
+struct Task {
+    on: InstanceId,
+    start: Option<Start>,
+    ended: Option<JobState>,
+    stopped: bool,
+    terminated: Option<String>,
+}
+
+type LogSource = Box<dyn Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync>;
+type MetricsSource = Box<dyn Fn() -> Metrics + Send + Sync>;
+
+/// Hosts, and everything they were asked for.
+#[derive(Default)]
+pub(crate) struct Hosts {
+    pub(crate) script: Mutex<Script>,
+    tasks: Mutex<BTreeMap<SubmissionId, Task>>,
+    pub(crate) specs: Mutex<Vec<TaskSpec>>,
+    pub(crate) starts: Mutex<Vec<Start>>,
+    /// `stop`, `terminate REASON` and `remove`, in order.
+    pub(crate) calls: Mutex<Vec<String>>,
+    /// Hosts that say nothing, while the others speak.
+    pub(crate) silent: Mutex<BTreeSet<InstanceId>>,
+    pub(crate) forgotten: Mutex<BTreeSet<InstanceId>>,
+    /// Answers reads of any log in place of the script.
+    log_source: Option<LogSource>,
+    /// Answers each read of a log so late.
+    pub(crate) log_pause: Duration,
+    /// Offsets and limits of the reads of logs.
+    pub(crate) log_reads: Mutex<Vec<(u64, usize)>>,
+    metrics_source: Option<MetricsSource>,
+}
+
+pub(crate) fn ends(state: &str, reason: &str, exit_status: Option<i32>) -> JobState {
+    JobState {
+        state: state.into(),
+        timestamp: 2,
+        termination_reason: reason.into(),
+        termination_message: String::new(),
+        detail: None,
+        exit_status,
+    }
+}
+
+impl Hosts {
+    /// Hosts whose logs are read from this.
+    pub(crate) fn with_log(
+        source: impl Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { log_source: Some(Box::new(source)), ..Self::default() }
+    }
+
+    /// Hosts that tell what their jobs use.
+    pub(crate) fn with_metrics(source: impl Fn() -> Metrics + Send + Sync + 'static) -> Self {
+        Self { metrics_source: Some(Box::new(source)), ..Self::default() }
+    }
+
+    /// All jobs that are there now end well.
+    pub(crate) fn finish_all(&self) {
+        for task in self.tasks.lock().values_mut() {
+            task.ended.get_or_insert_with(|| ends("done", "", Some(0)));
+        }
+    }
+
+    pub(crate) fn tasks_on(&self, instance: InstanceId) -> usize {
+        self.tasks.lock().values().filter(|task| task.on == instance).count()
+    }
+
+    fn is_silent(&self, instance: InstanceId) -> bool {
+        self.script.lock().silent || self.silent.lock().contains(&instance)
+    }
+
+    fn script(&self, call: Call) -> Result<Script, AgentError> {
+        let script = self.script.lock().clone();
+        let answers = !self.is_silent(call.instance) && !script.deaf;
+        if answers { Ok(script) } else { Err(AgentError::silent(call.instance)) }
+    }
+
+    fn on<T>(
+        &self,
+        call: Call,
+        act: impl FnOnce(&Script, &mut Task) -> Result<T, AgentError>,
+    ) -> Result<T, AgentError> {
+        let script = self.script(call)?;
+        let mut tasks = self.tasks.lock();
+        let task = tasks.get_mut(&call.submission);
+        act(&script, task.ok_or(AgentError::UnknownTask { submission: call.submission })?)
+    }
+
+    fn info(script: &Script, call: Call, task: &Task) -> TaskInfo {
+        let (reason, message) = script.task_ends.unwrap_or_default();
+        let status = match (&task.terminated, script.task_ends, script.stuck) {
+            (Some(_), _, _) | (None, Some(_), _) => TaskStatus::Terminated,
+            (None, None, Some(stuck)) => stuck,
+            (None, None, None) => TaskStatus::Running,
+        };
+        TaskInfo {
+            id: call.submission,
+            status,
+            termination_reason: task.terminated.clone().unwrap_or_else(|| reason.into()),
+            termination_message: message.into(),
+            ports: Some(vec![Port { host: 32_768, container: 10_022 }]),
+            image_pull_progress: None,
+            container_name: "box".into(),
+            container_id: "c0".into(),
+            gpus_ids: vec!["GPU-0".into()],
+            exit_status: None,
+            detail: None,
+            epoch: call.epoch,
+        }
+    }
+}
+
+fn now<'a, T: Send + 'a>(answer: Result<T, AgentError>) -> Answer<'a, T> {
+    Box::pin(std::future::ready(answer))
+}
+
+impl Agents for Hosts {
+    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+        now(if self.is_silent(instance) {
+            Err(AgentError::silent(instance))
+        } else {
+            Ok(self.tasks.lock().iter().filter(|(_, task)| task.on == instance).map(|(id, _)| *id).collect())
+        })
+    }
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+        let info = HostInfo {
+            gpu_vendor: "nvidia".into(),
+            gpu_name: "A100".into(),
+            gpu_memory: 81_920,
+            gpu_count: 4,
+            addresses: vec![],
+            disk_size: 1 << 40,
+            cpus: 32,
+            memory: 64 << 30,
+        };
+        let news = HostNews { version: "1.2.3".into(), info, health: InstanceHealth::default() };
+        now(if self.is_silent(instance) { Err(AgentError::silent(instance)) } else { Ok(news) })
+    }
+    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+        now(self.script(call).and_then(|script| match script.refuses {
+            Some(reason) => Err(AgentError::Refused { reason: reason.into() }),
+            None => {
+                self.specs.lock().push(task.clone());
+                let fresh =
+                    Task { on: call.instance, start: None, ended: None, stopped: false, terminated: None };
+                self.tasks.lock().entry(call.submission).or_insert(fresh);
+                Ok(())
+            }
+        }))
+    }
+    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+        now(self.on(call, |script, task| Ok(Self::info(script, call, task))))
+    }
+    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+        self.calls.lock().push(format!("terminate {reason}"));
+        now(self.on(call, |_, task| {
+            task.terminated.get_or_insert_with(|| reason.to_owned());
+            Ok(())
+        }))
+    }
+    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+        self.calls.lock().push("remove".into());
+        now(self.script(call).map(|_| drop(self.tasks.lock().remove(&call.submission))))
+    }
+    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+        now(self.on(call, |_, task| {
+            self.starts.lock().push(job.clone());
+            task.start = Some(job.clone());
+            Ok(Some(JobStarted { working_dir: "/workflow".into(), username: "root".into() }))
+        }))
+    }
+    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+        now(self.on(call, |script, task| {
+            if task.terminated.is_some() || script.task_ends.is_some() {
+                return Err(AgentError::silent(call.instance));
+            }
+            let ended = task.ended.clone().or_else(|| script.job_ends.clone());
+            let ended = ended.filter(|_| task.start.is_some());
+            let running = task.start.as_ref().map(|_| ends("running", "", None));
+            let log_complete = ended.is_some();
+            let states: Vec<_> = running.into_iter().chain(ended).collect();
+            let record = JobRecord { states, log_end: script.log.len() as u64, log_complete };
+            Ok(Pulled { record, no_connections_secs: script.no_connections_secs })
+        }))
+    }
+    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+        self.log_reads.lock().push((offset, limit));
+        Box::pin(async move {
+            tokio::time::sleep(self.log_pause).await;
+            if let Some(source) = &self.log_source {
+                return source(offset, limit);
+            }
+            self.on(call, |script, task| {
+                let log: &[u8] = if stream == "job" { &script.log } else { b"" };
+                let from = usize::try_from(offset).unwrap().min(log.len());
+                let bytes = log[from..log.len().min(from + limit)].to_vec().into();
+                let over = task.ended.is_some() || script.job_ends.is_some() || task.stopped;
+                Ok(LogPart { bytes, end: log.len() as u64, is_complete: over })
+            })
+        })
+    }
+    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+        now(match &self.metrics_source {
+            Some(source) => Ok(source()),
+            None => Err(AgentError::silent(call.instance)),
+        })
+    }
+    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+        self.calls.lock().push("stop".into());
+        now(self.on(call, |_, task| {
+            task.stopped = true;
+            task.ended.get_or_insert_with(|| ends("terminated", "", Some(130)));
+            Ok(())
+        }))
+    }
+    fn forget(&self, instance: InstanceId) {
+        self.forgotten.lock().insert(instance);
+    }
+}
