@@ -15,6 +15,7 @@ pub mod event;
 pub mod explain;
 pub mod fleet;
 pub mod gateway;
+pub mod gpu;
 pub mod id;
 pub mod instance;
 pub mod job;

@@ -600,7 +600,7 @@ pub fn infer_vendor(names: Option<&[String]>, default_image: bool) -> Option<Gpu
     match names {
         None | Some([]) => default_image.then_some(GpuVendor::Nvidia),
         Some(names) => {
-            let mut vendors = names.iter().map(|name| GpuVendor::of_gpu(name));
+            let mut vendors = names.iter().map(|name| crate::gpu::vendor_of(name));
             let first = vendors.next().flatten()?;
             vendors.all(|vendor| vendor == Some(first)).then_some(first)
         }

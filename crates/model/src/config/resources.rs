@@ -36,30 +36,6 @@ impl GpuVendor {
             _ => None,
         }
     }
-
-    /// The vendor that makes a GPU of this name, where that is well known.
-    pub fn of_gpu(name: &str) -> Option<Self> {
-        let name = name.to_ascii_lowercase();
-        let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
-        let digit_after = |prefix: &str| {
-            name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        };
-        if starts(&["tt-", "n150", "n300", "p100a", "p150", "p300", "wormhole", "blackhole"]) {
-            Some(Self::Tenstorrent)
-        } else if starts(&["gaudi"]) {
-            Some(Self::Intel)
-        } else if starts(&["mi"]) && digit_after("mi") {
-            Some(Self::Amd)
-        } else if starts(&["v5litepod", "v5p", "v5e", "v6e", "v2-", "v3-", "v4-", "tpu"]) {
-            Some(Self::Google)
-        } else if starts(&["rtx", "gtx", "quadro", "gh200", "gb200", "gb300", "gb10", "titan"])
-            || ["a", "b", "h", "l", "t", "v", "p", "k", "m"].iter().any(|prefix| digit_after(prefix))
-        {
-            Some(Self::Nvidia)
-        } else {
-            None
-        }
-    }
 }
 
 impl Decode for CpuArch {

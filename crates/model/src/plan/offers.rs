@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     explain::Shortfall,
+    gpu,
     id::InstanceId,
     money::Price,
     plan::blocks::{self, Share},
@@ -335,7 +336,8 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, short: &mut impl Report) {
         short.add(|| Shortfall::GpuVendor { wanted: vendor, has: other.vendor });
     }
     if let Some(names) = wanted.name.as_ref().filter(|names| !names.is_empty())
-        && let Some(other) = gpus.iter().find(|gpu| !listed(names, &gpu.name))
+        && let Some(other) =
+            gpus.iter().find(|gpu| !names.iter().any(|name| gpu::is_meant(name, &gpu.name, gpu.memory_mib)))
     {
         short.add(|| Shortfall::GpuName { wanted: names.clone(), has: other.name.clone() });
     }

@@ -6,6 +6,7 @@ mod config;
 mod diff;
 mod fleets_and_instances;
 mod fuzz;
+mod gpus;
 mod jobs_running;
 mod jobs_submitted;
 mod jobs_terminating;

@@ -1,0 +1,282 @@
+//! GPUs by name: what drivers, Kubernetes labels, Slurm, clouds and people call a device, brought to one name.
+//!
+//! `NVIDIA A100-SXM4-80GB`, `nvidia_a100_sxm4_80gb`, `Tesla-A100` and `a100-80gb` are all an `A100`. A name has a base
+//! (`A100`), and maybe a form (`SXM`), a memory (`80GB`) and a part (`MIG-3g.20gb`). Whoever asks for a device may leave
+//! out all but the base; what they do say must hold. A device that is not in the [catalogue](catalogue) keeps its own
+//! name, and is found by it.
+
+mod catalogue;
+
+use crate::resources::GpuVendor;
+
+pub use catalogue::{MODELS, Model};
+
+const MIB_PER_GB: u64 = 1024;
+/// Sizes that makers sell, for devices that are not in the catalogue.
+const USUAL_GB: [u32; 26] =
+    [2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 36, 40, 48, 64, 72, 80, 94, 96, 128, 141, 180, 192, 256, 288];
+/// By how much of a hundred a driver's figure may differ from what the maker says. A T4 has 15 of its 16 GB.
+const TOLERANCE_PERCENT: u64 = 8;
+
+/// How a device is built in. Makers sell the same GPU in several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Sxm,
+    Pcie,
+    Nvl,
+    Oam,
+}
+
+impl Form {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sxm => "SXM",
+            Self::Pcie => "PCIe",
+            Self::Nvl => "NVL",
+            Self::Oam => "OAM",
+        }
+    }
+
+    fn parse(token: &str) -> Option<Self> {
+        match token {
+            "pcie" => Some(Self::Pcie),
+            "nvl" => Some(Self::Nvl),
+            "oam" => Some(Self::Oam),
+            _ => {
+                let number = token.strip_prefix("sxm")?;
+                number.bytes().all(|byte| byte.is_ascii_digit()).then_some(Self::Sxm)
+            }
+        }
+    }
+}
+
+/// What a name says, whoever wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Reading {
+    /// Letters and digits, small, without vendor, form and memory: `a100`, `rtx6000ada`.
+    base: String,
+    model: Option<&'static Model>,
+    form: Option<Form>,
+    memory_gb: Option<u32>,
+    /// The profile of a part of a GPU: `3g.20gb`.
+    part: Option<String>,
+}
+
+/// Words that say who made a device, or nothing.
+const IDLE_WORDS: [&str; 34] = [
+    "nvidia",
+    "amd",
+    "intel",
+    "habana",
+    "labs",
+    "tenstorrent",
+    "google",
+    "tesla",
+    "quadro",
+    "geforce",
+    "instinct",
+    "radeon",
+    "corporation",
+    "inc",
+    "graphics",
+    "gpu",
+    "generation",
+    "edition",
+    "workstation",
+    "server",
+    "maxq",
+    "blackwell",
+    "accelerator",
+    "mega",
+    "display",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "hbm3e",
+    "ls",
+    "ac",
+    "tt",
+    "r",
+    "tm",
+];
+
+fn read(text: &str) -> Reading {
+    let lower = text.to_ascii_lowercase();
+    let mut reading = Reading { base: String::new(), model: None, form: None, memory_gb: None, part: None };
+    // A profile has a dot, which parts other names.
+    let tokens =
+        lower.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.' && letter != '+');
+    let mut tokens = tokens.filter(|token| !token.is_empty()).peekable();
+    let mut has_hbm = false;
+    let mut first = None;
+    while let Some(token) = tokens.next() {
+        if token == "mig" {
+            continue;
+        }
+        if is_profile(token) {
+            reading.part = Some(token.to_owned());
+        } else if let Some(form) = Form::parse(token) {
+            reading.form = Some(form);
+        } else if let Some(gigabytes) = memory(token) {
+            reading.memory_gb = Some(gigabytes);
+        } else if token == "max" && tokens.peek() == Some(&"q") {
+            tokens.next();
+        } else if IDLE_WORDS.contains(&token) {
+            has_hbm |= token == "hbm3";
+        } else {
+            first.get_or_insert(token);
+            reading.base.push_str(token);
+        }
+    }
+    reading.model = catalogue::find(&reading.base);
+    if reading.model.is_none() {
+        // `H100NVL`: written in one.
+        let in_one = |form: Form| {
+            let base = reading.base.strip_suffix(&*form.as_str().to_ascii_lowercase())?;
+            catalogue::find(base).map(|model| (model, form))
+        };
+        if let Some((model, form)) =
+            [Form::Nvl, Form::Sxm, Form::Pcie, Form::Oam].into_iter().find_map(in_one)
+        {
+            (reading.model, reading.form) = (Some(model), Some(form));
+        }
+    }
+    if reading.model.is_none()
+        // `A100-PG509-200`: a name of its own with the maker's part number behind it.
+        && let Some(model) = first.and_then(catalogue::find).filter(|model| model.name.len() >= 4)
+    {
+        model.name.to_ascii_lowercase().clone_into(&mut reading.base);
+        reading.model = Some(model);
+    }
+    // The figure in `GH200 480GB` is the memory of the processor beside it.
+    if reading.model.is_some_and(|model| model.name == "GH200" && reading.memory_gb == Some(480)) {
+        reading.memory_gb = None;
+    }
+    // The driver names the board of this one by its memory alone.
+    if has_hbm && reading.form.is_none() && reading.model.is_some_and(|model| model.name == "H100") {
+        reading.form = Some(Form::Sxm);
+    }
+    reading
+}
+
+/// `80gb`, `144g`.
+fn memory(token: &str) -> Option<u32> {
+    let digits = token.strip_suffix("gb").or_else(|| token.strip_suffix('g'))?;
+    digits.parse().ok().filter(|gigabytes| *gigabytes >= 2)
+}
+
+/// `3g.20gb`, `1g.5gb+me`.
+fn is_profile(token: &str) -> bool {
+    let Some((slices, memory)) = token.split_once("g.") else { return false };
+    let memory = memory.split('+').next().unwrap_or_default();
+    slices.parse::<u32>().is_ok() && memory.strip_suffix("gb").is_some_and(|size| size.parse::<u32>().is_ok())
+}
+
+/// A device as everybody here calls it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// `H100`, `A100-SXM`, `H100-NVL`, `A100-MIG-3g.20gb`; what the driver says where the device is unknown.
+    pub name: String,
+    pub vendor: Option<GpuVendor>,
+    /// As the maker says it, which is what people ask for: a driver that says 143,771 MiB means 141 GB.
+    pub memory_mib: Option<u64>,
+    pub compute_capability: Option<(u32, u32)>,
+}
+
+/// The device of this name, with so much memory by its driver where that is known.
+pub fn device(name: &str, memory_mib: Option<u64>) -> Device {
+    let reading = read(name);
+    let vendor = vendor_of(name);
+    let Some(model) = reading.model else {
+        return Device {
+            name: name.trim().to_owned(),
+            vendor,
+            memory_mib: memory_mib.map(|mib| nominal(mib, &USUAL_GB)),
+            compute_capability: None,
+        };
+    };
+    let mut known = model.name.to_owned();
+    if let Some(form) = reading.form {
+        known = format!("{known}-{}", form.as_str());
+    }
+    let sold = match (memory_mib, reading.memory_gb, model.memory_gb) {
+        (Some(mib), _, sizes) => Some(nominal(mib, sizes)),
+        (None, Some(gigabytes), sizes) if sizes.contains(&gigabytes) => {
+            Some(u64::from(gigabytes) * MIB_PER_GB)
+        }
+        (None, _, [only]) => Some(u64::from(*only) * MIB_PER_GB),
+        (None, _, _) => None,
+    };
+    let (name, memory_mib) = match &reading.part {
+        Some(profile) => (format!("{known}-MIG-{profile}"), memory_mib.or_else(|| profile_mib(profile))),
+        None => (known, sold),
+    };
+    Device { name, vendor: Some(model.vendor), memory_mib, compute_capability: model.compute_capability }
+}
+
+/// The memory in a profile's name.
+fn profile_mib(profile: &str) -> Option<u64> {
+    let size = profile.split_once("g.")?.1.split('+').next()?.strip_suffix("gb")?;
+    Some(size.parse::<u64>().ok()? * MIB_PER_GB)
+}
+
+/// What the maker says of a device that has so much memory by its driver: the nearest size, if it is near.
+fn nominal(mib: u64, sizes: &[u32]) -> u64 {
+    let sold = |gigabytes: &u32| u64::from(*gigabytes) * MIB_PER_GB;
+    let nearest = sizes.iter().map(sold).min_by_key(|sold| sold.abs_diff(mib));
+    nearest.filter(|sold| sold.abs_diff(mib) * 100 <= sold * TOLERANCE_PERCENT).unwrap_or(mib)
+}
+
+/// Whether whoever wrote `wanted` means a device of this name and memory. All that is said of it must hold; a form is
+/// taken on trust where the device's name says none.
+pub fn is_meant(wanted: &str, name: &str, memory_mib: u64) -> bool {
+    if wanted.eq_ignore_ascii_case(name) {
+        return true;
+    }
+    let (wanted, has) = (read(wanted), read(name));
+    let same_base = match (wanted.model, has.model) {
+        (Some(wanted), Some(has)) => std::ptr::eq(wanted, has),
+        (None, None) => wanted.base == has.base,
+        (Some(_), None) | (None, Some(_)) => false,
+    };
+    let form_fits = match (wanted.form, has.form) {
+        (None, _) => true,
+        (Some(wanted), Some(has)) => wanted == has,
+        (Some(form), None) => form != Form::Nvl,
+    };
+    // A part of a GPU is not the GPU.
+    let part_fits = wanted.part == has.part;
+    let memory_fits = wanted.memory_gb.is_none_or(|gigabytes| {
+        has.part.is_some() || memory_mib == 0 || is_about(memory_mib, u64::from(gigabytes) * MIB_PER_GB)
+    });
+    same_base && form_fits && part_fits && memory_fits
+}
+
+/// Whether a device with so much memory is one that its maker sells with `wanted`.
+fn is_about(mib: u64, wanted: u64) -> bool {
+    mib.abs_diff(wanted) * 100 <= wanted * TOLERANCE_PERCENT / 2
+}
+
+/// The vendor that makes a GPU of this name, where that is well known.
+pub fn vendor_of(name: &str) -> Option<GpuVendor> {
+    if let Some(model) = read(name).model {
+        return Some(model.vendor);
+    }
+    let name = name.to_ascii_lowercase();
+    let said =
+        |word: &str| name.split(|letter: char| !letter.is_ascii_alphanumeric()).any(|part| part == word);
+    let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    if said("nvidia") || said("tesla") || said("geforce") || starts(&["rtx", "gtx", "quadro"]) {
+        Some(GpuVendor::Nvidia)
+    } else if said("amd") || said("radeon") || said("instinct") {
+        Some(GpuVendor::Amd)
+    } else if said("intel") || said("habana") || starts(&["gaudi"]) {
+        Some(GpuVendor::Intel)
+    } else if said("tenstorrent") || starts(&["tt-", "wormhole", "blackhole", "grayskull"]) {
+        Some(GpuVendor::Tenstorrent)
+    } else if starts(&["v5litepod", "v5p", "v5e", "v6e", "v2-", "v3-", "v4-", "tpu"]) {
+        Some(GpuVendor::Google)
+    } else {
+        None
+    }
+}
