@@ -62,7 +62,7 @@ pub fn ran(command: &mut Command) -> Ran {
 pub trait Ground {
     /// What is typed first.
     const PROGRAM: &'static str;
-    /// Patterns of text that differs each time here, looked for before those that every story knows.
+    /// Patterns of text that differs each time here, looked for after those that every story knows.
     const PATTERNS: &'static [Pattern] = &[];
     /// A directory that goes with the test.
     fn home(&self) -> &Path;
@@ -172,16 +172,13 @@ fn masked<G: Ground>(text: &str) -> String {
 fn mask(text: &str, own: &[Pattern]) -> String {
     static KNOWN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| compiled(&PATTERNS));
     let mut out = text.to_owned();
-    let mut has_own = false;
-    for (pattern, mask) in compiled(own) {
-        has_own |= pattern.is_match(&out);
-        out = pattern.replace_all(&out, mask).into_owned();
-    }
-    for (pattern, mask) in &*KNOWN {
+    let own_patterns = compiled(own);
+    for (pattern, mask) in KNOWN.iter().chain(&own_patterns) {
         out = pattern.replace_all(&out, *mask).into_owned();
     }
-    // A column with ages is as wide as the longest of them; what only this ground knows has no width of its own either.
-    if has_own || out.contains(AGE) { out.split_inclusive('\n').map(narrow).collect() } else { out }
+    // A column with ages is as wide as the longest of them. What a program other than ours prints may have any width.
+    let is_narrowed = out.contains(AGE) || (!own.is_empty() && out != text);
+    if is_narrowed { out.split_inclusive('\n').map(narrow).collect() } else { out }
 }
 
 fn compiled(patterns: &[Pattern]) -> Vec<(Regex, &'static str)> {
