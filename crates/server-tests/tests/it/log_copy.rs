@@ -236,7 +236,7 @@ async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
     }
     // While the first looks, more is heard: that takes one more look, and only one.
     let looking = async {
-        while host.log_reads.lock().len() == 0 {
+        while host.log_reads.lock().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
