@@ -107,7 +107,7 @@ fn read(text: &str) -> Reading {
     let tokens =
         lower.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.' && letter != '+');
     let mut tokens = tokens.filter(|token| !token.is_empty()).peekable();
-    let mut has_hbm = false;
+    let mut is_hbm3 = false;
     let mut first = None;
     while let Some(token) = tokens.next() {
         if token == "mig" {
@@ -122,7 +122,7 @@ fn read(text: &str) -> Reading {
         } else if token == "max" && tokens.peek() == Some(&"q") {
             tokens.next();
         } else if IDLE_WORDS.contains(&token) {
-            has_hbm |= token == "hbm3";
+            is_hbm3 |= token == "hbm3";
         } else {
             first.get_or_insert(token);
             reading.base.push_str(token);
@@ -153,7 +153,7 @@ fn read(text: &str) -> Reading {
         reading.memory_gb = None;
     }
     // The driver names the board of this one by its memory alone.
-    if has_hbm && reading.form.is_none() && reading.model.is_some_and(|model| model.name == "H100") {
+    if is_hbm3 && reading.form.is_none() && reading.model.is_some_and(|model| model.name == "H100") {
         reading.form = Some(Form::Sxm);
     }
     reading

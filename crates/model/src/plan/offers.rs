@@ -337,7 +337,7 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, short: &mut impl Report) {
     }
     if let Some(names) = wanted.name.as_ref().filter(|names| !names.is_empty())
         && let Some(other) =
-            gpus.iter().find(|gpu| !names.iter().any(|name| gpu::is_meant(name, &gpu.name, gpu.memory_mib)))
+            kinds(gpus).find(|gpu| !names.iter().any(|name| gpu::is_meant(name, &gpu.name, gpu.memory_mib)))
     {
         short.add(|| Shortfall::GpuName { wanted: names.clone(), has: other.name.clone() });
     }
@@ -357,6 +357,11 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, short: &mut impl Report) {
     {
         short.add(|| Shortfall::ComputeCapability { at_least, has: other.compute_capability });
     }
+}
+
+/// One of each kind that stands in a row. Reading names is the dear part of matching, and a host's GPUs are mostly alike.
+fn kinds(gpus: &[Gpu]) -> impl Iterator<Item = &Gpu> {
+    gpus.chunk_by(|one, next| one == next).filter_map(<[Gpu]>::first)
 }
 
 pub(super) fn gb(mib: u64) -> f64 {
