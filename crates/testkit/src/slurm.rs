@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     TempDir,
-    wait::{eventually, eventually_ok},
+    wait::{eventually, eventually_ok, listens},
 };
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -110,7 +110,7 @@ impl Cluster {
         command.args(["-a", "rest_auth/local", "-s", "openapi/v0.0.38"]);
         command.arg(format!("unix:{}", socket.display()));
         self.rest = Some(command.spawn().expect("start slurmrestd: is its package installed?"));
-        eventually_ok("slurmrestd listens", || if socket.exists() { Ok(()) } else { Err(self.logs()) });
+        eventually_ok("slurmrestd listens", || if listens(&socket) { Ok(()) } else { Err(self.logs()) });
         socket
     }
 
@@ -195,7 +195,7 @@ impl Cluster {
         command.arg(format!("--seed-file={}", file("seed")));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         self.munged = Some(command.spawn().expect("start munged: is the package `munge` installed?"));
-        eventually("munged listens", || at.join("munge.sock").exists());
+        eventually("munged listens", || listens(&at.join("munge.sock")));
     }
 
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]

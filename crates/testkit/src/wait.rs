@@ -2,7 +2,9 @@
 
 use std::{
     fmt::Display,
+    os::unix::net::UnixStream,
     panic::Location,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -10,6 +12,12 @@ use std::{
 /// Long enough that only something broken reaches it.
 pub const WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Whether a program takes connections at `socket`. The file alone says nothing: it is there a moment before.
+#[must_use]
+pub fn listens(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_ok()
+}
 
 /// Waits until `check` holds, and returns how long that took.
 ///

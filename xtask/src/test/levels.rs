@@ -142,6 +142,8 @@ fn nextest(context: &Context) -> Result<Command> {
     let mut command = context.workspace.cargo();
     command.args(["nextest", "run", "--profile", profile(context.options.scope)]);
     command.args(packages(context)?);
+    // A failed test says what it saw and where; twenty frames of the runtime below it would bury that.
+    command.env("RUST_BACKTRACE", "0");
     Ok(command)
 }
 

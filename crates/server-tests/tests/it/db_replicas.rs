@@ -19,7 +19,7 @@ use windlass_server::{
     params,
 };
 use windlass_testkit::temp_dir;
-use windlass_testkit::wait::eventually_async;
+use windlass_testkit::wait::{eventually_async, listens};
 
 use crate::{
     db::on_both,
@@ -279,7 +279,7 @@ async fn postgres_lost_during_the_commit_leaves_the_outcome_unknown() {
     let (at, moods) = (dir.path().to_owned(), Arc::clone(&mood));
     let front = tokio::spawn(async move { proxy(real, &at, moods).await });
     let socket = dir.path().join(".s.PGSQL.5432");
-    eventually_async("the proxy listens", async || socket.exists().then_some(())).await;
+    eventually_async("the proxy listens", async || listens(&socket).then_some(())).await;
     let db = Db::open(&test.url_through(dir.path())).await.unwrap();
     for (next, kept) in [(LOSE_THE_ANSWER, 1), (LOSE_THE_COMMIT, 1), (LOSE_THE_ANSWER, 2)] {
         mood.store(next, Ordering::SeqCst);

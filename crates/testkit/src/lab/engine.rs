@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::TempDir;
+use crate::{TempDir, wait::listens};
 
 use super::program::{eventually, run, try_run};
 
@@ -60,7 +60,7 @@ impl Engine {
         let containerd = spawn(&mut command, &dir.join("containerd.log"))?;
         let mut engine = Self { containerd, dockerd: None, kind, dir: temp };
         let socket = engine.dir.path().join("containerd.sock");
-        ensure!(eventually(COMES_UP, || socket.exists()), "containerd does not come up");
+        ensure!(eventually(COMES_UP, || listens(&socket)), "containerd does not come up");
         engine.start_dockerd()?;
         Ok(engine)
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use windlass_agent::shim::runtime::{FoundState, Runtime};
-use windlass_testkit::wait::eventually_async;
+use windlass_testkit::wait::{eventually_async, listens};
 
 use super::{Host, read, written};
 use crate::support::{
@@ -41,7 +41,7 @@ impl Service {
         let child = spawn(command, &dir.join("podman.log"));
         let socket = dir.join("podman.sock");
         let service = Self { child, scratch };
-        eventually_async("podman listens", async || socket.exists().then_some(())).await;
+        eventually_async("podman listens", async || listens(&socket).then_some(())).await;
         // The first answer of a new storage takes its time.
         client(&socket).version().await.unwrap();
         service

@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-use windlass_testkit::wait::{eventually_async, eventually_ok_async};
+use windlass_testkit::wait::{eventually_async, eventually_ok_async, listens};
 
 use super::{TempDir, temp_dir};
 
@@ -76,7 +76,7 @@ impl Private {
         let containerd = spawn(command, &dir.join("containerd.log"));
         let mut engine = Self { containerd, dockerd: None, kind, scratch };
         let socket = engine.scratch.path().join("containerd.sock");
-        eventually_async("containerd listens", async || socket.exists().then_some(())).await;
+        eventually_async("containerd listens", async || listens(&socket).then_some(())).await;
         engine.start_dockerd().await;
         engine
     }
