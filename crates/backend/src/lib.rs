@@ -19,7 +19,12 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use windlass_model::{id::InstanceId, plan::offers::Offer};
+use windlass_api::agent::shim::HostInfo;
+use windlass_model::{
+    id::InstanceId,
+    plan::offers::{Gpu, Offer},
+    resources::GpuVendor,
+};
 
 use crate::{remote::Site, volumes::Volumes};
 
@@ -131,6 +136,26 @@ pub struct HasGpu {
     pub vendor: String,
     pub name: String,
     pub memory_mib: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_capability: Option<(u32, u32)>,
+}
+
+/// The GPUs of a host, as everybody but its driver calls them. A host is told to have GPUs of one kind.
+pub fn gpus_of(info: &HostInfo) -> Vec<Gpu> {
+    let vendor = GpuVendor::parse(&info.gpu_vendor);
+    let gpu = Gpu::known(vendor, &info.gpu_name, info.gpu_memory, info.gpu_compute_capability);
+    vec![gpu; info.gpu_count as usize]
+}
+
+impl From<&Gpu> for HasGpu {
+    fn from(gpu: &Gpu) -> Self {
+        Self {
+            vendor: gpu.vendor.as_str().to_owned(),
+            name: gpu.name.clone(),
+            memory_mib: gpu.memory_mib,
+            compute_capability: gpu.compute_capability,
+        }
+    }
 }
 
 /// What the backend says of a machine it made.

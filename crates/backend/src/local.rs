@@ -18,13 +18,14 @@ use windlass_api::agent::shim::HostInfo;
 use windlass_model::{
     causes::chain,
     money::Price,
-    plan::offers::{Availability, Gpu, Host, Offer},
-    resources::{CpuArch, GpuVendor},
+    plan::offers::{Availability, Host, Offer},
+    resources::CpuArch,
 };
 
 use crate::{
     Answer, Backend, BackendError, Deleted, Enrolment, Found, Has, HasGpu, Machine, Order, Reach,
     engine::{Engine, Places},
+    gpus_of,
     program::{Program, ProgramError},
     shim_process::{Home, Owner, StartWith},
 };
@@ -323,8 +324,6 @@ const fn arch() -> Option<CpuArch> {
 }
 
 fn has(info: &HostInfo, runtime: Runtime) -> Has {
-    let gpu =
-        HasGpu { vendor: info.gpu_vendor.clone(), name: info.gpu_name.clone(), memory_mib: info.gpu_memory };
     Has {
         cpus: info.cpus,
         arch: arch().map(|arch| {
@@ -336,19 +335,13 @@ fn has(info: &HostInfo, runtime: Runtime) -> Has {
         }),
         memory_mib: info.memory / MIB,
         disk_mib: info.disk_size / MIB,
-        gpus: vec![gpu; info.gpu_count as usize],
+        gpus: gpus_of(info).iter().map(HasGpu::from).collect(),
         runtime: runtime.as_str().to_owned(),
         addresses: info.addresses.clone(),
     }
 }
 
 fn offer(info: &HostInfo, availability: Availability) -> Offer {
-    let gpu = Gpu {
-        vendor: GpuVendor::parse(&info.gpu_vendor).unwrap_or(GpuVendor::Nvidia),
-        name: info.gpu_name.clone(),
-        memory_mib: info.gpu_memory,
-        compute_capability: None,
-    };
     Offer {
         backend: NAME.into(),
         region: NAME.into(),
@@ -362,7 +355,7 @@ fn offer(info: &HostInfo, availability: Availability) -> Offer {
             arch: arch(),
             memory_mib: info.memory / MIB,
             disk_mib: info.disk_size / MIB,
-            gpus: vec![gpu; info.gpu_count as usize],
+            gpus: gpus_of(info),
             spot: false,
         },
         total_blocks: 1,

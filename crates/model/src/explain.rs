@@ -222,7 +222,8 @@ impl Shortfall {
             Self::Disk { wanted, has } => lower("disk", wanted.min, *has, gb),
             Self::GpuCount { has: 0, .. } => "use a fleet or backend with GPUs, or ask for `gpu: 0`".into(),
             Self::GpuCount { wanted, has } => lower("the GPU count", wanted.min, *has, |n| n.to_string()),
-            Self::GpuVendor { has, .. } => format!("ask for `gpu: {}`", vendor(*has)),
+            Self::GpuVendor { has, .. } => format!("ask for `gpu: {}`", has.as_str()),
+            Self::GpuName { has, .. } if has.is_empty() => "leave the GPU names out".into(),
             Self::GpuName { has, .. } => format!("add `{has}` to the GPU names"),
             Self::GpuMemory { wanted, has } => lower("GPU memory", wanted.min, *has, gb),
             Self::GpuTotalMemory { wanted, has } => lower("total GPU memory", wanted.min, *has, gb),
@@ -279,16 +280,6 @@ fn arch(arch: CpuArch) -> &'static str {
     }
 }
 
-fn vendor(vendor: GpuVendor) -> &'static str {
-    match vendor {
-        GpuVendor::Nvidia => "nvidia",
-        GpuVendor::Amd => "amd",
-        GpuVendor::Google => "google",
-        GpuVendor::Intel => "intel",
-        GpuVendor::Tenstorrent => "tenstorrent",
-    }
-}
-
 fn gb(size: Gb) -> String {
     format!("{}GB", (size * 100.0).round() / 100.0)
 }
@@ -311,24 +302,32 @@ fn range<T: PartialOrd + Copy>(range: &Range<T>, show: impl Fn(T) -> String) -> 
     }
 }
 
+/// `exactly 1 GPU`, `2 to 4 GPUs`.
+fn counted(wanted: &Range<u32>, noun: &str) -> String {
+    let last = wanted.max.or(wanted.min);
+    format!("{} {noun}{}", range(wanted, |n: u32| n.to_string()), if last == Some(1) { "" } else { "s" })
+}
+
 /// A clause with numbers, lower case and without a full stop: "needs at least 8 CPUs, has 2".
 impl Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = |n: u32| n.to_string();
         match self {
             Self::CpuArch { wanted, has } => {
                 write!(f, "needs {} CPUs, has {}", arch(*wanted), has.map_or("unknown ones", arch))
             }
-            Self::Cpus { wanted, has } => write!(f, "needs {} CPUs, has {has}", range(wanted, count)),
+            Self::Cpus { wanted, has } => write!(f, "needs {}, has {has}", counted(wanted, "CPU")),
             Self::Memory { wanted, has } => {
                 write!(f, "needs {} of memory, has {}", range(wanted, gb), gb(*has))
             }
             Self::Disk { wanted, has } => write!(f, "needs {} of disk, has {}", range(wanted, gb), gb(*has)),
-            Self::GpuCount { wanted, has } => write!(f, "needs {} GPUs, has {has}", range(wanted, count)),
+            Self::GpuCount { wanted, has } => write!(f, "needs {}, has {has}", counted(wanted, "GPU")),
             Self::GpuVendor { wanted, has } => {
-                write!(f, "needs {} GPUs, has {}", vendor(*wanted), vendor(*has))
+                write!(f, "needs {} GPUs, has {}", wanted.as_str(), has.as_str())
             }
-            Self::GpuName { wanted, has } => write!(f, "needs GPU {}, has {has}", wanted.join(" or ")),
+            Self::GpuName { wanted, has } => {
+                let has = if has.is_empty() { "an unknown one" } else { has };
+                write!(f, "needs GPU {}, has {has}", wanted.join(" or "))
+            }
             Self::GpuMemory { wanted, has } => {
                 write!(f, "needs {} of memory per GPU, has {}", range(wanted, gb), gb(*has))
             }

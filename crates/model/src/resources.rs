@@ -59,6 +59,18 @@ pub enum GpuVendor {
     Tenstorrent,
 }
 
+impl GpuVendor {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nvidia => "nvidia",
+            Self::Amd => "amd",
+            Self::Google => "google",
+            Self::Intel => "intel",
+            Self::Tenstorrent => "tenstorrent",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CpuSpec {
     pub arch: Option<CpuArch>,

@@ -47,11 +47,7 @@ impl OrderFacts {
 
 /// Column `instance_type`, from what the host itself has.
 pub(crate) fn type_of_host(name: &str, has: &Has, spot: bool) -> Value {
-    let gpus: Vec<Value> = has
-        .gpus
-        .iter()
-        .map(|gpu| json!({"name": gpu.name, "memory_mib": gpu.memory_mib, "vendor": gpu.vendor}))
-        .collect();
+    let gpus: Vec<Value> = has.gpus.iter().map(|gpu| json!(gpu)).collect();
     let resources = json!({
         "cpus": has.cpus, "memory_mib": has.memory_mib, "spot": spot, "cpu_arch": has.arch,
         "disk": {"size_mib": has.disk_mib}, "gpus": gpus,
@@ -69,17 +65,12 @@ fn has(host: &Host) -> Has {
         CpuArch::X86 => "x86".to_owned(),
         CpuArch::Arm => "arm".to_owned(),
     });
-    let gpu = |gpu: &windlass_model::plan::offers::Gpu| HasGpu {
-        vendor: json!(gpu.vendor).as_str().unwrap_or_default().to_owned(),
-        name: gpu.name.clone(),
-        memory_mib: gpu.memory_mib,
-    };
     Has {
         cpus: host.cpus,
         arch,
         memory_mib: host.memory_mib,
         disk_mib: host.disk_mib,
-        gpus: host.gpus.iter().map(gpu).collect(),
+        gpus: host.gpus.iter().map(HasGpu::from).collect(),
         runtime: String::new(),
         addresses: Vec::new(),
     }
@@ -87,14 +78,12 @@ fn has(host: &Host) -> Has {
 
 /// What a host has, as its agent tells; for machines whose backend did not look.
 pub(crate) fn has_of(info: &HostInfo) -> Has {
-    let gpu =
-        HasGpu { vendor: info.gpu_vendor.clone(), name: info.gpu_name.clone(), memory_mib: info.gpu_memory };
     Has {
         cpus: info.cpus,
         arch: None,
         memory_mib: info.memory / MIB,
         disk_mib: info.disk_size / MIB,
-        gpus: vec![gpu; info.gpu_count as usize],
+        gpus: windlass_backend::gpus_of(info).iter().map(HasGpu::from).collect(),
         runtime: String::new(),
         addresses: info.addresses.clone(),
     }

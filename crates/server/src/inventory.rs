@@ -57,6 +57,8 @@ struct GpuDocument {
     name: String,
     memory_mib: u64,
     vendor: Option<String>,
+    #[serde(default)]
+    compute_capability: Option<(u32, u32)>,
 }
 
 pub(crate) fn of(stock: &Stock, offers: &[Offer]) -> Result<Inventory, PassError> {
@@ -183,12 +185,8 @@ fn host(resources: Resources) -> Host {
 }
 
 fn gpu(gpu: GpuDocument) -> Gpu {
-    Gpu {
-        vendor: gpu.vendor.as_deref().and_then(GpuVendor::parse).unwrap_or(GpuVendor::Nvidia),
-        name: gpu.name,
-        memory_mib: gpu.memory_mib,
-        compute_capability: None,
-    }
+    let vendor = gpu.vendor.as_deref().and_then(GpuVendor::parse);
+    Gpu::known(vendor, &gpu.name, gpu.memory_mib, gpu.compute_capability)
 }
 
 /// How many GPUs so many of its blocks come with.

@@ -515,7 +515,12 @@ impl Volumes for Door {
 
 impl RemoteDoor {
     fn machine(order: &Order) -> Machine {
-        let gpu = HasGpu { vendor: "nvidia".into(), name: "A100".into(), memory_mib: 81_920 };
+        let gpu = HasGpu {
+            vendor: "nvidia".into(),
+            name: "A100".into(),
+            memory_mib: 81_920,
+            compute_capability: None,
+        };
         Machine {
             id: order.instance.to_string(),
             reach: Some(Reach::Ssh { socket: "/run/sim.sock".into() }),

@@ -370,6 +370,7 @@ impl Host {
                 gpu_name: "A100".into(),
                 gpu_memory: 81_920,
                 gpu_count: 4,
+                gpu_compute_capability: Some((8, 0)),
                 addresses: vec!["10.0.0.1/24".into()],
                 disk_size: 1 << 40,
                 cpus: 32,

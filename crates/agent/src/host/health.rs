@@ -178,6 +178,7 @@ mod tests {
             index: 1,
             name: "T4".into(),
             memory_mib: 1,
+            compute_capability: None,
             devices: vec![],
         };
         let both = [gpu("GPU-a"), gpu("GPU-b")];

@@ -27,6 +27,7 @@ pub fn gather(data: &Path, gpus: &Inventory) -> io::Result<HostInfo> {
         gpu_name: offered.first().map(|gpu| gpu.name.clone()).unwrap_or_default(),
         gpu_memory: offered.iter().map(|gpu| gpu.memory_mib).min().unwrap_or(0),
         gpu_count: u32::try_from(offered.len()).unwrap_or(u32::MAX),
+        gpu_compute_capability: offered.iter().filter_map(|gpu| gpu.compute_capability).min(),
         addresses: addresses::all()?
             .into_iter()
             .map(|(address, prefix)| format!("{address}/{prefix}"))
@@ -111,6 +112,7 @@ mod tests {
             index: 0,
             name: name.into(),
             memory_mib,
+            compute_capability: None,
             devices: vec![],
         }
     }

@@ -400,6 +400,7 @@ async fn a_task_sees_exactly_its_own_gpu_and_a_clean_environment() {
         index: 3,
         name: "G".to_owned(),
         memory_mib: 1,
+        compute_capability: None,
         devices: Vec::new(),
     }];
     host.start().await;

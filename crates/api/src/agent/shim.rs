@@ -207,6 +207,9 @@ pub struct HostInfo {
     /// MiB of one GPU.
     pub gpu_memory: u64,
     pub gpu_count: u32,
+    /// NVIDIA only, as the driver says it: `[9, 0]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_compute_capability: Option<(u32, u32)>,
     /// Of all interfaces but the loopback, with prefix length.
     pub addresses: Vec<String>,
     /// Bytes, where images and scratch directories are kept.

@@ -190,12 +190,8 @@ impl Kind {
     pub(super) fn offer(&self) -> Offer {
         let mib = |gb: f64| (gb * MIB_PER_GB) as u64;
         let gpus = self.gpus.iter().flat_map(|gpus| {
-            let gpu = Gpu {
-                vendor: gpus.vendor.as_deref().and_then(GpuVendor::parse).unwrap_or(GpuVendor::Nvidia),
-                name: gpus.name.clone(),
-                memory_mib: mib(gpus.memory_gb),
-                compute_capability: None,
-            };
+            let vendor = gpus.vendor.as_deref().and_then(GpuVendor::parse);
+            let gpu = Gpu::known(vendor, &gpus.name, mib(gpus.memory_gb), None);
             std::iter::repeat_n(gpu, gpus.count as usize)
         });
         Offer {

@@ -24,6 +24,25 @@ pub struct Gpu {
     pub compute_capability: Option<(u32, u32)>,
 }
 
+impl Gpu {
+    /// The GPU that is called so, by whomever: a driver, a label, a cloud. `memory_mib` 0 = nobody said. What is said of
+    /// it goes before what the catalogue knows.
+    pub fn known(
+        vendor: Option<GpuVendor>,
+        name: &str,
+        memory_mib: u64,
+        compute_capability: Option<(u32, u32)>,
+    ) -> Self {
+        let device = gpu::device(name, Some(memory_mib).filter(|mib| *mib > 0));
+        Self {
+            vendor: vendor.or(device.vendor).unwrap_or(GpuVendor::Nvidia),
+            name: device.name,
+            memory_mib: device.memory_mib.unwrap_or(memory_mib),
+            compute_capability: compute_capability.or(device.compute_capability),
+        }
+    }
+}
+
 /// What one machine has, or a share of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Host {

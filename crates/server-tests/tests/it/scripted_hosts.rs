@@ -162,6 +162,7 @@ impl Agents for Hosts {
             gpu_name: "A100".into(),
             gpu_memory: 81_920,
             gpu_count: 4,
+            gpu_compute_capability: None,
             addresses: vec![],
             disk_size: 1 << 40,
             cpus: 32,

@@ -145,10 +145,10 @@ impl QueueHosts {
         let host = inventory::offer(&row).ok().map(|offer| offer.host);
         let gpu = host.as_ref().and_then(|host| host.gpus.first());
         let info = HostInfo {
-            gpu_vendor: gpu
-                .map_or("none".to_owned(), |gpu| json!(gpu.vendor).as_str().unwrap_or("none").to_owned()),
+            gpu_vendor: gpu.map_or("none", |gpu| gpu.vendor.as_str()).to_owned(),
             gpu_name: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
             gpu_memory: gpu.map_or(0, |gpu| gpu.memory_mib),
+            gpu_compute_capability: gpu.and_then(|gpu| gpu.compute_capability),
             gpu_count: host.as_ref().map_or(0, |host| u32::try_from(host.gpus.len()).unwrap_or(u32::MAX)),
             addresses: Vec::new(),
             disk_size: host.as_ref().map_or(0, |host| host.disk_mib * MIB),

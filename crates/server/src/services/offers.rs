@@ -118,7 +118,7 @@ fn shown(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) ->
     let gpus = offer.host.gpus.iter().map(|gpu| wire::Gpu {
         name: gpu.name.clone(),
         memory_mib: size(gpu.memory_mib),
-        vendor: json!(gpu.vendor).as_str().map(str::to_owned),
+        vendor: Some(gpu.vendor.as_str().to_owned()),
     });
     wire::Offer {
         backend: BackendType::of(&offer.backend),

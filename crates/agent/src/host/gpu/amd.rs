@@ -70,7 +70,8 @@ impl Card {
     fn gpu(self, index: u32, known: &Known) -> Gpu {
         let name = known.names.get(&self.bus).cloned().unwrap_or(self.name);
         let devices = [PathBuf::from("/dev/kfd")].into_iter().chain(self.nodes).collect();
-        Gpu { vendor: Vendor::Amd, id: self.id, index, name, memory_mib: self.memory_mib, devices }
+        let (id, memory_mib) = (self.id, self.memory_mib);
+        Gpu { vendor: Vendor::Amd, id, index, name, memory_mib, compute_capability: None, devices }
     }
 }
 

@@ -43,6 +43,9 @@ pub struct Gpu {
     pub index: u32,
     pub name: String,
     pub memory_mib: u64,
+    /// NVIDIA only; `None` where the driver does not tell.
+    #[serde(default)]
+    pub compute_capability: Option<(u32, u32)>,
     /// Device files a container needs for this GPU alone.
     pub devices: Vec<PathBuf>,
 }
@@ -139,6 +142,7 @@ mod tests {
             index: 0,
             name: "x".into(),
             memory_mib: 1,
+            compute_capability: None,
             devices: vec![],
         };
         let one = |vendor, id| Inventory {

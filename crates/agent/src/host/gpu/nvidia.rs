@@ -7,18 +7,24 @@ use crate::host::tool::{self, ToolError};
 
 const TOOL: &str = "nvidia-smi";
 const FORMAT: &str = "--format=csv,noheader,nounits";
-const QUERY: &str = "--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id,mig.mode.current";
-/// For drivers before 450, which know nothing of MIG.
-const OLD_QUERY: &str = "--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id";
+/// From the newest drivers' question to the oldest ones'. Before 510 the compute capability is not told, before 450 nothing
+/// of MIG. What a driver does not know is filled in as its own tool says it.
+const QUERIES: [(&str, &str); 3] = [
+    ("--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id,mig.mode.current,compute_cap", ""),
+    ("--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id,mig.mode.current", ", [N/A]"),
+    ("--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id", ", [N/A], [N/A]"),
+];
 const USE_QUERY: &str = "--query-gpu=uuid,memory.used,utilization.gpu";
 
 pub(super) async fn discover(root: &Path) -> Inventory {
-    let listed = match tool::output(TOOL, &[QUERY, FORMAT]).await {
-        Err(ToolError::Failed { said, .. }) if said.contains("not a valid field") => {
-            tool::output(TOOL, &[OLD_QUERY, FORMAT]).await.map(|text| with_column(&text, "[N/A]"))
+    let mut listed = Ok(String::new());
+    for (query, missing) in QUERIES {
+        listed = tool::output(TOOL, &[query, FORMAT]).await.map(|text| with_columns(&text, missing));
+        let is_unknown = |error: &ToolError| matches!(error, ToolError::Failed { said, .. } if said.contains("not a valid field"));
+        if !listed.as_ref().is_err_and(is_unknown) {
+            break;
         }
-        other => other,
-    };
+    }
     let listed = match listed {
         Ok(listed) => listed,
         // The tool is there, but neither driver nor GPU: an image made for such machines, somewhere else.
@@ -65,10 +71,11 @@ struct Row {
     memory_mib: u64,
     bus: String,
     mig: bool,
+    compute_capability: Option<(u32, u32)>,
 }
 
-fn with_column(text: &str, value: &str) -> String {
-    text.lines().map(|line| format!("{line}, {value}\n")).collect()
+fn with_columns(text: &str, values: &str) -> String {
+    text.lines().map(|line| format!("{line}{values}\n")).collect()
 }
 
 /// One GPU a line. A name may contain commas, so the columns are counted from both ends. What is no such line
@@ -80,14 +87,15 @@ fn parse(text: &str, system_mib: u64) -> Parsed {
     {
         let columns: Vec<&str> = line.split(',').map(str::trim).collect();
         let row =
-            (columns.len() >= 7).then(|| columns.split_at(columns.len() - 4)).and_then(|(first, last)| {
-                let [memory, driver, bus, mig] = last.try_into().ok()?;
+            (columns.len() >= 8).then(|| columns.split_at(columns.len() - 5)).and_then(|(first, last)| {
+                let [memory, driver, bus, mig, capability] = last.try_into().ok()?;
                 let (index, uuid) = (first[0].parse().ok()?, Some(first[1]).filter(|uuid| is_told(uuid))?);
                 // A GPU that shares the processor's memory has none of its own.
                 let memory_mib = if is_told(memory) { memory.parse().ok()? } else { system_mib };
                 parsed.driver_version = Some(driver).filter(|text| is_told(text)).map(str::to_owned);
                 let (uuid, name) = (uuid.to_owned(), first[2..].join(", "));
-                Some(Row { index, uuid, name, memory_mib, bus: bus.to_owned(), mig: mig == "Enabled" })
+                let (bus, mig) = (bus.to_owned(), mig == "Enabled");
+                Some(Row { index, uuid, name, memory_mib, bus, mig, compute_capability: version(capability) })
             });
         match row {
             Some(row) if is_told(&row.name) => parsed.rows.push(row),
@@ -95,6 +103,12 @@ fn parse(text: &str, system_mib: u64) -> Parsed {
         }
     }
     parsed
+}
+
+/// `9.0`
+fn version(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]` and the like.
@@ -147,6 +161,7 @@ fn inventory(parsed: Parsed, instances: &[Instance], device: impl Fn(&str) -> Op
             index: row.index,
             name,
             memory_mib,
+            compute_capability: row.compute_capability,
             devices: devices.clone(),
         };
         if !row.mig {
@@ -217,26 +232,26 @@ mod tests {
     #[test]
     fn outputs_of_several_drivers_are_read() {
         check(
-            "0, GPU-6f1d, NVIDIA H200, 143771, 570.172.08, 00000000:19:00.0, Disabled\n\
-             1, GPU-77aa, NVIDIA H200, 143771, 570.172.08, 00000000:3B:00.0, Disabled\n",
+            "0, GPU-6f1d, NVIDIA H200, 143771, 570.172.08, 00000000:19:00.0, Disabled, 9.0\n\
+             1, GPU-77aa, NVIDIA H200, 143771, 570.172.08, 00000000:3B:00.0, Disabled, 9.0\n",
             "",
             &["0 GPU-6f1d NVIDIA H200 143771", "1 GPU-77aa NVIDIA H200 143771"],
             &[],
         );
         check(
-            "0, GPU-1, Tesla T4, 15360, 535.183.01, 00000000:00:04.0, [N/A]\n",
+            "0, GPU-1, Tesla T4, 15360, 535.183.01, 00000000:00:04.0, [N/A], 9.0\n",
             "",
             &["0 GPU-1 Tesla T4 15360"],
             &[],
         );
         check(
-            "0, GPU-2, NVIDIA GB10, [N/A], 580.95.05, 0000000F:01:00.0, [N/A]\n",
+            "0, GPU-2, NVIDIA GB10, [N/A], 580.95.05, 0000000F:01:00.0, [N/A], 9.0\n",
             "",
             &["0 GPU-2 NVIDIA GB10 122570"],
             &[],
         );
         check(
-            "0, GPU-3, Some Card, Limited, Edition, 8192, 418.40, 00000000:01:00.0, [N/A]\n",
+            "0, GPU-3, Some Card, Limited, Edition, 8192, 418.40, 00000000:01:00.0, [N/A], 9.0\n",
             "",
             &["0 GPU-3 Some Card, Limited, Edition 8192"],
             &[],
@@ -249,22 +264,22 @@ mod tests {
     fn a_gpu_that_fell_off_is_a_problem_and_the_others_are_kept() {
         check(
             "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n\
-             1, GPU-1, NVIDIA A10, 23028, 550.90, 00000000:5E:00.0, [N/A]\n\
-             2, [GPU is lost], [GPU is lost], [GPU is lost], 550.90, 00000000:60:00.0, [N/A]\n",
+             1, GPU-1, NVIDIA A10, 23028, 550.90, 00000000:5E:00.0, [N/A], 9.0\n\
+             2, [GPU is lost], [GPU is lost], [GPU is lost], 550.90, 00000000:60:00.0, [N/A], 9.0\n",
             "",
             &["1 GPU-1 NVIDIA A10 23028"],
             &[
                 "nvidia-smi: Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error",
-                "nvidia-smi: 2, [GPU is lost], [GPU is lost], [GPU is lost], 550.90, 00000000:60:00.0, [N/A]",
+                "nvidia-smi: 2, [GPU is lost], [GPU is lost], [GPU is lost], 550.90, 00000000:60:00.0, [N/A], 9.0",
             ],
         );
     }
 
     #[test]
     fn a_divided_gpu_is_offered_in_its_parts() {
-        let listed = "0, GPU-a, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:07:00.0, Enabled\n\
-                      1, GPU-b, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:0F:00.0, Disabled\n\
-                      2, GPU-c, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:47:00.0, Enabled\n";
+        let listed = "0, GPU-a, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:07:00.0, Enabled, 9.0\n\
+                      1, GPU-b, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:0F:00.0, Disabled, 9.0\n\
+                      2, GPU-c, NVIDIA A100-SXM4-40GB, 40960, 535.54, 00000000:47:00.0, Enabled, 9.0\n";
         let instances = "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)\n  \
                          MIG 3g.20gb     Device  0: (UUID: MIG-1111)\n  \
                          MIG 1g.5gb+me   Device  1: (UUID: MIG-2222)\n\

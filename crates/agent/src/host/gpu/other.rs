@@ -32,7 +32,8 @@ fn parse_gaudi(text: &str, nodes: &Path) -> Inventory {
                 .collect();
             inventory.driver_version = Some(columns[4].to_owned());
             let (id, name) = (columns[1].to_owned(), columns[2].to_owned());
-            Some(Gpu { vendor: Vendor::Intel, id, index, name, memory_mib, devices })
+            let vendor = Vendor::Intel;
+            Some(Gpu { vendor, id, index, name, memory_mib, compute_capability: None, devices })
         });
         match gpu.flatten() {
             Some(gpu) => inventory.gpus.push(gpu),
@@ -68,6 +69,7 @@ pub(super) fn tenstorrent(root: &Path) -> Inventory {
             index,
             name: kind,
             memory_mib: *memory_mib,
+            compute_capability: None,
             devices: vec![PathBuf::from(format!("/dev/tenstorrent/{index}"))],
         });
     }

@@ -300,7 +300,8 @@ mod tests {
 
     fn gpu(vendor: Vendor, id: &str, devices: &[&str]) -> Gpu {
         let devices = devices.iter().map(PathBuf::from).collect();
-        Gpu { vendor, id: id.into(), index: 0, name: "G".into(), memory_mib: 1, devices }
+        let (id, name) = (id.into(), "G".into());
+        Gpu { vendor, id, index: 0, name, memory_mib: 1, compute_capability: None, devices }
     }
 
     #[test]

@@ -61,6 +61,7 @@ mod tests {
             index,
             name: "G".to_owned(),
             memory_mib: 1,
+            compute_capability: None,
             devices: Vec::new(),
         }
     }

@@ -325,6 +325,7 @@ mod tests {
             gpu_name: String::new(),
             gpu_memory: 0,
             gpu_count: 0,
+            gpu_compute_capability: None,
             addresses: Vec::new(),
             disk_size: 100 * GIB,
             cpus: 2,

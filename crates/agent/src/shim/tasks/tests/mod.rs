@@ -149,6 +149,7 @@ fn gpu(index: u32) -> Gpu {
         index,
         name: "H100".to_owned(),
         memory_mib: 81920,
+        compute_capability: None,
         devices: Vec::new(),
     }
 }
