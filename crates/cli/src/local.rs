@@ -5,6 +5,7 @@
 //! to start one holds `start.lock`, so two commands at once start one server.
 
 use std::{
+    ffi::OsString,
     fs::{File, OpenOptions},
     io::{Read as _, Seek as _, SeekFrom},
     os::unix::fs::OpenOptionsExt as _,
@@ -20,6 +21,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use windlass_server::config::USUAL_PORT;
 
 use crate::{
     home::{Home, make_private_dir, read_if_there, write_private},
@@ -34,6 +36,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How much of the log a failed start shows.
 const TAIL_BYTES: u64 = 2000;
 const TAIL_LINES: usize = 8;
+/// Where the port is kept that a server in the background had.
+const PORT_FILE: &str = "port";
 
 /// A server that is ready.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -115,7 +119,7 @@ pub(crate) fn find(home: &Home) -> Result<Option<Login>, Problem> {
 
 /// For a command that needs a server: says so when it had to start one.
 pub(crate) fn find_or_start(home: &Home) -> Result<Login, Problem> {
-    let (login, started) = start_once(home)?;
+    let (login, started) = start_once(home, Wishes::None)?;
     if started {
         output::say(&format!(
             "No server is configured: started one at {} (data and log in {}; stop it with `windlass server stop`).",
@@ -126,8 +130,18 @@ pub(crate) fn find_or_start(home: &Home) -> Result<Login, Problem> {
     Ok(login)
 }
 
+/// What a server that is to be started was asked to be.
+pub(crate) enum Wishes {
+    /// Nobody asked: another command needs it.
+    None,
+    Flags {
+        flags: Vec<OsString>,
+        admin_token: Option<String>,
+    },
+}
+
 /// The server of this home, and whether it was started just now.
-pub(crate) fn start_once(home: &Home) -> Result<(Login, bool), Problem> {
+pub(crate) fn start_once(home: &Home, wishes: Wishes) -> Result<(Login, bool), Problem> {
     if let Some(found) = find(home)? {
         return Ok((found, false));
     }
@@ -147,7 +161,7 @@ pub(crate) fn start_once(home: &Home) -> Result<(Login, bool), Problem> {
                 running.url
             )));
     }
-    Ok((start(&dir)?, true))
+    Ok((start(&dir, wishes)?, true))
 }
 
 /// Held until it is dropped. Waiting for it is waiting for another command that starts the server.
@@ -171,25 +185,51 @@ fn lock(dir: &Path) -> Result<File, Problem> {
     }
 }
 
-fn start(dir: &Path) -> Result<Login, Problem> {
+/// The port it had the last time, so that addresses people have written down stay true.
+fn usual_port(dir: &Path) -> u16 {
+    let kept = std::fs::read_to_string(dir.join(PORT_FILE)).ok();
+    kept.and_then(|text| text.trim().parse().ok()).unwrap_or(USUAL_PORT)
+}
+
+fn keep_port(dir: &Path, url: &str) {
+    let Some((_, port)) = url.rsplit_once(':') else { return };
+    if port != usual_port(dir).to_string()
+        && let Err(error) = write_private(&dir.join(PORT_FILE), &format!("{port}\n"))
+    {
+        tracing::warn!(%error, "keep the port of the server");
+    }
+}
+
+fn start(dir: &Path, wishes: Wishes) -> Result<Login, Problem> {
     let log = log_file(dir);
     let problem = |error: &dyn std::error::Error| {
         Problem::caused("start a local server", error).code(Code::LocalServer)
     };
-    let token = token(dir)?;
+    let (flags, given) = match wishes {
+        Wishes::None => (None, None),
+        Wishes::Flags { flags, admin_token } => (Some(flags), admin_token),
+    };
+    let token = token(dir, given)?;
     let open = || OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
     let (out, err) = (open().map_err(|e| problem(&e))?, open().map_err(|e| problem(&e))?);
     let from = out.metadata().map_or(0, |data| data.len());
     let program = std::env::current_exe().map_err(|e| problem(&e))?;
-    let mut child = Command::new(program)
-        .args(["server", "--background", "--host", "127.0.0.1", "--port", "0", "--data-dir"])
+    let mut command = Command::new(program);
+    command
+        .args(["server", "--background", "--usual-port", &usual_port(dir).to_string(), "--data-dir"])
         .arg(dir)
         // Not on the command line, which everybody on the machine can read.
         .env("WINDLASS_SERVER_ADMIN_TOKEN", &token)
-        .env_remove("WINDLASS_SERVER_DATABASE_URL")
-        .env_remove("WINDLASS_SERVER_HOST")
-        .env_remove("WINDLASS_SERVER_PORT")
-        .env_remove("WINDLASS_SERVER_DATA_DIR")
+        .env_remove("WINDLASS_SERVER_DATA_DIR");
+    match flags {
+        Some(flags) => command.args(flags),
+        // What was meant for another server is not for this one.
+        None => command
+            .env_remove("WINDLASS_SERVER_DATABASE_URL")
+            .env_remove("WINDLASS_SERVER_HOST")
+            .env_remove("WINDLASS_SERVER_PORT"),
+    };
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(out)
         .stderr(err)
@@ -197,18 +237,20 @@ fn start(dir: &Path) -> Result<Login, Problem> {
         .spawn()
         .map_err(|e| problem(&e))?;
     let running = wait(dir, &mut child, &log, from)?;
+    keep_port(dir, &running.url);
     Ok(Login { url: running.url, token, project: None, certificate: None })
 }
 
-/// The token of an earlier start, or a new one.
-fn token(dir: &Path) -> Result<String, Problem> {
+/// The token that was given, or that of an earlier start, or a new one.
+fn token(dir: &Path, given: Option<String>) -> Result<String, Problem> {
     let path = token_file(dir);
-    if let Some(token) =
-        read_if_there(&path)?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
-    {
-        return Ok(token);
-    }
-    let token = draw()?;
+    let kept = read_if_there(&path)?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    let token = match (given, kept) {
+        (Some(given), Some(kept)) if given != kept => given,
+        (None, Some(kept)) | (Some(_), Some(kept)) => return Ok(kept),
+        (Some(given), None) => given,
+        (None, None) => draw()?,
+    };
     write_private(&path, &format!("{token}\n"))
         .map_err(|error| Problem::caused(&format!("write `{}`", path.display()), &error))?;
     Ok(token)

@@ -75,11 +75,16 @@ pub enum SettingsError {
     Key { path: PathBuf, key: String, want: &'static str },
 }
 
+/// Where a server listens that nobody told where to.
+pub const USUAL_PORT: u16 = 3000;
+
 /// One source of settings; a later source fills only what an earlier one left open.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
     pub host: Option<String>,
     pub port: Option<u16>,
+    /// Where no port is given: this one, or any where it is taken.
+    pub usual_port: Option<u16>,
     pub data_dir: Option<PathBuf>,
     pub database_url: Option<String>,
     pub admin_token: Option<String>,
@@ -176,6 +181,7 @@ impl Given {
         Self {
             host: self.host.or(other.host),
             port: self.port.or(other.port),
+            usual_port: self.usual_port.or(other.usual_port),
             data_dir: self.data_dir.or(other.data_dir),
             database_url: self.database_url.or(other.database_url),
             admin_token: self.admin_token.or(other.admin_token),
@@ -201,6 +207,8 @@ impl Given {
 #[derive(Clone)]
 pub struct Settings {
     pub address: SocketAddr,
+    /// Whether another port will do where that one is taken.
+    pub any_port: bool,
     pub data_dir: PathBuf,
     pub database_url: DatabaseUrl,
     pub admin_token: Option<String>,
@@ -312,7 +320,8 @@ impl Settings {
             lock_timeout,
             tls,
             log_store: given.log_store.as_deref().unwrap_or("files").parse()?,
-            address: SocketAddr::new(host, given.port.unwrap_or(3000)),
+            address: SocketAddr::new(host, given.port.or(given.usual_port).unwrap_or(USUAL_PORT)),
+            any_port: given.port.is_none() && given.usual_port.is_some(),
             key_file: given.key_file.unwrap_or_else(|| data_dir.join("keys").join("master")),
             data_dir,
             database_url,

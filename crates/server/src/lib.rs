@@ -130,7 +130,12 @@ impl Server {
         let first_token = services::boot::ensure(app).await?;
         let address = app.settings().address;
         let failed = |source| StartError::Listen { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let listener = match TcpListener::bind(address).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && app.settings().any_port => {
+                TcpListener::bind(SocketAddr::new(address.ip(), 0)).await.map_err(failed)?
+            }
+            bound => bound.map_err(failed)?,
+        };
         let address = listener.local_addr().map_err(failed)?;
         let encrypted = match &app.settings().tls {
             Some(wanted) => {

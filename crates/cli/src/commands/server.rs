@@ -3,6 +3,7 @@
 mod copies;
 
 use std::{
+    ffi::OsString,
     io::IsTerminal as _,
     path::{Path, PathBuf},
 };
@@ -76,6 +77,9 @@ pub(crate) struct Args {
     /// Leave the terminal; said by the command that starts a server for itself
     #[arg(long, hide = true)]
     pub(crate) background: bool,
+    /// The port of a server in the background that was given none: this one, or any where it is taken
+    #[arg(long, hide = true, global = true)]
+    pub(crate) usual_port: Option<u16>,
     /// Do not offer this machine as fleet `local`
     #[arg(long, global = true)]
     pub(crate) no_local: bool,
@@ -186,7 +190,7 @@ pub(crate) fn run(mut args: Args) -> Result<Exit, Problem> {
     }
     let (action, format) = (args.action.take(), args.output.format);
     if matches!(action, Some(Action::Start)) {
-        return start(args.data_dir.as_deref(), format);
+        return start(&args, format);
     }
     log(args.log_level, args.log_format);
     let settings = settings(args)?;
@@ -212,19 +216,46 @@ pub(crate) fn turn<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::
     runtime.block_on(work)
 }
 
-fn start(given: Option<&Path>, format: Format) -> Result<Exit, Problem> {
+fn start(args: &Args, format: Format) -> Result<Exit, Problem> {
     let home = Home::find()?;
-    if given.is_some_and(|given| given != home.server_dir()) {
+    if args.data_dir.as_ref().is_some_and(|given| *given != home.server_dir()) {
         return Err(Problem::misuse("`server start` starts the server of `WINDLASS_HOME`")
             .hint("`windlass server --data-dir DIR` runs another one, in the foreground"));
     }
-    let (login, started) = local::start_once(&home)?;
+    let flags = flags(std::env::args_os().skip(1).collect());
+    let is_plain = flags.is_empty();
+    let (login, started) =
+        local::start_once(&home, local::Wishes::Flags { flags, admin_token: args.admin_token.clone() })?;
     if started {
         output::say(&format!("Started a server at {}. `windlass server stop` stops it.", login.url));
-    } else {
+    } else if is_plain {
         output::say(&format!("A server runs already at {}.", login.url));
+    } else {
+        output::say(&format!(
+            "A server runs already at {}: what you ask for counts after `windlass server stop`.",
+            login.url
+        ));
     }
     status(&home.server_dir(), format)
+}
+
+/// What of the command line of `server start` the server itself is to have.
+fn flags(words: Vec<OsString>) -> Vec<OsString> {
+    let mut flags = Vec::new();
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("server" | "start") => {}
+            // How the command answers; and the token goes another way.
+            Some("-o" | "--output" | "--admin-token" | "--data-dir") => drop(words.next()),
+            Some(text)
+                if ["-o", "--output=", "--admin-token=", "--data-dir="]
+                    .iter()
+                    .any(|flag| text.starts_with(flag)) => {}
+            Some(_) | None => flags.push(word),
+        }
+    }
+    flags
 }
 
 fn stop(data_dir: &Path) -> Result<(), Problem> {
@@ -258,6 +289,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
     let given = Given {
         host: args.host,
         port: args.port,
+        usual_port: args.usual_port,
         data_dir: args.data_dir,
         database_url: args.database_url,
         admin_token: args.admin_token,

@@ -1,9 +1,12 @@
 //! A command without a server starts one, once.
 
 use std::{
+    net::TcpListener,
     os::unix::fs::PermissionsExt as _,
     process::{Command, Stdio},
 };
+
+use windlass_testkit::ports;
 
 use crate::Home;
 
@@ -28,6 +31,40 @@ fn the_first_command_starts_a_server_and_says_so_and_the_next_finds_it() {
     home.windlass(&["server", "stop"]).ok().says("Stopped the server at");
     assert_eq!(home.windlass(&["server", "status"]).code, Some(1));
     home.windlass(&["server", "stop"]).ok().says("No server runs");
+}
+
+#[test]
+fn a_server_that_comes_back_is_where_it_was() {
+    let home = Home::new();
+    let port = ports::free();
+    home.0.file("home/server/port", &format!("{port}\n"));
+    home.windlass(&["ps"]).ok();
+    assert_eq!(running(&home)["url"], format!("http://127.0.0.1:{port}"));
+    home.windlass(&["server", "stop"]).ok();
+    // Somebody else has it now: it takes another one, and keeps that.
+    let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    home.windlass(&["ps"]).ok();
+    let url = running(&home)["url"].clone();
+    assert_ne!(url, format!("http://127.0.0.1:{port}"));
+    let kept = std::fs::read_to_string(home.path().join("home/server/port")).unwrap();
+    assert!(url.as_str().unwrap().ends_with(&format!(":{}", kept.trim())), "{url} {kept}");
+    drop(taken);
+}
+
+#[test]
+fn server_start_does_as_its_flags_say() {
+    let home = Home::new();
+    let port = ports::free().to_string();
+    let token = "0123456789abcdef0123456789abcdef";
+    let args =
+        ["server", "start", "--port", &port, "--host", "127.0.0.2", "--no-local", "--admin-token", token];
+    home.windlass(&args).ok().says(&format!("Started a server at http://127.0.0.2:{port}"));
+    assert_eq!(home.windlass(&["fleet", "-o", "name"]).ok().stdout, "", "this machine is not offered");
+    let kept = std::fs::read_to_string(home.path().join("home/server/admin-token")).unwrap();
+    assert_eq!(kept.trim(), token);
+    home.windlass(&args).ok().says("what you ask for counts after `windlass server stop`");
+    home.windlass(&["server", "start"]).ok().says("A server runs already at");
+    home.windlass(&["server", "stop"]).ok();
 }
 
 #[test]
