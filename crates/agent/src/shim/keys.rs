@@ -1,12 +1,14 @@
 //! Keys of users in the host's own `authorized_keys`, for as long as their task lives: people reach a task's SSH
 //! server through the host's.
 //!
-//! A key lets its holder pass through to the task's port and do nothing else. Lines carry the task's id, and
+//! A key lets its holder pass through to the ports of their tasks and do nothing else. The host's SSH server goes by the
+//! first line with a key, so each line of a key opens the ports of all tasks that have it. Lines carry the task's id, and
 //! only lines with our mark are ever touched; the rest of the file stays as it is, byte for byte. The files
 //! belong to other users, so they are opened by handle, through no link. Into whose account a task's keys went
 //! is noted in the shim's home before they go there, so that they can be taken away after a crash.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     fs::{self, File},
     io::{self, Read, Write},
@@ -27,6 +29,8 @@ use crate::runner::user::{Account, UserError, Users};
 
 /// Ends each of our lines, followed by the task's id.
 const MARK: &str = " windlass-task=";
+/// Before it, the ports that the task itself has; none where it may reach any.
+const PORTS: &str = " windlass-ports=";
 const FILE: &str = "authorized_keys";
 const FRESH: &str = ".authorized_keys.windlass";
 /// Longer files are left alone.
@@ -258,20 +262,27 @@ fn lines(grant: &Grant<'_>) -> Result<String, KeysError> {
     if grant.keys.len() > KEYS_MAX {
         return Err(KeysError::TooMany { count: grant.keys.len() });
     }
-    let mut options = String::from("restrict,port-forwarding");
-    for port in grant.ports {
-        // Matched by name as the client wrote it.
-        let _ = write!(options, ",permitopen=\"localhost:{port}\",permitopen=\"127.0.0.1:{port}\"");
-    }
+    let options = options(Some(&grant.ports.iter().copied().collect()).filter(|_| !grant.ports.is_empty()));
+    let ports: Vec<String> = grant.ports.iter().map(u16::to_string).collect();
     let mut text = String::new();
     for (number, key) in grant.keys.iter().enumerate() {
         let (kind, body) = parse_key(key).map_err(|why| KeysError::Key { number: number + 1, why })?;
-        let line = format!("{options} {kind} {body}{MARK}{}\n", grant.task);
+        let line = format!("{options} {kind} {body}{PORTS}{}{MARK}{}\n", ports.join(","), grant.task);
         if !text.contains(&line) {
             text.push_str(&line);
         }
     }
     Ok(text)
+}
+
+/// What a key may do: reach these ports of the host's loopback, or any.
+fn options(ports: Option<&BTreeSet<u16>>) -> String {
+    let mut options = String::from("restrict,port-forwarding");
+    for port in ports.into_iter().flatten() {
+        // Matched by name as the client wrote it.
+        let _ = write!(options, ",permitopen=\"localhost:{port}\",permitopen=\"127.0.0.1:{port}\"");
+    }
+    options
 }
 
 /// Kind and body of a public key. Its comment is dropped; options and a second line would be taken for orders.
@@ -306,7 +317,54 @@ fn replace(old: &[u8], goes: &dyn Fn(&str) -> bool, ours: &str) -> Vec<u8> {
         new.push(b'\n');
     }
     new.extend_from_slice(ours.as_bytes());
+    merged(&new)
+}
+
+/// The same lines, those of one key with the ports of all of them.
+fn merged(lines: &[u8]) -> Vec<u8> {
+    let mut of_key: BTreeMap<&str, Option<BTreeSet<u16>>> = BTreeMap::new();
+    let lines: Vec<&[u8]> = lines.split_inclusive(|byte| *byte == b'\n').collect();
+    for own in lines.iter().filter_map(|line| Own::read(line)) {
+        let all = of_key.entry(own.key).or_insert_with(|| Some(BTreeSet::new()));
+        match (all.as_mut(), own.ports) {
+            (Some(all), Some(ports)) => all.extend(ports),
+            (_, None) => *all = None,
+            (None, Some(_)) => {}
+        }
+    }
+    let mut new = Vec::new();
+    for line in lines {
+        match Own::read(line) {
+            Some(own) => {
+                let options = options(of_key.get(own.key).and_then(Option::as_ref));
+                new.extend_from_slice(format!("{options} {}{}\n", own.key, own.tail).as_bytes());
+            }
+            None => new.extend_from_slice(line),
+        }
+    }
     new
+}
+
+/// A line of ours.
+struct Own<'a> {
+    /// Kind and body.
+    key: &'a str,
+    /// The ports of its task; none named means any.
+    ports: Option<Vec<u16>>,
+    /// What follows the key: ports and task.
+    tail: &'a str,
+}
+
+impl<'a> Own<'a> {
+    fn read(line: &'a [u8]) -> Option<Self> {
+        marked(line)?;
+        let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
+        let (_, rest) = line.split_once(' ')?;
+        let (key, ports) = rest.split_once(PORTS)?;
+        let (ports, _) = ports.split_once(MARK)?;
+        let ports: Vec<u16> = ports.split(',').filter_map(|port| port.parse().ok()).collect();
+        Some(Self { key, ports: (!ports.is_empty()).then_some(ports), tail: &rest[key.len()..] })
+    }
 }
 
 /// The task a line of ours is for.
@@ -395,7 +453,7 @@ mod tests {
         let body = KEY.split(' ').nth(1).unwrap();
         let expected = format!(
             "restrict,port-forwarding,permitopen=\"localhost:32768\",permitopen=\"127.0.0.1:32768\" \
-             ssh-ed25519 {body} windlass-task={}\n",
+             ssh-ed25519 {body} windlass-ports=32768 windlass-task={}\n",
             task(1)
         );
         assert_eq!(fs::read_to_string(scratch.file()).unwrap(), expected);
@@ -419,6 +477,28 @@ mod tests {
         keys.revoke(task(2), "ann").unwrap();
         keys.revoke(task(2), "ann").unwrap();
         assert_eq!(fs::read(scratch.file()).unwrap(), b"ssh-rsa AAAA me\n");
+    }
+
+    /// The host's SSH server goes by the first line that has the key.
+    #[test]
+    fn every_line_of_a_key_opens_the_ports_of_all_its_tasks() {
+        let scratch = Scratch::new();
+        let keys = scratch.keys();
+        let opened = |key: &str| {
+            let text = fs::read_to_string(scratch.file()).unwrap();
+            let line = text.lines().find(|line| line.contains(key.split(' ').nth(1).unwrap())).unwrap();
+            let ports = line.split("permitopen=\"localhost:").skip(1);
+            ports.map(|rest| rest.split('"').next().unwrap().to_owned()).collect::<Vec<_>>().join(",")
+        };
+        grant(&keys, 1, &[KEY, RSA], &[10]).unwrap();
+        grant(&keys, 2, &[KEY], &[20, 21]).unwrap();
+        assert_eq!((opened(KEY).as_str(), opened(RSA).as_str()), ("10,20,21", "10"));
+        keys.revoke(task(1), "ann").unwrap();
+        assert_eq!(opened(KEY), "20,21");
+        grant(&keys, 3, &[KEY], &[]).unwrap();
+        assert_eq!(opened(KEY), "", "one of them may reach any port");
+        keys.revoke(task(3), "ann").unwrap();
+        assert_eq!(opened(KEY), "20,21");
     }
 
     #[test]
