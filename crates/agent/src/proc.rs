@@ -151,6 +151,15 @@ pub fn variable(pid: i32, name: &str) -> Option<String> {
     })
 }
 
+/// Whether a process ignores a signal. One that is gone does not.
+pub fn ignores(pid: i32, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    u32::try_from(signal.as_raw() - 1)
+        .is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|mask| mask & 1 == 1))
+}
+
 fn environment(pid: i32) -> Vec<u8> {
     let mut environment = Vec::new();
     if let Ok(file) = fs::File::open(format!("/proc/{pid}/environ")) {

@@ -275,7 +275,7 @@ impl Agents for Net {
         self.call(call.instance, Arc::new(move |host, now| host.metrics(call, now)))
     }
 
-    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+    fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
         self.call(call.instance, Arc::new(move |host, now| host.stop_job(call, now)))
     }
 

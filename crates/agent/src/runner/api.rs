@@ -1,6 +1,6 @@
 //! The runner's calls. Thin: what they do is in `job`, `uploads` and the spool.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -109,8 +109,14 @@ async fn hosts(State(job): State<Arc<Job>>, http::Json(hosts): http::Json<Hosts>
     job.tell_hosts(&hosts.hosts).map_err(|error| Refusal::conflict(format!("write the names: {error}")))
 }
 
-async fn stop(State(job): State<Arc<Job>>) {
-    job.stop(Halt::Stop);
+#[derive(Debug, Deserialize)]
+struct Stopping {
+    /// How long the commands may take to end; as long as the job says where this is not given.
+    grace_secs: Option<u64>,
+}
+
+async fn stop(State(job): State<Arc<Job>>, Query(stopping): Query<Stopping>) {
+    job.stop(Halt::Stop { grace: stopping.grace_secs.map(Duration::from_secs) });
 }
 
 #[derive(Debug, Deserialize)]

@@ -32,8 +32,10 @@ pub enum Cause {
     Exited,
     /// They ended badly before the program itself began, as they say.
     SetupFailed,
-    /// Somebody called `stop`.
-    Stopped,
+    /// Somebody called `stop`. Its commands ended then, or were killed after so many seconds.
+    Stopped {
+        killed_after: Option<u64>,
+    },
     /// The runner itself was told to end.
     Ended,
     MaxDuration {
@@ -82,7 +84,12 @@ pub fn ending(cause: Cause, exit: Option<ExitStatus>, oom: bool) -> Ending {
             let detail = is_oom.then_some("oom_killed").or(in_setup);
             Ending { detail, ..told(State::Failed, "container_exited_with_error", message) }
         }
-        Cause::Stopped => told(State::Terminated, "terminated_by_server", String::new()),
+        Cause::Stopped { killed_after } => {
+            let message = killed_after.map(|secs| {
+                format!("it had not ended {secs} s after it was asked to (`stop_duration`), and was killed")
+            });
+            told(State::Terminated, "terminated_by_server", message.unwrap_or_default())
+        }
         // Whoever ended the task knows why; here it could be anything, the machine's shutdown included.
         Cause::Ended => told(State::Terminated, "", "the task was told to end".to_owned()),
         Cause::MaxDuration { secs } => {
@@ -153,9 +160,33 @@ mod tests {
                 Some("oom_killed"),
             ),
             (Cause::Exited, killed(11), false, State::Failed, "container_exited_with_error", Some(139), None),
-            (Cause::Stopped, exited(0), false, State::Terminated, "terminated_by_server", Some(0), None),
-            (Cause::Stopped, killed(9), true, State::Terminated, "terminated_by_server", Some(137), None),
-            (Cause::Stopped, None, false, State::Terminated, "terminated_by_server", None, None),
+            (
+                Cause::Stopped { killed_after: None },
+                exited(0),
+                false,
+                State::Terminated,
+                "terminated_by_server",
+                Some(0),
+                None,
+            ),
+            (
+                Cause::Stopped { killed_after: None },
+                killed(9),
+                true,
+                State::Terminated,
+                "terminated_by_server",
+                Some(137),
+                None,
+            ),
+            (
+                Cause::Stopped { killed_after: None },
+                None,
+                false,
+                State::Terminated,
+                "terminated_by_server",
+                None,
+                None,
+            ),
             (Cause::Ended, killed(15), false, State::Terminated, "", Some(143), None),
             (
                 Cause::MaxDuration { secs: 5 },

@@ -4,6 +4,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -75,8 +76,8 @@ impl Surroundings {
 /// Why the job must end before it wants to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Halt {
-    /// Somebody called `stop`.
-    Stop,
+    /// Somebody called `stop`, and said how long it may take where it is not as long as the job says.
+    Stop { grace: Option<Duration> },
     /// The runner was told to end by a signal.
     End,
 }
@@ -267,7 +268,7 @@ impl Job {
         let _ = self.take(Call::Stop);
         // Being told to end outweighs a stop: nobody is waited for then.
         self.halt.send_if_modified(|now| match (*now, halt) {
-            (None, _) | (Some(Halt::Stop), Halt::End) => {
+            (None, _) | (Some(Halt::Stop { .. }), Halt::End) => {
                 *now = Some(halt);
                 true
             }
@@ -276,7 +277,7 @@ impl Job {
         drop(inner);
         if matches!(at, Step::WaitSubmit | Step::WaitRun) {
             let cause = match halt {
-                Halt::Stop => Cause::Stopped,
+                Halt::Stop { .. } => Cause::Stopped { killed_after: None },
                 Halt::End => Cause::Ended,
             };
             self.say_end(cause, None, false);

@@ -26,7 +26,7 @@ use super::{
     tree::Tree,
     user::make_dir,
 };
-use crate::{cgroup, confine::Landlock, spool::Stream};
+use crate::{cgroup, confine::Landlock, proc, spool::Stream};
 
 /// Between the polite signal and the kill where the job says nothing.
 const GRACE: Duration = Duration::from_secs(10);
@@ -37,6 +37,8 @@ const LINGER: Duration = Duration::from_secs(1);
 /// After a kill the pipe closes at once, or somebody has it whom nobody can kill.
 const AFTER_KILL: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// What makes a shell interactive: then it ignores the polite signal, which is for those that it started.
+const INTERACTIVE: &str = "-i";
 /// Ctrl-D.
 const END_OF_INPUT: &[u8] = b"\x04";
 const PROFILE_DIR: &str = "/etc/profile.d";
@@ -255,7 +257,7 @@ fn not_started(what: &str, error: &dyn std::error::Error) -> Cause {
 
 fn halt_cause(halt: Halt) -> Cause {
     match halt {
-        Halt::Stop => Cause::Stopped,
+        Halt::Stop { .. } => Cause::Stopped { killed_after: None },
         Halt::End => Cause::Ended,
     }
 }
@@ -268,10 +270,16 @@ struct Under<'a> {
     keyboard: Option<File>,
     polite: Signal,
     grace: Duration,
+    /// Its commands are led by an interactive shell, which ignores the polite signal.
+    is_interactive: bool,
+    /// Whom the polite signal reached.
+    asked: Vec<proc::Name>,
     /// Why it is being ended, if it is.
     cause: Option<Cause>,
     /// When patience ends.
     kill_at: Option<Instant>,
+    /// Patience ended before the commands did.
+    was_killed: bool,
 }
 
 async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
@@ -302,12 +310,30 @@ async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
         Some(secs) => (Signal::TERM, Duration::from_secs(secs).min(GRACE_MAX)),
         None => (Signal::INT, GRACE),
     };
-    let mut under =
-        Under { job, tree, pump, keyboard: started.keyboard, polite, grace, cause: None, kill_at: None };
+    let mut under = Under {
+        job,
+        tree,
+        pump,
+        keyboard: started.keyboard,
+        polite,
+        grace,
+        is_interactive: plan.argv.get(1).is_some_and(|word| word == INTERACTIVE),
+        asked: Vec::new(),
+        cause: None,
+        kill_at: None,
+        was_killed: false,
+    };
     let exit = under.wait(&mut started.child, deadline).await;
     under.settle().await;
     let exit = exit.map_err(|error| not_started("wait for the commands", &error))?;
-    Ok((under.cause.unwrap_or(Cause::Exited), exit))
+    let cause = match under.cause {
+        Some(Cause::Stopped { .. }) if under.was_killed => {
+            Cause::Stopped { killed_after: Some(under.grace.as_secs()) }
+        }
+        Some(cause) => cause,
+        None => Cause::Exited,
+    };
+    Ok((cause, exit))
 }
 
 /// The longest the commands may run, and from now on when that is over.
@@ -329,10 +355,23 @@ impl Under<'_> {
             let cause = tokio::select! {
                 biased;
                 exit = child.wait() => return exit,
-                halt = self.job.halted(), if is_free => halt_cause(halt),
+                halt = self.job.halted(), if is_free => {
+                    if let Halt::Stop { grace: Some(grace) } = halt {
+                        self.grace = grace.min(GRACE_MAX);
+                    }
+                    halt_cause(halt)
+                }
                 secs = over(deadline), if is_free => Cause::MaxDuration { secs },
                 trouble = self.pump.trouble(), if is_free => trouble_cause(trouble),
+                () = sleep(LOOK_AGAIN), if self.is_interactive && !is_free => {
+                    if self.tree.is_ignored_by_leader(self.polite, &self.asked) {
+                        self.tree.hang_up();
+                        self.is_interactive = false;
+                    }
+                    continue;
+                }
                 () = at(self.kill_at) => {
+                    self.was_killed = true;
                     self.tree.kill();
                     self.kill_at = Some(Instant::now() + AFTER_KILL);
                     continue;
@@ -340,7 +379,7 @@ impl Under<'_> {
             };
             tracing::info!(?cause, grace_secs = self.grace.as_secs(), "end the job");
             self.cause = Some(cause);
-            self.tree.signal_session(self.polite);
+            self.asked = self.tree.signal_session(self.polite);
             if let Some(keyboard) = &mut self.keyboard {
                 // An interactive shell goes back to its prompt when it is interrupted. There it reads this.
                 let _ = keyboard.write_all(END_OF_INPUT);
@@ -359,7 +398,7 @@ impl Under<'_> {
                         sleep(LOOK_AGAIN).await;
                     }
                 };
-                let _ = tokio::time::timeout_at(kill_at, gone).await;
+                self.was_killed |= tokio::time::timeout_at(kill_at, gone).await.is_err();
             }
             None => {
                 let _ = timeout(LINGER, self.pump.ended()).await;

@@ -36,11 +36,25 @@ impl Tree {
         Self { session, own, init: init() }
     }
 
-    /// Sends a signal to the session, as a terminal would on Ctrl-C but to all of its groups. Returns how many
-    /// it reached.
-    pub fn signal_session(&self, signal: Signal) -> usize {
-        let members = seen().into_iter().filter(|one| one.session == self.session);
-        members.filter(|one| send(one.name, signal)).count()
+    /// Sends a signal to the session, as a terminal would on Ctrl-C but to all of its groups. Returns whom it reached.
+    pub fn signal_session(&self, signal: Signal) -> Vec<proc::Name> {
+        let members = seen().into_iter().filter(|one| one.session == self.session).map(|one| one.name);
+        members.filter(|name| send(*name, signal)).collect()
+    }
+
+    /// Whether the leader of the session lives and ignores the signal, and nobody else lives of those who got it. A
+    /// leader with a trap for it does not ignore it.
+    pub fn is_ignored_by_leader(&self, signal: Signal, signalled: &[proc::Name]) -> bool {
+        let alive = seen();
+        let mut left = signalled.iter().filter(|name| alive.iter().any(|one| one.name == **name));
+        let only_leader = left.next().is_some_and(|name| name.pid == self.session) && left.next().is_none();
+        only_leader && proc::ignores(self.session, signal)
+    }
+
+    /// Tells the leader that its terminal is gone. An interactive shell ends then, with what it has started since.
+    pub fn hang_up(&self) {
+        let leader = seen().into_iter().find(|one| one.name.pid == self.session);
+        leader.map(|leader| send(leader.name, Signal::HUP));
     }
 
     /// Whether anybody of the session lives.

@@ -131,10 +131,10 @@ async fn a_stop_reaches_the_job_and_code_and_archives_reach_the_runner() {
     assert_eq!(&log.bytes[..], b"rain\n");
     host.job_metrics(id).await.unwrap();
 
-    host.stop_job(id, 2).await.unwrap();
+    host.stop_job(id, 2, None).await.unwrap();
     let ended = until_ended(&mut events, id).await;
     assert_eq!(ended.state, "terminated");
-    assert!(matches!(host.stop_job(id, 1).await, Err(ShimError::Fenced { seen: 2 })));
+    assert!(matches!(host.stop_job(id, 1, None).await, Err(ShimError::Fenced { seen: 2 })));
 }
 
 #[tokio::test]

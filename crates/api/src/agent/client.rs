@@ -252,8 +252,18 @@ impl Shim {
         serde_json::from_slice(&answer).map(Some).map_err(ShimError::Decode)
     }
 
-    pub async fn stop_job(&self, id: SubmissionId, epoch: i64) -> Result<(), ShimError> {
-        let request = self.json(&runner(id, "stop"), Some(epoch));
+    /// `grace_secs`: how long its commands may take to end; as long as the job says where nothing is said here.
+    pub async fn stop_job(
+        &self,
+        id: SubmissionId,
+        epoch: i64,
+        grace_secs: Option<u64>,
+    ) -> Result<(), ShimError> {
+        let path = match grace_secs {
+            Some(secs) => runner(id, &format!("stop?grace_secs={secs}")),
+            None => runner(id, "stop"),
+        };
+        let request = self.json(&path, Some(epoch));
         self.exchange(request.body(full(Vec::new()))).await.map(drop)
     }
 

@@ -114,7 +114,7 @@ table! {
     pub struct RetryPolicy {
         /// After which events; all of them unless given.
         pub on_events: Option<Vec<RetryEvent>> = None,
-        /// For how long; an hour unless given.
+        /// For how long, from the first failure in a row; an hour unless given.
         pub duration: Option<Seconds> = None,
     }
     check = Self::check;
@@ -337,7 +337,7 @@ table! {
     pub struct Properties {
         /// The longest a run may take; no limit unless given.
         pub max_duration: Offable = Offable::Unset,
-        /// How long a run has to stop by itself; 5 minutes unless given.
+        /// How long the commands have to end once the run is stopped, before they are killed; 5 minutes unless given.
         pub stop_duration: Offable = Offable::Unset,
         /// Whether new instances may be made; they may unless given.
         pub creation_policy: Option<CreationPolicy> = None,

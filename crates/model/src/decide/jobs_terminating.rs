@@ -16,8 +16,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How long a stopped job may take to end and its logs to drain.
-pub const STOP_GRACE: Span = Span::secs(30);
+/// How long the logs of a job may take to drain once its time to stop is over.
+pub const LOGS_GRACE: Span = Span::secs(30);
 /// How long requests on their way to a replica may take to be answered before it is stopped.
 pub const DRAIN_GRACE: Span = Span::secs(30);
 const DRAIN_POLL: Span = Span::secs(1);
@@ -58,6 +58,8 @@ pub struct Job {
     /// Until when its logs are drained; set by the first pass.
     pub deadline: Option<Timestamp>,
     pub stop_duration: Option<Span>,
+    /// How long its commands may take to end once they are asked to.
+    pub stop_grace: Span,
     pub volumes: Vec<Volume>,
     pub place: Option<Place>,
     /// How long a silent host keeps it from ending.
@@ -106,9 +108,9 @@ impl Seen {
 pub enum Step {
     /// Take it out of the proxy's rotation.
     Unregister,
-    /// Store the deadline; ask the runner to stop where `ask`.
+    /// Store the deadline; ask the runner to stop where there is a `grace`, after which it kills the commands.
     Stop {
-        ask: bool,
+        grace: Option<Span>,
         deadline: Timestamp,
     },
     /// Store what the runner still has.
@@ -233,8 +235,9 @@ fn quiet(job: &Job, seen: Seen, before: Unregistered, now: Timestamp) -> Proof<Q
         return Ok(Quiet(before));
     }
     let Some(deadline) = job.deadline else {
-        let ask = is_asked_to_stop(reason);
-        return step(Step::Stop { ask, deadline: now + STOP_GRACE }, "the job to stop", now);
+        let grace = is_asked_to_stop(reason).then_some(job.stop_grace);
+        let deadline = now + grace.unwrap_or(Span::ZERO) + LOGS_GRACE;
+        return step(Step::Stop { grace, deadline }, "the job to stop", now);
     };
     if now >= deadline {
         return Ok(Quiet(before));
@@ -242,7 +245,13 @@ fn quiet(job: &Job, seen: Seen, before: Unregistered, now: Timestamp) -> Proof<Q
     match seen.logs {
         Logs::Drained => Ok(Quiet(before)),
         Logs::NotAsked => step(Step::DrainLogs, "its last output", now),
-        Logs::More | Logs::Silent => step(Step::DrainLogs, "its last output", (now + POLL).min(deadline)),
+        Logs::More if is_asked_to_stop(reason) => {
+            step(Step::DrainLogs, "the job to stop", (now + POLL).min(deadline))
+        }
+        Logs::More => step(Step::DrainLogs, "its last output", (now + POLL).min(deadline)),
+        // Then it has proved as silent as a host may be.
+        Logs::Silent if now >= job.terminating_since + job.give_up_after => Ok(Quiet(before)),
+        Logs::Silent => step(Step::DrainLogs, "the host to answer", (now + POLL).min(deadline)),
     }
 }
 

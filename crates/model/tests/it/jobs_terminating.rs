@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 use windlass_model::{
     decide::jobs_terminating::{
-        DRAIN_GRACE, GIVE_UP_AFTER, Instance, Job, Logs, Place, Plan, STOP_GRACE, Seen, Step, Task, Volume,
+        DRAIN_GRACE, GIVE_UP_AFTER, Instance, Job, LOGS_GRACE, Logs, Place, Plan, Seen, Step, Task, Volume,
         decide,
     },
     id::VolumeId,
@@ -30,6 +30,7 @@ fn job(reason: TerminationReason) -> Job {
         handed_over: true,
         deadline: None,
         stop_duration: Some(Span::mins(5)),
+        stop_grace: Span::mins(2),
         volumes: Vec::new(),
         place: Some(Place { has_shim: true, status: instance::Status::Busy, other_jobs: 0 }),
         give_up_after: GIVE_UP_AFTER,
@@ -45,8 +46,8 @@ fn words(plan: &Plan) -> String {
         Plan::Step { step, waits_for, due } => {
             let step = match step {
                 Step::Unregister => "unregister".to_owned(),
-                Step::Stop { ask, deadline } => {
-                    let ask = if *ask { "stop" } else { "let end" };
+                Step::Stop { grace, deadline } => {
+                    let ask = if grace.is_some() { "stop" } else { "let end" };
                     format!("{ask} within {} s", deadline.since(NOW).as_secs())
                 }
                 Step::DrainLogs => "drain".to_owned(),
@@ -77,7 +78,7 @@ fn check(job: &Job, logs: Logs, task: Task, expect: &str) {
 #[test]
 fn a_stop_is_asked_once_with_a_deadline() {
     let job = job(TerminationReason::TerminatedByUser);
-    let expect = "stop within 30 s, for the job to stop, again in 0 s";
+    let expect = "stop within 150 s, for the job to stop, again in 0 s";
     check(&job, Logs::NotAsked, Task::NotAsked, expect);
 }
 
@@ -117,7 +118,7 @@ fn s2_requests_on_their_way_are_answered_before_it_is_asked_to_stop_but_not_for_
     let busy = Job { terminating_since: ago(5), deadline: None, ..busy };
     check(&busy, Logs::NotAsked, Task::There, "wait, for requests on their way to it, again in 1 s");
     let late = Job { terminating_since: NOW - DRAIN_GRACE, ..busy.clone() };
-    check(&late, Logs::NotAsked, Task::There, "stop within 30 s, for the job to stop, again in 0 s");
+    check(&late, Logs::NotAsked, Task::There, "stop within 150 s, for the job to stop, again in 0 s");
     // Nobody is left to answer, or nobody waits.
     for reason in [TerminationReason::ContainerExitedWithError, TerminationReason::AbortedByUser] {
         let over = Job { ending: job(reason).ending, ..busy.clone() };
@@ -302,7 +303,7 @@ proptest! {
         let Plan::End(end) = plan else { return Err(TestCaseError::fail(format!("never ended: {did:?}"))) };
         let fate = job::step(Status::Terminating, end.change().event);
         prop_assert_eq!(fate, machine::Step::To(job.ending.reason().final_status().status()));
-        prop_assert!(at <= NOW + GIVE_UP_AFTER + STOP_GRACE + Span::secs(60), "took {:?}", at.since(NOW));
+        prop_assert!(at <= NOW + GIVE_UP_AFTER + LOGS_GRACE + Span::secs(60), "took {:?}", at.since(NOW));
         let on_shim = job.place.is_some_and(|place| place.has_shim && place.status != instance::Status::Terminated);
         prop_assert_eq!(end.gave_up_host(), silent && on_shim, "given up without cause, or kept in spite of it");
         if on_shim && !silent {

@@ -75,7 +75,7 @@ async fn a_stop_ends_the_commands_and_files_arrive() {
     assert!(pulled.no_connections_secs.is_some(), "the runner lives and tells: {pulled:?}");
     wire.metrics(at).await.unwrap();
     let stopped = Instant::now();
-    wire.stop_job(at).await.unwrap();
+    wire.stop_job(at, 5).await.unwrap();
     assert_eq!(kit.until_ended(at).await.0, "terminated");
     figure(format_args!("stop, from the call to the recorded end: {:?}", stopped.elapsed()));
     kit.discard(at).await;
@@ -106,7 +106,7 @@ async fn l2_an_older_epoch_is_refused_by_the_host() {
         wire.submit_task(at(4), &task(submission())).await,
         wire.terminate_task(at(4), "x", 0).await,
         wire.remove_task(at(4)).await,
-        wire.stop_job(at(4)).await,
+        wire.stop_job(at(4), 5).await,
     ] {
         assert!(matches!(refused, Err(AgentError::Fenced { epoch: 4, seen: 5 })), "{refused:?}");
     }

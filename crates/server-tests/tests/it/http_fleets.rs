@@ -178,7 +178,7 @@ async fn volumes_are_created_read_and_asked_to_end(ground: &Ground) {
 async fn gateways_are_created_updated_and_made_default(ground: &Ground) {
     let server = ground.start().await;
     let base = "/api/project/main/gateways";
-    let configuration = |name: &str, domain: &str| json!({ "type": "gateway", "name": name, "backend": "aws", "region": "eu-west-1", "domain": domain });
+    let configuration = |name: &str, domain: &str| json!({ "type": "gateway", "name": name, "backend": "remote", "region": "eu-west-1", "domain": domain });
     let spec = |name: &str, domain: &str| json!({ "configuration": configuration(name, domain), "configuration_path": "g.yml" });
     let plan = server.admin(&format!("{base}/get_plan"), json!({ "spec": spec("edge", "a.example") })).await;
     assert_eq!((&plan["action"], &plan["spec"]), (&json!("create"), &spec("edge", "a.example")));

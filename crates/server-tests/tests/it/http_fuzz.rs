@@ -47,7 +47,7 @@ fn documents() -> Vec<Value> {
         json!({ "configuration": { "type": "fleet", "name": "own", "ssh_config": hosts }, "profile": { "name": "x" } }),
         json!({ "configuration": { "type": "fleet", "nodes": "0..2" } }),
         json!({ "type": "volume", "name": "data", "backend": "aws", "region": "r", "size": 1 }),
-        json!({ "type": "gateway", "name": "edge", "backend": "aws", "region": "r" }),
+        json!({ "type": "gateway", "name": "edge", "backend": "remote", "region": "r" }),
         json!({ "repo_type": "remote", "repo_name": "r" }),
         json!({ "configuration": [1] }),
         json!({}),

@@ -186,8 +186,9 @@ async fn a_silent_host_ends_its_job_as_unreachable(ground: &Ground) {
     stage.until("lost", "waiting", waits).await;
     stage.age("disconnected_at", 121).await;
     stage.job_comes_to("lost", "terminating").await;
-    let drains = |run: &Value| run["latest_job_submission"]["status_message"] == "waits for its last output";
-    stage.until("lost", "draining", drains).await;
+    let waits =
+        |run: &Value| run["latest_job_submission"]["status_message"] == "waits for the host to answer";
+    stage.until("lost", "waiting", waits).await;
     stage.age("stop_deadline_at", 31).await;
     stage.age("terminating_at", 301).await;
     let run = stage.comes_to("lost", "failed").await;
@@ -314,7 +315,7 @@ async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &Ground) {
     let stage = Stage::new(ground, 1, 1).await;
     let policy = json!({"utilization_policy": {"min_gpu_utilization": 20, "time_window": 300}});
     stage.apply("idle", policy).await;
-    stage.job_comes_to("idle", "running").await;
+    stage.comes_to("idle", "running").await;
     // A sample every half a minute, all the way back; one GPU works, the other does not.
     for ago in 0..12_i64 {
         let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \

@@ -240,7 +240,7 @@ impl Agents for Hosts {
             None => Err(AgentError::silent(call.instance)),
         })
     }
-    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+    fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
         self.calls.lock().push("stop".into());
         now(self.on(call, |_, task| {
             task.stopped = true;

@@ -73,8 +73,8 @@ impl Agents for Crew {
     fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
         passed_on!(self, call.instance, metrics(call))
     }
-    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
-        passed_on!(self, call.instance, stop_job(call))
+    fn stop_job(&self, call: Call, grace_secs: u64) -> Answer<'_, ()> {
+        passed_on!(self, call.instance, stop_job(call, grace_secs))
     }
     fn open_gate(&self, call: Call) -> Answer<'_, ()> {
         passed_on!(self, call.instance, open_gate(call))

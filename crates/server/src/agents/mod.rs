@@ -141,8 +141,8 @@ pub trait Agents: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
     fn metrics(&self, call: Call) -> Answer<'_, Metrics>;
-    /// Asks the commands to end; the runner kills them after its own grace.
-    fn stop_job(&self, call: Call) -> Answer<'_, ()>;
+    /// Asks the commands to end; the runner kills them after so many seconds.
+    fn stop_job(&self, call: Call, grace_secs: u64) -> Answer<'_, ()>;
 
     /// Its other nodes are prepared too: the commands go on.
     fn open_gate(&self, _call: Call) -> Answer<'_, ()> {
@@ -199,7 +199,7 @@ impl Agents for Nobody {
     fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
         silence(call.instance)
     }
-    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+    fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
         silence(call.instance)
     }
     fn forget(&self, _instance: InstanceId) {}

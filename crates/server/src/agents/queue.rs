@@ -264,7 +264,7 @@ impl Agents for QueueHosts {
             .boxed()
     }
 
-    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
+    fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
         self.stop(call).boxed()
     }
 

@@ -273,8 +273,10 @@ impl Agents for Wire {
         })
     }
 
-    fn stop_job(&self, call: Call) -> Answer<'_, ()> {
-        Box::pin(self.call(call, move |shim| async move { shim.stop_job(call.submission, call.epoch).await }))
+    fn stop_job(&self, call: Call, grace_secs: u64) -> Answer<'_, ()> {
+        Box::pin(self.call(call, move |shim| async move {
+            shim.stop_job(call.submission, call.epoch, Some(grace_secs)).await
+        }))
     }
 
     fn open_gate(&self, call: Call) -> Answer<'_, ()> {

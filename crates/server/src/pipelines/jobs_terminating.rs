@@ -24,6 +24,7 @@ use crate::{
     attachments,
     db::passes::jobs::{self as rows, End, Loaded, Moved},
     job_facts::JobFacts,
+    job_orders::STOP_MAX_SECS,
     logs::{
         Stream,
         copy::{self, CopyError, Limits},
@@ -66,7 +67,13 @@ impl Pipeline for JobsTerminating {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let facts = JobFacts::of(&loaded.job)?;
-        let job = view(&loaded, &facts, self.0.lost_after);
+        let mut job = view(&loaded, &facts, self.0.lost_after);
+        if job.deadline.is_none()
+            && let Some(managed_job) = loaded.run.managed_job_id
+            && let Some(graceful) = rows::cancel_grace(&self.0.db, managed_job).await?
+        {
+            job.stop_grace = graceful;
+        }
         Ok(Some(Row { loaded, job }))
     }
 
@@ -100,16 +107,23 @@ impl Pipeline for JobsTerminating {
                     job.volumes =
                         attachments::detach(db, backends, lease, stored, instance, volumes, *force).await?;
                 }
-                Step::Stop { ask, deadline } => {
-                    if *ask {
+                Step::Stop { grace, deadline } => {
+                    if let Some(grace) = grace {
                         // Whether it heard or not, it has until the deadline.
-                        let _ = self.0.agents.stop_job(call).await;
+                        let secs = u64::try_from(grace.as_secs()).unwrap_or_default();
+                        let _ = self.0.agents.stop_job(call, secs).await;
                     }
                     job.deadline = Some(*deadline);
                     next.deadline = job.deadline;
                 }
                 Step::DrainLogs if seen.logs != brain::Logs::NotAsked => return Ok(()),
-                Step::DrainLogs => seen.logs = self.logs(lease, row, call).await,
+                Step::DrainLogs => {
+                    seen.logs = self.logs(lease, row, call).await;
+                    if seen.logs == brain::Logs::Drained {
+                        job.ending = self.with_last_words(job.ending, call).await;
+                        next.job.ending = job.ending.clone();
+                    }
+                }
                 Step::RemoveTask if seen.task != brain::Task::NotAsked => return Ok(()),
                 Step::RemoveTask => seen.task = self.remove(call, job.ending.reason().as_str()).await,
             }
@@ -128,6 +142,10 @@ impl Pipeline for JobsTerminating {
                     ("status_message", format!("waits for {waits_for}").into()),
                 ];
                 let mut wake = vec![];
+                if next.job.ending != row.job.ending {
+                    set.push(("termination_message", next.job.ending.said().into()));
+                    set.push(("exit_status", next.job.ending.exit_status().into()));
+                }
                 if step == Step::Unregister {
                     set.push(("replica_registered", false.into()));
                     wake.extend([proxy::HINT, QUEUE.pipeline]);
@@ -165,6 +183,25 @@ impl JobsTerminating {
             tracing::debug!(job = %row.loaded.job.id, %error, "copy the runner's log");
         }
         drained
+    }
+
+    /// How a job that was stopped ended: with what, and whether it had to be killed. A job that ended by itself has said
+    /// so before.
+    async fn with_last_words(&self, ending: job::Ending, call: Call) -> job::Ending {
+        if ending.exit_status().is_some() {
+            return ending;
+        }
+        let Ok(pulled) = self.0.agents.pull(call).await else { return ending };
+        let Some(last) = pulled.record.states.into_iter().next_back() else { return ending };
+        let ending = match last.exit_status {
+            Some(code) => ending.with_exit_status(code),
+            None => ending,
+        };
+        match (ending.said().map(str::to_owned), last.termination_message) {
+            (_, told) if told.is_empty() => ending,
+            (Some(said), told) => ending.saying(format!("{said}; {told}")),
+            (None, told) => ending.saying(told),
+        }
     }
 
     async fn remove(&self, call: Call, reason: &str) -> brain::Task {
@@ -227,6 +264,7 @@ fn view(loaded: &Loaded, facts: &JobFacts, lost_after: Span) -> brain::Job {
         handed_over: job.pulling_at.is_some(),
         deadline: job.stop_deadline_at,
         stop_duration: facts.stop_duration.map(Span::secs),
+        stop_grace: Span::secs(facts.stop_duration.unwrap_or(STOP_MAX_SECS)),
         volumes: Vec::new(),
         place,
         give_up_after: brain::give_up_after(lost_after),

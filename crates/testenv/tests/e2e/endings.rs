@@ -70,3 +70,51 @@ async fn a_job_that_writes_without_end_is_ended_by_its_quota() {
     let run = stage.ends(&task("flood", &["yes windlass"])).await;
     assert_eq!(submission_of(&run)["termination_reason"], "log_quota_exceeded", "{run:#}");
 }
+
+#[tokio::test]
+async fn a_stopped_job_has_its_stop_duration_to_save_its_work_also_when_the_server_dies_meanwhile() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let (asked, go) = (stage.home().join("asked"), stage.home().join("go"));
+    let saves = format!(
+        "trap 'touch {}; until [ -e {} ]; do sleep 0.05; done; echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done",
+        asked.display(),
+        go.display()
+    );
+    let mut job = task("saver", &[&saves]);
+    job["stop_duration"] = json!(600);
+    stage.apply(&job).await;
+    stage.says("saver", "up").await;
+    stage.stop("saver", false).await;
+    stage.eventually("its program is asked to end", || asked.exists());
+    stage.kill();
+    stage.start().await;
+    assert_eq!(stage.run("saver").await["status"], "terminating");
+    std::fs::write(&go, "").unwrap();
+    let run = stage.reaches("saver", &["terminated"]).await;
+    assert!(stage.log(&run).await.contains("saved"), "{run:#}");
+    assert_eq!(submission_of(&run)["exit_status"], 3, "{run:#}");
+    assert_eq!(submission_of(&run)["termination_reason"], "terminated_by_user", "{run:#}");
+}
+
+#[tokio::test]
+async fn a_job_that_does_not_end_within_its_stop_duration_is_killed_and_that_is_told() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut job = task("deaf", &["trap '' TERM; echo up; while :; do sleep 0.1; done"]);
+    job["stop_duration"] = json!(1);
+    job["shell"] = json!("sh");
+    stage.apply(&job).await;
+    stage.says("deaf", "up").await;
+    stage.stop("deaf", false).await;
+    let run = stage.reaches("deaf", &["terminated"]).await;
+    let submission = submission_of(&run);
+    let told =
+        "a user stopped it; it had not ended 1 s after it was asked to (`stop_duration`), and was killed";
+    assert_eq!(
+        (&submission["termination_reason_message"], &submission["exit_status"]),
+        (&json!(told), &json!(137)),
+        "{run:#}"
+    );
+    let why = stage.windlass(stage.home(), &["why", "deaf"]);
+    let why = String::from_utf8_lossy(&why.stdout).into_owned();
+    assert!(why.contains("was killed"), "{why}");
+}

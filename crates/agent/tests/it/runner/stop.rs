@@ -58,6 +58,36 @@ fn o2_a_job_that_does_not_heed_is_killed_after_its_grace() {
 }
 
 #[test]
+fn whoever_stops_it_may_say_how_long_it_has_and_a_kill_is_told() {
+    let runner = Runner::start();
+    runner.go(&with_stop("trap '' TERM INT; echo ready; while :; do sleep 0.02; done", 600));
+    runner.printed("ready");
+    runner.post("/api/stop?grace_secs=1");
+    let end = runner.ended();
+    assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(137)));
+    let told = "it had not ended 1 s after it was asked to (`stop_duration`), and was killed";
+    assert_eq!(end.termination_message, told);
+}
+
+/// A shell of a task is interactive, and as such ignores the signal.
+#[test]
+fn a_shell_that_goes_on_after_its_command_was_ended_is_ended_too() {
+    for (text, last) in [
+        ("echo ready; while :; do sleep 600; done", ""),
+        ("echo ready; sleep 600; echo more; sleep 600; sleep 600", ""),
+        ("trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; while :; do sleep 600; done", "saved\n"),
+    ] {
+        let runner = Runner::start();
+        runner.go(&job(json!({ "commands": ["/bin/bash", "-i", "-c", text], "stop_duration": 600 })));
+        runner.printed("ready");
+        runner.post("/api/stop");
+        let end = runner.ended();
+        assert_eq!((end.state.as_str(), end.termination_message.as_str()), ("terminated", ""), "{text}");
+        assert_eq!(said(&runner).replace("more\n", ""), format!("ready\n{last}"), "{text}");
+    }
+}
+
+#[test]
 fn what_the_shell_started_has_the_grace_too() {
     let runner = Runner::start();
     // The shell dies of the signal at once; what it waits for saves its work.
