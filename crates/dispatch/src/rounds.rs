@@ -40,6 +40,8 @@ pub enum RoundError {
     Queue(#[from] QueueError),
     #[error("look at the scheduler")]
     Scheduler(#[from] Unknown),
+    #[error("another dispatcher works with this token ({by}): this one waits until it is gone")]
+    Waits { by: String },
 }
 
 /// What a round did, in numbers.
@@ -58,6 +60,8 @@ pub struct Settings {
     pub lost_after: Span,
     /// For executors, beside what each of them gets.
     pub environment: Vec<(String, String)>,
+    /// For how long other processes with the same token wait for this one after they last heard of it.
+    pub lease: Duration,
 }
 
 pub struct Dispatcher<S> {
@@ -71,6 +75,8 @@ pub struct Dispatcher<S> {
     stopping: BTreeMap<Attempt, Instant>,
     /// When it last said what is behind it.
     announced: Option<Instant>,
+    /// When it last took the lease of its token.
+    leased: Option<Instant>,
 }
 
 impl<S: Scheduler + Sync> Dispatcher<S> {
@@ -84,6 +90,38 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             tries: Tries::default(),
             stopping: BTreeMap::new(),
             announced: None,
+            leased: None,
+        }
+    }
+
+    /// Takes the lease of the token, or keeps it. Without it nothing may be done: another process does it.
+    async fn hold(&mut self) -> Result<(), RoundError> {
+        let asked = Instant::now();
+        let age = self.leased.map(|at| asked - at);
+        if age.is_some_and(|age| age < self.settings.lease / 3) {
+            return Ok(());
+        }
+        match self.door.hold(self.settings.lease.as_secs().max(1)).await {
+            Ok(None) => {
+                self.leased = Some(asked);
+                Ok(())
+            }
+            Ok(Some(by)) => {
+                self.leased = None;
+                Err(RoundError::Waits { by })
+            }
+            // Nobody else has it yet.
+            Err(_) if age.is_some_and(|age| age < self.settings.lease) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Lets another process with the same token begin at once.
+    pub async fn release(&self) {
+        if self.leased.is_some()
+            && let Err(error) = self.door.hold(0).await
+        {
+            tracing::debug!(error = %chain(&error), "give the lease back");
         }
     }
 
@@ -92,6 +130,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     pub async fn round(&mut self) -> Result<Done, RoundError> {
+        self.hold().await?;
         self.announce().await;
         let lower = self.scheduler.look().await?;
         // What is over and still held comes with what is held; the rest of it is of no interest.

@@ -128,6 +128,10 @@ impl Ground {
             format!("http://{}", self.via.as_deref().unwrap_or_else(|| self.address()))
         };
         command.args(["dispatch", kind, "--server", &server]);
+        if !args.contains(&"--lease") {
+            // One that is killed is followed by the next one soon.
+            command.args(["--lease", "1"]);
+        }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.arg("--token-file").arg(token).arg("--agent").arg(binary("windlass-agent").unwrap());
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null());

@@ -14,7 +14,7 @@ use windlass_dispatch::{
     metrics::Metrics,
     news::News,
     queue::{Door, Name},
-    rounds::{Dispatcher, Settings},
+    rounds::{Dispatcher, RoundError, Settings},
     scheduler::Scheduler,
     slurm::{self, Slurm},
 };
@@ -57,6 +57,9 @@ pub(crate) struct Common {
     /// Seconds after which a container without a job is given up; a scheduler that is slow to show jobs needs more
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) lost_after: u32,
+    /// Seconds after which another process with the same token takes over from this one when it is not heard of
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) lease: u64,
     /// Write figures to this file after every look, in the text format of Prometheus
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics_file: Option<PathBuf>,
@@ -228,14 +231,33 @@ async fn serve(
     environment.extend(certificate.map(|text| ("WINDLASS_CERT".to_owned(), text)));
     // Where the engine is, for those that are told so as the whole world is.
     environment.extend(std::env::var("DOCKER_HOST").ok().map(|host| ("DOCKER_HOST".to_owned(), host)));
-    let settings = Settings { begun, lost_after: Span::secs(common.lost_after.into()), environment };
+    let settings = Settings {
+        begun,
+        lost_after: Span::secs(common.lost_after.into()),
+        environment,
+        lease: Duration::from_secs(common.lease),
+    };
     let mut metrics = Metrics::new(common.metrics_file.clone());
     let mut dispatcher = Dispatcher::new(door, scheduler, settings);
+    let mut waits_for = None;
     loop {
         let looked = Instant::now();
         let done = match dispatcher.round().await {
-            Ok(done) => Some(done),
+            Ok(done) => {
+                if waits_for.take().is_some() {
+                    tracing::info!("the other dispatcher is gone: this one works now");
+                }
+                Some(done)
+            }
             Err(error) if common.once => return Err(error.into()),
+            Err(error @ RoundError::Waits { .. }) => {
+                let told = error.to_string();
+                if waits_for.as_ref() != Some(&told) {
+                    tracing::warn!("{told}");
+                }
+                waits_for = Some(told);
+                None
+            }
             Err(error) => {
                 tracing::warn!(error = %chain(&error), "look");
                 None
@@ -243,6 +265,7 @@ async fn serve(
         };
         metrics.add(done, looked.elapsed());
         if common.once {
+            dispatcher.release().await;
             return Ok(Exit::Done);
         }
         let rested = Instant::now() + (pause / 10).min(REST_MAX);
@@ -264,8 +287,10 @@ async fn serve(
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = woken => {}
-            _ = terminate.recv() => return Ok(Exit::Done),
-            _ = interrupt.recv() => return Ok(Exit::Done),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
         }
     }
+    dispatcher.release().await;
+    Ok(Exit::Done)
 }

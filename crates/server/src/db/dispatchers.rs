@@ -24,6 +24,12 @@ statements! {
     SEEN = "INSERT INTO dispatchers (name, kind, token_uuid, nodes, seen_at) VALUES ($1, $2, $3, $4, now_us()) \
             ON CONFLICT (name) DO UPDATE SET kind = $2, token_uuid = $3, nodes = $4, seen_at = now_us() \
             WHERE dispatchers.token_uuid = $3 OR dispatchers.seen_at < now_us() - $5";
+    /// Held by who holds it, or free.
+    HOLD = "INSERT INTO dispatcher_leases (token_uuid, holder, described, expires_at) \
+            VALUES ($1, $2, $3, now_us() + $4) \
+            ON CONFLICT (token_uuid) DO UPDATE SET holder = $2, described = $3, expires_at = now_us() + $4 \
+            WHERE dispatcher_leases.holder = $2 OR dispatcher_leases.expires_at <= now_us()";
+    HOLDER = "SELECT described FROM dispatcher_leases WHERE token_uuid = $1";
     LIST = "SELECT {} FROM dispatchers d ORDER BY d.name", Dispatcher::columns("d");
 }
 
@@ -34,6 +40,20 @@ pub fn seen(name: &str, kind: &str, token: &str, nodes: &str, silent_us: i64) ->
         params: params![name, kind, token, nodes, silent_us],
         expect: Expect::One,
     }
+}
+
+/// Stale when another process holds the token's lease.
+pub fn hold(token: &str, holder: &str, described: &str, for_us: i64) -> Change {
+    Change::Exec {
+        sql: HOLD.as_str().into(),
+        params: params![token, holder, described, for_us],
+        expect: Expect::One,
+    }
+}
+
+/// Where the process is that holds, or last held, a token's lease.
+pub async fn holder(db: &Db, token: &str) -> Result<Option<String>, DbError> {
+    db.query_opt(HOLDER.as_str(), params![token]).await?.map(|row| row.text(0)).transpose()
 }
 
 pub async fn list(db: &Db) -> Result<Vec<Dispatcher>, DbError> {

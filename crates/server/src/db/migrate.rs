@@ -43,6 +43,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     14 "0014_seats.sql";
     15 "0015_deployments.sql";
     16 "0016_dispatchers.sql";
+    17 "0017_dispatcher_leases.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -375,7 +375,8 @@ async fn dispatch(client: Client, pool: PoolDoor, begun: Instant) {
             Err(_) => sleep(POLL).await,
         }
     };
-    let ways = Ways { begun, lost_after: Span::secs(20), environment: Vec::new() };
+    let lease = Duration::from_secs(15);
+    let ways = Ways { begun, lost_after: Span::secs(20), environment: Vec::new(), lease };
     let mut dispatcher = Dispatcher::new(door, pool, ways);
     loop {
         // What went wrong comes again.

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use windlass_sim::fortune;
 
 /// Few, because tests are built without optimisation; `cargo xtask sim --queue` plays hundreds.
-const SEEDS: u64 = 2;
+const SEEDS_MIN: u64 = 2;
+/// Within so many, every fault has happened once.
+const SEEDS_MAX: u64 = 8;
 
 /// Every fault that a history may hold.
 const FAULTS: [&str; 21] = [
@@ -36,14 +38,19 @@ const FAULTS: [&str; 21] = [
 fn no_seed_breaks_an_invariant_of_the_queue_every_fault_happens_and_a_seed_is_a_whole_history() {
     let mut fired = BTreeSet::new();
     let mut first = None;
-    for seed in 0..SEEDS {
+    let missing = |fired: &BTreeSet<_>| -> Vec<&str> {
+        FAULTS.into_iter().filter(|fault| !fired.contains(fault)).collect()
+    };
+    for seed in 0..SEEDS_MAX {
+        if seed >= SEEDS_MIN && missing(&fired).is_empty() {
+            break;
+        }
         let report = fortune::play(seed).unwrap();
         assert_eq!(report.violations, [], "replay with SEED={seed} cargo xtask sim --queue");
         fired.extend(report.fired.into_keys());
         first.get_or_insert((report.trace, report.calls));
     }
-    let missing: Vec<_> = FAULTS.iter().filter(|fault| !fired.contains(*fault)).collect();
-    assert!(missing.is_empty(), "these never happened: {missing:?}");
+    assert_eq!(missing(&fired), [""; 0], "these never happened");
     let again = fortune::play(0).unwrap();
     assert_eq!(first, Some((again.trace, again.calls)));
 }

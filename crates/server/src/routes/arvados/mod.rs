@@ -113,6 +113,9 @@ async fn respond(app: &App, request: Request) -> Result<Answer> {
             let told = call.attributes("dispatcher")?;
             Answer::Json(dispatchers::seen(app, &asker, name, &told).await?)
         }
+        ["dispatchers", "current", "lease"] if call.method == "PUT" => {
+            Answer::Json(dispatchers::hold(app, &asker, &call.attributes("lease")?).await?)
+        }
         ["config"] => Answer::Json(json!({ "ClusterID": crate::services::queue::CLUSTER })),
         _ => return Err(Error::Missing(format!("/arvados/v1/{}", call.path))),
     };

@@ -16,6 +16,9 @@ use crate::{
 /// One that has said nothing for so long is not counted on.
 pub const SILENT: Span = Span::mins(2);
 const NAME_MAX: usize = 64;
+const DESCRIBED_MAX: usize = 200;
+/// Seconds for which a process may hold a token without a word.
+const LEASE_MAX: i64 = 3600;
 /// Kinds of machines that one dispatcher may tell.
 const NODES_MAX: usize = 1000;
 
@@ -29,6 +32,9 @@ pub struct Nodes {
     pub memory_mib: u64,
     #[serde(default)]
     pub gpus: u32,
+    /// What the cluster calls them; empty where they have no name.
+    #[serde(default)]
+    pub gpu_type: String,
     /// How many of them there are.
     pub count: u32,
 }
@@ -66,6 +72,28 @@ pub async fn seen(app: &App, asker: &Asker, name: &str, told: &Map<String, Value
         Written::Stale { .. } => {
             Err(Error::invalid(format!("another dispatcher is called `{name}`: choose a name of your own")))
         }
+    }
+}
+
+/// Takes or keeps the lease of a dispatcher's token: one process at a time works with it. Zero seconds give it back.
+pub async fn hold(app: &App, asker: &Asker, told: &Map<String, Value>) -> Result<Value> {
+    let Who::Dispatcher { token } = &asker.who else {
+        return Err(Error::denied("only a dispatcher's token has a lease"));
+    };
+    let text = |name: &str| {
+        let text = told.get(name).and_then(Value::as_str).unwrap_or_default();
+        if text.is_empty() || text.len() > DESCRIBED_MAX {
+            return Err(Error::invalid(format!("lease.{name} must be 1 to {DESCRIBED_MAX} letters")));
+        }
+        Ok(text)
+    };
+    let (holder, described) = (text("holder")?, text("described")?);
+    let seconds = told.get("seconds").and_then(Value::as_i64).filter(|secs| (0..=LEASE_MAX).contains(secs));
+    let seconds = seconds.ok_or_else(|| Error::invalid(format!("lease.seconds must be 0 to {LEASE_MAX}")))?;
+    let change = rows::hold(token, holder, described, Span::secs(seconds).0);
+    match app.db().write(Unit::new().and([change])).await? {
+        Written::Done { .. } => Ok(json!({ "held": true })),
+        Written::Stale { .. } => Ok(json!({ "held": false, "holder": rows::holder(app.db(), token).await? })),
     }
 }
 

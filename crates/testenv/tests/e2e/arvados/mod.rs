@@ -143,6 +143,34 @@ async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_second_process_with_the_same_token_waits_until_the_first_is_gone() {
+    let mut ground = Ground::start("lease").await;
+    let token = ground.token("token").await;
+    let first = ground.dispatch_local(&token, "first", &["--lease", "600"]);
+    let go = ground.dir.join("go");
+    let script = format!("until [ -e {} ]; do sleep 0.05; done", go.display());
+    let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
+    ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
+    // It knows nothing of the first one's attempts, and would take them for lost at once.
+    ground.dispatch_local(&token, "second", &["--lease", "600", "--lost-after", "0"]);
+    let told = format!("another dispatcher works with this token (process {first} on ");
+    let since = Instant::now();
+    while !ground.dispatcher_log().contains(&told) {
+        assert!(since.elapsed() < PATIENCE, "{}", ground.dispatcher_log());
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    std::fs::write(&go, "").unwrap();
+    let record = ground.ended(&uuid).await;
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
+    let ended = Command::new("kill").args(["-TERM", &first.to_string()]).status().unwrap();
+    assert!(ended.success());
+    let next = ground.ask(&["true"], json!({})).await;
+    let record = ground.ended(&next).await;
+    assert_eq!(record["state"], "Complete", "{record}");
+    assert!(ground.dir.join("second").join(format!("{next}.1")).exists(), "the second one ran it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn r13_priority_0_stops_what_runs_and_then_it_is_cancelled() {
     let mut ground = Ground::start("stop").await;
     let token = ground.token("token").await;
