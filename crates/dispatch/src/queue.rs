@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use windlass_api::queue::{Client, QueueError, encoded};
 use windlass_model::{
     container::Status,
-    dispatch::{Attempt, Container, Needs, Queue, room::Kind},
+    dispatch::{Attempt, Container, GpuWish, Needs, Queue, room::Kind},
     time::{Span, Timestamp},
 };
 
@@ -73,13 +73,27 @@ impl Door {
         Self { name, ..self }
     }
 
+    /// Holds the lease of this token for so many seconds; 0 gives it back. Says who holds it where that is another
+    /// process. A queue without leases has nothing to hold.
+    pub async fn hold(&self, seconds: u64) -> Result<Option<String>, QueueError> {
+        let lease = json!({ "lease": { "holder": *PROCESS, "described": described(), "seconds": seconds } });
+        match self.client.put("dispatchers/current/lease", &lease).await {
+            Ok(answer) if answer["held"] == false => {
+                Ok(Some(answer["holder"].as_str().unwrap_or("somewhere").to_owned()))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if error.status() == Some(404) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Says which machines are behind it, and that it is there. Nothing without a name.
     pub async fn announce(&self, kinds: &[Kind]) -> Result<(), QueueError> {
         let Some(Name { kind, name }) = &self.name else { return Ok(()) };
         let nodes = kinds.iter().map(|kind| {
             json!({
                 "partition": kind.partition, "cpus": kind.size.cpus, "memory_mib": kind.size.memory >> 20,
-                "gpus": kind.size.gpus, "count": kind.count,
+                "gpus": kind.size.gpus, "gpu_type": kind.gpu_type, "count": kind.count,
             })
         });
         let told = json!({ "dispatcher": { "kind": kind, "nodes": nodes.collect::<Vec<_>>() } });
@@ -188,14 +202,38 @@ impl Door {
     }
 }
 
+/// Drawn anew by every process.
+static PROCESS: LazyLock<String> = LazyLock::new(|| {
+    let drawn = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
+    drawn.trim().replace('-', "")
+});
+
+/// Where this process is, for people.
+fn described() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String = host.trim().chars().take(64).collect();
+    format!("process {} on {host}", std::process::id())
+}
+
 /// Different for every call, also of the process that takes this one's place.
 fn next_name() -> String {
-    static PROCESS: LazyLock<String> = LazyLock::new(|| {
-        let drawn = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
-        drawn.trim().replace('-', "")
-    });
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("lock-{}-{}", *PROCESS, COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn gpu_wish(wants: &Value, scheduling: &Value) -> GpuWish {
+    // Of CUDA programs it is the least capability; of others, names of processors that nobody tells us.
+    let target =
+        wants["gpu"]["hardware_target"][0].as_str().or(wants["cuda"]["hardware_capability"].as_str());
+    let capability = target.and_then(|target| {
+        let (major, minor) = target.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    });
+    GpuWish {
+        model: scheduling["gpu_type"].as_str().map(str::to_owned),
+        min_memory: wants["gpu"]["vram"].as_u64().unwrap_or(0),
+        min_compute_capability: capability,
+    }
 }
 
 /// What a record asks of whoever runs it.
@@ -213,6 +251,7 @@ fn needs(record: &Value) -> Needs {
         cpus: u32::try_from(number(&wants["vcpus"])).unwrap_or(u32::MAX),
         memory: number(&wants["ram"]),
         gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
+        gpu: gpu_wish(wants, scheduling),
         partitions: words("partitions"),
         features: words("features"),
         max_run_time: (seconds > 0).then(|| Span::secs(i64::try_from(seconds).unwrap_or(i64::MAX))),

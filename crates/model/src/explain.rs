@@ -225,6 +225,9 @@ impl Shortfall {
             Self::GpuVendor { has, .. } => format!("ask for `gpu: {}`", has.as_str()),
             Self::GpuName { has, .. } if has.is_empty() => "leave the GPU names out".into(),
             Self::GpuName { has, .. } => format!("add `{has}` to the GPU names"),
+            Self::GpuMemory { has, .. } | Self::GpuTotalMemory { has, .. } if *has == 0.0 => {
+                "ask for the GPU by its name".into()
+            }
             Self::GpuMemory { wanted, has } => lower("GPU memory", wanted.min, *has, gb),
             Self::GpuTotalMemory { wanted, has } => lower("total GPU memory", wanted.min, *has, gb),
             Self::ComputeCapability { has: Some((major, minor)), .. } => {
@@ -328,6 +331,9 @@ impl Display for Shortfall {
                 let has = if has.is_empty() { "an unknown one" } else { has };
                 write!(f, "needs GPU {}, has {has}", wanted.join(" or "))
             }
+            Self::GpuMemory { wanted, has } if *has == 0.0 => {
+                write!(f, "needs {} of memory per GPU, and how much there is nobody knows", range(wanted, gb))
+            }
             Self::GpuMemory { wanted, has } => {
                 write!(f, "needs {} of memory per GPU, has {}", range(wanted, gb), gb(*has))
             }
@@ -355,7 +361,7 @@ impl Display for Shortfall {
             }
             Self::Volume { at } => write!(f, "its volumes are in {}", places(at)),
             Self::NotNamed => f.write_str("is not one of the named instances"),
-            Self::Avoided { place } => write!(f, "is avoided: the job was lost at {place}"),
+            Self::Avoided { place } => write!(f, "is avoided for now: the job came to nothing at {place}"),
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),
             Self::ReuseOnly => f.write_str("would be a new instance, and only existing ones may be used"),

@@ -109,6 +109,7 @@ fn read(text: &str) -> Reading {
     let mut tokens = tokens.filter(|token| !token.is_empty()).peekable();
     let mut is_hbm3 = false;
     let mut first = None;
+    let mut numbers = Vec::new();
     while let Some(token) = tokens.next() {
         if token == "mig" {
             continue;
@@ -126,6 +127,7 @@ fn read(text: &str) -> Reading {
         } else {
             first.get_or_insert(token);
             reading.base.push_str(token);
+            numbers.extend(token.parse::<u32>());
         }
     }
     reading.model = catalogue::find(&reading.base);
@@ -147,6 +149,9 @@ fn read(text: &str) -> Reading {
     {
         model.name.to_ascii_lowercase().clone_into(&mut reading.base);
         reading.model = Some(model);
+        // `a100-40`, as administrators of clusters write it.
+        let size = numbers.into_iter().find(|number| model.memory_gb.contains(number));
+        reading.memory_gb = reading.memory_gb.or(size);
     }
     // The figure in `GH200 480GB` is the memory of the processor beside it.
     if reading.model.is_some_and(|model| model.name == "GH200" && reading.memory_gb == Some(480)) {

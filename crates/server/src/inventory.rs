@@ -14,10 +14,10 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks,
-        offers::{Availability, Gpu, Host, Offer},
+        offers::{Availability, Gpu, Host, Offer, gpus_given},
         place::{Fleet, Held, Instance, Inventory, Readiness},
     },
-    resources::{CpuArch, GpuVendor},
+    resources::{CpuArch, GpuVendor, ResourcesSpec},
     time::Timestamp,
 };
 
@@ -189,10 +189,13 @@ fn gpu(gpu: GpuDocument) -> Gpu {
     Gpu::known(vendor, &gpu.name, gpu.memory_mib, gpu.compute_capability)
 }
 
-/// How many GPUs so many of its blocks come with.
-pub(crate) fn gpus_of(row: &db::instances::Instance, blocks: i64) -> Result<u32, PassError> {
+/// How many GPUs a job with so many of its blocks is given.
+pub(crate) fn gpus_of(
+    row: &db::instances::Instance,
+    blocks: i64,
+    wanted: &ResourcesSpec,
+) -> Result<u32, PassError> {
     let offer = offer(row)?;
     let blocks = u32::try_from(blocks).unwrap_or_default();
-    let gpus = blocks::share(&offer.host, blocks, offer.total_blocks).gpus.len();
-    Ok(u32::try_from(gpus).unwrap_or(u32::MAX))
+    Ok(gpus_given(&blocks::share(&offer.host, blocks, offer.total_blocks), wanted))
 }

@@ -8,8 +8,7 @@ use serde_json::json;
 use windlass_backend::{Answer, Backend, BackendError, Deleted, Found, Machine, Order, Reach, Want};
 use windlass_model::{
     money::Price,
-    plan::offers::{Availability, Gpu, Host, Offer},
-    resources::GpuVendor,
+    plan::offers::{self, Availability, Gpu, Host, Offer},
 };
 
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
 };
 
 /// The word that configurations use.
-pub const NAME: &str = "slurm";
+pub const NAME: &str = offers::SLURM;
 const MIB_PER_GB: u64 = 1024;
 
 pub struct QueueBackend {
@@ -43,10 +42,11 @@ fn unavailable(error: &DbError) -> BackendError {
 }
 
 fn offer(dispatcher: &Dispatcher, nodes: &Nodes) -> Offer {
-    let gpu = Gpu { vendor: GpuVendor::Nvidia, name: String::new(), memory_mib: 0, compute_capability: None };
+    let gpu = Gpu::known(None, &nodes.gpu_type, 0, None);
     let mut kind = format!("{}cpu-{}gb", nodes.cpus, nodes.memory_mib / MIB_PER_GB);
     if nodes.gpus > 0 {
-        kind.push_str(&format!("-{}gpu", nodes.gpus));
+        let name = if gpu.name.is_empty() { "gpu" } else { &gpu.name };
+        kind.push_str(&format!("-{}{}", nodes.gpus, name.to_ascii_lowercase().replace(' ', "-")));
     }
     Offer {
         backend: NAME.to_owned(),

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use windlass_model::{
     dispatch::{
-        Attempt, Lower,
+        Attempt, Lower, Needs,
         room::{Cluster, Node},
     },
     time::Timestamp,
@@ -98,6 +98,13 @@ impl Slurm {
         self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await
     }
 
+    /// How this cluster calls the GPUs that are wished for.
+    fn gpu_type(&self, needs: &Needs) -> Option<String> {
+        let nodes = read::nodes(&self.nodes.lock()).unwrap_or_default();
+        let cluster = Cluster { nodes, open: 1 };
+        cluster.gpu_type(needs).map(str::to_owned)
+    }
+
     /// Changes a job. For one that is over there is nothing to change.
     async fn change(&self, program: &'static str, args: &[&str]) -> Result<(), Unknown> {
         match self.commands.read(program, args).await {
@@ -133,10 +140,11 @@ impl Scheduler for Slurm {
     }
 
     async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
+        let gpu_type = self.gpu_type(&order.needs);
         if let Some(rest) = &self.rest {
-            return rest.submit(&translate::submission(order, &self.settings)).await;
+            return rest.submit(&translate::submission(order, gpu_type.as_deref(), &self.settings)).await;
         }
-        let args = translate::arguments(order, &self.settings);
+        let args = translate::arguments(order, gpu_type.as_deref(), &self.settings);
         let script = translate::script(&order.attempt, &self.settings);
         match self.commands.submit(&args, &order.environment, &script).await {
             Ok(said) => match read::job_id(&said) {

@@ -86,7 +86,10 @@ pub(super) fn nodes(listed: &str) -> Result<Vec<Node>, Unknown> {
         let made = || Node {
             name: name.to_owned(),
             is_up: is_up(state),
-            size: Amount { cpus, memory: memory * MIB, gpus: gpus(gres) },
+            size: Amount { cpus, memory: memory * MIB, gpus: gpus(gres).map(|(_, count)| count).sum() },
+            gpu_types: gpus(gres)
+                .filter_map(|(name, count)| Some((name.filter(|name| !name.is_empty())?.to_owned(), count)))
+                .collect(),
             partitions: Vec::new(),
             features: list(features),
         };
@@ -105,14 +108,20 @@ fn list(text: &str) -> Vec<String> {
     if text == "(null)" { Vec::new() } else { text.split(',').map(str::to_owned).collect() }
 }
 
-/// `gpu:2`, `gpu:a100:4(S:0-1),shard:8`, `(null)`.
-fn gpus(gres: &str) -> u32 {
-    let count = |one: &str| {
+/// Type and count: `gpu:2`, `gpu:a100:4(S:0-1),shard:8`, `gpu:a100`, `(null)`.
+fn gpus(gres: &str) -> impl Iterator<Item = (Option<&str>, u32)> {
+    gres.split(',').filter_map(|one| {
         let one = one.split('(').next().unwrap_or_default();
         let mut words = one.split(':');
-        (words.next() == Some("gpu")).then(|| words.next_back().map_or(1, |count| count.parse().unwrap_or(1)))
-    };
-    gres.split(',').filter_map(count).sum()
+        if words.next() != Some("gpu") {
+            return None;
+        }
+        Some(match (words.next(), words.next()) {
+            (Some(word), None) => word.parse().map_or((Some(word), 1), |count| (None, count)),
+            (name, Some(count)) => (name, count.parse().unwrap_or(1)),
+            (None, None) => (None, 1),
+        })
+    })
 }
 
 /// `sbatch --parsable` prints the number, with the cluster behind it where there are several.
@@ -215,15 +224,16 @@ mod tests {
     }
 
     #[test]
-    fn generic_resources_are_counted_whatever_their_kind() {
-        for (gres, count) in [
-            ("gpu:2", 2),
-            ("gpu:a100:4(S:0-1),shard:8", 4),
-            ("(null)", 0),
-            ("gpu", 1),
-            ("gpu:a:1,gpu:b:2", 3),
+    fn gpus_are_counted_by_the_type_that_the_cluster_gave_them() {
+        for (gres, told) in [
+            ("gpu:2", vec![(None, 2)]),
+            ("gpu:a100:4(S:0-1),shard:8", vec![(Some("a100"), 4)]),
+            ("(null)", vec![]),
+            ("gpu", vec![(None, 1)]),
+            ("gpu:a100", vec![(Some("a100"), 1)]),
+            ("gpu:a:1,gpu:b:2", vec![(Some("a"), 1), (Some("b"), 2)]),
         ] {
-            assert_eq!(gpus(gres), count, "{gres}");
+            assert_eq!(gpus(gres).collect::<Vec<_>>(), told, "{gres}");
         }
     }
 

@@ -44,7 +44,7 @@ struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    fn of(order: &Order, settings: &'a Settings) -> Self {
+    fn of(order: &Order, gpu_type: Option<&str>, settings: &'a Settings) -> Self {
         let needs = &order.needs;
         let joined = |words: &[String], by: &str| (!words.is_empty()).then(|| words.join(by));
         Self {
@@ -55,7 +55,10 @@ impl<'a> Asked<'a> {
             memory_mib: needs.memory.div_ceil(MIB).max(1),
             nice: nice(order.priority, settings.nice_step),
             output: &settings.output,
-            gres: (needs.gpus > 0).then(|| format!("gpu:{}", needs.gpus)),
+            gres: (needs.gpus > 0).then(|| match gpu_type {
+                Some(gpu_type) => format!("gpu:{gpu_type}:{}", needs.gpus),
+                None => format!("gpu:{}", needs.gpus),
+            }),
             minutes: needs.max_run_time.map(|limit| limit.as_secs().div_euclid(60) + 1 + GRACE_MINUTES),
             partition: joined(&needs.partitions, ",").or_else(|| settings.partition.clone()),
             constraint: joined(&needs.features, "&"),
@@ -66,8 +69,8 @@ impl<'a> Asked<'a> {
 }
 
 /// For `sbatch`. Every value is an argument of its own: nothing is read by a shell.
-pub(super) fn arguments(order: &Order, settings: &Settings) -> Vec<String> {
-    let asked = Asked::of(order, settings);
+pub(super) fn arguments(order: &Order, gpu_type: Option<&str>, settings: &Settings) -> Vec<String> {
+    let asked = Asked::of(order, gpu_type, settings);
     let mut args = vec![
         "--parsable".to_owned(),
         format!("--job-name={}", asked.name),
@@ -93,8 +96,8 @@ pub(super) fn arguments(order: &Order, settings: &Settings) -> Vec<String> {
 }
 
 /// The same for `slurmrestd`, script and environment included.
-pub(super) fn submission(order: &Order, settings: &Settings) -> Value {
-    let asked = Asked::of(order, settings);
+pub(super) fn submission(order: &Order, gpu_type: Option<&str>, settings: &Settings) -> Value {
+    let asked = Asked::of(order, gpu_type, settings);
     let mut environment: Map<String, Value> =
         order.environment.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
     // It has none of its own to give, and nodes are not asked for theirs.
@@ -120,7 +123,10 @@ pub(super) fn script(attempt: &Attempt, settings: &Settings) -> String {
 
 #[cfg(test)]
 mod tests {
-    use windlass_model::{dispatch::Needs, time::Span};
+    use windlass_model::{
+        dispatch::{GpuWish, Needs},
+        time::Span,
+    };
 
     use super::*;
 
@@ -136,6 +142,7 @@ mod tests {
             cpus: 4,
             memory: (1 << 30) + 1,
             gpus: 2,
+            gpu: GpuWish::default(),
             partitions: vec!["gpu".into(), "night".into()],
             features: vec!["fast".into(), "quiet".into()],
             max_run_time: Some(Span::mins(60)),
@@ -144,7 +151,7 @@ mod tests {
         let mut settings = Settings::new("windlass:d1", "/usr/bin/windlass-agent");
         settings.account = Some("lab".into());
         settings.preemptible_qos = Some("low".into());
-        let args = arguments(&order(needs), &settings);
+        let args = arguments(&order(needs), Some("a100"), &settings);
         for want in [
             "--job-name=wlass-dz642-a.2",
             "--comment=windlass:d1",
@@ -153,7 +160,7 @@ mod tests {
             "--nice=400000",
             "--no-requeue",
             "--export=ALL",
-            "--gres=gpu:2",
+            "--gres=gpu:a100:2",
             "--time=66",
             "--partition=gpu,night",
             "--constraint=fast&quiet",
@@ -168,7 +175,7 @@ mod tests {
     #[test]
     fn slurmrestd_is_told_the_same_and_nothing_that_was_not_asked_for() {
         let needs = Needs { cpus: 4, memory: (1 << 30) + 1, gpus: 2, ..Needs::default() };
-        let told = submission(&order(needs), &Settings::new("windlass:d1", "/usr/bin/windlass-agent"));
+        let told = submission(&order(needs), None, &Settings::new("windlass:d1", "/usr/bin/windlass-agent"));
         assert_eq!(
             told["job"],
             json!({"name": "wlass-dz642-a.2", "comment": "windlass:d1", "nodes": 1, "tasks": 1, "cpus_per_task": 4,

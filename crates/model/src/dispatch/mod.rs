@@ -12,6 +12,8 @@ use std::{fmt, str::FromStr};
 
 use crate::{
     container::Status,
+    gpu,
+    plan::offers::Gpu,
     time::{Span, Timestamp},
 };
 
@@ -42,12 +44,56 @@ impl FromStr for Attempt {
     }
 }
 
+/// What a container asks of each of its GPUs. Empty: any will do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuWish {
+    /// By any name that people give it, with the memory or not: `A100`, `a100-80gb`.
+    pub model: Option<String>,
+    /// In bytes.
+    pub min_memory: u64,
+    pub min_compute_capability: Option<(u32, u32)>,
+}
+
+impl GpuWish {
+    pub fn is_any(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether a GPU of this type is meant. What the type does not tell was not met.
+    pub fn is_met_by(&self, gpu_type: &str) -> bool {
+        let gpu = Gpu::known(None, gpu_type, 0, None);
+        self.model.as_ref().is_none_or(|model| gpu::is_meant(model, &gpu.name, gpu.memory_mib))
+            && (self.min_memory == 0 || gpu.memory_mib << 20 >= self.min_memory)
+            && self
+                .min_compute_capability
+                .is_none_or(|wanted| gpu.compute_capability.is_some_and(|has| has >= wanted))
+    }
+}
+
+/// ` A100 with 80 GB of compute capability 8.0`, of which it says what was asked for.
+impl fmt::Display for GpuWish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(model) = &self.model {
+            write!(f, " {model}")?;
+        }
+        if self.min_memory > 0 {
+            write!(f, " with {} MiB", self.min_memory.div_ceil(1 << 20))?;
+        }
+        if let Some((major, minor)) = self.min_compute_capability {
+            write!(f, " of compute capability {major}.{minor}")?;
+        }
+        Ok(())
+    }
+}
+
 /// What a container asks of the machine that runs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     pub cpus: u32,
     pub memory: u64,
     pub gpus: u32,
+    /// What each of the GPUs must be.
+    pub gpu: GpuWish,
     /// Empty: wherever.
     pub partitions: Vec<String>,
     /// What a node must be, in words of its administrator.

@@ -1,9 +1,9 @@
 //! Room on one machine, and on the nodes of a cluster that has a queue of its own.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use super::{
-    Needs,
+    GpuWish, Needs,
     choose::{Fit, Room},
 };
 
@@ -64,6 +64,12 @@ impl Machine {
 impl Room for Machine {
     fn fit(&self, needs: &Needs) -> Fit {
         let wanted = Amount::of(needs);
+        if needs.gpus > 0 && !needs.gpu.is_any() {
+            let wish = &needs.gpu;
+            return Fit::Never(format!(
+                "it asks for GPUs{wish}, and what this machine's GPUs are is not known here"
+            ));
+        }
         if !self.total.holds(wanted) {
             Fit::Never(format!("this machine is too small: {}", self.total.missing(wanted)))
         } else if self.free.holds(wanted) {
@@ -89,8 +95,26 @@ pub struct Node {
     /// It takes work, or will again.
     pub is_up: bool,
     pub size: Amount,
+    /// How the cluster calls them, and how many of each. Empty: nobody gave them a name.
+    pub gpu_types: Vec<(String, u32)>,
     pub partitions: Vec<String>,
     pub features: Vec<String>,
+}
+
+impl Node {
+    /// The type of GPU that a job with this wish asks for, and how many there are; no type where any will do.
+    pub fn gpus_for(&self, wish: &GpuWish) -> (Option<&str>, u32) {
+        if wish.is_any() {
+            return (None, self.size.gpus);
+        }
+        let meant = self.gpu_types.iter().filter(|(gpu_type, _)| wish.is_met_by(gpu_type));
+        meant.max_by_key(|(_, count)| *count).map_or((None, 0), |(name, count)| (Some(name), *count))
+    }
+
+    fn holds(&self, needs: &Needs) -> bool {
+        let size = Amount { gpus: self.gpus_for(&needs.gpu).1, ..self.size };
+        size.holds(Amount::of(needs))
+    }
 }
 
 /// Machines of one partition that are alike.
@@ -98,6 +122,8 @@ pub struct Node {
 pub struct Kind {
     pub partition: String,
     pub size: Amount,
+    /// How the cluster calls its GPUs; empty where they have no name, or several.
+    pub gpu_type: String,
     pub count: u32,
 }
 
@@ -106,9 +132,21 @@ pub fn kinds(nodes: &[Node]) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = Vec::new();
     for node in nodes {
         for partition in &node.partitions {
-            match kinds.iter_mut().find(|kind| kind.partition == *partition && kind.size == node.size) {
+            let gpu_type = match &node.gpu_types[..] {
+                [(name, count)] if *count == node.size.gpus => name.as_str(),
+                _ => "",
+            };
+            let is_alike = |kind: &&mut Kind| {
+                kind.partition == *partition && kind.size == node.size && kind.gpu_type == gpu_type
+            };
+            match kinds.iter_mut().find(is_alike) {
                 Some(kind) => kind.count += 1,
-                None => kinds.push(Kind { partition: partition.clone(), size: node.size, count: 1 }),
+                None => kinds.push(Kind {
+                    partition: partition.clone(),
+                    size: node.size,
+                    gpu_type: gpu_type.to_owned(),
+                    count: 1,
+                }),
             }
         }
     }
@@ -131,13 +169,31 @@ impl Cluster {
             || needs.partitions.iter().any(|wanted| node.partitions.contains(wanted));
         partition && needs.features.iter().all(|wanted| node.features.contains(wanted))
     }
+
+    /// The type of GPU to ask for, where not any will do: one that a node which fits has most of.
+    pub fn gpu_type(&self, needs: &Needs) -> Option<&str> {
+        let fitting = self.nodes.iter().filter(|node| Self::suits(node, needs) && node.holds(needs));
+        let types = fitting.map(|node| node.gpus_for(&needs.gpu));
+        types.max_by_key(|(_, count)| *count).and_then(|(gpu_type, _)| gpu_type)
+    }
+}
+
+/// `A100 (4), T4 (2)`.
+fn gpu_types(nodes: &[&Node]) -> String {
+    let mut types: BTreeMap<&str, u32> = BTreeMap::new();
+    for (name, count) in nodes.iter().flat_map(|node| &node.gpu_types) {
+        let most = types.entry(name).or_default();
+        *most = (*most).max(*count);
+    }
+    let told: Vec<String> = types.iter().map(|(name, count)| format!("{name} ({count})")).collect();
+    if told.is_empty() { "no GPUs that the cluster calls by a name".to_owned() } else { told.join(", ") }
 }
 
 impl Room for Cluster {
     fn fit(&self, needs: &Needs) -> Fit {
         let wanted = Amount::of(needs);
         let suited: Vec<&Node> = self.nodes.iter().filter(|node| Self::suits(node, needs)).collect();
-        let big: Vec<&&Node> = suited.iter().filter(|node| node.size.holds(wanted)).collect();
+        let big: Vec<&&Node> = suited.iter().filter(|node| node.holds(needs)).collect();
         if suited.is_empty() {
             let mut why = "no node".to_owned();
             if !needs.partitions.is_empty() {
@@ -155,8 +211,11 @@ impl Room for Cluster {
             });
             let missing = most.missing(wanted);
             // Each part is there, but on different nodes.
-            let missing =
-                if missing.is_empty() { "no single node has all of it".to_owned() } else { missing };
+            let missing = match missing.is_empty() {
+                true if needs.gpu.is_any() => "no single node has all of it".to_owned(),
+                true => format!("{} GPUs{} of {}", wanted.gpus, needs.gpu, gpu_types(&suited)),
+                false => missing,
+            };
             Fit::Never(format!("no node is big enough: {missing}"))
         } else if !big.iter().any(|node| node.is_up) {
             let names: Vec<&str> = big.iter().map(|node| node.name.as_str()).collect();
@@ -180,11 +239,49 @@ impl Room for Cluster {
 mod tests {
     use super::*;
 
+    fn with_gpus(name: &str, gpu_types: &[(&str, u32)]) -> Node {
+        let gpu_types: Vec<(String, u32)> =
+            gpu_types.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+        let count = gpu_types.iter().map(|(_, count)| count).sum();
+        Node { gpu_types, ..node(name, 64, count, "main") }
+    }
+
+    fn gpus(count: u32, gpu: GpuWish) -> Needs {
+        Needs { cpus: 1, memory: 1, gpus: count, gpu, ..Needs::default() }
+    }
+
+    #[test]
+    fn a_job_asks_for_the_type_of_gpu_that_its_wish_means() {
+        let nodes = vec![
+            with_gpus("n1", &[("a100-40", 4)]),
+            with_gpus("n2", &[("tesla_t4", 8)]),
+            with_gpus("n3", &[("nvidia_a100_80gb_pcie", 2), ("h100", 2)]),
+        ];
+        let cluster = Cluster { nodes, open: 9 };
+        let model = |model: &str| GpuWish { model: Some(model.into()), ..GpuWish::default() };
+        for (count, wish, gpu_type) in [
+            (1, GpuWish::default(), None),
+            (1, model("T4"), Some("tesla_t4")),
+            (4, model("A100"), Some("a100-40")),
+            (1, model("A100-80GB"), Some("nvidia_a100_80gb_pcie")),
+            (1, GpuWish { min_memory: 60 << 30, ..GpuWish::default() }, Some("nvidia_a100_80gb_pcie")),
+            (1, GpuWish { min_compute_capability: Some((9, 0)), ..GpuWish::default() }, Some("h100")),
+        ] {
+            let needs = gpus(count, wish);
+            assert_eq!(cluster.fit(&needs), Fit::Now, "{needs:?}");
+            assert_eq!(cluster.gpu_type(&needs), gpu_type, "{needs:?}");
+        }
+        let told = "no node is big enough: 3 GPUs A100-80GB of a100-40 (4), h100 (2), \
+                    nvidia_a100_80gb_pcie (2), tesla_t4 (8)";
+        assert_eq!(cluster.fit(&gpus(3, model("A100-80GB"))), Fit::Never(told.into()));
+    }
+
     fn node(name: &str, cpus: u32, gpus: u32, partition: &str) -> Node {
         Node {
             name: name.into(),
             is_up: true,
             size: Amount { cpus, memory: 4_000, gpus },
+            gpu_types: Vec::new(),
             partitions: vec![partition.into()],
             features: vec!["fast".into()],
         }
@@ -243,6 +340,7 @@ mod tests {
             name: name.into(),
             is_up: name != "down",
             size: Amount { cpus, memory: 1, gpus: 0 },
+            gpu_types: Vec::new(),
             partitions: partitions.iter().map(|name| (*name).to_owned()).collect(),
             features: Vec::new(),
         };

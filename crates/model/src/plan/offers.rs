@@ -41,6 +41,16 @@ impl Gpu {
             compute_capability: compute_capability.or(device.compute_capability),
         }
     }
+
+    /// One word for it, with its memory where that is known: `A100-80GB`. `None` where it has no name.
+    pub fn type_name(&self) -> Option<String> {
+        let name = self.name.replace(' ', "-");
+        match self.memory_mib / 1024 {
+            _ if name.is_empty() => None,
+            0 => Some(name),
+            gb => Some(format!("{name}-{gb}GB")),
+        }
+    }
 }
 
 /// What one machine has, or a share of one.
@@ -236,13 +246,30 @@ pub(super) fn compare(offer: &Offer, total_blocks: u32, needs: &Needs, short: &m
     let wishes = needs.resources.as_ref().map(|wanted| wishes(offer, wanted));
     let blocks = blocks::smallest(&offer.host, total_blocks, needs.whole, wishes.as_deref());
     if let Some(resources) = wishes.as_deref() {
-        compare_share(&blocks::share(&offer.host, blocks, total_blocks), resources, short);
+        let share = blocks::share(&offer.host, blocks, total_blocks);
+        compare_share(&share, resources, may_be_larger(&offer.backend), short);
     }
     blocks
 }
 
 /// The backend that offers the machine the server itself is on.
 pub const LOCAL: &str = "local";
+/// The backend of hosts that somebody brought.
+pub const REMOTE: &str = "remote";
+/// The backend of clusters behind dispatchers.
+pub const SLURM: &str = "slurm";
+
+/// Whether the machine is there already and costs nobody more for being large. Then a job may have a part of it: only
+/// what is too little counts. Of machines to be rented, those that are larger than asked for are not meant.
+fn may_be_larger(backend: &str) -> bool {
+    [LOCAL, REMOTE, SLURM].contains(&backend)
+}
+
+/// As many GPUs of its share as a job is given: no more than it asked for.
+pub fn gpus_given(share: &Share<'_>, wanted: &ResourcesSpec) -> u32 {
+    let most = wanted.gpu.as_ref().and_then(|gpu| gpu.count.max).unwrap_or(u32::MAX);
+    u32::try_from(share.gpus.len()).unwrap_or(u32::MAX).min(most)
+}
 
 /// What is really wished for. Defaults are meant for machines to be chosen among many; on the one machine that
 /// somebody has at hand they are no wish, or a first job would not start on a small one.
@@ -312,40 +339,44 @@ fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {
 /// and GPU filters are skipped for a host without GPUs when none are required.
 pub fn host_shortfalls(host: &Host, wanted: &ResourcesSpec) -> Vec<Shortfall> {
     let mut short = Vec::new();
-    compare_share(&blocks::share(host, 1, 1), wanted, &mut short);
+    compare_share(&blocks::share(host, 1, 1), wanted, false, &mut short);
     short
 }
 
-fn compare_share(host: &Share<'_>, wanted: &ResourcesSpec, short: &mut impl Report) {
+fn compare_share(host: &Share<'_>, wanted: &ResourcesSpec, may_be_larger: bool, short: &mut impl Report) {
     if let Some(arch) = wanted.cpu.arch
         && host.arch != Some(arch)
     {
         short.add(|| Shortfall::CpuArch { wanted: arch, has: host.arch });
     }
-    if !wanted.cpu.count.contains(host.cpus) {
+    if !suits(wanted.cpu.count, host.cpus, may_be_larger) {
         short.add(|| Shortfall::Cpus { wanted: wanted.cpu.count, has: host.cpus });
     }
     let memory = gb(host.memory_mib);
-    if !wanted.memory.contains(memory) {
+    if !suits(wanted.memory, memory, may_be_larger) {
         short.add(|| Shortfall::Memory { wanted: wanted.memory, has: memory });
     }
     if let Some(disk) = &wanted.disk
         && host.disk_mib != 0
-        && !disk.size.contains(gb(host.disk_mib))
+        && !suits(disk.size, gb(host.disk_mib), may_be_larger)
     {
         short.add(|| Shortfall::Disk { wanted: disk.size, has: gb(host.disk_mib) });
     }
     if let Some(gpu) = &wanted.gpu {
-        compare_gpus(host.gpus, gpu, short);
+        compare_gpus(host.gpus, gpu, may_be_larger, short);
     }
 }
 
-fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, short: &mut impl Report) {
+fn suits<T: PartialOrd + Copy>(wanted: Range<T>, has: T, may_be_larger: bool) -> bool {
+    if may_be_larger { wanted.min.is_none_or(|min| has >= min) } else { wanted.contains(has) }
+}
+
+fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut impl Report) {
     let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
     if gpus.is_empty() && wanted.count.min.unwrap_or(0) == 0 {
         return;
     }
-    if !wanted.count.contains(count) {
+    if !suits(wanted.count, count, may_be_larger) {
         short.add(|| Shortfall::GpuCount { wanted: wanted.count, has: count });
     }
     // Every GPU must match, because the agent hands out any of them.
@@ -367,7 +398,7 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, short: &mut impl Report) {
     }
     if let Some(total) = wanted.total_memory {
         let has = gb(gpus.iter().map(|gpu| gpu.memory_mib).sum());
-        if !gpus.is_empty() && !total.contains(has) {
+        if !gpus.is_empty() && !suits(total, has, may_be_larger) {
             short.add(|| Shortfall::GpuTotalMemory { wanted: total, has });
         }
     }

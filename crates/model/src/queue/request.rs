@@ -31,10 +31,46 @@ const OPEN: [&str; 22] = [
 ];
 const COMMITTED: [&str; 5] = ["name", "description", "properties", "priority", "container_count_max"];
 const FINAL: [&str; 3] = ["name", "description", "properties"];
-const CONSTRAINTS: [&str; 7] = ["ram", "vcpus", "keep_cache_ram", "keep_cache_disk", "API", "gpu", "cuda"];
-const GPU: [&str; 5] = ["stack", "device_count", "driver_version", "hardware_target", "vram"];
-const SCHEDULING: [&str; 6] =
-    ["partitions", "features", "preemptible", "max_run_time", "supervisor", "dispatcher"];
+/// What a field must be. Null means that it was not given.
+#[derive(Clone, Copy)]
+enum Form {
+    /// A whole number, at least this.
+    Whole(u64),
+    YesOrNo,
+    Text,
+    /// One word, or none.
+    Word,
+    Words,
+    Fields(&'static [(&'static str, Form)]),
+}
+
+const CONSTRAINTS: [(&str, Form); 7] = [
+    ("ram", Form::Whole(1)),
+    ("vcpus", Form::Whole(1)),
+    ("keep_cache_ram", Form::Whole(0)),
+    ("keep_cache_disk", Form::Whole(0)),
+    ("API", Form::YesOrNo),
+    ("gpu", Form::Fields(&GPU)),
+    ("cuda", Form::Fields(&CUDA)),
+];
+const GPU: [(&str, Form); 5] = [
+    ("stack", Form::Word),
+    ("device_count", Form::Whole(0)),
+    ("driver_version", Form::Text),
+    ("hardware_target", Form::Words),
+    ("vram", Form::Whole(0)),
+];
+const CUDA: [(&str, Form); 3] =
+    [("device_count", Form::Whole(0)), ("driver_version", Form::Text), ("hardware_capability", Form::Text)];
+const SCHEDULING: [(&str, Form); 7] = [
+    ("partitions", Form::Words),
+    ("features", Form::Words),
+    ("preemptible", Form::YesOrNo),
+    ("max_run_time", Form::Whole(0)),
+    ("supervisor", Form::YesOrNo),
+    ("dispatcher", Form::Word),
+    ("gpu_type", Form::Word),
+];
 const MOUNTS: [&str; 6] = ["collection", "tmp", "keep", "file", "json", "text"];
 /// How often one request may be given a new container.
 const CONTAINERS_MAX: u32 = 100;
@@ -80,20 +116,12 @@ pub fn update(request: &Request, patch: &Map<String, Value>) -> Result<Request, 
 pub fn check(work: &Work) -> Result<(), Refusal> {
     let mut wrong = Vec::new();
     for name in ["vcpus", "ram"] {
-        if work.runtime_constraints.get(name).and_then(Value::as_u64).is_none_or(|number| number == 0) {
-            wrong.push(format!("runtime_constraints.{name} must be a whole number above 0"));
+        if work.runtime_constraints.get(name).is_none_or(Value::is_null) {
+            wrong.push(format!("runtime_constraints.{name} must be given: a whole number above 0"));
         }
     }
-    unknown("runtime_constraints", &work.runtime_constraints, &CONSTRAINTS, &mut wrong);
-    if let Some(gpu) = work.runtime_constraints.get("gpu").and_then(Value::as_object) {
-        unknown("runtime_constraints.gpu", gpu, &GPU, &mut wrong);
-    }
-    unknown("scheduling_parameters", &work.scheduling_parameters, &SCHEDULING, &mut wrong);
-    for name in ["partitions", "features"] {
-        if work.scheduling_parameters.get(name).is_some_and(|value| !are_words(value)) {
-            wrong.push(format!("scheduling_parameters.{name} must be a list of words"));
-        }
-    }
+    fields("runtime_constraints", &work.runtime_constraints, &CONSTRAINTS, &mut wrong);
+    fields("scheduling_parameters", &work.scheduling_parameters, &SCHEDULING, &mut wrong);
     if work.command.is_empty() {
         wrong.push("command must not be empty".to_owned());
     }
@@ -112,21 +140,48 @@ pub fn check(work: &Work) -> Result<(), Refusal> {
     if wrong.is_empty() { Ok(()) } else { invalid(wrong.join("; ")) }
 }
 
-/// Words that mean nothing but themselves to any scheduler.
-fn are_words(value: &Value) -> bool {
+/// A word means nothing but itself to any scheduler.
+fn is_word(value: &Value) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    let is_word =
-        |value: &Value| value.as_str().is_some_and(|word| !word.is_empty() && word.chars().all(plain));
-    value.is_null() || value.as_array().is_some_and(|list| list.iter().all(is_word))
+    value.as_str().is_some_and(|word| !word.is_empty() && word.chars().all(plain))
 }
 
-fn unknown(of: &str, given: &Map<String, Value>, known: &[&str], wrong: &mut Vec<String>) {
-    wrong.extend(
-        given
-            .keys()
-            .filter(|name| !known.contains(&name.as_str()))
-            .map(|name| format!("{of} has no `{name}`")),
-    );
+/// Every field that is not known, or not what it must be.
+fn fields(of: &str, given: &Map<String, Value>, known: &[(&str, Form)], wrong: &mut Vec<String>) {
+    for (name, value) in given {
+        let path = format!("{of}.{name}");
+        match known.iter().find(|(known, _)| known == name) {
+            None => wrong.push(format!("{of} has no `{name}`")),
+            Some(_) if value.is_null() => {}
+            Some((_, Form::Fields(inner))) => match value.as_object() {
+                Some(map) => fields(&path, map, inner, wrong),
+                None => wrong.push(format!("{path} must hold fields, not {value}")),
+            },
+            Some((_, form)) => {
+                if let Some(must) = form.refuses(value) {
+                    wrong.push(format!("{path} must be {must}, not {value}"));
+                }
+            }
+        }
+    }
+}
+
+impl Form {
+    /// What it must be, where it is not.
+    fn refuses(self, value: &Value) -> Option<&'static str> {
+        let (fits, must) = match self {
+            Self::Whole(0) => (value.is_u64(), "a whole number"),
+            Self::Whole(least) => {
+                (value.as_u64().is_some_and(|number| number >= least), "a whole number above 0")
+            }
+            Self::YesOrNo => (value.is_boolean(), "true or false"),
+            Self::Text => (value.is_string(), "a text"),
+            Self::Word => (value == "" || is_word(value), "a word of letters, digits, `-`, `_` and `.`"),
+            Self::Words => (value.as_array().is_some_and(|list| list.iter().all(is_word)), "a list of words"),
+            Self::Fields(_) => (value.is_object(), "fields"),
+        };
+        (!fits).then_some(must)
+    }
 }
 
 #[cfg(test)]
@@ -172,6 +227,43 @@ mod tests {
         for part in ["vcpus", "ram", "no `disk`", "/elsewhere", "kind `odd`", ".features", ".partitions"] {
             assert!(why.contains(part), "{part}: {why}");
         }
+    }
+
+    #[test]
+    fn limits_of_the_wrong_type_are_refused_and_never_taken_for_none() {
+        for (of, name, value) in [
+            ("runtime_constraints", "ram", json!("8")),
+            ("runtime_constraints", "vcpus", json!(0)),
+            ("runtime_constraints", "keep_cache_ram", json!(-1)),
+            ("runtime_constraints", "API", json!("yes")),
+            ("runtime_constraints", "gpu", json!(1)),
+            ("runtime_constraints", "cuda", json!({ "device_count": "1" })),
+            ("runtime_constraints", "gpu", json!({ "device_count": 1.5 })),
+            ("runtime_constraints", "gpu", json!({ "vram": "80GB" })),
+            ("runtime_constraints", "gpu", json!({ "hardware_target": "9.0" })),
+            ("scheduling_parameters", "max_run_time", json!("2")),
+            ("scheduling_parameters", "max_run_time", json!(-5)),
+            ("scheduling_parameters", "preemptible", json!("yes")),
+            ("scheduling_parameters", "supervisor", json!(1)),
+            ("scheduling_parameters", "dispatcher", json!(["a"])),
+            ("scheduling_parameters", "gpu_type", json!("a b")),
+        ] {
+            let mut patch = complete();
+            patch[of][name] = value.clone();
+            let Err(Refusal::Invalid(why)) = write(&fresh(), &patch) else {
+                panic!("{name} {value} was taken")
+            };
+            assert!(why.contains(&format!("{of}.{name}")), "{why}");
+        }
+        let mut patch = complete();
+        // As the client of the dialect sends them.
+        patch["runtime_constraints"]["cuda"] =
+            json!({ "device_count": 0, "driver_version": "", "hardware_capability": "" });
+        patch["runtime_constraints"]["gpu"] = json!({
+            "stack": "cuda", "device_count": 1, "driver_version": "12.0", "hardware_target": ["9.0"], "vram": 8_000_000_000_u64,
+        });
+        patch["scheduling_parameters"] = json!({ "max_run_time": 0, "preemptible": null, "partitions": [] });
+        write(&fresh(), &patch).unwrap();
     }
 
     #[test]

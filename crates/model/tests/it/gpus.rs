@@ -37,6 +37,9 @@ const DEVICES: &[(&str, u64, &str, Option<u64>)] = &[
     ("NVIDIA L40S", 46_068, "L40S", Some(48)),
     ("NVIDIA L20", 46_068, "L20", Some(48)),
     ("Tesla T4", 15_360, "T4", Some(16)),
+    // Types of clusters.
+    ("a100-40", 0, "A100", Some(40)),
+    ("a100_80", 0, "A100", Some(80)),
     ("Tesla V100-SXM2-16GB", 16_160, "V100-SXM", Some(16)),
     ("Tesla V100-SXM2-32GB", 32_510, "V100-SXM", Some(32)),
     ("Tesla V100-SXM2-32GB-LS", 32_510, "V100-SXM", Some(32)),

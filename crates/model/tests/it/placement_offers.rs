@@ -7,7 +7,8 @@ use windlass_model::{
     plan::{
         blocks::{Blocks, UnevenBlocks, share, smallest, split},
         offers::{
-            Gpu, Host, Location, Named, Needs, Offer, fit, host_shortfalls, names_instance, shortfalls,
+            Gpu, Host, Location, Named, Needs, Offer, fit, gpus_given, host_shortfalls, names_instance,
+            shortfalls,
         },
     },
     resources::{CpuArch, DiskSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -93,6 +94,27 @@ fn gpu_names_are_case_free_and_every_filter_speaks() {
          needs at least 192GB of memory per GPU, has 80GB; needs at least 200GB of GPU memory in all, has 160GB; \
          needs compute capability 9.0, has an unknown one",
     );
+}
+
+#[test]
+fn a_machine_that_is_there_may_be_larger_than_asked_for_and_a_rented_one_may_not() {
+    let exact = |wish: &mut Needs| {
+        gpu(wish).count = Range::exactly(1);
+        resources(wish).cpu.count = Range::exactly(2);
+    };
+    check(|wish, _| exact(wish), "needs exactly 2 CPUs, has 8; needs exactly 1 GPU, has 2");
+    for backend in ["local", "remote", "slurm"] {
+        let on = |has: &mut Offer| has.backend = backend.into();
+        check(|wish, has| (exact(wish), on(has)).1, "");
+        check(|wish, has| (gpu(wish).count = Range::exactly(3), on(has)).1, "needs exactly 3 GPUs, has 2");
+    }
+    let machine = host(4, 2);
+    let given = |count| {
+        let mut wanted = needs(2, 0).resources.unwrap();
+        wanted.gpu = Some(GpuSpec { count, ..gpu_spec() });
+        gpus_given(&share(&machine, 1, 1), &wanted)
+    };
+    assert_eq!([given(Range::exactly(1)), given(Range::at_least(1)), given(Range::exactly(0))], [1, 2, 0]);
 }
 
 #[test]

@@ -24,6 +24,7 @@ use windlass_model::{
     },
     id::ManagedJobId,
     managed_job::plan::Plan,
+    plan::offers::Gpu,
 };
 
 use crate::{
@@ -34,6 +35,7 @@ use crate::{
         passes::{jobs::Loaded, orders as rows},
         repos, secrets,
     },
+    inventory,
     pass_error::PassError,
     pipelines::Hands,
     run_shape::RunShape,
@@ -96,6 +98,9 @@ impl From<KeyError> for OrderError {
         Self::Pass(error.into())
     }
 }
+
+/// How long commands may take to end where their job sets no limit.
+pub const STOP_MAX_SECS: i64 = 24 * 3600;
 
 /// The task of a job for the shim of its instance.
 pub async fn task(hands: &Hands, lease: &Lease, loaded: &Loaded) -> Result<TaskSpec, OrderError> {
@@ -162,6 +167,7 @@ pub async fn queued(hands: &Hands, loaded: &Loaded) -> Result<queued::Queued, Or
         start: &start,
         dispatcher: instance.region.as_deref(),
         partition: instance.availability_zone.as_deref(),
+        gpu_type: inventory::offer(instance)?.host.gpus.first().and_then(Gpu::type_name),
         is_spot: instance.spot,
     })?)
 }
@@ -220,11 +226,10 @@ async fn managed_secrets(
     let plan: Plan = serde_json::from_str(&plan).map_err(PassError::document)?;
     let belongs = Belongs::row("managed_jobs", "secrets_sealed", job.0);
     let plain = hands.keys.open_sealed(&belongs, &sealed)?;
-    let mut values: BTreeMap<String, String> = serde_json::from_slice(&plain).map_err(PassError::document)?;
-    let task = plan.task_of_run(run).and_then(|task| plan.tasks.get(task));
-    let names = task.map(|task| task.body.secrets()).unwrap_or_default();
-    values.retain(|name, _| names.contains(name));
-    Ok(values)
+    let mut values: Vec<BTreeMap<String, String>> =
+        serde_json::from_slice(&plain).map_err(PassError::document)?;
+    let task = plan.task_of_run(run).filter(|task| *task < values.len());
+    Ok(task.map(|task| values.swap_remove(task)).unwrap_or_default())
 }
 
 /// The key of the user whose run it is.

@@ -49,6 +49,8 @@ pub(super) struct Inputs<'a> {
     /// The dispatcher, and the partition if there is one.
     pub(super) dispatcher: Option<&'a str>,
     pub(super) partition: Option<&'a str>,
+    /// What the chosen nodes have, where that has a name.
+    pub(super) gpu_type: Option<String>,
     pub(super) is_spot: bool,
 }
 
@@ -114,6 +116,9 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
     let mut scheduling = json!({ "preemptible": inputs.is_spot });
     if let Some(partition) = inputs.partition {
         scheduling["partitions"] = json!([partition]);
+    }
+    if let Some(gpu_type) = inputs.gpu_type.as_ref().filter(|_| gpus > 0) {
+        scheduling["gpu_type"] = gpu_type.as_str().into();
     }
     if let Some(dispatcher) = inputs.dispatcher {
         scheduling["dispatcher"] = dispatcher.into();
@@ -257,6 +262,7 @@ mod tests {
             start,
             dispatcher: Some("cluster"),
             partition: Some("gpu"),
+            gpu_type: Some("A100-80GB".to_owned()),
             is_spot: false,
         };
         build(&inputs).map(|queued| queued.request)

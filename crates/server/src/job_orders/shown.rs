@@ -11,7 +11,7 @@ use windlass_api::agent::{
 };
 use windlass_model::{
     config::{Configuration, dev_environment::Ide, job_spec::JobSpec, profile::BackendType},
-    plan::blocks::share,
+    plan::{blocks::share, offers::gpus_given},
 };
 
 use super::address;
@@ -103,7 +103,7 @@ impl Runtime {
         Ok(Self {
             network_mode: network(whole, spec.jobs_per_replica),
             cpu: (!whole).then(|| f64::from(part.cpus)),
-            gpu: i64::try_from(part.gpus.len()).ok(),
+            gpu: Some(gpus_given(&part, &spec.requirements.resources).into()),
             memory: (!whole).then_some(memory),
             ports: None,
             volume_names: None,

@@ -8,9 +8,12 @@ use windlass_api::agent::runner::{
     ClusterInfo, FileArchive, JobSpec as Orders, JobSubmission, RepoCredentials, RepoData, Run as RunOrders,
     RunSpec, SshKey, Submit, User,
 };
-use windlass_model::config::{job_spec::JobSpec, resolve::with_addresses};
+use windlass_model::{
+    config::{job_spec::JobSpec, resolve::with_addresses},
+    resources::ResourcesSpec,
+};
 
-use super::address;
+use super::{STOP_MAX_SECS, address};
 use crate::{
     db::{jobs::Job, passes::orders::Node, runs::Run},
     inventory,
@@ -70,7 +73,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Submit, PassError> {
         },
         job_spec: orders(inputs, spec, is_dev),
         job_submission: JobSubmission { id: job.id.to_string() },
-        cluster_info: Some(cluster(inputs.nodes)?),
+        cluster_info: Some(cluster(inputs.nodes, &inputs.spec.requirements.resources)?),
         // They are in the variables that name them, and nowhere else.
         secrets: BTreeMap::new(),
         repo_credentials: inputs.repo_credentials.clone(),
@@ -101,7 +104,8 @@ fn orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
         env,
         single_branch: spec.single_branch.unwrap_or(true),
         max_duration: spec.max_duration,
-        stop_duration: spec.stop_duration,
+        // Without a limit, the runner would have one of its own.
+        stop_duration: Some(spec.stop_duration.unwrap_or(STOP_MAX_SECS)),
         ssh_key: inputs.key.clone(),
         working_dir: spec.working_dir.clone(),
         repo_data: spec.repo_data.as_ref().and_then(repo_data),
@@ -133,14 +137,14 @@ fn repo_data(sent: &Value) -> Option<RepoData> {
 }
 
 /// The nodes of a replica with their addresses and devices.
-pub(super) fn cluster(nodes: &[Node]) -> Result<ClusterInfo, PassError> {
+pub(super) fn cluster(nodes: &[Node], wanted: &ResourcesSpec) -> Result<ClusterInfo, PassError> {
     let mut info = ClusterInfo::default();
     let mut gpus = Vec::with_capacity(nodes.len());
     for node in nodes {
         let address = node.instance.as_ref().and_then(address::of_instance);
         info.job_ips.push(address.unwrap_or_default());
         gpus.push(match &node.instance {
-            Some(instance) => inventory::gpus_of(instance, node.blocks)?.into(),
+            Some(instance) => inventory::gpus_of(instance, node.blocks, wanted)?.into(),
             None => 0,
         });
     }

@@ -8,7 +8,7 @@ use windlass_model::{
         mounts::Mount,
         run::RegistryAuth,
     },
-    plan::blocks::share,
+    plan::{blocks::share, offers::gpus_given},
 };
 
 use super::shown::{Login, network};
@@ -39,7 +39,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
     let Inputs { job, spec, instance, .. } = inputs;
     let offer = inventory::offer(instance)?;
     let blocks = u32::try_from(job.blocks).unwrap_or_default();
-    // It gets the devices of its blocks, all of them and no others.
+    // It gets devices of its blocks, as many as it asked for, and no others.
     let part = share(&offer.host, blocks, offer.total_blocks);
     let whole = blocks >= offer.total_blocks;
     let several = spec.jobs_per_replica > 1;
@@ -56,7 +56,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
         // The runner becomes the user of the job; until then it prepares what only root may.
         container_user: "root".to_owned(),
         privileged: spec.privileged,
-        gpu: i64::try_from(part.gpus.len()).unwrap_or(i64::MAX),
+        gpu: gpus_given(&part, &spec.requirements.resources).into(),
         cpu: if whole { 0.0 } else { f64::from(part.cpus) },
         memory: if whole { 0 } else { bytes(part.memory_mib.saturating_mul(MIB)) },
         shm_size: spec.requirements.resources.shm_size.map_or(0, gigabytes),
