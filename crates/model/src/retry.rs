@@ -40,6 +40,41 @@ pub fn delay(first: Span, attempt: u32) -> Span {
     Span::secs(first.as_secs() * BACKOFF[usize::try_from(index).unwrap_or(last).min(last)])
 }
 
+/// One that ran for so long before it failed begins a new streak, or for as long as `retry.duration` if that is less:
+/// what fails once a day may be tried again each time.
+pub const STEADY: Span = Span::mins(10);
+
+/// A wait is cut short where `retry.duration` would be over before, but not below this.
+const DELAY_MIN: Span = Span::secs(1);
+
+/// Failures of one job in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streak {
+    pub failures: u32,
+    /// The end of the first of them that had an instance.
+    pub since: Option<Timestamp>,
+}
+
+impl Streak {
+    /// One more submission that ended. `ran` is how long its program did, if it did.
+    pub fn add(&mut self, policy: Option<&Policy>, ended: Timestamp, had_instance: bool, ran: Option<Span>) {
+        let steady = policy.map_or(STEADY, |policy| policy.duration.min(STEADY));
+        if ran.is_some_and(|ran| ran >= steady) {
+            *self = Self::default();
+        }
+        self.failures = self.failures.saturating_add(1);
+        if had_instance {
+            self.since = self.since.or(Some(ended));
+        }
+    }
+}
+
+/// The wait before the next try, after so many failures of which the first was at `since`.
+pub fn wait(policy: Option<&Policy>, first: Span, failures: u32, since: Timestamp, now: Timestamp) -> Span {
+    let left = policy.map_or(Span::ZERO, |policy| Span(policy.duration.0 - now.since(since).0));
+    delay(first, failures).min(left.max(DELAY_MIN))
+}
+
 /// What a configuration says about retries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -68,8 +103,9 @@ pub struct Standing {
     pub tries: u32,
     /// When the run was submitted; of a scheduled run, the slot that fired.
     pub run_began: Timestamp,
-    /// The end of the last submission of this execution that ever had an instance.
-    pub provisioned_until: Option<Timestamp>,
+    /// The first failure of the streak: the end of the first submission that ever had an instance, of those that failed
+    /// in a row. See [`Streak`].
+    pub failing_since: Option<Timestamp>,
 }
 
 /// The answer to "once more?".
@@ -88,7 +124,7 @@ pub enum Refusal {
     NotAFailure(job::TerminationReason),
     /// `retry.on_events` leaves this event out.
     NotCovered(Event),
-    /// The clock starts at the end of a provisioned submission, and there was none.
+    /// The clock starts at the end of a submission that had an instance, and there was none.
     NeverProvisioned(Event),
     /// `retry.duration` is over.
     TimeSpent { elapsed: Span, duration: Span },
@@ -129,7 +165,7 @@ impl fmt::Display for Refusal {
 /// Whether a job that ended is to be tried again at `now`.
 ///
 /// The clock: want of capacity before the job ever had an instance counts from the beginning of the run;
-/// everything else from the end of the last submission that had one.
+/// everything else from the first failure of the streak.
 pub fn decide(policy: Option<&Policy>, job: Standing, now: Timestamp) -> Retry {
     let Some(policy) = policy else { return Retry::No(Refusal::Off) };
     let Some(event) = job.reason.retry_event() else {
@@ -138,7 +174,7 @@ pub fn decide(policy: Option<&Policy>, job: Standing, now: Timestamp) -> Retry {
     if !policy.covers(event) {
         return Retry::No(Refusal::NotCovered(event));
     }
-    let since = match (event, job.provisioned_until) {
+    let since = match (event, job.failing_since) {
         (_, Some(end)) => end,
         (Event::NoCapacity, None) => job.run_began,
         (Event::Interruption | Event::Error, None) => return Retry::No(Refusal::NeverProvisioned(event)),

@@ -26,6 +26,9 @@ pub(crate) fn read(text: &str) -> RunView {
     let mut parts = text.split(';').map(str::trim);
     let mut run = read_head(parts.next().unwrap());
     run.replicas = parts.map(read_replica).collect();
+    // A run that waits has counted its last failure already.
+    let failures = run.attempt + u32::from(run.status != run::Status::Pending);
+    run.replicas.iter_mut().flat_map(|replica| &mut replica.jobs).for_each(|job| job.failures = failures);
     if run.start.is_empty() {
         let start = |replica: &Replica| Start { replica: replica.num, jobs: replica.jobs.len() as u32 };
         run.start = run.replicas.iter().map(start).collect();
@@ -128,12 +131,12 @@ fn read_job(num: u32, text: &str) -> Job {
     let status: job::Status = status.parse().unwrap();
     let state = State::of(status, ending);
     assert_eq!(state.status(), status, "`{text}` does not end like that");
-    let provisioned_until = match ended {
+    let failing_since = match ended {
         "" => had_instance.then_some(NOW),
         "never" => None,
         ago => Some(NOW - span(ago)),
     };
-    Job { num, submission, state, tries: submission + 1, provisioned_until }
+    Job { num, submission, state, tries: submission + 1, failures: submission + 1, failing_since }
 }
 
 /// `30s`, `5m`, `2h`, also negative.

