@@ -32,6 +32,11 @@ impl Env {
             .collect()
     }
 
+    /// Gives a variable a value, whether the configuration names it or not.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.0.insert(name.to_owned(), EnvValue::Value(value.to_owned()));
+    }
+
     /// Fills in the open names; those that `look_up` does not know stay open.
     pub fn resolve(&mut self, mut look_up: impl FnMut(&str) -> Option<String>) {
         for (name, value) in &mut self.0 {

@@ -413,7 +413,9 @@ fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) ->
     let depends_on = depends_on(node, cx);
     let deadline = deadline(node, None, cx, notes);
     let mut task = task?;
-    task.run.env.resolve(|name| given.envs.get(name).cloned());
+    for (name, value) in &given.envs {
+        task.run.env.set(name, value);
+    }
     if let Some(name) = task.run.env.unresolved().first() {
         let message = format!("variable `{name}` has no value");
         let hint = format!("give one: `--env {name}=…`");
@@ -431,6 +433,6 @@ fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) ->
         deadline: deadline?,
         max_duration: None,
     };
-    let secrets = BTreeMap::new();
+    let secrets = given.secrets.clone();
     Some(Document { task, role: Role::Task, priority, depends_on: depends_on?, secrets })
 }

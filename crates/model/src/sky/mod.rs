@@ -44,6 +44,9 @@ pub struct Given {
     pub secrets: BTreeMap<String, Secret>,
 }
 
+/// The values of one task's secrets, by name.
+pub type TaskSecrets = BTreeMap<String, Secret>;
+
 /// A value that is never shown.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -84,8 +87,8 @@ impl Kind {
 pub struct Parsed {
     pub kind: Kind,
     pub plan: Plan,
-    /// The values of all secrets, by name: from the file, or from [`Given`].
-    pub secrets: BTreeMap<String, Secret>,
+    /// Of each task in turn: the values of its secrets, from the file or from [`Given`].
+    pub secrets: Vec<TaskSecrets>,
     /// What has no effect here.
     pub warnings: Vec<Diagnosis>,
     /// Why it cannot run here.
@@ -96,7 +99,8 @@ pub struct Parsed {
 #[derive(Clone, Debug)]
 pub struct Launchable {
     pub plan: Plan,
-    pub secrets: BTreeMap<String, Secret>,
+    /// Of each task in turn.
+    pub secrets: Vec<TaskSecrets>,
     pub warnings: Vec<Diagnosis>,
 }
 
@@ -160,7 +164,7 @@ pub fn parse(text: &str, given: &Given) -> Result<Parsed, Vec<Diagnosis>> {
     }
 }
 
-type Read = (Kind, Plan, BTreeMap<String, Secret>);
+type Read = (Kind, Plan, Vec<TaskSecrets>);
 
 fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Read> {
     let Some(first) = documents.first() else {
@@ -185,11 +189,11 @@ fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut Notes) -> O
         _ => None,
     });
     let priority = tasks.iter().filter_map(|task| task.priority).max().unwrap_or(0);
-    let mut secrets = BTreeMap::new();
+    let mut secrets = Vec::with_capacity(tasks.len());
     let mut plan = Vec::with_capacity(tasks.len());
     for (mut document, after) in tasks.into_iter().zip(after) {
         document.task.after = after.into_iter().filter_map(|task| u32::try_from(task).ok()).collect();
-        secrets.append(&mut document.secrets);
+        secrets.push(document.secrets);
         plan.push(document.task);
     }
     Some((kind, Plan { name, shape, priority, tasks: plan }, secrets))

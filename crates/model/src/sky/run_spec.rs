@@ -18,6 +18,9 @@ use crate::{
     time::Timestamp,
 };
 
+/// Seconds that the commands of a task have to end when it is cancelled. Its dialect has no word for it.
+const STOP_SECS: i64 = 30;
+
 /// Why a task cannot become a run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -201,6 +204,7 @@ fn configuration(
         "spot_policy": spot,
         "fleets": fleets,
         "max_duration": task.max_duration,
+        "stop_duration": STOP_SECS,
         "tags": tags(&one.labels),
         "retry": false,
     })

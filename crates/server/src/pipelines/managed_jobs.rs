@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
+    decide::jobs_terminating::LOGS_GRACE,
     decide::managed_jobs::{
         self as brain, Act, Cancel, Decision, JobView, Moved, Seen, TaskView, emergency, slots,
     },
@@ -279,7 +280,8 @@ fn cancel(row: &Row) -> Option<Cancel> {
 /// A cancel that lets output be written does so for a time only.
 fn is_out_of_patience(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
     match (graceful, row.loaded.job.cancel_asked_at) {
-        (Some(patience), Some(asked)) => now.since(asked) >= patience,
+        // The job's own runner ends its commands when the time is over; this is for one that does not.
+        (Some(patience), Some(asked)) => now >= asked + patience + LOGS_GRACE,
         (_, _) => false,
     }
 }

@@ -139,7 +139,7 @@ fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
     })?;
     let overrides = sky::Overrides::from(asked.overrides.clone());
     overrides.apply(&mut job.plan).map_err(|problems| refused(&problems))?;
-    for task in &job.plan.tasks {
+    for (task, secrets) in job.plan.tasks.iter().zip(&job.secrets) {
         if let Body::Script(script) = &task.body
             && let Some(Workdir::Git { url, .. }) = &script.workdir
         {
@@ -148,7 +148,7 @@ fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
                 "`workdir` cannot be the repository `{url}` yet; hint: {hint}"
             )));
         }
-        let unset = task.body.secrets().iter().find(|name| !job.secrets.contains_key(*name));
+        let unset = task.body.secrets().iter().find(|name| !secrets.contains_key(*name));
         if let Some(name) = unset {
             return Err(Error::refused(format!("secret `{name}` has no value; hint: `--secret {name}=…`")));
         }

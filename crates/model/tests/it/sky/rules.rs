@@ -123,7 +123,7 @@ fn a_secret_without_a_value_parses_and_cannot_be_launched() {
     let sky::Launchable { plan, secrets, .. } = parsed.launchable().unwrap();
     let Body::Script(script) = &plan.tasks[0].body else { panic!("not a script") };
     assert_eq!(script.secrets, ["TOKEN"]);
-    assert_eq!(secrets["TOKEN"], secret("s3cr3t"));
+    assert_eq!(secrets[0]["TOKEN"], secret("s3cr3t"));
 }
 
 #[test]
@@ -249,4 +249,23 @@ fn nothing_in_a_file_makes_the_reader_panic() {
         let _ = sky::parse(text, &Given::default());
     }
     assert_eq!(refuse(""), ["0: the file is empty; a task has at least `run`"]);
+}
+
+#[test]
+fn each_task_has_its_own_values_of_secrets_and_variables_reach_every_dialect() {
+    let text =
+        "name: p\n---\nname: a\nsecrets: {K: valueA}\nrun: x\n---\nname: b\nsecrets: {K: valueB}\nrun: x\n";
+    let two = sky::parse(text, &Given::default()).unwrap().launchable().unwrap();
+    let values: Vec<_> = two.secrets.iter().map(|of_task| of_task["K"].clone()).collect();
+    assert_eq!(values, [secret("valueA"), secret("valueB")]);
+    let given = Given {
+        envs: [("ADDED".to_owned(), "1".to_owned()), ("A".to_owned(), "2".to_owned())].into(),
+        secrets: [("K".to_owned(), secret("given"))].into(),
+    };
+    let own = sky::parse("type: task\nname: own\nenv: {A: b}\ncommands: [x]\n", &given).unwrap();
+    let own = own.launchable().unwrap();
+    assert_eq!(own.secrets[0]["K"], secret("given"));
+    let Body::Configuration(task) = &own.plan.tasks[0].body else { panic!("no configuration") };
+    let values: Vec<_> = task.run.env.values().into_iter().collect();
+    assert_eq!(values, [("A".to_owned(), "2".to_owned()), ("ADDED".to_owned(), "1".to_owned())]);
 }

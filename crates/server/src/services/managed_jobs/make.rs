@@ -1,13 +1,11 @@
 //! The rows of new managed jobs: themselves, their tasks, and what is told of them.
 
-use std::collections::BTreeMap;
-
 use windlass_model::{
     decide::managed_jobs as brain,
     event::{Because, Entity, Event},
     id::{ManagedJobId, ProjectId, UserId},
     managed_job::{self, ScheduleEvent, Status, plan::Plan, record::Record},
-    sky::Secret,
+    sky::TaskSecrets,
 };
 
 use crate::{
@@ -30,7 +28,8 @@ pub struct Made<'a> {
     pub plan: &'a Plan,
     /// JSON: the archives of each task.
     pub files: String,
-    pub secrets: &'a BTreeMap<String, Secret>,
+    /// Of each task in turn.
+    pub secrets: &'a [TaskSecrets],
     pub copies: u32,
     /// The key of the request and the hash of what it asks.
     pub key: Option<(String, String)>,
@@ -44,7 +43,8 @@ impl Made<'_> {
         // The files came before the job: its submission is complete with it.
         record.schedule(ScheduleEvent::Submitted);
         let written = serde_json::to_string(&record)?;
-        let plain = if self.secrets.is_empty() { None } else { Some(serde_json::to_vec(self.secrets)?) };
+        let has_secrets = self.secrets.iter().any(|of_task| !of_task.is_empty());
+        let plain = has_secrets.then(|| serde_json::to_vec(self.secrets)).transpose()?;
         let mut unit = Unit::new().and([rows::take_numbers(i64::from(self.copies))]);
         let mut ids = Vec::new();
         for rank in 0..self.copies {

@@ -66,7 +66,7 @@ impl Cast {
             name: &name,
             plan: &plan,
             files: "{}".to_owned(),
-            secrets: &std::collections::BTreeMap::new(),
+            secrets: &[],
             copies: u32::try_from(copies)?,
             key: None,
         };
