@@ -130,6 +130,8 @@ words! {
         NoFleets = "no_fleets",
         /// it failed while it prepared itself, before its program began
         SetupFailed = "setup_failed",
+        /// no machines for all its nodes where they were sought; other regions are left to try
+        RegionFull = "region_full",
     }
 }
 
@@ -424,7 +426,8 @@ fn failed_message(ending: &Ending) -> String {
                 | Detail::NoDisk
                 | Detail::HostReboot
                 | Detail::HostRuntimeRestart
-                | Detail::SetupFailed,
+                | Detail::SetupFailed
+                | Detail::RegionFull,
             )
             | None => "no capacity".to_owned(),
         },

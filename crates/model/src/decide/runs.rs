@@ -63,6 +63,13 @@ pub struct RunView {
     pub rolls_back: bool,
 }
 
+impl RunView {
+    /// When this execution began: of a scheduled run, the slot that fired.
+    fn began(&self) -> Timestamp {
+        self.schedule.as_ref().and_then(|schedule| schedule.fired).unwrap_or(self.submitted_at)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopAsked {
     /// Without the jobs' goodbye.
@@ -122,9 +129,10 @@ pub struct Job {
     pub state: State,
     /// Submissions made in this execution of the run, the latest included.
     pub tries: u32,
-    /// The end, or the beginning of the end, of the last submission in this execution that ever had an
-    /// instance.
-    pub provisioned_until: Option<Timestamp>,
+    /// How many submissions failed in a row, up to the latest.
+    pub failures: u32,
+    /// When the first of them ended, or began to, that ever had an instance.
+    pub failing_since: Option<Timestamp>,
 }
 
 /// A submission's status with the ending that belongs to it: there is none without.
@@ -153,6 +161,19 @@ impl State {
             job::Status::Failed => Self::Final(or(job::TerminationReason::ExecutorError)),
             job::Status::Done => Self::Final(or(job::TerminationReason::DoneByRunner)),
         }
+    }
+
+    /// It ended, and not well.
+    fn has_failed(&self) -> bool {
+        self.ending().is_some_and(|ending| ending.reason() != job::TerminationReason::DoneByRunner)
+    }
+
+    /// It ended for something that the next submission does otherwise, or along with one that did.
+    fn is_followed_at_once(&self) -> bool {
+        self.ending().is_some_and(|ending| {
+            ending.detail() == Some(job::Detail::RegionFull)
+                || ending.reason() == job::TerminationReason::TerminatedByServer
+        })
     }
 
     pub const fn status(&self) -> job::Status {
@@ -312,14 +333,14 @@ fn active(run: &RunView, now: Timestamp) -> Plan {
     match verdict {
         Verdict::End(ending) => turn_terminating(run, ending, now),
         Verdict::Idle(why) => {
-            let attempt = if retries.is_empty() { 0 } else { run.attempt.saturating_add(1) };
+            let (attempt, wait) = if retries.is_empty() { (0, Span::ZERO) } else { next_retry(run, now) };
             Plan {
                 event: Some(run::Event::Idles),
                 status: run::Status::Pending,
                 attempt,
                 fleet: Fleet::Unset,
                 end: end_siblings(&retries),
-                due_at: Some(now + retry::delay(run.retry_delay, attempt)),
+                due_at: Some(now + wait),
                 ..keep(run, now, why)
             }
         }
@@ -415,12 +436,23 @@ fn pending(run: &RunView, now: Timestamp) -> Plan {
     }
 }
 
-/// The delay may outlast `retry.duration`, so the right to retry is checked again when it is used.
+/// Which retry comes next, counted from 1, and how long it waits.
+fn next_retry(run: &RunView, at: Timestamp) -> (u32, Span) {
+    let jobs = run.replicas.iter().flat_map(|replica| &replica.jobs);
+    let failed = jobs.filter(|job| job.state.has_failed() && !job.state.is_followed_at_once());
+    let worst = failed.max_by_key(|job| job.failures);
+    let Some(worst) = worst else { return (1, Span::ZERO) };
+    let failures = worst.failures.max(1);
+    let since = worst.failing_since.unwrap_or_else(|| run.began());
+    (failures, retry::wait(run.retry.as_ref(), run.retry_delay, failures, since, at))
+}
+
+/// Whether there is a retry was decided when the run became pending: its wait is no reason against it.
 fn pending_retry(run: &RunView, now: Timestamp) -> Plan {
-    if let Verdict::End(ending) = derive(run, now).verdict {
+    if let Verdict::End(ending) = derive(run, run.pending_since.min(now)).verdict {
         return turn_terminating(run, ending, now);
     }
-    let ready_at = run.pending_since + retry::delay(run.retry_delay, run.attempt);
+    let ready_at = run.pending_since + next_retry(run, run.pending_since).1;
     if now < ready_at {
         let why = format!("retry {} waits for its delay", run.attempt);
         return Plan { due_at: Some(ready_at), ..keep(run, now, why) };

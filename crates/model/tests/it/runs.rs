@@ -1,8 +1,11 @@
 //! What becomes of a run, rule by rule.
 
-use windlass_model::{decide::runs::decide_on, run};
+use windlass_model::{
+    decide::runs::{RunView, State, decide, decide_on},
+    job, run,
+};
 
-use crate::runs_fixture::{NOW, check, read};
+use crate::runs_fixture::{NOW, check, read, render};
 
 // Derivation: the rules in their order.
 
@@ -224,11 +227,20 @@ fn r6_a_delay_that_is_over_still_waits_for_the_former_jobs() {
 }
 
 #[test]
-fn r11_a_retry_whose_duration_ran_out_while_it_waited_is_not_made() {
+fn r11_a_wait_is_cut_short_where_the_duration_would_be_over_before() {
     check(
-        "pending retry=all duration=1m attempt=3 pending=1m; r0: failed(container_exited_with_error)@61s",
+        "running retry=all duration=5s; r0: failed(container_exited_with_error)@1s",
+        "idles -> pending; attempt 1; fleet unset; due 4s: \
+         job 0 of replica 0 ended: container_exited_with_error; retried on error",
+    );
+    check(
+        "pending retry=all duration=5s attempt=1 pending=4s; r0: failed(container_exited_with_error)@5s",
+        "resubmitted -> submitted; submit r0.0#1; due 5s: the retry's delay is over",
+    );
+    check(
+        "running retry=all duration=5s attempt=1; r0: failed(container_exited_with_error)#1@6s",
         "end-decided -> terminating; retry_limit_exceeded; due 0s: job 0 of replica 0 ended: \
-         container_exited_with_error; retry duration of 60 s is over (61 s passed)",
+         container_exited_with_error; retry duration of 5 s is over (6 s passed)",
     );
 }
 
@@ -491,5 +503,30 @@ fn a_run_whose_jobs_are_all_final_makes_both_moves_of_its_end_at_once() {
     assert_eq!(
         moves("terminating ending=all_jobs_done; r0: done(done_by_runner)"),
         (None, run::Status::Done)
+    );
+}
+
+#[test]
+fn a_region_without_machines_for_all_nodes_is_followed_by_another_without_any_policy() {
+    let text = "submitted; r0: failed(failed_to_start_due_to_no_capacity), terminating(terminated_by_server)";
+    let mut run = read(text);
+    let full = job::Ending::no_capacity("no capacity").with(job::Detail::RegionFull);
+    run.replicas[0].jobs[0].state = State::Final(full);
+    let said =
+        "job 0 of replica 0 ended: failed_to_start_due_to_no_capacity (region_full); another region is tried";
+    assert_eq!(
+        render(&run, &decide(&run, NOW)),
+        format!("idles -> pending; attempt 1; fleet unset; due 0s: {said}")
+    );
+    let mut waits = RunView { status: run::Status::Pending, attempt: 1, ..run.clone() };
+    assert_eq!(
+        render(&waits, &decide(&waits, NOW)),
+        "stays pending; due 5s: waiting for its former jobs to end"
+    );
+    waits.replicas[0].jobs[1].state =
+        State::Final(job::Ending::new(job::TerminationReason::TerminatedByServer));
+    assert_eq!(
+        render(&waits, &decide(&waits, NOW)),
+        "resubmitted -> submitted; submit r0.0#1; submit r0.1#1; due 5s: the retry's delay is over"
     );
 }

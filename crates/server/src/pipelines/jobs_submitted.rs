@@ -43,7 +43,9 @@ use crate::{
         },
         runs::Run,
     },
-    fleet_shape, inventory,
+    fleet_shape,
+    instance_facts::Tries,
+    inventory,
     market::Market,
     pass_error::PassError,
     run_shape::RunShape,
@@ -151,10 +153,17 @@ impl JobsSubmitted {
         let stock = placing::stock(&self.hands.db, first.project).await?;
         let inventory = inventory::of(&stock, &self.market.seen().await.offers)?;
         let volumes = self.volumes(first.project, &replicas).await?;
+        let full = self.full(&replicas).await?;
         let mut queue = Vec::with_capacity(replicas.len());
         for replica in &replicas {
             if let Some(run) = runs.get(&replica.run) {
-                queue.push(waiting(replica, run, &*self.hands.shapes.of(run)?, &stock, &volumes)?);
+                let mut waiting = waiting(replica, run, &*self.hands.shapes.of(run)?, &stock, &volumes)?;
+                if let Some(full) = full.get(&(replica.run, replica.num)) {
+                    for node in &mut waiting.nodes {
+                        Arc::make_mut(&mut node.needs).avoid.extend(full.iter().cloned());
+                    }
+                }
+                queue.push(waiting);
             }
         }
         let placements = place(&queue, &inventory, Timestamp(now));
@@ -171,6 +180,23 @@ impl JobsSubmitted {
             outcomes.extend(each);
         }
         Ok(())
+    }
+
+    /// Regions that had no machines for all nodes of a replica when it was tried there a moment ago.
+    async fn full(&self, replicas: &[Replica]) -> Result<BTreeMap<(RunId, i64), Vec<Location>>, PassError> {
+        let again = replicas.iter().filter(|one| one.nodes.len() > 1 && one.nodes[0].submission_num > 0);
+        let runs: Vec<RunId> = again.map(|one| one.run).collect();
+        let mut full: BTreeMap<(RunId, i64), Vec<Location>> = BTreeMap::new();
+        for (replica, tries) in placing::full(&self.hands.db, &runs).await? {
+            let tries: Option<Tries> = serde_json::from_str(&tries).ok();
+            let Some(offer) = tries.and_then(|tries| tries.offers.into_iter().next()) else { continue };
+            let place = Location { backend: offer.backend, region: offer.region, zone: None };
+            let of_replica = full.entry(replica).or_default();
+            if !of_replica.contains(&place) {
+                of_replica.push(place);
+            }
+        }
+        Ok(full)
     }
 
     /// The volumes that the nodes of all of them name.
@@ -347,7 +373,16 @@ impl JobsSubmitted {
                 let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
                 Ok(applied(&written, None, wake))
             }
-            Plan::End { ending, change } => self.end(lease, job, &ending, change.event).await,
+            Plan::End { ending, change } => {
+                let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
+                let ending = match ending.reason() {
+                    job::TerminationReason::FailedToStartDueToNoCapacity if spec.jobs_per_replica > 1 => {
+                        ending.with(job::Detail::RegionFull)
+                    }
+                    _ => ending,
+                };
+                self.end(lease, job, &ending, change.event).await
+            }
             Plan::Assign { due, .. }
             | Plan::Attach { due }
             | Plan::Wait { due, .. }

@@ -25,7 +25,9 @@ use windlass_model::{
     },
     event::{self, Event},
     id::SubmissionId,
-    job, retry, run,
+    job,
+    retry::{self, Streak},
+    run,
     schedule::Crons,
     time::{Span, Timestamp},
 };
@@ -301,14 +303,22 @@ fn view(
             .iter()
             .filter(|j| j.replica_num == replica && j.job_num == job_num && j.submitted_at >= began);
         let tries = of_execution.clone().count();
-        let provisioned_until =
-            of_execution.filter(|j| j.provisioned_at.is_some()).filter_map(|j| j.terminating_at).max();
+        let mut streak = Streak::default();
+        for one in of_execution {
+            let Some(ended) = one.terminating_at else { continue };
+            if one.termination_detail.as_deref() == Some(job::Detail::RegionFull.as_str()) {
+                continue;
+            }
+            let ran = one.running_at.map(|began| ended.since(began));
+            streak.add(shape.retry(), ended, one.provisioned_at.is_some(), ran);
+        }
         let job = brain::Job {
             num: number(job_num),
             submission: number(newest.submission_num),
             state: state(newest),
             tries: u32::try_from(tries).unwrap_or(u32::MAX),
-            provisioned_until,
+            failures: streak.failures,
+            failing_since: streak.since,
         };
         match replicas.last_mut().filter(|r| r.num == number(replica)) {
             Some(known) => known.jobs.push(job),

@@ -15,6 +15,7 @@ mod jobs;
 mod local;
 mod own;
 mod reach;
+mod regions;
 mod replicas;
 mod services;
 

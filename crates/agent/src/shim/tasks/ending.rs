@@ -45,7 +45,11 @@ pub(super) fn exited(exit: &Exit, left: &Left) -> End {
             (_, Some(Detail::NoDisk)) => ending = ending.with(Detail::NoDisk),
             (_, Some(Detail::SetupFailed)) => ending = ending.with(Detail::SetupFailed),
             // The others are not the job's to say.
-            (false, Some(Detail::HostReboot | Detail::HostRuntimeRestart | Detail::NoFleets) | None) => {}
+            (
+                false,
+                Some(Detail::HostReboot | Detail::HostRuntimeRestart | Detail::NoFleets | Detail::RegionFull)
+                | None,
+            ) => {}
         }
         let from = exit.tail.len().saturating_sub(TAIL_LINES_MAX);
         ending = ending.saying(bounded(exit.tail[from..].join("\n")));

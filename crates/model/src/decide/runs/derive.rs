@@ -148,6 +148,10 @@ fn share(run: &RunView, replica: &Replica, now: Timestamp) -> Share {
             ended_by_us.get_or_insert(said);
             continue;
         }
+        if ending.detail() == Some(job::Detail::RegionFull) {
+            to_retry.get_or_insert(format!("{said}; another region is tried"));
+            continue;
+        }
         match retry::decide(run.retry.as_ref(), standing(run, job, ending), now) {
             Retry::Yes { event, .. } => {
                 to_retry.get_or_insert(format!("{said}; retried on {event}"));
@@ -173,12 +177,11 @@ fn share(run: &RunView, replica: &Replica, now: Timestamp) -> Share {
 }
 
 fn standing(run: &RunView, job: &Job, ending: &job::Ending) -> Standing {
-    let fired = run.schedule.as_ref().and_then(|schedule| schedule.fired);
     Standing {
         reason: ending.reason(),
         tries: job.tries,
-        run_began: fired.unwrap_or(run.submitted_at),
-        provisioned_until: job.provisioned_until,
+        run_began: run.began(),
+        failing_since: job.failing_since,
     }
 }
 

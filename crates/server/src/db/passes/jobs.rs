@@ -1,7 +1,7 @@
 //! What the pipelines of placed jobs read and write.
 
 use windlass_engine::{Held, Lease};
-use windlass_model::{event::Event, id::ManagedJobId, instance, job};
+use windlass_model::{event::Event, id::ManagedJobId, instance, job, time::Span};
 
 use super::told;
 use crate::{
@@ -48,6 +48,7 @@ statements! {
              JOIN instances i ON i.id = j.instance_id WHERE r.managed_job_id = $1 AND NOT r.finished AND NOT j.finished \
              ORDER BY r.name, j.job_num";
     GROUP_PLAN = "SELECT plan FROM managed_jobs WHERE id = $1";
+    CANCEL_GRACE = "SELECT cancel_graceful_us FROM managed_jobs WHERE id = $1 AND cancel_asked_at IS NOT NULL";
     /// Room was made: as many as may fit into it look again at once, the rest when their time comes.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
@@ -139,6 +140,12 @@ pub struct Member {
     pub machine: Option<String>,
 }
 
+/// How long the commands of a managed job may take to end, where its cancel said so.
+pub async fn cancel_grace(db: &Db, job: ManagedJobId) -> Result<Option<Span>, DbError> {
+    let found = db.query_opt(CANCEL_GRACE.as_str(), params![job]).await?;
+    Ok(found.map(|row| row.opt_int(0)).transpose()?.flatten().map(Span))
+}
+
 /// The plan of a managed job, and all its nodes that have an instance.
 pub async fn group(db: &Db, job: ManagedJobId) -> Result<Option<(String, Vec<Member>)>, DbError> {
     let Some(row) = db.query_opt(GROUP_PLAN.as_str(), params![job]).await? else { return Ok(None) };
@@ -226,6 +233,8 @@ pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written
         ("finished_at", Val::Now),
         ("host_given_up", end.host_given_up.into()),
         ("termination_reason", end.ending.reason().as_str().into()),
+        ("termination_message", end.ending.said().into()),
+        ("exit_status", end.ending.exit_status().into()),
         ("status_message", Val::Null),
         // Nobody needs them after the end.
         ("secrets_sealed", Val::Null),

@@ -9,6 +9,7 @@ use windlass_model::{
     id::{FleetId, InstanceId, ProjectId, RunId},
     job,
     plan::place::Seat,
+    time::Span,
 };
 
 use super::{also_guarded, told};
@@ -49,6 +50,10 @@ statements! {
     SIT_ON_NEW = "UPDATE jobs SET instance_id = $2 WHERE id = $1";
     PLACES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
              Instance::columns("i");
+    /// Where nodes of these runs found nothing a moment ago.
+    FULL = "SELECT j.run_id, j.replica_num, i.offer FROM jobs j JOIN instances i ON i.id = j.instance_id \
+            WHERE j.run_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND j.termination_detail = $2 \
+            AND j.terminating_at > now_us() - $3";
     CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
 }
 
@@ -66,6 +71,24 @@ pub async fn leased(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<Run
     let runs = db.query(RUNS.as_str(), vec![Val::list(jobs.iter().map(|j| j.run_id))]).await?;
     let runs = runs.into_iter().map(|row| Run::read(row).map(|run| (run.id, run)));
     Ok((jobs, runs.collect::<Result<_, _>>()?))
+}
+
+/// For how long a region is left out of which it was heard that it is full.
+const FULL_FOR: Span = Span::mins(2);
+
+/// Of replicas with several nodes: the offers that nothing came of a moment ago. JSON, see `Tries`.
+pub async fn full(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64), String)>, DbError> {
+    if runs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let detail = job::Detail::RegionFull.as_str();
+    let asked = vec![Val::list(runs.iter().copied()), detail.into(), FULL_FOR.0.into()];
+    let rows = db.query(FULL.as_str(), asked).await?;
+    let found = rows.into_iter().filter_map(|row| {
+        let offer = row.opt_text(2).transpose()?;
+        Some(offer.and_then(|offer| Ok(((row.id(0)?, row.int(1)?), offer))))
+    });
+    found.collect()
 }
 
 /// The instances that claimed jobs have already.

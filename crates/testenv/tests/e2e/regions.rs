@@ -1,0 +1,52 @@
+//! Several nodes at once, where machines are rented.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::stage::{Machines, Stage, small};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The cheapest region has no machines, the next one has a single one, and the dearest has enough.
+const CLOUD: &str = "offers:\n\
+    - {instance_type: one, region: east, price: 0.1, cpus: 4, memory_gb: 16, disk_gb: 100, no_capacity: -1}\n\
+    - {instance_type: two, region: north, price: 0.2, cpus: 4, memory_gb: 16, disk_gb: 100, no_capacity: -1}\n\
+    - {instance_type: three, region: west, price: 0.3, cpus: 4, memory_gb: 16, disk_gb: 100}\n";
+
+fn regions(run: &Value) -> Vec<String> {
+    let jobs = run["jobs"].as_array().unwrap().iter();
+    let last = jobs.map(|job| job["job_submissions"].as_array().unwrap().last().unwrap());
+    last.map(|one| one["job_provisioning_data"]["region"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
+    let mut stage = Stage::new(Machines::None).await;
+    stage.stop_server();
+    let script = stage.home().join("cloud.yml");
+    std::fs::write(&script, CLOUD).unwrap();
+    stage = stage.with_env("WINDLASS_MOCK_CLOUD", script);
+    stage.start().await;
+    let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "placement": "cluster",
+        "nodes": {"min": 0, "target": 0, "max": 8}});
+    let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
+    stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
+    let mut job = small("pair", &["sleep 600"]);
+    job["nodes"] = json!(2);
+    stage.apply(&job).await;
+    let run = stage.eventually_run("pair", PATIENCE, |run| regions(run) == ["west", "west"]).await;
+    let tries = run["jobs"][0]["job_submissions"].as_array().unwrap().len();
+    assert_eq!(tries, 3, "{run:#}");
+    stage.stop("pair", true).await;
+    stage.reaches("pair", &["terminated"]).await;
+
+    // Where every region is full, that is the end, and it is told.
+    let mut job = small("trio", &["true"]);
+    job["nodes"] = json!(2);
+    job["regions"] = json!(["east", "north"]);
+    stage.apply(&job).await;
+    let run = stage.reaches("trio", &["failed"]).await;
+    assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 3, "{run:#}");
+    assert_eq!(run["termination_reason"], "job_failed", "{run:#}");
+}
