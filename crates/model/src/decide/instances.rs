@@ -412,6 +412,11 @@ fn terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
             format!("the backend does not have it any more: {said}"),
             now,
         ),
+        // Whoever never came to the host has nothing to look for there.
+        Seen::NotDeleted { said } if instance.kind == Kind::Ssh && instance.started_at.is_none() => {
+            let message = format!("the host was never ready, and is let go as it is: {said}");
+            Plan::change(instance, Event::Deleted, message, now)
+        }
         Seen::NotDeleted { said } if now.since(since) < DELETE_MAX => {
             let due = (now + DELETE_RETRY).min(since + DELETE_MAX);
             Plan { note: Some(format!("not deleted yet: {said}")), ..Plan::keep(instance, due) }

@@ -216,7 +216,11 @@ fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more
     check(&ending(Kind::Cloud, late), &not, "cannot be deleted, look at the backend: busy, again in 600 s");
     let told = Instance { delete_told: true, ..ending(Kind::Cloud, late) };
     check(&told, &not, "again in 600 s");
-    check(&ending(Kind::Ssh, late), &not, "deleted, again in 0 s");
+    let used = |secs| Instance { started_at: Some(ago(9_000)), ..ending(Kind::Ssh, secs) };
+    check(&used(60), &not, "not deleted yet: busy, again in 30 s");
+    check(&used(late), &not, "deleted, again in 0 s");
+    // A host that was never ready is not waited for.
+    check(&ending(Kind::Ssh, 0), &not, "deleted, again in 0 s");
     let gone = instances::Seen::Gone { said: "not listed".into() };
     check(&ending(Kind::Cloud, 5), &gone, "deleted, again in 0 s");
 }
