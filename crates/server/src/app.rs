@@ -17,6 +17,7 @@ use crate::{
     auth::AccessCache,
     config::Settings,
     db::Db,
+    error::Error,
     logs::{archive::Archive, tail::Tails},
     market::Market,
     metrics::Metrics,
@@ -143,6 +144,20 @@ impl App {
     }
 
     /// Where machines come from.
+    /// Refuses what names a backend that this server does not have: nothing would ever come of it.
+    pub fn check_backends<'a>(&self, named: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+        let has: Vec<&str> = self.0.backends.all().map(|backend| backend.name()).collect();
+        let mut missing = named.into_iter().filter(|name| !has.contains(name));
+        match missing.next() {
+            // A server that only keeps records has none at all.
+            Some(name) if !has.is_empty() => {
+                let has = has.join("`, `");
+                Err(Error::refused(format!("this server has no backend `{name}`; it has `{has}`")))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     pub fn backends(&self) -> &Backends {
         &self.0.backends
     }

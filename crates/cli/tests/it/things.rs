@@ -317,9 +317,25 @@ fn volumes_are_made_shown_and_deleted() {
 }
 
 #[test]
+fn backends_that_the_server_does_not_have_are_refused() {
+    let stage = Stage::new();
+    stage.file("far.yml", "type: fleet\nname: far\nnodes: 1\nbackends: [aws]\n");
+    stage.file(
+        "door.yml",
+        "type: gateway\nname: door\nbackend: aws\nregion: eu-west-1\ndomain: example.org\n",
+    );
+    for file in ["far.yml", "door.yml"] {
+        let refused = stage.windlass(&["apply", "-f", file, "-y"]);
+        assert_ne!(refused.code, Some(0));
+        refused.says("this server has no backend `aws`; it has `");
+    }
+    assert_eq!(stage.windlass(&["fleet", "get", "far"]).code, Some(1));
+}
+
+#[test]
 fn gateways_are_shown_changed_and_deleted() {
     let stage = Stage::new();
-    let text = "type: gateway\nname: entry\nbackend: aws\nregion: eu-west-1\ndomain: example.org\n";
+    let text = "type: gateway\nname: entry\nbackend: remote\nregion: eu-west-1\ndomain: example.org\n";
     stage.file("entry.yml", text);
     stage.windlass(&["apply", "-f", "entry.yml", "-y", "-d"]).ok();
     let mut story = Story::new("gateway", &stage);

@@ -149,6 +149,10 @@ impl Spec {
         self.open["configuration"]["name"].as_str()
     }
 
+    fn backends(&self) -> impl Iterator<Item = &str> {
+        self.open["configuration"]["backends"].as_array().into_iter().flatten().filter_map(Value::as_str)
+    }
+
     fn hosts(&self) -> &[Host] {
         self.configuration.ssh_config.as_ref().map_or(&[], |ssh| &ssh.hosts)
     }
@@ -174,6 +178,7 @@ fn hide_private_keys(value: &mut Value) {
 
 pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
     let spec = Spec::read(&asked.spec)?;
+    app.check_backends(spec.backends())?;
     let mut current = None;
     let mut action = ApplyAction::Create;
     if let Some(name) = spec.name() {
@@ -213,6 +218,7 @@ fn can_update(found: &Fleet, spec: &Spec) -> Result<Result<(), diff::Forbidden>>
 
 pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Result<wire::Fleet> {
     let spec = Spec::read(&asked.plan.spec)?;
+    app.check_backends(spec.backends())?;
     if spec.ssh_config.is_some() && !scope.may_manage_ssh_fleets() {
         return Err(Error::denied());
     }

@@ -203,6 +203,7 @@ fn new_gateway(app: &App, scope: &Scope, configuration: &Value) -> Result<(Strin
     let word = |key: &str| configuration[key].as_str().map(str::to_owned);
     let name = word("name").unwrap_or_default();
     names::resource("name", &name)?;
+    app.check_backends(configuration["backend"].as_str())?;
     let id = GatewayId(db.new_id()?);
     let row = NewGateway {
         id,
