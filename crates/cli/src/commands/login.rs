@@ -11,7 +11,7 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::Output,
+    cli::{At, Output},
     context::{self, Context},
     exit::Exit,
     home::Home,
@@ -26,6 +26,7 @@ Examples:
   windlass login --url http://host:3000 --token - < token.txt
   windlass login --url http://host:3000 --token - --project ml
   windlass login --url https://host:3443 --server-cert cert.pem
+  curl -H \"Authorization: Bearer $(windlass login --show-token)\" http://host:3000/proxy/services/main/web/
 
 Nothing is written before the server has accepted the token.";
 
@@ -33,8 +34,11 @@ Nothing is written before the server has accepted the token.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Address of the server
-    #[arg(long, value_name = "URL")]
-    pub(crate) url: String,
+    #[arg(long, value_name = "URL", required_unless_present = "show_token")]
+    pub(crate) url: Option<String>,
+    /// Print the token that commands use now, for `curl` and other programs; nothing is written
+    #[arg(long, conflicts_with_all = ["url", "project"])]
+    pub(crate) show_token: bool,
     /// Your token; `-` reads it from standard input, and without it a terminal is asked
     #[arg(long, value_name = "TOKEN", env = "WINDLASS_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
@@ -49,12 +53,24 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    if args.show_token {
+        let at = At {
+            project: None,
+            url: std::env::var("WINDLASS_URL").ok(),
+            token: args.token.clone(),
+            server_cert: args.server_cert.clone(),
+        };
+        return context::with(&at, async |cx| {
+            output::data(&cx.token);
+            Ok(Exit::Done)
+        });
+    }
     let home = Home::find()?;
     let token = match &args.token {
         Some(given) => token(given)?,
         None => output::ask_secret("Token", "--token -")?,
     };
-    let url = args.url.trim_end_matches('/').to_owned();
+    let url = args.url.as_deref().unwrap_or_default().trim_end_matches('/').to_owned();
     let login = context::block_on(check(args, url, token))?;
     login.0.write(&home)?;
     output::say(&format!(

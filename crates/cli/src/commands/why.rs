@@ -48,13 +48,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             "termination_reason": run.termination_reason,
             "reasons": follow::reasons(&run),
             "asleep": rollout::is_asleep(&run),
+            "next_start_at": run.next_triggered_at,
             "deployment": run.deployment,
             "scaling": run.scaling,
             "hint": follow::hint(&run, &name),
             "shortfalls": shortfalls(&run),
             "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
         });
-        output::one(args.output.format, &document, &name, |_| tell(&run, plan.as_ref()))?;
+        output::one(args.output.format, &document, &name, |_| tell(&run, plan.as_ref(), &cx.url))?;
         Ok(Exit::Done)
     })
 }
@@ -91,7 +92,7 @@ async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, Problem> {
     cx.call::<PlanRun>(&request).await
 }
 
-fn tell(run: &Run, plan: Option<&RunPlan>) {
+fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     let name = name_of(run);
     let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
     let since = words::ago(run.last_processed_at, words::now());
@@ -101,6 +102,12 @@ fn tell(run: &Run, plan: Option<&RunPlan>) {
         && is_finished(&run.status)
     {
         output::data(&format!("  reason: {}", output::printable(&reason.replace('_', " "))));
+    }
+    if let Some(next) = rollout::next_start(run, words::now()) {
+        output::data(&format!("  next start: {next}"));
+    }
+    if let Some(address) = rollout::address(run, server).filter(|_| !is_finished(&run.status)) {
+        output::data(&output::printable(&format!("  address: {address}")));
     }
     if rollout::is_asleep(run) {
         output::data("  asleep: nobody asks it anything; the first request wakes it and waits for it");

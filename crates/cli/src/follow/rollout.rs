@@ -1,6 +1,9 @@
 //! How a service stands as a whole: its deployment, and how many replicas it has. In words. Pure.
 
 use windlass_api::runs::{Deployment, Run};
+use windlass_model::time::Timestamp;
+
+use crate::output::words::{span, stamp};
 
 /// The newest deployment, once the server has looked at it.
 pub(crate) fn deployment(run: &Run) -> Option<&Deployment> {
@@ -28,6 +31,25 @@ pub(crate) fn words(run: &Run) -> Option<String> {
         (_, None) => format!("deployment {num}: {took}{waits}"),
     };
     Some(words)
+}
+
+/// Where a service answers, and how it is asked. `server` is the address of the server, which stands for a gateway where
+/// there is none.
+pub(crate) fn address(run: &Run, server: &str) -> Option<String> {
+    let service = run.service.as_ref()?.value().ok()?;
+    let url = service["url"].as_str()?;
+    let url =
+        if url.starts_with('/') { format!("{}{url}", server.trim_end_matches('/')) } else { url.to_owned() };
+    let spec = run.run_spec.value().unwrap_or_default();
+    let is_open = spec["configuration"]["auth"] == false;
+    let header = if is_open { "" } else { "-H \"Authorization: Bearer $(windlass login --show-token)\" " };
+    Some(format!("{url}   (curl {header}{url})"))
+}
+
+/// When a run with a schedule starts next.
+pub(crate) fn next_start(run: &Run, now: Timestamp) -> Option<String> {
+    let next = run.next_triggered_at.filter(|_| run.status == "pending")?;
+    Some(format!("{} (in {})", stamp(next), span(next.since(now))))
 }
 
 /// Whether it came to its end some time ago: that is no news.

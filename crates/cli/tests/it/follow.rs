@@ -9,7 +9,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
-use windlass_testkit::wait::eventually;
+use windlass_testkit::{ports, wait::eventually};
 
 use crate::{Home, attached::needs_agent, ran};
 
@@ -74,6 +74,33 @@ fn ports_of_a_job_are_at_hand_while_it_is_followed() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(201));
     assert!(TcpStream::connect(&address).is_err(), "nobody listens when nobody follows");
+}
+
+#[test]
+fn an_apply_that_found_the_service_running_leaves_it_running() {
+    needs_agent();
+    let home = Home::new();
+    let text = format!(
+        "type: service\nname: job\nport: {}\nauth: false\ncommands: [echo started; sleep 600]\n\
+         resources: {{cpu: 1.., memory: 0.., disk: null}}\n",
+        ports::free()
+    );
+    home.0.file("job.yml", &text);
+    ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-d"])).ok();
+    for signal in ["-TERM", "-INT"] {
+        let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        line_with(
+            &mut BufReader::new(child.stderr.take().unwrap()).lines(),
+            "runs already and nothing changed",
+        );
+        line_with(&mut BufReader::new(child.stdout.take().unwrap()).lines(), "started");
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{signal}");
+        let shown = home.windlass(&["ps", "-o", "json"]).ok();
+        assert!(shown.stdout.contains("\"running\""), "{signal}: {}", shown.stdout);
+    }
+    home.windlass(&["stop", "-y", "--wait", "job"]).ok();
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::{
     commands::{is_finished, wait_for_end},
     context::{Context, name_of},
     exit::Exit,
-    follow::{self, Events, Forwards, How, Login, Manner, Voices, ssh},
+    follow::{self, Events, Forwards, How, Login, Manner, Voices, rollout, ssh},
     output,
     problem::Problem,
 };
@@ -56,7 +56,7 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<
     let forwards = if args.detach { None } else { Some(Forwards::bind(args.ports(&planned)?).await?) };
     if let Step::Nothing(run) = &step {
         output::say(&format!("`{}` runs already and nothing changed.", name_of(run)));
-        return finish(cx, args, run, forwards).await;
+        return finish(cx, args, run, forwards, false).await;
     }
     if !agreed(args, &step.question())? {
         return Ok(Exit::RunFailed);
@@ -79,7 +79,9 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<
     if as_events {
         Events::submitted(&run);
     }
-    finish(cx, args, &run, forwards).await
+    // What ran before this command goes on after it.
+    let is_ours = matches!(step, Step::New | Step::Replace(..));
+    finish(cx, args, &run, forwards, is_ours).await
 }
 
 fn document(value: &Value) -> Result<Document, Problem> {
@@ -191,7 +193,14 @@ async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Re
     }
 }
 
-async fn finish(cx: &Context, args: &Args, run: &Run, forwards: Option<Forwards>) -> Result<Exit, Problem> {
+/// `may_stop`: whether an interrupted command takes the run with it.
+async fn finish(
+    cx: &Context,
+    args: &Args,
+    run: &Run,
+    forwards: Option<Forwards>,
+    may_stop: bool,
+) -> Result<Exit, Problem> {
     let name = name_of(run);
     if !args.detach {
         let spec = run.run_spec.value().unwrap_or_default();
@@ -206,7 +215,7 @@ async fn finish(cx: &Context, args: &Args, run: &Run, forwards: Option<Forwards>
             }),
             since: None,
             forwards,
-            may_stop: true,
+            may_stop,
             login: (is_dev && !as_events).then_some(login),
         };
         return follow::follow(cx, run, how).await;
@@ -214,6 +223,12 @@ async fn finish(cx: &Context, args: &Args, run: &Run, forwards: Option<Forwards>
     output::one(args.output.format, run, &name, |_| {
         output::data(&name);
         output::say(&format!("`{name}` is {}. `windlass logs -f {name}` follows it.", run.status));
+        if let Some(next) = rollout::next_start(run, output::words::now()) {
+            output::say(&format!("It starts next at {next}."));
+        }
+        if let Some(address) = rollout::address(run, &cx.url) {
+            output::say(&output::printable(&format!("It answers at {address}")));
+        }
     })?;
     Ok(Exit::Done)
 }
