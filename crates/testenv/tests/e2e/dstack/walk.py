@@ -223,7 +223,7 @@ def volumes_and_gateways():
     project("volumes/list")
     post("volumes/list", {})
     project("volumes/delete", {"names": ["data"]})
-    gateway = {"type": "gateway", "name": "door", "backend": "aws", "region": "eu-west-1", "domain": "example.com"}
+    gateway = {"type": "gateway", "name": "door", "backend": "remote", "region": "eu-west-1", "domain": "example.com"}
     project("gateways/get_plan", {"spec": {"configuration": gateway, "configuration_path": "door.yml"}})
     project("gateways/apply", {"plan": {"spec": {"configuration": gateway, "configuration_path": "door.yml"},
                                         "current_resource": None}, "force": False})
