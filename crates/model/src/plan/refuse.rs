@@ -6,7 +6,7 @@ use crate::{
     explain::{Refusal, Shortfall},
     plan::{
         gang::Pool,
-        offers::{Offer, compare, shortfalls},
+        offers::{LOCAL, Offer, compare, shortfalls},
         place::{Creation, REFUSALS_MAX, Why},
         queue::{Ask, Fit, Round},
         stock::split,
@@ -132,7 +132,12 @@ impl Round<'_> {
             } else {
                 let full = room.slots() < wanted;
                 let stays_full = room.slots_without(room.frees()) < wanted;
+                // The machine that is offered is the one that is there, and has said its own.
+                let has_local = self.stock.shapes.iter().any(|shape| shape.offer.backend == LOCAL);
                 for (position, (_, offer)) in self.stock.offers.iter().enumerate() {
+                    if has_local && offer.backend == LOCAL {
+                        continue;
+                    }
                     let mut missing = 0_u32;
                     let total = split(room.fleet, offer);
                     compare(offer, *total.as_ref().unwrap_or(&1), &needs, &mut missing);

@@ -375,12 +375,9 @@ impl JobsSubmitted {
             }
             Plan::End { ending, change } => {
                 let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
-                let ending = match ending.reason() {
-                    job::TerminationReason::FailedToStartDueToNoCapacity if spec.jobs_per_replica > 1 => {
-                        ending.with(job::Detail::RegionFull)
-                    }
-                    _ => ending,
-                };
+                let is_full = ending.reason() == job::TerminationReason::FailedToStartDueToNoCapacity
+                    && spec.jobs_per_replica > 1;
+                let ending = if is_full { ending.with(job::Detail::RegionFull) } else { ending };
                 self.end(lease, job, &ending, change.event).await
             }
             Plan::Assign { due, .. }
