@@ -215,6 +215,18 @@ fn an_impossible_job_says_all_of_why_and_what_would_help() {
 }
 
 #[test]
+fn the_local_machine_is_refused_once_though_it_is_there_and_on_offer() {
+    let f = Fleet { creates: true, nodes_max: Some(1), instance_nums: BTreeSet::from([1]), ..fleet(1, "f") };
+    let local = Offer { backend: "local".into(), ..offer(host(4, 0), 1, 0.0) };
+    let there = instance(1, &f, local.clone());
+    let inventory = Inventory { fleets: vec![f], instances: vec![there], offers: vec![local] };
+    let placements = place(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
+    let Outcome::Never { why } = &placements[0].outcome else { panic!("{placements:?}") };
+    let said: Vec<_> = why.refusals.iter().map(ToString::to_string).collect();
+    assert_eq!(said, ["f-1: needs at least 8 CPUs, has 4 (lower cpu to 4)"]);
+}
+
+#[test]
 fn without_any_fleet_that_is_the_reason() {
     let expect = ["1: never, fleets: no fleet exists that this run may use (create a fleet)"];
     check(&[waiting(1, 0, vec![needs(1, 0)])], &Inventory::default(), &expect);
