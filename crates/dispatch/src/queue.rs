@@ -10,6 +10,7 @@ use windlass_api::queue::{Client, QueueError, encoded};
 use windlass_model::{
     container::Status,
     dispatch::{Attempt, Container, GpuWish, Needs, Queue, room::Kind},
+    gpu::compute_capability,
     time::{Span, Timestamp},
 };
 
@@ -225,14 +226,10 @@ fn gpu_wish(wants: &Value, scheduling: &Value) -> GpuWish {
     // Of CUDA programs it is the least capability; of others, names of processors that nobody tells us.
     let target =
         wants["gpu"]["hardware_target"][0].as_str().or(wants["cuda"]["hardware_capability"].as_str());
-    let capability = target.and_then(|target| {
-        let (major, minor) = target.split_once('.')?;
-        Some((major.parse().ok()?, minor.parse().ok()?))
-    });
     GpuWish {
         model: scheduling["gpu_type"].as_str().map(str::to_owned),
         min_memory: wants["gpu"]["vram"].as_u64().unwrap_or(0),
-        min_compute_capability: capability,
+        min_compute_capability: target.and_then(compute_capability),
     }
 }
 

@@ -332,7 +332,7 @@ impl Display for Shortfall {
                 write!(f, "needs GPU {}, has {has}", wanted.join(" or "))
             }
             Self::GpuMemory { wanted, has } if *has == 0.0 => {
-                write!(f, "needs {} of memory per GPU, and how much there is nobody knows", range(wanted, gb))
+                write!(f, "needs {} of memory per GPU, and the GPU's memory is not known", range(wanted, gb))
             }
             Self::GpuMemory { wanted, has } => {
                 write!(f, "needs {} of memory per GPU, has {}", range(wanted, gb), gb(*has))
@@ -361,7 +361,7 @@ impl Display for Shortfall {
             }
             Self::Volume { at } => write!(f, "its volumes are in {}", places(at)),
             Self::NotNamed => f.write_str("is not one of the named instances"),
-            Self::Avoided { place } => write!(f, "is avoided for now: the job came to nothing at {place}"),
+            Self::Avoided { place } => write!(f, "is avoided for now: the last attempt at {place} failed"),
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),
             Self::ReuseOnly => f.write_str("would be a new instance, and only existing ones may be used"),

@@ -164,6 +164,12 @@ fn read(text: &str) -> Reading {
     reading
 }
 
+/// A compute capability as drivers write it: `9.0`.
+pub fn compute_capability(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
 /// `80gb`, `144g`.
 fn memory(token: &str) -> Option<u32> {
     let digits = token.strip_suffix("gb").or_else(|| token.strip_suffix('g'))?;

@@ -143,7 +143,6 @@ impl App {
         &self.0.logs
     }
 
-    /// Where machines come from.
     /// Refuses what names a backend that this server does not have: nothing would ever come of it.
     pub fn check_backends<'a>(&self, named: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
         let has: Vec<&str> = self.0.backends.all().map(|backend| backend.name()).collect();
@@ -158,6 +157,7 @@ impl App {
         }
     }
 
+    /// Where machines come from.
     pub fn backends(&self) -> &Backends {
         &self.0.backends
     }

@@ -70,7 +70,7 @@ impl GpuWish {
     }
 }
 
-/// ` A100 with 80 GB of compute capability 8.0`, of which it says what was asked for.
+/// ` A100 with 81920 MiB of compute capability 8.0`, of which it says what was asked for.
 impl fmt::Display for GpuWish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(model) = &self.model {

@@ -67,7 +67,7 @@ impl Room for Machine {
         if needs.gpus > 0 && !needs.gpu.is_any() {
             let wish = &needs.gpu;
             return Fit::Never(format!(
-                "it asks for GPUs{wish}, and what this machine's GPUs are is not known here"
+                "it asks for GPUs{wish}, and this dispatcher does not know the model of the machine's GPUs"
             ));
         }
         if !self.total.holds(wanted) {

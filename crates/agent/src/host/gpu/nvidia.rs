@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use windlass_model::gpu::compute_capability;
+
 use super::{Gpu, Inventory, Use, Vendor, read, told};
 use crate::host::tool::{self, ToolError};
 
@@ -95,7 +97,15 @@ fn parse(text: &str, system_mib: u64) -> Parsed {
                 parsed.driver_version = Some(driver).filter(|text| is_told(text)).map(str::to_owned);
                 let (uuid, name) = (uuid.to_owned(), first[2..].join(", "));
                 let (bus, mig) = (bus.to_owned(), mig == "Enabled");
-                Some(Row { index, uuid, name, memory_mib, bus, mig, compute_capability: version(capability) })
+                Some(Row {
+                    index,
+                    uuid,
+                    name,
+                    memory_mib,
+                    bus,
+                    mig,
+                    compute_capability: compute_capability(capability),
+                })
             });
         match row {
             Some(row) if is_told(&row.name) => parsed.rows.push(row),
@@ -103,12 +113,6 @@ fn parse(text: &str, system_mib: u64) -> Parsed {
         }
     }
     parsed
-}
-
-/// `9.0`
-fn version(text: &str) -> Option<(u32, u32)> {
-    let (major, minor) = text.split_once('.')?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]` and the like.
