@@ -59,10 +59,10 @@ impl Workspace {
         std::fs::read_to_string(self.root.join(path)).with_context(|| format!("read `{path}`"))
     }
 
-    /// `cargo metadata` without the network. `extra` narrows it, e.g. `--no-deps`.
+    /// `cargo metadata`. Packages that nothing has needed so far are downloaded. `extra` narrows it, e.g. `--no-deps`.
     pub(crate) fn metadata(&self, extra: &[&str]) -> Result<Value> {
         let mut command = self.cargo();
-        command.args(["metadata", "--format-version", "1", "--offline"]).args(extra);
+        command.args(["metadata", "--format-version", "1", "--locked"]).args(extra);
         serde_json::from_str(&process::read(&mut command)?).context("read cargo's metadata")
     }
 

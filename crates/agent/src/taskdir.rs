@@ -9,6 +9,7 @@
 //!     │                     shim reads it through `confine` only
 //!     runner.json           how the runner is to listen and whom to let in
 //!     image.json            what the image itself would have run (`ImageConfig`); only in a container
+//!     ports.json            its ports on this machine (`TaskPorts`); only for a plain process that has some
 //!     runner.sock           the runner's HTTP
 //!     job.log job.idx       the job's output and when it came (see `spool`)
 //!     runner.log runner.idx
@@ -18,6 +19,7 @@
 //! ```
 
 use std::{
+    fs,
     io::Read as _,
     path::{Path, PathBuf},
 };
@@ -26,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use windlass_model::id::SubmissionId;
 
-use crate::confine::Beneath;
+use crate::{cgroup::ports::PortMap, confine::Beneath};
 
 /// Where the `run` directory appears inside a container.
 pub const INSIDE: &str = "/windlass/run";
@@ -35,6 +37,8 @@ pub const AGENT_INSIDE: &str = "/windlass/agent";
 
 pub const RUNNER_CONFIG: &str = "runner.json";
 pub const IMAGE_CONFIG: &str = "image.json";
+/// Beside it, for a plain process that has ports: which they are on this machine (`TaskPorts`).
+pub const PORTS: &str = "ports.json";
 pub const RUNNER_SOCKET: &str = "runner.sock";
 pub const STATES: &str = "states.jsonl";
 pub const LAST_WORD: &str = "exit.json";
@@ -108,6 +112,27 @@ pub struct RunnerConfig {
     pub gpus: Vec<String>,
     /// How long to wait for the job, and for the last reader of its logs.
     pub wait_secs: u64,
+}
+
+/// The ports of a plain process: those that its program names, and those of the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskPorts {
+    pub map: PortMap,
+    /// The kernel turns the first into the second. Otherwise the program must look at `PORT`.
+    pub is_rewritten: bool,
+}
+
+impl TaskPorts {
+    /// None where the task has none, or is no plain process.
+    pub fn read(run: &Path) -> Self {
+        let text = fs::read(run.join(PORTS)).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    /// The port of the machine for what a program calls `port`.
+    pub fn own(&self, port: u16) -> u16 {
+        self.map.get(&port).copied().unwrap_or(port)
+    }
 }
 
 /// What the image says about itself. Written before the container is started, because the runner takes the

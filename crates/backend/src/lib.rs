@@ -125,7 +125,7 @@ pub struct Has {
     pub disk_mib: u64,
     /// One entry each.
     pub gpus: Vec<HasGpu>,
-    /// What runs tasks there: `docker` or `process`.
+    /// What tasks run in there: `any`, `docker` or `process`; empty where that is not known.
     pub runtime: String,
     /// Of all interfaces, with prefix length.
     pub addresses: Vec<String>,

@@ -18,7 +18,10 @@ use windlass_api::agent::shim::HostInfo;
 use windlass_model::{
     causes::chain,
     money::Price,
-    plan::offers::{Availability, Host, Offer},
+    plan::{
+        offers::{Availability, Host, Offer},
+        runs_in::Runtimes,
+    },
     resources::CpuArch,
 };
 
@@ -35,24 +38,29 @@ pub const NAME: &str = "local";
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 const MIB: u64 = 1024 * 1024;
 
-/// What runs the jobs of this machine.
+/// What the jobs of this machine run in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Runtime {
+    /// Containers for jobs with an image, plain processes for the others.
+    Any,
+    /// Containers only.
     Docker,
+    /// Plain processes only.
     Process,
 }
 
 impl Runtime {
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Any => "any",
             Self::Docker => "docker",
             Self::Process => "process",
         }
     }
 
     pub fn parse(word: &str) -> Option<Self> {
-        [Self::Docker, Self::Process].into_iter().find(|one| one.as_str() == word)
+        [Self::Any, Self::Docker, Self::Process].into_iter().find(|one| one.as_str() == word)
     }
 }
 
@@ -62,7 +70,7 @@ pub struct Settings {
     pub home: PathBuf,
     /// The agent's program, if not beside ours.
     pub agent: Option<PathBuf>,
-    /// `None`: containers where an engine answers, else plain processes.
+    /// `None`: both where an engine answers, else plain processes.
     pub runtime: Option<Runtime>,
     /// The engine's socket; `None`: `DOCKER_HOST`, or the usual places.
     pub docker_socket: Option<PathBuf>,
@@ -142,23 +150,19 @@ impl Local {
         let (runtime, why) = match (before, self.settings.runtime) {
             (Some(before), _) => (before, "as its jobs were started".to_owned()),
             (None, Some(Runtime::Process)) => (Runtime::Process, "as the settings say".to_owned()),
-            (None, Some(Runtime::Docker)) => match places.look().await {
-                Engine::At(socket) => return Ok(in_containers(socket)),
+            (None, Some(runtime @ (Runtime::Docker | Runtime::Any))) => match places.look().await {
+                Engine::At(socket) => return Ok(with_engine(runtime, socket)),
                 Engine::None { why } => {
                     return Err(BackendError::Unavailable { what: "run jobs in containers", said: why });
                 }
             },
             (None, None) => match places.look().await {
-                Engine::At(socket) => return Ok(in_containers(socket)),
+                Engine::At(socket) => return Ok(with_engine(Runtime::Any, socket)),
                 Engine::None { why } => (Runtime::Process, why),
             },
         };
-        let how = match runtime {
-            Runtime::Docker => "jobs in containers",
-            Runtime::Process => "jobs as plain processes",
-        };
-        let docker_socket = self.settings.docker_socket.clone().filter(|_| runtime == Runtime::Docker);
-        Ok(Chosen { runtime, docker_socket, said: format!("this machine, {how} ({why})") })
+        let docker_socket = self.settings.docker_socket.clone().filter(|_| runtime != Runtime::Process);
+        Ok(Chosen { runtime, docker_socket, said: format!("this machine, {} ({why})", in_words(runtime)) })
     }
 
     /// A shim that answers in `home`, and the machine as it is then.
@@ -293,9 +297,17 @@ impl Local {
     }
 }
 
-fn in_containers(socket: PathBuf) -> Chosen {
-    let said = format!("this machine, jobs in containers (Docker engine at {})", socket.display());
-    Chosen { runtime: Runtime::Docker, docker_socket: Some(socket), said }
+fn with_engine(runtime: Runtime, socket: PathBuf) -> Chosen {
+    let said = format!("this machine, {} (Docker engine at {})", in_words(runtime), socket.display());
+    Chosen { runtime, docker_socket: Some(socket), said }
+}
+
+fn in_words(runtime: Runtime) -> &'static str {
+    match runtime {
+        Runtime::Any => "jobs with an image in containers, others as plain processes",
+        Runtime::Docker => "jobs in containers",
+        Runtime::Process => "jobs as plain processes",
+    }
 }
 
 fn owner(enrolment: &Enrolment) -> Owner {
@@ -341,7 +353,7 @@ fn has(info: &HostInfo, runtime: Runtime) -> Has {
     }
 }
 
-fn offer(info: &HostInfo, availability: Availability) -> Offer {
+fn offer(info: &HostInfo, availability: Availability, runtimes: Option<Runtimes>) -> Offer {
     Offer {
         backend: NAME.into(),
         region: NAME.into(),
@@ -357,6 +369,7 @@ fn offer(info: &HostInfo, availability: Availability) -> Offer {
             disk_mib: info.disk_size / MIB,
             gpus: gpus_of(info),
             spot: false,
+            runtimes,
         },
         total_blocks: 1,
     }
@@ -371,7 +384,10 @@ impl Backend for Local {
         Box::pin(async {
             let taken = self.home().owner().is_some();
             let availability = if taken { Availability::Busy } else { Availability::Available };
-            Ok(vec![offer(&self.look().await?, availability)])
+            // An engine that is asked for and does not answer is said when the machine is made.
+            let runtimes = self.choose(&self.home()).await.ok();
+            let runtimes = runtimes.and_then(|chosen| Runtimes::parse(chosen.runtime.as_str()));
+            Ok(vec![offer(&self.look().await?, availability, runtimes)])
         })
     }
 

@@ -141,7 +141,7 @@ pub struct Owner {
 #[derive(Clone, Debug)]
 pub struct StartWith {
     pub program: Program,
-    /// `docker`, `process` or `hollow`.
+    /// `any`, `docker`, `process` or `hollow`.
     pub runtime: &'static str,
     pub docker_socket: Option<PathBuf>,
     pub env: BTreeMap<String, String>,

@@ -78,6 +78,14 @@ pub enum Shortfall {
     },
     /// `instances:` names others.
     NotNamed,
+    /// The job names an image, and the machine has no container engine.
+    NoContainers {
+        image: String,
+    },
+    /// The job is to be a plain process, and the machine allows containers only.
+    NoProcesses,
+    /// The job names no image, the machine allows containers only, and no default image is set.
+    NoDefaultImage,
     /// A managed job was lost there, and looks elsewhere first.
     Avoided {
         place: String,
@@ -160,6 +168,9 @@ impl Shortfall {
             | Self::Reservation { .. }
             | Self::Volume { .. }
             | Self::NotNamed
+            | Self::NoContainers { .. }
+            | Self::NoProcesses
+            | Self::NoDefaultImage
             | Self::Avoided { .. }
             | Self::FleetNotNamed
             | Self::NotCluster
@@ -191,6 +202,9 @@ impl Shortfall {
             Self::Reservation { .. } => "reservation",
             Self::Volume { .. } => "volume",
             Self::NotNamed => "not_named",
+            Self::NoContainers { .. } => "no_containers",
+            Self::NoProcesses => "no_processes",
+            Self::NoDefaultImage => "no_default_image",
             Self::Avoided { .. } => "avoided",
             Self::FleetNotNamed => "fleet_not_named",
             Self::NotCluster => "not_cluster",
@@ -244,6 +258,13 @@ impl Shortfall {
             Self::Reservation { has: Some(has), .. } => format!("set `reservation: {has}`"),
             Self::Volume { .. } => "use a volume in the same place".into(),
             Self::NotNamed => "add it to `instances`".into(),
+            Self::NoContainers { .. } => {
+                "install Docker or Podman on it, or set `image: none` to run without isolation".into()
+            }
+            Self::NoProcesses => "set `image` to the name of one".into(),
+            Self::NoDefaultImage => {
+                "set `image`, or a default image (`windlass server --default-image`)".into()
+            }
             Self::Avoided { .. } => "it is tried again when there is nothing else".into(),
             Self::FleetNotNamed => "add the fleet to `fleets`".into(),
             Self::NotCluster => "use a fleet with `placement: cluster`".into(),
@@ -361,6 +382,11 @@ impl Display for Shortfall {
             }
             Self::Volume { at } => write!(f, "its volumes are in {}", places(at)),
             Self::NotNamed => f.write_str("is not one of the named instances"),
+            Self::NoContainers { image } => {
+                write!(f, "needs image {image}, and only plain processes run there")
+            }
+            Self::NoProcesses => f.write_str("has `image: none`, and only containers run there"),
+            Self::NoDefaultImage => f.write_str("names no image, and only containers run there"),
             Self::Avoided { place } => write!(f, "is avoided for now: the last attempt at {place} failed"),
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use windlass_api::Document;
 use windlass_model::{
+    config::derive::DefaultImages,
     id::InstanceId,
     managed_job::{
         plan::{PRIORITY, Plan},
@@ -28,6 +29,7 @@ pub(crate) struct Maker<'a> {
     pub(crate) priority: i64,
     pub(crate) ssh_key: Option<&'a str>,
     pub(crate) site: Site,
+    pub(crate) images: &'a DefaultImages,
 }
 
 /// One attempt of one task.
@@ -68,7 +70,7 @@ impl Maker<'_> {
             "profile": { "name": "default" },
             "file_archives": self.files.of(task),
         });
-        Ok(Spec::read(&Document::new(&spec)?, self.ssh_key)?)
+        Ok(Spec::read(&Document::new(&spec)?, self.ssh_key, self.images)?)
     }
 }
 

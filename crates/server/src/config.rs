@@ -10,6 +10,7 @@ use windlass_backend::local::Runtime;
 use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
 use windlass_model::{
     config::{
+        derive::DefaultImages,
         error::Diagnosis,
         units::parse_duration,
         yaml::{self, Value},
@@ -43,7 +44,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 pub enum SettingsError {
     #[error("understand the host `{host}`: want an IP address or `localhost`")]
     Host { host: String },
-    #[error("understand the runtime `{word}` of this machine: want `docker` or `process`")]
+    #[error("understand the runtime `{word}` of this machine: want `any`, `docker` or `process`")]
     Runtime { word: String },
     #[error("understand the database url")]
     Database(#[from] DbError),
@@ -92,9 +93,13 @@ pub struct Given {
     pub no_local: Option<bool>,
     /// The agent's program, if it is not beside the server's.
     pub agent: Option<PathBuf>,
-    /// `docker` or `process`: how jobs run on this machine.
+    /// `any`, `docker` or `process`: what jobs run in on this machine.
     pub local_runtime: Option<String>,
     pub docker_socket: Option<PathBuf>,
+    /// Images of runs that name none: where plain processes are not allowed, for `nvcc` and for `docker`.
+    pub default_image: Option<String>,
+    pub nvcc_image: Option<String>,
+    pub docker_image: Option<String>,
     pub keep_logs: Option<String>,
     pub log_store: Option<String>,
     pub lost_after: Option<String>,
@@ -144,6 +149,9 @@ impl Given {
                 "agent" => given.agent = Some(word.text.into()),
                 "local_runtime" => given.local_runtime = Some(word.text),
                 "docker_socket" => given.docker_socket = Some(word.text.into()),
+                "default_image" => given.default_image = Some(word.text),
+                "nvcc_image" => given.nvcc_image = Some(word.text),
+                "docker_image" => given.docker_image = Some(word.text),
                 "log_store" => given.log_store = Some(word.text),
                 "keep_logs" => given.keep_logs = Some(word.text),
                 "lost_after" => given.lost_after = Some(word.text),
@@ -166,7 +174,7 @@ impl Given {
                 "tls_key" => given.tls_key = Some(word.text.into()),
                 unknown => {
                     let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
-                                agent, local_runtime, docker_socket, keep_logs, log_store, lost_after, \
+                                agent, local_runtime, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                                 retry_delay, lock_timeout, jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
                     return Err(wrong(unknown, want));
                 }
@@ -190,6 +198,9 @@ impl Given {
             agent: self.agent.or(other.agent),
             local_runtime: self.local_runtime.or(other.local_runtime),
             docker_socket: self.docker_socket.or(other.docker_socket),
+            default_image: self.default_image.or(other.default_image),
+            nvcc_image: self.nvcc_image.or(other.nvcc_image),
+            docker_image: self.docker_image.or(other.docker_image),
             keep_logs: self.keep_logs.or(other.keep_logs),
             log_store: self.log_store.or(other.log_store),
             lost_after: self.lost_after.or(other.lost_after),
@@ -217,10 +228,12 @@ pub struct Settings {
     pub local: bool,
     /// The agent's program; `None`: the one beside the server's.
     pub agent_binary: Option<PathBuf>,
-    /// How jobs run on this machine; `None`: in containers where an engine answers, else as processes.
+    /// What jobs run in on this machine; `None`: either where an engine answers, else plain processes.
     pub local_runtime: Option<Runtime>,
     /// The container engine of this machine; `None`: `DOCKER_HOST`, or the usual places.
     pub docker_socket: Option<PathBuf>,
+    /// Of runs that name no image.
+    pub images: DefaultImages,
     /// Whether this replica turns the pipelines; one that does not only answers requests.
     pub pipelines: bool,
     /// How long logs are kept after the end of their run; `None` is for ever.
@@ -330,6 +343,11 @@ impl Settings {
             agent_binary: given.agent,
             local_runtime,
             docker_socket: given.docker_socket,
+            images: DefaultImages {
+                base: given.default_image,
+                nvcc: given.nvcc_image,
+                docker: given.docker_image,
+            },
             pipelines: true,
             body_bytes_max: BODY_BYTES_MAX,
             upload_bytes_max: UPLOAD_BYTES_MAX,

@@ -154,6 +154,7 @@ fn limits(config: &Config) -> Needs {
         reservation: machines.reservation.clone(),
         volumes: Vec::new(),
         instances: None,
+        image: None,
         whole: false,
         avoid: Vec::new(),
         avoid_instances: Vec::new(),

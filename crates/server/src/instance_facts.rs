@@ -52,7 +52,10 @@ pub(crate) fn type_of_host(name: &str, has: &Has, spot: bool) -> Value {
         "cpus": has.cpus, "memory_mib": has.memory_mib, "spot": spot, "cpu_arch": has.arch,
         "disk": {"size_mib": has.disk_mib}, "gpus": gpus,
     });
-    json!({ "name": name, "resources": resources })
+    if has.runtime.is_empty() {
+        return json!({ "name": name, "resources": resources });
+    }
+    json!({ "name": name, "resources": resources, "runtime": has.runtime })
 }
 
 /// Column `instance_type`, from what was offered.

@@ -16,6 +16,7 @@ use windlass_model::{
         blocks,
         offers::{Availability, Gpu, Host, Offer, gpus_given},
         place::{Fleet, Held, Instance, Inventory, Readiness},
+        runs_in::Runtimes,
     },
     resources::{CpuArch, GpuVendor, ResourcesSpec},
     time::Timestamp,
@@ -33,6 +34,9 @@ use crate::{
 struct Kind {
     name: String,
     resources: Resources,
+    /// The agent's runtime; absent where no agent has reported.
+    #[serde(default)]
+    runtime: String,
 }
 
 #[derive(Deserialize)]
@@ -134,7 +138,15 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
         Some(text) => known_kind(text)?,
         None => (
             String::new(),
-            Host { cpus: 0, arch: None, memory_mib: 0, disk_mib: 0, gpus: Vec::new(), spot: row.spot },
+            Host {
+                cpus: 0,
+                arch: None,
+                memory_mib: 0,
+                disk_mib: 0,
+                gpus: Vec::new(),
+                spot: row.spot,
+                runtimes: None,
+            },
         ),
     };
     Ok(Offer {
@@ -157,7 +169,7 @@ fn known_kind(text: &str) -> Result<(String, Host), PassError> {
         return Ok(known.clone());
     }
     let kind: Kind = serde_json::from_str(text).map_err(PassError::document)?;
-    let read = (kind.name, host(kind.resources));
+    let read = (kind.name, host(kind.resources, &kind.runtime));
     let mut known = KNOWN.lock();
     if known.len() >= KINDS_MAX {
         known.clear();
@@ -169,7 +181,7 @@ fn known_kind(text: &str) -> Result<(String, Host), PassError> {
 /// More kinds than this are rare; then the memory starts afresh.
 const KINDS_MAX: usize = 4_096;
 
-fn host(resources: Resources) -> Host {
+fn host(resources: Resources, runtime: &str) -> Host {
     Host {
         cpus: resources.cpus,
         arch: match resources.cpu_arch.as_deref() {
@@ -181,6 +193,7 @@ fn host(resources: Resources) -> Host {
         disk_mib: resources.disk.map_or(0, |disk| disk.size_mib),
         gpus: resources.gpus.into_iter().map(gpu).collect(),
         spot: resources.spot,
+        runtimes: Runtimes::parse(runtime),
     }
 }
 

@@ -63,6 +63,8 @@ fn offer(dispatcher: &Dispatcher, nodes: &Nodes) -> Offer {
             disk_mib: 0,
             gpus: vec![gpu; nodes.gpus as usize],
             spot: false,
+            // Each node has its own; the executor on it refuses what it cannot run.
+            runtimes: None,
         },
         total_blocks: 1,
     }

@@ -8,7 +8,7 @@ use windlass_model::{
     config::{
         Configuration,
         decode::{Mode, decode},
-        derive::{self, DefaultImages, Inherited, Inputs},
+        derive::{self, Inherited, Inputs},
         error::{Diagnosis, summary},
         job_spec::{FileArchive, JobSpec},
         profile::{CreationPolicy, InstanceSelector, Profile, Properties, Retry, StartupOrder, StopCriteria},
@@ -23,6 +23,7 @@ use windlass_model::{
     plan::{
         offers::{Named, Needs},
         place::Creation,
+        runs_in::ImageChoice,
     },
     retry::{self, Policy},
     schedule::{CronProblem, Crons},
@@ -92,6 +93,7 @@ impl RunShape {
             repo_dir: text("repo_dir"),
             working_dir: text("working_dir"),
             file_archives: serde_json::from_value(spec["file_archives"].clone()).unwrap_or_default(),
+            images: serde_json::from_value(spec["default_images"].clone()).unwrap_or_default(),
         };
         Ok(Self { name: name.to_owned(), configuration, properties, inherited, crons, retry })
     }
@@ -243,6 +245,7 @@ impl RunShape {
             avoid: Vec::new(),
             avoid_instances: Vec::new(),
             whole: asked.multinode == Some(true),
+            image: ImageChoice::of(spec),
         }
     }
 
@@ -274,7 +277,6 @@ impl RunShape {
             configuration: &self.configuration,
             profile: Some(&self.properties),
             inherited: &self.inherited,
-            images: images(),
             image: None,
             server_url: None,
         }
@@ -320,11 +322,6 @@ impl Shapes {
     pub fn forget(&self, run: RunId) {
         self.0.lock().remove(&run);
     }
-}
-
-fn images() -> &'static DefaultImages {
-    static IMAGES: std::sync::LazyLock<DefaultImages> = std::sync::LazyLock::new(DefaultImages::default);
-    &IMAGES
 }
 
 fn policy(retry: &Retry) -> Option<Policy> {

@@ -1,7 +1,8 @@
 //! Images: which engine of this machine runs them, and how each is told.
 //!
 //! Engines are told by their own programs, which are the same for all users of a machine and know where their
-//! engine is. A container without an image, or a machine without an engine, makes a plain process.
+//! engine is. A container without an image is a plain process. One with an image is refused where no engine is, unless
+//! whoever runs the executor said `--runtime process`.
 
 use std::{path::PathBuf, process::Stdio};
 
@@ -18,9 +19,9 @@ const SAID_MAX: usize = 500;
 /// What may run containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Runtime {
-    /// Docker, Podman or Apptainer, whichever is here; a plain process otherwise
+    /// Docker, Podman or Apptainer, whichever is here; containers with an image are refused where none is
     Auto,
-    /// A plain process: the image is not used
+    /// A plain process, also for containers with an image: the image is ignored, and the result is not reused
     Process,
     Docker,
     Podman,
@@ -52,7 +53,7 @@ pub(super) struct Order<'a> {
     pub(super) gpus: Option<String>,
 }
 
-/// `Ok(None)`: a plain process. With a reason, if that is not what was asked for.
+/// `Ok(None)`: a plain process. With a warning where the image was ignored.
 pub(super) async fn choose(
     runtime: Runtime,
     image: &str,
@@ -61,7 +62,7 @@ pub(super) async fn choose(
         return Ok((None, None));
     }
     let candidates: &[Engine] = match runtime {
-        Runtime::Process => return Ok((None, Some(format!("the image `{image}` was not used")))),
+        Runtime::Process => return Ok((None, Some(format!("image `{image}` was ignored")))),
         Runtime::Auto => &[
             Engine::Docker("docker"),
             Engine::Docker("podman"),
@@ -78,7 +79,10 @@ pub(super) async fn choose(
         }
     }
     if runtime == Runtime::Auto {
-        return Ok((None, Some(format!("no container engine is here: the image `{image}` was not used"))));
+        let why = format!(
+            "image `{image}` cannot be used: neither Docker nor Podman nor Apptainer answers on this machine"
+        );
+        return Err(Stopped::Impossible { reason: "image", why });
     }
     let why = format!("{runtime:?} does not answer on this machine");
     Err(Stopped::Machine(std::io::Error::new(std::io::ErrorKind::NotFound, why)))

@@ -21,6 +21,7 @@ use super::{
     image::{Engine, Order, Runtime, Verdict, choose},
 };
 use crate::cgroup::task::{Limits, TaskGroup};
+use windlass_model::queue::reuse::IMAGE_IGNORED;
 
 /// Pieces of output that wait to be taken. A program that writes faster waits.
 const PIECES_MAX: usize = 64;
@@ -68,6 +69,7 @@ pub(super) struct Work {
     oom_before: u64,
     engine: Option<Engine>,
     /// What is not as it was asked for.
+    /// Said where the image was ignored.
     warning: Option<String>,
 }
 
@@ -274,6 +276,7 @@ impl Work {
         let mut said = json!({ "usage": { "cpu_us": usage.cpu_us } });
         if let Some(warning) = &self.warning {
             said["warning"] = warning.as_str().into();
+            said[IMAGE_IGNORED] = "true".into();
         }
         let verdict = match self.engine {
             Some(engine) => engine.verdict(&self.container()).await,

@@ -9,7 +9,8 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use windlass_api::agent::runner::{HostName, JobStarted, JobState, Submit};
+use windlass_api::agent::runner::{HostName, JobStarted, JobState, Submit, User};
+use windlass_model::config::name::UnixUser;
 
 use super::{
     cluster,
@@ -17,7 +18,7 @@ use super::{
     env::{self, Env},
     excerpt,
     names::Names,
-    phase,
+    phase, python,
     session::Session,
     site::Site,
     ssh::{AuthorizedKeys, Connections},
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::{
     spool::{Spool, Stream},
-    taskdir::{IMAGE_CONFIG, INSIDE, ImageConfig, RunnerConfig},
+    taskdir::{IMAGE_CONFIG, INSIDE, ImageConfig, RunnerConfig, TaskPorts},
 };
 
 /// Where the MPI list of hosts is inside a container; elsewhere it is in the `run` directory.
@@ -343,8 +344,10 @@ impl Job {
         let failed =
             |error: &dyn std::error::Error| Cause::NotStarted { reason: "executor_error", why: told(error) };
         let users = Users::read(Path::new("/")).map_err(|error| failed(&error))?;
-        let account =
-            users.account(submit.job_spec.user.as_ref(), self.around.uid).map_err(|error| failed(&error))?;
+        let image = self.image_config();
+        let of_image = image_user(&image.user);
+        let user = submit.job_spec.user.as_ref().or(of_image.as_ref());
+        let account = users.account(user, self.around.uid).map_err(|error| failed(&error))?;
         let default = Site::new(account, self.around.home_dir.clone());
         let working_dir = match submit.job_spec.working_dir.as_deref() {
             None | Some("") => default.working_dir.clone(),
@@ -364,24 +367,43 @@ impl Job {
         let gate = phase::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let names = Names::of(&mut env, self.around.scratch.as_deref());
         names.as_ref().map_or(Ok(()), Names::make).map_err(|error| failed(&error))?;
-        let argv = self.argv(&submit);
+        own_port(&mut env, &TaskPorts::read(&self.around.run));
+        if submit.job_spec.python.is_some() {
+            python::activate(&mut env, &python::directory(&self.around));
+        }
+        let argv = if submit.job_spec.commands.is_empty() {
+            image.entrypoint.into_iter().chain(image.cmd).collect()
+        } else {
+            submit.job_spec.commands.clone()
+        };
         Ok(Plan { submit, site, env, argv, hostfile, phase, gate, names })
     }
 
-    /// The job's commands, else what the image itself would have run.
-    fn argv(&self, submit: &Submit) -> Vec<String> {
-        if !submit.job_spec.commands.is_empty() {
-            return submit.job_spec.commands.clone();
-        }
+    /// What the image itself would run, and as whom. Empty for a plain process.
+    fn image_config(&self) -> ImageConfig {
         let text = std::fs::read(self.around.run.join(IMAGE_CONFIG)).unwrap_or_default();
-        let image: ImageConfig = serde_json::from_slice(&text).unwrap_or_default();
-        image.entrypoint.into_iter().chain(image.cmd).collect()
+        serde_json::from_slice(&text).unwrap_or_default()
     }
 
     /// Where the job's files for reaching its other nodes go.
     pub fn cluster_place<'a>(&self, account: &'a Account) -> cluster::Place<'a> {
         cluster::Place { account, task: self.around.config.task, in_container: self.around.in_container }
     }
+}
+
+/// A program that cannot be given its port by the kernel is told another one.
+fn own_port(env: &mut Env, ports: &TaskPorts) {
+    let name = std::ffi::OsStr::new("PORT");
+    let told = env.get(name).and_then(|port| port.to_str()?.parse().ok());
+    if let Some(told) = told.filter(|_| !ports.is_rewritten) {
+        env.insert(name.to_owned(), ports.own(told).to_string().into());
+    }
+}
+
+/// `USER` of an image: `name`, `uid`, either with `:group`.
+fn image_user(text: &str) -> Option<User> {
+    let UnixUser { uid, username, gid, groupname } = UnixUser::parse(text).ok()?;
+    Some(User { uid, gid, username, groupname })
 }
 
 fn session(site: &Site, env: &Env) -> Session {

@@ -16,6 +16,7 @@ pub mod names;
 mod phase;
 mod ports;
 pub mod pump;
+mod python;
 pub mod repo;
 pub mod serve;
 pub mod session;

@@ -17,7 +17,10 @@ use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 use windlass_api::agent::PORT_PROTOCOL;
 
 use super::job::Job;
-use crate::{http::Refusal, taskdir::SSH_PORT_FILE};
+use crate::{
+    http::Refusal,
+    taskdir::{SSH_PORT_FILE, TaskPorts},
+};
 
 /// Streams open at once; a task is one process' worth of guests.
 static OPEN: Semaphore = Semaphore::const_new(256);
@@ -41,7 +44,10 @@ pub(super) async fn connect(
     let place = OPEN.try_acquire().map_err(|_| {
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too many connections to this task are open")
     })?;
-    let port = if wanted.port == 0 { ssh_port(&job)? } else { wanted.port };
+    let port = match wanted.port {
+        0 => ssh_port(&job)?,
+        port => TaskPorts::read(&job.around.run).own(port),
+    };
     let mut inside = dial(port)
         .await
         .map_err(|error| Refusal::conflict(format!("nobody answers at port {port} of the task: {error}")))?;

@@ -21,7 +21,7 @@ use super::{
     job::{Halt, Job, Plan, told},
     phase,
     pump::{Pump, Trouble},
-    repo,
+    python, repo,
     steps::Step,
     tree::Tree,
     user::make_dir,
@@ -179,6 +179,10 @@ async fn bring(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Cause>
     }
     if let Some(gap) = loose {
         tracing::warn!("{gap}");
+    }
+    if let Some(version) = &spec.python {
+        let dir = python::directory(&job.around);
+        python::prepare(site, &plan.env, version, &dir).await.map_err(|error| not_started("", &error))?;
     }
     profile(job, plan, traces);
     Ok(())

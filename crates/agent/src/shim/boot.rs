@@ -26,6 +26,7 @@ use super::{
     enrolment::Current,
     events::Events,
     growth::Growth,
+    mixed::Mixed,
     policy::{Policy, PolicyError},
     premises::Premises,
     process::Process,
@@ -120,10 +121,10 @@ pub async fn run(boot: Boot) -> Result<(), BootError> {
             }
         }
         #[cfg(feature = "testing")]
-        Chosen::Process | Chosen::Docker(_) if boot.simulated.hosts.is_some() => {
+        Chosen::Process | Chosen::Docker(_) | Chosen::Any(_) if boot.simulated.hosts.is_some() => {
             return Err(BootError::ManyHosts);
         }
-        Chosen::Process | Chosen::Docker(_) => {
+        Chosen::Process | Chosen::Docker(_) | Chosen::Any(_) => {
             let shim = open_real(&boot, &chosen, policy, &stop).await?;
             if boot.write_host_info {
                 write_host_info(&shim).await?;
@@ -197,6 +198,8 @@ enum Chosen {
     Process,
     /// By its socket.
     Docker(PathBuf),
+    /// Containers and plain processes, by the engine's socket.
+    Any(PathBuf),
 }
 
 /// What was asked for, else what this home's tasks were started with, else what suits the host.
@@ -210,16 +213,18 @@ fn choose(boot: &Boot) -> Result<Chosen, BootError> {
         Some(RuntimeName::Hollow) => Chosen::Hollow,
         Some(RuntimeName::Process) => Chosen::Process,
         Some(RuntimeName::Docker) => Chosen::Docker(usual()),
+        Some(RuntimeName::Any) => Chosen::Any(usual()),
         // An engine that is not up yet is still the one that has our containers.
-        None if noted == "docker" => Chosen::Docker(usual()),
+        None if matches!(noted.as_str(), "docker" | "any") => Chosen::Any(usual()),
         None if noted == "process" => Chosen::Process,
-        None => socket().map_or(Chosen::Process, Chosen::Docker),
+        None => socket().map_or(Chosen::Process, Chosen::Any),
     };
     let name = match &chosen {
         #[cfg(feature = "testing")]
         Chosen::Hollow => "hollow",
         Chosen::Process => "process",
         Chosen::Docker(_) => "docker",
+        Chosen::Any(_) => "any",
     };
     // What is there already is not written again: a full disk would leave nothing of it.
     if noted != name {
@@ -248,15 +253,25 @@ async fn open_real(
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
+    let processes = || Process::new(boot.home.clone());
     let (runtime, engine, data): (Arc<dyn Runtime>, _, _) = match chosen {
         Chosen::Docker(socket) => {
             let docker = reach(socket, &boot.home).await?;
             let data = docker.data().await;
             (Arc::new(docker), Some(socket.clone()), data)
         }
+        Chosen::Any(socket) => {
+            let docker = reach(socket, &boot.home).await?;
+            let data = docker.data().await;
+            (Arc::new(Mixed::new(docker, processes())), Some(socket.clone()), data)
+        }
+        // A dstack server names an image for every task. Who opens the port for it and asks for processes means that.
+        Chosen::Process if boot.compat_tcp.is_some() && boot.runtime == Some(RuntimeName::Process) => {
+            (Arc::new(processes().ignoring_images()), None, None)
+        }
         #[cfg(feature = "testing")]
-        Chosen::Hollow => (Arc::new(Process::new(boot.home.clone())), None, None),
-        Chosen::Process => (Arc::new(Process::new(boot.home.clone())), None, None),
+        Chosen::Hollow => (Arc::new(processes()), None, None),
+        Chosen::Process => (Arc::new(processes()), None, None),
     };
     let policy = policy.guarding([boot.home.clone()].into_iter().chain(engine));
     let gpus = gpu::discover().await;
@@ -387,7 +402,7 @@ async fn write_host_info(shim: &Arc<Shim>) -> Result<(), BootError> {
 
 /// Why the container engine does not answer, when there is one and it does not.
 async fn engine_problem(shim: &Shim) -> Option<String> {
-    if shim.runtime.name() != "docker" {
+    if !matches!(shim.runtime.name(), "docker" | "any") {
         return None;
     }
     match tokio::time::timeout(ENGINE_ANSWER, shim.runtime.found()).await {

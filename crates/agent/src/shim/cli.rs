@@ -50,7 +50,7 @@ struct Flags {
     /// Unix socket to answer on [default: HOME/shim.sock]
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_SOCKET")]
     socket: Option<PathBuf>,
-    /// What starts tasks [default: docker where an engine answers, else process]
+    /// What starts tasks [default: any where an engine answers, else process]
     #[arg(long, value_name = "NAME", env = "WINDLASS_AGENT_RUNTIME")]
     runtime: Option<RuntimeName>,
     /// Socket of the container engine [default: DOCKER_HOST, else the usual places, Podman's too]
@@ -102,9 +102,11 @@ struct Enrol {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum RuntimeName {
-    /// Containers, by Docker or Podman
+    /// Containers for tasks with an image, plain processes for the others
+    Any,
+    /// Containers only, by Docker or Podman
     Docker,
-    /// Plain processes
+    /// Plain processes only
     Process,
     /// Simulated tasks, for tests
     #[cfg(feature = "testing")]

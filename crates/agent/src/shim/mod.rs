@@ -11,6 +11,7 @@ pub mod growth;
 pub mod hollow;
 pub mod journal;
 pub mod keys;
+pub mod mixed;
 pub mod mounts;
 pub mod policy;
 pub mod premises;

@@ -1,4 +1,4 @@
-//! What starts a task: a container engine, plain processes, or nothing at all (`hollow`).
+//! What starts a task: a container engine, plain processes, either as the task asks, or nothing at all (`hollow`).
 //!
 //! The shim decides and a runtime obeys. Everything it is given is already allowed, resolved and allocated. Every
 //! call may be repeated, also by a shim that was killed half way through the first: it has one effect.
@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use windlass_api::agent::shim::{Port, PullProgress, TaskSpec};
-use windlass_model::id::SubmissionId;
+use windlass_model::{id::SubmissionId, plan::runs_in::NO_IMAGE};
 
 use crate::{host::gpu::Gpu, taskdir::TaskDir};
 
@@ -133,8 +133,18 @@ pub struct RegistryAuth {
 }
 
 pub trait Runtime: Send + Sync + 'static {
-    /// `docker`, `process` or `hollow`.
+    /// `docker`, `process`, `any` or `hollow`.
     fn name(&self) -> &'static str;
+
+    /// The runtime that such a task is started by: `docker`, `process` or `hollow`.
+    fn name_for(&self, _spec: &TaskSpec) -> &'static str {
+        self.name()
+    }
+
+    /// Why it cannot run such a task, if it cannot. An image is a promise of isolation, so none is left unused.
+    fn refusal(&self, _spec: &TaskSpec) -> Option<String> {
+        None
+    }
 
     /// Brings the image. Dropping the future cancels it.
     fn pull<'a>(
@@ -155,7 +165,7 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Something ended by a signal that none of ours sent. Waits for a moment whether whatever runs the tasks is on
     /// its way down, and ended it for that.
-    fn goes_away(&self) -> BoxFuture<'_, bool> {
+    fn goes_away<'a>(&'a self, _spec: &'a TaskSpec) -> BoxFuture<'a, bool> {
         Box::pin(std::future::ready(false))
     }
 
@@ -173,6 +183,11 @@ pub trait Runtime: Send + Sync + 'static {
     fn play(&self, _task: SubmissionId, _call: Request<Bytes>) -> Option<BoxFuture<'_, Response<Body>>> {
         None
     }
+}
+
+/// Whether the task names no image to run in.
+pub fn is_plain_process(spec: &TaskSpec) -> bool {
+    spec.image_name == NO_IMAGE
 }
 
 /// What `GET /api/tasks/ID/job` is for a runtime that plays the runner: answered with a `JobRecord`.

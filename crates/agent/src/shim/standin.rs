@@ -11,7 +11,7 @@ use windlass_api::agent::SHIM_PORT;
 use super::{
     api::COMPAT_VERSION,
     boot::Boot,
-    cli::{self, LogLevel},
+    cli::{self, LogLevel, RuntimeName},
     policy,
 };
 
@@ -30,6 +30,9 @@ struct Args {
     /// From 0 (panic) to 6 (trace)
     #[arg(long, value_name = "N", env = "DSTACK_SHIM_LOG_LEVEL", default_value_t = 4)]
     shim_log_level: u8,
+    /// What starts tasks [default: any where an engine answers, else none that a dstack server can use]
+    #[arg(long, value_name = "NAME", env = "WINDLASS_AGENT_RUNTIME")]
+    runtime: Option<RuntimeName>,
     /// Write host_info.json
     #[arg(long, env = "DSTACK_SERVICE_MODE", num_args = 0..=1, default_value = "0", default_missing_value = "1")]
     service: String,
@@ -54,7 +57,7 @@ pub fn main() -> ExitCode {
     let boot = Boot {
         socket: args.shim_home.join("shim.sock"),
         home: args.shim_home,
-        runtime: None,
+        runtime: args.runtime,
         docker_socket: None,
         policy: PathBuf::from(policy::DEFAULT_FILE),
         compat_tcp: Some((Ipv4Addr::LOCALHOST, args.shim_http_port).into()),

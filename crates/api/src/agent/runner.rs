@@ -121,6 +121,9 @@ pub struct JobSpec {
     pub repo_exists_action: Option<String>,
     #[serde(default)]
     pub file_archives: Vec<FileArchive>,
+    /// The version of Python to prepare.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub python: Option<String>,
     /// Give the commands a terminal. Absent: only when the argument vector asks for an interactive shell.
     #[serde(default)]
     pub tty: Option<bool>,

@@ -97,6 +97,9 @@ pub struct TaskSpec {
     pub host_ssh_keys: Vec<String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub container_ssh_keys: Vec<String>,
+    /// Ports that its program listens on. On a network that it shares with other tasks it has ports of its own for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub app_ports: Vec<u16>,
     /// Most processes and threads; 0 is the agent's default.
     #[serde(default)]
     pub pids: i64,

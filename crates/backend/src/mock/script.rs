@@ -209,6 +209,7 @@ impl Kind {
                 disk_mib: mib(self.disk_gb),
                 gpus: gpus.collect(),
                 spot: self.spot,
+                runtimes: None,
             },
             total_blocks: 1,
         }

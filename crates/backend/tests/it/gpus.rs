@@ -21,7 +21,7 @@ fn host(vendor: &str, name: &str, memory: u64, count: u32, capability: Option<(u
         memory: 128 << 30,
     };
     let gpus = gpus_of(&info);
-    Host { cpus: 16, arch: None, memory_mib: 131_072, disk_mib: 1_048_576, gpus, spot: false }
+    Host { cpus: 16, arch: None, memory_mib: 131_072, disk_mib: 1_048_576, gpus, spot: false, runtimes: None }
 }
 
 /// What does not fit, as people read it.

@@ -291,7 +291,7 @@ impl System {
 
 /// A run that both take.
 fn submission(name: &str, command: &str) -> Value {
-    let configuration = json!({"type": "task", "name": name, "image": "busybox:1", "user": "root",
+    let configuration = json!({"type": "task", "name": name, "image": "none", "user": "root",
         "commands": [command], "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1},
         "disk": null}});
     let spec = json!({"run_name": name, "repo_id": "none", "repo_data": {"repo_type": "virtual"},

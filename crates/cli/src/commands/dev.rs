@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// The program `windlass-agent`, if it is not beside this one
     #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
-    /// How jobs run on this machine: `docker` or `process`; containers where an engine answers, if not given
+    /// What jobs run in on this machine: `any`, `docker` or `process`; `any` where a container engine answers
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", value_name = "RUNTIME")]
     pub(crate) local_runtime: Option<String>,
     /// How much to log

@@ -86,12 +86,22 @@ pub(crate) struct Args {
     /// The program `windlass-agent`, if it is not beside this one
     #[arg(long, env = "WINDLASS_AGENT", global = true, value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
-    /// How jobs run on this machine: `docker` or `process`; containers where an engine answers, if not given
+    /// What jobs run in on this machine: `any` (containers for jobs with an image, plain processes for the others),
+    /// `docker` or `process`; `any` where a container engine answers, if not given
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", global = true, value_name = "RUNTIME")]
     pub(crate) local_runtime: Option<String>,
     /// Socket of this machine's container engine; `DOCKER_HOST` or the usual places, if not given
     #[arg(long, env = "WINDLASS_SERVER_DOCKER_SOCKET", global = true, value_name = "PATH")]
     pub(crate) docker_socket: Option<PathBuf>,
+    /// Image of jobs that name none, on machines that run containers only
+    #[arg(long, env = "WINDLASS_SERVER_DEFAULT_IMAGE", global = true, value_name = "IMAGE")]
+    pub(crate) default_image: Option<String>,
+    /// Image with the CUDA compiler, for jobs with `nvcc: true`
+    #[arg(long, env = "WINDLASS_SERVER_NVCC_IMAGE", global = true, value_name = "IMAGE")]
+    pub(crate) nvcc_image: Option<String>,
+    /// Image with Docker and `start-dockerd` inside, for jobs with `docker: true`
+    #[arg(long, env = "WINDLASS_SERVER_DOCKER_IMAGE", global = true, value_name = "IMAGE")]
+    pub(crate) docker_image: Option<String>,
     /// Where logs of jobs are kept: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`
     #[arg(long, env = "WINDLASS_SERVER_LOG_STORE", global = true, value_name = "PLACE")]
     pub(crate) log_store: Option<String>,
@@ -298,6 +308,9 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         agent: args.agent,
         local_runtime: args.local_runtime,
         docker_socket: args.docker_socket,
+        default_image: args.default_image,
+        nvcc_image: args.nvcc_image,
+        docker_image: args.docker_image,
         keep_logs: args.keep_logs,
         log_store: args.log_store,
         lost_after: args.lost_after,

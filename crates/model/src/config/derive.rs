@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Configuration,
     dev_environment::DevEnvironment,
@@ -18,7 +20,10 @@ use super::{
     traffic::{Method, Model, Probe, ProbeHeader, ProbeKind, Replicas, Text},
     units::{Offable, OneOrMany},
 };
-use crate::resources::{CpuArch, GpuVendor, ResourcesSpec};
+use crate::{
+    plan::runs_in::{NO_IMAGE, OFFERS_ONLY},
+    resources::{CpuArch, GpuVendor, ResourcesSpec},
+};
 
 /// Seconds that a run has to stop by itself, unless it says otherwise.
 pub const STOP_DURATION: i64 = 300;
@@ -32,8 +37,10 @@ pub enum Error {
     NotARun { kind: &'static str },
     #[error("nothing to run: give `commands` or `entrypoint`, or an image that has a command")]
     NothingToRun,
-    #[error("`image` is required: the default image does not run on {on}")]
-    ImageRequired { on: &'static str },
+    #[error(
+        "`{field}: true` needs an image for it: name one with `image`, or have the server started with `--{setting}`"
+    )]
+    NoImageFor { field: &'static str, setting: &'static str },
     #[error("read entrypoint `{entrypoint}`: {reason}")]
     Entrypoint { entrypoint: String, reason: &'static str },
     #[error("interpolate `{text}`: {reason}")]
@@ -44,24 +51,18 @@ pub enum Error {
     NoSuchGroup { index: usize },
 }
 
-/// The images that are used when a run names none.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The images that are used when a run names none: settings of the server, the project or the profile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefaultImages {
-    pub base: String,
-    /// With the CUDA compiler.
-    pub devel: String,
-    /// With Docker inside.
-    pub docker: String,
-}
-
-impl Default for DefaultImages {
-    fn default() -> Self {
-        Self {
-            base: "dstackai/base".to_owned(),
-            devel: "dstackai/base:devel".to_owned(),
-            docker: "dstackai/dind".to_owned(),
-        }
-    }
+    /// Where plain processes are not allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    /// With the CUDA compiler, for `nvcc: true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvcc: Option<String>,
+    /// With Docker inside, for `docker: true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub docker: Option<String>,
 }
 
 /// What a registry says about an image.
@@ -81,6 +82,7 @@ pub struct Inherited {
     pub repo_dir: Option<String>,
     pub working_dir: Option<String>,
     pub file_archives: Vec<FileArchive>,
+    pub images: DefaultImages,
 }
 
 /// Everything that jobs are made from.
@@ -91,7 +93,6 @@ pub struct Inputs<'a> {
     /// The profile of the run; the configuration's own properties win.
     pub profile: Option<&'a Properties>,
     pub inherited: &'a Inherited,
-    pub images: &'a DefaultImages,
     /// Metadata of the image, where `needs_image_metadata` asked for it.
     pub image: Option<&'a ImageMetadata>,
     /// Where a job with `dstack: true` finds the server.
@@ -109,7 +110,8 @@ pub fn needs_image_metadata(configuration: &Configuration) -> bool {
         Configuration::Fleet(_) | Configuration::Gateway(_) | Configuration::Volume(_) => return false,
     };
     let runs = commands || run.entrypoint.is_some();
-    image != "scratch" && (run.user.is_none() || !runs || run.resources.cpu.arch.is_none())
+    ![OFFERS_ONLY, NO_IMAGE].contains(&image.as_str())
+        && (run.user.is_none() || !runs || run.resources.cpu.arch.is_none())
 }
 
 /// The jobs a run starts with: every group's smallest number of replicas.
@@ -198,6 +200,7 @@ struct Part<'a> {
     resources: &'a ResourcesSpec,
     ports: &'a [PortMapping],
     image: Option<&'a str>,
+    python: Option<&'a str>,
     docker: bool,
     nvcc: bool,
     privileged: bool,
@@ -220,6 +223,7 @@ fn part<'a>(run: &'a Run, profile: &'a Properties) -> Part<'a> {
         resources: &run.resources,
         ports: &[],
         image: run.image.as_deref(),
+        python: run.python.as_ref().map(|python| python.0.as_str()),
         docker: run.docker == Some(true),
         nvcc: run.nvcc == Some(true),
         privileged: run.privileged,
@@ -307,6 +311,7 @@ fn group_part<'a>(base: Part<'a>, group: &'a ReplicaGroup) -> Part<'a> {
         resources: &group.resources,
         ports: &[],
         image: group.image.as_deref().or(base.image),
+        python: group.python.as_ref().map(|python| python.0.as_str()).or(base.python),
         docker: group.docker.unwrap_or(base.docker),
         nvcc: group.nvcc.unwrap_or(base.nvcc),
         privileged: group.privileged.unwrap_or(base.privileged),
@@ -347,7 +352,10 @@ fn job_spec(
     let repo = run.repos.first().map(|repo| &repo.0);
     let (node_group_index, node_group_name, node_group_job_index) = node_group;
     let metadata = inputs.image.filter(|_| part.image.is_some());
-    let resources = effective_resources(part, metadata)?;
+    let resources = effective_resources(part, metadata);
+    let image_name = image_name(&inputs.inherited.images, part)?;
+    let default_image = profile.default_image.clone().or_else(|| inputs.inherited.images.base.clone());
+    let default_image = default_image.filter(|_| image_name.is_empty());
     Ok(JobSpec {
         replica_num,
         job_num,
@@ -362,7 +370,9 @@ fn job_spec(
         commands: argv(run, part, metadata)?,
         env: environment(inputs, run)?,
         home_dir: None,
-        image_name: image_name(inputs.images, part),
+        image_name,
+        default_image,
+        python: part.python.map(str::to_owned),
         privileged: part.privileged || (part.docker && part.image.is_none()),
         single_branch: Some(run.single_branch.unwrap_or(true)),
         max_duration: match profile.max_duration {
@@ -435,12 +445,16 @@ fn user(run: &Run, metadata: Option<&ImageMetadata>) -> Option<UnixUser> {
     UnixUser::parse(text).ok()
 }
 
-fn image_name(images: &DefaultImages, part: &Part<'_>) -> String {
+/// Empty where the run names none.
+fn image_name(images: &DefaultImages, part: &Part<'_>) -> Result<String, Error> {
+    let set = |image: &Option<String>, field, setting| {
+        image.clone().ok_or(Error::NoImageFor { field, setting })
+    };
     match part.image {
-        Some(image) => image.to_owned(),
-        None if part.docker => images.docker.clone(),
-        None if part.nvcc => images.devel.clone(),
-        None => images.base.clone(),
+        Some(image) => Ok(image.to_owned()),
+        None if part.docker => set(&images.docker, "docker", "docker-image"),
+        None if part.nvcc => set(&images.nvcc, "nvcc", "nvcc-image"),
+        None => Ok(String::new()),
     }
 }
 
@@ -460,8 +474,8 @@ fn argv(run: &Run, part: &Part<'_>, metadata: Option<&ImageMetadata>) -> Result<
         let known = metadata.map(|image| image.entrypoint.iter().chain(&image.cmd).cloned().collect());
         known.unwrap_or_default()
     };
-    // The image that only asks for offers is never run, and has nothing to run.
-    if argv.is_empty() && part.image != Some("scratch") {
+    // An image may have a command of its own, which the agent finds out when it has the image.
+    if argv.is_empty() && part.image.is_none_or(|image| image == NO_IMAGE) {
         return Err(Error::NothingToRun);
     }
     Ok(argv)
@@ -564,45 +578,21 @@ fn chat_probe(model: &Model) -> ProbeSpec {
     }
 }
 
-/// Resources with what the image implies: the vendor of GPUs and the architecture of CPUs.
-fn effective_resources(part: &Part<'_>, metadata: Option<&ImageMetadata>) -> Result<ResourcesSpec, Error> {
+/// Resources with what the image and the names of GPUs imply.
+fn effective_resources(part: &Part<'_>, metadata: Option<&ImageMetadata>) -> ResourcesSpec {
     let mut resources = part.resources.clone();
-    let default_image = part.image.is_none();
     if let Some(gpu) = &mut resources.gpu {
-        gpu.vendor = gpu.vendor.or_else(|| infer_vendor(gpu.name.as_deref(), default_image && !part.docker));
+        gpu.vendor = gpu.vendor.or_else(|| infer_vendor(gpu.name.as_deref()));
     }
-    if default_image {
-        if resources.cpu.arch == Some(CpuArch::Arm) {
-            return Err(Error::ImageRequired { on: "ARM CPUs" });
-        }
-        let vendor = resources.gpu.as_ref().and_then(|gpu| gpu.vendor).filter(|_| !part.docker);
-        let on = match vendor {
-            Some(GpuVendor::Amd) => Some("AMD GPUs"),
-            Some(GpuVendor::Intel) => Some("Intel accelerators"),
-            Some(GpuVendor::Tenstorrent) => Some("Tenstorrent accelerators"),
-            Some(GpuVendor::Nvidia | GpuVendor::Google) | None => None,
-        };
-        if let Some(on) = on {
-            return Err(Error::ImageRequired { on });
-        }
+    if let Some([only]) = metadata.map(|image| image.architectures.as_slice()) {
+        resources.cpu.arch = resources.cpu.arch.or(Some(*only));
     }
-    resources.cpu.arch =
-        resources.cpu.arch.or_else(|| match metadata.map(|image| image.architectures.as_slice()) {
-            Some([only]) => Some(*only),
-            Some(_) => None,
-            None => default_image.then_some(CpuArch::X86),
-        });
-    Ok(resources)
+    resources
 }
 
-/// The vendor of GPUs that nobody named: that of their names, or that of the default image.
-pub fn infer_vendor(names: Option<&[String]>, default_image: bool) -> Option<GpuVendor> {
-    match names {
-        None | Some([]) => default_image.then_some(GpuVendor::Nvidia),
-        Some(names) => {
-            let mut vendors = names.iter().map(|name| crate::gpu::vendor_of(name));
-            let first = vendors.next().flatten()?;
-            vendors.all(|vendor| vendor == Some(first)).then_some(first)
-        }
-    }
+/// The vendor that the names of GPUs imply, where they agree.
+pub fn infer_vendor(names: Option<&[String]>) -> Option<GpuVendor> {
+    let mut vendors = names?.iter().map(|name| crate::gpu::vendor_of(name));
+    let first = vendors.next().flatten()?;
+    vendors.all(|vendor| vendor == Some(first)).then_some(first)
 }

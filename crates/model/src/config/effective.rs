@@ -29,15 +29,12 @@ fn effective_configuration(configuration: &mut Map<String, Value>) {
     if configuration.get("type") == Some(&json!("task")) && !is_set(configuration, "groups") {
         default(configuration, "nodes", || json!(1));
     }
-    let custom = is_set(configuration, "image") || configuration.get("docker") == Some(&json!(true));
     if let Some(gpu) = gpu_of(configuration) {
-        set_vendor(gpu, !custom);
+        set_vendor(gpu);
     }
     for group in configuration.get_mut("groups").and_then(Value::as_array_mut).into_iter().flatten() {
-        let Some(group) = group.as_object_mut() else { continue };
-        let custom = custom || is_set(group, "image") || group.get("docker") == Some(&json!(true));
-        if let Some(gpu) = gpu_of(group) {
-            set_vendor(gpu, !custom);
+        if let Some(gpu) = group.as_object_mut().and_then(gpu_of) {
+            set_vendor(gpu);
         }
     }
 }
@@ -46,12 +43,12 @@ fn gpu_of(owner: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
     owner.get_mut("resources")?.get_mut("gpu")?.as_object_mut()
 }
 
-fn set_vendor(gpu: &mut Map<String, Value>, default_image: bool) {
+fn set_vendor(gpu: &mut Map<String, Value>) {
     let names: Option<Vec<String>> = gpu
         .get("name")
         .and_then(Value::as_array)
         .map(|names| names.iter().filter_map(Value::as_str).map(str::to_owned).collect());
-    if let Some(vendor) = infer_vendor(names.as_deref(), default_image) {
+    if let Some(vendor) = infer_vendor(names.as_deref()) {
         default(gpu, "vendor", || json!(vendor));
     }
 }

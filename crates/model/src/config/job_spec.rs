@@ -42,7 +42,14 @@ pub struct JobSpec {
     pub env: BTreeMap<String, String>,
     #[serde(default)]
     pub home_dir: Option<String>,
+    /// Empty where the run names none, `none` where it is to be a plain process.
     pub image_name: String,
+    /// Where no image is named: the one to use on machines that allow no plain processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_image: Option<String>,
+    /// The version of Python to prepare.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub python: Option<String>,
     #[serde(default)]
     pub privileged: bool,
     #[serde(default)]

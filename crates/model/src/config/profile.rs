@@ -353,6 +353,8 @@ table! {
         pub fleets: Option<Vec<Reference>> = None,
         /// Only these hosts.
         pub instances: Option<Instances> = None,
+        /// The image of runs that name none, on machines that allow no plain processes.
+        pub default_image: Option<String> = None,
     }
     flatten {
         pub provisioning: Provisioning,
@@ -437,6 +439,7 @@ impl Properties {
             schedule: self.schedule.clone().or_else(|| base.schedule.clone()),
             fleets: self.fleets.clone().or_else(|| base.fleets.clone()),
             instances: self.instances.clone().or_else(|| base.instances.clone()),
+            default_image: self.default_image.clone().or_else(|| base.default_image.clone()),
             provisioning: Provisioning {
                 backends: p.backends.clone().or_else(|| q.backends.clone()),
                 regions: p.regions.clone().or_else(|| q.regions.clone()),

@@ -11,7 +11,7 @@ use super::{
     table::{deserialize_by_decoding, schema_literal, table},
     yaml::Node,
 };
-use crate::resources::ResourcesSpec;
+use crate::{plan::runs_in::NO_IMAGE, resources::ResourcesSpec};
 
 /// Home of the user that images usually run as; the wire wants a value here, nobody reads it.
 const HOME_DIR: &str = "/root";
@@ -71,7 +71,8 @@ table! {
     pub struct Run {
         /// The name of the run; generated when absent.
         pub name: Option<Name> = None,
-        /// The image of the container; a default one with Python when absent.
+        /// The image of the container. `none`, or no image at all, is a plain process where the machine allows it;
+        /// else the default image that the server names is used.
         pub image: Option<String> = None,
         /// The user inside the container, `user[:group]`; the image's own when absent.
         pub user: Option<User> = None,
@@ -83,11 +84,11 @@ table! {
         pub working_dir: Option<AbsolutePath> = None,
         /// Credentials for the registry of the image.
         pub registry_auth: Option<RegistryAuth> = None,
-        /// The version of Python in the default image.
+        /// The version of Python to prepare, by `uv` or by `pythonX.Y` of the machine; not together with an image.
         pub python: Option<Python> = None,
-        /// Installs the CUDA compiler into the default image.
+        /// Uses the server's image with the CUDA compiler (`windlass server --nvcc-image`).
         pub nvcc: Option<bool> = None,
-        /// Uses an image with Docker inside.
+        /// Uses the server's image with Docker inside (`windlass server --docker-image`).
         pub docker: Option<bool> = None,
         /// Clones only the current branch of the repository.
         pub single_branch: Option<bool> = None,
@@ -118,7 +119,7 @@ table! {
 
 impl Run {
     fn check(&self, node: &Node, cx: &mut Ctx) {
-        check_image_choice(self.image.is_some(), self.python.is_some(), self.nvcc, self.docker, node, cx);
+        check_image_choice(self.image.as_deref(), self.python.is_some(), self.nvcc, self.docker, node, cx);
         if self.repos.len() > 1 {
             cx.conflict(node, "repos", "at most one repository can be cloned");
         }
@@ -132,11 +133,6 @@ impl Run {
             cx.conflict(node, "volumes", format!("two volumes are mounted at `{}`", twice[0]));
         }
     }
-
-    /// The image is one of ours: neither the user's own nor anything inside Docker.
-    pub fn uses_default_image(&self) -> bool {
-        self.image.is_none()
-    }
 }
 
 fn is_dev_environment(node: &Node) -> bool {
@@ -145,7 +141,7 @@ fn is_dev_environment(node: &Node) -> bool {
 
 /// `image`, `docker` and the parts of the default image exclude each other.
 pub(crate) fn check_image_choice(
-    image: bool,
+    image: Option<&str>,
     python: bool,
     nvcc: Option<bool>,
     docker: Option<bool>,
@@ -153,8 +149,11 @@ pub(crate) fn check_image_choice(
     cx: &mut Ctx,
 ) {
     let (nvcc, docker) = (nvcc == Some(true), docker == Some(true));
+    // A plain process may well have a Python of its own.
+    let python_inside = python && image.is_some_and(|image| image != NO_IMAGE);
+    let image = image.is_some();
     let pairs = [
-        (image && python, "python", "image"),
+        (python_inside, "python", "image"),
         (image && nvcc, "nvcc", "image"),
         (image && docker, "docker", "image"),
         (docker && python, "python", "docker"),

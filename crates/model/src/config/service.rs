@@ -48,13 +48,13 @@ table! {
         pub reservation: Option<String> = None,
         /// What each replica runs.
         pub commands: Vec<String> = vec![],
-        /// The image of the container.
+        /// The image of the container; `none` is a plain process.
         pub image: Option<String> = None,
-        /// The version of Python in the default image.
+        /// The version of Python to prepare; not together with an image.
         pub python: Option<Python> = None,
-        /// Installs the CUDA compiler into the default image.
+        /// Uses the server's image with the CUDA compiler.
         pub nvcc: Option<bool> = None,
-        /// Uses an image with Docker inside.
+        /// Uses the server's image with Docker inside.
         pub docker: Option<bool> = None,
         /// Full access to the host's devices.
         pub privileged: Option<bool> = None,
@@ -67,7 +67,7 @@ table! {
 impl ReplicaGroup {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         run::check_image_choice(
-            self.image.is_some(),
+            self.image.as_deref(),
             self.python.is_some(),
             self.nvcc,
             self.docker,

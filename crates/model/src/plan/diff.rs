@@ -56,8 +56,8 @@ const SERVICE_ROLLING: [&str; 18] = [
 ];
 /// Beside the configuration in a run spec: the state of the code.
 const REPO_STATE: [&str; 4] = ["repo_id", "repo_data", "repo_code_hash", "file_archives"];
-/// Of the client that asked, not of the run.
-const CLIENT_ONLY: [&str; 1] = ["configuration_path"];
+/// Of the client that asked or of the server's settings, not of the run.
+const CLIENT_ONLY: [&str; 2] = ["configuration_path", "default_images"];
 const FLEET: [&str; 10] = [
     "nodes",
     "reservation",

@@ -7,4 +7,5 @@ pub mod offers;
 pub mod place;
 mod queue;
 mod refuse;
+pub mod runs_in;
 mod stock;

@@ -9,7 +9,10 @@ use crate::{
     gpu,
     id::InstanceId,
     money::Price,
-    plan::blocks::{self, Share},
+    plan::{
+        blocks::{self, Share},
+        runs_in::{ImageChoice, Runtimes},
+    },
     resources::{CpuArch, GpuSpec, GpuVendor, Range, ResourcesSpec},
 };
 
@@ -64,6 +67,9 @@ pub struct Host {
     pub disk_mib: u64,
     pub gpus: Vec<Gpu>,
     pub spot: bool,
+    /// `None` where that is not known before an agent runs there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtimes: Option<Runtimes>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -183,6 +189,8 @@ pub struct Needs {
     pub avoid_instances: Vec<InstanceId>,
     /// A node of several: it takes whole instances, never a share.
     pub whole: bool,
+    /// What it is to run in.
+    pub image: Option<ImageChoice>,
 }
 
 impl Needs {
@@ -327,6 +335,11 @@ fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {
     }
     if let Some(location) = needs.avoid.iter().find(|location| location.is_all_of(offer)) {
         short.add(|| Shortfall::Avoided { place: location.to_string() });
+    }
+    if let Some(image) = &needs.image
+        && let Err(shortfall) = image.on(offer.host.runtimes)
+    {
+        short.add(|| shortfall);
     }
     for volume in &needs.volumes {
         if !volume.iter().any(|location| location.admits(offer)) {

@@ -289,8 +289,23 @@ impl<'a> Round<'a> {
 }
 
 fn equal_but_whole(left: &Needs, right: &Needs) -> bool {
+    // Every field by name: one that is added later cannot be forgotten.
     let Needs {
-        resources, max_price, spot, spot_by_default, backends, regions, zones, instance_types, ..
+        resources,
+        max_price,
+        spot,
+        spot_by_default,
+        backends,
+        regions,
+        zones,
+        instance_types,
+        reservation,
+        volumes,
+        instances,
+        avoid,
+        avoid_instances,
+        whole: _,
+        image,
     } = left;
     *resources == right.resources
         && *max_price == right.max_price
@@ -300,11 +315,12 @@ fn equal_but_whole(left: &Needs, right: &Needs) -> bool {
         && *regions == right.regions
         && *zones == right.zones
         && *instance_types == right.instance_types
-        && left.reservation == right.reservation
-        && left.volumes == right.volumes
-        && left.instances == right.instances
-        && left.avoid == right.avoid
-        && left.avoid_instances == right.avoid_instances
+        && *reservation == right.reservation
+        && *volumes == right.volumes
+        && *instances == right.instances
+        && *avoid == right.avoid
+        && *avoid_instances == right.avoid_instances
+        && *image == right.image
 }
 
 fn fit(shape: &Shape<'_>, needs: &Needs) -> Fit {

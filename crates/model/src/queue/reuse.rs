@@ -55,13 +55,23 @@ fn rank(one: &Container, wanted: &Work) -> Option<(u8, i64, i64)> {
     let is_wanted = one.priority > 0 && !preempts && !one.runtime_status.contains_key("error");
     let first = |number: u64| -i64::try_from(number).unwrap_or(i64::MAX);
     match one.state {
-        Status::Complete if one.reusable && one.exit_code == Some(0) => Some((0, age, 0)),
+        Status::Complete if one.reusable && one.exit_code == Some(0) && !ignored_its_image(one) => {
+            Some((0, age, 0))
+        }
         #[expect(clippy::cast_possible_truncation, reason = "progress is a fraction")]
         Status::Running if is_wanted => Some((1, -((one.progress * 1e6) as i64), age)),
         Status::Locked if is_wanted => Some((2, first(one.priority), age)),
         Status::Queued if is_wanted => Some((3, first(one.priority), age)),
         Status::Complete | Status::Running | Status::Locked | Status::Queued | Status::Cancelled => None,
     }
+}
+
+/// The word in `runtime_status` of a container that ran as a plain process although it names an image.
+pub const IMAGE_IGNORED: &str = "imageIgnored";
+
+/// What ran outside of its image may have another result than what the request asks for.
+fn ignored_its_image(one: &Container) -> bool {
+    one.runtime_status.contains_key(IMAGE_IGNORED)
 }
 
 #[cfg(test)]
@@ -99,6 +109,9 @@ mod tests {
         let forbidden = Container { reusable: false, ..one("n", Status::Complete) };
         let held = Container { priority: 0, ..one("h", Status::Queued) };
         assert_eq!(picked(&[failed, forbidden, held, one("c", Status::Cancelled)]), None);
+        let mut outside = one("o", Status::Complete);
+        outside.runtime_status.insert(IMAGE_IGNORED.to_owned(), "true".into());
+        assert_eq!(picked(&[outside]), None, "it did not run in its image");
     }
 
     #[test]

@@ -245,6 +245,6 @@ fn gpu(one: &Accelerator) -> GpuSpec {
         None => (upper, None),
     };
     let names = vec![name];
-    let vendor = infer_vendor(Some(&names), false);
+    let vendor = infer_vendor(Some(&names));
     GpuSpec { vendor, name: Some(names), memory, ..GpuSpec::count(Range::exactly(count)) }
 }

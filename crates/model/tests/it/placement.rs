@@ -37,6 +37,7 @@ pub(super) fn host(cpus: u32, gpus: usize) -> Host {
         disk_mib: 0,
         gpus: vec![gpu; gpus],
         spot: false,
+        runtimes: None,
     }
 }
 

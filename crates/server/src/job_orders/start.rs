@@ -20,6 +20,8 @@ use crate::{
     pass_error::PassError,
 };
 
+/// The variable that tells a service where to listen.
+const PORT: &str = "PORT";
 /// Bytes of output an hour.
 pub(super) const LOG_QUOTA_HOUR: u64 = 50 << 20;
 
@@ -84,6 +86,9 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Submit, PassError> {
 
 fn orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
     let mut env = inputs.fleet_env.clone();
+    if let Some(port) = spec.service_port {
+        env.insert(PORT.to_owned(), port.to_string());
+    }
     env.extend(spec.env.clone());
     let look_up = |group, member| inputs.addresses.get(&(group, member)).cloned();
     let mut commands = with_addresses(&spec.commands, look_up);
@@ -116,6 +121,7 @@ fn orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
             .iter()
             .map(|file| FileArchive { id: file.id.to_string(), path: file.path.clone() })
             .collect(),
+        python: spec.python.clone(),
         // People work in a dev environment; the output of anything else is for a log.
         tty: Some(is_dev),
     }

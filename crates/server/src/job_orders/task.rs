@@ -8,7 +8,11 @@ use windlass_model::{
         mounts::Mount,
         run::RegistryAuth,
     },
-    plan::{blocks::share, offers::gpus_given},
+    plan::{
+        blocks::share,
+        offers::gpus_given,
+        runs_in::{ImageChoice, NO_IMAGE, RunsIn, Runtimes},
+    },
 };
 
 use super::shown::{Login, network};
@@ -52,7 +56,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
         name: job.job_name.clone(),
         registry_username: auth(|auth| &auth.username),
         registry_password: auth(|auth| &auth.password),
-        image_name: spec.image_name.clone(),
+        image_name: image_name(spec, offer.host.runtimes),
         // The runner becomes the user of the job; until then it prepares what only root may.
         container_user: "root".to_owned(),
         privileged: spec.privileged,
@@ -73,10 +77,20 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
             .map(|key| key.trim().to_owned())
             .filter(|key| !key.is_empty())
             .collect(),
+        app_ports: app_ports(spec),
         pids: 0,
         cluster: several,
         claims: None,
     })
+}
+
+/// The image that the agent is told: `none` for a plain process. What does not suit the machine after all, its agent
+/// refuses.
+fn image_name(spec: &JobSpec, runtimes: Option<Runtimes>) -> String {
+    let asked = if spec.image_name.is_empty() { NO_IMAGE } else { &spec.image_name };
+    let choice = ImageChoice::of(spec);
+    let runs_in = choice.as_ref().and_then(|choice| choice.on(runtimes).ok());
+    runs_in.map_or(asked, RunsIn::image_name).to_owned()
 }
 
 /// Variables that no client has put in.
@@ -96,6 +110,15 @@ fn host_keys(inputs: &Inputs<'_>) -> Option<(String, String)> {
     let login = inputs.login?;
     let key = inputs.user_key.map(str::trim).filter(|key| !key.is_empty())?;
     (login.username != "root").then(|| (login.username.clone(), key.to_owned()))
+}
+
+/// Where the program of a service listens, and what tasks and dev environments open.
+fn app_ports(spec: &JobSpec) -> Vec<u16> {
+    let mut ports: Vec<u16> =
+        spec.service_port.into_iter().chain(spec.app_specs.iter().map(|app| app.port)).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
 }
 
 fn instance_mounts(spec: &JobSpec) -> Vec<shim::InstanceMount> {

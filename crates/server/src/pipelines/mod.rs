@@ -15,6 +15,7 @@ use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
 use windlass_backend::Backends;
 use windlass_engine::{Applied, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::{
+    config::derive::DefaultImages,
     decide::managed_jobs::slots::Limits,
     event::{self, Actor, Because},
     time::{Span, Timestamp},
@@ -46,6 +47,8 @@ pub struct Hands {
     pub retry_delay: Span,
     /// How many managed jobs may launch and live at once.
     pub job_limits: Limits,
+    /// Of runs that name no image.
+    pub images: DefaultImages,
 }
 
 /// Whatever pipelines are put into: the engine, or the simulation's watch over it.
@@ -86,6 +89,7 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
         lost_after: app.settings().lost_after,
         retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
+        images: app.settings().images.clone(),
     };
     // Replicas that were started together must not fetch in step.
     let seed = getrandom::u64()?;

@@ -198,6 +198,7 @@ async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files) -> Result<(
         priority: i64::from(plan.priority),
         ssh_key: user.ssh_public_key.as_deref(),
         site: Site::default(),
+        images: &app.settings().images,
     };
     for (task, of) in (0..).zip(&plan.tasks) {
         for candidate in (0..).take(of.candidates.len().max(1)) {

@@ -18,6 +18,7 @@ use windlass_model::{
             Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, REFUSALS_MAX, Readiness,
             Waiting, Why, place,
         },
+        runs_in::{ImageChoice, RunsIn},
     },
     resources::CpuArch,
     time::Timestamp,
@@ -238,6 +239,27 @@ pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
     let left_out = refusals.len().saturating_sub(REFUSALS_MAX);
     refusals.truncate(REFUSALS_MAX);
     Why { refusals, left_out }
+}
+
+/// What the job would run in, on the machines that fit it; on any machine, where none does.
+pub(crate) fn runs_in(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<String> {
+    let Some(image) = ImageChoice::of(job) else { return Vec::new() };
+    let needs = shape.needs_of(job);
+    let inventory = &supply.inventory;
+    let instances = inventory.instances.iter().map(|instance| &instance.offer);
+    let mut known: Vec<RunsIn<'_>> = Vec::new();
+    for offer in instances.chain(&inventory.offers) {
+        if let Ok(runs_in) = image.on(offer.host.runtimes)
+            && !known.contains(&runs_in)
+            && fit(offer, &needs).is_ok()
+        {
+            known.push(runs_in);
+        }
+    }
+    if known.is_empty() {
+        known.extend(image.on(None).ok());
+    }
+    known.iter().map(ToString::to_string).collect()
 }
 
 /// What GPUs are grouped by, beside what they are.

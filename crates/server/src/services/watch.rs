@@ -168,7 +168,7 @@ pub async fn prometheus(app: &App) -> String {
 /// Offers of the first job, by GPU.
 pub async fn list_gpus(app: &App, scope: &Scope, asked: &gpus::ListRequest) -> Result<gpus::Listing> {
     let by = offers::GroupBy::read(asked.group_by.as_deref().unwrap_or_default())?;
-    let spec = Spec::read(&asked.run_spec, None)?;
+    let spec = Spec::read(&asked.run_spec, None, &app.settings().images)?;
     let supply = offers::supply(app, scope.project.id).await?;
     let jobs = spec.plan()?;
     let found = jobs.first().map(|job| offers::for_job(&supply, &spec.shape, job)).unwrap_or_default();

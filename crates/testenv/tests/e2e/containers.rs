@@ -4,6 +4,7 @@ use serde_json::json;
 
 pub(crate) use crate::stage::IMAGE;
 use crate::stage::{Machines, Stage, busybox, engine, submission_of, task};
+use windlass_testenv::server::submission;
 
 pub(crate) fn image() {
     busybox(&engine());
@@ -37,4 +38,47 @@ async fn a_docker_image_that_does_not_exist_ends_the_job_with_the_engines_words(
     let job = submission_of(&run);
     assert_eq!(job["termination_reason"], "creating_container_error", "{job:#}");
     assert!(!job["termination_reason_message"].as_str().unwrap_or_default().is_empty(), "{job:#}");
+}
+
+fn docker(args: &[&str]) -> String {
+    let host = format!("unix://{}", engine().display());
+    let output = std::process::Command::new("docker").args(["--host", &host]).args(args).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[tokio::test]
+async fn a_docker_image_says_what_runs_where_and_as_whom() {
+    image();
+    let made = docker(&["create", IMAGE, "sh"]);
+    let own = "windlass-e2e/own-command:1";
+    let command = "CMD [\"sh\", \"-c\", \"busybox id; echo in $PWD\"]";
+    docker(&["commit", "-c", "USER 1234:5678", "-c", "WORKDIR /bin", "-c", command, &made, own]);
+    docker(&["rm", &made]);
+    let mut stage = Stage::new(Machines::Containers).await;
+    let run = stage.ends(&json!({"type": "task", "name": "own", "image": own})).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    let log = stage.log(&run).await;
+    assert!(log.contains("uid=1234 gid=5678") && log.contains("in /bin"), "{log}");
+}
+
+#[tokio::test]
+async fn beside_a_docker_engine_a_job_without_an_image_is_a_plain_process_and_the_plan_says_which() {
+    image();
+    let mut stage = Stage::new(Machines::Containers).await;
+    let see = format!("if [ -d {} ]; then echo on the machine; else echo contained; fi", stage.home().display());
+    let mut contained = task("contained", &[&see]);
+    contained["image"] = json!(IMAGE);
+    let mut plain = task("plain", &[&see]);
+    plain.as_object_mut().unwrap().remove("image");
+    for (job, runs_in, said) in [
+        (&contained, format!("a container of image {IMAGE}"), "contained\n"),
+        (&plain, "a plain process, without an image".to_owned(), "on the machine\n"),
+    ] {
+        let asked = json!({"run_spec": submission(job)["plan"]["run_spec"]});
+        let plan = stage.project("runs/get_plan", &asked).await;
+        assert_eq!(plan["job_plans"][0]["runs_in"], json!([runs_in]), "{plan:#}");
+        let run = stage.ends(job).await;
+        assert_eq!(stage.log(&run).await, said);
+    }
 }

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use serde_json::json;
 
+use windlass_testenv::server::submission;
+
 use crate::stage::{Machines, Stage, submission_of, task};
 
 #[tokio::test]
@@ -185,4 +187,35 @@ mod nightly {
         stage.stop("minutely", false).await;
         stage.reaches("minutely", &["terminated"]).await;
     }
+}
+
+#[tokio::test]
+async fn a_job_with_an_image_never_runs_as_a_plain_process() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let mut job = task("imaged", &["echo outside"]);
+    job["image"] = json!("nosuch-image:9");
+    let asked = json!({"run_spec": submission(&job)["plan"]["run_spec"]});
+    let plan = stage.project("runs/get_plan", &asked).await["job_plans"][0].clone();
+    assert_eq!(plan["offers"], json!([]), "{plan:#}");
+    let why = "needs image nosuch-image:9, and only plain processes run there";
+    assert!(plan["misfits"].to_string().contains(why), "{plan:#}");
+    let run = stage.ends(&job).await;
+    assert_eq!(run["status"], "failed", "{run:#}");
+    assert!(run.to_string().contains(why), "{run:#}");
+    assert_eq!(stage.log(&run).await, "");
+}
+
+#[tokio::test]
+async fn a_job_gets_the_python_that_it_asks_for_or_is_told_that_there_is_none() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let version = std::process::Command::new("/usr/bin/python3")
+        .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
+        .output()
+        .unwrap();
+    let version = String::from_utf8(version.stdout).unwrap().trim().to_owned();
+    let mut job = task("snake", &["python -c 'import sys; print(sys.prefix == sys.base_prefix, sys.version)'"]);
+    job["python"] = json!(version);
+    let run = stage.ends(&job).await;
+    assert_eq!(run["status"], "done", "{run:#}\n{}", stage.log(&run).await);
+    assert!(stage.log(&run).await.starts_with(&format!("False {version}")), "{}", stage.log(&run).await);
 }

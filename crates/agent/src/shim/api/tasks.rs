@@ -45,6 +45,9 @@ pub(super) async fn submit(
         epoch = Some(sound(&gate, &spec, epoch, &headers, &body).await?);
     }
     check_names(&spec)?;
+    if let Some(why) = gate.shim.runtime.refusal(&spec) {
+        return Err(refuse(&gate, spec.id, epoch, why).await);
+    }
     if let Some(premises) = &gate.shim.premises
         && let Err(refused) = premises.check(&spec).await
     {

@@ -35,7 +35,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use hyper::header::HeaderValue;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use windlass_api::agent::shim::{NetworkMode, Port};
+use windlass_api::agent::shim::{NetworkMode, Port, TaskSpec};
 
 use self::{
     binary::Binary,
@@ -46,7 +46,9 @@ use self::{
     pull::Pull,
     reference::Reference,
 };
-use super::runtime::{Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError};
+use super::runtime::{
+    Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError, is_plain_process,
+};
 use crate::{
     digest::sha256_hex,
     taskdir::{self, ImageConfig, TaskDir},
@@ -353,7 +355,11 @@ impl Runtime for Docker {
         self.wait_for_end(handle).boxed()
     }
 
-    fn goes_away(&self) -> BoxFuture<'_, bool> {
+    fn refusal(&self, spec: &TaskSpec) -> Option<String> {
+        is_plain_process(spec).then(|| "run it as a plain process: this host runs containers only".to_owned())
+    }
+
+    fn goes_away<'a>(&'a self, _spec: &'a TaskSpec) -> BoxFuture<'a, bool> {
         self.is_going_down().boxed()
     }
 

@@ -6,11 +6,13 @@
 //!
 //! An init does nothing before it was written down: it waits at a gate for its orders, and ends without them.
 //!
-//! Image, network mode, `/dev/shm` size and privileges are a container's and mean nothing here. Mounts are made in
+//! Network mode, `/dev/shm` size and privileges are a container's and mean nothing here. A task that names an image is
+//! refused. Mounts are made in
 //! a mount namespace of the task's own, which takes root.
 
 mod ending;
 mod environment;
+mod ports;
 mod record;
 mod starting;
 
@@ -26,12 +28,13 @@ use rustix::process::Signal;
 
 use windlass_api::agent::{
     SSH_PORT,
-    shim::{Port, PullProgress},
+    shim::{Port, PullProgress, TaskSpec},
 };
 use windlass_model::id::SubmissionId;
 
 use super::runtime::{
     Done, Exit, Found, FoundState, Handle, Lost, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError,
+    is_plain_process,
 };
 use crate::{
     cgroup::{Hierarchies, task::Groups},
@@ -51,6 +54,8 @@ const PORT_PATIENCE: Duration = Duration::from_secs(15);
 const PORT_AGAIN: Duration = Duration::from_millis(5);
 /// Hexadecimal digits of the hash that stands for a shim's home.
 const HOME_ID_LEN: usize = 12;
+/// How the names of handles begin.
+const NAME_PREFIX: &str = "windlass-";
 
 /// The runtime of one shim.
 #[derive(Clone, Debug)]
@@ -65,6 +70,8 @@ struct Shared {
     home_id: String,
     agent: PathBuf,
     groups: Groups,
+    /// The owner of the host has said that images are to be ignored.
+    ignores_images: bool,
     /// Starts are made one after another: whether one was made before is seen from the record.
     starting: Mutex<()>,
 }
@@ -84,7 +91,22 @@ impl Process {
         let mut home_id = sha256_hex(real.as_os_str().as_encoded_bytes());
         home_id.truncate(HOME_ID_LEN);
         let groups = Groups::new(&home_id, hierarchies);
-        Self { shared: Arc::new(Shared { home, home_id, agent, groups, starting: Mutex::new(()) }) }
+        let shared =
+            Shared { home, home_id, agent, groups, ignores_images: false, starting: Mutex::new(()) };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Runs tasks of images as plain processes too: for servers that always name one, on hosts whose owner wants that.
+    pub fn ignoring_images(mut self) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.ignores_images = true;
+        }
+        self
+    }
+
+    /// Whether the handle is one of ours.
+    pub(super) fn made(handle: &Handle) -> bool {
+        handle.name == format!("{NAME_PREFIX}{}", handle.id)
     }
 
     /// Runs what may block beside the runtime's own threads.
@@ -190,12 +212,19 @@ fn failed(what: &str, source: io::Error) -> RuntimeError {
 }
 
 fn handle(task: SubmissionId) -> Handle {
-    Handle { name: format!("windlass-{task}"), id: task.to_string() }
+    Handle { name: format!("{NAME_PREFIX}{task}"), id: task.to_string() }
 }
 
 impl Runtime for Process {
     fn name(&self) -> &'static str {
         "process"
+    }
+
+    fn refusal(&self, spec: &TaskSpec) -> Option<String> {
+        let refused = !is_plain_process(spec) && !self.shared.ignores_images;
+        refused.then(|| {
+            format!("run image {}: this host has no container engine, only plain processes", spec.image_name)
+        })
     }
 
     fn pull<'a>(

@@ -1,6 +1,7 @@
 //! What is kept of a task that is a plain process: enough to find it again, and to touch nothing else.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
@@ -9,7 +10,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{proc::Name, taskdir::TaskDir};
+use crate::{
+    proc::Name,
+    taskdir::{TaskDir, TaskPorts},
+};
 
 const FILE: &str = "process.json";
 
@@ -23,11 +27,14 @@ pub(super) struct Record {
     pub(super) targets: Vec<PathBuf>,
     /// Mount points that were made for it, outermost first.
     pub(super) made: Vec<PathBuf>,
+    /// Its ports on this machine; absent until it was started.
+    #[serde(default)]
+    pub(super) ports: Option<TaskPorts>,
 }
 
 impl Record {
     pub(super) fn new(boot: String) -> Self {
-        Self { boot, process: None, targets: Vec::new(), made: Vec::new() }
+        Self { boot, process: None, targets: Vec::new(), made: Vec::new(), ports: None }
     }
 
     /// `None` when there is none. One that cannot be read is as good as none: the task is found by its marks.
@@ -54,14 +61,22 @@ impl Record {
         absent_is_fine(fs::remove_file(dir.root().join(FILE)))
     }
 
+    /// Those of all other tasks of this home.
+    fn others<'a>(home: &'a Path, but: &'a TaskDir) -> impl Iterator<Item = Self> + use<'a> {
+        let entries = fs::read_dir(home.join("tasks")).into_iter().flatten().flatten();
+        let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let others = ids.map(|id| TaskDir::new(home, id)).filter(|other| other.id != but.id);
+        others.filter_map(|other| Self::load(&other).ok().flatten())
+    }
+
     /// Whether any other task of this home has something mounted at or below `path`.
     pub(super) fn others_use(home: &Path, but: &TaskDir, path: &Path) -> bool {
-        let entries = fs::read_dir(home.join("tasks")).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).any(|id| {
-            let other = TaskDir::new(home, id);
-            let record = (other.id != but.id).then(|| Self::load(&other).ok().flatten()).flatten();
-            record.is_some_and(|record| record.targets.iter().any(|target| target.starts_with(path)))
-        })
+        Self::others(home, but).any(|record| record.targets.iter().any(|target| target.starts_with(path)))
+    }
+
+    /// Ports of this machine that other tasks of this home have.
+    pub(super) fn ports_of_others(home: &Path, but: &TaskDir) -> BTreeSet<u16> {
+        Self::others(home, but).filter_map(|record| record.ports).flat_map(|ports| ports.map.into_values()).collect()
     }
 }
 

@@ -18,14 +18,14 @@ use std::{
 };
 
 use super::{
-    Handle, OUTPUT, Prepared, RuntimeError, Shared, TaskDir, environment, failed, handle, is_plain,
+    Handle, OUTPUT, Prepared, RuntimeError, Shared, TaskDir, environment, failed, handle, is_plain, ports,
     record::{Record, absent_is_fine},
 };
 use crate::{
-    cgroup::task::Limits,
+    cgroup::{ports::rewrite, task::Limits},
     proc,
     runner::init::{BindOrder, GATE, NEVER_STARTED, ORDERS_DONE, Orders},
-    taskdir::LAST_WORD,
+    taskdir::{LAST_WORD, PORTS, TaskPorts},
 };
 
 /// Mounts and groups take milliseconds; a network file system that hangs may take for ever.
@@ -99,6 +99,8 @@ impl Shared {
         for one in &unenforced {
             tracing::warn!(task = %task.spec.id, "{one}");
         }
+        let mut notices: Vec<String> = unenforced.iter().map(ToString::to_string).collect();
+        notices.extend(self.give_ports(task, record, group.group.v2.as_deref())?);
         let mut binds = Vec::new();
         for bind in &task.binds {
             let target = PathBuf::from(&bind.target);
@@ -112,8 +114,41 @@ impl Shared {
             // All hierarchies: those of version 1 limit, that of version 2 kills.
             enter: group.directories(),
             binds,
-            notices: unenforced.iter().map(ToString::to_string).collect(),
+            notices,
         })
+    }
+
+    /// Chooses the task's ports on this machine, once, and tells its runner. Says what its program must know.
+    fn give_ports(
+        &self,
+        task: &Prepared,
+        record: &mut Record,
+        group: Option<&Path>,
+    ) -> Result<Vec<String>, RuntimeError> {
+        if task.spec.app_ports.is_empty() {
+            return Ok(Vec::new());
+        }
+        if record.ports.is_none() {
+            let map = ports::choose(&task.spec.app_ports, &Record::ports_of_others(&self.home, &task.dir))
+                .map_err(|error| failed("find free ports", error))?;
+            let rewritten = match group {
+                Some(group) => rewrite(group, &map),
+                None => Err(io::Error::new(io::ErrorKind::Unsupported, "no control groups of version 2")),
+            };
+            if let Err(error) = &rewritten {
+                tracing::debug!(%error, task = %task.spec.id, "ports of a task cannot be rewritten");
+            }
+            record.ports = Some(TaskPorts { map, is_rewritten: rewritten.is_ok() });
+        }
+        let Some(given) = &record.ports else { return Ok(Vec::new()) };
+        let written = serde_json::to_vec(given).map_err(io::Error::from);
+        let written = written.and_then(|text| fs::write(task.dir.run().join(PORTS), text));
+        written.map_err(|error| failed("write the task's ports", error))?;
+        let moved = given.map.iter().filter(|(from, to)| !given.is_rewritten && from != to);
+        let notice = |(from, to): (&u16, &u16)| {
+            format!("port {from} of this machine is taken: listen on port {to}, the value of PORT")
+        };
+        Ok(moved.map(notice).collect())
     }
 
     fn launch(&self, task: &Prepared, record: &mut Record, orders: &Orders) -> Result<(), RuntimeError> {

@@ -200,6 +200,7 @@ fn nameless(id: SubmissionId) -> TaskSpec {
         host_ssh_user: String::new(),
         host_ssh_keys: Vec::new(),
         container_ssh_keys: Vec::new(),
+        app_ports: Vec::new(),
         pids: 0,
         cluster: false,
         claims: None,

@@ -30,6 +30,11 @@ pub(crate) fn show(plan: &RunPlan) {
         let label = if number == 0 { "Resources" } else { "" };
         lines.push((label, resources(&wanted["requirements"]["resources"])));
     }
+    let places: BTreeSet<&str> =
+        plan.job_plans.iter().flat_map(|job| &job.runs_in).map(String::as_str).collect();
+    if !places.is_empty() {
+        lines.push(("Runs in", places.into_iter().collect::<Vec<_>>().join(", or ")));
+    }
     if let Some(first) = plan.job_plans.first() {
         let job = first.job_spec.value().unwrap_or_default();
         let requirements = &job["requirements"];

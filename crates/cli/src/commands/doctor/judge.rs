@@ -272,12 +272,12 @@ fn engine(engine: &Engine) -> Check {
         Engine::None { why } if why.contains("ermission denied") => Check::note(
             "docker",
             why,
-            "`sudo usermod -aG docker $USER`, then log in again; until then jobs run as plain processes",
+            "`sudo usermod -aG docker $USER`, then log in again; until then jobs run as plain processes, and those with an image not at all",
         ),
         Engine::None { why } => Check::note(
             "docker",
             why,
-            "`apt install docker.io`; until then jobs on this machine run as plain processes, without images",
+            "`apt install docker.io`; until then jobs run here as plain processes, and those with an image not at all",
         ),
     }
 }

@@ -14,7 +14,7 @@ use super::{accept, trimmed};
 
 fn try_specs(text: &str, image: Option<&ImageMetadata>) -> Result<Vec<JobSpec>, Error> {
     let configuration = accept(text);
-    derive::job_specs(&inputs(&configuration, image, &Inherited::default()))
+    derive::job_specs(&inputs(&configuration, image, &inherited()))
 }
 
 fn inputs<'a>(
@@ -22,16 +22,19 @@ fn inputs<'a>(
     image: Option<&'a ImageMetadata>,
     inherited: &'a Inherited,
 ) -> Inputs<'a> {
-    let images: &'static DefaultImages = Box::leak(Box::default());
     Inputs {
         run_name: "train-1",
         configuration,
         profile: None,
         inherited,
-        images,
         image,
         server_url: Some("http://s"),
     }
+}
+
+fn inherited() -> Inherited {
+    let images = DefaultImages { docker: Some("dind:1".to_owned()), ..DefaultImages::default() };
+    Inherited { images, ..Inherited::default() }
 }
 
 #[track_caller]
@@ -107,7 +110,8 @@ fn a_shell_runs_the_commands() {
         argv("type: task\nimage: i\nentrypoint: run 'a b'\ncommands: [c, d e]"),
         ["run", "a b", "c", "d e"]
     );
-    assert_eq!(try_specs("type: task\nimage: i", None).unwrap_err(), Error::NothingToRun);
+    assert_eq!(specs("type: task\nimage: i")[0].commands, [""; 0], "the image may have a command");
+    assert_eq!(try_specs("type: task\nimage: none", None).unwrap_err(), Error::NothingToRun);
     let open = try_specs("type: task\nimage: i\nentrypoint: \"run 'a\"", None).unwrap_err();
     assert!(matches!(open, Error::Entrypoint { .. }));
     assert_eq!(specs("type: task\nimage: scratch")[0].commands, [""; 0]);
@@ -138,34 +142,48 @@ fn an_image_says_what_the_run_does_not() {
 }
 
 #[test]
-fn the_default_image_runs_where_it_can() {
-    let job = &specs("type: task\ncommands: [x]")[0];
-    assert_eq!(job.requirements.resources.cpu.arch, Some(CpuArch::X86));
-    assert_eq!(job.requirements.resources.gpu.as_ref().unwrap().vendor, Some(GpuVendor::Nvidia));
-    for resources in ["{cpu: arm}", "{gpu: amd}", "{gpu: MI300X}", "{gpu: gaudi2:8}", "{gpu: tt-galaxy-wh}"] {
-        let error =
-            try_specs(&format!("type: task\ncommands: [x]\nresources: {resources}"), None).unwrap_err();
-        assert!(matches!(error, Error::ImageRequired { .. }), "{resources}");
-    }
-    let docker = &specs("type: task\ndocker: true\ncommands: [x]")[0];
-    assert!(docker.privileged && docker.image_name.contains("dind"));
+fn fields_that_choose_the_image() {
+    let job = |text: &str| specs(text).remove(0);
+    let plain = job("type: task\ncommands: [x]\nresources: {cpu: arm, gpu: 1}");
+    assert_eq!((plain.image_name.as_str(), plain.default_image), ("", None));
+    assert_eq!(plain.requirements.resources.gpu.unwrap().vendor, None, "any vendor will do");
+    let in_words = job("type: task\nimage: none\npython: '3.12'\ncommands: [x]");
+    assert_eq!((in_words.image_name.as_str(), in_words.python.as_deref()), ("none", Some("3.12")));
+    let docker = job("type: task\ndocker: true\ncommands: [x]");
+    assert!(docker.privileged && docker.image_name == "dind:1");
+    let nvcc = try_specs("type: task\nnvcc: true\ncommands: [x]", None).unwrap_err();
+    assert_eq!(nvcc, Error::NoImageFor { field: "nvcc", setting: "nvcc-image" });
+}
+
+#[test]
+fn the_default_image_is_that_of_the_profile_else_that_of_the_server() {
+    let images = DefaultImages { base: Some("server:1".to_owned()), ..DefaultImages::default() };
+    let inherited = Inherited { images, ..Inherited::default() };
+    let default_image = |text: &str| {
+        let configuration = accept(text);
+        derive::job_specs(&inputs(&configuration, None, &inherited)).unwrap().remove(0).default_image
+    };
+    assert_eq!(default_image("type: task\ncommands: [x]").as_deref(), Some("server:1"));
+    let profile = "type: task\ndefault_image: profile:1\ncommands: [x]";
+    assert_eq!(default_image(profile).as_deref(), Some("profile:1"));
+    assert_eq!(default_image("type: task\nimage: i\ncommands: [x]"), None);
 }
 
 #[test]
 fn vendors_are_inferred_from_names() {
-    let infer = |names: &[&str], default: bool| {
+    let infer = |names: &[&str]| {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        derive::infer_vendor(Some(&names), default)
+        derive::infer_vendor(Some(&names))
     };
-    assert_eq!(infer(&["H100", "a100"], false), Some(GpuVendor::Nvidia));
-    assert_eq!(infer(&["MI300X"], true), Some(GpuVendor::Amd));
-    assert_eq!(infer(&["v5litepod-8"], true), Some(GpuVendor::Google));
-    assert_eq!(infer(&["gaudi2"], true), Some(GpuVendor::Intel));
-    assert_eq!(infer(&["n300"], true), Some(GpuVendor::Tenstorrent));
-    assert_eq!(infer(&["H100", "MI300X"], true), None);
-    assert_eq!(infer(&["Foo"], true), None);
-    assert_eq!(infer(&[], false), None);
-    assert_eq!(derive::infer_vendor(None, true), Some(GpuVendor::Nvidia));
+    assert_eq!(infer(&["H100", "a100"]), Some(GpuVendor::Nvidia));
+    assert_eq!(infer(&["MI300X"]), Some(GpuVendor::Amd));
+    assert_eq!(infer(&["v5litepod-8"]), Some(GpuVendor::Google));
+    assert_eq!(infer(&["gaudi2"]), Some(GpuVendor::Intel));
+    assert_eq!(infer(&["n300"]), Some(GpuVendor::Tenstorrent));
+    assert_eq!(infer(&["H100", "MI300X"]), None);
+    assert_eq!(infer(&["Foo"]), None);
+    assert_eq!(infer(&[]), None);
+    assert_eq!(derive::infer_vendor(None), None);
 }
 
 #[test]
@@ -194,7 +212,7 @@ fn groups_of_replicas_go_before_the_service() {
         .iter()
         .map(|job| (job.replica_num, job.replica_group.as_str(), job.image_name.as_str()))
         .collect();
-    assert_eq!(groups, [(0, "router", "dstackai/dind"), (1, "1", "i"), (2, "1", "i")]);
+    assert_eq!(groups, [(0, "router", "dind:1"), (1, "1", "i"), (2, "1", "i")]);
     assert!(jobs.iter().all(|job| job.privileged && job.requirements.spot == Some(true)));
 }
 
@@ -264,7 +282,7 @@ fn a_plan_shows_the_defaults_and_nothing_else_changes() {
     assert_eq!(effective_run_spec(&sent), expected);
     assert_eq!(effective_run_spec(&expected), expected);
     let grouped =
-        json!({"configuration": {"type": "task", "groups": [{"resources": {"gpu": {"count": {"min": 1}}}}]}});
+        json!({"configuration": {"type": "task", "groups": [{"resources": {"gpu": {"name": ["L4"]}}}]}});
     let shown = effective_run_spec(&grouped);
     assert!(shown["configuration"].get("nodes").is_none());
     assert_eq!(shown["configuration"]["groups"][0]["resources"]["gpu"]["vendor"], "nvidia");

@@ -3,7 +3,7 @@
 use windlass_model::{
     config::{
         Configuration,
-        derive::{self, DefaultImages, Inherited, Inputs},
+        derive::{self, Inherited, Inputs},
         profile::SpotPolicy,
     },
     sky::{HOSTS_FILE, Identity, RunSpec, Site, task_id},
@@ -96,7 +96,6 @@ fn the_jobs_of_a_run_can_be_derived() {
         configuration: &spec.configuration,
         profile: None,
         inherited: &Inherited::default(),
-        images: &DefaultImages::default(),
         image: None,
         server_url: None,
     };

@@ -43,6 +43,7 @@ pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer
             disk_mib: 0,
             gpus: Vec::new(),
             spot: name.contains("spot"),
+            runtimes: None,
         },
         total_blocks: 1,
     }

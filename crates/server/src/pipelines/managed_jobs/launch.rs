@@ -81,7 +81,7 @@ pub(super) fn fits_spot(hands: &Hands, row: &Row, index: usize, offers: &[Offer]
     })
 }
 
-fn maker<'a>(hands: &Hands, row: &'a Row) -> Maker<'a> {
+fn maker<'a>(hands: &'a Hands, row: &'a Row) -> Maker<'a> {
     let job = &row.loaded.job;
     Maker {
         id: job.id.0,
@@ -97,6 +97,7 @@ fn maker<'a>(hands: &Hands, row: &'a Row) -> Maker<'a> {
         priority: job.priority,
         ssh_key: row.loaded.ssh_key.as_deref(),
         site: site(hands),
+        images: &hands.images,
     }
 }
 

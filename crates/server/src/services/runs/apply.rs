@@ -48,7 +48,8 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
 }
 
 async fn attempt(app: &App, scope: &Scope, asked: &wire::ApplyRequest, hash: &str) -> Result<wire::Run> {
-    let spec = Spec::read(&asked.plan.run_spec, scope.caller.user.ssh_public_key.as_deref())?;
+    let ssh_key = scope.caller.user.ssh_public_key.as_deref();
+    let spec = Spec::read(&asked.plan.run_spec, ssh_key, &app.settings().images)?;
     if let Some(name) = spec.name() {
         names::resource("run_name", name)?;
     }

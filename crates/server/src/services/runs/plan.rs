@@ -12,7 +12,7 @@ const OFFERS_MAX: usize = 1000;
 
 pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<wire::RunPlan> {
     let user = &scope.caller.user;
-    let spec = Spec::read(&asked.run_spec, user.ssh_public_key.as_deref())?;
+    let spec = Spec::read(&asked.run_spec, user.ssh_public_key.as_deref(), &app.settings().images)?;
     if let Some(name) = spec.name() {
         crate::services::names::resource("run_name", name)?;
     }
@@ -47,7 +47,15 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
             let total_offers = i64::try_from(offers.len()).unwrap_or(i64::MAX);
             let max_price = offers.iter().map(|offer| offer.price).reduce(f64::max);
             offers.truncate(shown_max);
-            Ok(wire::JobPlan { job_spec: Document::new(job)?, offers, total_offers, max_price, why, misfits })
+            Ok(wire::JobPlan {
+                job_spec: Document::new(job)?,
+                offers,
+                total_offers,
+                max_price,
+                why,
+                misfits,
+                runs_in: offers::runs_in(&supply, &spec.shape, job),
+            })
         })
         .collect::<Result<_>>()?;
     Ok(wire::RunPlan {

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 use windlass_api::{Document, error::Code};
-use windlass_model::config::{Configuration, effective::effective_run_spec, job_spec::JobSpec};
+use windlass_model::config::{
+    Configuration, derive::DefaultImages, effective::effective_run_spec, job_spec::JobSpec,
+};
 
 use crate::{
     app::App,
@@ -16,6 +18,8 @@ use crate::{
 /// What a job is called in a plan for a run that has no name yet.
 const UNNAMED: &str = "dry-run";
 const ARCHIVES_MAX: usize = 100;
+/// Where a run specification has the server's default images.
+const DEFAULT_IMAGES: &str = "default_images";
 
 /// A run spec with the server's defaults, and what it means.
 #[derive(Debug)]
@@ -26,8 +30,9 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Reads what was sent. `ssh_key` is the caller's public key.
-    pub(crate) fn read(sent: &Document, ssh_key: Option<&str>) -> Result<Self> {
+    /// Reads what was sent. `ssh_key` is the caller's public key, `images` the server's setting: a run keeps the
+    /// default images that it was submitted with.
+    pub(crate) fn read(sent: &Document, ssh_key: Option<&str>, images: &DefaultImages) -> Result<Self> {
         let sent = sent.value()?;
         let missing = || Error::field("run_spec", "must be an object with a `configuration`");
         let configuration = Configuration::from_json(sent.get("configuration").ok_or_else(missing)?)
@@ -39,6 +44,10 @@ impl Spec {
         }
         if is_unset(spec.get("run_name")) {
             spec.insert("run_name".into(), json!(configuration.name()));
+        }
+        spec.remove(DEFAULT_IMAGES);
+        if *images != DefaultImages::default() {
+            spec.insert(DEFAULT_IMAGES.into(), json!(images));
         }
         check_archives(spec.get("file_archives"))?;
         let name = spec.get("run_name").and_then(Value::as_str).unwrap_or(UNNAMED).to_owned();

@@ -6,7 +6,7 @@ use serde_json::json;
 use windlass_testenv::{
     hollow::Runtime,
     replicas::{Plan, Replicas},
-    services::{Caller, PATIENCE, free_port, probe, service},
+    services::{Caller, PATIENCE, Traffic, free_port, probe, service},
 };
 
 const PATH: &str = "/proxy/services/main/page/";
@@ -42,4 +42,35 @@ async fn every_postgres_replica_of_the_server_reaches_a_service_and_the_loss_of_
     replicas.post(1, "/api/project/main/runs/stop", &stop).await.unwrap();
     answers(&replicas, 1, 404).await;
     replicas.reaches(1, "page", &["terminated"]).await.unwrap();
+}
+
+/// Waits until so many replicas of the service take requests.
+async fn take_requests(replicas: &Replicas, count: usize) {
+    let caller = Caller::new(replicas.server(0).unwrap().address());
+    let line = format!("windlass_service_replicas{{project=\"main\",run=\"page\"}} {count}\n");
+    let asked = Instant::now();
+    while !caller.get("/metrics").is_ok_and(|got| got.body.contains(&line)) {
+        assert!(asked.elapsed() < PATIENCE, "not {count} replicas\n{}", replicas.said(0));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_on_one_postgres_servers_plain_machine_grows_to_three_at_one_port_without_a_failed_request() {
+    let plan = Plan { name: "ports", servers: 1, hosts: 1, blocks: 4, runtime: Runtime::Process };
+    let mut replicas = Replicas::start(plan).await.unwrap();
+    // Every replica listens on this very port.
+    let mut page = service("page", free_port());
+    page["probes"] = probe();
+    page["replicas"] = json!("1..3");
+    page["scaling"] =
+        json!({"metric": "rps", "target": 0.5, "window": 30, "scale_up_delay": 1, "scale_down_delay": 300});
+    replicas.apply(0, &page).await.unwrap();
+    take_requests(&replicas, 1).await;
+
+    let traffic = Traffic::start(&Caller::new(replicas.server(0).unwrap().address()), PATH);
+    take_requests(&replicas, 3).await;
+    traffic.goes_on();
+    let (answered, failed) = traffic.end();
+    assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", replicas.said(0));
 }

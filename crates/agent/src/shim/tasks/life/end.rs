@@ -80,7 +80,7 @@ impl Life {
             tokio::select! {
                 biased;
                 _ = ask.wait_for(Option::is_some) => {}
-                is_away = self.tasks.runtime.goes_away() => {
+                is_away = self.tasks.runtime.goes_away(&self.task.spec) => {
                     exit.lost = is_away.then_some(Lost::EngineRestarted);
                 }
             }

@@ -240,7 +240,8 @@ impl Life {
             binds = tasks.host.mount(&task.spec).await.map_err(failed)?;
         }
         if !found {
-            let (settings, runtime, ids) = (tasks.settings.clone(), tasks.runtime.name(), gpus.clone());
+            let runtime = tasks.runtime.name_for(&task.spec);
+            let (settings, ids) = (tasks.settings.clone(), gpus.clone());
             let written =
                 self.on_disk(move |task| files::write_runner_config(&settings, task, runtime, &ids)).await;
             written

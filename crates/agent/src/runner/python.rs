@@ -1,0 +1,152 @@
+//! `python:` of a run: a virtual environment of that version, made by `uv` or by the machine's own Python.
+//!
+//! Its `bin` comes first in the job's `PATH`, and so in that of everybody who comes in beside the job.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use super::{child, env::Env, job::Surroundings, site::Site};
+
+/// Where the environment is inside a container; elsewhere it is beside the job's directory.
+const INSIDE: &str = "/windlass/python";
+const NAME: &str = "python";
+/// `uv` may have to download an interpreter.
+const DEADLINE: Duration = Duration::from_secs(600);
+/// What is kept of a program's complaint.
+const SAID_BYTES: usize = 1000;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PythonError {
+    #[error(
+        "prepare Python {version}: neither `uv` nor `python{version}` was found (install one of them, or name an \
+         `image` that has it)"
+    )]
+    NotFound { version: String },
+    #[error("prepare Python {version}: make {}", .dir.display())]
+    Directory {
+        version: String,
+        dir: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("prepare Python {version}: `{program}`: {said}")]
+    Failed { version: String, program: String, said: String },
+}
+
+/// Where the environment of a job is made.
+pub(super) fn directory(around: &Surroundings) -> PathBuf {
+    match &around.scratch {
+        Some(scratch) if !around.in_container => scratch.with_file_name(NAME),
+        Some(_) | None => PathBuf::from(INSIDE),
+    }
+}
+
+/// Has programs of the environment found first.
+pub(super) fn activate(env: &mut Env, dir: &Path) {
+    let mut path = dir.join("bin").into_os_string();
+    if let Some(rest) = env.get(std::ffi::OsStr::new("PATH")) {
+        path.push(":");
+        path.push(rest);
+    }
+    env.insert("PATH".into(), path);
+    env.insert("VIRTUAL_ENV".into(), dir.as_os_str().to_owned());
+}
+
+/// Makes the environment, as the job's user.
+pub(super) async fn prepare(site: &Site, env: &Env, version: &str, dir: &Path) -> Result<(), PythonError> {
+    let failed = |source| PythonError::Directory { version: version.to_owned(), dir: dir.to_owned(), source };
+    site.make_dirs(dir).map_err(failed)?;
+    let mut last = PythonError::NotFound { version: version.to_owned() };
+    for (program, args) in makers(site, version, dir) {
+        match run(site, env, &program, &args).await {
+            Ok(()) => return Ok(()),
+            Err(said) => {
+                let program = program.display().to_string();
+                last = PythonError::Failed { version: version.to_owned(), program, said };
+            }
+        }
+    }
+    Err(last)
+}
+
+/// The commands of this machine that can make it, best first.
+fn makers(site: &Site, version: &str, dir: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
+    let words = |words: &[&str]| -> Vec<OsString> {
+        words.iter().map(OsString::from).chain([dir.as_os_str().to_owned()]).collect()
+    };
+    let uv = site.program("uv");
+    let uv = uv.map(|uv| (uv, words(&["venv", "--quiet", "--clear", "--seed", "--python", version])));
+    let own = site.program(&format!("python{version}"));
+    let whole = own.clone().map(|python| (python, words(&["-m", "venv", "--clear"])));
+    // Debian leaves `pip` to a package of its own; most programs do without.
+    let bare = own.map(|python| (python, words(&["-m", "venv", "--without-pip", "--clear"])));
+    uv.into_iter().chain(whole).chain(bare).collect()
+}
+
+async fn run(site: &Site, env: &Env, program: &Path, args: &[OsString]) -> Result<(), String> {
+    let mut command = child::command(program, &site.account);
+    command.args(args).envs(env).current_dir(&site.working_dir);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut group = child::Group::spawn(&mut command).map_err(|error| error.to_string())?;
+    let stderr = group.child().stderr.take();
+    let (ended, said) = tokio::join!(group.wait(DEADLINE), child::tail(stderr, SAID_BYTES));
+    match ended.map_err(|error| error.to_string())? {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => {
+            let said = String::from_utf8_lossy(&said);
+            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+            Err(if said.is_empty() { status.to_string() } else { said })
+        }
+        None => Err(format!("not done within {} s", DEADLINE.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::{super::user::Account, *};
+
+    fn site(path: &Path) -> Site {
+        let account = Account {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: vec![],
+            ..Account::root()
+        };
+        Site { path: path.into(), ..Site::new(account, path.to_owned()) }
+    }
+
+    fn program(dir: &Path, name: &str, script: &str) {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_machines_python_makes_what_uv_cannot() {
+        let temp = tempfile::tempdir().unwrap();
+        let (site, dir) = (site(temp.path()), temp.path().join("env"));
+        let missing = prepare(&site, &Env::new(), "3.12", &dir).await.unwrap_err();
+        assert!(missing.to_string().contains("neither `uv` nor `python3.12` was found"), "{missing}");
+        program(temp.path(), "uv", "echo no such interpreter >&2; exit 2");
+        let refused = prepare(&site, &Env::new(), "3.12", &dir).await.unwrap_err();
+        assert!(refused.to_string().ends_with("no such interpreter"), "{refused}");
+        program(temp.path(), "python3.12", "echo \"$@\" > \"$4\"/made");
+        prepare(&site, &Env::new(), "3.12", &dir).await.unwrap();
+        let made = std::fs::read_to_string(dir.join("made")).unwrap();
+        assert_eq!(made.trim(), format!("-m venv --clear {}", dir.display()));
+    }
+
+    #[test]
+    fn programs_of_the_environment_are_found_first() {
+        let mut env = Env::from([("PATH".into(), "/usr/bin:/bin".into())]);
+        activate(&mut env, Path::new("/task/python"));
+        assert_eq!(env[std::ffi::OsStr::new("PATH")], "/task/python/bin:/usr/bin:/bin");
+        assert_eq!(env[std::ffi::OsStr::new("VIRTUAL_ENV")], "/task/python");
+    }
+}

@@ -1,0 +1,94 @@
+//! Both ways to run a task on one host: in a container where it names an image, as a plain process where it does not.
+//!
+//! Which of the two a task belongs to follows from its specification alone, and from its handle once it has one, so that
+//! a shim that starts anew finds it at the right place.
+
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use windlass_api::agent::shim::{Port, TaskSpec};
+
+use super::{
+    docker::Docker,
+    process::Process,
+    runtime::{Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, is_plain_process},
+};
+use crate::taskdir::TaskDir;
+
+pub struct Mixed {
+    containers: Docker,
+    processes: Process,
+}
+
+impl Mixed {
+    pub fn new(containers: Docker, processes: Process) -> Self {
+        Self { containers, processes }
+    }
+
+    fn of_spec(&self, spec: &TaskSpec) -> &dyn Runtime {
+        if is_plain_process(spec) { &self.processes } else { &self.containers }
+    }
+
+    fn of_handle(&self, handle: &Handle) -> &dyn Runtime {
+        if Process::made(handle) { &self.processes } else { &self.containers }
+    }
+}
+
+impl Runtime for Mixed {
+    fn name(&self) -> &'static str {
+        "any"
+    }
+
+    fn name_for(&self, spec: &TaskSpec) -> &'static str {
+        self.of_spec(spec).name()
+    }
+
+    fn pull<'a>(
+        &'a self,
+        task: &'a Prepared,
+        auth: Option<&'a RegistryAuth>,
+        progress: OnProgress,
+    ) -> Done<'a, ()> {
+        self.of_spec(&task.spec).pull(task, auth, progress)
+    }
+
+    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+        self.of_spec(&task.spec).create(task)
+    }
+
+    fn start<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Vec<Port>> {
+        self.of_spec(&task.spec).start(task, handle)
+    }
+
+    fn wait<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit> {
+        self.of_spec(&task.spec).wait(task, handle)
+    }
+
+    fn goes_away<'a>(&'a self, spec: &'a TaskSpec) -> BoxFuture<'a, bool> {
+        self.of_spec(spec).goes_away(spec)
+    }
+
+    fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
+        self.of_handle(handle).stop(task, handle, grace)
+    }
+
+    fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()> {
+        if let Some(handle) = handle {
+            return self.of_handle(handle).remove(task, Some(handle));
+        }
+        async move {
+            self.processes.remove(task, None).await?;
+            self.containers.remove(task, None).await
+        }
+        .boxed()
+    }
+
+    fn found(&self) -> Done<'_, Vec<Found>> {
+        async move {
+            let mut found = self.containers.found().await?;
+            found.extend(self.processes.found().await?);
+            Ok(found)
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,61 @@
+//! Which ports of the machine a task gets for those that its program names.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, TcpListener},
+};
+
+use crate::cgroup::ports::PortMap;
+
+/// How often the system is asked for a port that no other task has.
+const TRIES: u32 = 100;
+
+/// The very port where it is free, so that it is found where people look for it; else any.
+pub(super) fn choose(wanted: &[u16], of_others: &BTreeSet<u16>) -> io::Result<PortMap> {
+    let mut map = PortMap::new();
+    for &port in wanted {
+        let own = if !of_others.contains(&port) && is_free(port) {
+            port
+        } else {
+            any(|port| of_others.contains(&port) || wanted.contains(&port) || map.values().any(|&p| p == port))?
+        };
+        map.insert(port, own);
+    }
+    Ok(map)
+}
+
+/// Whether a program could listen there on all addresses.
+fn is_free(port: u16) -> bool {
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
+        Ok(_) => true,
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => false,
+        // No IPv6 here.
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok(),
+    }
+}
+
+fn any(is_taken: impl Fn(u16) -> bool) -> io::Result<u16> {
+    for _ in 0..TRIES {
+        let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port();
+        if !is_taken(port) {
+            return Ok(port);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AddrInUse, "no port is free"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_kept_where_it_is_free_and_another_one_given_where_it_is_not() {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let busy = taken.local_addr().unwrap().port();
+        let map = choose(&[busy], &BTreeSet::new()).unwrap();
+        assert_ne!(map[&busy], busy, "somebody listens there");
+        drop(taken);
+        assert_ne!(choose(&[busy], &BTreeSet::from([busy])).unwrap()[&busy], busy, "another task has it");
+    }
+}
