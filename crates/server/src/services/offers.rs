@@ -11,9 +11,10 @@ use windlass_model::{
     config::job_spec::JobSpec,
     explain::{Refusal, Shortfall},
     id::{FleetId, ProjectId, RunId, SubmissionId},
+    money::Price,
     plan::{
         blocks,
-        offers::{Needs, Offer, fit, names_instance},
+        offers::{Availability, Needs, Offer, fit, names_instance},
         place::{
             Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, REFUSALS_MAX, Readiness,
             Waiting, Why, place,
@@ -25,9 +26,10 @@ use windlass_model::{
 
 use crate::{
     app::App,
-    db::passes::placing,
+    db::{Db, passes::placing},
     error::{Error, Result},
     inventory,
+    market::Market,
     pass_error::PassError,
     run_shape::RunShape,
 };
@@ -39,10 +41,19 @@ pub(crate) struct Supply {
 }
 
 pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<Supply> {
-    let stock = placing::stock(app.db(), project).await?;
-    let seen = app.market().seen().await;
-    let inventory = inventory::of(&stock, &seen.offers).map_err(unreadable)?;
-    Ok(Supply { project, inventory })
+    Supply::of(app.db(), app.market(), project).await.map_err(unreadable)
+}
+
+impl Supply {
+    pub(crate) async fn of(
+        db: &Db,
+        market: &Market,
+        project: ProjectId,
+    ) -> std::result::Result<Self, PassError> {
+        let stock = placing::stock(db, project).await?;
+        let inventory = inventory::of(&stock, &market.seen().await.offers)?;
+        Ok(Self { project, inventory })
+    }
 }
 
 fn unreadable(error: PassError) -> Error {
@@ -161,6 +172,15 @@ pub(crate) fn for_job(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<w
     sorted(existing.chain(inventory.offers.iter().filter_map(|offer| asked.made(offer))).collect())
 }
 
+/// The lowest price of those that fit the job and could be had now.
+pub(crate) fn cheapest(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Option<Price> {
+    let word = |availability: Availability| json!(availability).as_str().map(str::to_owned);
+    let known = [Availability::Idle, Availability::Available, Availability::Unknown].map(word);
+    let offers = for_job(supply, shape, job);
+    let open = offers.iter().filter(|offer| known.contains(&Some(offer.availability.clone())));
+    open.map(|offer| Price::dollars(offer.price)).min()
+}
+
 /// What backends would make for a fleet with these limits.
 pub(crate) fn for_fleet(offers: &[Offer], limits: &Needs, split: blocks::Blocks) -> Vec<wire::Offer> {
     let fits = offers.iter().filter(|offer| fit(offer, limits).is_ok());
@@ -237,7 +257,7 @@ pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
     refusals.sort_by_key(|refusal| refusal.shortfalls.len());
     let left_out = refusals.len().saturating_sub(REFUSALS_MAX);
     refusals.truncate(REFUSALS_MAX);
-    Why { refusals, left_out }
+    Why { refusals, left_out, for_good: false }
 }
 
 /// What GPUs are grouped by, beside what they are.
