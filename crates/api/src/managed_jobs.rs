@@ -35,9 +35,6 @@ pub struct LaunchRequest {
     /// Over what the file says, for every task of it.
     #[serde(default)]
     pub overrides: Overrides,
-    /// Launch nothing: only say what is wrong with it, or what of it has no effect.
-    #[serde(default)]
-    pub dry_run: bool,
 }
 
 /// What is given stands instead of the file's; written as the file would have it.

@@ -239,5 +239,5 @@ fn ranked(place: String, count: u32, shortfalls: Vec<Shortfall>) -> Ranked {
 }
 
 fn describe(fleet: &str, offer: &Offer) -> String {
-    format!("{} {} {} in fleet {fleet}", offer.backend, offer.region, offer.instance_type)
+    format!("{} in fleet {fleet}", offer.place())
 }

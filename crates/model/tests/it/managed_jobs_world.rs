@@ -33,7 +33,15 @@ pub(crate) fn place(name: &str) -> Option<Placement> {
 }
 
 pub(crate) fn ended(reason: Reason, exit_code: Option<i32>) -> NodeEnd {
-    NodeEnd { reason, detail: None, exit_code, phase: Some(Phase::Run), preempted: false, at: None, said: None }
+    NodeEnd {
+        reason,
+        detail: None,
+        exit_code,
+        phase: Some(Phase::Run),
+        preempted: false,
+        at: None,
+        said: None,
+    }
 }
 
 pub(crate) fn over(end: NodeEnd) -> Seen {
@@ -146,7 +154,9 @@ impl World {
                         submit.attempt
                     );
                 }
-                self.runs.entry((task, submit.attempt)).or_insert(Seen::Queued { since: self.now, said: None });
+                self.runs
+                    .entry((task, submit.attempt))
+                    .or_insert(Seen::Queued { since: self.now, said: None });
             }
             Act::Stop(stop) => {
                 let run = self.runs.entry((task, stop.attempt)).or_insert(Seen::Nothing);

@@ -154,11 +154,11 @@ impl Pipeline for ManagedJobs {
         let tasks = records.iter().enumerate();
         let tasks: Vec<TaskView> = tasks
             .map(|(index, record)| TaskView {
-            spot_capacity: seen.on_spot.contains(&index),
-            prices: seen.prices.remove(&index).unwrap_or_default(),
-            ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
-        })
-        .collect();
+                spot_capacity: seen.on_spot.contains(&index),
+                prices: seen.prices.remove(&index).unwrap_or_default(),
+                ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
+            })
+            .collect();
         let view = JobView { plan: &row.plan, cancel, tasks, dice: seen.dice };
         let decision = brain::decide(&view, now);
         Next { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
@@ -218,8 +218,7 @@ impl ManagedJobs {
             row.plan.tasks[*index].cheapest_first
                 && holds(row.loaded.tasks[*index].granted, &row.records[*index])
         };
-        let wanted: Vec<usize> =
-            (0..row.plan.tasks.len().min(row.records.len())).filter(launches).collect();
+        let wanted: Vec<usize> = (0..row.plan.tasks.len().min(row.records.len())).filter(launches).collect();
         if wanted.is_empty() {
             return Ok(BTreeMap::new());
         }

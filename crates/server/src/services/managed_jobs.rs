@@ -18,7 +18,7 @@ use windlass_model::{
         Status,
         plan::{Body, COPIES_MAX, Candidate, PRIORITY, Plan, WORKDIR, Workdir},
     },
-    sky::{self, Given, Identity, Infra, Launchable, Secret, Site},
+    sky::{self, Given, Identity, Infra, Launchable, Secret, Site, TaskSecrets},
     time::{Span, Timestamp},
 };
 
@@ -45,18 +45,23 @@ const IDS_MAX: usize = 10_000;
 /// How long a graceful cancel waits for output that nobody bounded.
 const GRACEFUL_USUAL: Span = Span::hours(1);
 
-/// Launches as many jobs as were asked for, all or none.
-pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
-    let hash = request_hash(&asked)?;
+/// A request that can be launched.
+struct Checked {
+    plan: Plan,
+    name: String,
+    copies: u32,
+    files: Files,
+    /// Of each task in turn.
+    secrets: Vec<TaskSecrets>,
+    warnings: Vec<String>,
+}
+
+/// Reads a request, and refuses whatever can never become a run.
+async fn checked(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<Checked> {
     let Launchable { mut plan, secrets, warnings } = read(&asked)?;
     let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     let site = attempts::site(app.db(), app.backends(), scope.project.id, &plan).await?;
     place(&mut plan, &site, &mut warnings)?;
-    if !asked.dry_run
-        && let Some(first) = repeated(app, scope, &hash).await?
-    {
-        return launched(app, &first, warnings).await;
-    }
     let name = match asked.name.or(plan.name.take()) {
         Some(name) => job_name(name)?,
         None => names::generate(0)?,
@@ -74,9 +79,23 @@ pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Res
     }
     let files = files(app, scope, &plan, asked.files).await?;
     check(app, scope, &plan, &files, site).await?;
-    if asked.dry_run {
-        return Ok(wire::Launched { jobs: Vec::new(), warnings });
+    Ok(Checked { plan, name, copies, files, secrets, warnings })
+}
+
+/// Says what would be refused, and what would have no effect.
+pub async fn check_only(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
+    let warnings = checked(app, scope, asked).await?.warnings;
+    Ok(wire::Launched { jobs: Vec::new(), warnings })
+}
+
+/// Launches as many jobs as were asked for, all or none.
+pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
+    let hash = request_hash(&asked)?;
+    if let Some(first) = repeated(app, scope, &hash).await? {
+        let warnings = read(&asked)?.warnings.iter().map(ToString::to_string).collect();
+        return launched(app, &first, warnings).await;
     }
+    let Checked { plan, name, copies, files, secrets, warnings } = checked(app, scope, asked).await?;
     let made = Made {
         db: app.db(),
         keys: app.keys(),
@@ -171,7 +190,9 @@ fn place(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result<()>
         }
     };
     for task in &mut plan.tasks {
-        let infra = |candidate: &Candidate| candidate.infra.as_deref().map(|text| (text.to_owned(), site.infra(text)));
+        let infra = |candidate: &Candidate| {
+            candidate.infra.as_deref().map(|text| (text.to_owned(), site.infra(text)))
+        };
         let is_unknown = |candidate: &Candidate| matches!(infra(candidate), Some((_, Infra::Unknown)));
         for (text, found) in task.candidates.iter().filter_map(infra) {
             match found {
@@ -197,7 +218,8 @@ fn place(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result<()>
 }
 
 fn known_places(site: &Site) -> String {
-    let named: Vec<String> = site.backends.iter().chain(&site.fleets).map(|name| format!("`{name}`")).collect();
+    let named: Vec<String> =
+        site.backends.iter().chain(&site.fleets).map(|name| format!("`{name}`")).collect();
     format!("it knows {}; without `infra` the job runs anywhere", named.join(", "))
 }
 

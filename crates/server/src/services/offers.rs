@@ -14,7 +14,7 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks,
-        offers::{Availability, Needs, Offer, fit, names_instance},
+        offers::{Availability, LOCAL, Needs, Offer, fit, names_instance},
         place::{
             Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, REFUSALS_MAX, Readiness,
             Waiting, Why, place,
@@ -159,15 +159,14 @@ fn shown(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) ->
     }
 }
 
+fn asked<'a>(supply: &'a Supply, shape: &RunShape, job: &JobSpec) -> Asked<'a> {
+    let (fleets, creation) = (shape.fleet_names(), shape.creation());
+    Asked { needs: shape.needs_of(job), fleets, creation, inventory: &supply.inventory }
+}
+
 /// Those that fit the job: idle ones first, then by price.
 pub(crate) fn for_job(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<wire::Offer> {
-    let inventory = &supply.inventory;
-    let asked = Asked {
-        needs: shape.needs_of(job),
-        fleets: shape.fleet_names(),
-        creation: shape.creation(),
-        inventory,
-    };
+    let (inventory, asked) = (&supply.inventory, asked(supply, shape, job));
     let existing = inventory.instances.iter().filter_map(|instance| asked.existing(instance));
     sorted(existing.chain(inventory.offers.iter().filter_map(|offer| asked.made(offer))).collect())
 }
@@ -231,7 +230,9 @@ pub(crate) fn why(supply: &Supply, shape: &RunShape, jobs: &[&JobSpec]) -> Optio
 
 /// What there is that does not fit the job, and every reason: nearest miss first, alike ones together.
 pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
-    let needs = shape.needs_of(job);
+    let inventory = &supply.inventory;
+    let asked = asked(supply, shape, job);
+    let needs = &asked.needs;
     let mut refusals: Vec<Refusal> = Vec::new();
     let mut add = |place: String, short: Vec<Shortfall>| match refusals
         .iter_mut()
@@ -240,7 +241,8 @@ pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
         Some(known) => known.count += 1,
         None => refusals.push(Refusal { place, count: 1, shortfalls: short }),
     };
-    let inventory = &supply.inventory;
+    // The machine that is offered is the one that is there, and has said its own.
+    let has_local = inventory.instances.iter().any(|instance| instance.offer.backend == LOCAL);
     for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {
         let Some(fleet) = inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet) else { continue };
         if let Err(short) = fit(&instance.offer, &needs.within(&fleet.limits)) {
@@ -248,9 +250,11 @@ pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
         }
     }
     if shape.creation() != Creation::Reuse && inventory.fleets.iter().any(has_room) {
-        for offer in &inventory.offers {
-            if let Err(short) = fit(offer, &needs) {
-                add(format!("{} {} {}", offer.backend, offer.region, offer.instance_type), short);
+        // What a fleet would make of an offer may fit where the whole of it does not.
+        let unfit = |offer: &&Offer| !(has_local && offer.backend == LOCAL) && asked.made(offer).is_none();
+        for offer in inventory.offers.iter().filter(unfit) {
+            if let Err(short) = fit(offer, needs) {
+                add(offer.place(), short);
             }
         }
     }

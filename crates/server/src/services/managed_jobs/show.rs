@@ -182,13 +182,7 @@ fn circumstances(read: &Read, around: &Around, number: u32, record: &Record) -> 
     }
 }
 
-fn task(
-    read: &Read,
-    around: &Around,
-    number: u32,
-    record: &Record,
-    now: Timestamp,
-) -> Result<wire::Task> {
+fn task(read: &Read, around: &Around, number: u32, record: &Record, now: Timestamp) -> Result<wire::Task> {
     let of = usize::try_from(number).ok().and_then(|number| read.plan.tasks.get(number));
     let newest = read.run_name(number, record.attempt);
     let why = around.refusals(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;

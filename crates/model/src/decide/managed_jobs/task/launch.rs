@@ -8,7 +8,7 @@ use crate::{
         slots::backoff,
     },
     managed_job::{
-        Event, RecoverySource, ScheduleEvent, Schedule, Status,
+        Event, RecoverySource, Schedule, ScheduleEvent, Status,
         plan::Strategy,
         record::{Placement, Standing},
     },
