@@ -52,6 +52,7 @@ fn setup_and_run_are_shells_of_their_own_and_setup_decides() {
     assert!(setup < gate && gate < run, "{program}");
     assert_eq!(program.matches("/bin/bash -i -c ").count(), 2);
     assert!(!program.contains("set -e"));
+    assert_eq!(program.matches("(exec 2>&3 3>&-").count(), 2, "the shell's own words go nowhere");
     assert!(program.contains("SKYPILOT_SETUP_NODE_RANK") && program.contains("SKYPILOT_NODE_IPS"));
     let alone = self::program("run: a\n", &Site { private_home: true, ..Site::default() });
     assert!(!alone.contains("WINDLASS_GATE_FILE") && alone.contains("export HOME="), "{alone}");
