@@ -55,7 +55,7 @@ async fn what_the_shell_says_itself_is_not_in_the_log() {
 
 #[tokio::test]
 async fn the_tasks_of_a_group_are_heard_together_with_their_names() {
-    let stage = Stage::new(Machines::Processes).await;
+    let (stage, _hosts) = with_hosts(2, 1).await;
     let dir = stage.home().join("work");
     std::fs::create_dir_all(&dir).unwrap();
     let go = dir.join("go");
