@@ -77,11 +77,14 @@ async fn find_run(cx: &Context, name: &str) -> Result<Option<Run>, Problem> {
     }
 }
 
-/// Only a question about capacity is worth a look at what is on offer. One that waits for its schedule or for a request
-/// wants no place.
+/// One that waits for its schedule or for a request wants no place.
+fn wants_no_place(run: &Run) -> bool {
+    rollout::is_asleep(run) || (run.status == "pending" && run.next_triggered_at.is_some())
+}
+
+/// Only a question about capacity is worth a look at what is on offer.
 fn waits(run: &Run) -> bool {
-    let is_scheduled = run.status == "pending" && run.next_triggered_at.is_some();
-    if rollout::is_asleep(run) || is_scheduled {
+    if wants_no_place(run) {
         return false;
     }
     let mut latest = run.jobs.iter().filter_map(|job| job.job_submissions.last());
@@ -149,25 +152,8 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     for why in follow::reasons(run).into_iter().filter(|_| run.reason.is_none()) {
         output::data(&format!("  why:  {}", follow::indented(&output::printable(&why))));
     }
-    for job in &run.jobs {
-        let Some(latest) =
-            job.job_submissions.last().filter(|_| run.jobs.len() > 1 || !is_finished(&run.status))
-        else {
-            continue;
-        };
-        let spec = job.job_spec.value().unwrap_or_default();
-        let job_name = spec["job_name"].as_str().unwrap_or("?").to_owned();
-        output::data(&output::printable(&format!("  {job_name}: {}", latest.status_message)));
-        match latest.queue_position {
-            Some(0) => output::data("    next in line for a machine"),
-            Some(ahead) => output::data(&format!(
-                "    {} in front of it",
-                words::count(usize::try_from(ahead).unwrap_or(0), "job")
-            )),
-            None => {}
-        }
-    }
-    let noted = if plan.is_some() { shortfalls(run) } else { Vec::new() };
+    tell_jobs(run);
+    let noted = if wants_no_place(run) { Vec::new() } else { shortfalls(run) };
     for job in &noted {
         let heading = if run.jobs.len() > 1 { job["job"].as_str().unwrap_or("?") } else { "no place for it" };
         tell_refusals(heading, job);
@@ -197,6 +183,28 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     // Who asked already need not be told to ask.
     if let Some(hint) = follow::hint(run, &name).filter(|hint| !hint.contains("windlass why")) {
         output::data(&format!("  hint: {hint}"));
+    }
+}
+
+/// Each job of several, and of a run that has not ended.
+fn tell_jobs(run: &Run) {
+    for job in &run.jobs {
+        let Some(latest) =
+            job.job_submissions.last().filter(|_| run.jobs.len() > 1 || !is_finished(&run.status))
+        else {
+            continue;
+        };
+        let spec = job.job_spec.value().unwrap_or_default();
+        let job_name = spec["job_name"].as_str().unwrap_or("?").to_owned();
+        output::data(&output::printable(&format!("  {job_name}: {}", latest.status_message)));
+        match latest.queue_position {
+            Some(0) => output::data("    next in line for a machine"),
+            Some(ahead) => output::data(&format!(
+                "    {} in front of it",
+                words::count(usize::try_from(ahead).unwrap_or(0), "job")
+            )),
+            None => {}
+        }
     }
 }
 

@@ -111,15 +111,15 @@ fn launching(record: &Record, of: &Circumstances) -> String {
             None => slot(record, of),
         };
     }
-    let told = |what: &str, said: &Option<String>| match said {
+    let told = |what: &str, said: Option<&str>| match said {
         Some(said) => format!("attempt {attempt} {what}: {said}"),
         None => format!("attempt {attempt} {what}"),
     };
     match &of.attempt {
         Attempt::Unknown if attempt == 0 => "its first attempt is being made".to_owned(),
         Attempt::Unknown => format!("attempt {attempt} is being made"),
-        Attempt::Queued { said } => told("waits for nodes", said),
-        Attempt::Preparing { said } => told("has nodes, which are being prepared", said),
+        Attempt::Queued { said } => told("waits for nodes", said.as_deref()),
+        Attempt::Preparing { said } => told("has nodes, which are being prepared", said.as_deref()),
         Attempt::Ending => format!("attempt {attempt} ends, and its nodes are being released"),
     }
 }

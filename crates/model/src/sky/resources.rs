@@ -204,7 +204,7 @@ fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<One> 
     let labels: Option<Option<BTreeMap<String, String>>> = optional_field(node, "labels", cx, || None);
     let priority: Option<Option<Int<-1000, 1000>>> = optional_field(node, "priority", cx, || None);
     let infra: Option<Option<String>> = optional_field(node, "infra", cx, || None);
-    warn_labels(node, path, labels.as_ref(), notes);
+    warn_labels(node, path, labels.as_ref().and_then(Option::as_ref), notes);
     let image = image(node, path, cx, notes);
     let recovery = recovery::field(node, cx, notes);
     let cpus = cpus?.map(|cpus| cpus.0);
@@ -235,14 +235,9 @@ fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<One> 
 }
 
 /// Labels become tags, which have fewer letters.
-fn warn_labels(
-    node: &Node,
-    path: &str,
-    labels: Option<&Option<BTreeMap<String, String>>>,
-    notes: &mut Notes,
-) {
+fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>>, notes: &mut Notes) {
     let left_out = |(key, value): &(&String, &String)| !is_tag(key, value);
-    for (key, value) in labels.into_iter().flatten().flatten().filter(left_out) {
+    for (key, value) in labels.into_iter().flatten().filter(left_out) {
         let message = format!(
             "label `{}: {}` is left out: a tag has letters, digits, `_` and `-`",
             excerpt(key),

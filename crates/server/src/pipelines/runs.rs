@@ -206,12 +206,7 @@ impl Runs {
             events.push((Event::note(event::Entity::Run, lease.id, why), row.run.name.clone()));
         }
         let service = row.service.as_ref();
-        let tracking = Tracking {
-            fired: plan.fired,
-            groups: service.map(|needs| needs.wanted.memory.clone()).unwrap_or_default(),
-            rollout: service.map(|needs| needs.judged.rollout.clone()),
-            retry: retry_wait(row, plan),
-        };
+        let tracking = tracking(row, plan);
         let settles = service.is_some_and(|needs| needs.settles(&row.run));
         let back = service.and_then(Needs::way_back).map(str::to_owned);
         let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
@@ -267,6 +262,17 @@ impl Runs {
             secrets_sealed,
             priority: row.run.priority,
         })
+    }
+}
+
+/// What is remembered until the next pass.
+fn tracking(row: &Loaded, plan: &Plan) -> Tracking {
+    let service = row.service.as_ref();
+    Tracking {
+        fired: plan.fired,
+        groups: service.map(|needs| needs.wanted.memory.clone()).unwrap_or_default(),
+        rollout: service.map(|needs| needs.judged.rollout.clone()),
+        retry: retry_wait(row, plan),
     }
 }
 

@@ -97,6 +97,8 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
     })
 }
 
+const ASLEEP: &str = "asleep: nobody asks it anything; the first request wakes it and waits for it";
+
 /// To the second.
 fn second(at: Timestamp) -> Timestamp {
     Timestamp::from_secs(at.0.div_euclid(1_000_000))
@@ -122,7 +124,7 @@ fn why_it_waits(
                 return Some(format!("attempt {failures} failed: {cause}{}", next.unwrap_or_default()));
             }
             let is_asleep = !scaling.is_empty() && scaling.iter().all(|group| group.desired == 0);
-            let asleep = is_asleep.then(|| "asleep: the first request wakes it and waits for it".to_owned());
+            let asleep = is_asleep.then(|| ASLEEP.to_owned());
             next_start(run).or(asleep)
         }
         run::Status::Submitted => {
