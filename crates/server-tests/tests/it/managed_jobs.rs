@@ -8,7 +8,10 @@ use windlass_server::{
 };
 use windlass_testkit::wait::eventually_ok_async;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::{
+    http::{ADMIN, Ground, TestServer, on_both},
+    jobs_stage::Stage,
+};
 
 on_both! {
     what_was_launched_is_listed_read_and_cancelled
@@ -18,6 +21,7 @@ on_both! {
     a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job
     secrets_of_a_job_are_sealed_and_shown_nowhere
     what_has_no_effect_is_told_before_anything_is_launched
+    m8_a_run_that_is_over_before_its_node_is_our_own_failure
 }
 
 async fn call(server: &TestServer, what: &str, body: Value) -> Value {
@@ -185,6 +189,24 @@ async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &Ground)
     assert!(server.refused(ADMIN, "/api/project/main/jobs/check", wrong, "error").await.contains("rnu"));
     assert_eq!(call(&server, "list", json!({})).await, json!([]), "nothing was launched");
     server.stop().await;
+}
+
+async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    call(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
+    // A pass under way writes what it had read, so this is said until it was heard.
+    let seen = eventually_ok_async("FAILED_CONTROLLER", async || {
+        let over = "UPDATE runs SET status = 'failed', finished = TRUE WHERE managed_job_id IS NOT NULL";
+        stage.write(over, vec![]).await;
+        stage.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
+        stage.server.app.wake(&["managed_jobs"]);
+        let seen = call(&stage.server, "get", json!({"job_id": 1})).await;
+        if seen["status"] == "FAILED_CONTROLLER" { Ok(seen) } else { Err(seen) }
+    })
+    .await;
+    let reason = seen["reason"].as_str().unwrap();
+    assert!(reason.contains("a state that does not exist: it is over, and its node 0 is "), "{seen:#}");
+    stage.end().await;
 }
 
 async fn secrets_of_a_job_are_sealed_and_shown_nowhere(ground: &Ground) {

@@ -18,6 +18,8 @@ use crate::{
     problem::Problem,
 };
 
+/// How often a job is looked at of which nothing is heard.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A reason that passes sooner is not worth a line.
 const REASON_AFTER: Duration = Duration::from_secs(2);
 
@@ -91,7 +93,8 @@ impl<'a> Follower<'a> {
             if over && all_told {
                 return Ok(job);
             }
-            let due = Instant::now() + self.pace.wait();
+            let wait = if self.chorus.is_empty() { LOOK_EVERY } else { self.pace.wait() };
+            let due = Instant::now() + wait;
             match self.chorus.sing(due, &mut self.tree).await? {
                 Sung::Due => {}
                 Sung::Over => self.pace.news(),
