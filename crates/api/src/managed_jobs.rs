@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use windlass_model::time::Timestamp;
 
+use crate::Document;
+
 /// A file, and what is given beside it.
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
 pub struct LaunchRequest {
@@ -171,6 +173,9 @@ pub struct ManagedJob {
     pub num_jobs: i64,
     pub status: String,
     pub schedule_state: String,
+    /// Why it waits, recovers, failed or was cancelled: what the first of its tasks says.
+    #[serde(default)]
+    pub reason: Option<String>,
     pub cancel_asked: bool,
     #[schemars(with = "crate::document::DateTime")]
     pub created_at: Timestamp,
@@ -201,9 +206,16 @@ pub struct Task {
     /// What a task that is pending waits for.
     #[serde(default)]
     pub pending_kind: Option<String>,
-    /// Why it failed, was cancelled or waits.
+    /// Why it waits, recovers, failed or was cancelled, in one sentence.
     #[serde(default)]
     pub reason: Option<String>,
+    /// Why a launch last came to nothing, or nodes were last lost.
+    #[serde(default)]
+    pub last_failure: Option<String>,
+    /// Where the newest attempt did not fit, nearest miss first: `{refusals: [{place, count, shortfalls}], left_out}`.
+    /// Only of a job that is read by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<Document>,
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub submitted_at: Option<Timestamp>,

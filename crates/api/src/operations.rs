@@ -123,6 +123,8 @@ operations! {
 
     /// Launches managed jobs from a task file.
     LaunchManagedJobs = "launch_managed_jobs": Post Json "/api/project/{project_name}/jobs/launch" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::Launched;
+    /// Says what is wrong with a task file, and what of it has no effect; launches nothing. Its archives need not be there.
+    CheckManagedJobs = "check_managed_jobs": Post Json "/api/project/{project_name}/jobs/check" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::Launched;
     /// Managed jobs of the project, newest first.
     ListManagedJobs = "list_managed_jobs": Post Json "/api/project/{project_name}/jobs/list" ProjectUser (managed_jobs::ListRequest) -> Vec<managed_jobs::ManagedJob>;
     /// One managed job, with the runs of its attempts.

@@ -47,6 +47,9 @@ pub struct Run {
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub next_triggered_at: Option<Timestamp>,
+    /// Why it waits, in one sentence: for a place, for its next try, for its schedule or for a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// How the newest deployment of a service stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deployment: Option<Deployment>,

@@ -183,6 +183,50 @@ impl Shortfall {
         }
     }
 
+    /// Whether no time cures it: what exists stays what it is, and it is not what was asked for. The others may pass,
+    /// or another host, offer or volume may come.
+    pub const fn is_for_good(&self) -> bool {
+        match self {
+            Self::CpuArch { .. }
+            | Self::Cpus { .. }
+            | Self::Memory { .. }
+            | Self::Disk { .. }
+            | Self::GpuCount { .. }
+            | Self::GpuVendor { .. }
+            | Self::GpuName { .. }
+            | Self::GpuMemory { .. }
+            | Self::GpuTotalMemory { .. }
+            | Self::ComputeCapability { .. }
+            | Self::NotListed { .. }
+            | Self::Spot { .. }
+            | Self::NoContainers { .. }
+            | Self::NoProcesses
+            | Self::NoDefaultImage
+            | Self::FleetNotNamed
+            | Self::NotCluster => true,
+            Self::Price { .. }
+            | Self::Reservation { .. }
+            | Self::Volume { .. }
+            | Self::NotNamed
+            | Self::Avoided { .. }
+            | Self::ReuseOnly
+            | Self::Unavailable { .. }
+            | Self::Busy { .. }
+            | Self::Reserved { .. }
+            | Self::Unreachable
+            | Self::Unhealthy
+            | Self::NotReady
+            | Self::Draining
+            | Self::FleetFull { .. }
+            | Self::TooFewNodes { .. }
+            | Self::FleetNotChosen
+            | Self::NoFleets
+            | Self::FleetEmpty
+            | Self::NoOffers
+            | Self::Uneven { .. } => false,
+        }
+    }
+
     /// A stable word for programs.
     pub const fn kind(&self) -> &'static str {
         match self {

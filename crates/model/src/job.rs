@@ -132,6 +132,8 @@ words! {
         SetupFailed = "setup_failed",
         /// no machines for all its nodes where they were sought; other regions are left to try
         RegionFull = "region_full",
+        /// no machine that there is, or that could be made, has what it asks for
+        NeverFits = "never_fits",
     }
 }
 
@@ -341,6 +343,11 @@ impl Ending {
         Self::no_capacity(said).with(Detail::NoFleets)
     }
 
+    /// No capacity, and no time brings any: nothing has what is asked for, and nothing can be made.
+    pub fn never_fits(said: impl Into<String>) -> Self {
+        Self::no_capacity(said).with(Detail::NeverFits)
+    }
+
     /// The program was killed for its memory. Clients know the word `container_exited_with_error`.
     pub const fn oom_killed() -> Self {
         Self::exited(137).with(Detail::OomKilled)
@@ -427,7 +434,8 @@ fn failed_message(ending: &Ending) -> String {
                 | Detail::HostReboot
                 | Detail::HostRuntimeRestart
                 | Detail::SetupFailed
-                | Detail::RegionFull,
+                | Detail::RegionFull
+                | Detail::NeverFits,
             )
             | None => "no capacity".to_owned(),
         },

@@ -4,6 +4,7 @@
 //! which slots the job holds. They move in one transaction and must form a legal pair ([`is_legal`]).
 
 pub mod plan;
+pub mod reason;
 pub mod record;
 
 use crate::machine::{Machine, Step, final_statuses, words};

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 use windlass_api::Document;
+use windlass_backend::Backends;
 use windlass_model::{
     config::derive::DefaultImages,
-    id::InstanceId,
+    id::{InstanceId, ProjectId},
     managed_job::{
         plan::{PRIORITY, Plan},
         record::Placement,
@@ -18,7 +19,11 @@ use windlass_model::{
     spot::Market,
 };
 
-use crate::{db::runs::Run, services::runs::Spec};
+use crate::{
+    db::{Db, DbError, Page, fleets, runs::Run},
+    queue_backend,
+    services::runs::Spec,
+};
 
 /// What all attempts of a job have in common.
 pub(crate) struct Maker<'a> {
@@ -30,6 +35,29 @@ pub(crate) struct Maker<'a> {
     pub(crate) ssh_key: Option<&'a str>,
     pub(crate) site: Site,
     pub(crate) images: &'a DefaultImages,
+}
+
+/// Where the attempts of a job may run. The names of fleets are read only where the plan names any place.
+///
+/// Where nothing is rented, no node is ever taken away: whoever asks for such nodes gets the others.
+pub(crate) async fn site(
+    db: &Db,
+    backends: &Backends,
+    project: ProjectId,
+    plan: &Plan,
+) -> Result<Site, DbError> {
+    let rented = backends.all().map(|backend| backend.name());
+    let rented = rented.filter(|name| !matches!(*name, "remote" | "local" | queue_backend::NAME));
+    let rented: Vec<String> = rented.map(str::to_owned).collect();
+    let mut candidates = plan.tasks.iter().flat_map(|task| &task.candidates);
+    let fleets = if candidates.any(|candidate| candidate.infra.is_some()) {
+        let page = Page { limit: i64::from(i32::MAX), ..Page::default() };
+        let query = fleets::Query { projects: Some(vec![project]), only_active: true, page };
+        fleets::list(db, &query).await?.into_iter().map(|fleet| fleet.name).collect()
+    } else {
+        Vec::new()
+    };
+    Ok(Site { no_spot: rented.is_empty(), backends: rented, fleets, ..Site::default() })
 }
 
 /// One attempt of one task.

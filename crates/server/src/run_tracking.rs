@@ -20,6 +20,19 @@ pub(crate) struct Tracking {
     /// How the newest deployment of a service stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rollout: Option<Rollout>,
+    /// What a run that waits for its next try waits after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) retry: Option<RetryWait>,
+}
+
+/// A failure that is followed by another try.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RetryWait {
+    /// How many attempts failed in a row.
+    pub(crate) failures: u32,
+    pub(crate) cause: String,
+    /// When the next attempt begins.
+    pub(crate) at: Option<Timestamp>,
 }
 
 impl Tracking {

@@ -1,12 +1,12 @@
-//! `windlass why RUN`: why it waits, failed or ended, in words.
+//! `windlass why RUN|JOB`: why a run or a managed job waits, failed or ended, in words.
 
 use serde_json::{Value, json};
 use windlass_api::{
-    operations::PlanRun,
-    runs::{Job, PlanRequest, Run, RunPlan},
+    operations::{PlanRun, ReadRun},
+    runs::{Job, JobSubmission, PlanRequest, ReadRequest, Run, RunPlan},
 };
 
-use super::{apply, stop::is_finished};
+use super::{apply, jobs, stop::is_finished};
 use crate::{
     cli::{At, Output},
     context::{self, Context, name_of},
@@ -19,6 +19,7 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   windlass why train              why it waits, with every place that it does not fit and what would help
+  windlass why 12                 the same of a managed job, by its number or name
   windlass why train -o json      the same for programs";
 
 /// Places for which the way to fit is spelled out.
@@ -27,8 +28,8 @@ const CURED_MAX: usize = 3;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run
-    #[arg(value_name = "RUN")]
+    /// The run; or a managed job, by its number or name
+    #[arg(value_name = "RUN|JOB")]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) at: At,
@@ -38,7 +39,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| {
-        let run = cx.run(&args.name).await?;
+        let Some(run) = find_run(cx, &args.name).await? else {
+            return jobs::why::show(cx, &args.name, args.output.format).await;
+        };
         let plan = if waits(&run) { Some(plan(cx, &run).await?) } else { None };
         let name = name_of(&run);
         let document = json!({
@@ -46,6 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             "status": run.status,
             "status_message": run.status_message,
             "termination_reason": run.termination_reason,
+            "reason": run.reason,
             "reasons": follow::reasons(&run),
             "asleep": rollout::is_asleep(&run),
             "next_start_at": run.next_triggered_at,
@@ -56,18 +60,45 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
         });
         output::one(args.output.format, &document, &name, |_| tell(&run, plan.as_ref(), &cx.url))?;
+        if let Some(job) = jobs::why::namesake(cx, &args.name).await {
+            output::say(&format!("A managed job has this name too: `windlass why {job}`."));
+        }
         Ok(Exit::Done)
     })
 }
 
+/// `None`: there is no run of that name.
+async fn find_run(cx: &Context, name: &str) -> Result<Option<Run>, Problem> {
+    let request = ReadRequest { run_name: Some(name.to_owned()), id: None };
+    match cx.try_call::<ReadRun>(&request).await {
+        Ok(run) => Ok(Some(run)),
+        Err(error) if error.is_absent() => Ok(None),
+        Err(error) => Err(cx.explain(&error).await),
+    }
+}
+
+/// One that waits for its schedule or for a request wants no place.
+fn wants_no_place(run: &Run) -> bool {
+    rollout::is_asleep(run) || (run.status == "pending" && run.next_triggered_at.is_some())
+}
+
 /// Only a question about capacity is worth a look at what is on offer.
 fn waits(run: &Run) -> bool {
-    if rollout::is_asleep(run) {
+    if wants_no_place(run) {
         return false;
     }
     let mut latest = run.jobs.iter().filter_map(|job| job.job_submissions.last());
-    matches!(run.status.as_str(), "pending" | "submitted")
+    run.status == "submitted"
         || latest.any(|last| last.termination_reason.as_deref() == Some("failed_to_start_due_to_no_capacity"))
+}
+
+/// How a submission ended, in words.
+fn ended(last: &JobSubmission) -> Option<String> {
+    match (last.termination_reason.as_deref()?, last.exit_status) {
+        ("done_by_runner", code) => Some(format!("finished, exit code {}", code.unwrap_or(0))),
+        (reason, Some(code)) => Some(format!("{}, exit code {code}", reason.replace('_', " "))),
+        (reason, None) => Some(reason.replace('_', " ")),
+    }
 }
 
 /// What was noted when a place was last looked for, of each job that has none: its name, and the refusals.
@@ -97,11 +128,14 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
     let since = words::ago(run.last_processed_at, words::now());
     output::data(&output::printable(&format!("{name}: {status} (last looked at {since})")));
-    let mut ended = run.jobs.iter().filter_map(|job| job.job_submissions.last());
-    if let Some(reason) = ended.find_map(|last| last.termination_reason.as_deref())
+    let mut latest = run.jobs.iter().filter_map(|job| job.job_submissions.last());
+    if let Some(reason) = latest.find_map(ended)
         && is_finished(&run.status)
     {
-        output::data(&format!("  reason: {}", output::printable(&reason.replace('_', " "))));
+        output::data(&format!("  reason: {}", output::printable(&reason)));
+    }
+    if let Some(reason) = &run.reason {
+        output::data(&format!("  why:  {}", follow::indented(&output::printable(reason))));
     }
     if let Some(next) = rollout::next_start(run, words::now()) {
         output::data(&format!("  next start: {next}"));
@@ -109,18 +143,51 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     if let Some(address) = rollout::address(run, server).filter(|_| !is_finished(&run.status)) {
         output::data(&output::printable(&format!("  address: {address}")));
     }
-    if rollout::is_asleep(run) {
-        output::data("  asleep: nobody asks it anything; the first request wakes it and waits for it");
-    }
     if let Some(line) = rollout::words(run) {
         output::data(&output::printable(&format!("  {line}")));
     }
     for line in rollout::scaling(run) {
         output::data(&output::printable(&format!("  scaling: {line}")));
     }
-    for why in follow::reasons(run) {
+    for why in follow::reasons(run).into_iter().filter(|_| run.reason.is_none()) {
         output::data(&format!("  why:  {}", follow::indented(&output::printable(&why))));
     }
+    tell_jobs(run);
+    let noted = if wants_no_place(run) { Vec::new() } else { shortfalls(run) };
+    for job in &noted {
+        let heading = if run.jobs.len() > 1 { job["job"].as_str().unwrap_or("?") } else { "no place for it" };
+        tell_refusals(heading, job);
+    }
+    if let Some(plan) = plan {
+        for job in &plan.job_plans {
+            let spec = job.job_spec.value().unwrap_or_default();
+            output::data(&format!("  wants: {}", apply::resources(&spec["requirements"]["resources"])));
+            // What was noted is the same, a moment older.
+            match job.why.as_ref().filter(|_| noted.is_empty()) {
+                Some(why) => tell_refusals("no place for it now", &why.value().unwrap_or_default()),
+                None if noted.is_empty() => {
+                    let count = usize::try_from(job.total_offers).unwrap_or(0);
+                    output::data(&format!("  fits now: {}", words::count(count, "offer")));
+                }
+                None => {}
+            }
+        }
+    }
+    let mut seen =
+        plan.into_iter().flat_map(|plan| &plan.job_plans).filter_map(|job| job.why.as_ref()?.value().ok());
+    let cures = cures(&noted.first().cloned().or_else(|| seen.next()).unwrap_or_default());
+    if !cures.is_empty() {
+        output::data("  to make it fit:");
+        cures.iter().for_each(|line| output::data(&output::printable(&format!("    {line}"))));
+    }
+    // Who asked already need not be told to ask.
+    if let Some(hint) = follow::hint(run, &name).filter(|hint| !hint.contains("windlass why")) {
+        output::data(&format!("  hint: {hint}"));
+    }
+}
+
+/// Each job of several, and of a run that has not ended.
+fn tell_jobs(run: &Run) {
     for job in &run.jobs {
         let Some(latest) =
             job.job_submissions.last().filter(|_| run.jobs.len() > 1 || !is_finished(&run.status))
@@ -139,40 +206,10 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
             None => {}
         }
     }
-    let noted = shortfalls(run);
-    for job in &noted {
-        let heading = if run.jobs.len() > 1 { job["job"].as_str().unwrap_or("?") } else { "no place for it" };
-        tell_refusals(heading, job);
-    }
-    if let Some(plan) = plan {
-        for job in &plan.job_plans {
-            let spec = job.job_spec.value().unwrap_or_default();
-            output::data(&format!("  wants: {}", apply::resources(&spec["requirements"]["resources"])));
-            output::data(&format!(
-                "  fits now: {}",
-                words::count(usize::try_from(job.total_offers).unwrap_or(0), "offer")
-            ));
-            // What was noted is the same, a moment older.
-            if let Some(why) = job.why.as_ref().filter(|_| noted.is_empty()) {
-                tell_refusals("no place for it now", &why.value().unwrap_or_default());
-            }
-        }
-    }
-    let mut seen =
-        plan.into_iter().flat_map(|plan| &plan.job_plans).filter_map(|job| job.why.as_ref()?.value().ok());
-    let cures = cures(&noted.first().cloned().or_else(|| seen.next()).unwrap_or_default());
-    if !cures.is_empty() {
-        output::data("  it would fit:");
-        cures.iter().for_each(|line| output::data(&output::printable(&format!("    {line}"))));
-    }
-    // Who asked already need not be told to ask.
-    if let Some(hint) = follow::hint(run, &name).filter(|hint| !hint.contains("windlass why")) {
-        output::data(&format!("  hint: {hint}"));
-    }
 }
 
 /// What to change so that it fits, for the places where that is all it takes.
-fn cures(why: &Value) -> Vec<String> {
+pub(super) fn cures(why: &Value) -> Vec<String> {
     let refusals = why["refusals"].as_array().map(Vec::as_slice).unwrap_or_default();
     let cure = |refusal: &Value| {
         let short = refusal["shortfalls"].as_array().filter(|short| !short.is_empty())?;
@@ -183,7 +220,7 @@ fn cures(why: &Value) -> Vec<String> {
     refusals.iter().filter_map(cure).take(CURED_MAX).collect()
 }
 
-fn tell_refusals(heading: &str, why: &Value) {
+pub(super) fn tell_refusals(heading: &str, why: &Value) {
     let lines = apply::refusals(why, usize::MAX);
     if lines.is_empty() {
         return;

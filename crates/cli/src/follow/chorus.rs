@@ -68,6 +68,13 @@ impl<'a> Chorus<'a> {
         self.tails.iter().find(|(other, _)| *other == place).map(|(_, tail)| tail.submission())
     }
 
+    /// What stands in front of the lines of a job, instead of its place.
+    pub(crate) fn name(&mut self, place: Place, label: String) {
+        if let Manner::Text(voices) = &mut self.manner {
+            voices.labels.insert(place, label);
+        }
+    }
+
     pub(crate) fn add(&mut self, place: Place, tail: Tail<'a>) {
         self.tails.push((place, tail));
         if let Manner::Text(voices) = &mut self.manner {

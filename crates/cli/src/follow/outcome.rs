@@ -34,7 +34,12 @@ fn by_user(run: &Run) -> bool {
 /// Why it ended so, or waits: every distinct thing that was said, most precise first.
 pub(crate) fn reasons(run: &Run) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
-    for submission in latest(run) {
+    // A replica that a service no longer needs says nothing about the others.
+    let is_active = !matches!(run.status.as_str(), "terminated" | "failed" | "done");
+    let is_gone = |submission: &&JobSubmission| {
+        is_active && submission.termination_reason.as_deref() == Some("scaled_down")
+    };
+    for submission in latest(run).filter(|submission| !is_gone(submission)) {
         if submission.status == "running" && submission.status_message.starts_with("not ready") {
             all.push(submission.status_message.clone());
         }

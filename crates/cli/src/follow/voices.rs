@@ -24,6 +24,8 @@ pub(crate) struct Voices {
     /// Lines say whom they are from.
     pub(super) several: bool,
     grep: Option<Regex>,
+    /// What stands in front of lines, where it is not the place.
+    pub(super) labels: BTreeMap<Place, String>,
     each: BTreeMap<Place, Voice>,
     /// Ends with half a line.
     pub(super) mid_line: bool,
@@ -38,13 +40,14 @@ struct Voice {
 impl Voices {
     /// With `raw`, a terminal is driven by what it shows. With `grep`, only lines that match are shown.
     pub(crate) fn new(raw: bool, several: bool, grep: Option<Regex>) -> Self {
-        Self { raw, several, grep, each: BTreeMap::new(), mid_line: false }
+        Self { raw, several, grep, labels: BTreeMap::new(), each: BTreeMap::new(), mid_line: false }
     }
 
     /// False when nobody reads it.
     pub(crate) fn write(&mut self, place: Place, bytes: &[u8]) -> bool {
         let raw = self.raw;
-        let voice = self.each.entry(place).or_insert_with(|| Voice::new(place, raw));
+        let label = self.labels.get(&place);
+        let voice = self.each.entry(place).or_insert_with(|| Voice::new(place, label, raw));
         if self.several || self.grep.is_some() {
             let (several, grep) = (self.several, self.grep.as_ref());
             return voice
@@ -72,9 +75,11 @@ impl Voices {
 }
 
 impl Voice {
-    fn new(place: Place, raw: bool) -> Self {
+    fn new(place: Place, label: Option<&String>, raw: bool) -> Self {
         let at = usize::try_from(place.0 * 7 + place.1).unwrap_or(0) % COLOURS.len();
-        let label = format!("{}-{} |", place.0, place.1);
+        let label =
+            label.map_or_else(|| format!("{}-{}", place.0, place.1), |label| output::printable(label));
+        let label = format!("{label} |");
         let prefix = format!("{} ", Style::stdout().paint(COLOURS[at], &label));
         Self { prefix, lines: Lines::default(), out: Foreign::new(raw) }
     }

@@ -29,4 +29,14 @@ fn a_job_is_asked_for_in_words_that_can_be_understood() {
     story.run(&["jobs", "cancel", "-y", "77"]);
     story.run(&["jobs", "cancel", "1"]);
     story.end();
+    for name in ["1", "good"] {
+        let why = stage.windlass(&["why", name]).ok().stdout;
+        assert!(why.starts_with("good: managed job 1, FAILED_PRECHECKS, DONE (launched "), "{why}");
+        assert!(why.contains("\n  why:  no fleet can take it: "), "{why}");
+        assert!(why.contains("\n  to make it fit:\n    on fleets: create a fleet\n"), "{why}");
+    }
+    let why = stage.windlass(&["why", "1", "-o", "json"]).ok().json();
+    let queue = stage.windlass(&["jobs", "queue", "-a", "-o", "json"]).ok().json();
+    let of_queue = queue["jobs"].as_array().unwrap().iter().find(|job| job["job_id"] == 1).unwrap();
+    assert_eq!((&why["reason"], &why["tasks"][0]["reason"]), (&of_queue["reason"], &of_queue["reason"]));
 }

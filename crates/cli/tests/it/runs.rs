@@ -25,7 +25,9 @@ fn a_run_that_waits_is_listed_explained_changed_and_stopped() {
     wait_until_it_waits(&stage);
     story.run(&["ps", "-o", "name"]);
     let why = stage.windlass(&["why", "job"]).ok().stdout;
-    assert!(why.contains("  it would fit:\n    on fleets: create a fleet\n"), "{why}");
+    assert!(why.contains("  to make it fit:\n    on fleets: create a fleet\n"), "{why}");
+    assert!(why.contains(" failed: job 0 of replica 0 ended: ") && why.contains(" begins at "), "{why}");
+    assert!(!why.contains("fits now"), "no count beside the list of what does not fit: {why}");
     story.run(&["logs", "job"]);
     story.run(&["logs", "jbo"]);
     stage.file("job.yml", &(TASK.replace("echo hi", "echo ho") + "env: {A: '1'}\n"));

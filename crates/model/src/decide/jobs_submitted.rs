@@ -166,7 +166,11 @@ fn unassigned(job: &Job, seen: Seen, now: Timestamp) -> Plan {
             let no_fleet = why.refusals.iter().flat_map(|refusal| &refusal.shortfalls).all(|shortfall| {
                 matches!(shortfall, Shortfall::NoFleets | Shortfall::FleetNotNamed | Shortfall::NotCluster)
             });
-            end(if no_fleet { Ending::no_fleets(said) } else { Ending::no_capacity(said) })
+            end(match (no_fleet, why.for_good) {
+                (true, _) => Ending::no_fleets(said),
+                (false, true) => Ending::never_fits(said),
+                (false, false) => Ending::no_capacity(said),
+            })
         }
         Seen::NotTried
         | Seen::Attached

@@ -22,6 +22,7 @@ use crate::{
         plan::{self, Plan, Shape},
         record::{Placement, Record, shown_status},
     },
+    money::Price,
     spot::Market,
     time::{Span, Timestamp},
 };
@@ -62,6 +63,8 @@ pub struct TaskView {
     pub progress: Option<Span>,
     /// Since when the nodes of the newest attempt are being released.
     pub releasing_since: Option<Timestamp>,
+    /// What a node of each candidate costs in an hour, where one could be had now; empty where nobody asks.
+    pub prices: Vec<Option<Price>>,
 }
 
 /// What is known of the run of the newest attempt.
@@ -69,8 +72,8 @@ pub struct TaskView {
 pub enum Seen {
     /// There is no such run.
     Nothing,
-    /// It waits for nodes since then.
-    Queued { since: Timestamp },
+    /// It waits for nodes since then, and says why.
+    Queued { since: Timestamp, said: Option<String> },
     /// It has nodes, and they are being prepared.
     Provisioning,
     /// All its nodes were handed the task.

@@ -30,7 +30,8 @@ const LATER: Span = Span::secs(10);
 const LONG: Span = Span::mins(5);
 
 const SIBLING_FAILED: &str = "another job of its replica failed; the replica is retried as a whole";
-const SCALED_DOWN: &str = "the service needs fewer replicas, or newer ones";
+const SCALED_DOWN: &str = "the service needs fewer replicas";
+const REPLACED: &str = "a newer deployment replaced it";
 
 /// A run as stored, with the latest submission of each of its jobs.
 #[derive(Clone, Debug, PartialEq)]
@@ -373,7 +374,10 @@ fn going_on(run: &RunView, event: run::Event, retries: &[&Replica], now: Timesta
     let gone = run.replicas.iter().filter(|replica| run.surplus.contains(&replica.num));
     let gone: Vec<_> = gone
         .filter(|replica| retries.iter().all(|retry| retry.num != replica.num))
-        .flat_map(|replica| end_live_jobs(replica, job::TerminationReason::ScaledDown, SCALED_DOWN))
+        .flat_map(|replica| {
+            let said = if replica.weight == Weight::Gone { REPLACED } else { SCALED_DOWN };
+            end_live_jobs(replica, job::TerminationReason::ScaledDown, said)
+        })
         .collect();
 
     let mut why = Vec::new();
@@ -381,7 +385,7 @@ fn going_on(run: &RunView, event: run::Event, retries: &[&Replica], now: Timesta
     why.extend(tell(added.iter().map(|submit| submit.replica), "added"));
     why.extend(tell(gone.iter().map(|end| end.replica), "scaled down"));
     if why.is_empty() {
-        why.push(format!("its jobs say {status}"));
+        why.push(status.to_string());
     }
     Plan {
         event: Some(event),

@@ -72,8 +72,11 @@ pub struct Task {
     pub name: Option<String>,
     pub body: Body,
     pub nodes: u32,
-    /// What each node may be; never empty. The first is tried first.
+    /// What each node may be; never empty.
     pub candidates: Vec<Candidate>,
+    /// The cheapest candidate is tried first; else the first of the list.
+    #[serde(default)]
+    pub cheapest_first: bool,
     pub recovery: Recovery,
     /// The tasks that must have succeeded before this one begins.
     #[serde(default)]
@@ -118,10 +121,12 @@ impl Body {
         };
         match self {
             Self::Script(script) => {
-                let mut all = of(&script.files);
+                // What is put at a path replaces what is there: the directory comes before the files in it.
+                let mut all = Vec::new();
                 if let Some(Workdir::Local(path)) = &script.workdir {
                     all.push((path.clone(), WORKDIR.to_owned()));
                 }
+                all.extend(of(&script.files));
                 all
             }
             Self::Configuration(task) => of(&task.run.files),
@@ -172,7 +177,7 @@ pub struct Candidate {
     pub spot: Option<bool>,
     /// A container image, without its `docker:`.
     pub image: Option<String>,
-    /// `cloud/region/zone`, mapped to node pools by the server's settings.
+    /// `cloud/region/zone`, mapped to a fleet of the project or to a backend of the server.
     pub infra: Option<String>,
     pub ports: Vec<u16>,
     pub labels: BTreeMap<String, String>,

@@ -65,6 +65,14 @@ pub struct Record {
     pub standing: Standing,
     /// Which candidate the newest attempt asks for.
     pub candidate: u32,
+    /// Candidates that were tried since the last wait, and those of them that nothing could ever take.
+    #[serde(default)]
+    pub tried: Vec<u32>,
+    #[serde(default)]
+    pub ruled_out: Vec<u32>,
+    /// Why a launch last came to nothing, or nodes were last lost.
+    #[serde(default)]
+    pub last_failure: Option<String>,
     /// Where the newest attempt runs, and on what market.
     pub placement: Option<Placement>,
     pub market: Option<Market>,
@@ -112,6 +120,9 @@ impl Default for Record {
             attempt: 0,
             standing: Standing::Settled,
             candidate: 0,
+            tried: vec![],
+            ruled_out: vec![],
+            last_failure: None,
             placement: None,
             market: None,
             blocked: vec![],
@@ -185,6 +196,8 @@ impl Record {
         self.waiting_since = None;
         self.blocked.clear();
         self.sought = None;
+        self.tried.clear();
+        self.ruled_out.clear();
         if let Some(credit) = self.episode.take() {
             self.recovery_count += Episode::from_stored(credit).counts();
         }

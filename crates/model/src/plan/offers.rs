@@ -204,6 +204,16 @@ impl Needs {
     }
 }
 
+impl Offer {
+    /// `aws us-east-1 p4d.24xlarge`. This machine is `local` in every respect, and is said once.
+    pub fn place(&self) -> String {
+        let mut words = vec![self.backend.as_str(), self.region.as_str(), self.instance_type.as_str()];
+        words.retain(|word| !word.is_empty());
+        words.dedup();
+        words.join(" ")
+    }
+}
+
 /// Case-free, as configurations spell regions, types and names.
 fn same(left: &str, right: &str) -> bool {
     left.eq_ignore_ascii_case(right)

@@ -186,12 +186,15 @@ pub struct Why {
     pub refusals: Vec<Refusal>,
     /// How many more there were than `REFUSALS_MAX`.
     pub left_out: usize,
+    /// Nothing that exists has what is asked for, and no fleet could make anything else.
+    #[serde(skip)]
+    pub for_good: bool,
 }
 
 impl Why {
     pub fn one(place: impl Into<String>, shortfall: Shortfall) -> Self {
         let refusal = Refusal { place: place.into(), count: 1, shortfalls: vec![shortfall] };
-        Self { refusals: vec![refusal], left_out: 0 }
+        Self { refusals: vec![refusal], left_out: 0, for_good: false }
     }
 }
 

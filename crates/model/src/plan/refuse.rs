@@ -61,8 +61,22 @@ impl Round<'_> {
         misses[together..].sort_by_key(|(stays, missing, _)| (*stays, *missing));
         let left_out = misses.len().saturating_sub(REFUSALS_MAX);
         misses.truncate(REFUSALS_MAX);
-        let refusals = misses.into_iter().map(|(_, _, miss)| self.say(miss)).collect();
-        (Arc::new(Why { refusals, left_out }), passes)
+        let refusals: Vec<Refusal> = misses.into_iter().map(|(_, _, miss)| self.say(miss)).collect();
+        let hopeless = |refusal: &Refusal| refusal.shortfalls.iter().any(Shortfall::is_for_good);
+        let all_hopeless = !refusals.is_empty() && left_out == 0 && refusals.iter().all(hopeless);
+        let for_good = !several && !passes && all_hopeless && !self.may_grow(ask);
+        (Arc::new(Why { refusals, left_out, for_good }), passes)
+    }
+
+    /// Whether a fleet of these could make an instance that nobody offers today. This machine is offered once, and is
+    /// what it is.
+    fn may_grow(&self, ask: &Ask) -> bool {
+        let is_local = |backends: &Vec<String>| backends.iter().all(|backend| backend == LOCAL);
+        let makes_others = |fleet: &usize| {
+            let fleet = self.stock.fleets[*fleet].fleet;
+            fleet.creates && !fleet.limits.backends.as_ref().is_some_and(is_local)
+        };
+        ask.creation != Creation::Reuse && ask.fleets.iter().any(makes_others)
     }
 
     fn gang_misses(&mut self, ask: &Ask, misses: &mut Vec<Ranked>) {
@@ -225,5 +239,5 @@ fn ranked(place: String, count: u32, shortfalls: Vec<Shortfall>) -> Ranked {
 }
 
 fn describe(fleet: &str, offer: &Offer) -> String {
-    format!("{} {} {} in fleet {fleet}", offer.backend, offer.region, offer.instance_type)
+    format!("{} in fleet {fleet}", offer.place())
 }

@@ -20,7 +20,7 @@ use crate::{
         units::{OneOrMany, parse_duration},
         yaml::{Entry, Node, Value},
     },
-    managed_job::plan::{Body, Candidate, Deadline, Recovery, Script, Task, Workdir},
+    managed_job::plan::{Body, Candidate, Deadline, Recovery, Script, Task, WORKDIR, Workdir},
 };
 
 const KEYS: [&str; 21] = [
@@ -118,6 +118,7 @@ pub(super) fn decode(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes
         body: Body::Script(script),
         nodes: nodes?.and_then(|n| u32::try_from(n.get()).ok()).unwrap_or(1),
         candidates: resources.candidates,
+        cheapest_first: resources.cheapest_first,
         recovery: resources.recovery,
         after: vec![],
         deadline: deadline?,
@@ -305,9 +306,24 @@ fn files(
             ));
             continue;
         }
-        files.push(FileMapping { local_path: source.to_owned(), path: entry.key.clone() });
+        files.push(FileMapping { local_path: source.to_owned(), path: mounted(&entry.key) });
     }
     Some(files)
+}
+
+/// Where a file goes: what is relative is in the directory that the task begins in.
+fn mounted(path: &str) -> String {
+    if path.starts_with(['/', '~']) {
+        return path.to_owned();
+    }
+    let mut below = path;
+    while let Some(rest) = below.strip_prefix("./") {
+        below = rest.trim_start_matches('/');
+    }
+    match below.trim_end_matches('/') {
+        "" | "." => WORKDIR.to_owned(),
+        below => format!("{WORKDIR}/{below}"),
+    }
 }
 
 /// Volumes by name. What would have to be made on the fly parses, and cannot be launched.
@@ -428,6 +444,7 @@ fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) ->
         nodes: u32::try_from(task.nodes_total()).unwrap_or(u32::MAX),
         body: Body::Configuration(Box::new(task)),
         candidates: vec![Candidate::default()],
+        cheapest_first: false,
         recovery: recovery?,
         after: vec![],
         deadline: deadline?,

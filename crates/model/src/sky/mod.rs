@@ -8,6 +8,7 @@
 mod fields;
 mod graph;
 mod header;
+mod infra;
 mod overrides;
 mod recovery;
 mod resources;
@@ -24,6 +25,7 @@ use self::{
     header::Header,
 };
 pub use self::{
+    infra::Infra,
     overrides::Overrides,
     run_spec::{Error, Identity, RunSpec, Site, task_id},
     script::{GATE_FILE, HOSTS_FILE, PHASE_FILE, PRIVATE_HOME, Phase},

@@ -1,13 +1,14 @@
 //! `resources`: what each node of a task may be.
 //!
 //! `any_of` and `ordered` list alternatives that inherit what stands beside them; several accelerators are
-//! alternatives too. All of it becomes one flat list of candidates, tried in the order of the file.
+//! alternatives too. All of it becomes one flat list of candidates: the cheapest first, unless the file says an order.
 
 use std::collections::BTreeMap;
 
 use super::{
     Notes,
     recovery::{self, Known},
+    run_spec::is_tag,
 };
 use crate::{
     config::{
@@ -73,6 +74,8 @@ const CANDIDATES_MAX: usize = 1_000;
 #[derive(Default)]
 pub(super) struct Resources {
     pub(super) candidates: Vec<Candidate>,
+    /// The file gives alternatives without an order.
+    pub(super) cheapest_first: bool,
     pub(super) recovery: Recovery,
     pub(super) priority: Option<i32>,
 }
@@ -95,7 +98,11 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Res
         [] => {
             let outer = outer?;
             let recovery = outer.recovery.unwrap_or_default();
-            return Some(Resources { candidates: outer.candidates, recovery, priority: outer.priority });
+            // A list of accelerators is an order, a mapping or a set of them is none.
+            let gpus = node.field("accelerators").or_else(|| node.field("gpus"));
+            let cheapest_first = gpus.is_some_and(is_map) && outer.candidates.len() > 1;
+            let (candidates, priority) = (outer.candidates, outer.priority);
+            return Some(Resources { candidates, cheapest_first, recovery, priority });
         }
         [key] => (outer?, *key),
         [_, second, ..] => {
@@ -154,7 +161,8 @@ fn alternatives(
         let message = format!("`{key}` makes {} alternatives; at most {CANDIDATES_MAX}", candidates.len());
         return cx.fail(Diagnosis::new(Code::TooLarge, list.span, message).at(key));
     }
-    Some(Resources { candidates, recovery: recovery.unwrap_or_default(), priority })
+    let cheapest_first = key == "any_of";
+    Some(Resources { candidates, cheapest_first, recovery: recovery.unwrap_or_default(), priority })
 }
 
 /// The entries of `inner`, and those of `outer` that it does not have.
@@ -196,6 +204,7 @@ fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<One> 
     let labels: Option<Option<BTreeMap<String, String>>> = optional_field(node, "labels", cx, || None);
     let priority: Option<Option<Int<-1000, 1000>>> = optional_field(node, "priority", cx, || None);
     let infra: Option<Option<String>> = optional_field(node, "infra", cx, || None);
+    warn_labels(node, path, labels.as_ref().and_then(Option::as_ref), notes);
     let image = image(node, path, cx, notes);
     let recovery = recovery::field(node, cx, notes);
     let cpus = cpus?.map(|cpus| cpus.0);
@@ -223,6 +232,19 @@ fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<One> 
         recovery: recovery?,
         priority: priority?.and_then(|n| i32::try_from(n.get()).ok()),
     })
+}
+
+/// Labels become tags, which have fewer letters.
+fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>>, notes: &mut Notes) {
+    let left_out = |(key, value): &(&String, &String)| !is_tag(key, value);
+    for (key, value) in labels.into_iter().flatten().filter(left_out) {
+        let message = format!(
+            "label `{}: {}` is left out: a tag has letters, digits, `_` and `-`",
+            excerpt(key),
+            excerpt(value)
+        );
+        notes.warn(node.key_span("labels"), format!("{path}.labels"), message);
+    }
 }
 
 /// `docker:IMAGE`; anything else is an image of a machine, which parses and cannot be launched.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::script;
+use super::{infra::Infra, script};
 use crate::{
     config::{
         Configuration,
@@ -13,7 +13,7 @@ use crate::{
         error::{Diagnosis, summary},
         profile::SpotPolicy,
     },
-    managed_job::plan::{Accelerator, Body, Candidate, Plan, Script, Shape, Task, Workdir},
+    managed_job::plan::{Accelerator, Body, Candidate, Plan, Script, Shape, Task, WORKDIR, Workdir},
     resources::{CpuSpec, GpuSpec, Range, ResourcesSpec},
     time::Timestamp,
 };
@@ -44,8 +44,10 @@ pub struct Identity {
 /// What a server knows about its own place.
 #[derive(Clone, Debug, Default)]
 pub struct Site {
-    /// `aws/us-east-1` or `aws` to fleets; `*` for everything else. An `infra` that is not here may run anywhere.
-    pub pools: BTreeMap<String, Vec<String>>,
+    /// The fleets of the project.
+    pub fleets: Vec<String>,
+    /// The backends that rent machines.
+    pub backends: Vec<String>,
     /// Nodes are plain processes that share a home: each attempt gets one of its own.
     pub private_home: bool,
     /// No node here is ever taken away: who asks for such nodes gets the others.
@@ -58,8 +60,6 @@ pub struct RunSpec {
     pub configuration: Configuration,
     /// Names of secrets whose values the server adds to the environment, outside the configuration.
     pub secrets: Vec<String>,
-    /// An `infra` that nobody mapped, for a warning.
-    pub unmapped: Option<String>,
 }
 
 /// The same for every attempt of a task: what programs name their checkpoints by.
@@ -97,18 +97,18 @@ impl RunSpec {
                 if let Some(spot) = spot {
                     own.profile.provisioning.spot_policy = Some(policy(spot, site));
                 }
-                Ok(Self { configuration: Configuration::Task(own), secrets: vec![], unmapped: None })
+                Ok(Self { configuration: Configuration::Task(own), secrets: vec![] })
             }
             Body::Script(script) => {
                 let candidates = &found.candidates;
                 let index = usize::try_from(candidate).unwrap_or(0) % candidates.len().max(1);
                 let one = candidates.get(index).cloned().unwrap_or_default();
                 let spot = spot.or(one.spot).unwrap_or(false);
-                let (fleets, unmapped) = pools(one.infra.as_deref(), site);
-                let json = configuration(found, script, &one, variables, policy(spot, site), fleets, site);
+                let mut json = configuration(found, script, &one, variables, policy(spot, site), site);
+                put_at(&mut json, one.infra.as_deref(), site);
                 let configuration = Configuration::from_json(&json)
                     .map_err(|problems| Error::Configuration { task, problems })?;
-                Ok(Self { configuration, secrets: script.secrets.clone(), unmapped })
+                Ok(Self { configuration, secrets: script.secrets.clone() })
             }
         }
     }
@@ -122,15 +122,22 @@ fn policy(spot: bool, site: &Site) -> SpotPolicy {
     }
 }
 
-/// The fleets of an `infra`: the longest part of it that is mapped decides.
-fn pools(infra: Option<&str>, site: &Site) -> (Option<Vec<String>>, Option<String>) {
-    let Some(infra) = infra else { return (None, None) };
-    let parts: Vec<&str> = infra.split('/').collect();
-    let longest_first = (1..=parts.len()).rev().map(|len| parts[..len].join("/"));
-    let found = longest_first.chain(["*".to_owned()]).find_map(|key| site.pools.get(&key));
-    match found {
-        Some(fleets) => (Some(fleets.clone()), None),
-        None => (None, Some(infra.to_owned())),
+/// Binds a configuration to what its `infra` comes to.
+fn put_at(json: &mut serde_json::Value, infra: Option<&str>, site: &Site) {
+    let Some(text) = infra else { return };
+    match site.infra(text) {
+        Infra::Anywhere | Infra::OwnMachines => {}
+        Infra::Fleet(fleet) => json["fleets"] = json!([fleet]),
+        Infra::Place { backend, region, zone } => {
+            json["backends"] = json!([backend]);
+            json["regions"] = region.map_or(serde_json::Value::Null, |region| json!([region]));
+            json["availability_zones"] = zone.map_or(serde_json::Value::Null, |zone| json!([zone]));
+        }
+        // It was known when the job was launched: the run says that it is gone.
+        Infra::Unknown => {
+            let name = text.split('/').next().unwrap_or_default();
+            json["fleets"] = json!([name]);
+        }
     }
 }
 
@@ -169,7 +176,6 @@ fn configuration(
     one: &Candidate,
     variables: BTreeMap<String, String>,
     spot: SpotPolicy,
-    fleets: Option<Vec<String>>,
     site: &Site,
 ) -> serde_json::Value {
     let mut env = script.envs.clone();
@@ -184,9 +190,10 @@ fn configuration(
     let mut repos = Vec::new();
     match &script.workdir {
         None => {}
-        Some(Workdir::Local(path)) => files.push(json!({ "local_path": path, "path": "sky_workdir" })),
+        // First of all: files may go into it.
+        Some(Workdir::Local(path)) => files.insert(0, json!({ "local_path": path, "path": WORKDIR })),
         Some(Workdir::Git { url, reference }) => {
-            repos.push(json!({ "url": url, "branch": reference, "path": "sky_workdir" }));
+            repos.push(json!({ "url": url, "branch": reference, "path": WORKDIR }));
         }
     }
     json!({
@@ -202,7 +209,6 @@ fn configuration(
         "repos": repos,
         "volumes": script.volumes,
         "spot_policy": spot,
-        "fleets": fleets,
         "max_duration": task.max_duration,
         "stop_duration": STOP_SECS,
         "tags": tags(&one.labels),
@@ -210,16 +216,16 @@ fn configuration(
     })
 }
 
-/// Labels that can be tags of ours.
+/// Labels that can be tags of ours; of the others the reader of the file warns.
 fn tags(labels: &BTreeMap<String, String>) -> BTreeMap<&str, &str> {
+    let kept = labels.iter().filter(|(key, value)| is_tag(key, value));
+    kept.map(|(key, value)| (key.as_str(), value.as_str())).collect()
+}
+
+/// Whether a label can be a tag.
+pub(super) fn is_tag(key: &str, value: &str) -> bool {
     let plain = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b));
-    labels
-        .iter()
-        .filter(|(key, value)| {
-            (1..=60).contains(&key.len()) && value.len() <= 256 && plain(key) && plain(value)
-        })
-        .map(|(key, value)| (key.as_str(), value.as_str()))
-        .collect()
+    (1..=60).contains(&key.len()) && value.len() <= 256 && plain(key) && plain(value)
 }
 
 /// What a candidate asks of a node. `4` is at least four here: a machine that exists is divided, not ordered, and

@@ -2,7 +2,8 @@
 //!
 //! Both are scripts for an interactive bash of their own: it reads `~/.bashrc` (stock ones return early
 //! otherwise), nothing stops at the first error, and the exit code is that of the last command. What setup writes
-//! to disk, `~/.bashrc` included, is there for run.
+//! to disk, `~/.bashrc` included, is there for run. The text itself runs in a subshell of it: an interactive shell
+//! announces its `exit`, its jobs and what it thinks of its terminal, and none of that is the task's output.
 //!
 //! The program says how far it is: it writes `setup`, `ready` and `run` into the file that the environment names
 //! as [`PHASE_FILE`], where there is one, so that a failed setup is told apart from a failed program whatever
@@ -86,12 +87,13 @@ pub(super) fn program(script: &Script, nodes: u32, private_home: bool) -> String
 
 /// One script in a shell of its own.
 fn shell(variables: &[(&str, &str)], text: &str) -> String {
-    // An interactive shell complains that it has no terminal; what it says before it begins is nobody's output.
-    let mut script = "exec 2>&3 3>&-\n".to_owned();
+    // What the interactive shell says goes nowhere; the subshell has the task's own streams.
+    let mut script = "(exec 2>&3 3>&-\n".to_owned();
     for (name, value) in variables {
         script.push_str(&format!("export {name}=\"{value}\"\n"));
     }
-    script.push_str("cd ~/sky_workdir\n");
-    script.push_str(text);
-    format!("/bin/bash -i -c {} 3>&2 2>/dev/null", quote(&script))
+    // The text is an argument, so that it is quoted once, and read line by line, as a script is: what comes before a
+    // mistake is done.
+    script.push_str("cd ~/sky_workdir\nwindlass_text=$1; shift; eval \"$windlass_text\"\n)");
+    format!("/bin/bash -i -c {} /bin/bash {} 3>&2 2>/dev/null", quote(&script), quote(text))
 }

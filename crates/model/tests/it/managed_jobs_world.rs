@@ -14,6 +14,7 @@ use windlass_model::{
         plan::Plan,
         record::{Placement, Record},
     },
+    money::Price,
     sky::{self, Given, Phase},
     time::{Span, Timestamp},
 };
@@ -32,7 +33,15 @@ pub(crate) fn place(name: &str) -> Option<Placement> {
 }
 
 pub(crate) fn ended(reason: Reason, exit_code: Option<i32>) -> NodeEnd {
-    NodeEnd { reason, detail: None, exit_code, phase: Some(Phase::Run), preempted: false, at: None }
+    NodeEnd {
+        reason,
+        detail: None,
+        exit_code,
+        phase: Some(Phase::Run),
+        preempted: false,
+        at: None,
+        said: None,
+    }
 }
 
 pub(crate) fn over(end: NodeEnd) -> Seen {
@@ -67,6 +76,8 @@ pub(crate) struct World {
     pub(crate) acts: Vec<(u32, Act)>,
     pub(crate) spot_capacity: bool,
     pub(crate) limits: Limits,
+    /// Of each candidate, for all tasks alike.
+    pub(crate) prices: Vec<Option<Price>>,
     pub(crate) schedules: Vec<Schedule>,
 }
 
@@ -88,6 +99,7 @@ impl World {
             acts: vec![],
             spot_capacity: false,
             limits,
+            prices: vec![],
             schedules: vec![Schedule::Waiting],
         }
     }
@@ -100,6 +112,7 @@ impl World {
             new_capacity: false,
             progress: None,
             releasing_since: None,
+            prices: self.prices.clone(),
         });
         JobView { plan: &self.plan, cancel: self.cancel, tasks: tasks.collect(), dice: 0.5 }
     }
@@ -141,7 +154,9 @@ impl World {
                         submit.attempt
                     );
                 }
-                self.runs.entry((task, submit.attempt)).or_insert(Seen::Queued { since: self.now });
+                self.runs
+                    .entry((task, submit.attempt))
+                    .or_insert(Seen::Queued { since: self.now, said: None });
             }
             Act::Stop(stop) => {
                 let run = self.runs.entry((task, stop.attempt)).or_insert(Seen::Nothing);

@@ -13,7 +13,7 @@ use crate::runs_fixture::{NOW, check, read, render};
 fn any_running_job_makes_the_run_running() {
     check(
         "submitted attempt=2; r0: running; r1: provisioning; r2: submitted",
-        "runs -> running; attempt 0; due 300s: its jobs say running",
+        "runs -> running; attempt 0; due 300s: running",
     );
 }
 
@@ -21,21 +21,15 @@ fn any_running_job_makes_the_run_running() {
 fn provisioning_and_pulling_jobs_make_the_run_provisioning() {
     check(
         "submitted attempt=1; r0: provisioning; r1: submitted",
-        "provisions -> provisioning; attempt 0; due 10s: its jobs say provisioning",
+        "provisions -> provisioning; attempt 0; due 10s: provisioning",
     );
-    check("running; r0: pulling", "provisions -> provisioning; due 10s: its jobs say provisioning");
+    check("running; r0: pulling", "provisions -> provisioning; due 10s: provisioning");
 }
 
 #[test]
 fn a_run_whose_jobs_all_wait_is_submitted() {
-    check(
-        "submitted attempt=3; r0: submitted, submitted",
-        "waits, stays submitted; due 300s: its jobs say submitted",
-    );
-    check(
-        "running; r0: done(done_by_runner); r1: submitted#1",
-        "waits -> submitted; due 300s: its jobs say submitted",
-    );
+    check("submitted attempt=3; r0: submitted, submitted", "waits, stays submitted; due 300s: submitted");
+    check("running; r0: done(done_by_runner); r1: submitted#1", "waits -> submitted; due 300s: submitted");
 }
 
 #[test]
@@ -100,14 +94,8 @@ fn r10_a_master_that_is_done_ends_its_workers_well() {
         "end-decided -> terminating; all_jobs_done; end r0.1 done_by_runner; end r0.2 done_by_runner; due 5s: \
          the master job is done",
     );
-    check(
-        "running; r0: done(done_by_runner), running",
-        "runs, stays running; due 300s: its jobs say running",
-    );
-    check(
-        "running master-done; r0: running, done(done_by_runner)",
-        "runs, stays running; due 300s: its jobs say running",
-    );
+    check("running; r0: done(done_by_runner), running", "runs, stays running; due 300s: running");
+    check("running master-done; r0: running, done(done_by_runner)", "runs, stays running; due 300s: running");
 }
 
 #[test]
@@ -132,7 +120,7 @@ fn a_failed_replica_is_resubmitted_in_place_while_others_run() {
 fn r6_a_replica_is_resubmitted_only_when_its_former_jobs_are_final() {
     check(
         "running retry=all; r0: running; r1: terminating(container_exited_with_error)",
-        "runs, stays running; due 10s: its jobs say running",
+        "runs, stays running; due 10s: running",
     );
 }
 
@@ -140,12 +128,12 @@ fn r6_a_replica_is_resubmitted_only_when_its_former_jobs_are_final() {
 fn r9_one_failed_node_ends_its_siblings_then_all_begin_anew() {
     check(
         "running retry=all; r0: running; r1: running, terminating(instance_unreachable), done(done_by_runner)",
-        "runs, stays running; end r1.0 terminated_by_server; due 10s: its jobs say running",
+        "runs, stays running; end r1.0 terminated_by_server; due 10s: running",
     );
     check(
         "running retry=all; r0: running; \
          r1: terminating(terminated_by_server), failed(instance_unreachable), done(done_by_runner)",
-        "runs, stays running; due 10s: its jobs say running",
+        "runs, stays running; due 10s: running",
     );
     check(
         "running retry=all; r0: running; \
@@ -259,7 +247,7 @@ fn r11_submissions_are_bounded_in_number() {
 fn r21_scaled_down_replicas_do_not_count() {
     check(
         "running start=r0; r0: running; r1: terminated(scaled_down); r2: terminating(scaled_down)",
-        "runs, stays running; due 300s: its jobs say running",
+        "runs, stays running; due 300s: running",
     );
 }
 
@@ -296,7 +284,7 @@ fn an_active_service_grows_and_shrinks_by_whole_replicas() {
     );
     check(
         "running surplus=r0 start=r1; r0: terminating(scaled_down); r1: running",
-        "runs, stays running; due 300s: its jobs say running",
+        "runs, stays running; due 300s: running",
     );
 }
 
@@ -304,7 +292,7 @@ fn an_active_service_grows_and_shrinks_by_whole_replicas() {
 fn a_replica_of_a_task_that_is_done_is_not_added_again() {
     check(
         "running start=r0,r1; r0: running; r1: done(done_by_runner)",
-        "runs, stays running; due 300s: its jobs say running",
+        "runs, stays running; due 300s: running",
     );
 }
 
@@ -312,7 +300,7 @@ fn a_replica_of_a_task_that_is_done_is_not_added_again() {
 fn a_failed_replica_of_a_deployment_on_trial_is_no_end_while_others_are_there() {
     check(
         "running start=r0,r1; r0: running; r1?: failed(container_exited_with_error)",
-        "runs, stays running; due 300s: its jobs say running",
+        "runs, stays running; due 300s: running",
     );
     check(
         "running start=r1; r1?: failed(container_exited_with_error)",
@@ -333,14 +321,14 @@ fn a_failed_replica_of_a_deployment_on_trial_is_no_end_while_others_are_there() 
 fn a_replica_of_a_former_configuration_that_failed_is_gone_and_its_number_free() {
     check(
         "running retry=all start=r1; r0-: failed(container_exited_with_error); r1: running",
-        "runs, stays running; due 300s: its jobs say running",
+        "runs, stays running; due 300s: running",
     );
     check(
         "running start=r0,r1; r0-: failed(container_exited_with_error)#2; r1: running",
         "runs, stays running; submit r0.0#3; due 10s: added: replica 0",
     );
     // While it runs it is as good as any.
-    check("running start=r0; r0-: running", "runs, stays running; due 300s: its jobs say running");
+    check("running start=r0; r0-: running", "runs, stays running; due 300s: running");
 }
 
 // Terminating.

@@ -307,6 +307,8 @@ async fn a_scheduled_run_waits_without_jobs(ground: &Ground) {
         "{}",
         run["next_triggered_at"]
     );
+    let said = format!("next start at {}", run["next_triggered_at"].as_str().unwrap());
+    assert_eq!((&run["status_message"], &run["reason"]), (&json!(said), &json!(said)));
     server.stop().await;
 }
 

@@ -8,7 +8,10 @@ use windlass_server::{
 };
 use windlass_testkit::wait::eventually_ok_async;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::{
+    http::{ADMIN, Ground, TestServer, on_both},
+    jobs_stage::Stage,
+};
 
 on_both! {
     what_was_launched_is_listed_read_and_cancelled
@@ -17,6 +20,8 @@ on_both! {
     m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits
     a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job
     secrets_of_a_job_are_sealed_and_shown_nowhere
+    what_has_no_effect_is_told_before_anything_is_launched
+    m8_a_run_that_is_over_before_its_node_is_our_own_failure
 }
 
 async fn call(server: &TestServer, what: &str, body: Value) -> Value {
@@ -52,13 +57,16 @@ async fn what_was_launched_is_listed_read_and_cancelled(ground: &Ground) {
         (&json!(1), &json!(3), &json!(7)),
         "{one:#}"
     );
-    assert_eq!((&one["status"], &one["schedule_state"]), (&json!("PENDING"), &json!("WAITING")));
+    assert_eq!((&one["status"], &one["schedule_state"]), (&json!("PENDING"), &json!("INACTIVE")));
+    let unread = "it was submitted, and the server has not read it yet";
+    assert_eq!((&one["reason"], &one["tasks"][0]["reason"]), (&json!(unread), &json!(unread)), "{one:#}");
     let task = &one["tasks"][0];
     assert_eq!((&task["resources"], &task["pending_kind"]), (&json!("2+ CPU, 4 GB, spot"), &json!("queued")));
     let two = call(&server, "get", json!({"job_id": 4})).await;
     let names: Vec<&str> =
         two["tasks"].as_array().unwrap().iter().map(|task| task["name"].as_str().unwrap()).collect();
     assert_eq!((&two["shape"], names), (&json!("pipeline"), vec!["two-0", "two-1"]), "{two:#}");
+    assert_eq!(two["tasks"][1]["reason"], "it begins when task two-0 has succeeded", "{two:#}");
     let done = call(&server, "cancel", json!({"name": "sweep"})).await;
     assert_eq!(done["job_ids"], json!([1, 2, 3]));
     assert_eq!(call(&server, "get", json!({"job_id": 1})).await["cancel_asked"], true);
@@ -146,21 +154,59 @@ async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(groun
     let statuses: Vec<&str> =
         seen["tasks"].as_array().unwrap().iter().map(|task| task["status"].as_str().unwrap()).collect();
     assert_eq!(statuses, ["FAILED_PRECHECKS", "CANCELLED"], "{seen:#}");
-    assert!(seen["tasks"][0]["reason"].as_str().unwrap().contains("no_fleets"), "{seen:#}");
+    let reason = seen["tasks"][0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("no fleet can take it: "), "{seen:#}");
+    assert_eq!(seen["reason"], format!("task lonely: {reason}"), "the job says what its first task says");
+    assert!(seen["tasks"][0]["why"]["refusals"][0]["place"].is_string(), "{seen:#}");
     assert!(seen["end_at"].is_string() && seen["submitted_at"].is_string(), "{seen:#}");
     // Every step of it was written down with its reason.
     let asked = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
     let events = server.admin("/api/events/list", asked).await.to_string();
-    let slots = ["Schedule state WAITING -> LAUNCHING", "-> DONE"];
+    let slots = ["Schedule state INACTIVE -> WAITING", "Schedule state WAITING -> LAUNCHING", "-> DONE"];
     for said in slots.into_iter().chain([
         "a launch slot was granted",
-        "no_fleets",
+        "no fleet can take it",
         "Task lonely",
         "ended as FAILED_PRECHECKS",
     ]) {
         assert!(events.contains(said), "{said}: {events}");
     }
     server.stop().await;
+}
+
+async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &Ground) {
+    let server = still(ground).await;
+    let text = "resources: {infra: aws/us-east-1, labels: {team/x: y}}\nrun: echo\n";
+    let checked = call(&server, "check", json!({"text": text})).await;
+    let warnings = checked["warnings"].to_string();
+    assert_eq!(checked["jobs"], json!([]), "{checked}");
+    assert!(
+        warnings.contains("`infra: aws/us-east-1` has no effect: the server rents no machines"),
+        "{warnings}"
+    );
+    assert!(warnings.contains("label `team/x: y` is left out"), "{warnings}");
+    let wrong = json!({"text": "rnu: x\n"});
+    assert!(server.refused(ADMIN, "/api/project/main/jobs/check", wrong, "error").await.contains("rnu"));
+    assert_eq!(call(&server, "list", json!({})).await, json!([]), "nothing was launched");
+    server.stop().await;
+}
+
+async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    call(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
+    // A pass under way writes what it had read, so this is said until it was heard.
+    let seen = eventually_ok_async("FAILED_CONTROLLER", async || {
+        let over = "UPDATE runs SET status = 'failed', finished = TRUE WHERE managed_job_id IS NOT NULL";
+        stage.write(over, vec![]).await;
+        stage.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
+        stage.server.app.wake(&["managed_jobs"]);
+        let seen = call(&stage.server, "get", json!({"job_id": 1})).await;
+        if seen["status"] == "FAILED_CONTROLLER" { Ok(seen) } else { Err(seen) }
+    })
+    .await;
+    let reason = seen["reason"].as_str().unwrap();
+    assert!(reason.contains("a state that does not exist: it is over, and its node 0 is "), "{seen:#}");
+    stage.end().await;
 }
 
 async fn secrets_of_a_job_are_sealed_and_shown_nowhere(ground: &Ground) {

@@ -4,11 +4,12 @@ use uuid::Uuid;
 use windlass_model::{
     id::{ManagedJobId, ProjectId, UserId},
     managed_job::{Schedule, Status},
+    run,
     time::{Span, Timestamp},
 };
 
 use super::{
-    Change, Db, DbError, Expect,
+    Change, Db, DbError, Expect, Val,
     filter::Filter,
     record::{record, statements},
 };
@@ -100,6 +101,11 @@ statements! {
     BY_KEY = "SELECT {}, {NAMES} FROM managed_jobs m {JOINS} WHERE m.project_id = $1 AND m.user_id = $2 \
               AND m.idempotency_key = $3 ORDER BY t.task", columns();
     COPIES = "SELECT m.id, m.number FROM managed_jobs m WHERE m.number >= $1 AND m.number < $2 ORDER BY m.number";
+    /// One row for each submission of each node, the newest of a node last.
+    ATTEMPT_STATES = "SELECT r.name, r.status, j.instance_id, j.status_message, j.shortfalls FROM runs r \
+                      JOIN jobs j ON j.run_id = r.id WHERE r.managed_job_id IN \
+                      (SELECT value FROM json_each(CAST($1 AS TEXT))) AND r.name IN \
+                      (SELECT value FROM json_each(CAST($2 AS TEXT))) ORDER BY r.name, j.submission_num, j.job_num";
     SECRETS = "SELECT plan, secrets_sealed FROM managed_jobs WHERE id = $1 AND secrets_sealed IS NOT NULL";
 }
 
@@ -181,6 +187,39 @@ pub async fn find_by_key(
 pub async fn copies(db: &Db, first: i64, count: i64) -> Result<Vec<(ManagedJobId, i64)>, DbError> {
     let rows = db.query(COPIES.as_str(), params![first, first + count]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.int(1)?))).collect()
+}
+
+/// A node of an attempt, as it says itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptState {
+    pub run_name: String,
+    pub run_status: Option<run::Status>,
+    pub has_instance: bool,
+    pub said: Option<String>,
+    /// JSON: where it does not fit.
+    pub shortfalls: Option<String>,
+}
+
+/// The nodes of those of these runs that are attempts of these jobs.
+pub async fn attempt_states(
+    db: &Db,
+    jobs: &[ManagedJobId],
+    names: &[String],
+) -> Result<Vec<AttemptState>, DbError> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = db.query(ATTEMPT_STATES.as_str(), vec![Val::list(jobs), Val::list(names)]).await?;
+    let read = |row: &super::Row| -> Result<AttemptState, DbError> {
+        Ok(AttemptState {
+            run_name: row.text(0)?,
+            run_status: row.text(1)?.parse().ok(),
+            has_instance: row.opt_text(2)?.is_some(),
+            said: row.opt_text(3)?,
+            shortfalls: row.opt_text(4)?,
+        })
+    };
+    rows.iter().map(read).collect()
 }
 
 /// The plan and the sealed values, where there are any; never part of `ManagedJob`, so that no list or log carries

@@ -23,7 +23,7 @@ use windlass_model::{
     instance, job,
     plan::{
         offers::{Location, Needs, Offer},
-        place::{FleetChoice, Inventory, Node, Placement, Seat, Waiting, place},
+        place::{FleetChoice, Inventory, Node, Outcome, Placement, Seat, Waiting, Why, place},
     },
     time::{Span, Timestamp},
 };
@@ -94,7 +94,7 @@ impl BatchPipeline for JobsSubmitted {
         for job in jobs {
             let Some(lease) = leases.get(&job.id.0) else { continue };
             if let Some(ending) = job.end_asked() {
-                outcomes.insert(job.id.0, self.end(lease, &job, &ending, job::Event::StopAsked).await?);
+                outcomes.insert(job.id.0, self.end(lease, &job, &ending, job::Event::StopAsked, None).await?);
             } else if let Some(instance) = job.instance_id {
                 outcomes.insert(job.id.0, self.hear(lease, &job, places.get(&instance)).await?);
             } else {
@@ -238,7 +238,9 @@ impl JobsSubmitted {
                     seated.extend(seat.map(|seat| Seated { held: lease.held(), job, seat }));
                 }
                 Plan::End { ending, change } => {
-                    outcomes.push((job.id.0, self.end(lease, job, ending, change.event).await?));
+                    let why = refusals(&placement.outcome).map(serde_json::to_string);
+                    let why = why.transpose().map_err(PassError::document)?;
+                    outcomes.push((job.id.0, self.end(lease, job, ending, change.event, why).await?));
                 }
                 Plan::Wait { why, message, due, .. } => {
                     let due = if plans.len() > 1 { together(*due) } else { *due };
@@ -378,7 +380,7 @@ impl JobsSubmitted {
                 let is_full = ending.reason() == job::TerminationReason::FailedToStartDueToNoCapacity
                     && spec.jobs_per_replica > 1;
                 let ending = if is_full { ending.with(job::Detail::RegionFull) } else { ending };
-                self.end(lease, job, &ending, change.event).await
+                self.end(lease, job, &ending, change.event, None).await
             }
             Plan::Assign { due, .. }
             | Plan::Attach { due }
@@ -410,12 +412,15 @@ impl JobsSubmitted {
         job: &Job,
         ending: &job::Ending,
         event: job::Event,
+        shortfalls: Option<String>,
     ) -> Result<Applied, PassError> {
         let message = ending.said().unwrap_or("the run asked for its end");
         let why = because(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::Job>(job.id, job.status, event, why)?;
+        let mut set = rows::ending(ending);
+        set.extend(shortfalls.map(|why| ("shortfalls", why.into())));
         let moved = Moved {
-            set: rows::ending(ending),
+            set,
             events: moved.record.into_iter().collect(),
             due_in_us: None,
             pokes_siblings: false,
@@ -427,6 +432,14 @@ impl JobsSubmitted {
             None,
             vec![super::runs::QUEUE.pipeline, super::jobs_terminating::QUEUE.pipeline],
         ))
+    }
+}
+
+/// Where a replica did not fit.
+fn refusals(outcome: &Outcome) -> Option<&Why> {
+    match outcome {
+        Outcome::Placed { .. } => None,
+        Outcome::Waits { why, .. } | Outcome::Never { why } => Some(why),
     }
 }
 

@@ -17,24 +17,28 @@ use std::collections::BTreeMap;
 
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
+    config::derive::DefaultImages,
     decide::jobs_terminating::LOGS_GRACE,
     decide::managed_jobs::{
         self as brain, Act, Cancel, Decision, JobView, Moved, Seen, TaskView, emergency, slots,
     },
     event::{self, Event},
-    managed_job::{self, Schedule, plan::Plan, record::Record},
+    managed_job::{self, Schedule, ScheduleEvent, plan::Plan, record::Record},
+    money::Price,
+    sky::Site,
     time::{Span, Timestamp},
 };
 
 use super::{Hands, because, due_in};
 use crate::{
-    attempts::Files,
+    attempts::{self, Files},
     db::{
         Unit, Val, Values, Written,
         passes::managed_jobs::{self as rows, Attempt, Loaded, Outcome, StopRun, WrittenTask},
     },
     market::Market,
     pass_error::PassError,
+    services::offers::Supply,
 };
 
 pub(super) struct ManagedJobs {
@@ -67,6 +71,8 @@ pub(crate) struct Row {
     /// Of the tasks, in their order.
     records: Vec<Record>,
     files: Files,
+    site: Site,
+    images: DefaultImages,
 }
 
 /// What was seen of the newest attempt of each task.
@@ -75,6 +81,8 @@ pub(crate) struct Observed {
     newest_idle: Option<Timestamp>,
     /// Tasks with a deadline that could have all their nodes on the spot market now.
     on_spot: Vec<usize>,
+    /// Of the candidates of tasks that take the cheapest.
+    prices: BTreeMap<usize, Vec<Option<Price>>>,
     dice: f64,
 }
 
@@ -99,11 +107,14 @@ impl Pipeline for ManagedJobs {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
-        let plan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
+        let plan: Plan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
         let files = serde_json::from_str(&loaded.job.files).map_err(PassError::document)?;
         let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
         let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
-        Ok(Some(Row { loaded, plan, records, files }))
+        let project = loaded.job.project_id;
+        let site = attempts::site(&self.hands.db, &self.hands.backends, project, &plan).await?;
+        let images = self.hands.images.clone();
+        Ok(Some(Row { loaded, plan, records, files, site, images }))
     }
 
     async fn observe(&self, _lease: &Lease, row: &Row) -> Result<Observed, PassError> {
@@ -121,15 +132,20 @@ impl Pipeline for ManagedJobs {
         let waits = row.records.iter().any(|record| record.schedule == Schedule::AliveBackoff);
         let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
         let newest_idle = newest_idle.map(Timestamp);
-        Ok(Observed { attempts, newest_idle, on_spot: self.on_spot(row).await, dice: dice(&db.new_id()?) })
+        let (on_spot, prices) = (self.on_spot(row).await, self.prices(row).await?);
+        Ok(Observed { attempts, newest_idle, on_spot, prices, dice: dice(&db.new_id()?) })
     }
 
-    fn decide(row: &Row, seen: Observed, now: DbTime) -> Next {
+    fn decide(row: &Row, mut seen: Observed, now: DbTime) -> Next {
         let now = Timestamp(now);
         let cancel = cancel(row);
         let mut moves = Vec::new();
         let mut records = row.records.clone();
         for (index, record) in records.iter_mut().enumerate() {
+            // What was read is complete: files and plan came with the row.
+            if record.schedule == Schedule::Inactive {
+                record.schedule(ScheduleEvent::Submitted);
+            }
             let granted = row.loaded.tasks[index].granted && cancel.is_none();
             let Some((next, event)) = granted.then(|| slots::granted(record, now)).flatten() else {
                 continue;
@@ -139,11 +155,14 @@ impl Pipeline for ManagedJobs {
             *record = next;
         }
         let tasks = records.iter().enumerate();
-        let tasks = tasks.map(|(index, record)| TaskView {
-            spot_capacity: seen.on_spot.contains(&index),
-            ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
-        });
-        let view = JobView { plan: &row.plan, cancel, tasks: tasks.collect(), dice: seen.dice };
+        let tasks: Vec<TaskView> = tasks
+            .map(|(index, record)| TaskView {
+                spot_capacity: seen.on_spot.contains(&index),
+                prices: seen.prices.remove(&index).unwrap_or_default(),
+                ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
+            })
+            .collect();
+        let view = JobView { plan: &row.plan, cancel, tasks, dice: seen.dice };
         let decision = brain::decide(&view, now);
         Next { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
     }
@@ -192,8 +211,22 @@ impl ManagedJobs {
             return wanted;
         }
         let market = self.market.seen().await;
-        let is_there = |index: &usize| launch::fits_spot(&self.hands, row, *index, &market.offers);
+        let is_there = |index: &usize| launch::fits_spot(row, *index, &market.offers);
         wanted.into_iter().filter(is_there).collect()
+    }
+
+    /// Asked for only where a launch may follow, and where the file leaves the choice.
+    async fn prices(&self, row: &Row) -> Result<BTreeMap<usize, Vec<Option<Price>>>, PassError> {
+        let launches = |index: &usize| {
+            row.plan.tasks[*index].cheapest_first
+                && holds(row.loaded.tasks[*index].granted, &row.records[*index])
+        };
+        let wanted: Vec<usize> = (0..row.plan.tasks.len().min(row.records.len())).filter(launches).collect();
+        if wanted.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let supply = Supply::of(&self.hands.db, &self.market, row.loaded.job.project_id).await?;
+        Ok(wanted.into_iter().map(|index| (index, launch::prices(row, index, &supply))).collect())
     }
 
     async fn write(
@@ -297,6 +330,7 @@ fn task_view(record: &Record, attempt: Option<&Attempt>, newest_idle: Option<Tim
         new_capacity: newest_idle.zip(since).is_some_and(|(idle, since)| idle > since),
         progress: None,
         releasing_since: attempt.and_then(look::releasing_since),
+        prices: Vec::new(),
     }
 }
 
@@ -335,14 +369,24 @@ fn written_tasks(row: &Row, records: &[Record], wants: &[u32]) -> Result<Vec<Wri
     Ok(written)
 }
 
-/// The slots of the job as a whole are others than before.
-fn scheduled(lease: &Lease, row: &Row, to: Schedule) -> Option<Event> {
-    let (job, from) = (&row.loaded.job, row.loaded.job.schedule);
-    let message = format!("Schedule state {from} -> {to}");
-    let why = because(event::Pipeline::ManagedJob, lease, "schedule", message);
-    let note = || Event::note(event::Entity::ManagedJob, job.id, why);
-    let (before, after) = (Some(from.as_str()), Some(to.as_str()));
-    (from != to).then(|| Event { kind: event::Kind::Schedule, from: before, to: after, ..note() })
+/// The slots of the job as a whole are others than before. One pass may complete a submission and launch it.
+fn scheduled(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
+    let from = row.loaded.job.schedule;
+    let mut path = vec![from];
+    if from == Schedule::Inactive && !matches!(to, Schedule::Inactive | Schedule::Done) {
+        path.push(Schedule::Waiting);
+    }
+    path.push(to);
+    path.dedup();
+    let step = |states: &[Schedule]| {
+        let [from, to] = states else { return None };
+        let message = format!("Schedule state {from} -> {to}");
+        let why = because(event::Pipeline::ManagedJob, lease, "schedule", message);
+        let note = Event::note(event::Entity::ManagedJob, row.loaded.job.id, why);
+        let (from, to) = (Some(from.as_str()), Some(to.as_str()));
+        Some(Event { kind: event::Kind::Schedule, from, to, ..note })
+    };
+    path.windows(2).filter_map(step).collect()
 }
 
 /// One event for each move. That of a recovery names who caused it.

@@ -46,7 +46,7 @@ use crate::{
     pass_error::PassError,
     proxy,
     run_shape::RunShape,
-    run_tracking::Tracking,
+    run_tracking::{RetryWait, Tracking},
 };
 
 pub(super) struct Runs(pub(super) Hands);
@@ -67,6 +67,8 @@ pub(crate) struct Loaded {
     view: RunView,
     /// What a service needs now; nothing for other runs.
     service: Option<Needs>,
+    /// The wait that was stored.
+    retry: Option<RetryWait>,
 }
 
 impl Pipeline for Runs {
@@ -87,7 +89,7 @@ impl Pipeline for Runs {
         let service = self.needs(lease, &run, &jobs, &shape, &tracking).await?;
         let stored = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
         let view = RunView { retry_delay: self.0.retry_delay, ..stored };
-        Ok(Some(Loaded { run, jobs, shape, view, service }))
+        Ok(Some(Loaded { run, jobs, shape, view, service, retry: tracking.retry }))
     }
 
     /// Everything a run depends on is in the database.
@@ -204,11 +206,7 @@ impl Runs {
             events.push((Event::note(event::Entity::Run, lease.id, why), row.run.name.clone()));
         }
         let service = row.service.as_ref();
-        let tracking = Tracking {
-            fired: plan.fired,
-            groups: service.map(|needs| needs.wanted.memory.clone()).unwrap_or_default(),
-            rollout: service.map(|needs| needs.judged.rollout.clone()),
-        };
+        let tracking = tracking(row, plan);
         let settles = service.is_some_and(|needs| needs.settles(&row.run));
         let back = service.and_then(Needs::way_back).map(str::to_owned);
         let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
@@ -265,6 +263,31 @@ impl Runs {
             priority: row.run.priority,
         })
     }
+}
+
+/// What is remembered until the next pass.
+fn tracking(row: &Loaded, plan: &Plan) -> Tracking {
+    let service = row.service.as_ref();
+    Tracking {
+        fired: plan.fired,
+        groups: service.map(|needs| needs.wanted.memory.clone()).unwrap_or_default(),
+        rollout: service.map(|needs| needs.judged.rollout.clone()),
+        retry: retry_wait(row, plan),
+    }
+}
+
+/// What a pending run is tried again after: the failure is told when it becomes pending, and kept until it is over.
+fn retry_wait(row: &Loaded, plan: &Plan) -> Option<RetryWait> {
+    if plan.status != run::Status::Pending || plan.attempt == 0 {
+        return None;
+    }
+    let cause = match row.run.status == run::Status::Pending {
+        true => row.retry.as_ref()?.cause.clone(),
+        false => plan.why.clone(),
+    };
+    // A service is looked at more often than it is tried again.
+    let at = plan.due_at.filter(|_| row.service.is_none());
+    Some(RetryWait { failures: plan.attempt, cause, at })
 }
 
 fn wake(outcome: &Outcome<'_>) -> Vec<&'static str> {

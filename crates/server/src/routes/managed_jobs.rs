@@ -7,6 +7,7 @@ use crate::{app::App, auth::Scope, error::Result, http::Routes, services::manage
 pub(super) fn mount(routes: Routes) -> Routes {
     routes
         .project::<LaunchManagedJobs, _, _>(launch)
+        .project::<CheckManagedJobs, _, _>(check)
         .project::<ListManagedJobs, _, _>(list)
         .project::<ReadManagedJob, _, _>(read)
         .project::<CancelManagedJobs, _, _>(cancel)
@@ -14,6 +15,10 @@ pub(super) fn mount(routes: Routes) -> Routes {
 
 async fn launch(app: App, scope: Scope, asked: LaunchRequest) -> Result<Launched> {
     managed_jobs::launch(&app, &scope, asked).await
+}
+
+async fn check(app: App, scope: Scope, asked: LaunchRequest) -> Result<Launched> {
+    managed_jobs::check_only(&app, &scope, asked).await
 }
 
 async fn list(app: App, scope: Scope, asked: ListRequest) -> Result<Vec<ManagedJob>> {

@@ -16,9 +16,9 @@ use windlass_model::{
     id::ManagedJobId,
     managed_job::{
         Status,
-        plan::{Body, COPIES_MAX, PRIORITY, Plan, Workdir},
+        plan::{Body, COPIES_MAX, Candidate, PRIORITY, Plan, WORKDIR, Workdir},
     },
-    sky::{self, Given, Identity, Launchable, Secret, Site},
+    sky::{self, Given, Identity, Infra, Launchable, Secret, Site, TaskSecrets},
     time::{Span, Timestamp},
 };
 
@@ -26,7 +26,7 @@ pub use self::make::Made;
 use super::{names, runs::refused};
 use crate::{
     app::App,
-    attempts::{Archive, Attempt, Files, Maker, Unmade},
+    attempts::{self, Archive, Attempt, Files, Maker, Unmade},
     auth::Scope,
     db::{
         Unit, Written,
@@ -45,14 +45,23 @@ const IDS_MAX: usize = 10_000;
 /// How long a graceful cancel waits for output that nobody bounded.
 const GRACEFUL_USUAL: Span = Span::hours(1);
 
-/// Launches as many jobs as were asked for, all or none.
-pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
-    let hash = request_hash(&asked)?;
+/// A request that can be launched.
+struct Checked {
+    plan: Plan,
+    name: String,
+    copies: u32,
+    files: Files,
+    /// Of each task in turn.
+    secrets: Vec<TaskSecrets>,
+    warnings: Vec<String>,
+}
+
+/// Reads a request, and refuses whatever can never become a run.
+async fn checked(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<Checked> {
     let Launchable { mut plan, secrets, warnings } = read(&asked)?;
-    let warnings = warnings.iter().map(ToString::to_string).collect();
-    if let Some(first) = repeated(app, scope, &hash).await? {
-        return launched(app, &first, warnings).await;
-    }
+    let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    let site = attempts::site(app.db(), app.backends(), scope.project.id, &plan).await?;
+    place(&mut plan, &site, &mut warnings)?;
     let name = match asked.name.or(plan.name.take()) {
         Some(name) => job_name(name)?,
         None => names::generate(0)?,
@@ -69,7 +78,24 @@ pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Res
         return Err(Error::field("num_jobs", format!("must be from 1 to {COPIES_MAX}")));
     }
     let files = files(app, scope, &plan, asked.files).await?;
-    check(app, scope, &plan, &files).await?;
+    check(app, scope, &plan, &files, site).await?;
+    Ok(Checked { plan, name, copies, files, secrets, warnings })
+}
+
+/// Says what would be refused, and what would have no effect.
+pub async fn check_only(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
+    let warnings = checked(app, scope, asked).await?.warnings;
+    Ok(wire::Launched { jobs: Vec::new(), warnings })
+}
+
+/// Launches as many jobs as were asked for, all or none.
+pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
+    let hash = request_hash(&asked)?;
+    if let Some(first) = repeated(app, scope, &hash).await? {
+        let warnings = read(&asked)?.warnings.iter().map(ToString::to_string).collect();
+        return launched(app, &first, warnings).await;
+    }
+    let Checked { plan, name, copies, files, secrets, warnings } = checked(app, scope, asked).await?;
     let made = Made {
         db: app.db(),
         keys: app.keys(),
@@ -156,6 +182,47 @@ fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
     Ok(job)
 }
 
+/// Understands where each candidate wants to run. One that can run nowhere is left out, unless it is the last.
+fn place(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result<()> {
+    let mut warn = |text: String| {
+        if !warnings.contains(&text) {
+            warnings.push(text);
+        }
+    };
+    for task in &mut plan.tasks {
+        let infra = |candidate: &Candidate| {
+            candidate.infra.as_deref().map(|text| (text.to_owned(), site.infra(text)))
+        };
+        let is_unknown = |candidate: &Candidate| matches!(infra(candidate), Some((_, Infra::Unknown)));
+        for (text, found) in task.candidates.iter().filter_map(infra) {
+            match found {
+                Infra::Unknown if task.candidates.iter().all(is_unknown) => {
+                    return Err(Error::refused(format!(
+                        "`infra: {text}` names no fleet of the project and no backend of the server; hint: {}",
+                        known_places(site)
+                    )));
+                }
+                Infra::Unknown => warn(format!(
+                    "`infra: {text}` is left out: it names no fleet of the project and no backend of the server"
+                )),
+                Infra::OwnMachines => warn(format!(
+                    "`infra: {text}` has no effect: the server rents no machines, and its own stand for every cloud"
+                )),
+                Infra::Anywhere | Infra::Fleet(_) | Infra::Place { .. } => {}
+            }
+        }
+        let candidates = std::mem::take(&mut task.candidates);
+        task.candidates = candidates.into_iter().filter(|candidate| !is_unknown(candidate)).collect();
+    }
+    Ok(())
+}
+
+fn known_places(site: &Site) -> String {
+    let named: Vec<String> =
+        site.backends.iter().chain(&site.fleets).map(|name| format!("`{name}`")).collect();
+    format!("it knows {}; without `infra` the job runs anywhere", named.join(", "))
+}
+
 fn job_name(name: String) -> Result<String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ');
     if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(is_plain) {
@@ -174,6 +241,8 @@ async fn files(app: &App, scope: &Scope, plan: &Plan, sent: Vec<wire::TaskFile>)
         let archive = Archive { id: file.archive_id, path: file.path };
         files.0.entry(file.task).or_default().push(archive);
     }
+    // What is put at a path replaces what is there: the directory comes before the files in it.
+    files.0.values_mut().for_each(|archives| archives.sort_by_key(|archive| archive.path != WORKDIR));
     if !repos::owns_archives(app.db(), scope.caller.user.id, &files.ids()).await? {
         return Err(Error::absent("File archive"));
     }
@@ -181,7 +250,7 @@ async fn files(app: &App, scope: &Scope, plan: &Plan, sent: Vec<wire::TaskFile>)
 }
 
 /// What can never become a run is refused now, with the same words as by `windlass apply`.
-async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files) -> Result<()> {
+async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files, site: Site) -> Result<()> {
     let user = &scope.caller.user;
     let identity = Identity {
         job_id: "0".to_owned(),
@@ -197,7 +266,7 @@ async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files) -> Result<(
         identity,
         priority: i64::from(plan.priority),
         ssh_key: user.ssh_public_key.as_deref(),
-        site: Site::default(),
+        site,
         images: &app.settings().images,
     };
     for (task, of) in (0..).zip(&plan.tasks) {
@@ -235,18 +304,13 @@ pub async fn list(app: &App, scope: &Scope, asked: wire::ListRequest) -> Result<
         before: asked.prev_job_id,
         limit,
     };
-    shown(app, rows::list(app.db(), &query).await?).await
+    show::jobs(app, rows::list(app.db(), &query).await?, false).await
 }
 
 pub async fn read_one(app: &App, scope: &Scope, number: i64) -> Result<wire::ManagedJob> {
     let found = rows::find(app.db(), scope.project.id, number).await?;
     let found = found.ok_or_else(|| Error::absent("Managed job"))?;
-    shown(app, vec![found]).await?.pop().ok_or_else(|| Error::absent("Managed job"))
-}
-
-async fn shown(app: &App, jobs: Vec<Named>) -> Result<Vec<wire::ManagedJob>> {
-    let now = app.db().now().await?;
-    jobs.into_iter().map(|named| show::job(named, now)).collect()
+    show::jobs(app, vec![found], true).await?.pop().ok_or_else(|| Error::absent("Managed job"))
 }
 
 /// Stores the wish to end of all that are meant, in one statement.

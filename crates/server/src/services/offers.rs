@@ -11,9 +11,10 @@ use windlass_model::{
     config::job_spec::JobSpec,
     explain::{Refusal, Shortfall},
     id::{FleetId, ProjectId, RunId, SubmissionId},
+    money::Price,
     plan::{
         blocks,
-        offers::{Needs, Offer, fit, names_instance},
+        offers::{Availability, LOCAL, Needs, Offer, fit, names_instance},
         place::{
             Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, REFUSALS_MAX, Readiness,
             Waiting, Why, place,
@@ -26,9 +27,10 @@ use windlass_model::{
 
 use crate::{
     app::App,
-    db::passes::placing,
+    db::{Db, passes::placing},
     error::{Error, Result},
     inventory,
+    market::Market,
     pass_error::PassError,
     run_shape::RunShape,
 };
@@ -40,10 +42,19 @@ pub(crate) struct Supply {
 }
 
 pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<Supply> {
-    let stock = placing::stock(app.db(), project).await?;
-    let seen = app.market().seen().await;
-    let inventory = inventory::of(&stock, &seen.offers).map_err(unreadable)?;
-    Ok(Supply { project, inventory })
+    Supply::of(app.db(), app.market(), project).await.map_err(unreadable)
+}
+
+impl Supply {
+    pub(crate) async fn of(
+        db: &Db,
+        market: &Market,
+        project: ProjectId,
+    ) -> std::result::Result<Self, PassError> {
+        let stock = placing::stock(db, project).await?;
+        let inventory = inventory::of(&stock, &market.seen().await.offers)?;
+        Ok(Self { project, inventory })
+    }
 }
 
 fn unreadable(error: PassError) -> Error {
@@ -149,17 +160,25 @@ fn shown(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) ->
     }
 }
 
+fn asked<'a>(supply: &'a Supply, shape: &RunShape, job: &JobSpec) -> Asked<'a> {
+    let (fleets, creation) = (shape.fleet_names(), shape.creation());
+    Asked { needs: shape.needs_of(job), fleets, creation, inventory: &supply.inventory }
+}
+
 /// Those that fit the job: idle ones first, then by price.
 pub(crate) fn for_job(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<wire::Offer> {
-    let inventory = &supply.inventory;
-    let asked = Asked {
-        needs: shape.needs_of(job),
-        fleets: shape.fleet_names(),
-        creation: shape.creation(),
-        inventory,
-    };
+    let (inventory, asked) = (&supply.inventory, asked(supply, shape, job));
     let existing = inventory.instances.iter().filter_map(|instance| asked.existing(instance));
     sorted(existing.chain(inventory.offers.iter().filter_map(|offer| asked.made(offer))).collect())
+}
+
+/// The lowest price of those that fit the job and could be had now.
+pub(crate) fn cheapest(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Option<Price> {
+    let word = |availability: Availability| json!(availability).as_str().map(str::to_owned);
+    let known = [Availability::Idle, Availability::Available, Availability::Unknown].map(word);
+    let offers = for_job(supply, shape, job);
+    let open = offers.iter().filter(|offer| known.contains(&Some(offer.availability.clone())));
+    open.map(|offer| Price::dollars(offer.price)).min()
 }
 
 /// What backends would make for a fleet with these limits.
@@ -212,7 +231,9 @@ pub(crate) fn why(supply: &Supply, shape: &RunShape, jobs: &[&JobSpec]) -> Optio
 
 /// What there is that does not fit the job, and every reason: nearest miss first, alike ones together.
 pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
-    let needs = shape.needs_of(job);
+    let inventory = &supply.inventory;
+    let asked = asked(supply, shape, job);
+    let needs = &asked.needs;
     let mut refusals: Vec<Refusal> = Vec::new();
     let mut add = |place: String, short: Vec<Shortfall>| match refusals
         .iter_mut()
@@ -221,7 +242,8 @@ pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
         Some(known) => known.count += 1,
         None => refusals.push(Refusal { place, count: 1, shortfalls: short }),
     };
-    let inventory = &supply.inventory;
+    // The machine that is offered is the one that is there, and has said its own.
+    let has_local = inventory.instances.iter().any(|instance| instance.offer.backend == LOCAL);
     for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {
         let Some(fleet) = inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet) else { continue };
         if let Err(short) = fit(&instance.offer, &needs.within(&fleet.limits)) {
@@ -229,16 +251,18 @@ pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
         }
     }
     if shape.creation() != Creation::Reuse && inventory.fleets.iter().any(has_room) {
-        for offer in &inventory.offers {
-            if let Err(short) = fit(offer, &needs) {
-                add(format!("{} {} {}", offer.backend, offer.region, offer.instance_type), short);
+        // What a fleet would make of an offer may fit where the whole of it does not.
+        let unfit = |offer: &&Offer| !(has_local && offer.backend == LOCAL) && asked.made(offer).is_none();
+        for offer in inventory.offers.iter().filter(unfit) {
+            if let Err(short) = fit(offer, needs) {
+                add(offer.place(), short);
             }
         }
     }
     refusals.sort_by_key(|refusal| refusal.shortfalls.len());
     let left_out = refusals.len().saturating_sub(REFUSALS_MAX);
     refusals.truncate(REFUSALS_MAX);
-    Why { refusals, left_out }
+    Why { refusals, left_out, for_good: false }
 }
 
 /// What the job would run in, on the machines that fit it; on any machine, where none does.

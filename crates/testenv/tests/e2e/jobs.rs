@@ -4,6 +4,7 @@ mod corpus;
 mod names;
 mod nodes;
 mod places;
+mod reasons;
 mod takeover;
 
 use std::{
@@ -109,15 +110,15 @@ async fn a_task_file_runs_as_it_is_and_its_command_line_follows_it_to_the_end() 
     std::fs::create_dir_all(dir.join("code")).unwrap();
     std::fs::write(dir.join("code/hello.txt"), "from the workdir\n").unwrap();
     std::fs::write(dir.join("data.txt"), "from a mount\n").unwrap();
-    let file = "name: first\nworkdir: code\nfile_mounts:\n  ~/mounted/data.txt: data.txt\nenvs:\n  GREETING: hi\n\
+    let file = "name: first\nworkdir: code\nfile_mounts:\n  ~/mounted/data.txt: data.txt\n  beside/data.txt: data.txt\nenvs:\n  GREETING: hi\n\
                 secrets:\n  TOKEN: null\nsetup: |\n  echo 'export FROM_SETUP=kept' >> ~/.bashrc\n  false\n  true\n\
-                run: |\n  echo $GREETING ${#TOKEN} $FROM_SETUP\n  cat hello.txt ~/mounted/data.txt\n  \
+                run: |\n  echo $GREETING ${#TOKEN} $FROM_SETUP\n  cat hello.txt ~/mounted/data.txt beside/data.txt\n  \
                 echo $SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES, job $SKYPILOT_MANAGED_JOB_ID\n";
     std::fs::write(dir.join("first.yaml"), file).unwrap();
     let args = ["jobs", "launch", "-y", "--secret", "TOKEN=canary-4711", "first.yaml"];
     let output = stage.windlass(&dir, &args);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let want = "hi 11 kept\nfrom the workdir\nfrom a mount\n0 of 1, job 1\n";
+    let want = "hi 11 kept\nfrom the workdir\nfrom a mount\nfrom a mount\n0 of 1, job 1\n";
     assert_eq!(out, want, "{err}\n{}", stage.server_log());
     assert!(err.contains("Job 1 ended as SUCCEEDED"), "{err}");
     assert_eq!(output.status.code(), Some(0), "{err}");

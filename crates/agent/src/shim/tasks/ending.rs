@@ -47,7 +47,13 @@ pub(super) fn exited(exit: &Exit, left: &Left) -> End {
             // The others are not the job's to say.
             (
                 false,
-                Some(Detail::HostReboot | Detail::HostRuntimeRestart | Detail::NoFleets | Detail::RegionFull)
+                Some(
+                    Detail::HostReboot
+                    | Detail::HostRuntimeRestart
+                    | Detail::NoFleets
+                    | Detail::RegionFull
+                    | Detail::NeverFits,
+                )
                 | None,
             ) => {}
         }

@@ -8,7 +8,7 @@ use std::{
 
 use windlass_api::{
     managed_jobs::{LaunchRequest, Launched, TaskFile},
-    operations::{LaunchManagedJobs, ReadProject},
+    operations::{CheckManagedJobs, LaunchManagedJobs, ReadProject},
     server::Nothing,
 };
 use windlass_model::{
@@ -17,7 +17,7 @@ use windlass_model::{
     sky::{self, Given, Secret},
 };
 
-use super::{exit_of, find, logs, resources, why};
+use super::{exit_of, find, follow::Follower, logs::Wanted, resources};
 use crate::{
     cli::{At, Format},
     commands::apply::{archive, variable},
@@ -93,6 +93,11 @@ pub(super) fn run(args: &Args, at: &At, format: Format) -> Result<Exit, Problem>
         cx.call::<ReadProject>(&Nothing {}).await?;
         for source in &sources {
             describe(source, args);
+            // What is wrong with it, and what of it has no effect, is told before anything is sent.
+            let checked = cx.call::<CheckManagedJobs>(&request(source, args, &envs, &secrets)).await?;
+            for warning in &checked.warnings {
+                output::say(&output::printable(&format!("warning: {warning}")));
+            }
         }
         let copies = usize::try_from(args.num_jobs.unwrap_or(1)).unwrap_or(usize::MAX);
         let count = words::count(sources.len().saturating_mul(copies), "job");
@@ -113,18 +118,15 @@ pub(super) fn run(args: &Args, at: &At, format: Format) -> Result<Exit, Problem>
             return Ok(Exit::Done);
         }
         let Some(job) = find(cx, only.job_id).await? else { return Ok(super::NOT_FOUND) };
-        let job = logs::follow(cx, at, job).await?;
-        let reason = Some(why(&job)).filter(|why| !why.is_empty());
-        let reason = reason.map(|why| format!(": {}", output::printable(&why))).unwrap_or_default();
+        let job = Follower::new(cx, &job, Wanted::default()).run(job).await?;
+        let reason = job.reason.as_ref().map(|why| format!(": {}", output::printable(why)));
+        let reason = reason.unwrap_or_default();
         output::say(&format!("Job {} ended as {}{reason}.", job.job_id, job.status));
         Ok(exit_of(&job))
     })
 }
 
 fn tell(all: &Launched, format: Format) -> Result<(), Problem> {
-    for warning in &all.warnings {
-        output::say(&output::printable(&format!("warning: {warning}")));
-    }
     match format {
         Format::Json | Format::Jsonl => output::one(format, all, "", |_| ())?,
         Format::Name => all.jobs.iter().for_each(|job| output::data(&job.job_id.to_string())),
@@ -160,17 +162,27 @@ async fn launch(
             files.push(TaskFile { task, archive_id, path });
         }
     }
-    let request = LaunchRequest {
+    let request = LaunchRequest { files, ..request(source, args, envs, secrets) };
+    cx.call::<LaunchManagedJobs>(&request).await
+}
+
+/// Without the files, which are sent first.
+fn request(
+    source: &Source,
+    args: &Args,
+    envs: &BTreeMap<String, String>,
+    secrets: &BTreeMap<String, String>,
+) -> LaunchRequest {
+    LaunchRequest {
         text: source.text.clone(),
         name: args.name.clone(),
         envs: envs.clone(),
         secrets: secrets.clone(),
         priority: args.priority,
         num_jobs: args.num_jobs,
-        files,
+        files: Vec::new(),
         overrides: args.resources.overrides(),
-    };
-    cx.call::<LaunchManagedJobs>(&request).await
+    }
 }
 
 fn describe(source: &Source, args: &Args) {

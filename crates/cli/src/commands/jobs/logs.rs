@@ -1,14 +1,15 @@
-//! `windlass jobs logs`: what the attempts of a job's tasks wrote, one after the other.
-
-use std::time::Duration;
+//! `windlass jobs logs`: what the attempts of a job's tasks wrote. Tasks that run beside each other are heard together.
 
 use windlass_api::{
+    events,
     managed_jobs::{ListRequest, ManagedJob, Task},
-    operations::{ListManagedJobs, ReadRun},
-    runs,
+    operations::{ListEvents, ListManagedJobs},
 };
 
-use super::{NOT_FOUND, exit_of, find, is_final, is_over};
+use super::{
+    NOT_FOUND, exit_of, find,
+    follow::{Follower, exists},
+};
 use crate::{
     cli::At,
     commands::logs::of_run,
@@ -26,7 +27,8 @@ Examples:
   windlass jobs logs --no-follow --attempt 1 12
   windlass jobs logs --controller 12     what became of it, and why";
 
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Events of one answer.
+const EVENTS_MAX: i64 = 100;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -72,14 +74,52 @@ pub(super) async fn print(cx: &Context, args: &Args, at: &At) -> Result<Exit, Pr
         None => None,
         Some(word) => Some(task_of(&job, word)?.task_id),
     };
-    let follower = Follower { cx, at, task, attempt, tail: args.tail, follow: !args.no_follow };
-    let job = follower.run(job).await?;
-    Ok(if args.no_follow { Exit::Done } else { exit_of(&job) })
+    let wanted = Wanted { task, attempt, tail: args.tail };
+    if args.no_follow {
+        once(cx, at, &job, &wanted).await?;
+        return Ok(Exit::Done);
+    }
+    Ok(exit_of(&Follower::new(cx, &job, wanted).run(job).await?))
 }
 
-/// Follows a job from its launch to its end.
-pub(super) async fn follow(cx: &Context, at: &At, job: ManagedJob) -> Result<ManagedJob, Problem> {
-    Follower { cx, at, task: None, attempt: None, tail: None, follow: true }.run(job).await
+/// Which part of a job's output.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wanted {
+    /// One task of several.
+    pub(super) task: Option<u32>,
+    /// One attempt, counted from 1.
+    pub(super) attempt: Option<usize>,
+    /// The last lines of each attempt.
+    pub(super) tail: Option<usize>,
+}
+
+impl Wanted {
+    pub(super) fn has_task(&self, task: &Task) -> bool {
+        self.task.is_none_or(|wanted| wanted == task.task_id)
+    }
+
+    /// `index` counts from 0.
+    pub(super) fn has_attempt(&self, index: usize) -> bool {
+        self.attempt.is_none_or(|wanted| wanted == index + 1)
+    }
+}
+
+/// All there is, task by task and attempt by attempt.
+async fn once(cx: &Context, at: &At, job: &ManagedJob, wanted: &Wanted) -> Result<(), Problem> {
+    let several = job.tasks.len() > 1 && wanted.task.is_none();
+    for task in job.tasks.iter().filter(|task| wanted.has_task(task)) {
+        for (index, run) in task.runs.iter().enumerate().filter(|(index, _)| wanted.has_attempt(*index)) {
+            // An attempt is numbered before it is made; the last may never have been.
+            if !exists(cx, run).await? {
+                break;
+            }
+            if index > 0 || (several && task.task_id > 0) {
+                output::say(&format!("── {} (attempt {})", task.name, index + 1));
+            }
+            of_run(cx, at, run, false, wanted.tail).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn chosen(cx: &Context, args: &Args) -> Result<Option<ManagedJob>, Problem> {
@@ -113,94 +153,23 @@ fn task_of<'a>(job: &'a ManagedJob, word: &str) -> Result<&'a Task, Problem> {
     })
 }
 
-/// The events of a job: the log of whoever drives it.
+/// The events of a job, page by page: the log of whoever drives it.
 async fn controller(cx: &Context, job: &ManagedJob) -> Result<Exit, Problem> {
-    let request = windlass_api::events::ListRequest {
+    let mut request = events::ListRequest {
         target_managed_jobs: Some(vec![job.id]),
         ascending: true,
-        limit: 100,
-        ..windlass_api::events::ListRequest::default()
+        limit: EVENTS_MAX,
+        ..events::ListRequest::default()
     };
-    for event in cx.call::<windlass_api::operations::ListEvents>(&request).await? {
-        output::data(&output::printable(&format!("{}  {}", words::stamp(event.recorded_at), event.message)));
-    }
-    Ok(Exit::Done)
-}
-
-struct Follower<'a> {
-    cx: &'a Context,
-    at: &'a At,
-    task: Option<u32>,
-    attempt: Option<usize>,
-    tail: Option<usize>,
-    follow: bool,
-}
-
-impl Follower<'_> {
-    /// Task by task, attempt by attempt. The answer is the job as it was seen last.
-    async fn run(&self, mut job: ManagedJob) -> Result<ManagedJob, Problem> {
-        let count = u32::try_from(job.tasks.len()).unwrap_or_default();
-        for number in (0..count).filter(|number| self.task.is_none_or(|task| task == *number)) {
-            let mut shown = 0;
-            while let Some(task) = job.tasks.iter().find(|task| task.task_id == number) {
-                let over = is_final(&task.status);
-                let runs = task.runs.clone();
-                let several = count > 1 && self.task.is_none();
-                for (index, run) in runs.iter().enumerate().skip(shown) {
-                    if self.attempt.is_some_and(|attempt| attempt != index + 1) {
-                        shown = index + 1;
-                        continue;
-                    }
-                    if !self.exists(run).await? {
-                        break;
-                    }
-                    if index > 0 || (several && number > 0) {
-                        output::say(&format!(
-                            "── {} (attempt {})",
-                            job.tasks[number as usize].name,
-                            index + 1
-                        ));
-                    }
-                    of_run(self.cx, self.at, run, self.follow, self.tail).await?;
-                    shown = index + 1;
-                }
-                if !self.follow
-                    || (over && shown >= runs.len())
-                    || (over && !self.may_come(&runs, shown).await?)
-                {
-                    break;
-                }
-                tokio::time::sleep(LOOK_EVERY).await;
-                job = self.again(&job).await?;
-            }
+    loop {
+        let page = cx.call::<ListEvents>(&request).await?;
+        for event in &page {
+            let at = words::stamp(event.recorded_at);
+            output::data(&output::printable(&format!("{at}  {}", event.message)));
         }
-        while self.follow && self.task.is_none() && !is_over(&job) {
-            tokio::time::sleep(LOOK_EVERY).await;
-            job = self.again(&job).await?;
-        }
-        Ok(job)
-    }
-
-    /// An attempt is numbered before it is made; of a task that is over the last may never have been.
-    async fn may_come(&self, runs: &[String], shown: usize) -> Result<bool, Problem> {
-        match runs.get(shown) {
-            Some(run) => self.exists(run).await,
-            None => Ok(false),
-        }
-    }
-
-    async fn exists(&self, run: &str) -> Result<bool, Problem> {
-        let request = runs::ReadRequest { run_name: Some(run.to_owned()), id: None };
-        match self.cx.try_call::<ReadRun>(&request).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_absent() => Ok(false),
-            Err(error) if error.is_lost() => Ok(false),
-            Err(error) => Err(self.cx.explain(&error).await),
-        }
-    }
-
-    async fn again(&self, job: &ManagedJob) -> Result<ManagedJob, Problem> {
-        let request = windlass_api::managed_jobs::ReadRequest { job_id: job.job_id };
-        self.cx.patiently::<windlass_api::operations::ReadManagedJob>(&request).await
+        let Some(last) = page.last().filter(|_| i64::try_from(page.len()) == Ok(EVENTS_MAX)) else {
+            return Ok(Exit::Done);
+        };
+        (request.prev_recorded_at, request.prev_id) = (Some(last.recorded_at), Some(last.id));
     }
 }

@@ -1,10 +1,12 @@
 //! `windlass jobs`: managed jobs, which outlive the machines they run on.
 
 mod cancel;
+mod follow;
 mod launch;
 mod logs;
 mod queue;
 mod resources;
+pub(crate) mod why;
 
 use windlass_api::{
     managed_jobs::{ManagedJob, ReadRequest},
@@ -26,6 +28,7 @@ Examples:
   windlass jobs launch -d -y train.yaml --env LR=0.1 --num-jobs 8
   windlass jobs queue                 what waits, runs and recovers
   windlass jobs logs 12               what job 12 wrote, over all its attempts
+  windlass why 12                     why job 12 waits, recovers or failed
   windlass jobs cancel -y 12 13       end two of them
 
 A managed job is launched again, elsewhere if need be, when its machines are lost. Task files are those of SkyPilot, or
@@ -104,10 +107,4 @@ fn is_over(job: &ManagedJob) -> bool {
 
 fn is_final(status: &str) -> bool {
     status.parse::<Status>().is_ok_and(|status| status.is_final())
-}
-
-/// Why a job is where it is: the first thing that one of its tasks says.
-fn why(job: &ManagedJob) -> String {
-    let said = job.tasks.iter().filter(|task| task.status != Status::Succeeded.as_str());
-    said.filter_map(|task| task.reason.clone()).next().unwrap_or_default()
 }

@@ -35,6 +35,8 @@ const USUAL: i64 = 50;
 const PAGE: i64 = 1000;
 /// `-a` shows at most so many.
 const ALL_MAX: i64 = 100_000;
+/// Letters of a reason that stand in the narrow table.
+const BRIEF: usize = 60;
 
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -134,17 +136,39 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
         "#RECOVERIES",
         "STATUS",
     ];
+    // Of jobs that go well there is nothing to say.
+    let waits = !wide && jobs.iter().flat_map(|job| &job.tasks).any(|task| brief(task).is_some());
     if wide {
         head.extend(["SCHEDULE", "PENDING", "PRIORITY", "USER", "PLACE", "REASON"]);
+    } else if waits {
+        head.push("REASON");
     }
     let mut table = Table::new(head);
     for job in jobs {
-        table.row(job_row(job, wide, now));
-        if job.tasks.len() > 1 {
-            job.tasks.iter().for_each(|task| table.row(task_row(task, wide, now)));
+        let only = if let [only] = job.tasks.as_slice() { Some(only) } else { None };
+        let mut row = job_row(job, wide, now);
+        if waits {
+            row.push(only.and_then(brief).unwrap_or_default().into());
+        }
+        table.row(row);
+        for task in job.tasks.iter().filter(|_| only.is_none()) {
+            let mut row = task_row(task, wide, now);
+            if waits {
+                row.push(brief(task).unwrap_or_default().into());
+            }
+            table.row(row);
         }
     }
     table
+}
+
+/// Why a task that has not ended waits, as much as a column bears; `-v` and `windlass why` show all of it.
+fn brief(task: &Task) -> Option<String> {
+    let reason = task.reason.as_deref().filter(|_| !super::is_final(&task.status))?;
+    if reason.chars().count() <= BRIEF {
+        return Some(reason.to_owned());
+    }
+    Some(reason.chars().take(BRIEF - 1).chain(['…']).collect())
 }
 
 fn seconds(secs: Option<i64>) -> String {

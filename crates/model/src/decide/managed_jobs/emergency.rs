@@ -53,6 +53,9 @@ pub fn internal_error(record: &Record, what: &str, dice: f64, now: Timestamp) ->
         // A task that has ended only waits before its nodes are released again.
         Err(_) => None,
     };
+    if let Some(moved) = &moved {
+        next.last_failure = Some(moved.message.clone());
+    }
     // A recovery waits for a slot like any other, and not before its time.
     if next.status == Status::Recovering {
         requeue(&mut next);

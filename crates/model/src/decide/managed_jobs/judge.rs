@@ -29,6 +29,8 @@ pub struct NodeEnd {
     pub preempted: bool,
     /// Where it was; `None` where it never had a machine.
     pub at: Option<Placement>,
+    /// What was said about its end.
+    pub said: Option<String>,
 }
 
 /// Which machines of an attempt are gone, and one of those that are still there.
@@ -94,7 +96,7 @@ enum Finding {
 }
 
 fn find(end: &NodeEnd) -> Finding {
-    if end.detail == Some(Detail::NoFleets) {
+    if matches!(end.detail, Some(Detail::NoFleets | Detail::NeverFits)) {
         return Finding::NeverFits;
     }
     let lost = matches!(end.detail, Some(Detail::HostReboot | Detail::HostRuntimeRestart));
@@ -167,6 +169,24 @@ fn failure(ends: &[NodeEnd], message: String) -> Verdict {
 }
 
 fn said(index: usize, node: &NodeEnd) -> String {
+    let first_line = node.said.as_deref().and_then(|said| said.lines().next());
+    let known = first_line.map(str::trim).filter(|said| !said.is_empty());
+    // Of a node that found no place everything there is to know is where it does not fit.
+    if let (Some(said), Reason::FailedToStartDueToNoCapacity) = (known, node.reason) {
+        return match node.detail {
+            Some(Detail::NeverFits) => format!("nothing could ever take it: {said}"),
+            Some(Detail::NoFleets) => format!("no fleet can take it: {said}"),
+            Some(
+                Detail::OomKilled
+                | Detail::NoDisk
+                | Detail::HostReboot
+                | Detail::HostRuntimeRestart
+                | Detail::SetupFailed
+                | Detail::RegionFull,
+            )
+            | None => format!("no place for it: {said}"),
+        };
+    }
     let mut text = format!("node {index}: {}", node.reason);
     if let Some(detail) = node.detail {
         text.push_str(&format!(" ({detail})"));
@@ -176,6 +196,10 @@ fn said(index: usize, node: &NodeEnd) -> String {
     }
     if node.preempted {
         text.push_str(", its node was taken away");
+    }
+    // What a program said last is in its log.
+    if let Some(said) = known.filter(|_| node.reason != Reason::ContainerExitedWithError) {
+        text.push_str(&format!(": {said}"));
     }
     text
 }

@@ -1,11 +1,12 @@
 //! One task in one pass.
 
+mod launch;
+
 use windlass_planted_bugs::{Bug, is_planted};
 
 use super::{
-    Act, Moved, Seen, Stop, Submit, TaskDecision, TaskView, Turn, earlier, emergency,
+    Act, Moved, Seen, Stop, TaskDecision, TaskView, Turn, earlier, emergency,
     judge::{Machines, Verdict, judge},
-    slots::backoff,
 };
 use crate::{
     managed_job::{
@@ -17,12 +18,6 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A run that waits longer for nodes gives its launch slot back.
-const QUEUE_PATIENCE: Span = Span::secs(60);
-/// Launches in a row that had nodes and could not start on them: then it is the task's own fault.
-const START_TRIES: u32 = 3;
-/// Launches for which a lost place is avoided, or sought, in a row.
-const PLACE_TRIES: u32 = 3;
 /// Nodes that are not released by then may have leaked, and somebody must know.
 const RELEASE_PATIENCE: Span = Span::mins(30);
 /// How often a task that waits for spot capacity looks again.
@@ -115,7 +110,11 @@ impl<'a> Pass<'a> {
         if applied.is_err() {
             return false;
         }
-        self.moves.push(Moved { from, to: self.record.status, event, source, message: message.into() });
+        let message = message.into();
+        if matches!(event, Event::BackedOff | Event::Lost | Event::Interrupted) {
+            self.record.last_failure = Some(message.clone());
+        }
+        self.moves.push(Moved { from, to: self.record.status, event, source, message });
         true
     }
 
@@ -214,7 +213,9 @@ impl<'a> Pass<'a> {
                 let event = if setup { Event::SetupFailed } else { Event::Failed };
                 self.end(event, format!("{message}, before the cancel took hold"));
             }
-            Some(Verdict::NeverFits { .. }) if self.is_bound_to_places() => self.end(Event::Released, why),
+            Some(Verdict::NeverFits { .. }) if self.is_bound_to_places() || self.has_other_hope() => {
+                self.end(Event::Released, why);
+            }
             Some(Verdict::NeverFits { message }) => self.end(Event::PrechecksFailed, message),
             Some(Verdict::NoCapacity { message }) if self.gives_up(self.record.launch_tries + 1) => {
                 self.end(Event::GaveUp, message);
@@ -267,110 +268,6 @@ impl<'a> Pass<'a> {
             | Schedule::AliveWaiting
             | Schedule::Done => {}
         }
-    }
-
-    /// STARTING and RECOVERING: getting nodes.
-    fn launching(&mut self) {
-        let has_slot = self.record.schedule == Schedule::Launching;
-        match self.record.standing {
-            Standing::Settled if has_slot => self.submit(),
-            Standing::Settled => {
-                if let Some(at) = self.record.next_retry_at {
-                    self.look_at(at);
-                }
-            }
-            Standing::Discarded | Standing::Withdrawn => self.discard(has_slot),
-            Standing::Launched if has_slot => self.launched(),
-            Standing::Launched => {}
-        }
-    }
-
-    /// The old attempt must be gone before there is a new one.
-    fn discard(&mut self, has_slot: bool) {
-        if self.view.seen == Seen::Unclear {
-            return;
-        }
-        if !self.is_gone() {
-            return self.stop(None);
-        }
-        let withdrawn = self.record.standing == Standing::Withdrawn;
-        self.record.standing = Standing::Settled;
-        if withdrawn {
-            self.refused("no nodes in time", false);
-        } else if has_slot {
-            self.submit();
-        }
-    }
-
-    fn launched(&mut self) {
-        match &self.view.seen {
-            Seen::Nothing => self.make(),
-            Seen::Queued { since } => {
-                if self.now.since(*since) >= QUEUE_PATIENCE {
-                    // Written first, stopped in the next pass: an end that we cause is never taken for another.
-                    self.record.standing = Standing::Withdrawn;
-                    self.look_at(self.now);
-                } else {
-                    self.look_at(*since + QUEUE_PATIENCE);
-                }
-            }
-            Seen::Running { placement } => self.started(placement.clone()),
-            Seen::Over { ends, placement } => {
-                let verdict = judge(ends);
-                let placement = placement.clone();
-                match verdict {
-                    Verdict::Success | Verdict::UserFailure { .. } => {
-                        self.started(placement);
-                        self.over(verdict);
-                    }
-                    Verdict::Loss { machines, message } => self.lost_at_launch(placement, machines, message),
-                    Verdict::NoCapacity { message } => self.refused(&message, false),
-                    Verdict::NotStarted { message } => self.refused(&message, true),
-                    // It may be the place that nothing fits in.
-                    Verdict::NeverFits { .. } if self.is_bound_to_places() => self.search_everywhere(),
-                    Verdict::NeverFits { message } => {
-                        self.record.standing = Standing::Settled;
-                        self.end(Event::PrechecksFailed, message);
-                    }
-                    Verdict::Stopped { message } => self.stopped(&message),
-                }
-            }
-            Seen::Provisioning | Seen::Ending | Seen::Unclear | Seen::Impossible { .. } => {}
-        }
-    }
-
-    /// Nodes were lost before the task was handed to them, or while nobody looked.
-    fn lost_at_launch(&mut self, placement: Option<Placement>, machines: Machines, message: String) {
-        if self.record.status == Status::Recovering {
-            // Whoever may not be launched again ends the way a running one does.
-            if self.plan.recovery.strategy == Strategy::None {
-                self.started(placement);
-                return self.over(Verdict::Loss { machines, message });
-            }
-            self.go(Event::Lost, Some(RecoverySource::Failure), format!("nodes lost: {message}"));
-            let known = placement.or_else(|| self.record.placement.clone());
-            self.keep_away(machines, known);
-        } else {
-            self.keep_away(machines, placement);
-        }
-        // Losing nodes is not having none: the next launch need not wait, unless it happens all the time.
-        let tries = self.record.launch_tries + 1;
-        if tries >= PLACE_TRIES || self.gives_up(tries) {
-            return self.refused(&message, false);
-        }
-        self.record.launch_tries = tries;
-        self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
-        self.record.standing = Standing::Settled;
-        self.submit();
-    }
-
-    fn started(&mut self, placement: Option<Placement>) {
-        let recovering = self.record.status == Status::Recovering;
-        let event = if recovering { Event::Recovered } else { Event::Started };
-        self.record.placement = placement.or_else(|| self.record.placement.clone());
-        let attempt = self.record.attempt;
-        self.go(event, None, format!("attempt {attempt} was handed to its nodes"));
-        self.record.schedule(ScheduleEvent::LaunchEnded);
     }
 
     fn running(&mut self) {
@@ -499,7 +396,7 @@ impl<'a> Pass<'a> {
     }
 
     fn recover(&mut self, message: String) {
-        self.record.candidate = 0;
+        self.end_round();
         self.record.launch_tries = 0;
         self.record.waiting_since = None;
         self.go(Event::Lost, Some(RecoverySource::Failure), message);
@@ -512,116 +409,6 @@ impl<'a> Pass<'a> {
         let why = format!("its run was stopped: {message}");
         self.go(Event::CancelAsked, None, why.clone());
         self.end(Event::Released, why);
-    }
-
-    /// Numbers the next attempt. The next pass makes it.
-    fn submit(&mut self) {
-        if self.record.next_retry_at.is_some_and(|at| at > self.now) {
-            return;
-        }
-        if self.waited_out() {
-            return self.end(Event::GaveUp, "no nodes within `max_launch_wait`");
-        }
-        let market = match self.policy() {
-            None => None,
-            Some((Some(market), _)) => Some(market),
-            Some((None, rule)) => return self.wait_for_spot(rule.said()),
-        };
-        // The number is written before the run is made: whoever comes next knows what to look for and to stop.
-        self.record.attempt += 1;
-        self.record.standing = Standing::Launched;
-        self.record.market = market.or(self.asked_market());
-        self.look_at(self.now);
-    }
-
-    /// Makes the run of the newest attempt, or finds it where it was made before.
-    fn make(&mut self) {
-        let market = self.plan.deadline.and(self.record.market);
-        self.act = Some(Act::Submit(Submit {
-            attempt: self.record.attempt,
-            candidate: self.record.candidate,
-            market,
-            avoid: self.record.blocked.clone(),
-            prefer: self.record.sought.clone(),
-        }));
-    }
-
-    fn asked_market(&self) -> Option<Market> {
-        let candidate =
-            usize::try_from(self.record.candidate).ok().and_then(|index| self.plan.candidates.get(index));
-        let spot = candidate.and_then(|candidate| candidate.spot);
-        Some(if spot == Some(true) { Market::Spot } else { Market::OnDemand })
-    }
-
-    /// Whether so many refused launches, or the wait so far, are what the task bears.
-    fn gives_up(&self, tries: u32) -> bool {
-        self.plan.recovery.max_launch_tries.is_some_and(|most| tries >= most) || self.waited_out()
-    }
-
-    fn waited_out(&self) -> bool {
-        match (self.plan.recovery.max_launch_wait, self.record.waiting_since) {
-            (Some(most), Some(since)) => self.now.since(since) >= Span::secs(most),
-            (_, _) => false,
-        }
-    }
-
-    /// A launch came to nothing: the next candidate, another place, or a wait that gives the slot back.
-    fn refused(&mut self, message: &str, broken: bool) {
-        self.record.standing = Standing::Settled;
-        let next = self.record.candidate + 1;
-        if !broken && usize::try_from(next).is_ok_and(|next| next < self.plan.candidates.len()) {
-            self.record.candidate = next;
-            return self.submit();
-        }
-        self.record.candidate = 0;
-        self.record.launch_tries += 1;
-        self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
-        let tries = self.record.launch_tries;
-        if broken && tries >= START_TRIES {
-            return self.end(
-                Event::PrechecksFailed,
-                format!("could not be started {tries} times in a row: {message}"),
-            );
-        }
-        if self.gives_up(tries) {
-            return self.end(Event::GaveUp, format!("gave up after {tries} launches: {message}"));
-        }
-        if self.search_elsewhere() {
-            return self.submit();
-        }
-        self.go(Event::BackedOff, None, message);
-        self.record.schedule(ScheduleEvent::CapacityRefused);
-        // No wait outlives the bound on waiting.
-        let bound = self.plan.recovery.max_launch_wait.zip(self.record.waiting_since);
-        let last = bound.map(|(most, since)| since + Span::secs(most));
-        let at = self.now + backoff(tries, self.dice);
-        let at = last.map_or(at, |last| at.min(last));
-        self.record.next_retry_at = Some(at);
-        self.look_at(at);
-    }
-
-    /// Lifts what the strategy keeps the task away from or tied to; `false` when nothing is left to lift.
-    fn search_elsewhere(&mut self) -> bool {
-        if self.record.sought.is_some() {
-            let failover = self.plan.recovery.strategy == Strategy::Failover;
-            if !failover || self.record.launch_tries >= PLACE_TRIES {
-                self.record.sought = None;
-            }
-            return true;
-        }
-        // Nothing else fits: the lost place is better than none.
-        !std::mem::take(&mut self.record.blocked).is_empty()
-    }
-
-    fn is_bound_to_places(&self) -> bool {
-        self.record.sought.is_some() || !self.record.blocked.is_empty()
-    }
-
-    fn search_everywhere(&mut self) {
-        self.record.sought = None;
-        self.record.blocked.clear();
-        self.record.standing = Standing::Settled;
-        self.submit();
     }
 
     /// What a deadline asks for now; `None`: the task has no deadline.
@@ -650,7 +437,7 @@ impl<'a> Pass<'a> {
         self.record.standing = Standing::Discarded;
         self.go(Event::Interrupted, Some(RecoverySource::Restart), rule.said());
         self.record.schedule(ScheduleEvent::WantsLaunch);
-        self.record.candidate = 0;
+        self.end_round();
         self.look_at(self.now);
     }
 

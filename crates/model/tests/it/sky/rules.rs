@@ -60,6 +60,44 @@ fn alternatives_inherit_what_stands_beside_them() {
 }
 
 #[test]
+fn alternatives_have_an_order_only_where_the_file_gives_one() {
+    let by_price =
+        |resources: &str| accept(&format!("run: a\nresources: {resources}\n")).plan.tasks[0].cheapest_first;
+    assert!(by_price("{any_of: [{cpus: 1}, {cpus: 2}]}"));
+    assert!(by_price("{accelerators: {A100: 1, V100: 2}}") && by_price("{accelerators: {A100:1, V100:2}}"));
+    assert!(!by_price("{ordered: [{cpus: 1}, {cpus: 2}]}"));
+    assert!(!by_price("{accelerators: [A100, V100]}") && !by_price("{accelerators: {A100: 1}}"));
+}
+
+#[test]
+fn a_relative_mount_is_in_the_directory_that_the_task_begins_in() {
+    let path = |mount: &str| {
+        let parsed = accept(&format!("run: a\nworkdir: code\nfile_mounts:\n  {mount}: data.txt\n"));
+        let Body::Script(script) = &parsed.plan.tasks[0].body else { panic!("not a script") };
+        let local: Vec<String> =
+            parsed.plan.tasks[0].body.local_files().into_iter().map(|file| file.1).collect();
+        assert_eq!(local, ["sky_workdir", script.files[0].path.as_str()], "the directory comes first");
+        script.files[0].path.clone()
+    };
+    for (mount, want) in [
+        ("data/x.txt", "sky_workdir/data/x.txt"),
+        ("././x.txt", "sky_workdir/x.txt"),
+        ("/abs/x.txt", "/abs/x.txt"),
+        ("~/x.txt", "~/x.txt"),
+        ("dir/", "sky_workdir/dir"),
+    ] {
+        assert_eq!(path(mount), want, "{mount}");
+    }
+}
+
+#[test]
+fn a_label_that_cannot_be_a_tag_is_warned_about() {
+    let parsed = accept("run: a\nresources: {labels: {team/x: y, kept: yes-it-is}}\n");
+    let warned: Vec<&str> = parsed.warnings.iter().map(|warning| warning.message.as_str()).collect();
+    assert_eq!(warned, ["label `team/x: y` is left out: a tag has letters, digits, `_` and `-`"]);
+}
+
+#[test]
 fn recovery_is_a_name_or_a_map_and_the_same_everywhere() {
     let of = |text: &str| {
         accept(&format!("run: a\nresources:\n  job_recovery: {text}\n")).plan.tasks[0].recovery.clone()

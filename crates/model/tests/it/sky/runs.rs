@@ -52,6 +52,7 @@ fn setup_and_run_are_shells_of_their_own_and_setup_decides() {
     assert!(setup < gate && gate < run, "{program}");
     assert_eq!(program.matches("/bin/bash -i -c ").count(), 2);
     assert!(!program.contains("set -e"));
+    assert_eq!(program.matches("(exec 2>&3 3>&-").count(), 2, "the shell's own words go nowhere");
     assert!(program.contains("SKYPILOT_SETUP_NODE_RANK") && program.contains("SKYPILOT_NODE_IPS"));
     let alone = self::program("run: a\n", &Site { private_home: true, ..Site::default() });
     assert!(!alone.contains("WINDLASS_GATE_FILE") && alone.contains("export HOME="), "{alone}");
@@ -60,12 +61,16 @@ fn setup_and_run_are_shells_of_their_own_and_setup_decides() {
 #[test]
 fn a_run_carries_what_the_task_asks_for() {
     let text = "name: x\nresources:\n  cpus: 4\n  memory: 16+\n  use_spot: true\n  ports: [8080, 9000-9001]\n  image_id: docker:python:3.12\n  infra: aws/us-east-1\n  ordered:\n    - accelerators: A100-80GB:8\n    - accelerators: [T4]\n      use_spot: false\nenvs: {A: b}\nsecrets: {S: t}\nworkdir: ./code\nvolumes: {/ckpt: disk}\nrun: a\n";
-    let site = Site { pools: [("aws".to_owned(), vec!["east".to_owned()])].into(), ..Site::default() };
+    let site = Site { backends: vec!["aws".to_owned()], ..Site::default() };
     let (first, task) = spec(text, 0, 0, &site);
     assert_eq!(first.secrets, ["S"]);
     assert_eq!(task.run.image.as_deref(), Some("python:3.12"));
     assert_eq!(task.profile.provisioning.spot_policy, Some(SpotPolicy::Spot));
-    assert_eq!(task.profile.fleets.as_ref().unwrap()[0].name, "east");
+    let placed = &task.profile.provisioning;
+    assert_eq!(
+        (placed.backends.as_ref().unwrap()[0].as_str(), placed.regions.as_ref().unwrap()[0].as_str()),
+        ("aws", "us-east-1")
+    );
     assert_eq!((task.run.resources.cpu.count.min, task.run.resources.memory.min), (Some(4), Some(16.0)));
     let gpu = task.run.resources.gpu.clone().unwrap();
     assert_eq!(
@@ -81,9 +86,10 @@ fn a_run_carries_what_the_task_asks_for() {
     assert!(!env.contains_key("S"), "a secret is not part of the configuration");
     assert_eq!(task.run.files[0].path, "sky_workdir");
     assert_eq!(task.run.volumes[0].path(), "/ckpt");
-    let (second, task) = spec(text, 0, 1, &Site { no_spot: true, ..Site::default() });
+    let named = Site { no_spot: true, fleets: vec!["aws".to_owned()], ..Site::default() };
+    let (_, task) = spec(text, 0, 1, &named);
     assert_eq!(task.profile.provisioning.spot_policy, Some(SpotPolicy::OnDemand));
-    assert_eq!(second.unmapped.as_deref(), Some("aws/us-east-1"));
+    assert_eq!(task.profile.fleets.as_ref().unwrap()[0].name, "aws");
 }
 
 #[test]

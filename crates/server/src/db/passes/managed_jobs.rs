@@ -196,13 +196,19 @@ pub async fn apply(db: &Db, lease: &Lease, job: &ManagedJob, outcome: Outcome) -
     db.write(unit).await
 }
 
-/// Who stands in line for a slot, and what is taken. As many as could be granted at all, and the first of those
-/// who need less.
-pub async fn line(db: &Db, limits: Limits) -> Result<(Vec<(Waiting, Uuid)>, InUse), DbError> {
+/// The slots that are taken.
+pub async fn in_use(db: &Db) -> Result<InUse, DbError> {
     let row = db.query_opt(IN_USE.as_str(), vec![]).await?;
     let row = row.ok_or(DbError::Shape { column: 0, want: "slots in use", have: "nothing" })?;
     let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
-    let in_use = InUse { launching: number(row.int(0)?), alive: number(row.int(1)?) };
+    Ok(InUse { launching: number(row.int(0)?), alive: number(row.int(1)?) })
+}
+
+/// Who stands in line for a slot, and what is taken. As many as could be granted at all, and the first of those
+/// who need less.
+pub async fn line(db: &Db, limits: Limits) -> Result<(Vec<(Waiting, Uuid)>, InUse), DbError> {
+    let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
+    let in_use = in_use(db).await?;
     let free = limits.max_launching.saturating_sub(in_use.launching);
     if free == 0 {
         return Ok((Vec::new(), in_use));

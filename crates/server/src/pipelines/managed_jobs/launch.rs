@@ -4,8 +4,9 @@ use windlass_engine::Lease;
 use windlass_model::{
     decide::managed_jobs::Submit,
     event::{self, Actor},
+    money::Price,
     plan::offers::{Offer, fit},
-    sky::{Identity, Site},
+    sky::Identity,
     spot::Market,
 };
 
@@ -16,8 +17,10 @@ use crate::{
     error::Error,
     pass_error::PassError,
     pipelines::Hands,
-    queue_backend,
-    services::runs::submit,
+    services::{
+        offers::{self, Supply},
+        runs::submit,
+    },
 };
 
 /// The name of the run of an attempt of a task.
@@ -35,7 +38,7 @@ pub(super) fn unit(
     asked: &Submit,
 ) -> Result<Result<Unit, String>, PassError> {
     let job = &row.loaded.job;
-    let maker = maker(hands, row);
+    let maker = maker(row);
     let attempt = Attempt {
         task: u32::try_from(index).unwrap_or_default(),
         number: asked.attempt,
@@ -69,10 +72,10 @@ pub(super) fn unit(
 }
 
 /// Whether all nodes of a task could be had on the spot market now, as far as offers tell.
-pub(super) fn fits_spot(hands: &Hands, row: &Row, index: usize, offers: &[Offer]) -> bool {
+pub(super) fn fits_spot(row: &Row, index: usize, offers: &[Offer]) -> bool {
     let task = u32::try_from(index).unwrap_or_default();
     let attempt = Attempt { task, number: 1, candidate: 0, market: Some(Market::Spot) };
-    let Ok(spec) = maker(hands, row).spec(&attempt) else { return false };
+    let Ok(spec) = maker(row).spec(&attempt) else { return false };
     let Ok(jobs) = spec.jobs() else { return false };
     let there = offers.iter().filter(|offer| offer.host.spot && offer.availability.worth_trying());
     jobs.first().is_some_and(|job| {
@@ -81,7 +84,7 @@ pub(super) fn fits_spot(hands: &Hands, row: &Row, index: usize, offers: &[Offer]
     })
 }
 
-fn maker<'a>(hands: &'a Hands, row: &'a Row) -> Maker<'a> {
+fn maker(row: &Row) -> Maker<'_> {
     let job = &row.loaded.job;
     Maker {
         id: job.id.0,
@@ -96,16 +99,20 @@ fn maker<'a>(hands: &'a Hands, row: &'a Row) -> Maker<'a> {
         },
         priority: job.priority,
         ssh_key: row.loaded.ssh_key.as_deref(),
-        site: site(hands),
-        images: &hands.images,
+        site: row.site.clone(),
+        images: &row.images,
     }
 }
 
-/// Where nothing is rented, no node is ever taken away: whoever asks for such nodes gets the others.
-fn site(hands: &Hands) -> Site {
-    let rents = hands
-        .backends
-        .all()
-        .any(|backend| !matches!(backend.name(), "remote" | "local" | queue_backend::NAME));
-    Site { no_spot: !rents, ..Site::default() }
+/// What a node of each candidate of a task costs in an hour at least, where one could be had now.
+pub(super) fn prices(row: &Row, index: usize, supply: &Supply) -> Vec<Option<Price>> {
+    let task = u32::try_from(index).unwrap_or_default();
+    let count = row.plan.tasks.get(index).map_or(0, |task| task.candidates.len());
+    let maker = maker(row);
+    let price = |candidate: u32| {
+        let spec = maker.spec(&Attempt { task, number: 1, candidate, market: None }).ok()?;
+        let jobs = spec.jobs().ok()?;
+        offers::cheapest(supply, &spec.shape, jobs.first()?)
+    };
+    (0..).take(count).map(price).collect()
 }

@@ -21,7 +21,8 @@ pub(super) fn seen(attempt: Option<&Attempt>) -> Seen {
             if jobs.iter().any(|(job, _)| job.instance_id.is_some()) {
                 Seen::Provisioning
             } else {
-                Seen::Queued { since: run.submitted_at }
+                let said = jobs.iter().find_map(|(job, _)| job.status_message.clone());
+                Seen::Queued { since: run.submitted_at, said }
             }
         }
         run::Status::Provisioning => Seen::Provisioning,
@@ -30,10 +31,17 @@ pub(super) fn seen(attempt: Option<&Attempt>) -> Seen {
         }
         run::Status::Running => Seen::Provisioning,
         run::Status::Terminating => Seen::Ending,
-        run::Status::Terminated | run::Status::Failed | run::Status::Done => {
-            Seen::Over { ends: jobs.iter().map(end).collect(), placement: placement(jobs) }
-        }
+        run::Status::Terminated | run::Status::Failed | run::Status::Done => over(jobs),
     }
+}
+
+/// A run is over when each of its nodes is. Anything else cannot be, and nothing follows from it but that.
+fn over(jobs: &[(Job, Option<Instance>)]) -> Seen {
+    if let Some((job, _)) = jobs.iter().find(|(job, _)| !job.status.is_final()) {
+        let what = format!("it is over, and its node {} is {}", job.job_num, job.status);
+        return Seen::Impossible { what };
+    }
+    Seen::Over { ends: jobs.iter().map(end).collect(), placement: placement(jobs) }
 }
 
 /// Since when its nodes are being released; `None` when they are, or nobody wants it.
@@ -53,6 +61,7 @@ fn end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
         phase: job.running_at.map(|_| phase),
         preempted: instance.as_ref().is_some_and(|instance| was_going(instance, job)),
         at: instance.as_ref().map(place_of),
+        said: ending.said().map(str::to_owned),
     }
 }
 

@@ -4,7 +4,7 @@ use windlass_model::{
     decide::managed_jobs as brain,
     event::{Because, Entity, Event},
     id::{ManagedJobId, ProjectId, UserId},
-    managed_job::{self, ScheduleEvent, Status, plan::Plan, record::Record},
+    managed_job::{self, Status, plan::Plan, record::Record},
     sky::TaskSecrets,
 };
 
@@ -39,9 +39,8 @@ impl Made<'_> {
     /// Everything that makes them true. The first answer of the unit is the number of the last of them.
     pub fn unit(&self) -> Result<(Vec<ManagedJobId>, Unit)> {
         let plan = serde_json::to_string(self.plan)?;
-        let mut record = Record::default();
-        // The files came before the job: its submission is complete with it.
-        record.schedule(ScheduleEvent::Submitted);
+        // INACTIVE: the pass that reads it first completes its submission.
+        let record = Record::default();
         let written = serde_json::to_string(&record)?;
         let has_secrets = self.secrets.iter().any(|of_task| !of_task.is_empty());
         let plain = has_secrets.then(|| serde_json::to_vec(self.secrets)).transpose()?;

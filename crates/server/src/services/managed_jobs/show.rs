@@ -1,25 +1,137 @@
 //! Rows of managed jobs, as clients read them.
 
-use windlass_api::managed_jobs as wire;
+use std::collections::HashMap;
+
+use windlass_api::{Document, managed_jobs as wire};
 use windlass_model::{
+    decide::managed_jobs::slots::{InUse, Limits},
+    id::ManagedJobId,
     managed_job::{
+        PendingKind, Schedule, Status,
         plan::{self, Amount, Plan, Shape},
+        reason::{self, Attempt, Circumstances},
         record::{Record, summary},
     },
+    run,
     time::Timestamp,
 };
 
-use crate::{db::managed_jobs::Named, error::Result};
+use crate::{
+    app::App,
+    db::{
+        managed_jobs::{self as rows, AttemptState, Named},
+        passes::managed_jobs as passes,
+    },
+    error::Result,
+};
 
-pub(super) fn job(named: Named, now: Timestamp) -> Result<wire::ManagedJob> {
-    let Named { job, tasks, project_name, user_name } = named;
-    let plan: Plan = serde_json::from_str(&job.plan)?;
-    let records: Vec<Record> =
-        tasks.iter().map(|task| serde_json::from_str(&task.record)).collect::<Result<_, _>>()?;
-    let sums = summary(&records, now);
+/// A job with what is stored about it, read.
+struct Read {
+    named: Named,
+    plan: Plan,
+    records: Vec<Record>,
+}
+
+impl Read {
+    fn of(named: Named) -> Result<Self> {
+        let plan: Plan = serde_json::from_str(&named.job.plan)?;
+        let records = named.tasks.iter().map(|task| serde_json::from_str(&task.record));
+        let records = records.collect::<std::result::Result<_, _>>()?;
+        Ok(Self { named, plan, records })
+    }
+
+    fn run_name(&self, task: u32, attempt: u32) -> String {
+        self.plan.run_name(&self.named.job.id.to_string(), task, attempt)
+    }
+
+    /// The runs that say why a task waits. `detailed`: also those that say why it waited before.
+    fn telling_runs(&self, detailed: bool) -> impl Iterator<Item = String> {
+        let tells = move |record: &Record| {
+            let launches = record.schedule == Schedule::Launching;
+            let waited = record.status == Status::Pending
+                || matches!(record.status, Status::FailedPrechecks | Status::FailedNoResource);
+            record.attempt > 0 && (launches || (detailed && waited))
+        };
+        let records = (0..).zip(&self.records).filter(move |(_, record)| tells(record));
+        records.map(|(task, record)| self.run_name(task, record.attempt))
+    }
+
+    fn waits_for_slot(&self) -> bool {
+        let waits = |record: &Record| {
+            matches!(record.status, Status::Pending | Status::Recovering)
+                && record.schedule != Schedule::AliveBackoff
+        };
+        self.records.iter().any(waits)
+    }
+}
+
+/// What is asked of the database beside the rows of the jobs, once for all of them.
+#[derive(Default)]
+struct Around {
+    slots: Option<(Limits, InUse)>,
+    attempts: HashMap<String, Vec<AttemptState>>,
+}
+
+impl Around {
+    async fn of(app: &App, jobs: &[Read], detailed: bool) -> Result<Self> {
+        let mut around = Self::default();
+        if jobs.iter().any(Read::waits_for_slot) {
+            around.slots = Some((app.settings().job_limits, passes::in_use(app.db()).await?));
+        }
+        let telling = jobs.iter().map(|job| (job.named.job.id, job.telling_runs(detailed)));
+        let (mut ids, mut names): (Vec<ManagedJobId>, Vec<String>) = (Vec::new(), Vec::new());
+        for (id, runs) in telling {
+            let before = names.len();
+            names.extend(runs);
+            if names.len() > before {
+                ids.push(id);
+            }
+        }
+        for state in rows::attempt_states(app.db(), &ids, &names).await? {
+            around.attempts.entry(state.run_name.clone()).or_default().push(state);
+        }
+        Ok(around)
+    }
+
+    /// How the run of an attempt stands: what its nodes say, the first that says anything.
+    fn attempt(&self, run: &str) -> Attempt {
+        let Some(nodes) = self.attempts.get(run) else { return Attempt::Unknown };
+        let Some(status) = nodes.first().and_then(|node| node.run_status) else { return Attempt::Unknown };
+        let said = nodes.iter().rev().find_map(|node| node.said.clone());
+        match status {
+            run::Status::Pending | run::Status::Submitted => {
+                let placed = nodes.iter().any(|node| node.has_instance);
+                if placed { Attempt::Preparing { said } } else { Attempt::Queued { said } }
+            }
+            run::Status::Provisioning | run::Status::Running => Attempt::Preparing { said },
+            run::Status::Terminating => Attempt::Ending,
+            run::Status::Terminated | run::Status::Failed | run::Status::Done => Attempt::Unknown,
+        }
+    }
+
+    fn refusals(&self, run: &str) -> Option<&str> {
+        self.attempts.get(run)?.iter().rev().find_map(|node| node.shortfalls.as_deref())
+    }
+}
+
+/// `detailed`: with every place that did not fit.
+pub(super) async fn jobs(app: &App, named: Vec<Named>, detailed: bool) -> Result<Vec<wire::ManagedJob>> {
+    let now = app.db().now().await?;
+    let jobs = named.into_iter().map(Read::of).collect::<Result<Vec<_>>>()?;
+    let around = Around::of(app, &jobs, detailed).await?;
+    jobs.into_iter().map(|read| job(read, &around, now)).collect()
+}
+
+fn job(read: Read, around: &Around, now: Timestamp) -> Result<wire::ManagedJob> {
+    let sums = summary(&read.records, now);
     let total = sums.submitted_at.map(|from| sums.end_at.unwrap_or(now).since(from).as_secs());
-    let shown =
-        (0..).zip(&records).map(|(number, record)| task(&plan, &job.id.to_string(), number, record, now));
+    let tasks: Vec<wire::Task> = (0..)
+        .zip(&read.records)
+        .map(|(number, record)| task(&read, around, number, record, now))
+        .collect::<Result<_>>()?;
+    let reasons = tasks.iter().map(|task| (task.name.as_str(), task.reason.as_deref()));
+    let reason = reason::of_job(reasons);
+    let Read { named: Named { job, project_name, user_name, .. }, plan, .. } = read;
     Ok(wire::ManagedJob {
         id: job.id.0,
         job_id: job.number,
@@ -32,6 +144,7 @@ pub(super) fn job(named: Named, now: Timestamp) -> Result<wire::ManagedJob> {
         num_jobs: job.copies,
         status: job.status.as_str().to_owned(),
         schedule_state: job.schedule.as_str().to_owned(),
+        reason,
         cancel_asked: job.cancel_asked_at.is_some(),
         created_at: job.submitted_at,
         submitted_at: sums.submitted_at,
@@ -39,7 +152,7 @@ pub(super) fn job(named: Named, now: Timestamp) -> Result<wire::ManagedJob> {
         total_duration: total,
         job_duration: sums.job_duration.as_secs(),
         recovery_count: sums.recovery_count,
-        tasks: shown.collect(),
+        tasks,
     })
 }
 
@@ -52,16 +165,37 @@ fn shape(of: &Shape) -> &'static str {
     }
 }
 
-fn task(plan: &Plan, job: &str, number: u32, record: &Record, now: Timestamp) -> wire::Task {
-    let of = usize::try_from(number).ok().and_then(|number| plan.tasks.get(number));
-    wire::Task {
+/// What is known about a task beside its record.
+fn circumstances(read: &Read, around: &Around, number: u32, record: &Record) -> Circumstances {
+    let of = usize::try_from(number).ok().and_then(|number| read.plan.tasks.get(number));
+    let is_queued = record.status == Status::Pending && record.pending == Some(PendingKind::Queued);
+    let has_succeeded = |task: u32| {
+        let before = usize::try_from(task).ok().and_then(|task| read.records.get(task));
+        before.is_some_and(|before| before.status == Status::Succeeded)
+    };
+    let after = of.filter(|_| is_queued).map(|task| task.after.as_slice()).unwrap_or_default();
+    let open = after.iter().copied().filter(|task| !has_succeeded(*task));
+    Circumstances {
+        waits_for: open.map(|task| read.plan.task_name(task)).collect(),
+        slots: around.slots,
+        attempt: around.attempt(&read.run_name(number, record.attempt)),
+    }
+}
+
+fn task(read: &Read, around: &Around, number: u32, record: &Record, now: Timestamp) -> Result<wire::Task> {
+    let of = usize::try_from(number).ok().and_then(|number| read.plan.tasks.get(number));
+    let newest = read.run_name(number, record.attempt);
+    let why = around.refusals(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;
+    Ok(wire::Task {
         task_id: number,
-        name: plan.task_name(number),
+        name: read.plan.task_name(number),
         resources: of.map(resources).unwrap_or_default(),
         status: record.status.as_str().to_owned(),
         schedule_state: record.schedule.as_str().to_owned(),
         pending_kind: record.pending.map(|kind| kind.as_str().to_owned()),
-        reason: record.failure_reason.clone(),
+        reason: reason::reason(record, &circumstances(read, around, number, record)),
+        last_failure: record.last_failure.clone(),
+        why,
         submitted_at: record.submitted_at,
         start_at: record.start_at,
         end_at: record.end_at,
@@ -73,8 +207,8 @@ fn task(plan: &Plan, job: &str, number: u32, record: &Record, now: Timestamp) ->
         restarts_on_errors: record.restarts_on_errors,
         placement: record.placement.as_ref().map(|placement| placement.place.clone()),
         attempt: record.attempt,
-        runs: (1..=record.attempt).map(|attempt| plan.run_name(job, number, attempt)).collect(),
-    }
+        runs: (1..=record.attempt).map(|attempt| read.run_name(number, attempt)).collect(),
+    })
 }
 
 /// What a task asks for: `2x H100:8, 4+ CPU, 16 GB, spot`.

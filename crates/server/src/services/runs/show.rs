@@ -18,7 +18,7 @@ use crate::{
     },
     error::Result,
     job_facts,
-    run_tracking::Tracking,
+    run_tracking::{RetryWait, Tracking},
 };
 
 /// Which jobs an answer holds.
@@ -55,12 +55,17 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
     let glances = glances(&rows);
     let cost = rows.iter().map(|job| cost(job, run.last_processed_at)).sum();
     let retry = retries_no_capacity(run.status, &glances, &rows);
-    let message = match (&run.status_message, retry) {
-        (Some(said), _) => said.clone(),
-        (None, true) => "retrying".to_owned(),
-        (None, false) => run::status_message(run.status, &glances, None).to_owned(),
+    let (deployment, scaling, waits) = tracked(&run);
+    let message = match (&run.status_message, retry, &waits) {
+        (Some(said), _, _) => said.clone(),
+        (None, _, Some(RetryWait { at: Some(at), .. })) => format!("retrying at {}", second(*at)),
+        (None, true, _) => "retrying".to_owned(),
+        (None, false, _) => match next_start(&run) {
+            Some(next) => next,
+            None => run::status_message(run.status, &glances, None).to_owned(),
+        },
     };
-    let (deployment, scaling) = replicas(&run);
+    let reason = why_it_waits(&run, &rows, &scaling, waits);
     let jobs = grouped(rows)?;
     let latest = jobs
         .iter()
@@ -86,16 +91,58 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
         deployment_num: run.deployment_num,
         deleted: Some(run.deleted),
         next_triggered_at: run.next_triggered_at,
+        reason,
         deployment,
         scaling,
     })
 }
 
-/// How the deployment of a service stands, and why each group has as many replicas as it has.
-fn replicas(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>) {
+const ASLEEP: &str = "asleep: nobody asks it anything; the first request wakes it and waits for it";
+
+/// To the second.
+fn second(at: Timestamp) -> Timestamp {
+    Timestamp::from_secs(at.0.div_euclid(1_000_000))
+}
+
+/// Of a run that waits for its schedule.
+fn next_start(run: &Run) -> Option<String> {
+    let next = run.next_triggered_at.filter(|_| run.status == run::Status::Pending)?;
+    Some(format!("next start at {}", second(next)))
+}
+
+/// Why a run that has not begun, or does not go on, waits. `None` where it does not.
+fn why_it_waits(
+    run: &Run,
+    jobs: &[Job],
+    scaling: &[wire::GroupScaling],
+    retry: Option<RetryWait>,
+) -> Option<String> {
+    match run.status {
+        run::Status::Pending => {
+            if let Some(RetryWait { failures, cause, at }) = retry {
+                let next = at.map(|at| format!("; attempt {} begins at {}", failures + 1, second(at)));
+                return Some(format!("attempt {failures} failed: {cause}{}", next.unwrap_or_default()));
+            }
+            let is_asleep = !scaling.is_empty() && scaling.iter().all(|group| group.desired == 0);
+            let asleep = is_asleep.then(|| ASLEEP.to_owned());
+            next_start(run).or(asleep)
+        }
+        run::Status::Submitted => {
+            let waiting = jobs.iter().rev().filter(|job| job.status == job::Status::Submitted);
+            let said = waiting.filter_map(|job| job.status_message.as_deref()).next();
+            Some(said.map_or("waits for its turn".to_owned(), |said| format!("no place for it yet: {said}")))
+        }
+        run::Status::Provisioning | run::Status::Running | run::Status::Terminating => None,
+        run::Status::Terminated | run::Status::Failed | run::Status::Done => None,
+    }
+}
+
+/// How the deployment of a service stands, why each group has as many replicas as it has, and what a pending run waits
+/// after.
+fn tracked(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>, Option<RetryWait>) {
     // What cannot be read is not worth a failed answer: it is for people who ask why.
-    let tracking =
-        if run.service.is_some() { Tracking::of(run).unwrap_or_default() } else { Tracking::default() };
+    let is_telling = run.service.is_some() || run.status == run::Status::Pending;
+    let tracking = if is_telling { Tracking::of(run).unwrap_or_default() } else { Tracking::default() };
     let deployment = tracking.rollout.map(|one| wire::Deployment {
         num: one.num,
         state: one.state.as_str().to_owned(),
@@ -110,7 +157,8 @@ fn replicas(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>) {
         desired: one.desired,
         message: one.said,
     };
-    (deployment, tracking.groups.into_iter().map(group).collect())
+    let retry = tracking.retry.filter(|_| run.status == run::Status::Pending);
+    (deployment, tracking.groups.into_iter().map(group).collect(), retry)
 }
 
 /// Each job once: its latest status, and why its latest ended submission ended.

@@ -1,0 +1,102 @@
+//! `windlass why JOB`: why a managed job waits, failed or ended.
+
+use windlass_api::{
+    managed_jobs::{ListRequest, ManagedJob, ReadRequest, Task},
+    operations::{ListManagedJobs, ReadManagedJob},
+};
+use windlass_model::time::Timestamp;
+
+use super::is_final;
+use crate::{
+    cli::Format,
+    commands::why::{cures, tell_refusals},
+    context::Context,
+    exit::Exit,
+    output::{self, words},
+    problem::Problem,
+};
+
+/// Shows a managed job, or says that there is neither a run nor a job of that name.
+pub(crate) async fn show(cx: &Context, name: &str, format: Format) -> Result<Exit, Problem> {
+    let Some(job) = find(cx, name).await? else {
+        return Err(cx.unknown_run(name).await);
+    };
+    output::one(format, &job, &job.job_id.to_string(), |_| tell(&job))?;
+    Ok(Exit::Done)
+}
+
+/// The number of a managed job that has the name of a run.
+pub(crate) async fn namesake(cx: &Context, name: &str) -> Option<i64> {
+    let request = by_name(name);
+    let found = cx.try_call::<ListManagedJobs>(&request).await.ok()?;
+    found.first().map(|job| job.job_id)
+}
+
+/// The newest of anybody's that is called so.
+fn by_name(name: &str) -> ListRequest {
+    ListRequest { name: Some(name.to_owned()), all_users: true, limit: Some(1), ..ListRequest::default() }
+}
+
+async fn find(cx: &Context, name: &str) -> Result<Option<ManagedJob>, Problem> {
+    let job_id = match name.parse::<i64>() {
+        Ok(number) => number,
+        Err(_) => match cx.call::<ListManagedJobs>(&by_name(name)).await?.first() {
+            Some(job) => job.job_id,
+            None => return Ok(None),
+        },
+    };
+    match cx.try_call::<ReadManagedJob>(&ReadRequest { job_id }).await {
+        Ok(job) => Ok(Some(job)),
+        Err(error) if error.is_absent() => Ok(None),
+        Err(error) => Err(cx.explain(&error).await),
+    }
+}
+
+fn tell(job: &ManagedJob) {
+    let now = words::now();
+    let launched = words::ago(job.created_at, now);
+    line(&format!(
+        "{}: managed job {}, {}, {} (launched {launched})",
+        job.name, job.job_id, job.status, job.schedule_state
+    ));
+    match job.tasks.as_slice() {
+        [only] => tell_task(only, "  ", now),
+        many => {
+            for task in many {
+                line(&format!("  task {} ({}): {}", task.task_id, task.name, task.status));
+                tell_task(task, "    ", now);
+            }
+        }
+    }
+}
+
+fn tell_task(task: &Task, indent: &str, now: Timestamp) {
+    if let Some(reason) = &task.reason {
+        line(&format!("{indent}why:  {reason}"));
+    }
+    if task.attempt > 0 {
+        let run = task.runs.last().map(|run| format!(" (run {run})")).unwrap_or_default();
+        line(&format!("{indent}attempt: {}{run}", task.attempt));
+    }
+    if let Some(failure) = task.last_failure.as_ref().filter(|_| !is_final(&task.status)) {
+        line(&format!("{indent}last failure: {failure}"));
+    }
+    if let Some(next) = task.next_retry_at {
+        line(&format!("{indent}next try: {} (in {})", words::stamp(next), words::span(next.since(now))));
+    }
+    if let Some(place) = &task.placement {
+        line(&format!("{indent}place: {place}"));
+    }
+    let Some(why) = task.why.as_ref().and_then(|why| why.value().ok()) else { return };
+    line(&format!("{indent}wants: {}", task.resources));
+    tell_refusals("no place for it", &why);
+    let cures = cures(&why);
+    if !cures.is_empty() {
+        line("  to make it fit:");
+        cures.iter().for_each(|cure| line(&format!("    {cure}")));
+    }
+}
+
+fn line(text: &str) {
+    output::data(&output::printable(text));
+}

@@ -1,0 +1,290 @@
+//! Getting nodes for a task: attempts, the candidates of a round, and what follows when a launch comes to nothing.
+
+use super::Pass;
+use crate::{
+    decide::managed_jobs::{
+        Act, Seen, Submit,
+        judge::{Machines, Verdict, judge},
+        slots::backoff,
+    },
+    managed_job::{
+        Event, RecoverySource, Schedule, ScheduleEvent, Status,
+        plan::Strategy,
+        record::{Placement, Standing},
+    },
+    spot::Market,
+    time::Span,
+};
+
+/// A run that waits longer for nodes gives its launch slot back.
+const QUEUE_PATIENCE: Span = Span::secs(60);
+const NO_NODES: &str = "no nodes in time";
+/// Launches in a row that had nodes and could not start on them: then it is the task's own fault.
+const START_TRIES: u32 = 3;
+/// Launches for which a lost place is avoided, or sought, in a row.
+const PLACE_TRIES: u32 = 3;
+
+impl Pass<'_> {
+    /// STARTING and RECOVERING: getting nodes.
+    pub(super) fn launching(&mut self) {
+        let has_slot = self.record.schedule == Schedule::Launching;
+        match self.record.standing {
+            Standing::Settled if has_slot => self.submit(),
+            Standing::Settled => {
+                if let Some(at) = self.record.next_retry_at {
+                    self.look_at(at);
+                }
+            }
+            Standing::Discarded | Standing::Withdrawn => self.discard(has_slot),
+            Standing::Launched if has_slot => self.launched(),
+            Standing::Launched => {}
+        }
+    }
+
+    /// The old attempt must be gone before there is a new one.
+    fn discard(&mut self, has_slot: bool) {
+        if self.view.seen == Seen::Unclear {
+            return;
+        }
+        if !self.is_gone() {
+            return self.stop(None);
+        }
+        let withdrawn = self.record.standing == Standing::Withdrawn;
+        self.record.standing = Standing::Settled;
+        if withdrawn {
+            let why = self.record.last_failure.clone().unwrap_or_else(|| NO_NODES.to_owned());
+            self.refused(&why, false);
+        } else if has_slot {
+            self.submit();
+        }
+    }
+
+    fn launched(&mut self) {
+        match &self.view.seen {
+            Seen::Nothing => self.make(),
+            Seen::Queued { since, said } => {
+                if self.now.since(*since) >= QUEUE_PATIENCE {
+                    // Written first, stopped in the next pass: an end that we cause is never taken for another.
+                    self.record.standing = Standing::Withdrawn;
+                    let why = said.as_ref().map(|said| format!("{NO_NODES}: {said}"));
+                    self.record.last_failure = Some(why.unwrap_or_else(|| NO_NODES.to_owned()));
+                    self.look_at(self.now);
+                } else {
+                    self.look_at(*since + QUEUE_PATIENCE);
+                }
+            }
+            Seen::Running { placement } => self.started(placement.clone()),
+            Seen::Over { ends, placement } => {
+                let verdict = judge(ends);
+                let placement = placement.clone();
+                match verdict {
+                    Verdict::Success | Verdict::UserFailure { .. } => {
+                        self.started(placement);
+                        self.over(verdict);
+                    }
+                    Verdict::Loss { machines, message } => self.lost_at_launch(placement, machines, message),
+                    Verdict::NoCapacity { message } => self.refused(&message, false),
+                    Verdict::NotStarted { message } => self.refused(&message, true),
+                    // It may be the place that nothing fits in.
+                    Verdict::NeverFits { .. } if self.is_bound_to_places() => self.search_everywhere(),
+                    Verdict::NeverFits { message } => self.never_fits(&message),
+                    Verdict::Stopped { message } => self.stopped(&message),
+                }
+            }
+            Seen::Provisioning | Seen::Ending | Seen::Unclear | Seen::Impossible { .. } => {}
+        }
+    }
+
+    /// Nodes were lost before the task was handed to them, or while nobody looked.
+    fn lost_at_launch(&mut self, placement: Option<Placement>, machines: Machines, message: String) {
+        if self.record.status == Status::Recovering {
+            // Whoever may not be launched again ends the way a running one does.
+            if self.plan.recovery.strategy == Strategy::None {
+                self.started(placement);
+                return self.over(Verdict::Loss { machines, message });
+            }
+            self.go(Event::Lost, Some(RecoverySource::Failure), format!("nodes lost: {message}"));
+            let known = placement.or_else(|| self.record.placement.clone());
+            self.keep_away(machines, known);
+        } else {
+            self.keep_away(machines, placement);
+        }
+        // Losing nodes is not having none: the next launch need not wait, unless it happens all the time.
+        let tries = self.record.launch_tries + 1;
+        if tries >= PLACE_TRIES || self.gives_up(tries) {
+            return self.refused(&message, false);
+        }
+        self.record.launch_tries = tries;
+        self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
+        self.record.standing = Standing::Settled;
+        self.submit();
+    }
+
+    fn started(&mut self, placement: Option<Placement>) {
+        let recovering = self.record.status == Status::Recovering;
+        let event = if recovering { Event::Recovered } else { Event::Started };
+        self.record.placement = placement.or_else(|| self.record.placement.clone());
+        let attempt = self.record.attempt;
+        self.go(event, None, format!("attempt {attempt} was handed to its nodes"));
+        self.record.schedule(ScheduleEvent::LaunchEnded);
+    }
+
+    /// Numbers the next attempt. The next pass makes it.
+    fn submit(&mut self) {
+        if self.record.next_retry_at.is_some_and(|at| at > self.now) {
+            return;
+        }
+        if self.waited_out() {
+            return self.end(Event::GaveUp, "no nodes within `max_launch_wait`");
+        }
+        let market = match self.policy() {
+            None => None,
+            Some((Some(market), _)) => Some(market),
+            Some((None, rule)) => return self.wait_for_spot(rule.said()),
+        };
+        self.record.candidate = self.next_candidate().unwrap_or_default();
+        // The number is written before the run is made: whoever comes next knows what to look for and to stop.
+        self.record.attempt += 1;
+        self.record.standing = Standing::Launched;
+        self.record.market = market.or(self.asked_market());
+        self.look_at(self.now);
+    }
+
+    /// Makes the run of the newest attempt, or finds it where it was made before.
+    fn make(&mut self) {
+        let market = self.plan.deadline.and(self.record.market);
+        self.act = Some(Act::Submit(Submit {
+            attempt: self.record.attempt,
+            candidate: self.record.candidate,
+            market,
+            avoid: self.record.blocked.clone(),
+            prefer: self.record.sought.clone(),
+        }));
+    }
+
+    fn asked_market(&self) -> Option<Market> {
+        let candidate =
+            usize::try_from(self.record.candidate).ok().and_then(|index| self.plan.candidates.get(index));
+        let spot = candidate.and_then(|candidate| candidate.spot);
+        Some(if spot == Some(true) { Market::Spot } else { Market::OnDemand })
+    }
+
+    /// Whether so many refused launches, or the wait so far, are what the task bears.
+    pub(super) fn gives_up(&self, tries: u32) -> bool {
+        self.plan.recovery.max_launch_tries.is_some_and(|most| tries >= most) || self.waited_out()
+    }
+
+    fn waited_out(&self) -> bool {
+        match (self.plan.recovery.max_launch_wait, self.record.waiting_since) {
+            (Some(most), Some(since)) => self.now.since(since) >= Span::secs(most),
+            (_, _) => false,
+        }
+    }
+
+    /// A launch came to nothing: the next candidate, another place, or a wait that gives the slot back.
+    fn refused(&mut self, message: &str, broken: bool) {
+        self.record.standing = Standing::Settled;
+        if !broken {
+            self.note_tried();
+            if self.next_candidate().is_some() {
+                return self.submit();
+            }
+        }
+        self.end_round();
+        self.record.launch_tries += 1;
+        self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
+        let tries = self.record.launch_tries;
+        if broken && tries >= START_TRIES {
+            return self.end(
+                Event::PrechecksFailed,
+                format!("could not be started {tries} times in a row: {message}"),
+            );
+        }
+        if self.gives_up(tries) {
+            return self.end(Event::GaveUp, format!("gave up after {tries} launches: {message}"));
+        }
+        if self.search_elsewhere() {
+            return self.submit();
+        }
+        self.go(Event::BackedOff, None, message);
+        self.record.schedule(ScheduleEvent::CapacityRefused);
+        // No wait outlives the bound on waiting.
+        let bound = self.plan.recovery.max_launch_wait.zip(self.record.waiting_since);
+        let last = bound.map(|(most, since)| since + Span::secs(most));
+        let at = self.now + backoff(tries, self.dice);
+        let at = last.map_or(at, |last| at.min(last));
+        self.record.next_retry_at = Some(at);
+        self.look_at(at);
+    }
+
+    /// The candidate that is asked for next: of those that were not tried in this round the cheapest, or the first
+    /// where the file says their order. What nothing fits now has no price and comes last.
+    fn next_candidate(&self) -> Option<u32> {
+        let count = u32::try_from(self.plan.candidates.len().max(1)).unwrap_or(u32::MAX);
+        let untried = (0..count).filter(|candidate| !self.record.tried.contains(candidate));
+        let price = |candidate: u32| {
+            let prices = self.view.prices.as_slice();
+            usize::try_from(candidate).ok().and_then(|index| prices.get(index).copied().flatten())
+        };
+        if self.plan.cheapest_first {
+            untried.min_by_key(|candidate| (price(*candidate).is_none(), price(*candidate), *candidate))
+        } else {
+            untried.min()
+        }
+    }
+
+    fn note_tried(&mut self) {
+        if !self.record.tried.contains(&self.record.candidate) {
+            self.record.tried.push(self.record.candidate);
+        }
+    }
+
+    /// The next launch may ask for any candidate again.
+    pub(super) fn end_round(&mut self) {
+        self.record.candidate = 0;
+        self.record.tried.clear();
+        self.record.ruled_out.clear();
+    }
+
+    /// Nothing could ever take this candidate: the next is tried, and without any other the task cannot begin.
+    fn never_fits(&mut self, message: &str) {
+        let is_last = !self.has_other_hope();
+        self.record.ruled_out.push(self.record.candidate);
+        if is_last {
+            self.record.standing = Standing::Settled;
+            return self.end(Event::PrechecksFailed, message);
+        }
+        self.refused(message, false);
+    }
+
+    /// Whether a candidate beside the newest attempt's may still find nodes.
+    pub(super) fn has_other_hope(&self) -> bool {
+        let count = u32::try_from(self.plan.candidates.len()).unwrap_or(u32::MAX);
+        let mut others = (0..count).filter(|other| *other != self.record.candidate);
+        others.any(|other| !self.record.ruled_out.contains(&other))
+    }
+
+    /// Lifts what the strategy keeps the task away from or tied to; `false` when nothing is left to lift.
+    fn search_elsewhere(&mut self) -> bool {
+        if self.record.sought.is_some() {
+            let failover = self.plan.recovery.strategy == Strategy::Failover;
+            if !failover || self.record.launch_tries >= PLACE_TRIES {
+                self.record.sought = None;
+            }
+            return true;
+        }
+        // Nothing else fits: the lost place is better than none.
+        !std::mem::take(&mut self.record.blocked).is_empty()
+    }
+
+    pub(super) fn is_bound_to_places(&self) -> bool {
+        self.record.sought.is_some() || !self.record.blocked.is_empty()
+    }
+
+    fn search_everywhere(&mut self) {
+        self.record.sought = None;
+        self.record.blocked.clear();
+        self.record.standing = Standing::Settled;
+        self.submit();
+    }
+}

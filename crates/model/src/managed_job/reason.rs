@@ -1,0 +1,226 @@
+//! Why a task of a managed job is where it is: one sentence, the same wherever it is shown.
+
+use super::{PendingKind, Schedule, Status, record::Record};
+use crate::{
+    decide::managed_jobs::slots::{InUse, Limits},
+    time::Timestamp,
+};
+
+/// What is known about a task beside its record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Circumstances {
+    /// Tasks that must succeed before this one begins.
+    pub waits_for: Vec<String>,
+    /// The slots that there are and those that are taken.
+    pub slots: Option<(Limits, InUse)>,
+    /// The run of the newest attempt, while the task is being launched.
+    pub attempt: Attempt,
+}
+
+/// How far the run of an attempt is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Attempt {
+    /// There is none, or none is needed.
+    #[default]
+    Unknown,
+    /// It waits for nodes.
+    Queued { said: Option<String> },
+    /// It has nodes, and they are being prepared.
+    Preparing { said: Option<String> },
+    /// It ends, and its nodes are being released.
+    Ending,
+}
+
+/// Why the task waits, recovers, ended so, or is being ended. `None` where the status says it all.
+pub fn reason(record: &Record, of: &Circumstances) -> Option<String> {
+    match record.status {
+        Status::Pending => Some(pending(record, of)),
+        Status::Starting => Some(launching(record, of)),
+        Status::Recovering => {
+            let cause = record.last_failure.as_deref().unwrap_or("its nodes were lost");
+            Some(format!("{cause}; {}", launching(record, of)))
+        }
+        Status::Cancelling => {
+            let why = record.failure_reason.as_deref().unwrap_or("it is being cancelled");
+            Some(format!("{why}; its nodes are being released"))
+        }
+        Status::Running | Status::Succeeded => None,
+        Status::Cancelled
+        | Status::Failed
+        | Status::FailedSetup
+        | Status::FailedPrechecks
+        | Status::FailedNoResource
+        | Status::FailedController => record.failure_reason.clone(),
+    }
+}
+
+fn pending(record: &Record, of: &Circumstances) -> String {
+    match record.pending {
+        Some(PendingKind::Queued) | None => queued(record, of),
+        Some(PendingKind::LaunchBackoff | PendingKind::RecoveryBackoff) => {
+            let cause = record.last_failure.as_deref().unwrap_or("no nodes could be had");
+            let next = match record.next_retry_at.filter(|_| record.schedule == Schedule::AliveBackoff) {
+                Some(at) => format!("the next try is at {}", second(at)),
+                None => slot(record, of),
+            };
+            format!("attempt {}: {cause}; {next}", record.attempt)
+        }
+    }
+}
+
+fn queued(record: &Record, of: &Circumstances) -> String {
+    if !of.waits_for.is_empty() {
+        return format!("it begins when {} succeeded", named(&of.waits_for));
+    }
+    if record.schedule == Schedule::Inactive {
+        return "it was submitted, and the server has not read it yet".to_owned();
+    }
+    match record.next_retry_at {
+        Some(at) => format!("an internal error; the next try is at {}", second(at)),
+        None => slot(record, of),
+    }
+}
+
+/// `task a has`, `tasks a and b have`.
+fn named(tasks: &[String]) -> String {
+    match tasks {
+        [one] => format!("task {one} has"),
+        [first @ .., last] => format!("tasks {} and {last} have", first.join(", ")),
+        [] => "all others have".to_owned(),
+    }
+}
+
+fn slot(record: &Record, of: &Circumstances) -> String {
+    let Some((limits, in_use)) = of.slots else { return "it waits for a launch slot".to_owned() };
+    if in_use.launching >= limits.max_launching {
+        let (taken, all) = (in_use.launching, limits.max_launching);
+        return format!("it waits for a launch slot: {taken} of {all} are taken (`jobs_launching_max`)");
+    }
+    if !record.schedule.holds_alive_slot() && in_use.alive >= limits.max_alive {
+        let (taken, all) = (in_use.alive, limits.max_alive);
+        return format!("it waits until another job ends: {taken} of {all} live (`jobs_alive_max`)");
+    }
+    "it waits for a launch slot".to_owned()
+}
+
+fn launching(record: &Record, of: &Circumstances) -> String {
+    let attempt = record.attempt;
+    if record.schedule != Schedule::Launching {
+        return match record.next_retry_at {
+            Some(at) => format!("the next try is at {}", second(at)),
+            None => slot(record, of),
+        };
+    }
+    let told = |what: &str, said: Option<&str>| match said {
+        Some(said) => format!("attempt {attempt} {what}: {said}"),
+        None => format!("attempt {attempt} {what}"),
+    };
+    match &of.attempt {
+        Attempt::Unknown if attempt == 0 => "its first attempt is being made".to_owned(),
+        Attempt::Unknown => format!("attempt {attempt} is being made"),
+        Attempt::Queued { said } => told("waits for nodes", said.as_deref()),
+        Attempt::Preparing { said } => told("has nodes, which are being prepared", said.as_deref()),
+        Attempt::Ending => format!("attempt {attempt} ends, and its nodes are being released"),
+    }
+}
+
+/// To the second.
+fn second(at: Timestamp) -> Timestamp {
+    Timestamp::from_secs(at.0.div_euclid(1_000_000))
+}
+
+/// The reason of a job: that of the first of its tasks that says one.
+pub fn of_job<'a>(tasks: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> Option<String> {
+    let mut count = 0;
+    let mut found: Option<(&str, &str)> = None;
+    for (name, reason) in tasks {
+        count += 1;
+        found = found.or(reason.map(|reason| (name, reason)));
+    }
+    let (name, reason) = found?;
+    Some(if count > 1 { format!("task {name}: {reason}") } else { reason.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::managed_job::{Event, RecoverySource, ScheduleEvent};
+
+    fn at(secs: i64) -> Timestamp {
+        Timestamp::from_secs(secs)
+    }
+
+    fn waiting() -> Record {
+        let mut record = Record::default();
+        assert!(record.schedule(ScheduleEvent::Submitted));
+        record
+    }
+
+    fn launched() -> Record {
+        let mut record = waiting();
+        record.apply(Event::SlotGranted, RecoverySource::Failure, at(0)).unwrap();
+        assert!(record.schedule(ScheduleEvent::Claimed));
+        Record { attempt: 1, ..record }
+    }
+
+    fn said(record: &Record, of: &Circumstances) -> String {
+        reason(record, of).unwrap()
+    }
+
+    #[test]
+    fn a_task_in_the_queue_says_what_it_waits_for() {
+        let slots = |launching, alive| Circumstances {
+            slots: Some((Limits { max_launching: 8, max_alive: 9 }, InUse { launching, alive })),
+            ..Circumstances::default()
+        };
+        let of = |names: &[&str]| Circumstances {
+            waits_for: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..Circumstances::default()
+        };
+        assert_eq!(said(&waiting(), &of(&["a"])), "it begins when task a has succeeded");
+        assert_eq!(said(&waiting(), &of(&["a", "b", "c"])), "it begins when tasks a, b and c have succeeded");
+        assert_eq!(said(&waiting(), &slots(1, 1)), "it waits for a launch slot");
+        assert!(said(&waiting(), &slots(8, 8)).starts_with("it waits for a launch slot: 8 of 8 are taken"));
+        assert!(said(&waiting(), &slots(1, 9)).starts_with("it waits until another job ends: 9 of 9 live"));
+        assert!(said(&Record::default(), &slots(1, 1)).contains("has not read it yet"));
+    }
+
+    #[test]
+    fn a_launch_says_what_its_attempt_waits_for() {
+        let with = |attempt| Circumstances { attempt, ..Circumstances::default() };
+        let queued = Attempt::Queued { said: Some("host-0: is busy".to_owned()) };
+        assert_eq!(said(&launched(), &with(queued)), "attempt 1 waits for nodes: host-0: is busy");
+        assert_eq!(said(&launched(), &Circumstances::default()), "attempt 1 is being made");
+        let preparing = with(Attempt::Preparing { said: None });
+        let mut record = launched();
+        record.apply(Event::Started, RecoverySource::Failure, at(1)).unwrap();
+        assert!(record.schedule(ScheduleEvent::LaunchEnded));
+        assert_eq!(reason(&record, &preparing), None, "what runs waits for nothing");
+        record.apply(Event::Lost, RecoverySource::Failure, at(2)).unwrap();
+        assert!(record.schedule(ScheduleEvent::WantsLaunch));
+        record.last_failure = Some("nodes lost: node 0 is gone".to_owned());
+        assert_eq!(said(&record, &preparing), "nodes lost: node 0 is gone; it waits for a launch slot");
+    }
+
+    #[test]
+    fn a_wait_after_a_refused_launch_has_its_cause_and_the_time_of_the_next_try() {
+        let mut record = launched();
+        record.apply(Event::BackedOff, RecoverySource::Failure, at(1)).unwrap();
+        assert!(record.schedule(ScheduleEvent::CapacityRefused));
+        record.last_failure = Some("no nodes in time: host-0: is busy".to_owned());
+        record.next_retry_at = Some(Timestamp(1_790_000_000_500_000));
+        assert_eq!(
+            said(&record, &Circumstances::default()),
+            "attempt 1: no nodes in time: host-0: is busy; the next try is at 2026-09-21T14:13:20Z"
+        );
+        assert!(record.schedule(ScheduleEvent::BackoffOver));
+        assert!(said(&record, &Circumstances::default()).ends_with("is busy; it waits for a launch slot"));
+    }
+
+    #[test]
+    fn a_job_says_what_the_first_of_its_tasks_says() {
+        assert_eq!(of_job([("a", Some("why"))]).as_deref(), Some("why"));
+        assert_eq!(of_job([("a", None), ("b", Some("why"))]).as_deref(), Some("task b: why"));
+        assert_eq!(of_job([("a", None)]), None);
+    }
+}

@@ -1,0 +1,83 @@
+//! `infra`, which names a cloud, a region and a zone, as it is understood where jobs run.
+//!
+//! A fleet of that name comes first, then a backend of that name with its regions and zones. A server that rents nothing
+//! has none of the clouds that such files name: its own machines stand for all of them, and the caller is warned.
+
+use super::Site;
+
+/// Kinds of machines that somebody owns; a fleet of them is named behind it, as in `ssh/lab`.
+const OWN: [&str; 4] = ["ssh", "slurm", "k8s", "kubernetes"];
+
+/// What an `infra` comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Infra {
+    /// Everywhere: nothing in particular is named.
+    Anywhere,
+    /// Everywhere, because the server rents nothing.
+    OwnMachines,
+    Fleet(String),
+    Place {
+        backend: String,
+        region: Option<String>,
+        zone: Option<String>,
+    },
+    /// The server rents machines, and not there.
+    Unknown,
+}
+
+impl Site {
+    /// Reads `cloud/region/zone`, where `*` and what is left out mean any.
+    pub fn infra(&self, text: &str) -> Infra {
+        let mut parts = text.split('/').map(str::trim).map(|part| Some(part).filter(|part| *part != "*"));
+        let mut next = || parts.next().flatten().filter(|part| !part.is_empty()).map(str::to_owned);
+        let (first, second, third) = (next(), next(), next());
+        let Some(first) = first else { return Infra::Anywhere };
+        let is_fleet = |name: &&String| self.fleets.iter().any(|fleet| fleet == *name);
+        if let Some(fleet) = second.as_ref().filter(is_fleet).filter(|_| OWN.contains(&first.as_str())) {
+            return Infra::Fleet(fleet.clone());
+        }
+        if let Some(fleet) = Some(&first).filter(is_fleet) {
+            return Infra::Fleet(fleet.clone());
+        }
+        let name = if first == "k8s" { "kubernetes" } else { first.as_str() };
+        if let Some(backend) = self.backends.iter().find(|backend| backend.eq_ignore_ascii_case(name)) {
+            return Infra::Place { backend: backend.clone(), region: second, zone: third };
+        }
+        if self.backends.is_empty() { Infra::OwnMachines } else { Infra::Unknown }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site(fleets: &[&str], backends: &[&str]) -> Site {
+        let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
+        Site { fleets: words(fleets), backends: words(backends), ..Site::default() }
+    }
+
+    #[test]
+    fn a_fleet_comes_before_a_backend_and_a_backend_before_any_machine() {
+        let place = |backend: &str, region: Option<&str>, zone: Option<&str>| Infra::Place {
+            backend: backend.to_owned(),
+            region: region.map(str::to_owned),
+            zone: zone.map(str::to_owned),
+        };
+        let rents = site(&["lab", "gcp"], &["aws", "kubernetes"]);
+        for (text, want) in [
+            ("aws", place("aws", None, None)),
+            ("AWS/us-east-1/us-east-1a", place("aws", Some("us-east-1"), Some("us-east-1a"))),
+            ("aws/*/us-east-1a", place("aws", None, Some("us-east-1a"))),
+            ("k8s/context", place("kubernetes", Some("context"), None)),
+            ("ssh/lab", Infra::Fleet("lab".to_owned())),
+            ("lab", Infra::Fleet("lab".to_owned())),
+            ("gcp/europe", Infra::Fleet("gcp".to_owned())),
+            ("*", Infra::Anywhere),
+            ("*/us-east-1", Infra::Anywhere),
+            ("azure", Infra::Unknown),
+        ] {
+            assert_eq!(rents.infra(text), want, "{text}");
+        }
+        assert_eq!(site(&["local"], &[]).infra("aws/us-east-1"), Infra::OwnMachines);
+    }
+}

@@ -1,0 +1,77 @@
+//! Whether a job that fits nowhere could ever fit.
+
+use windlass_model::{
+    explain::Shortfall,
+    plan::{
+        offers::{LOCAL, Needs, Offer},
+        place::{Fleet, Inventory, Outcome, Readiness, place},
+    },
+};
+
+use crate::placement::{NOW, fleet, host, instance, needs, offer, waiting};
+
+/// Whether placement says that nothing could ever take a job with so many CPUs.
+#[track_caller]
+fn is_for_good(cpus: u32, inventory: &Inventory) -> bool {
+    let placed = place(&[waiting(1, 0, vec![needs(cpus, 0)])], inventory, NOW).pop().unwrap();
+    match placed.outcome {
+        Outcome::Placed { .. } => panic!("it fits"),
+        Outcome::Waits { why, .. } => {
+            assert!(!why.for_good, "what passes is not for good");
+            false
+        }
+        Outcome::Never { why } => why.for_good,
+    }
+}
+
+fn local() -> Inventory {
+    let limits = Needs { backends: Some(vec![LOCAL.to_owned()]), ..Needs::default() };
+    let fleet =
+        Fleet { creates: true, nodes_max: Some(1), instance_nums: [1].into(), limits, ..fleet(1, "local") };
+    let local = Offer { backend: LOCAL.to_owned(), ..offer(host(2, 0), 1, 0.0) };
+    Inventory {
+        instances: vec![instance(1, &fleet, local.clone())],
+        fleets: vec![fleet],
+        offers: vec![local],
+    }
+}
+
+#[test]
+fn more_than_the_only_machine_has_could_never_fit() {
+    assert!(is_for_good(64, &local()));
+    let ssh = fleet(1, "hosts");
+    let hosts = Inventory {
+        instances: vec![instance(1, &ssh, offer(host(2, 0), 1, 0.0))],
+        fleets: vec![ssh],
+        offers: Vec::new(),
+    };
+    assert!(is_for_good(64, &hosts), "a fleet of hosts makes none");
+}
+
+#[test]
+fn a_fleet_that_may_grow_and_a_host_that_nobody_looked_at_leave_hope() {
+    let mut rents = local();
+    rents.fleets.push(Fleet { creates: true, ..fleet(2, "cloud") });
+    assert!(!is_for_good(64, &rents), "a cloud may offer more tomorrow");
+    let mut unknown = local();
+    let mut new = instance(2, &unknown.fleets[0], offer(host(0, 0), 1, 0.0));
+    new.readiness = Readiness::Provisioning;
+    unknown.instances.push(new);
+    assert!(!is_for_good(64, &unknown));
+    assert!(!is_for_good(1, &Inventory { fleets: vec![fleet(1, "empty")], ..Inventory::default() }));
+}
+
+#[test]
+fn only_what_a_machine_is_lasts_for_good() {
+    assert!(Shortfall::FleetNotNamed.is_for_good() && Shortfall::Spot { wanted: true }.is_for_good());
+    let pass = [Shortfall::Unreachable, Shortfall::NotReady, Shortfall::FleetEmpty, Shortfall::NoOffers];
+    assert!(pass.iter().all(|short| !short.is_for_good()));
+}
+
+#[test]
+fn an_offer_says_each_part_of_its_place_once() {
+    let local =
+        Offer { region: LOCAL.to_owned(), instance_type: LOCAL.to_owned(), ..local().offers.remove(0) };
+    assert_eq!(local.place(), "local");
+    assert_eq!(offer(host(8, 1), 1, 1.0).place(), "ssh here c8g1");
+}

@@ -1,0 +1,73 @@
+//! What a managed job says about itself: why it waits, why it cannot begin, and whose words are in its log.
+
+use serde_json::json;
+
+use super::{ends, launch, log, until, with_hosts};
+use crate::stage::{Machines, Stage};
+
+#[tokio::test]
+async fn a_job_that_no_host_could_ever_take_fails_its_prechecks_with_the_reason() {
+    let (mut stage, _hosts) = with_hosts(1, 1).await;
+    let id = launch(&mut stage, "name: huge\nresources: {cpus: 100000+}\nrun: echo\n", json!({})).await;
+    let seen = ends(&mut stage, id).await;
+    let reason = seen["reason"].as_str().unwrap();
+    assert_eq!(seen["status"], "FAILED_PRECHECKS", "{seen:#}");
+    assert!(reason.starts_with("nothing could ever take it: "), "{reason}");
+    assert!(reason.contains("needs at least 100000 CPUs, has "), "{reason}");
+    let refusals = seen["tasks"][0]["why"]["refusals"].as_array().unwrap();
+    assert_eq!(refusals.len(), 1, "{seen:#}");
+}
+
+#[tokio::test]
+async fn a_job_that_waits_for_a_busy_host_says_so_everywhere() {
+    let (mut stage, _hosts) = with_hosts(1, 1).await;
+    let first = launch(&mut stage, "name: first\nrun: sleep 600\n", json!({})).await;
+    until(&mut stage, first, "it runs", |job| job["status"] == "RUNNING").await;
+    let second = launch(&mut stage, "name: second\nrun: echo\n", json!({})).await;
+    let seen = until(&mut stage, second, "it says why it waits", |job| {
+        job["reason"].as_str().is_some_and(|reason| reason.contains("is busy"))
+    })
+    .await;
+    let reason = seen["reason"].as_str().unwrap();
+    assert!(reason.starts_with("attempt 1 waits for nodes: "), "{reason}");
+    let home = stage.home().to_owned();
+    let why = stage.windlass(&home, &["why", "second"]);
+    let why = String::from_utf8_lossy(&why.stdout).into_owned();
+    assert!(why.contains(reason) && why.contains("  no place for it:\n"), "{why}");
+    let queue = stage.windlass(&home, &["jobs", "queue", "-v"]);
+    let queue = String::from_utf8_lossy(&queue.stdout).into_owned();
+    assert!(queue.contains("attempt 1 waits for nodes"), "{queue}");
+    for id in [second, first] {
+        stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
+        ends(&mut stage, id).await;
+    }
+}
+
+#[tokio::test]
+async fn what_the_shell_says_itself_is_not_in_the_log() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let text = "setup: |\n  echo ready\n  sleep 0.1 &\n  wait\nrun: |\n  echo out\n  echo err >&2\n  sleep 0.1 &\n  wait\n  exit 3\n";
+    let id = launch(&mut stage, text, json!({})).await;
+    let seen = ends(&mut stage, id).await;
+    assert_eq!(seen["status"], "FAILED", "{seen:#}");
+    assert_eq!(log(&mut stage, &seen, 0).await, "ready\nout\nerr\n");
+}
+
+#[tokio::test]
+async fn the_tasks_of_a_group_are_heard_together_with_their_names() {
+    let (stage, _hosts) = with_hosts(2, 1).await;
+    let dir = stage.home().join("work");
+    std::fs::create_dir_all(&dir).unwrap();
+    let go = dir.join("go");
+    // The first task ends only when the second has written: heard one after the other, neither would.
+    let text = format!(
+        "name: g\nexecution: parallel\n---\nname: a\nrun: |\n  until [ -e {go} ]; do sleep 0.05; done\n  echo last\n\
+         ---\nname: b\nrun: |\n  echo first\n  sleep 1\n  touch {go}\n",
+        go = go.display()
+    );
+    std::fs::write(dir.join("group.yaml"), text).unwrap();
+    let output = stage.windlass(&dir, &["jobs", "launch", "-y", "group.yaml"]);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(out, "b | first\na | last\n", "{err}\n{}", stage.server_log());
+    assert_eq!(output.status.code(), Some(0), "{err}");
+}
