@@ -26,7 +26,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run what a configuration file says, or make it so
+    /// Run or create what a configuration file describes
     Apply(apply::Args),
     /// Stay with a run: its ports, `ssh RUN`, its output
     Attach(attach::Args),
@@ -119,7 +119,7 @@ pub(crate) struct At {
     pub(crate) server_cert: Option<String>,
 }
 
-/// How to answer.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people
@@ -136,7 +136,7 @@ pub(crate) enum Format {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Output {
-    /// How to answer
+    /// Output format
     #[arg(short = 'o', long = "output", value_enum, default_value_t = Format::Table, value_name = "FORMAT", global = true)]
     pub(crate) format: Format,
 }

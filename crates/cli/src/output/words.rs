@@ -102,6 +102,19 @@ fn gigabytes(mib: i64) -> String {
     format!("{gb:.1}GB")
 }
 
+/// `16GB`, `1.5GB`, `100MB` of a size in gibibytes: as it was written, as far as that can be told.
+pub(crate) fn size(gibibytes: f64) -> String {
+    let mib = gibibytes * 1024.0;
+    if gibibytes < 1.0 && mib.fract() == 0.0 && mib > 0.0 {
+        return format!("{mib}MB");
+    }
+    let hundredths = (gibibytes * 100.0).round() / 100.0;
+    if mib.fract() == 0.0 && hundredths != gibibytes {
+        return format!("{mib}MB");
+    }
+    format!("{hundredths}GB")
+}
+
 /// `1 run`, `3 runs`.
 pub(crate) fn count(n: usize, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
@@ -126,6 +139,12 @@ mod tests {
         let said = [("remote", "local"), ("remote", "remote"), ("aws", "us-east-1")]
             .map(|(name, region)| backend(name, region));
         assert_eq!(said, ["local", "ssh", "aws"]);
+    }
+
+    #[test]
+    fn sizes_are_said_as_people_write_them() {
+        let sizes = [size(16.0), size(1.5), size(100.0 / 1024.0), size(1500.0 / 1024.0), size(0.0)];
+        assert_eq!(sizes, ["16GB", "1.5GB", "100MB", "1500MB", "0GB"]);
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub fn decide(fleet: &Fleet, now: Timestamp) -> Plan {
     };
     match fleet.status {
         Status::Submitted | Status::Active if fleet.delete_asked => {
-            let change = Change::told(Event::DeleteAsked, "its end was asked for");
+            let change = Change::told(Event::DeleteAsked, "deletion requested");
             Plan { change: Some(change), end: end_all(fleet), due: now, ..keep }
         }
         Status::Submitted => {

@@ -212,7 +212,7 @@ fn unwanted(instance: &Instance, now: Timestamp) -> Option<Plan> {
         } else if reason == TerminationReason::FleetSpecMismatch {
             "the fleet's configuration asks for something else now"
         } else {
-            "its end was asked for"
+            "deletion requested"
         };
         return Some(Plan::end(instance, Event::StopAsked, reason, message, now));
     }

@@ -8,6 +8,7 @@ mod keys;
 mod others;
 mod plan;
 mod run;
+mod secrets;
 mod source;
 
 use std::{net::IpAddr, path::PathBuf};
@@ -17,8 +18,9 @@ use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMappin
 
 pub(crate) use self::{
     plan::{refusals, resources},
-    source::DEFAULT_FILES,
+    source::{DEFAULT_FILES, Source},
 };
+use super::wants::Overrides;
 use crate::{
     cli::{At, Format, Output},
     context,
@@ -33,6 +35,7 @@ Examples:
   windlass apply -f train.yml                     plan, ask, run, follow the output
   windlass apply -f train.yml -y -d               no question, do not wait
   windlass apply -f train.yml -e SEED=7 -- --lr 3 variables, and arguments for ${{ run.args }}
+  windlass apply -f train.yml --gpu H100:8 --spot --max-duration 6h
   windlass apply -f app.yml -p 8080:80            its port 80 at port 8080 of this machine
   windlass apply -f train.yml -y -o jsonl         progress and output as events, for programs
   windlass apply -f fleet.yml -y                  a fleet, volume or gateway is made the same way
@@ -82,6 +85,11 @@ pub(crate) struct Args {
     /// Token with which hosts clone the repository; it is sent to the server
     #[arg(long, value_name = "TOKEN", env = "WINDLASS_GIT_TOKEN", hide_env_values = true)]
     pub(crate) git_token: Option<String>,
+    #[command(flatten)]
+    pub(crate) overrides: Overrides,
+    /// A file that was named without `-f`
+    #[arg(hide = true, value_name = "FILE")]
+    pub(crate) stray: Option<PathBuf>,
     /// Arguments that replace `${{ run.args }}` in commands
     #[arg(last = true, value_name = "ARG")]
     pub(crate) args: Vec<String>,
@@ -126,10 +134,15 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 fn apply(args: &Args) -> Result<Exit, Problem> {
+    if let Some(stray) = &args.stray {
+        let stray = stray.display();
+        return Err(Problem::misuse(format!("unexpected argument `{stray}`"))
+            .hint(format!("`windlass apply -f {stray}` names the file; arguments of the run stand after `--`")));
+    }
     if !args.yes && !output::can_ask() {
-        return Err(Problem::misuse("nobody is there to answer whether to go on")
+        return Err(Problem::misuse("confirmation needed: apply the configuration?")
             .code(Code::Unanswered)
-            .hint("`-y` says yes"));
+            .hint("pass `-y`: there is no terminal to ask on"));
     }
     // All that can be found wrong without a server is found before one is started.
     let source = source::read(args)?;
@@ -138,13 +151,18 @@ fn apply(args: &Args) -> Result<Exit, Problem> {
         return Err(Problem::misuse("standard output belongs to the job while it is followed")
             .hint("`-o` goes together with `-d`; `-o jsonl` alone tells progress and output as events"));
     }
+    submit(args, &source)
+}
+
+/// Plans, asks, applies and follows.
+pub(crate) fn submit(args: &Args, source: &Source) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| match &source.configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
-            run::apply(cx, args, &source).await
+            run::apply(cx, args, source).await
         }
-        Configuration::Fleet(config) => fleet::apply(cx, args, &source, config).await,
-        Configuration::Volume(_) => others::volume(cx, args, &source).await,
-        Configuration::Gateway(_) => others::gateway(cx, args, &source).await,
+        Configuration::Fleet(config) => fleet::apply(cx, args, source, config).await,
+        Configuration::Volume(_) => others::volume(cx, args, source).await,
+        Configuration::Gateway(_) => others::gateway(cx, args, source).await,
     })
 }
 

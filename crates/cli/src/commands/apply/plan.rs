@@ -36,9 +36,7 @@ pub(crate) fn show(plan: &RunPlan) {
         if let Some(price) = requirements["max_price"].as_f64() {
             lines.push(("Max price", format!("{} per hour", words::price(price))));
         }
-        if requirements["spot"].as_bool() == Some(true) {
-            lines.push(("Spot", "only".to_owned()));
-        }
+        lines.extend(choices(&spec));
         if let Some(secs) = job["max_duration"].as_i64() {
             lines.push(("Max duration", words::span(windlass_model::time::Span::secs(secs))));
         }
@@ -69,6 +67,45 @@ pub(crate) fn show(plan: &RunPlan) {
             output::say("");
         }
     }
+}
+
+/// Where the run may go, as far as its configuration or its profile says.
+fn choices(spec: &Value) -> Vec<(&'static str, String)> {
+    let said = |key: &str| {
+        let own = &spec["configuration"][key];
+        if own.is_null() { &spec["profile"][key] } else { own }
+    };
+    let mut lines = Vec::new();
+    let spot = match said("spot_policy").as_str() {
+        Some("spot") => Some("only"),
+        Some("on-demand") => Some("no, on demand only"),
+        Some("auto") => Some("either"),
+        Some(_) | None => None,
+    };
+    lines.extend(spot.map(|spot| ("Spot", spot.to_owned())));
+    let lists = [
+        ("Backends", "backends"),
+        ("Regions", "regions"),
+        ("Instance types", "instance_types"),
+        ("Fleets", "fleets"),
+    ];
+    for (label, key) in lists {
+        let names: Vec<String> = said(key).as_array().into_iter().flatten().map(name).collect();
+        if !names.is_empty() {
+            lines.push((label, names.join(", ")));
+        }
+    }
+    if said("creation_policy") == "reuse" {
+        lines.push(("New instances", "no, only those that exist".to_owned()));
+    }
+    lines
+}
+
+/// `gpus`, or `lab/gpus` of another project.
+fn name(value: &Value) -> String {
+    let project = value["project"].as_str().map(|project| format!("{project}/")).unwrap_or_default();
+    let name = value.as_str().or_else(|| value["name"].as_str()).unwrap_or("?");
+    format!("{project}{name}")
 }
 
 /// What the run can cost at most: the dearest offer it may take, for as long as it may run.
@@ -171,12 +208,12 @@ pub(crate) fn offers(all: &[Offer], total: i64) {
 pub(crate) fn resources(wanted: &Value) -> String {
     let mut parts = Vec::new();
     let cpu = &wanted["cpu"];
-    if let Some(count) = range(&cpu["count"], "") {
+    if let Some(count) = range(&cpu["count"], count) {
         let arch = cpu["arch"].as_str().map(|arch| format!("{arch}:")).unwrap_or_default();
         parts.push(format!("cpu={arch}{count}"));
     }
-    parts.extend(range(&wanted["memory"], "GB").map(|memory| format!("mem={memory}")));
-    parts.extend(range(&wanted["disk"]["size"], "GB").map(|disk| format!("disk={disk}")));
+    parts.extend(range(&wanted["memory"], words::size).map(|memory| format!("mem={memory}")));
+    parts.extend(range(&wanted["disk"]["size"], words::size).map(|disk| format!("disk={disk}")));
     let gpu = &wanted["gpu"];
     if gpu["count"]["max"].as_i64() != Some(0)
         && (gpu["count"]["min"].as_i64().unwrap_or(0) > 0 || gpu["name"].is_array())
@@ -184,16 +221,20 @@ pub(crate) fn resources(wanted: &Value) -> String {
         let names =
             gpu["name"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
         let mut all = vec![names.join(",")];
-        all.extend(range(&gpu["memory"], "GB"));
-        all.extend(range(&gpu["count"], ""));
+        all.extend(range(&gpu["memory"], words::size));
+        all.extend(range(&gpu["count"], count));
         all.retain(|part| !part.is_empty());
         parts.push(format!("gpu={}", all.join(":")));
     }
     if parts.is_empty() { "any".to_owned() } else { parts.join(" ") }
 }
 
-fn range(value: &Value, unit: &str) -> Option<String> {
-    let bound = |value: &Value| value.as_f64().map(|number| format!("{number}{unit}"));
+fn count(number: f64) -> String {
+    number.to_string()
+}
+
+fn range(value: &Value, shown: fn(f64) -> String) -> Option<String> {
+    let bound = |value: &Value| value.as_f64().map(shown);
     match (bound(&value["min"]), bound(&value["max"])) {
         (None, None) => None,
         (Some(min), Some(max)) if min == max => Some(min),
@@ -222,10 +263,26 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_says_where_the_run_may_go() {
+        let spec = json!({"configuration": {"spot_policy": "auto", "fleets": [{"project": "lab", "name": "gpus"}, "rack"],
+            "creation_policy": "reuse", "regions": null}, "profile": {"regions": ["eu-west-1"], "spot_policy": "spot"}});
+        let lines = [
+            ("Spot", "either"),
+            ("Regions", "eu-west-1"),
+            ("Fleets", "lab/gpus, rack"),
+            ("New instances", "no, only those that exist"),
+        ];
+        assert_eq!(super::choices(&spec), lines.map(|(label, text)| (label, text.to_owned())));
+        assert!(super::choices(&json!({"configuration": {}, "profile": {}})).is_empty());
+    }
+
+    #[test]
     fn wishes_are_one_line_and_what_was_not_wished_is_left_out() {
         let wanted = json!({"cpu": {"arch": null, "count": {"min": 2, "max": null}}, "memory": {"min": 16.0, "max": 16.0},
             "gpu": {"name": ["H100"], "memory": {"min": 80.0, "max": 80.0}, "count": {"min": 8, "max": 8}}, "disk": null});
         assert_eq!(resources(&wanted), "cpu=2.. mem=16GB gpu=H100:80GB:8");
+        let small = json!({"memory": {"min": 0.097_656_25, "max": 1.5}});
+        assert_eq!(resources(&small), "mem=100MB..1.5GB");
         let none = json!({"cpu": {"count": {"min": 1}}, "gpu": {"count": {"min": 0, "max": null}}});
         assert_eq!(resources(&none), "cpu=1..");
     }

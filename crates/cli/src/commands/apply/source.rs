@@ -46,13 +46,14 @@ pub(crate) fn read(args: &Args) -> Result<Source, Problem> {
     let stdin = path.as_os_str() == "-";
     if stdin && !args.yes {
         return Err(Problem::misuse("the file comes from standard input, where the answer would come from")
-            .hint("`-y` says yes"));
+            .hint("pass `-y`"));
     }
     let text = text(&path, stdin)?;
     let mut configuration = parse(&file, &text)?;
     if let Some(name) = &args.name {
         rename(&mut configuration, name)?;
     }
+    args.overrides.apply(&mut configuration)?;
     variables(&mut configuration, args)?;
     let parent = if stdin { None } else { path.parent().filter(|parent| !parent.as_os_str().is_empty()) };
     let dir = parent.unwrap_or(Path::new(".")).to_owned();
