@@ -25,7 +25,7 @@ Examples:
   windlass attach dev                  wait until it runs, forward its ports; then `ssh dev` in another terminal
   windlass attach --logs train         and follow its output, as `windlass apply` does
   windlass attach -p 8080:80 web       port 80 of the job at port 8080 of this machine
-  windlass attach --job 1 train        the second node; then `ssh train-0-1`
+  windlass attach --job 1 train        the second node; then `ssh train-1-0`
 
 Ctrl-C ends it and leaves the run running. `ssh` works as long as the run runs, attached or not: an entry for it is
 in WINDLASS_HOME/ssh, which ~/.ssh/config includes, so editors find it too.";

@@ -169,7 +169,8 @@ async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(),
 }
 
 pub(crate) fn show(fleets: &[Fleet], format: Format) {
-    table(fleets, format == Format::Wide).print();
+    let table = table(fleets, format == Format::Wide);
+    if format == Format::Wide { table.whole().print() } else { table.print() }
 }
 
 fn table(fleets: &[Fleet], wide: bool) -> Table {

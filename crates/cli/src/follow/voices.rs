@@ -1,7 +1,7 @@
 //! What jobs wrote, on its way to stdout.
 //!
-//! One job alone is copied as it is. With several, whole lines are, each with the replica and rank it comes from in
-//! front; half a line waits for its other half.
+//! One job alone is copied as it is. With several, whole lines are, each with the rank and replica it comes from in
+//! front, as the name of the job ends; half a line waits for its other half.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,7 @@ impl Voices {
 impl Voice {
     fn new(place: Place, raw: bool) -> Self {
         let at = usize::try_from(place.0 * 7 + place.1).unwrap_or(0) % COLOURS.len();
-        let label = format!("{}-{} |", place.0, place.1);
+        let label = format!("{}-{} |", place.1, place.0);
         let prefix = format!("{} ", Style::stdout().paint(COLOURS[at], &label));
         Self { prefix, lines: Lines::default(), out: Foreign::new(raw) }
     }

@@ -115,6 +115,20 @@ pub(crate) fn size(gibibytes: f64) -> String {
     format!("{hundredths}GB")
 }
 
+/// Longer messages are sentences.
+const STATUS_MAX: usize = 24;
+
+/// A status as one or two words, and the sentence about it, if there is one: for tables, where a sentence has a column
+/// of its own.
+pub(crate) fn status<'a>(status: &'a str, message: &'a str) -> (&'a str, &'a str) {
+    let is_short = message.chars().count() <= STATUS_MAX && message.split(' ').count() <= 3 && !message.contains(':');
+    match message {
+        "" => (status, ""),
+        said if is_short => (said, ""),
+        said => (status, said),
+    }
+}
+
 /// `1 run`, `3 runs`.
 pub(crate) fn count(n: usize, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
@@ -139,6 +153,14 @@ mod tests {
         let said = [("remote", "local"), ("remote", "remote"), ("aws", "us-east-1")]
             .map(|(name, region)| backend(name, region));
         assert_eq!(said, ["local", "ssh", "aws"]);
+    }
+
+    #[test]
+    fn a_sentence_is_not_a_status() {
+        assert_eq!(status("failed", "exited (3)"), ("exited (3)", ""));
+        assert_eq!(status("running", ""), ("running", ""));
+        let sentence = "no place for it now: local-0 needs 64 CPUs, has 2";
+        assert_eq!(status("pending", sentence), ("pending", sentence));
     }
 
     #[test]

@@ -196,7 +196,8 @@ pub(crate) fn offers(all: &[Offer], total: i64) {
             Cell::status(offer.availability.replace('_', " ")),
         ]);
     }
-    table.lines(Style::stderr()).iter().for_each(|line| output::say(line));
+    let columns = output::columns(&std::io::stderr());
+    table.fitted(Style::stderr(), columns).iter().for_each(|line| output::say(line));
     let shown = i64::try_from(all.len()).unwrap_or(i64::MAX);
     if total > shown {
         output::say(&format!("Shown {shown} of {total} offers."));
