@@ -129,10 +129,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         Format::Json => output::json_array(&documents())?,
         Format::Jsonl => output::jsonl(&documents())?,
         // The names of files that are no good, for `xargs`.
-        Format::Name => checked
-            .iter()
-            .filter(|(_, checked)| !checked.is_fine())
-            .for_each(|(file, _)| output::data(file)),
+        Format::Name => {
+            checked.iter().filter(|(_, checked)| !checked.is_fine()).for_each(|(file, _)| output::data(file))
+        }
     }
     let fine = checked.iter().all(|(_, checked)| checked.is_fine());
     Ok(if fine { Exit::Done } else { Exit::Failed })
@@ -184,10 +183,7 @@ fn task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
 
 /// What `apply` would do with references and variables. A variable that is taken from the environment need
 /// not be set where a file is only checked.
-fn resolved(
-    mut parsed: config::Parsed,
-    env: &[(String, String)],
-) -> Result<Valid, Vec<Diagnosis>> {
+fn resolved(mut parsed: config::Parsed, env: &[(String, String)]) -> Result<Valid, Vec<Diagnosis>> {
     let configuration = &mut parsed.configuration;
     let kind = configuration.kind();
     let mut unset = Vec::new();

@@ -1,15 +1,17 @@
 //! `windlass fleet`: fleets and their instances.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 use windlass_api::{
     fleets::{DeleteInstancesRequest, DeleteRequest, Fleet, ProjectListRequest, ReadRequest},
     instances::Instance,
     operations::{DeleteFleetInstances, DeleteFleets, ListProjectFleets, ReadFleet},
 };
+use windlass_model::config::{Configuration, error};
 
+use super::apply;
 use crate::{
     cli::{At, Format, Output, Watch},
     context::{self, Context},
@@ -29,6 +31,7 @@ Examples:
   windlass fleet get rack -o json         all about one
   windlass fleet delete -i 2 rack         one instance of it
   windlass fleet delete -y --wait rack    all of it, until it is gone
+  windlass fleet add -y local             the server's own machine, if its fleet was deleted
   windlass apply -f fleet.yml             makes one";
 
 #[derive(Debug, clap::Args)]
@@ -56,6 +59,16 @@ pub(crate) enum Action {
         #[arg(value_name = "FLEET")]
         name: String,
     },
+    /// Bring back the fleet of the machine that the server runs on
+    #[command(after_help = "Examples:\n  windlass fleet add -y local")]
+    Add {
+        /// `local`; other fleets are made by `windlass apply -f FILE`
+        #[arg(value_name = "NAME", value_parser = ["local"])]
+        name: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
     /// Delete fleets, or single instances of one
     #[command(
         after_help = "Examples:\n  windlass fleet delete -y --wait rack\n  windlass fleet delete -i 2 rack"
@@ -78,6 +91,8 @@ pub(crate) enum Action {
 
 const NONE: &str = "No fleets. `windlass apply -f FILE` makes one.";
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The fleet of the machine that the server runs on.
+const LOCAL: &str = "local";
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
@@ -85,6 +100,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         Some(Action::List(listing)) => listing,
         _ => &args.listing,
     };
+    if let Some(Action::Add { name, yes }) = &args.action {
+        return add_local(args, name, *yes);
+    }
     context::with(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
             let name = |fleet: &Fleet| fleet.name.clone();
@@ -96,15 +114,45 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::one(format, &fleet, &fleet.name, |_| show(std::slice::from_ref(&fleet), format))?;
             Ok(Exit::Done)
         }
-        Some(Action::Delete { names, instance, yes, wait }) => {
-            let fleets = delete(cx, names, instance, *yes).await?;
-            if *wait && !fleets.is_empty() {
-                wait_for_end(cx, &fleets, instance).await?;
-                output::say("Deleted.");
-            }
-            Ok(if fleets.is_empty() { Exit::Failed } else { Exit::Done })
-        }
+        Some(Action::Delete { names, instance, yes, wait }) => remove(cx, names, instance, *yes, *wait).await,
+        // It is applied, and was done above.
+        Some(Action::Add { .. }) => Ok(Exit::Done),
     })
+}
+
+/// Deletes fleets, or single instances of one.
+pub(super) async fn remove(
+    cx: &Context,
+    names: &[String],
+    nums: &[i64],
+    yes: bool,
+    wait: bool,
+) -> Result<Exit, Problem> {
+    let fleets = delete(cx, names, nums, yes).await?;
+    if fleets.is_empty() {
+        return Ok(Exit::Failed);
+    }
+    if names.iter().any(|name| name == LOCAL) && nums.is_empty() {
+        output::say("`windlass fleet add local` brings the machine of the server back.");
+    }
+    if wait {
+        wait_for_end(cx, &fleets, nums).await?;
+        output::say("Deleted.");
+    }
+    Ok(Exit::Done)
+}
+
+/// The fleet that a server makes at its first start, and only then.
+fn add_local(args: &Args, name: &str, yes: bool) -> Result<Exit, Problem> {
+    let document = json!({
+        "type": "fleet", "name": name, "backends": ["local"], "nodes": { "min": 1, "max": 1 },
+        "blocks": "auto", "idle_duration": "off",
+    });
+    let configuration = Configuration::from_json(&document)
+        .map_err(|problems| Problem::new("describe the fleet").why(error::summary(&problems)))?;
+    let applied = apply::Args::plain(args.at.clone(), args.output, yes);
+    let source = apply::complete(&applied, "the command line".to_owned(), PathBuf::from("."), configuration)?;
+    apply::submit(&applied, &source)
 }
 
 async fn list(cx: &Context) -> Result<Vec<Fleet>, Problem> {

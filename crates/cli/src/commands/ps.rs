@@ -400,16 +400,27 @@ mod tests {
         let web = run("web", &service, &[job.clone(), job]);
         let lines = table(std::slice::from_ref(&web), false, "http://h:3000").lines(Style::plain());
         assert!(lines[0].ends_with("URL"), "{lines:?}");
-        assert!(lines[1].starts_with("web ") && lines[1].ends_with("http://h:3000/proxy/services/main/web/"), "{lines:?}");
+        assert!(
+            lines[1].starts_with("web ") && lines[1].ends_with("http://h:3000/proxy/services/main/web/"),
+            "{lines:?}"
+        );
         assert!(lines[2].starts_with("  web-0-0 ") && lines[3].starts_with("  web-0-1 "), "{lines:?}");
-        let next = run("later", &json!({"status": "pending", "next_triggered_at": "2126-01-01T00:00:00Z"}), &[]);
+        let next =
+            run("later", &json!({"status": "pending", "next_triggered_at": "2126-01-01T00:00:00Z"}), &[]);
         let lines = table(&[next], false, "http://h").lines(Style::plain());
         assert!(lines[0].contains("NEXT START") && lines[1].contains("2126-01-01T00:00:00Z"), "{lines:?}");
     }
 
     #[test]
     fn patterns_stand_for_names() {
-        for (pattern, name) in [("train", "train"), ("tr*", "train"), ("*in", "train"), ("tr??n", "train"), ("*", "a"), ("a*", "a")] {
+        for (pattern, name) in [
+            ("train", "train"),
+            ("tr*", "train"),
+            ("*in", "train"),
+            ("tr??n", "train"),
+            ("*", "a"),
+            ("a*", "a"),
+        ] {
             assert!(matches(pattern, name), "{pattern} {name}");
         }
         for (pattern, name) in [("train", "train-2"), ("tr?n", "train"), ("*x", "train"), ("", "a")] {

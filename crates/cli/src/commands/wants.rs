@@ -143,9 +143,11 @@ impl Lifetime {
     /// `configuration` is what the file says: events that it names stay.
     fn settings(&self, configuration: &Value) -> Vec<Setting> {
         let mut all = Vec::new();
-        all.extend(self.max_duration.as_deref().map(|text| {
-            Setting::new("--max-duration", "max_duration", duration(text))
-        }));
+        all.extend(
+            self.max_duration
+                .as_deref()
+                .map(|text| Setting::new("--max-duration", "max_duration", duration(text))),
+        );
         if self.retry {
             all.push(Setting::new("--retry", "retry", true));
         }
@@ -160,12 +162,16 @@ impl Lifetime {
             }
             all.push(Setting::new("--retry-duration", "retry", policy));
         }
-        all.extend(self.creation_policy.as_deref().map(|policy| {
-            Setting::new("--creation-policy", "creation_policy", policy)
-        }));
-        all.extend(self.idle_duration.as_deref().map(|text| {
-            Setting::new("--idle-duration", "idle_duration", duration(text))
-        }));
+        all.extend(
+            self.creation_policy
+                .as_deref()
+                .map(|policy| Setting::new("--creation-policy", "creation_policy", policy)),
+        );
+        all.extend(
+            self.idle_duration
+                .as_deref()
+                .map(|text| Setting::new("--idle-duration", "idle_duration", duration(text))),
+        );
         all
     }
 }

@@ -158,11 +158,19 @@ mod tests {
         let mut table = Table::new(["NAME", "STATUS", "MESSAGE", "URL"]);
         table.keep("URL");
         let message = "needs a GPU that no machine of this project has, and there is no other";
-        table.row(vec!["a-rather-long-name".into(), "pending".into(), message.into(), "http://h:3000/a".into()]);
+        table.row(vec![
+            "a-rather-long-name".into(),
+            "pending".into(),
+            message.into(),
+            "http://h:3000/a".into(),
+        ]);
         for columns in 60..200 {
             let lines = table.fitted(Style::plain(), Some(columns));
             assert!(lines.iter().all(|line| line.chars().count() <= columns), "{columns}: {lines:?}");
-            assert!(lines[1].contains("a-rather-long-name") && lines[1].ends_with("http://h:3000/a"), "{lines:?}");
+            assert!(
+                lines[1].contains("a-rather-long-name") && lines[1].ends_with("http://h:3000/a"),
+                "{lines:?}"
+            );
         }
         assert!(table.fitted(Style::plain(), Some(60))[1].contains("needs a GPU t…"));
         assert!(table.fitted(Style::plain(), Some(40))[1].chars().count() <= 40);

@@ -121,7 +121,8 @@ const STATUS_MAX: usize = 24;
 /// A status as one or two words, and the sentence about it, if there is one: for tables, where a sentence has a column
 /// of its own.
 pub(crate) fn status<'a>(status: &'a str, message: &'a str) -> (&'a str, &'a str) {
-    let is_short = message.chars().count() <= STATUS_MAX && message.split(' ').count() <= 3 && !message.contains(':');
+    let is_short =
+        message.chars().count() <= STATUS_MAX && message.split(' ').count() <= 3 && !message.contains(':');
     match message {
         "" => (status, ""),
         said if is_short => (said, ""),

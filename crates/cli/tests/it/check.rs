@@ -125,7 +125,8 @@ fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_l
     assert_eq!(unset.code, Some(1));
     assert!(unset.stderr.contains("--> single.yaml:3:3"), "{}", unset.stderr);
     assert!(unset.stderr.contains("hint: give one: `--env MODEL=…`"), "{}", unset.stderr);
-    let fine = check(dir.path(), &["-e", "MODEL=x", "single.yaml", "pipeline.yaml", "group.yaml", "ours.yaml"]);
+    let fine =
+        check(dir.path(), &["-e", "MODEL=x", "single.yaml", "pipeline.yaml", "group.yaml", "ours.yaml"]);
     assert_eq!(fine.code, Some(0), "{}", fine.stderr);
     assert!(fine.stderr.contains("single.yaml: valid SkyPilot task\n"), "{}", fine.stderr);
     assert!(fine.stderr.contains("pipeline.yaml: valid SkyPilot pipeline of 2 tasks\n"), "{}", fine.stderr);
@@ -133,7 +134,11 @@ fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_l
 
     let service = check(dir.path(), &["service.yaml"]);
     assert_eq!(service.code, Some(1));
-    assert!(service.stderr.contains("valid SkyPilot service, which cannot be launched here"), "{}", service.stderr);
+    assert!(
+        service.stderr.contains("valid SkyPilot service, which cannot be launched here"),
+        "{}",
+        service.stderr
+    );
     assert!(service.stderr.contains("--> service.yaml:1:1"), "{}", service.stderr);
 
     let typo = check(dir.path(), &["-o", "json", "typo.yaml", "service.yaml"]);

@@ -190,7 +190,8 @@ fn cron_out_of_range(text: &str) -> Option<String> {
         [("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("day of the week", 0, 7)];
     for ((name, min, max), field) in fields.into_iter().zip(text.split_whitespace()) {
         // What follows a slash is a step.
-        let ends = field.split(',').filter_map(|part| part.split('/').next()).flat_map(|part| part.split('-'));
+        let ends =
+            field.split(',').filter_map(|part| part.split('/').next()).flat_map(|part| part.split('-'));
         let wrong = ends.filter_map(|end| end.parse::<u32>().ok()).find(|end| !(min..=max).contains(end));
         if let Some(number) = wrong {
             return Some(format!("{name} {number} is out of range {min} to {max}"));

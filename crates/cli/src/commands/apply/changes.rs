@@ -58,7 +58,9 @@ fn compare(path: &str, old: &Value, new: &Value, lines: &mut Vec<String>) {
 
 /// Credentials, and variables that are named like some.
 fn is_secret(path: &str) -> bool {
-    if let Some((_, name)) = path.split_once("env.").filter(|(before, _)| before.is_empty() || before.ends_with('.')) {
+    if let Some((_, name)) =
+        path.split_once("env.").filter(|(before, _)| before.is_empty() || before.ends_with('.'))
+    {
         let name = name.to_ascii_uppercase();
         return SECRET_NAMES.iter().any(|part| name.contains(part));
     }
@@ -96,8 +98,7 @@ mod tests {
 
     #[test]
     fn each_field_that_differs_has_a_line_and_only_secrets_are_hidden() {
-        let old =
-            json!({"commands": ["a", "b"], "env": {"HF_TOKEN": "s3cret", "B": "1"}, "nodes": 1, "name": null,
+        let old = json!({"commands": ["a", "b"], "env": {"HF_TOKEN": "s3cret", "B": "1"}, "nodes": 1, "name": null,
                    "registry_auth": {"username": "a", "password": "x"}});
         let new = json!({"commands": ["a", "c", "d"], "env": {"HF_TOKEN": "other", "B": "2"}, "priority": 3,
                          "registry_auth": {"username": "b", "password": "y"}});

@@ -40,12 +40,10 @@ pub(super) fn find(args: &Args, source: &Source) -> Result<Option<Code>, Problem
     let Some(repo) = repos.first() else { return Ok(None) };
     match (&repo.0.local_path, &repo.0.url) {
         (Some(path), _) => local(args, &local_path(&source.dir, path)?).map(Some),
-        (None, Some(url)) if !is_reachable(url) => {
-            Err(Problem::new(format!("clone the repository `{url}`"))
-                .code(problem::Code::Repository)
-                .why("hosts clone over https, ssh and git only")
-                .hint("for files of this machine name the folder: `repos: [PATH]`"))
-        }
+        (None, Some(url)) if !is_reachable(url) => Err(Problem::new(format!("clone the repository `{url}`"))
+            .code(problem::Code::Repository)
+            .why("hosts clone over https, ssh and git only")
+            .hint("for files of this machine name the folder: `repos: [PATH]`")),
         (None, Some(url)) => remote(args, url, &repo.0).map(Some),
         (None, None) => Ok(None),
     }
@@ -295,7 +293,9 @@ mod tests {
 
     #[test]
     fn hosts_clone_from_other_machines_and_encrypted() {
-        for url in ["https://host/app.git", "git@host:team/app", "ssh://git@host/app", "git://127.0.0.1:9418/a"] {
+        for url in
+            ["https://host/app.git", "git@host:team/app", "ssh://git@host/app", "git://127.0.0.1:9418/a"]
+        {
             assert!(super::is_reachable(url), "{url}");
         }
         for url in ["file:///srv/app.git", "/srv/app.git", "../app", "http://host/app.git", "./a:b"] {

@@ -11,14 +11,17 @@ mod run;
 mod secrets;
 mod source;
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+};
 
 use windlass_api::runs::RunPlan;
 use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMapping};
 
 pub(crate) use self::{
     plan::{refusals, resources},
-    source::{DEFAULT_FILES, Source},
+    source::{DEFAULT_FILES, Source, complete, described},
 };
 use super::wants::Overrides;
 use crate::{
@@ -42,6 +45,9 @@ Examples:
 
 The exit code is the job's own when it is below 200. From 200 on it is ours: 200 failed otherwise, 201 stopped,
 202 the job returned 200 or more. 2 is misuse.";
+
+/// Offers that a plan shows.
+const OFFERS_SHOWN: u16 = 3;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -74,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) raw: bool,
     /// How many offers the plan shows
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = OFFERS_SHOWN)]
     pub(crate) max_offers: u16,
     /// Take defaults from this profile of `.windlass/profiles.yml` or `.dstack/profiles.yml`
     #[arg(long, value_name = "NAME", env = "WINDLASS_PROFILE")]
@@ -100,6 +106,30 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// As if nothing but `-y`, or not even that, had been said.
+    pub(crate) fn plain(at: At, output: Output, yes: bool) -> Self {
+        Self {
+            file: None,
+            yes,
+            detach: false,
+            name: None,
+            env: Vec::new(),
+            force: false,
+            port: Vec::new(),
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            raw: false,
+            max_offers: OFFERS_SHOWN,
+            profile: None,
+            git_identity: None,
+            git_token: None,
+            overrides: Overrides::default(),
+            stray: None,
+            args: Vec::new(),
+            at,
+            output,
+        }
+    }
+
     /// What is forwarded while the run is followed: what the file says, and what the command line adds or moves.
     fn ports(&self, plan: &RunPlan) -> Result<Ports, Problem> {
         let first = plan.job_plans.first().map(|job| job.job_spec.value()).transpose();
@@ -136,26 +166,34 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 fn apply(args: &Args) -> Result<Exit, Problem> {
     if let Some(stray) = &args.stray {
         let stray = stray.display();
-        return Err(Problem::misuse(format!("unexpected argument `{stray}`"))
-            .hint(format!("`windlass apply -f {stray}` names the file; arguments of the run stand after `--`")));
+        return Err(Problem::misuse(format!("unexpected argument `{stray}`")).hint(format!(
+            "`windlass apply -f {stray}` names the file; arguments of the run stand after `--`"
+        )));
     }
+    can_be_answered(args)?;
+    // All that can be found wrong without a server is found before one is started.
+    let source = source::read(args)?;
+    submit(args, &source)
+}
+
+/// A question that the plan ends with has somebody to answer it.
+fn can_be_answered(args: &Args) -> Result<(), Problem> {
     if !args.yes && !output::can_ask() {
         return Err(Problem::misuse("confirmation needed: apply the configuration?")
             .code(Code::Unanswered)
             .hint("pass `-y`: there is no terminal to ask on"));
     }
-    // All that can be found wrong without a server is found before one is started.
-    let source = source::read(args)?;
+    Ok(())
+}
+
+/// Plans, asks, applies and follows.
+pub(crate) fn submit(args: &Args, source: &Source) -> Result<Exit, Problem> {
+    can_be_answered(args)?;
     let is_followed = source.configuration.run().is_some() && !args.detach;
     if is_followed && !matches!(args.output.format, Format::Table | Format::Jsonl) {
         return Err(Problem::misuse("standard output belongs to the job while it is followed")
             .hint("`-o` goes together with `-d`; `-o jsonl` alone tells progress and output as events"));
     }
-    submit(args, &source)
-}
-
-/// Plans, asks, applies and follows.
-pub(crate) fn submit(args: &Args, source: &Source) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| match &source.configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
             run::apply(cx, args, source).await

@@ -41,7 +41,8 @@ fn named(configuration: &Configuration) -> BTreeSet<String> {
         EnvValue::FromClient => None,
     });
     let credentials = run.registry_auth.iter().flat_map(|auth| [&auth.username, &auth.password]);
-    let references = variables.chain(credentials).flat_map(|text| interpolate::references(text).unwrap_or_default());
+    let references =
+        variables.chain(credentials).flat_map(|text| interpolate::references(text).unwrap_or_default());
     references
         .filter_map(|reference| match reference {
             Reference::Named { namespace, name } if namespace == "secrets" => Some(name),

@@ -272,10 +272,18 @@ fn each_task_has_its_own_values_of_secrets_and_variables_reach_every_dialect() {
 
 #[test]
 fn a_task_file_is_told_from_a_configuration_by_its_fields() {
-    for text in ["run: a\n", "name: x\n", "resources: {cpus: 2}\n", "name: p\n---\nrun: a\n", "type: task\ndeadline: 2h\n"] {
+    for text in [
+        "run: a\n",
+        "name: x\n",
+        "resources: {cpus: 2}\n",
+        "name: p\n---\nrun: a\n",
+        "type: task\ndeadline: 2h\n",
+    ] {
         assert!(sky::is_task_file(text), "{text}");
     }
-    for text in ["", "type: task\ncommands: [a]\n", "commands: [a]\n", "type: fleet\nname: x\n", "type: task\n  bad"] {
+    for text in
+        ["", "type: task\ncommands: [a]\n", "commands: [a]\n", "type: fleet\nname: x\n", "type: task\n  bad"]
+    {
         assert!(!sky::is_task_file(text), "{text}");
     }
 }
