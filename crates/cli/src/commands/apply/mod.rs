@@ -44,7 +44,7 @@ Examples:
   windlass apply -f fleet.yml -y                  a fleet, volume or gateway is made the same way
 
 The exit code is the job's own when it is below 200. From 200 on it is ours: 200 failed otherwise, 201 stopped,
-202 the job returned 200 or more. 2 is misuse.";
+202 the job returned 200 or more, 203 a limit such as `max_duration` ended it. 2 is misuse.";
 
 /// Offers that a plan shows.
 const OFFERS_SHOWN: u16 = 3;
