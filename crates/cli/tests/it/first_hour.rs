@@ -124,7 +124,7 @@ fn runs_are_deleted_when_they_are_over_and_with_their_file_at_any_time() {
 #[test]
 fn what_a_file_of_a_fleet_describes_is_deleted_by_it() {
     let stage = Stage::new();
-    stage.file("rack.yml", "type: fleet\nname: rack\nnodes: 0..1\nbackends: [local]\n");
+    stage.file("rack.yml", "type: fleet\nname: rack\nnodes: 0..1\n");
     stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]).ok();
     assert_eq!(stage.windlass(&["fleet", "-o", "name"]).ok().stdout, "rack\n");
     stage.windlass(&["delete", "-y", "--wait", "-f", "rack.yml"]).ok().says("Deleting rack.");
