@@ -107,7 +107,10 @@ fn of_file(args: &Args, file: &Path) -> Result<Exit, Problem> {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
             active(cx, args, &name).await
         }
-        Configuration::Fleet(_) => fleet::remove(cx, &[name.clone()], &[], args.yes, args.wait).await,
+        Configuration::Fleet(_) => {
+            fleet::remove(cx, &[name.clone()], &[], fleet::Sure { yes: args.yes, force: false }, args.wait)
+                .await
+        }
         Configuration::Volume(_) => of_volume(cx, args, &name).await,
         Configuration::Gateway(_) => of_gateway(cx, args, &name).await,
     })

@@ -83,6 +83,9 @@ pub(crate) enum Action {
         /// Do not ask
         #[arg(short, long)]
         yes: bool,
+        /// Do not wait for SSH hosts that do not answer: let them go as they are
+        #[arg(long, conflicts_with = "instance")]
+        force: bool,
         /// Return when they are gone, not when the server knows that they shall be
         #[arg(short, long)]
         wait: bool,
@@ -114,10 +117,19 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::one(format, &fleet, &fleet.name, |_| show(std::slice::from_ref(&fleet), format))?;
             Ok(Exit::Done)
         }
-        Some(Action::Delete { names, instance, yes, wait }) => remove(cx, names, instance, *yes, *wait).await,
+        Some(Action::Delete { names, instance, yes, force, wait }) => {
+            remove(cx, names, instance, Sure { yes: *yes, force: *force }, *wait).await
+        }
         // It is applied, and was done above.
         Some(Action::Add { .. }) => Ok(Exit::Done),
     })
+}
+
+/// What needs no question, and no answer of a host.
+#[derive(Clone, Copy)]
+pub(super) struct Sure {
+    pub(super) yes: bool,
+    pub(super) force: bool,
 }
 
 /// Deletes fleets, or single instances of one.
@@ -125,10 +137,10 @@ pub(super) async fn remove(
     cx: &Context,
     names: &[String],
     nums: &[i64],
-    yes: bool,
+    sure: Sure,
     wait: bool,
 ) -> Result<Exit, Problem> {
-    let fleets = delete(cx, names, nums, yes).await?;
+    let fleets = delete(cx, names, nums, sure).await?;
     if fleets.is_empty() {
         return Ok(Exit::Failed);
     }
@@ -172,7 +184,7 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, Problem> {
 }
 
 /// The fleets that it asked the server for; none when the user does not want it.
-async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Result<Vec<Uuid>, Problem> {
+async fn delete(cx: &Context, names: &[String], nums: &[i64], sure: Sure) -> Result<Vec<Uuid>, Problem> {
     let mut fleets = Vec::new();
     for name in names {
         fleets.push(find(cx, name).await?.id);
@@ -186,7 +198,7 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Resu
         }
         _ => return Err(Problem::misuse("`-i` names instances of one fleet, and several fleets are given")),
     };
-    if !output::confirm_delete(yes, &what)? {
+    if !output::confirm_delete(sure.yes, &what)? {
         return Ok(Vec::new());
     }
     match names {
@@ -194,7 +206,7 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Resu
             let request = DeleteInstancesRequest { name: name.clone(), instance_nums: nums.to_vec() };
             cx.call::<DeleteFleetInstances>(&request).await?;
         }
-        names => cx.call::<DeleteFleets>(&DeleteRequest { names: names.to_vec() }).await?,
+        names => cx.call::<DeleteFleets>(&DeleteRequest { names: names.to_vec(), force: sure.force }).await?,
     }
     output::say(&format!("Deleting {what}."));
     Ok(fleets)

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use windlass_api::{offers::Offer, runs::RunPlan};
+use windlass_api::{
+    offers::Offer,
+    runs::{JobPlan, RunPlan},
+};
 
 use crate::output::{
     self,
@@ -25,10 +28,10 @@ pub(crate) fn show(plan: &RunPlan) {
     let kind = nodes.map_or_else(|| kind.to_owned(), |nodes| format!("{kind}, {nodes} nodes"));
     let name = spec["run_name"].as_str().unwrap_or("(a generated name)");
     lines.push(("Run", format!("{name} ({kind})")));
-    for (number, job) in plan.job_plans.iter().enumerate() {
-        let wanted = job.job_spec.value().unwrap_or_default();
+    let distinct = distinct(&plan.job_plans);
+    for (number, (wanted, _)) in distinct.iter().enumerate() {
         let label = if number == 0 { "Resources" } else { "" };
-        lines.push((label, resources(&wanted["requirements"]["resources"])));
+        lines.push((label, resources(&wanted["resources"])));
     }
     if let Some(first) = plan.job_plans.first() {
         let job = first.job_spec.value().unwrap_or_default();
@@ -51,8 +54,8 @@ pub(crate) fn show(plan: &RunPlan) {
         output::say(&output::printable(&format!("{label:width$}  {text}")));
     }
     output::say("");
-    let all: Vec<Offer> = plan.job_plans.iter().flat_map(|job| job.offers.iter().cloned()).collect();
-    let total: i64 = plan.job_plans.iter().map(|job| job.total_offers).sum();
+    let all: Vec<Offer> = distinct.iter().flat_map(|(_, job)| job.offers.iter().cloned()).collect();
+    let total: i64 = distinct.iter().map(|(_, job)| job.total_offers).sum();
     offers(&all, total);
     misfits(plan, all.is_empty());
     let mut told = BTreeSet::new();
@@ -67,6 +70,18 @@ pub(crate) fn show(plan: &RunPlan) {
             output::say("");
         }
     }
+}
+
+/// Jobs that want different things, each once: nodes that want the same are offered the same.
+fn distinct(plans: &[JobPlan]) -> Vec<(Value, &JobPlan)> {
+    let mut all: Vec<(Value, &JobPlan)> = Vec::new();
+    for job in plans {
+        let wanted = job.job_spec.value().unwrap_or_default()["requirements"].clone();
+        if !all.iter().any(|(other, _)| *other == wanted) {
+            all.push((wanted, job));
+        }
+    }
+    all
 }
 
 /// Where the run may go, as far as its configuration or its profile says.
@@ -261,6 +276,18 @@ mod tests {
         assert_eq!(refusals(&why, 8), [first, "local in fleet local", "and 3 other places"]);
         assert_eq!(refusals(&why, 1), [first, "and 4 other places"]);
         assert!(refusals(&json!({}), 8).is_empty());
+    }
+
+    #[test]
+    fn nodes_that_want_the_same_are_offered_the_same_once() {
+        let job = |cpus: i64| -> super::JobPlan {
+            serde_json::from_value(
+                json!({"job_spec": {"requirements": {"resources": {"cpu": {"count": {"min": cpus}}}}},
+                "offers": [], "total_offers": 1}),
+            )
+            .unwrap()
+        };
+        assert_eq!(super::distinct(&[job(2), job(2), job(4)]).len(), 2);
     }
 
     #[test]
