@@ -18,7 +18,9 @@ use crate::{
     cli::At,
     context::{self, Context},
     exit::Exit,
-    follow::{Chorus, Manner, Pace, Pages, Part, Piece, Sung, Tail, Tree, Voices, last_lines},
+    follow::{
+        Chorus, Manner, Pace, Pages, Part, Piece, Sung, Tail, Tree, Voices, last_lines, ssh::named_job,
+    },
     output::{self, words},
     problem::{Code, Problem},
 };
@@ -30,16 +32,16 @@ Examples:
   windlass logs --since 10m --grep 'loss=' train
   windlass logs -t train                    each line with the time at which it was written
   windlass logs --previous train            what the attempt before the newest wrote
-  windlass logs --replica 1 --job 0 train   one job of several
+  windlass logs train-1-0                   one job of several; so does --job 1 --replica 0
 
 With several jobs each line has the rank and replica in front that it comes from, as the name of the job ends. In a pipe
 or a file every byte is as the job wrote it; on a terminal, control sequences other than colours are taken out unless
 `--raw` is given.";
 
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run
+    /// The run, or one of its jobs: RUN-RANK-REPLICA
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
     /// Go on until the run ends
@@ -140,7 +142,25 @@ pub(crate) fn since(text: &str) -> Result<Timestamp, Problem> {
 
 impl Wanted<'_> {
     async fn print(&self, cx: &Context) -> Result<Exit, Problem> {
-        let run = cx.run(&self.args.name).await?;
+        let unknown = match cx.run(&self.args.name).await {
+            Ok(run) => return self.of(cx, run).await,
+            Err(problem) => problem,
+        };
+        // Perhaps it is the name of a job.
+        let Some((name, place)) = named_job(&self.args.name) else { return Err(unknown) };
+        let Ok(run) = cx.run(name).await else { return Err(unknown) };
+        let args = Args {
+            name: name.to_owned(),
+            replica: Some(place.replica),
+            job: Some(place.job),
+            ..self.args.clone()
+        };
+        Wanted { args: &args, since: self.since, until: self.until, grep: self.grep.clone() }
+            .of(cx, run)
+            .await
+    }
+
+    async fn of(&self, cx: &Context, run: Run) -> Result<Exit, Problem> {
         if self.args.follow { self.follow(cx, run).await } else { self.once(cx, &run).await }
     }
 

@@ -220,6 +220,7 @@ fn a_command_runs_without_a_file_and_others_look_inside_while_it_does() {
     assert_eq!(local(&["exec", "stays", "--", "sh", "-c", "exit 7"]).code, Some(7));
     let ssh = local(&["ssh", "stays-0-0", "echo", "$((6 * 7))"]);
     assert_eq!((ssh.code, ssh.stdout.as_str()), (Some(0), "42\n"), "{}", ssh.stderr);
+    assert!(local(&["logs", "stays-0-0"]).ok().stdout.starts_with("started"));
     let stamped = local(&["logs", "-t", "stays"]).ok().stdout;
     let stamp = stamped.split(' ').next().unwrap();
     assert!(stamp.ends_with('Z') && stamp.len() == 20 && stamped.contains("Z started"), "{stamped}");
