@@ -9,7 +9,7 @@ use std::{
 };
 
 use windlass_api::{
-    gateways,
+    Operation, gateways,
     operations::{DeleteGateways, DeleteRuns, DeleteVolumes, ReadGateway, ReadVolume, StopRuns},
     runs, volumes,
 };
@@ -108,8 +108,14 @@ fn of_file(args: &Args, file: &Path) -> Result<Exit, Problem> {
             active(cx, args, &name).await
         }
         Configuration::Fleet(_) => {
-            fleet::remove(cx, &[name.clone()], &[], fleet::Sure { yes: args.yes, force: false }, args.wait)
-                .await
+            fleet::remove(
+                cx,
+                std::slice::from_ref(&name),
+                &[],
+                fleet::Sure { yes: args.yes, force: false },
+                args.wait,
+            )
+            .await
         }
         Configuration::Volume(_) => of_volume(cx, args, &name).await,
         Configuration::Gateway(_) => of_gateway(cx, args, &name).await,
@@ -144,13 +150,8 @@ async fn of_volume(cx: &Context, args: &Args, name: &str) -> Result<Exit, Proble
     let call = async || cx.call::<DeleteVolumes>(&request).await.map(drop);
     let exit =
         output::delete(&names, args.yes, "Deleting", async |name| volume::find(cx, name).await, call).await?;
-    let request = volumes::NameRequest { name: name.to_owned() };
-    while args.wait && exit == Exit::Done {
-        match cx.try_call::<ReadVolume>(&request).await {
-            Ok(_) => tokio::time::sleep(LOOK_EVERY).await,
-            Err(error) if error.is_absent() => break,
-            Err(error) => return Err(cx.explain(&error).await),
-        }
+    if args.wait && exit == Exit::Done {
+        wait_until_gone::<ReadVolume>(cx, &volumes::NameRequest { name: name.to_owned() }).await?;
     }
     Ok(exit)
 }
@@ -161,13 +162,19 @@ async fn of_gateway(cx: &Context, args: &Args, name: &str) -> Result<Exit, Probl
     let call = async || cx.call::<DeleteGateways>(&request).await.map(drop);
     let exit = output::delete(&names, args.yes, "Deleting", async |name| gateway::find(cx, name).await, call)
         .await?;
-    let request = gateways::NameRequest { name: name.to_owned() };
-    while args.wait && exit == Exit::Done {
-        match cx.try_call::<ReadGateway>(&request).await {
+    if args.wait && exit == Exit::Done {
+        wait_until_gone::<ReadGateway>(cx, &gateways::NameRequest { name: name.to_owned() }).await?;
+    }
+    Ok(exit)
+}
+
+/// Until the server has no such thing.
+async fn wait_until_gone<O: Operation>(cx: &Context, request: &O::Request) -> Result<(), Problem> {
+    loop {
+        match cx.try_call::<O>(request).await {
             Ok(_) => tokio::time::sleep(LOOK_EVERY).await,
-            Err(error) if error.is_absent() => break,
+            Err(error) if error.is_absent() => return Ok(()),
             Err(error) => return Err(cx.explain(&error).await),
         }
     }
-    Ok(exit)
 }
