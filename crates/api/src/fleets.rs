@@ -119,6 +119,9 @@ pub struct ApplyRequest {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct DeleteRequest {
     pub names: Vec<String>,
+    /// Lets SSH hosts that do not answer go as they are, after one try.
+    #[serde(default)]
+    pub force: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

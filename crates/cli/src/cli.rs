@@ -1,11 +1,13 @@
 //! The commands, and the flags that several of them share. Each command's own flags are in its module.
 
+use std::ffi::OsString;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::{
-    apply, attach, check, completion, container, cost, dev, dispatch, doctor, event, explain, fleet, gateway,
-    help, init, instance, jobs, login, logs, metrics, offer, project, ps, secret, server, stop, top, user,
-    volume, why,
+    apply, attach, check, completion, container, contexts, cost, delete, dev, dispatch, doctor, event,
+    explain, fleet, gateway, help, init, instance, jobs, login, logs, metrics, offer, project, ps, run,
+    secret, server, show, ssh, stop, top, user, volume, why,
 };
 
 const AFTER: &str = "\
@@ -14,7 +16,8 @@ Examples:
   windlass ps -a                          what ran
   windlass logs hello                     what it wrote
 
-Without a server configured, the first command starts one on this machine, in the background.";
+Without a server configured, the first command starts one on this machine, in the background. `--url`, `--token`,
+`--project` and `--server-cert` may stand before the command too.";
 
 /// Runs container workloads on machines you own or rent.
 #[derive(Debug, Parser)]
@@ -26,16 +29,26 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run what a configuration file says, or make it so
+    /// Run or create what a configuration file describes
     Apply(apply::Args),
+    /// Run a command, without a file
+    Run(run::Args),
     /// Stay with a run: its ports, `ssh RUN`, its output
     Attach(attach::Args),
     /// List runs
     Ps(ps::Args),
+    /// Show a run: what was submitted, its jobs, where they run, how they ended
+    Show(show::Args),
+    /// Open a shell in a job that runs, or run a command there
+    Ssh(ssh::Args),
+    /// Run a program in a job that runs
+    Exec(ssh::ExecArgs),
     /// Print what a run wrote
     Logs(logs::Args),
     /// Stop runs
     Stop(stop::Args),
+    /// Delete finished runs, or what a configuration file describes
+    Delete(delete::Args),
     /// Launch, list, follow and cancel managed jobs, which outlive their machines
     Jobs(jobs::Args),
     /// Say why a run waits, failed or ended
@@ -76,6 +89,10 @@ pub(crate) enum Command {
     Completion(completion::Args),
     /// Choose the server that commands talk to
     Login(login::Args),
+    /// Forget the server that commands talk to, and its token
+    Logout(contexts::LogoutArgs),
+    /// List the servers that were logged in to, and choose one
+    Context(contexts::Args),
     /// Run the server
     Server(server::Args),
     /// Run a server for development: in the foreground, and gone when it ends
@@ -119,7 +136,7 @@ pub(crate) struct At {
     pub(crate) server_cert: Option<String>,
 }
 
-/// How to answer.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people
@@ -136,7 +153,7 @@ pub(crate) enum Format {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Output {
-    /// How to answer
+    /// Output format
     #[arg(short = 'o', long = "output", value_enum, default_value_t = Format::Table, value_name = "FORMAT", global = true)]
     pub(crate) format: Format,
 }
@@ -149,11 +166,59 @@ pub(crate) struct Watch {
     pub(crate) watch: bool,
 }
 
+/// Flags of [`At`], which may stand before the command.
+const BEFORE_COMMAND: [&str; 4] = ["--url", "--token", "--project", "--server-cert"];
+
+/// The words of a command line, with flags that name the server moved behind the command, which has them.
+pub(crate) fn arranged(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words = words.peekable();
+    let mut arranged: Vec<OsString> = words.next().into_iter().collect();
+    let mut moved = Vec::new();
+    while let Some(word) = words.peek() {
+        let text = word.to_string_lossy();
+        let is_alone = BEFORE_COMMAND.contains(&text.as_ref());
+        let is_joined = text.split_once('=').is_some_and(|(flag, _)| BEFORE_COMMAND.contains(&flag));
+        if !is_alone && !is_joined {
+            break;
+        }
+        moved.extend(words.next());
+        if is_alone {
+            moved.extend(words.next());
+        }
+    }
+    arranged.extend(words.next());
+    arranged.extend(moved);
+    arranged.extend(words);
+    arranged
+}
+
 #[cfg(test)]
 mod tests {
     use clap::{Command, CommandFactory as _, Parser as _};
 
-    use super::Cli;
+    use super::{Cli, arranged};
+
+    #[test]
+    fn flags_that_name_the_server_may_stand_before_the_command() {
+        let line = |text: &str| {
+            let words = arranged(text.split(' ').map(Into::into));
+            words.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            line("windlass --url http://h:1 --token=t ps -a"),
+            "windlass ps --url http://h:1 --token=t -a"
+        );
+        assert_eq!(line("windlass ps --url http://h:1"), "windlass ps --url http://h:1");
+        assert_eq!(line("windlass --project lab fleet delete x"), "windlass fleet --project lab delete x");
+        assert_eq!(line("windlass --version"), "windlass --version");
+        assert!(
+            Cli::try_parse_from(arranged("windlass --url http://h:1 ps".split(' ').map(Into::into))).is_ok()
+        );
+        assert!(
+            Cli::try_parse_from(arranged("windlass --url http://h:1 explain".split(' ').map(Into::into)))
+                .is_err()
+        );
+    }
 
     #[test]
     fn the_flags_make_sense_together() {

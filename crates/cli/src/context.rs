@@ -129,9 +129,8 @@ impl Context {
     }
 
     async fn unknown_project(&self) -> Problem {
-        let problem = Problem::new(format!("find project `{}`", self.project))
-            .code(Code::UnknownProject)
-            .why("the server has none of that name");
+        let problem = Problem::new(format!("no project named `{}` on the server", self.project))
+            .code(Code::UnknownProject);
         let request = projects::ListRequest::default();
         let names: Vec<String> = match self.client.call::<ListProjects>(&[], &request).await {
             Ok(projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. }) => {
@@ -166,9 +165,8 @@ impl Context {
         };
         let runs = self.client.call::<ListRuns>(&[], &request).await.unwrap_or_default();
         let names: Vec<String> = runs.iter().map(name_of).collect();
-        let problem = Problem::new(format!("find run `{name}`"))
-            .code(Code::UnknownName)
-            .why(format!("project `{}` has none of that name", self.project));
+        let problem = Problem::new(format!("no run named `{name}` in project `{}`", self.project))
+            .code(Code::UnknownName);
         match closest(name, names.iter().map(String::as_str)) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
             None => problem.hint("`windlass ps -a` lists the runs"),
@@ -179,9 +177,8 @@ impl Context {
 /// Which of the project's things was meant, and where they are listed.
 impl Context {
     pub(crate) fn unknown<'a>(&self, kind: &str, name: &str, all: impl Iterator<Item = &'a str>) -> Problem {
-        let problem = Problem::new(format!("find {kind} `{name}`"))
-            .code(Code::UnknownName)
-            .why(format!("project `{}` has none of that name", self.project));
+        let problem = Problem::new(format!("no {kind} named `{name}` in project `{}`", self.project))
+            .code(Code::UnknownName);
         match closest(name, all) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
             None => problem.hint(format!("`windlass {kind}` lists them")),

@@ -22,6 +22,8 @@ pub(crate) enum Exit {
     RunStopped,
     /// The job returned 200 or more.
     JobAbove,
+    /// A limit of the run ended it, such as `max_duration`.
+    RunLimit,
 }
 
 impl Exit {
@@ -34,6 +36,7 @@ impl Exit {
             Self::RunFailed => 200,
             Self::RunStopped => 201,
             Self::JobAbove => 202,
+            Self::RunLimit => 203,
         }
     }
 }

@@ -30,6 +30,11 @@ impl Home {
         self.0.join("login.json")
     }
 
+    /// The servers that were logged in to.
+    pub(crate) fn contexts_dir(&self) -> PathBuf {
+        self.0.join("contexts")
+    }
+
     /// The project that commands work in on the server of this machine.
     pub(crate) fn project_file(&self) -> PathBuf {
         self.0.join("project")

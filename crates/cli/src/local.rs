@@ -114,6 +114,7 @@ pub(crate) fn find(home: &Home) -> Result<Option<Login>, Problem> {
         token: token.trim().to_owned(),
         project: None,
         certificate: None,
+        name: None,
     }))
 }
 
@@ -238,7 +239,7 @@ fn start(dir: &Path, wishes: Wishes) -> Result<Login, Problem> {
         .map_err(|e| problem(&e))?;
     let running = wait(dir, &mut child, &log, from)?;
     keep_port(dir, &running.url);
-    Ok(Login { url: running.url, token, project: None, certificate: None })
+    Ok(Login { url: running.url, token, project: None, certificate: None, name: None })
 }
 
 /// The token that was given, or that of an earlier start, or a new one.

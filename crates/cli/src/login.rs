@@ -1,7 +1,10 @@
 //! Which server, as whom, in which project: flags and environment first, then what `login` wrote, then the
 //! server on this machine.
 
-use std::path::PathBuf;
+use std::{
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,12 +28,79 @@ pub(crate) struct Login {
     /// What the server is known by, as PEM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) certificate: Option<String>,
+    /// What `windlass context` calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+}
+
+/// What `windlass context` calls the server on this machine.
+pub(crate) const LOCAL: &str = "local";
+
+/// Letters, digits and `.`, `-`, `_`, none of those first: it is the name of a file.
+pub(crate) fn is_context_name(name: &str) -> bool {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || ".-_".contains(letter);
+    (1..=60).contains(&name.len())
+        && name.starts_with(|letter: char| letter.is_ascii_alphanumeric())
+        && name.chars().all(is_plain)
+        && name != LOCAL
 }
 
 impl Login {
+    /// Its own name, else one made of the address.
+    pub(crate) fn context_name(&self) -> String {
+        let named = self.name.clone().filter(|name| is_context_name(name));
+        named.unwrap_or_else(|| {
+            let host = self.url.split_once("://").map_or(self.url.as_str(), |(_, host)| host);
+            let plain =
+                |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
+            let name: String = host.trim_matches('/').chars().map(plain).take(60).collect();
+            let name = name.trim_matches(['-', '.']).to_owned();
+            if is_context_name(&name) { name } else { "server".to_owned() }
+        })
+    }
+
+    /// Every server that was logged in to and not forgotten, by name.
+    pub(crate) fn all(home: &Home) -> Result<Vec<Self>, Problem> {
+        let dir = home.contexts_dir();
+        let failed = |error: &std::io::Error| Problem::caused(&format!("read `{}`", dir.display()), error);
+        let mut all = Vec::new();
+        match std::fs::read_dir(&dir) {
+            Ok(entries) => {
+                for entry in entries {
+                    let path = entry.map_err(|error| failed(&error))?.path();
+                    if path.extension().is_some_and(|kind| kind == "json") {
+                        all.extend(Self::stored(&path)?);
+                    }
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(&error)),
+        }
+        // A login of before there were several.
+        if let Some(current) = Self::read(home)?
+            && !all.iter().any(|one| one.context_name() == current.context_name())
+        {
+            all.push(current);
+        }
+        all.sort_by_key(Self::context_name);
+        Ok(all)
+    }
+
+    fn file(&self, home: &Home) -> PathBuf {
+        home.contexts_dir().join(format!("{}.json", self.context_name()))
+    }
+
+    /// Forgets the server, whether or not it is in use.
+    pub(crate) fn remove(&self, home: &Home) -> Result<(), Problem> {
+        remove_file(&self.file(home))
+    }
+
     pub(crate) fn read(home: &Home) -> Result<Option<Self>, Problem> {
-        let path = home.login_file();
-        let Some(text) = read_if_there(&path)? else { return Ok(None) };
+        Self::stored(&home.login_file())
+    }
+
+    fn stored(path: &Path) -> Result<Option<Self>, Problem> {
+        let Some(text) = read_if_there(path)? else { return Ok(None) };
         let login = serde_json::from_str(&text).map_err(|error| {
             Problem::caused(&format!("understand `{}`", path.display()), &error)
                 .hint("`windlass login --url URL --token TOKEN` writes it anew")
@@ -38,13 +108,36 @@ impl Login {
         Ok(Some(login))
     }
 
+    /// Commands talk to it from now on, and it can be chosen again later.
     pub(crate) fn write(&self, home: &Home) -> Result<(), Problem> {
-        let path = home.login_file();
-        let failed =
-            |error: &dyn std::error::Error| Problem::caused(&format!("write `{}`", path.display()), error);
-        let text = serde_json::to_string_pretty(self).map_err(|error| failed(&error))?;
-        write_private(&path, &format!("{text}\n")).map_err(|error| failed(&error))
+        for path in [self.file(home), home.login_file()] {
+            let failed = |error: &dyn std::error::Error| {
+                Problem::caused(&format!("write `{}`", path.display()), error)
+            };
+            let text = serde_json::to_string_pretty(self).map_err(|error| failed(&error))?;
+            write_private(&path, &format!("{text}\n")).map_err(|error| failed(&error))?;
+        }
+        Ok(())
     }
+}
+
+/// Commands talk to the server on this machine from now on.
+pub(crate) fn clear(home: &Home) -> Result<(), Problem> {
+    remove_file(&home.login_file())
+}
+
+fn remove_file(path: &Path) -> Result<(), Problem> {
+    match std::fs::remove_file(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Problem::caused(&format!("remove `{}`", path.display()), &error)),
+    }
+}
+
+/// The project that commands work in on the server of this machine.
+pub(crate) fn local_project(home: &Home) -> Result<String, Problem> {
+    let chosen = read_if_there(&home.project_file())?.map(|name| name.trim().to_owned());
+    Ok(chosen.filter(|name| !name.is_empty()).unwrap_or_else(|| PROJECT.to_owned()))
 }
 
 /// Where a command goes.
@@ -78,7 +171,9 @@ fn choose_with(
     let given = certificate(at.server_cert.as_deref())?;
     let stored = Login::read(home)?;
     let (found, default) = match (url, token) {
-        (Some(url), Some(token)) => (Some(Login { url, token, project: None, certificate: None }), None),
+        (Some(url), Some(token)) => {
+            (Some(Login { url, token, project: None, certificate: None, name: None }), None)
+        }
         (Some(url), None) => (Some(known(home, stored, url)?), None),
         (None, token) => {
             let base = match stored {
@@ -141,10 +236,33 @@ fn known(home: &Home, stored: Option<Login>, url: String) -> Result<Login, Probl
     if let Some(login) = stored.filter(same) {
         return Ok(login);
     }
+    if let Some(login) = Login::all(home)?.into_iter().find(|login| same(login)) {
+        return Ok(login);
+    }
     if let Some(login) = local::find(home)?.filter(same) {
         return Ok(login);
     }
     Err(Problem::misuse(format!("no token is known for {url}"))
         .code(Code::NoToken)
         .hint("set `WINDLASS_TOKEN`, or `windlass login --url URL --token TOKEN`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Login, is_context_name};
+
+    #[test]
+    fn a_server_is_called_by_its_name_or_its_address() {
+        let login = |url: &str, name: Option<&str>| Login {
+            url: url.to_owned(),
+            token: "t".to_owned(),
+            project: None,
+            certificate: None,
+            name: name.map(str::to_owned),
+        };
+        assert_eq!(login("https://gpu.lab.org:3443/", None).context_name(), "gpu.lab.org-3443");
+        assert_eq!(login("http://127.0.0.1:3000", Some("lab")).context_name(), "lab");
+        assert_eq!(login("http://[::1]", Some("../x")).context_name(), "1");
+        assert!(!is_context_name("local") && !is_context_name(".x") && !is_context_name("a/b"));
+    }
 }

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     if let Some(exit) = complete::answer() {
         return exit;
     }
-    match cli::Cli::try_parse() {
+    match cli::Cli::try_parse_from(cli::arranged(std::env::args_os())) {
         Ok(cli) => commands::run(cli),
         Err(error) => problem::misused(&error).into(),
     }

@@ -101,7 +101,14 @@ impl Problem {
             CallError::Dial(DialError::Lookup(error)) => {
                 Self::new(format!("find the server's host `{}`", error.name))
                     .code(Code::Address)
-                    .why(error.why.clone())
+                    .why(lookup(&error.why))
+                    .hint("check the spelling of the address, and that this machine can look names up")
+            }
+            CallError::Dial(DialError::Tls { source, .. }) if speaks_plain(&source.to_string()) => {
+                Self::new(format!("reach the server at {url}"))
+                    .code(Code::Untrusted)
+                    .why("this port does not speak HTTPS")
+                    .hint(format!("try {}", url.replacen("https://", "http://", 1)))
             }
             CallError::Dial(DialError::Tls { source, .. }) => Self::new(format!("trust the server at {url}"))
                 .code(Code::Untrusted)
@@ -140,13 +147,13 @@ impl Problem {
 
     /// An error with all its causes.
     pub(crate) fn caused(what: &str, error: &dyn std::error::Error) -> Self {
-        let mut problem = Self::new(what).why(error.to_string());
+        let mut texts = vec![error.to_string()];
         let mut cause = error.source();
         while let Some(error) = cause {
-            problem = problem.why(error.to_string());
+            texts.push(error.to_string());
             cause = error.source();
         }
-        problem
+        Self { why: once_each(texts.into_iter()), ..Self::new(what) }
     }
 }
 
@@ -163,6 +170,27 @@ pub(crate) fn misused(error: &clap::Error) -> Exit {
     Exit::Misuse
 }
 
+/// Without causes that say what was said already, as errors do that wrap one of the same text.
+fn once_each(texts: impl Iterator<Item = String>) -> Vec<String> {
+    let mut told: Vec<String> = Vec::new();
+    for text in texts {
+        if !told.iter().any(|before| before.contains(&text) || text.ends_with(before.as_str())) {
+            told.push(text);
+        }
+    }
+    told
+}
+
+/// What a server without TLS answers is no TLS.
+fn speaks_plain(said: &str) -> bool {
+    said.contains("InvalidContentType")
+}
+
+/// A resolver tells its whole question; people want to know that there is no such name.
+fn lookup(why: &str) -> String {
+    if why.contains("no records found") { "host name not found".to_owned() } else { why.to_owned() }
+}
+
 /// For those that have no better hint.
 fn explain(code: Code) -> String {
     format!("`windlass explain {}` says what this means", code.id())
@@ -172,13 +200,23 @@ impl From<anyhow::Error> for Problem {
     fn from(error: anyhow::Error) -> Self {
         let mut causes = error.chain().map(ToString::to_string);
         let what = causes.next().unwrap_or_default();
-        Self { why: causes.collect(), ..Self::new(what) }
+        Self { why: once_each(causes), ..Self::new(what) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Exit, Problem};
+    use super::{Exit, Problem, lookup, speaks_plain};
+
+    #[test]
+    fn errors_of_libraries_are_said_in_words() {
+        assert!(speaks_plain("received corrupt message of type InvalidContentType"));
+        let raw = "DNS error: no records found for Query { name: Name(\"nowhere.invalid.\") }";
+        assert_eq!(lookup(raw), "host name not found");
+        assert_eq!(lookup("timed out"), "timed out");
+        let texts = ["open the database", "file is not a database", "Error code 26: file is not a database"];
+        assert_eq!(super::once_each(texts.map(str::to_owned).into_iter()), texts[..2]);
+    }
 
     #[test]
     fn a_problem_says_what_why_and_what_to_do() {

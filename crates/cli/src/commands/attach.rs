@@ -25,7 +25,7 @@ Examples:
   windlass attach dev                  wait until it runs, forward its ports; then `ssh dev` in another terminal
   windlass attach --logs train         and follow its output, as `windlass apply` does
   windlass attach -p 8080:80 web       port 80 of the job at port 8080 of this machine
-  windlass attach --job 1 train        the second node; then `ssh train-0-1`
+  windlass attach --job 1 train        the second node; then `ssh train-1-0`
 
 Ctrl-C ends it and leaves the run running. `ssh` works as long as the run runs, attached or not: an entry for it is
 in WINDLASS_HOME/ssh, which ~/.ssh/config includes, so editors find it too.";
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
                 .why(format!("it has ended: {}", run.status_message))
                 .hint(format!("`windlass logs {}` shows what it wrote", args.name)));
         }
-        let place = place(&run, args);
+        let place = place(&run, args.replica, args.job);
         let spec = spec_of(&run, place);
         let ports = Ports {
             host: args.host,
@@ -107,13 +107,13 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 /// The job that is meant. Of replicas that nobody named, the first that runs.
-fn place(run: &Run, args: &Args) -> Place {
+pub(super) fn place(run: &Run, replica: Option<i64>, rank: i64) -> Place {
     let all = standings(run);
-    let of_rank = |job: &&Standing| job.job == args.job;
+    let of_rank = |job: &&Standing| job.job == rank;
     let any =
         all.iter().filter(of_rank).find(|job| job.status == "running").or_else(|| all.iter().find(of_rank));
-    let replica = args.replica.unwrap_or_else(|| any.map_or(0, |job| job.replica));
-    Place { replica, job: args.job }
+    let replica = replica.unwrap_or_else(|| any.map_or(0, |job| job.replica));
+    Place { replica, job: rank }
 }
 
 fn spec_of(run: &Run, place: Place) -> serde_json::Value {
@@ -126,7 +126,7 @@ fn spec_of(run: &Run, place: Place) -> serde_json::Value {
 /// OpenSSH's end of the way to the job's SSH server. It ends when the job's end does.
 async fn carry(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     let run = cx.run(&args.name).await?;
-    let place = place(&run, args);
+    let place = place(&run, args.replica, args.job);
     let job = standings(&run).into_iter().find(|job| place.is(job) && job.status == "running").ok_or_else(
         || {
             Problem::new(format!("log in to `{}`", args.name))

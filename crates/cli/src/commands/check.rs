@@ -1,22 +1,29 @@
 //! `windlass check FILE…`: every problem of every file, without a server.
+//!
+//! Configurations of `windlass apply`, profiles and task files of `windlass jobs launch` are told apart by what they say,
+//! and get the verdict that those commands would give.
 
 use std::{
+    collections::BTreeMap,
     io::Read as _,
     path::{Path, PathBuf},
 };
 
 use serde_json::{Value, json};
-use windlass_model::config::{
-    self,
-    env::EnvValue,
-    error::{Code, Diagnosis},
-    resolve,
+use windlass_model::{
+    config::{
+        self,
+        env::EnvValue,
+        error::{Code, Diagnosis},
+        resolve,
+    },
+    sky::{self, Given, Kind, Secret},
 };
 
 use crate::{
     cli::{Format, Output},
     exit::Exit,
-    output,
+    output::{self, words},
     problem::{self, Problem},
 };
 
@@ -25,8 +32,10 @@ Examples:
   windlass check windlass.yml                  every problem, each with its line
   windlass check examples/*.yml -o name        only the names of files that are not valid
   windlass check -e TOKEN=x train.yml -o json  for an editor or a pipeline
+  windlass check pipeline.yaml                 a task file of `windlass jobs launch`
 
-The exit code is 0 when all files are valid, else 1.";
+Configurations, profiles and SkyPilot task files (single tasks, pipelines, groups) are told apart by what they say. The
+exit code is 0 when `apply` or `jobs launch` takes every file, else 1.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -34,9 +43,12 @@ pub(crate) struct Args {
     /// Files to validate; `-` is standard input
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Set a variable of the run, as `apply` does
+    /// Set a variable, as `apply` and `jobs launch` do
     #[arg(short, long = "env", value_name = "K=V", value_parser = assignment)]
     pub(crate) env: Vec<(String, String)>,
+    /// Set a secret of a task file, as `jobs launch` does
+    #[arg(long = "secret", value_name = "K=V", value_parser = assignment)]
+    pub(crate) secret: Vec<(String, String)>,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -48,64 +60,130 @@ fn assignment(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What became of one file.
+/// The language that a file is written in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Dialect {
+    /// What `windlass apply` takes.
+    Windlass,
+    Profiles,
+    /// What `windlass jobs launch` takes.
+    Skypilot,
+}
+
+impl Dialect {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Windlass => "windlass",
+            Self::Profiles => "profiles",
+            Self::Skypilot => "skypilot",
+        }
+    }
+
+    /// Profiles are known by the name of their file, task files by their fields.
+    fn of(file: &Path, source: &str) -> Self {
+        if file.file_stem().is_some_and(|stem| stem == "profiles") {
+            Self::Profiles
+        } else if sky::is_task_file(source) {
+            Self::Skypilot
+        } else {
+            Self::Windlass
+        }
+    }
+}
+
+/// A file that is right.
+struct Valid {
+    kind: &'static str,
+    /// The same for people.
+    described: String,
+    /// Taken from where `apply` runs, and not set here.
+    unset: Vec<String>,
+    /// What has no effect.
+    warnings: Vec<Diagnosis>,
+    /// Why it cannot be launched on windlass, though it is right.
+    refusals: Vec<Diagnosis>,
+}
+
+/// The verdict on one file.
 enum Checked {
-    /// Variables in `unset` are taken from where `apply` runs, and are not set here.
-    Valid {
-        kind: &'static str,
-        unset: Vec<String>,
-    },
-    Invalid {
-        source: String,
-        problems: Vec<Diagnosis>,
-    },
-    Unreadable {
-        problem: String,
-    },
+    Valid { dialect: Dialect, source: String, valid: Valid },
+    Invalid { dialect: Dialect, source: String, problems: Vec<Diagnosis> },
+    Unreadable { problem: String },
+}
+
+impl Checked {
+    fn is_fine(&self) -> bool {
+        match self {
+            Self::Valid { valid, .. } => valid.refusals.is_empty(),
+            Self::Invalid { .. } | Self::Unreadable { .. } => false,
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let checked: Vec<(String, Checked)> =
-        args.files.iter().map(|file| (file.display().to_string(), check(file, &args.env))).collect();
+        args.files.iter().map(|file| (file.display().to_string(), check(file, args))).collect();
     let documents = || checked.iter().map(|(file, checked)| document(file, checked)).collect::<Vec<_>>();
     match args.output.format {
         Format::Table | Format::Wide => checked.iter().for_each(|(file, checked)| tell(file, checked)),
         Format::Json => output::json_array(&documents())?,
         Format::Jsonl => output::jsonl(&documents())?,
         // The names of files that are no good, for `xargs`.
-        Format::Name => checked
-            .iter()
-            .filter(|(_, checked)| !matches!(checked, Checked::Valid { .. }))
-            .for_each(|(file, _)| output::data(file)),
+        Format::Name => {
+            checked.iter().filter(|(_, checked)| !checked.is_fine()).for_each(|(file, _)| output::data(file))
+        }
     }
-    let fine = checked.iter().all(|(_, checked)| matches!(checked, Checked::Valid { .. }));
+    let fine = checked.iter().all(|(_, checked)| checked.is_fine());
     Ok(if fine { Exit::Done } else { Exit::Failed })
 }
 
-fn check(file: &Path, env: &[(String, String)]) -> Checked {
+fn check(file: &Path, args: &Args) -> Checked {
     let source = match read(file) {
         Ok(source) => source,
         Err(error) => return Checked::Unreadable { problem: error.to_string() },
     };
-    // Profiles are a dialect of their own, known by the name of their file.
-    let profiles = file.file_stem().is_some_and(|stem| stem == "profiles");
-    let read = if profiles {
-        config::parse_profiles(&source).map(|_| ("profiles", Vec::new()))
-    } else {
-        config::parse(&source).and_then(|parsed| resolved(parsed, env))
+    let dialect = Dialect::of(file, &source);
+    let read = match dialect {
+        Dialect::Profiles => config::parse_profiles(&source).map(|_| valid("profiles", Vec::new())),
+        Dialect::Windlass => config::parse(&source).and_then(|parsed| resolved(parsed, &args.env)),
+        Dialect::Skypilot => task_file(&source, args),
     };
     match read {
-        Ok((kind, unset)) => Checked::Valid { kind, unset },
-        Err(problems) => Checked::Invalid { source, problems },
+        Ok(valid) => Checked::Valid { dialect, source, valid },
+        Err(problems) => Checked::Invalid { dialect, source, problems },
     }
+}
+
+fn valid(kind: &'static str, unset: Vec<String>) -> Valid {
+    Valid { kind, described: kind.to_owned(), unset, warnings: Vec::new(), refusals: Vec::new() }
+}
+
+/// What `jobs launch` would find.
+fn task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
+    let envs: BTreeMap<String, String> = args.env.iter().cloned().collect();
+    let secrets = args.secret.iter().map(|(name, value)| (name.clone(), Secret(value.clone()))).collect();
+    let parsed = sky::parse(source, &Given { envs, secrets })?;
+    let tasks = words::count(parsed.plan.tasks.len(), "task");
+    let described = match parsed.kind {
+        Kind::Single => "SkyPilot task".to_owned(),
+        Kind::Pipeline => format!("SkyPilot pipeline of {tasks}"),
+        Kind::Dag => format!("SkyPilot graph of {tasks}"),
+        Kind::JobGroup => format!("SkyPilot job group of {tasks}"),
+        Kind::Service => "SkyPilot service".to_owned(),
+        Kind::Pool => "SkyPilot pool".to_owned(),
+    };
+    Ok(Valid {
+        kind: parsed.kind.as_str(),
+        described,
+        unset: Vec::new(),
+        warnings: parsed.warnings,
+        refusals: parsed.refusals,
+    })
 }
 
 /// What `apply` would do with references and variables. A variable that is taken from the environment need
 /// not be set where a file is only checked.
-fn resolved(
-    mut parsed: config::Parsed,
-    env: &[(String, String)],
-) -> Result<(&'static str, Vec<String>), Vec<Diagnosis>> {
+fn resolved(mut parsed: config::Parsed, env: &[(String, String)]) -> Result<Valid, Vec<Diagnosis>> {
     let configuration = &mut parsed.configuration;
     let kind = configuration.kind();
     let mut unset = Vec::new();
@@ -121,7 +199,7 @@ fn resolved(
         }))
     };
     match resolve::for_client(configuration, &[], environment) {
-        Ok(()) => Ok((kind, unset)),
+        Ok(()) => Ok(valid(kind, unset)),
         Err(error) => Err(vec![Diagnosis::new(Code::Interpolation, parsed.node.span, error.to_string())]),
     }
 }
@@ -136,19 +214,29 @@ fn read(file: &Path) -> std::io::Result<String> {
 }
 
 fn tell(file: &str, checked: &Checked) {
+    let rendered = |problems: &[Diagnosis], source: &str| {
+        output::say(output::printable(&config::render(problems, file, source)).trim_end());
+    };
     match checked {
-        Checked::Valid { kind, unset } => {
-            output::say(&output::printable(&format!("{file}: valid {kind}")));
+        Checked::Valid { source, valid, .. } => {
+            let Valid { described, unset, warnings, refusals, .. } = valid;
+            let verdict = if refusals.is_empty() { "" } else { ", which cannot be launched here" };
+            output::say(&output::printable(&format!("{file}: valid {described}{verdict}")));
             if !unset.is_empty() {
                 let names = unset.join(", ");
                 let note =
                     format!("  note: `apply` takes from its environment, and here is not set: {names}");
                 output::say(&output::printable(&note));
             }
+            for warning in warnings {
+                let text = format!("  warning: line {}: {}", warning.span.start.line, warning.message);
+                output::say(&output::printable(&text));
+            }
+            if !refusals.is_empty() {
+                rendered(refusals, source);
+            }
         }
-        Checked::Invalid { source, problems } => {
-            output::say(output::printable(&config::render(problems, file, source)).trim_end());
-        }
+        Checked::Invalid { source, problems, .. } => rendered(problems, source),
         Checked::Unreadable { problem } => {
             output::say(&Problem::new(format!("read `{file}`")).why(problem).text());
         }
@@ -157,10 +245,21 @@ fn tell(file: &str, checked: &Checked) {
 
 fn document(file: &str, checked: &Checked) -> Value {
     match checked {
-        Checked::Valid { kind, unset } => {
-            json!({ "file": file, "valid": true, "type": kind, "problems": [], "unset": unset })
+        Checked::Valid { dialect, valid, .. } => {
+            let Valid { kind, unset, warnings, refusals, .. } = valid;
+            let mut document = json!({
+                "file": file, "valid": true, "dialect": dialect.as_str(), "type": kind, "problems": refusals,
+                "unset": unset,
+            });
+            if *dialect == Dialect::Skypilot {
+                document["launchable"] = json!(refusals.is_empty());
+                document["warnings"] = json!(warnings);
+            }
+            document
         }
-        Checked::Invalid { problems, .. } => json!({ "file": file, "valid": false, "problems": problems }),
+        Checked::Invalid { dialect, problems, .. } => {
+            json!({ "file": file, "valid": false, "dialect": dialect.as_str(), "problems": problems })
+        }
         Checked::Unreadable { problem } => {
             json!({ "file": file, "valid": false, "problems": [{ "code": problem::Code::Failed.id(), "message": format!("read the file: {problem}") }] })
         }

@@ -57,7 +57,7 @@ pub(crate) enum Action {
         /// The container
         #[arg(value_name = "CONTAINER")]
         uuid: String,
-        /// What it wrote to its second stream
+        /// Print stderr
         #[arg(long)]
         stderr: bool,
     },

@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Until then; until now if not given
     #[arg(long, value_name = "WHEN")]
     pub(crate) until: Option<String>,
-    /// The dearest N; the total is of all
+    /// The N most expensive; the total is of all
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100,
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) last: u16,

@@ -1,15 +1,17 @@
 //! `windlass fleet`: fleets and their instances.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 use windlass_api::{
     fleets::{DeleteInstancesRequest, DeleteRequest, Fleet, ProjectListRequest, ReadRequest},
     instances::Instance,
     operations::{DeleteFleetInstances, DeleteFleets, ListProjectFleets, ReadFleet},
 };
+use windlass_model::config::{Configuration, error};
 
+use super::apply;
 use crate::{
     cli::{At, Format, Output, Watch},
     context::{self, Context},
@@ -29,6 +31,7 @@ Examples:
   windlass fleet get rack -o json         all about one
   windlass fleet delete -i 2 rack         one instance of it
   windlass fleet delete -y --wait rack    all of it, until it is gone
+  windlass fleet add -y local             the server's own machine, if its fleet was deleted
   windlass apply -f fleet.yml             makes one";
 
 #[derive(Debug, clap::Args)]
@@ -56,6 +59,16 @@ pub(crate) enum Action {
         #[arg(value_name = "FLEET")]
         name: String,
     },
+    /// Bring back the fleet of the machine that the server runs on
+    #[command(after_help = "Examples:\n  windlass fleet add -y local")]
+    Add {
+        /// `local`; other fleets are made by `windlass apply -f FILE`
+        #[arg(value_name = "NAME", value_parser = ["local"])]
+        name: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
     /// Delete fleets, or single instances of one
     #[command(
         after_help = "Examples:\n  windlass fleet delete -y --wait rack\n  windlass fleet delete -i 2 rack"
@@ -70,6 +83,9 @@ pub(crate) enum Action {
         /// Do not ask
         #[arg(short, long)]
         yes: bool,
+        /// Do not wait for SSH hosts that do not answer: let them go as they are
+        #[arg(long, conflicts_with = "instance")]
+        force: bool,
         /// Return when they are gone, not when the server knows that they shall be
         #[arg(short, long)]
         wait: bool,
@@ -78,6 +94,8 @@ pub(crate) enum Action {
 
 const NONE: &str = "No fleets. `windlass apply -f FILE` makes one.";
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The fleet of the machine that the server runs on.
+const LOCAL: &str = "local";
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
@@ -85,6 +103,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         Some(Action::List(listing)) => listing,
         _ => &args.listing,
     };
+    if let Some(Action::Add { name, yes }) = &args.action {
+        return add_local(args, name, *yes);
+    }
     context::with(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
             let name = |fleet: &Fleet| fleet.name.clone();
@@ -96,15 +117,54 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::one(format, &fleet, &fleet.name, |_| show(std::slice::from_ref(&fleet), format))?;
             Ok(Exit::Done)
         }
-        Some(Action::Delete { names, instance, yes, wait }) => {
-            let fleets = delete(cx, names, instance, *yes).await?;
-            if *wait && !fleets.is_empty() {
-                wait_for_end(cx, &fleets, instance).await?;
-                output::say("Deleted.");
-            }
-            Ok(if fleets.is_empty() { Exit::Failed } else { Exit::Done })
+        Some(Action::Delete { names, instance, yes, force, wait }) => {
+            remove(cx, names, instance, Sure { yes: *yes, force: *force }, *wait).await
         }
+        // It is applied, and was done above.
+        Some(Action::Add { .. }) => Ok(Exit::Done),
     })
+}
+
+/// What needs no question, and no answer of a host.
+#[derive(Clone, Copy)]
+pub(super) struct Sure {
+    pub(super) yes: bool,
+    pub(super) force: bool,
+}
+
+/// Deletes fleets, or single instances of one.
+pub(super) async fn remove(
+    cx: &Context,
+    names: &[String],
+    nums: &[i64],
+    sure: Sure,
+    wait: bool,
+) -> Result<Exit, Problem> {
+    let fleets = delete(cx, names, nums, sure).await?;
+    if fleets.is_empty() {
+        return Ok(Exit::Failed);
+    }
+    if names.iter().any(|name| name == LOCAL) && nums.is_empty() {
+        output::say("`windlass fleet add local` brings the machine of the server back.");
+    }
+    if wait {
+        wait_for_end(cx, &fleets, nums).await?;
+        output::say("Deleted.");
+    }
+    Ok(Exit::Done)
+}
+
+/// The fleet that a server makes at its first start, and only then.
+fn add_local(args: &Args, name: &str, yes: bool) -> Result<Exit, Problem> {
+    let document = json!({
+        "type": "fleet", "name": name, "backends": ["local"], "nodes": { "min": 1, "max": 1 },
+        "blocks": "auto", "idle_duration": "off",
+    });
+    let configuration = Configuration::from_json(&document)
+        .map_err(|problems| Problem::new("describe the fleet").why(error::summary(&problems)))?;
+    let applied = apply::Args::plain(args.at.clone(), args.output, yes);
+    let source = apply::complete(&applied, "the command line".to_owned(), PathBuf::from("."), configuration)?;
+    apply::submit(&applied, &source)
 }
 
 async fn list(cx: &Context) -> Result<Vec<Fleet>, Problem> {
@@ -124,7 +184,7 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, Problem> {
 }
 
 /// The fleets that it asked the server for; none when the user does not want it.
-async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Result<Vec<Uuid>, Problem> {
+async fn delete(cx: &Context, names: &[String], nums: &[i64], sure: Sure) -> Result<Vec<Uuid>, Problem> {
     let mut fleets = Vec::new();
     for name in names {
         fleets.push(find(cx, name).await?.id);
@@ -138,7 +198,7 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Resu
         }
         _ => return Err(Problem::misuse("`-i` names instances of one fleet, and several fleets are given")),
     };
-    if !output::confirm_delete(yes, &what)? {
+    if !output::confirm_delete(sure.yes, &what)? {
         return Ok(Vec::new());
     }
     match names {
@@ -146,7 +206,7 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], yes: bool) -> Resu
             let request = DeleteInstancesRequest { name: name.clone(), instance_nums: nums.to_vec() };
             cx.call::<DeleteFleetInstances>(&request).await?;
         }
-        names => cx.call::<DeleteFleets>(&DeleteRequest { names: names.to_vec() }).await?,
+        names => cx.call::<DeleteFleets>(&DeleteRequest { names: names.to_vec(), force: sure.force }).await?,
     }
     output::say(&format!("Deleting {what}."));
     Ok(fleets)
@@ -169,7 +229,8 @@ async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(),
 }
 
 pub(crate) fn show(fleets: &[Fleet], format: Format) {
-    table(fleets, format == Format::Wide).print();
+    let table = table(fleets, format == Format::Wide);
+    if format == Format::Wide { table.whole().print() } else { table.print() }
 }
 
 fn table(fleets: &[Fleet], wide: bool) -> Table {

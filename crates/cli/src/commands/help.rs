@@ -35,6 +35,7 @@ Exit codes
    200  it failed, and not by a job's exit code: an invalid file, no capacity, no server
    201  somebody stopped the run
    202  the job returned 200 or more
+   203  a limit of the run ended it: max_duration, inactivity_duration, utilization_policy, the log quota
 
 With several jobs it is the code of the first, in their order, that is not 0.";
 

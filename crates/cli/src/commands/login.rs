@@ -26,9 +26,10 @@ Examples:
   windlass login --url http://host:3000 --token - < token.txt
   windlass login --url http://host:3000 --token - --project ml
   windlass login --url https://host:3443 --server-cert cert.pem
+  windlass login --name lab --url http://host:3000             one of several: `windlass context` lists them
   curl -H \"Authorization: Bearer $(windlass login --show-token)\" http://host:3000/proxy/services/main/web/
 
-Nothing is written before the server has accepted the token.";
+Nothing is written before the server has accepted the token. `windlass logout` is the way back.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -48,6 +49,9 @@ pub(crate) struct Args {
     /// Certificate that an `https` server is known by, as PEM; what this machine trusts, if not given
     #[arg(long, env = "WINDLASS_CERT", value_name = "FILE", hide_env_values = true)]
     pub(crate) server_cert: Option<String>,
+    /// What `windlass context` calls the server; made of its address, if not given
+    #[arg(long, value_name = "NAME", conflicts_with = "show_token")]
+    pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -64,6 +68,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::data(&cx.token);
             Ok(Exit::Done)
         });
+    }
+    if let Some(name) = args.name.as_deref().filter(|name| !login::is_context_name(name)) {
+        return Err(Problem::misuse(format!("`{name}` cannot be the name of a context"))
+            .hint("1 to 60 letters, digits, `.`, `-` and `_`, a letter or digit first; `local` is taken"));
     }
     let home = Home::find()?;
     let token = match &args.token {
@@ -118,7 +126,7 @@ async fn check(args: &Args, url: String, token: String) -> Result<(Login, String
         }
         None => default_project(&context.client).await.map_err(|error| Problem::call(&url, &error))?,
     };
-    Ok((Login { url, token, project, certificate }, user.username))
+    Ok((Login { url, token, project, certificate, name: args.name.clone() }, user.username))
 }
 
 /// `main` if there is one, else the only project, else none: commands then want `--project`.

@@ -18,8 +18,10 @@ use crate::{
     cli::At,
     context::{self, Context},
     exit::Exit,
-    follow::{Chorus, Manner, Pace, Pages, Part, Piece, Sung, Tail, Tree, Voices, last_lines},
-    output::words,
+    follow::{
+        Chorus, Manner, Pace, Pages, Part, Piece, Sung, Tail, Tree, Voices, last_lines, ssh::named_job,
+    },
+    output::{self, words},
     problem::{Code, Problem},
 };
 
@@ -28,16 +30,18 @@ Examples:
   windlass logs train                       all that its jobs wrote
   windlass logs -f --tail 20 train          the last 20 lines, and what follows until the end
   windlass logs --since 10m --grep 'loss=' train
+  windlass logs -t train                    each line with the time at which it was written
   windlass logs --previous train            what the attempt before the newest wrote
-  windlass logs --replica 1 --job 0 train   one job of several
+  windlass logs train-1-0                   one job of several; so does --job 1 --replica 0
 
-With several jobs each line has the replica and rank in front that it comes from. In a pipe or a file every byte is
-as the job wrote it; on a terminal, control sequences other than colours are taken out unless `--raw` is given.";
+With several jobs each line has the rank and replica in front that it comes from, as the name of the job ends. In a pipe
+or a file every byte is as the job wrote it; on a terminal, control sequences other than colours are taken out unless
+`--raw` is given.";
 
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run
+    /// The run, or one of its jobs: RUN-RANK-REPLICA
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
     /// Go on until the run ends
@@ -64,6 +68,9 @@ pub(crate) struct Args {
     /// What the attempt before the newest wrote
     #[arg(long, conflicts_with = "follow")]
     pub(crate) previous: bool,
+    /// Put the time in front of each line at which it was written
+    #[arg(short, long)]
+    pub(crate) timestamps: bool,
     /// On a terminal, let the output drive it
     #[arg(long)]
     pub(crate) raw: bool,
@@ -114,6 +121,7 @@ pub(crate) async fn of_run(
         replica: None,
         job: None,
         previous: false,
+        timestamps: false,
         raw: false,
         diagnose: false,
         at: at.clone(),
@@ -134,7 +142,25 @@ pub(crate) fn since(text: &str) -> Result<Timestamp, Problem> {
 
 impl Wanted<'_> {
     async fn print(&self, cx: &Context) -> Result<Exit, Problem> {
-        let run = cx.run(&self.args.name).await?;
+        let unknown = match cx.run(&self.args.name).await {
+            Ok(run) => return self.of(cx, run).await,
+            Err(problem) => problem,
+        };
+        // Perhaps it is the name of a job.
+        let Some((name, place)) = named_job(&self.args.name) else { return Err(unknown) };
+        let Ok(run) = cx.run(name).await else { return Err(unknown) };
+        let args = Args {
+            name: name.to_owned(),
+            replica: Some(place.replica),
+            job: Some(place.job),
+            ..self.args.clone()
+        };
+        Wanted { args: &args, since: self.since, until: self.until, grep: self.grep.clone() }
+            .of(cx, run)
+            .await
+    }
+
+    async fn of(&self, cx: &Context, run: Run) -> Result<Exit, Problem> {
         if self.args.follow { self.follow(cx, run).await } else { self.once(cx, &run).await }
     }
 
@@ -172,7 +198,9 @@ impl Wanted<'_> {
         if parts.is_empty() {
             return Err(self.nothing(run));
         }
-        let mut voices = Voices::new(self.args.raw, parts.len() > 1, self.grep.clone());
+        let mut voices = Voices::new(self.args.raw, parts.len() > 1, self.grep.clone())
+            .with_timestamps(self.args.timestamps);
+        let mut is_empty = true;
         let mut sources = Vec::new();
         for (place, part) in parts {
             let part = self.end_of(cx, part).await?;
@@ -184,20 +212,40 @@ impl Wanted<'_> {
             heads.extend(source.next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
         }
         while let Some(Reverse((_, index, piece))) = heads.pop() {
-            if !voices.write(sources[index].place, &piece.bytes) {
+            is_empty &= piece.bytes.is_empty();
+            if !voices.write(sources[index].place, piece.at, &piece.bytes) {
                 return Ok(Exit::Done);
             }
             heads.extend(sources[index].next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
         }
         voices.end();
+        if is_empty {
+            self.say_that_it_waits(run);
+        }
         Ok(Exit::Done)
+    }
+
+    /// Of a run that has not started there is nothing to read, and that is no error.
+    fn say_that_it_waits(&self, run: &Run) {
+        let mut submissions = run.jobs.iter().flat_map(|job| &job.job_submissions);
+        let is_early = |status: &str| matches!(status, "submitted" | "provisioning" | "pulling");
+        if is_finished(&run.status)
+            || submissions.any(|one| one.job_provisioning_data.is_some() && !is_early(&one.status))
+        {
+            return;
+        }
+        let name = &self.args.name;
+        let more = if self.args.follow { "" } else { ", and `windlass logs -f` follows it" };
+        output::say(&format!("`{name}` has not started yet: `windlass why {name}` says why{more}."));
     }
 
     async fn follow(&self, cx: &Context, mut run: Run) -> Result<Exit, Problem> {
         let request = ReadRequest { run_name: None, id: Some(run.id) };
         // There is nothing to draw; whoever only reads logs knows that it runs.
         let mut tree = Tree::new(&self.args.name);
-        let voices = Voices::new(self.args.raw, false, self.grep.clone());
+        let voices =
+            Voices::new(self.args.raw, false, self.grep.clone()).with_timestamps(self.args.timestamps);
+        self.say_that_it_waits(&run);
         let mut chorus = Chorus::new(Manner::Text(voices));
         let mut pace = Pace::new();
         loop {

@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             "Nothing is known of `{}` yet: it is {}, and two samples, ten seconds apart, make a point.",
             args.name, run.status
         );
-        let name = |one: &Used| format!("{}-{}-{}", one.run, one.replica_num, one.job_num);
+        let name = |one: &Used| format!("{}-{}-{}", one.run, one.job_num, one.replica_num);
         List { project: Some(&cx.project), kind: "metrics", name, none: &none }.print(
             &known,
             args.output.format,
@@ -220,7 +220,7 @@ fn table(used: &[Used], now: Timestamp) -> Table {
     let mut table = Table::new(["JOB", "OF", "UTILIZATION", "MEMORY"]);
     for one in used {
         let metrics = &one.metrics;
-        let name = format!("replica={} job={}", one.replica_num, one.job_num);
+        let name = format!("{}-{}-{}", one.run, one.job_num, one.replica_num);
         // Of one processor, as it is stored.
         let cpus = last(metrics, "cpus_detected_num").filter(|cpus| *cpus > 0.0).unwrap_or(1.0);
         let cpu = series(metrics, "cpu_usage_percent").map(|metric| {
@@ -287,8 +287,8 @@ mod tests {
         };
         let lines = table(&[used], Timestamp(0)).lines(Style::plain());
         let blank = " ".repeat(28);
-        assert_eq!(lines[1], format!("replica=0 job=1  cpu    {blank}▁▃ 100%  {blank}▃▃ 2.0GB/4.0GB"));
-        assert_eq!(lines[2], format!("-                gpu=0  {blank}█▇ 50%   {blank}▂▂ 1.0GB/8.0GB"));
+        assert_eq!(lines[1], format!("train-1-0  cpu    {blank}▁▃ 100%  {blank}▃▃ 2.0GB/4.0GB"));
+        assert_eq!(lines[2], format!("-          gpu=0  {blank}█▇ 50%   {blank}▂▂ 1.0GB/8.0GB"));
     }
 
     #[test]

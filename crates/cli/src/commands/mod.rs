@@ -5,7 +5,9 @@ pub(crate) mod attach;
 pub(crate) mod check;
 pub(crate) mod completion;
 pub(crate) mod container;
+pub(crate) mod contexts;
 pub(crate) mod cost;
+pub(crate) mod delete;
 pub(crate) mod dev;
 pub(crate) mod dispatch;
 pub(crate) mod doctor;
@@ -23,8 +25,11 @@ pub(crate) mod metrics;
 pub(crate) mod offer;
 pub(crate) mod project;
 pub(crate) mod ps;
+pub(crate) mod run;
 pub(crate) mod secret;
 pub(crate) mod server;
+pub(crate) mod show;
+pub(crate) mod ssh;
 pub(crate) mod stop;
 pub(crate) mod top;
 pub(crate) mod user;
@@ -45,10 +50,15 @@ use crate::{
 pub(crate) fn run(cli: Cli) -> ExitCode {
     let done = match cli.command {
         Command::Apply(args) => apply::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Ps(args) => ps::run(&args),
+        Command::Show(args) => show::run(&args),
+        Command::Ssh(args) => ssh::run(&args),
+        Command::Exec(args) => ssh::exec(&args),
         Command::Logs(args) => logs::run(&args),
         Command::Stop(args) => stop::run(&args),
+        Command::Delete(args) => delete::run(&args),
         Command::Why(args) => why::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Metrics(args) => metrics::run(&args),
@@ -72,6 +82,8 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Init(args) => init::run(&args),
         Command::Jobs(args) => jobs::run(&args),
         Command::Login(args) => login::run(&args),
+        Command::Logout(args) => contexts::logout(&args),
+        Command::Context(args) => contexts::run(&args),
         Command::Server(args) => server::run(args),
         Command::Dev(args) => dev::run(&args),
     };

@@ -145,7 +145,8 @@ async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, P
         }
         Format::Table | Format::Wide => {
             if !job.offers.is_empty() {
-                table(&job.offers, args.output.format == Format::Wide).print();
+                let table = table(&job.offers, args.output.format == Format::Wide);
+                if args.output.format == Format::Wide { table.whole().print() } else { table.print() }
             }
             tell(job, why.as_ref());
         }

@@ -8,11 +8,14 @@ use windlass_api::{
     runs::{Job, JobSubmission, ListRequest, Run},
     server::Nothing,
 };
+use windlass_model::time::Timestamp;
 
+use super::is_finished;
 use crate::{
     cli::{At, Format, Output},
     context::{self, Context, name_of},
     exit::Exit,
+    follow::rollout,
     output::{
         self, List,
         table::{Cell, Table},
@@ -26,11 +29,18 @@ Examples:
   windlass ps                  what waits and runs
   windlass ps -a -o wide       finished runs too, with every column
   windlass ps -w               show it again whenever it changes
-  windlass ps -n 20 -o json    the newest twenty, for a program";
+  windlass ps -n 20 -o json    the newest twenty, for a program
+  windlass ps 'train-*' --status failed --user ada
+
+A job of a run with several is called RUN-RANK-REPLICA, here and everywhere. Where a service answers and when a schedule
+starts next are columns of their own when some run has them.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// Only runs of these names, finished or not; `*` stands for any letters, `?` for one
+    #[arg(value_name = "RUN")]
+    pub(crate) names: Vec<String>,
     /// Finished runs too
     #[arg(short, long)]
     pub(crate) all: bool,
@@ -40,10 +50,52 @@ pub(crate) struct Args {
     /// The newest N, finished or not
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) last: Option<u32>,
+    /// Only runs of this status; may be repeated
+    #[arg(long, value_name = "STATUS", value_parser = [
+        "pending", "submitted", "provisioning", "running", "terminating", "terminated", "failed", "done"])]
+    pub(crate) status: Vec<String>,
+    /// Only runs of this user
+    #[arg(long, value_name = "USER")]
+    pub(crate) user: Option<String>,
     #[command(flatten)]
     pub(crate) at: At,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+impl Args {
+    /// Finished runs are not asked for.
+    fn only_active(&self) -> bool {
+        let asks = self.all || self.last.is_some() || !self.names.is_empty();
+        !asks && !self.status.iter().any(|status| is_finished(status))
+    }
+
+    fn wants(&self, run: &Run) -> bool {
+        let name = name_of(run);
+        (self.status.is_empty() || self.status.contains(&run.status))
+            && (self.names.is_empty() || self.names.iter().any(|pattern| matches(pattern, &name)))
+    }
+
+    fn is_filtered(&self) -> bool {
+        !self.names.is_empty() || !self.status.is_empty() || self.user.is_some()
+    }
+}
+
+/// Whether a name is as the pattern says.
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut letters = pattern.chars();
+    match letters.next() {
+        None => name.is_empty(),
+        Some('*') => {
+            let rest = letters.as_str();
+            name.char_indices().any(|(at, _)| matches(rest, &name[at..])) || matches(rest, "")
+        }
+        Some(letter) => {
+            let mut of_name = name.chars();
+            let fits = of_name.next().is_some_and(|other| letter == '?' || letter == other);
+            fits && matches(letters.as_str(), of_name.as_str())
+        }
+    }
 }
 
 const PAGE: i64 = 100;
@@ -64,7 +116,9 @@ async fn once(cx: &Context, args: &Args) -> Result<Exit, Problem> {
         // The list of a project that does not exist is empty too.
         cx.call::<ReadProject>(&Nothing {}).await?;
     }
-    let none = if args.all || args.last.is_some() {
+    let none = if args.is_filtered() {
+        "No such runs. `windlass ps -a` lists all."
+    } else if args.all || args.last.is_some() {
         "No runs yet. `windlass apply -f FILE` starts one."
     } else {
         "No active runs. `windlass ps -a` shows finished ones too."
@@ -72,7 +126,7 @@ async fn once(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     List { project: Some(&cx.project), kind: "runs", name: name_of, none }.print(
         &runs,
         args.output.format,
-        |wide| table(&runs, wide),
+        |wide| table(&runs, wide, &cx.url),
     )?;
     Ok(Exit::Done)
 }
@@ -83,7 +137,8 @@ async fn watch(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     let mut before = None;
     loop {
         let runs = list(cx, args).await?;
-        let lines = table(&runs, wide).lines(output::style::Style::stdout());
+        let table = table(&runs, wide, &cx.url);
+        let lines = if wide { table.whole().screen() } else { table.screen() };
         // Ages grow all the time; in a pipe that is no news.
         let news = if is_live { lines.clone() } else { runs.iter().flat_map(state).collect() };
         if before.as_ref() != Some(&news) {
@@ -124,56 +179,111 @@ fn draw(lines: &[String]) {
 
 /// Page by page: a server gives at most a hundred at a time.
 async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, Problem> {
-    let only_active = !args.all && args.last.is_none();
     let wanted = args.last.map_or(ALL_MAX, |last| usize::try_from(last).unwrap_or(ALL_MAX));
     let mut request = ListRequest {
         project_name: Some(cx.project.clone()),
-        only_active,
+        username: args.user.clone(),
+        only_active: args.only_active(),
         job_submissions_limit: Some(1),
-        limit: PAGE.min(i64::try_from(wanted).unwrap_or(PAGE)),
+        // Of those that are filtered here, a page may hold none.
+        limit: if args.is_filtered() { PAGE } else { PAGE.min(i64::try_from(wanted).unwrap_or(PAGE)) },
         ..ListRequest::default()
     };
     let mut all: Vec<Run> = Vec::new();
     loop {
         let page = cx.patiently::<ListRuns>(&request).await?;
         let full = i64::try_from(page.len()) == Ok(request.limit);
-        all.extend(page);
-        let Some(last) = all.last().filter(|_| full && all.len() < wanted) else {
+        let last = page.last().map(|last| (last.submitted_at, last.id));
+        all.extend(page.into_iter().filter(|run| args.wants(run)));
+        let Some((time, id)) = last.filter(|_| full && all.len() < wanted) else {
             all.truncate(wanted);
             return Ok(all);
         };
-        (request.prev_submitted_at, request.prev_run_id) = (Some(last.submitted_at), Some(last.id));
+        (request.prev_submitted_at, request.prev_run_id) = (Some(time), Some(id));
     }
 }
 
-fn table(runs: &[Run], wide: bool) -> Table {
-    let now = words::now();
-    let mut table = if wide {
-        Table::new([
-            "NAME",
-            "TYPE",
-            "USER",
-            "FLEET",
-            "BACKEND",
-            "RESOURCES",
-            "INSTANCE",
-            "PRICE",
-            "STATUS",
-            "SUBMITTED",
-            "ERROR",
-        ])
-    } else {
-        Table::new(["NAME", "BACKEND", "GPU", "PRICE", "STATUS", "SUBMITTED"])
-    };
+/// Which columns a table has.
+struct Columns {
+    wide: bool,
+    /// Of those that only some runs have: whether one of these runs does.
+    url: bool,
+    next_start: bool,
+    message: bool,
+}
+
+impl Columns {
+    fn of(runs: &[Run], wide: bool, server: &str) -> Self {
+        let now = words::now();
+        Self {
+            wide,
+            url: runs.iter().any(|run| url(run, server).is_some()),
+            next_start: runs.iter().any(|run| rollout::next_start(run, now).is_some()),
+            message: runs.iter().any(|run| {
+                let jobs = run.jobs.iter().filter(|_| run.jobs.len() > 1).map(Some);
+                std::iter::once(run.jobs.first().filter(|_| run.jobs.len() == 1))
+                    .chain(jobs)
+                    .any(|job| !status(run, job).1.is_empty())
+            }),
+        }
+    }
+
+    fn head(&self) -> Vec<&'static str> {
+        let mut head = if self.wide {
+            vec![
+                "NAME",
+                "TYPE",
+                "USER",
+                "FLEET",
+                "BACKEND",
+                "RESOURCES",
+                "INSTANCE",
+                "PRICE",
+                "STATUS",
+                "SUBMITTED",
+            ]
+        } else {
+            vec!["NAME", "BACKEND", "GPU", "PRICE", "STATUS", "SUBMITTED"]
+        };
+        head.extend(self.url.then_some("URL"));
+        head.extend(self.next_start.then_some("NEXT START"));
+        head.extend(self.message.then_some("MESSAGE"));
+        head.extend(self.wide.then_some("ERROR"));
+        head
+    }
+}
+
+/// Of a service that is not over.
+fn url(run: &Run, server: &str) -> Option<String> {
+    rollout::url(run, server).filter(|_| !is_finished(&run.status))
+}
+
+/// The status of a run or of one of its jobs, and what there is to say about it.
+fn status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
+    // A run of one job is what its job is; with several, each says its own.
+    let is_its_own = run.status_message.contains("retry") || run.status == "pending";
+    let latest = job.and_then(|job| job.job_submissions.last());
+    match latest.filter(|_| run.jobs.len() != 1 || !is_its_own) {
+        Some(latest) => words::status(&latest.status, &latest.status_message),
+        None => words::status(&run.status, &run.status_message),
+    }
+}
+
+fn table(runs: &[Run], wide: bool, server: &str) -> Table {
+    let columns = Columns::of(runs, wide, server);
+    let mut table = Table::new(columns.head());
+    table.keep("URL");
     for run in runs {
+        let shown = Shown { run, columns: &columns, now: words::now() };
+        let (url, name) = (url(run, server).unwrap_or_default(), name_of(run));
         match run.jobs.as_slice() {
-            [job] => table.row(row(run, Some(job), &name_of(run), wide, now)),
+            [job] => table.row(shown.row(Some(job), &name, url)),
             jobs => {
-                table.row(row(run, None, &name_of(run), wide, now));
+                table.row(shown.row(None, &name, url));
                 for job in jobs {
                     let spec = job.job_spec.value().unwrap_or_default();
-                    let (replica, num) = (&spec["replica_num"], &spec["job_num"]);
-                    table.row(row(run, Some(job), &format!("  replica={replica} job={num}"), wide, now));
+                    let name = spec["job_name"].as_str().unwrap_or("?");
+                    table.row(shown.row(Some(job), &format!("  {name}"), String::new()));
                 }
             }
         }
@@ -181,51 +291,56 @@ fn table(runs: &[Run], wide: bool) -> Table {
     table
 }
 
-fn row(
-    run: &Run,
-    job: Option<&Job>,
-    name: &str,
-    wide: bool,
-    now: windlass_model::time::Timestamp,
-) -> Vec<Cell> {
-    let latest = job.and_then(|job| job.job_submissions.last());
-    let given = latest.and_then(provisioned).unwrap_or_default();
-    let resources = &given["instance_type"]["resources"];
-    let region = given["region"].as_str().unwrap_or_default();
-    let backend = given["backend"].as_str().map(|name| words::backend(name, region)).unwrap_or_default();
-    let price = given["price"].as_f64().map(words::price).unwrap_or_default();
-    // A run of one job is what its job is; with several, each says its own.
-    let is_its_own = run.status_message.contains("retry") || run.status == "pending";
-    let status = latest.filter(|_| run.jobs.len() != 1 || !is_its_own);
-    let status = status.map_or(&run.status_message, |latest| &latest.status_message);
-    let status = if status.is_empty() { &run.status } else { status };
-    let submitted = words::ago(latest.map_or(run.submitted_at, |latest| latest.submitted_at), now);
-    if !wide {
-        let gpu = words::gpu(resources).unwrap_or_default();
-        return vec![
-            name.into(),
-            backend.into(),
-            gpu.into(),
-            price.into(),
-            Cell::status(status),
-            submitted.into(),
-        ];
+/// What the rows of one run are made of.
+struct Shown<'a> {
+    run: &'a Run,
+    columns: &'a Columns,
+    now: Timestamp,
+}
+
+impl Shown<'_> {
+    fn row(&self, job: Option<&Job>, name: &str, url: String) -> Vec<Cell> {
+        let Self { run, columns, now } = self;
+        let latest = job.and_then(|job| job.job_submissions.last());
+        let given = latest.and_then(provisioned).unwrap_or_default();
+        let resources = &given["instance_type"]["resources"];
+        let region = given["region"].as_str().unwrap_or_default();
+        let backend = given["backend"].as_str().map(|name| words::backend(name, region)).unwrap_or_default();
+        let price = given["price"].as_f64().map(words::price).unwrap_or_default();
+        let (status, message) = status(run, job);
+        let submitted = words::ago(latest.map_or(run.submitted_at, |latest| latest.submitted_at), *now);
+        let mut row: Vec<Cell> = vec![name.into()];
+        if columns.wide {
+            let spec = run.run_spec.value().unwrap_or_default();
+            let fleet = run.fleet.as_ref().map(|fleet| fleet.name.clone()).unwrap_or_default();
+            row.extend([
+                spec["configuration"]["type"].as_str().unwrap_or_default().into(),
+                run.user.clone().into(),
+                fleet.into(),
+                backend.into(),
+                words::resources(resources).into(),
+                given["instance_type"]["name"].as_str().unwrap_or_default().into(),
+            ]);
+        } else {
+            row.extend([backend.into(), words::gpu(resources).unwrap_or_default().into()]);
+        }
+        row.extend([price.into(), Cell::status(status), submitted.into()]);
+        if columns.url {
+            row.push(url.into());
+        }
+        if columns.next_start {
+            let is_whole_run = job.is_none() || run.jobs.len() == 1;
+            let next = rollout::next_start(run, *now).filter(|_| is_whole_run);
+            row.push(next.unwrap_or_default().into());
+        }
+        if columns.message {
+            row.push(message.into());
+        }
+        if columns.wide {
+            row.push(error(run, latest).into());
+        }
+        row
     }
-    let spec = run.run_spec.value().unwrap_or_default();
-    let fleet = run.fleet.as_ref().map(|fleet| fleet.name.clone()).unwrap_or_default();
-    vec![
-        name.into(),
-        spec["configuration"]["type"].as_str().unwrap_or_default().into(),
-        run.user.clone().into(),
-        fleet.into(),
-        backend.into(),
-        words::resources(resources).into(),
-        given["instance_type"]["name"].as_str().unwrap_or_default().into(),
-        price.into(),
-        Cell::status(status),
-        submitted.into(),
-        error(run, latest).into(),
-    ]
 }
 
 fn provisioned(submission: &JobSubmission) -> Option<Value> {
@@ -237,4 +352,79 @@ fn error(run: &Run, latest: Option<&JobSubmission>) -> String {
     let job =
         latest.and_then(|latest| latest.termination_reason_message.clone().or_else(|| latest.error.clone()));
     job.or_else(|| run.error.clone()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use windlass_api::runs::Run;
+
+    use super::{matches, table};
+    use crate::output::style::Style;
+
+    fn run(name: &str, more: &Value, jobs: &[Value]) -> Run {
+        let time = "2026-11-20T09:00:00Z";
+        let jobs: Vec<Value> = jobs
+            .iter()
+            .zip(0..)
+            .map(|(job, num): (&Value, i64)| {
+                let mut submission = json!({"id": uuid::Uuid::nil(), "submission_num": 0, "submitted_at": time,
+                    "last_processed_at": time});
+                submission.as_object_mut().unwrap().extend(job.as_object().unwrap().clone());
+                json!({"job_spec": {"job_name": format!("{name}-0-{num}"), "replica_num": num, "job_num": 0},
+                    "job_submissions": [submission]})
+            })
+            .collect();
+        let mut value = json!({
+            "id": uuid::Uuid::nil(), "project_name": "main", "user": "admin", "submitted_at": time,
+            "last_processed_at": time, "status": "running", "run_spec": {"run_name": name}, "jobs": jobs,
+        });
+        value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_status_is_a_word_and_its_sentence_has_a_column_that_is_cut() {
+        let sentence = "no place for it now: local-0 needs 64 CPUs, has 2, and there is nothing else";
+        let waits = run("waits", &json!({"status": "pending", "status_message": sentence}), &[]);
+        let lines = table(&[waits], false, "http://h").fitted(Style::plain(), Some(60));
+        assert!(lines[0].contains("STATUS") && lines[0].ends_with("MESSAGE"), "{lines:?}");
+        assert!(lines[1].contains("  pending  ") && lines[1].ends_with('…'), "{lines:?}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 60), "{lines:?}");
+    }
+
+    #[test]
+    fn a_service_shows_its_address_and_its_jobs_by_their_names() {
+        let job = json!({"status": "running", "status_message": "running"});
+        let service = json!({"service": {"url": "/proxy/services/main/web/"}});
+        let web = run("web", &service, &[job.clone(), job]);
+        let lines = table(std::slice::from_ref(&web), false, "http://h:3000").lines(Style::plain());
+        assert!(lines[0].ends_with("URL"), "{lines:?}");
+        assert!(
+            lines[1].starts_with("web ") && lines[1].ends_with("http://h:3000/proxy/services/main/web/"),
+            "{lines:?}"
+        );
+        assert!(lines[2].starts_with("  web-0-0 ") && lines[3].starts_with("  web-0-1 "), "{lines:?}");
+        let next =
+            run("later", &json!({"status": "pending", "next_triggered_at": "2126-01-01T00:00:00Z"}), &[]);
+        let lines = table(&[next], false, "http://h").lines(Style::plain());
+        assert!(lines[0].contains("NEXT START") && lines[1].contains("2126-01-01T00:00:00Z"), "{lines:?}");
+    }
+
+    #[test]
+    fn patterns_stand_for_names() {
+        for (pattern, name) in [
+            ("train", "train"),
+            ("tr*", "train"),
+            ("*in", "train"),
+            ("tr??n", "train"),
+            ("*", "a"),
+            ("a*", "a"),
+        ] {
+            assert!(matches(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in [("train", "train-2"), ("tr?n", "train"), ("*x", "train"), ("", "a")] {
+            assert!(!matches(pattern, name), "{pattern} {name}");
+        }
+    }
 }

@@ -52,7 +52,7 @@ async fn stop(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     // Every name is looked at first: a typo stops nothing.
     let (mut runs, mut active) = (Vec::new(), Vec::new());
     for name in &args.names {
-        let run = cx.run(name).await?;
+        let run = cx.run(name).await.map_err(|problem| problem.why("nothing was stopped"))?;
         if is_finished(&run.status) {
             output::say(&format!("`{name}` has already ended: {}.", run.status_message));
         } else {

@@ -150,9 +150,8 @@ async fn shown(cx: &Context, name: &str) -> Result<User, Problem> {
         }) => Ok(User { id, username, created_at, global_role, email, active, permissions, ssh_public_key }),
         Err(error) if error.is_absent() => {
             let all = list(cx).await?;
-            let problem = Problem::new(format!("find user `{name}`"))
-                .code(Code::UnknownName)
-                .why("the server has none of that name");
+            let problem =
+                Problem::new(format!("no user named `{name}` on the server")).code(Code::UnknownName);
             Err(match closest(name, all.iter().map(|user| user.username.as_str())) {
                 Some(near) => problem.hint(format!("did you mean `{near}`?")),
                 None => problem.hint("`windlass user` lists them"),

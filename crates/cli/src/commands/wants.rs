@@ -1,6 +1,9 @@
-//! Flags that say what machines are wanted: the same for all commands that look for some.
+//! Flags that say what machines are wanted and how a run uses them: the same for all commands that look for machines.
 
 use serde_json::{Value, json};
+use windlass_model::config::{Configuration, error::Diagnosis};
+
+use crate::problem::Problem;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Wants {
@@ -45,38 +48,266 @@ pub(crate) struct Wants {
     pub(crate) spot_auto: bool,
 }
 
+/// A flag that was given, the field that it sets, and what is written there.
+struct Setting {
+    flag: &'static str,
+    field: &'static str,
+    value: Value,
+}
+
+impl Setting {
+    fn new(flag: &'static str, field: &'static str, value: impl Into<Value>) -> Self {
+        Self { flag, field, value: value.into() }
+    }
+
+    fn is_resource(&self) -> bool {
+        self.field.starts_with("resources.")
+    }
+
+    fn write(&self, configuration: &mut Value) {
+        match self.field.split_once('.') {
+            Some((outer, inner)) => configuration[outer][inner] = self.value.clone(),
+            None => configuration[self.field] = self.value.clone(),
+        }
+    }
+}
+
 impl Wants {
-    /// Writes what was said into a configuration of a run; what was not said stays as it is.
-    pub(crate) fn onto(&self, configuration: &mut Value) {
-        let resources =
-            [("cpu", &self.cpu), ("gpu", &self.gpu), ("memory", &self.memory), ("disk", &self.disk)];
-        for (key, value) in resources {
-            if let Some(value) = value {
-                configuration["resources"][key] = json!(value);
-            }
-        }
-        if let Some(price) = self.max_price {
-            configuration["max_price"] = json!(price);
-        }
-        let lists = [
-            ("backends", &self.backend),
-            ("regions", &self.region),
-            ("instance_types", &self.instance_type),
-            ("fleets", &self.fleet),
+    fn settings(&self) -> Vec<Setting> {
+        let mut all = Vec::new();
+        let texts = [
+            ("--cpu", "resources.cpu", &self.cpu),
+            ("--gpu", "resources.gpu", &self.gpu),
+            ("--memory", "resources.memory", &self.memory),
+            ("--disk", "resources.disk", &self.disk),
         ];
-        for (key, list) in lists {
+        for (flag, field, value) in texts {
+            all.extend(value.as_deref().map(|value| Setting::new(flag, field, value)));
+        }
+        all.extend(self.max_price.map(|price| Setting::new("--max-price", "max_price", price)));
+        let lists = [
+            ("--backend", "backends", &self.backend),
+            ("--region", "regions", &self.region),
+            ("--instance-type", "instance_types", &self.instance_type),
+            ("--fleet", "fleets", &self.fleet),
+        ];
+        for (flag, field, list) in lists {
             if !list.is_empty() {
-                configuration[key] = json!(list);
+                all.push(Setting::new(flag, field, json!(list)));
             }
         }
         if self.reuse {
-            configuration["creation_policy"] = json!("reuse");
+            all.push(Setting::new("--reuse", "creation_policy", "reuse"));
         }
-        let policies = [(self.spot, "spot"), (self.on_demand, "on-demand"), (self.spot_auto, "auto")];
-        for (said, policy) in policies {
-            if said {
-                configuration["spot_policy"] = json!(policy);
+        let policies = [
+            (self.spot, "--spot", "spot"),
+            (self.on_demand, "--on-demand", "on-demand"),
+            (self.spot_auto, "--spot-auto", "auto"),
+        ];
+        let said = policies.into_iter().filter(|(said, _, _)| *said);
+        all.extend(said.map(|(_, flag, policy)| Setting::new(flag, "spot_policy", policy)));
+        all
+    }
+
+    /// Writes what was said into a configuration of a run; what was not said stays as it is.
+    pub(crate) fn onto(&self, configuration: &mut Value) {
+        self.settings().iter().for_each(|setting| setting.write(configuration));
+    }
+}
+
+/// How a run uses its machines.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Lifetime {
+    /// The longest it may run: `2h`, or `off`
+    #[arg(long, value_name = "DURATION", help_heading = "Run")]
+    pub(crate) max_duration: Option<String>,
+    /// Try again after an error, an interruption or a lack of machines
+    #[arg(long, help_heading = "Run", conflicts_with_all = ["no_retry", "retry_duration"])]
+    pub(crate) retry: bool,
+    /// Do not try again
+    #[arg(long, help_heading = "Run", conflicts_with = "retry_duration")]
+    pub(crate) no_retry: bool,
+    /// Try again for so long, counted from the first failure: `1h`
+    #[arg(long, value_name = "DURATION", help_heading = "Run")]
+    pub(crate) retry_duration: Option<String>,
+    /// Whether new machines may be created for it
+    #[arg(long, value_name = "POLICY", help_heading = "Machines", conflicts_with = "reuse",
+          value_parser = ["reuse", "reuse-or-create"])]
+    pub(crate) creation_policy: Option<String>,
+    /// Keep a machine that was created for it for so long when it is idle: `1h`, or `off` for ever
+    #[arg(long, value_name = "DURATION", help_heading = "Machines")]
+    pub(crate) idle_duration: Option<String>,
+}
+
+impl Lifetime {
+    /// `configuration` is what the file says: events that it names stay.
+    fn settings(&self, configuration: &Value) -> Vec<Setting> {
+        let mut all = Vec::new();
+        all.extend(
+            self.max_duration
+                .as_deref()
+                .map(|text| Setting::new("--max-duration", "max_duration", duration(text))),
+        );
+        if self.retry {
+            all.push(Setting::new("--retry", "retry", true));
+        }
+        if self.no_retry {
+            all.push(Setting::new("--no-retry", "retry", false));
+        }
+        if let Some(text) = &self.retry_duration {
+            let mut policy = json!({ "duration": duration(text) });
+            let events = &configuration["retry"]["on_events"];
+            if !events.is_null() {
+                policy["on_events"] = events.clone();
             }
+            all.push(Setting::new("--retry-duration", "retry", policy));
         }
+        all.extend(
+            self.creation_policy
+                .as_deref()
+                .map(|policy| Setting::new("--creation-policy", "creation_policy", policy)),
+        );
+        all.extend(
+            self.idle_duration
+                .as_deref()
+                .map(|text| Setting::new("--idle-duration", "idle_duration", duration(text))),
+        );
+        all
+    }
+}
+
+/// A number alone is seconds.
+fn duration(text: &str) -> Value {
+    text.parse::<i64>().map_or_else(|_| json!(text), |seconds| json!(seconds))
+}
+
+/// All flags that change the configuration of a run before it is planned.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Overrides {
+    #[command(flatten)]
+    pub(crate) wants: Wants,
+    #[command(flatten)]
+    pub(crate) lifetime: Lifetime,
+}
+
+impl Overrides {
+    /// Puts the flags in the place of what the file says. Refused for what has no such fields.
+    pub(crate) fn apply(&self, configuration: &mut Configuration) -> Result<(), Problem> {
+        let mut document = serde_json::to_value(&*configuration)
+            .map_err(|error| Problem::caused("complete the configuration", &error))?;
+        let mut settings = self.wants.settings();
+        settings.extend(self.lifetime.settings(&document));
+        if settings.is_empty() {
+            return Ok(());
+        }
+        let kind = configuration.kind();
+        let listed = |of: &[&Setting]| {
+            of.iter().map(|setting| format!("`{}`", setting.flag)).collect::<Vec<_>>().join(", ")
+        };
+        if configuration.run().is_none() {
+            let all = listed(&settings.iter().collect::<Vec<_>>());
+            return Err(Problem::misuse(format!("{all} cannot be used with a {kind}"))
+                .why("these flags are for tasks, services and dev environments")
+                .hint(format!("write it into the file of the {kind}")));
+        }
+        let resources: Vec<&Setting> = settings.iter().filter(|setting| setting.is_resource()).collect();
+        if !resources.is_empty() && document["groups"].as_array().is_some_and(|groups| !groups.is_empty()) {
+            return Err(Problem::misuse(format!("{} cannot be used with `groups`", listed(&resources)))
+                .why("each group has `resources` of its own")
+                .hint("change `resources` of the groups in the file"));
+        }
+        settings.iter().for_each(|setting| setting.write(&mut document));
+        *configuration =
+            Configuration::from_json(&document).map_err(|problems| wrong(&settings, &problems))?;
+        Ok(())
+    }
+}
+
+/// Which flag is wrong, and why.
+fn wrong(settings: &[Setting], problems: &[Diagnosis]) -> Problem {
+    let is_of = |problem: &Diagnosis, setting: &Setting| problem.path.starts_with(setting.field);
+    let all: Vec<String> = problems
+        .iter()
+        .map(|problem| match settings.iter().find(|setting| is_of(problem, setting)) {
+            Some(setting) => format!("`{}`: {}", setting.flag, problem.message),
+            None => problem.to_string(),
+        })
+        .collect();
+    let hint = problems.iter().find_map(|problem| problem.hint.clone());
+    Problem::misuse(all.join("; ")).hint(hint.unwrap_or_else(|| "`--help` shows how to write it".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use windlass_model::config::{self, Configuration};
+
+    use super::{Lifetime, Overrides, Wants};
+
+    fn file(text: &str) -> Configuration {
+        config::parse(text).unwrap().configuration
+    }
+
+    #[test]
+    fn flags_take_the_place_of_what_the_file_says_and_the_rest_stays() {
+        let mut task = file(
+            "type: task\ncommands: [a]\nresources: {cpu: 2.., memory: 8GB..}\nretry: {on_events: [interruption], duration: 5m}\n",
+        );
+        let flags = Overrides {
+            wants: Wants {
+                gpu: Some("H100:80GB:8".to_owned()),
+                memory: Some("64GB..".to_owned()),
+                max_price: Some(12.5),
+                backend: vec!["aws".to_owned()],
+                fleet: vec!["rack".to_owned()],
+                spot_auto: true,
+                ..Wants::default()
+            },
+            lifetime: Lifetime {
+                max_duration: Some("2h".to_owned()),
+                retry_duration: Some("1h".to_owned()),
+                creation_policy: Some("reuse".to_owned()),
+                ..Lifetime::default()
+            },
+        };
+        flags.apply(&mut task).unwrap();
+        let changed = serde_json::to_value(&task).unwrap();
+        let wanted = file(
+            "type: task\ncommands: [a]\nresources: {cpu: 2.., memory: 64GB.., gpu: 'H100:80GB:8'}\n\
+             retry: {on_events: [interruption], duration: 1h}\nmax_price: 12.5\nbackends: [aws]\nfleets: [rack]\n\
+             spot_policy: auto\nmax_duration: 2h\ncreation_policy: reuse\n",
+        );
+        assert_eq!(changed, serde_json::to_value(&wanted).unwrap());
+    }
+
+    #[test]
+    fn a_flag_that_means_nothing_is_named_and_so_is_one_that_does_not_apply() {
+        let gpu = |text: &str| Overrides {
+            wants: Wants { gpu: Some(text.to_owned()), ..Wants::default() },
+            ..Overrides::default()
+        };
+        let mut task = file("type: task\ncommands: [a]\n");
+        let problem = gpu("H100:many:lots").apply(&mut task).unwrap_err().text();
+        assert!(problem.starts_with("error[W002]: `--gpu`: "), "{problem}");
+        let mut fleet = file("type: fleet\nname: rack\nnodes: 1\n");
+        let problem = gpu("1").apply(&mut fleet).unwrap_err().text();
+        assert!(problem.contains("`--gpu` cannot be used with a fleet"), "{problem}");
+        let mut groups = file("type: task\ngroups: [{commands: [a]}, {commands: [b]}]\n");
+        let problem = gpu("1").apply(&mut groups).unwrap_err().text();
+        assert!(problem.contains("cannot be used with `groups`"), "{problem}");
+        assert!(Overrides::default().apply(&mut fleet).is_ok());
+    }
+
+    #[test]
+    fn retry_is_on_off_or_for_so_long() {
+        let retry = |lifetime: Lifetime| {
+            let mut task = file("type: task\ncommands: [a]\nretry: true\n");
+            Overrides { lifetime, ..Overrides::default() }.apply(&mut task).unwrap();
+            serde_json::to_value(&task).unwrap()["retry"].clone()
+        };
+        assert_eq!(retry(Lifetime { no_retry: true, ..Lifetime::default() }), json!(false));
+        assert_eq!(retry(Lifetime::default()), json!(true));
+        let for_long = retry(Lifetime { retry_duration: Some("90".to_owned()), ..Lifetime::default() });
+        assert_eq!(for_long["duration"], 90);
     }
 }

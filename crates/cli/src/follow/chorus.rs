@@ -187,7 +187,7 @@ impl<'a> Chorus<'a> {
             }
             Manner::Text(voices) => {
                 tree.erase();
-                pieces.iter().all(|piece| voices.write(*place, &piece.bytes))
+                pieces.iter().all(|piece| voices.write(*place, piece.at, &piece.bytes))
             }
         }
     }

@@ -8,6 +8,7 @@ use crate::exit::{Exit, OURS_MIN};
 pub(crate) fn exit(run: &Run) -> Exit {
     match run.status.as_str() {
         "done" => Exit::Done,
+        _ if by_limit(run) => Exit::RunLimit,
         "failed" => job_exit(run).unwrap_or(Exit::RunFailed),
         _ if by_user(run) => Exit::RunStopped,
         _ => job_exit(run).unwrap_or(Exit::RunFailed),
@@ -29,6 +30,17 @@ fn latest(run: &Run) -> impl Iterator<Item = &JobSubmission> {
 
 fn by_user(run: &Run) -> bool {
     matches!(run.termination_reason.as_deref(), Some("stopped_by_user" | "aborted_by_user"))
+}
+
+/// We ended it. What the program returned when it was told to end is not its own answer.
+fn by_limit(run: &Run) -> bool {
+    let limits = [
+        "max_duration_exceeded",
+        "inactivity_duration_exceeded",
+        "terminated_due_to_utilization_policy",
+        "log_quota_exceeded",
+    ];
+    latest(run).filter_map(|one| one.termination_reason.as_deref()).any(|reason| limits.contains(&reason))
 }
 
 /// Why it ended so, or waits: every distinct thing that was said, most precise first.
@@ -92,4 +104,25 @@ pub(crate) fn hint(run: &Run, name: &str) -> Option<String> {
         _ => return None,
     };
     Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::progress::tests::run, Exit, exit};
+
+    #[test]
+    fn a_run_that_a_limit_ended_has_a_code_of_its_own() {
+        let ended = |status: &str, job: serde_json::Value| {
+            let mut run = run(&[job]);
+            run.status = status.to_owned();
+            exit(&run)
+        };
+        let limit = json!({"status": "terminated", "termination_reason": "max_duration_exceeded", "exit_status": 143});
+        assert_eq!(ended("terminated", limit.clone()), Exit::RunLimit);
+        assert_eq!(ended("failed", limit), Exit::RunLimit);
+        let own = json!({"status": "failed", "termination_reason": "container_exited_with_error", "exit_status": 143});
+        assert_eq!(ended("failed", own), Exit::Job(143));
+    }
 }

@@ -46,9 +46,9 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// `0-1`: replica and rank.
+    /// `1-0`: rank and replica, as the name of the job ends.
     pub(crate) fn label(&self) -> String {
-        format!("{}-{}", self.replica, self.job)
+        format!("{}-{}", self.job, self.replica)
     }
 
     /// Still on its way to running.
@@ -162,7 +162,7 @@ pub(super) mod tests {
                     "submitted_at": time, "last_processed_at": time,
                 });
                 submission.as_object_mut().unwrap().extend(job.as_object().unwrap().clone());
-                json!({"job_spec": {"replica_num": 0, "job_num": num, "job_name": format!("train-0-{num}")},
+                json!({"job_spec": {"replica_num": 0, "job_num": num, "job_name": format!("train-{num}-0")},
                        "job_submissions": [submission]})
             })
             .collect();

@@ -33,13 +33,17 @@ pub(crate) fn words(run: &Run) -> Option<String> {
     Some(words)
 }
 
-/// Where a service answers, and how it is asked. `server` is the address of the server, which stands for a gateway where
+/// Where a service answers. `server` is the address of the server, which stands for a gateway where
 /// there is none.
-pub(crate) fn address(run: &Run, server: &str) -> Option<String> {
+pub(crate) fn url(run: &Run, server: &str) -> Option<String> {
     let service = run.service.as_ref()?.value().ok()?;
     let url = service["url"].as_str()?;
-    let url =
-        if url.starts_with('/') { format!("{}{url}", server.trim_end_matches('/')) } else { url.to_owned() };
+    Some(if url.starts_with('/') { format!("{}{url}", server.trim_end_matches('/')) } else { url.to_owned() })
+}
+
+/// The same, and how it is asked.
+pub(crate) fn address(run: &Run, server: &str) -> Option<String> {
+    let url = url(run, server)?;
     let spec = run.run_spec.value().unwrap_or_default();
     let is_open = spec["configuration"]["auth"] == false;
     let header = if is_open { "" } else { "-H \"Authorization: Bearer $(windlass login --show-token)\" " };

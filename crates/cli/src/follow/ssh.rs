@@ -113,12 +113,19 @@ pub(crate) fn at_door(file: &Path, project: Option<String>) -> Result<At, Proble
     Ok(At { project, url: door.url, token: door.token, server_cert: door.certificate })
 }
 
-/// As the server names it: the run's name for its first job, else the job's.
+/// The run's name for its first job, else the job's: `RUN-RANK-REPLICA`.
 fn host(name: &str, place: Place) -> String {
     match (place.replica, place.job) {
         (0, 0) => name.to_owned(),
-        (replica, job) => format!("{name}-{replica}-{job}"),
+        (replica, job) => format!("{name}-{job}-{replica}"),
     }
+}
+
+/// The run and the job that a name of a job means: `RUN-RANK-REPLICA`.
+pub(crate) fn named_job(name: &str) -> Option<(&str, Place)> {
+    let (rest, replica) = name.rsplit_once('-')?;
+    let (run, job) = rest.rsplit_once('-')?;
+    Some((run, Place { replica: replica.parse().ok()?, job: job.parse().ok()? }))
 }
 
 /// Anybody but root is the job's user there; its real name makes prompts and paths right.
@@ -221,7 +228,17 @@ fn include(config: &Path) -> Result<(), Problem> {
 mod tests {
     use std::path::Path;
 
-    use super::{Entry, Place};
+    use super::{Entry, Place, host, named_job};
+
+    #[test]
+    fn a_job_is_called_by_its_rank_and_then_its_replica() {
+        let place = Place { replica: 2, job: 0 };
+        assert_eq!(host("svc", place), "svc-0-2");
+        let (run, found) = named_job("my-svc-0-2").unwrap();
+        assert_eq!((run, found.job, found.replica), ("my-svc", 0, 2));
+        assert!(named_job("svc").is_none() && named_job("my-svc").is_none());
+        assert_eq!(host("svc", Place { replica: 0, job: 0 }), "svc");
+    }
 
     #[test]
     fn an_entry_quotes_what_a_shell_or_openssh_would_read_otherwise() {

@@ -191,8 +191,8 @@ mod tests {
             [
                 "⠋ train  provisioning  0 s",
                 "├─ 0-0  queued, 2 in front of it",
-                "├─ 0-1  [████████████░░░░░░░░░░░░]  50% pulling the image, 500 kB of 1 MB",
-                "└─ 0-2  running",
+                "├─ 1-0  [████████████░░░░░░░░░░░░]  50% pulling the image, 500 kB of 1 MB",
+                "└─ 2-0  running",
             ]
         );
         for line in tree.lines("provisioning", &jobs, 20, Style::plain()) {

@@ -1,15 +1,17 @@
 //! What jobs wrote, on its way to stdout.
 //!
-//! One job alone is copied as it is. With several, whole lines are, each with the replica and rank it comes from in
-//! front; half a line waits for its other half.
+//! One job alone is copied as it is. With several, whole lines are, each with the rank and replica it comes from in
+//! front, as the name of the job ends; half a line waits for its other half.
 
 use std::collections::BTreeMap;
 
 use regex_automata::meta::Regex;
+use windlass_model::time::Timestamp;
 
 use crate::output::{
-    self, Foreign,
+    Foreign,
     style::{Colour, Style},
+    words,
 };
 
 /// Longer lines are shown in parts.
@@ -23,6 +25,8 @@ pub(crate) struct Voices {
     raw: bool,
     /// Lines say whom they are from.
     pub(super) several: bool,
+    /// Lines say when they were written.
+    timestamps: bool,
     grep: Option<Regex>,
     /// What stands in front of lines, where it is not the place.
     pub(super) labels: BTreeMap<Place, String>,
@@ -40,31 +44,43 @@ struct Voice {
 impl Voices {
     /// With `raw`, a terminal is driven by what it shows. With `grep`, only lines that match are shown.
     pub(crate) fn new(raw: bool, several: bool, grep: Option<Regex>) -> Self {
-        Self { raw, several, grep, labels: BTreeMap::new(), each: BTreeMap::new(), mid_line: false }
+        Self { raw, several, timestamps: false, grep, labels: BTreeMap::new(), each: BTreeMap::new(), mid_line: false }
     }
 
-    /// False when nobody reads it.
-    pub(crate) fn write(&mut self, place: Place, bytes: &[u8]) -> bool {
-        let raw = self.raw;
+    /// Each line has the time in front at which it was written.
+    pub(crate) fn with_timestamps(mut self, wanted: bool) -> Self {
+        self.timestamps = wanted;
+        self
+    }
+
+    fn is_by_lines(&self) -> bool {
+        self.several || self.timestamps || self.grep.is_some()
+    }
+
+    /// What was written at that time. False when nobody reads it.
+    pub(crate) fn write(&mut self, place: Place, at: Timestamp, bytes: &[u8]) -> bool {
+        let (raw, is_by_lines) = (self.raw, self.is_by_lines());
         let label = self.labels.get(&place);
         let voice = self.each.entry(place).or_insert_with(|| Voice::new(place, label, raw));
-        if self.several || self.grep.is_some() {
-            let (several, grep) = (self.several, self.grep.as_ref());
-            return voice
-                .lines
-                .add(bytes)
-                .iter()
-                .all(|line| voice.out.line(&voice.prefix, several, grep, line));
+        if !is_by_lines {
+            self.mid_line = bytes.last().map_or(self.mid_line, |byte| *byte != b'\n');
+            return voice.out.write(bytes);
         }
-        self.mid_line = bytes.last().map_or(self.mid_line, |byte| *byte != b'\n');
-        voice.out.write(bytes)
+        let shown = Shown { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
+        let Voice { prefix, lines, out } = voice;
+        let mut text = Vec::new();
+        lines.add(bytes, at, |line, at| shown.add(&mut text, prefix, line, at));
+        // In one go: a write for each line would take longer than to find it.
+        text.is_empty() || out.write(&text)
     }
 
     /// What a job wrote last may have no line end; the next line of another must not follow on it.
     pub(super) fn end_of(&mut self, place: Place) -> bool {
-        let (several, grep) = (self.several, self.grep.as_ref());
-        let Some(voice) = self.each.get_mut(&place) else { return true };
-        voice.lines.end().is_none_or(|line| voice.out.line(&voice.prefix, several, grep, &line))
+        let shown = Shown { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
+        let Some(Voice { prefix, lines, out }) = self.each.get_mut(&place) else { return true };
+        let mut text = Vec::new();
+        lines.end(|line, at| shown.add(&mut text, prefix, line, at));
+        text.is_empty() || out.write(&text)
     }
 
     /// The same for all of them.
@@ -78,21 +94,34 @@ impl Voice {
     fn new(place: Place, label: Option<&String>, raw: bool) -> Self {
         let at = usize::try_from(place.0 * 7 + place.1).unwrap_or(0) % COLOURS.len();
         let label =
-            label.map_or_else(|| format!("{}-{}", place.0, place.1), |label| output::printable(label));
+            label.map_or_else(|| format!("{}-{}", place.1, place.0), |label| output::printable(label));
         let label = format!("{label} |");
         let prefix = format!("{} ", Style::stdout().paint(COLOURS[at], &label));
         Self { prefix, lines: Lines::default(), out: Foreign::new(raw) }
     }
 }
 
-impl Foreign {
-    /// A whole line, if it is wanted.
-    fn line(&mut self, prefix: &str, several: bool, grep: Option<&Regex>, line: &[u8]) -> bool {
+/// How a line is shown, if it is.
+struct Shown<'a> {
+    several: bool,
+    timestamps: bool,
+    grep: Option<&'a Regex>,
+}
+
+impl Shown<'_> {
+    fn add(&self, text: &mut Vec<u8>, prefix: &str, line: &[u8], at: Timestamp) {
         // What ends a line is no part of it: `$` is before it.
-        if grep.is_some_and(|grep| !grep.is_match(line.trim_ascii_end())) {
-            return true;
+        if self.grep.is_some_and(|grep| !grep.is_match(line.trim_ascii_end())) {
+            return;
         }
-        (!several || output::raw(prefix.as_bytes())) && self.write(line)
+        if self.timestamps {
+            text.extend_from_slice(words::stamp(at).as_bytes());
+            text.push(b' ');
+        }
+        if self.several {
+            text.extend_from_slice(prefix.as_bytes());
+        }
+        text.extend_from_slice(line);
     }
 }
 
@@ -100,33 +129,52 @@ impl Foreign {
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     half: Vec<u8>,
+    /// When the half of a line was written.
+    since: Option<Timestamp>,
 }
 
 impl Lines {
-    /// The lines that are whole now.
-    pub(crate) fn add(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
-        self.half.extend_from_slice(bytes);
-        let mut whole = Vec::new();
-        while let Some(end) = self.half.iter().position(|byte| *byte == b'\n') {
-            whole.push(self.half.drain(..=end).collect());
+    /// Gives the lines that are whole now, each with its end, and when it began. Nothing is copied but the half of a line.
+    pub(crate) fn add(&mut self, bytes: &[u8], at: Timestamp, mut give: impl FnMut(&[u8], Timestamp)) {
+        let mut rest = bytes;
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let (line, after) = rest.split_at(end + 1);
+            rest = after;
+            if self.half.is_empty() {
+                give(line, at);
+                continue;
+            }
+            self.half.extend_from_slice(line);
+            give(&self.half, self.since.take().unwrap_or(at));
+            self.half.clear();
+        }
+        if !rest.is_empty() {
+            self.since.get_or_insert(at);
+            self.half.extend_from_slice(rest);
         }
         if self.half.len() > LINE_MAX {
-            whole.extend(self.end());
+            self.end(give);
         }
-        whole
     }
 
     /// What has no line end gets one.
-    pub(crate) fn end(&mut self) -> Option<Vec<u8>> {
-        let mut line = std::mem::take(&mut self.half);
-        line.push(b'\n');
-        (line.len() > 1).then_some(line)
+    pub(crate) fn end(&mut self, mut give: impl FnMut(&[u8], Timestamp)) {
+        if self.half.is_empty() {
+            return;
+        }
+        self.half.push(b'\n');
+        give(&self.half, self.since.take().unwrap_or(Timestamp(0)));
+        self.half.clear();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LINE_MAX, Lines};
+    use windlass_model::time::Timestamp;
+
+    use super::{LINE_MAX, Lines, Regex, Shown};
+
+    const AT: Timestamp = Timestamp(1_000_000);
 
     #[test]
     fn lines_are_whole_however_they_come() {
@@ -134,9 +182,9 @@ mod tests {
         for step in 1..text.len() {
             let (mut lines, mut out) = (Lines::default(), Vec::new());
             for part in text.chunks(step) {
-                out.extend(lines.add(part));
+                lines.add(part, AT, |line, _| out.push(line.to_vec()));
             }
-            out.extend(lines.end());
+            lines.end(|line, _| out.push(line.to_vec()));
             let want: [&[u8]; 4] = [b"one\n", b"two\r\n", b"\n", b"three\n"];
             assert_eq!(out, want, "by {step}");
         }
@@ -144,11 +192,34 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_shown_in_parts() {
-        let mut lines = Lines::default();
-        assert_eq!(
-            lines.add(&vec![b'x'; LINE_MAX + 1]),
-            [[vec![b'x'; LINE_MAX + 1], b"\n".to_vec()].concat()]
-        );
-        assert_eq!(lines.end(), None);
+        let (mut lines, mut out) = (Lines::default(), Vec::new());
+        lines.add(&vec![b'x'; LINE_MAX + 1], AT, |line, _| out.push(line.to_vec()));
+        assert_eq!(out, [[vec![b'x'; LINE_MAX + 1], b"\n".to_vec()].concat()]);
+        lines.end(|line, _| out.push(line.to_vec()));
+        assert_eq!(out.len(), 1);
+    }
+
+    #[test]
+    fn a_line_has_the_time_at_which_it_began() {
+        let (mut lines, mut text) = (Lines::default(), Vec::new());
+        let shown = Shown { several: true, timestamps: true, grep: None };
+        lines.add(b"a", Timestamp::from_secs(1), |line, at| shown.add(&mut text, "0-1 | ", line, at));
+        lines.add(b"b\nc\n", Timestamp::from_secs(3), |line, at| shown.add(&mut text, "0-1 | ", line, at));
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(text, "1970-01-01T00:00:01Z 0-1 | ab\n1970-01-01T00:00:03Z 0-1 | c\n");
+    }
+
+    /// A line costs as much as its own bytes, however many follow in the same piece: one million are no work.
+    #[test]
+    fn many_lines_in_one_piece_are_found_in_one_pass() {
+        let piece = b"step 17 of training, loss=0.25\n".repeat(200_000);
+        let grep = Regex::new("loss=9").unwrap();
+        let shown = Shown { several: false, timestamps: false, grep: Some(&grep) };
+        let (mut lines, mut text, mut count) = (Lines::default(), Vec::new(), 0);
+        lines.add(&piece, AT, |line, at| {
+            count += 1;
+            shown.add(&mut text, "", line, at);
+        });
+        assert_eq!((count, text.len(), lines.half.capacity()), (200_000, 0, 0), "nothing is copied");
     }
 }

@@ -21,10 +21,10 @@ pub(crate) fn confirm(yes: bool, question: &str) -> Result<bool, Problem> {
         return Ok(true);
     }
     if !can_ask() {
-        return Err(Problem::misuse("nobody is there to answer")
+        return Err(Problem::misuse("confirmation needed")
             .code(Code::Unanswered)
             .why(question)
-            .hint("`-y` says yes"));
+            .hint("pass `-y`: there is no terminal to ask on"));
     }
     Ok(ask(question))
 }
@@ -62,7 +62,7 @@ pub(crate) async fn delete<T>(
 /// Asks for something that nobody else should see. `flag` is how a script says it.
 pub(crate) fn ask_secret(what: &str, flag: &str) -> Result<String, Problem> {
     if !can_ask() {
-        return Err(Problem::misuse("nobody is there to type it")
+        return Err(Problem::misuse("no terminal to ask on")
             .code(Code::Unanswered)
             .why(format!("{what}?"))
             .hint(format!("`{flag}` reads it from standard input")));

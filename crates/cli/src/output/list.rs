@@ -36,7 +36,8 @@ impl<T: Serialize> List<'_, T> {
             Format::Jsonl => jsonl(rows)?,
             Format::Name => rows.iter().for_each(|row| data(&super::printable(&(self.name)(row)))),
             Format::Table | Format::Wide if rows.is_empty() => say(self.none),
-            Format::Table | Format::Wide => table(format == Format::Wide).print(),
+            Format::Table => table(false).print(),
+            Format::Wide => table(true).whole().print(),
         }
         Ok(())
     }

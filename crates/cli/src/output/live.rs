@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal as _, time::Duration};
 
-use super::{data, raw, style::Style, table::Table};
+use super::{data, raw, table::Table};
 use crate::{cli::Format, exit::Exit, problem::Problem};
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -21,7 +21,8 @@ pub(crate) async fn watch(
     };
     let mut before = Vec::new();
     loop {
-        let lines = look(wide).await?.lines(Style::stdout());
+        let table = look(wide).await?;
+        let lines = if wide { table.whole().screen() } else { table.screen() };
         if lines != before {
             if std::io::stdout().is_terminal() {
                 // Home, then clear what was below.

@@ -66,6 +66,15 @@ pub(crate) fn stream() -> tokio::io::Stdout {
     tokio::io::stdout()
 }
 
+/// How wide a stream is; `None` when it is no terminal.
+pub(crate) fn columns(stream: &(impl std::io::IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
+    if !stream.is_terminal() {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(stream).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
 /// Whether data and talk are seen in the same place.
 pub(crate) fn is_one_screen() -> bool {
     std::io::stdout().is_terminal() && std::io::stderr().is_terminal()

@@ -1,9 +1,14 @@
-//! Tables: as wide as their widest cell, two spaces between.
+//! Tables: as wide as their widest cell, two spaces between. On a terminal they fit its width: the widest cells are cut.
 
 use super::{
-    data, printable,
+    columns, data, printable,
     style::{Colour, Style},
 };
+
+/// Columns are not cut below this.
+const WIDTH_MIN: usize = 8;
+/// Between two columns.
+const GAP: usize = 2;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
@@ -38,11 +43,27 @@ impl<T: Into<String>> From<T> for Cell {
 pub(crate) struct Table {
     head: Vec<&'static str>,
     rows: Vec<Vec<Cell>>,
+    /// Columns that are cut only when there is nothing else left to cut.
+    kept: Vec<&'static str>,
+    is_whole: bool,
 }
 
 impl Table {
     pub(crate) fn new(head: impl Into<Vec<&'static str>>) -> Self {
-        Self { head: head.into(), rows: Vec::new() }
+        let head: Vec<&'static str> = head.into();
+        let kept = head.first().copied().into_iter().collect();
+        Self { head, rows: Vec::new(), kept, is_whole: false }
+    }
+
+    /// This column is cut after the others, as the first one is.
+    pub(crate) fn keep(&mut self, column: &'static str) {
+        self.kept.push(column);
+    }
+
+    /// Nothing is cut, whatever the terminal's width: somebody asked for all of it.
+    pub(crate) fn whole(mut self) -> Self {
+        self.is_whole = true;
+        self
     }
 
     pub(crate) fn row(&mut self, cells: Vec<Cell>) {
@@ -54,10 +75,21 @@ impl Table {
         if self.rows.is_empty() {
             return;
         }
-        self.lines(Style::stdout()).iter().for_each(|line| data(line));
+        self.screen().iter().for_each(|line| data(line));
     }
 
+    /// As stdout can show it.
+    pub(crate) fn screen(&self) -> Vec<String> {
+        self.fitted(Style::stdout(), columns(&std::io::stdout()))
+    }
+
+    /// With nothing cut.
     pub(crate) fn lines(&self, style: Style) -> Vec<String> {
+        self.fitted(style, None)
+    }
+
+    /// No line is longer than `columns`, as far as cells can be cut.
+    pub(crate) fn fitted(&self, style: Style, columns: Option<usize>) -> Vec<String> {
         let head: Vec<Cell> = self.head.iter().map(|name| Cell::coloured(*name, Colour::Bold)).collect();
         let all: Vec<&Vec<Cell>> = std::iter::once(&head).chain(&self.rows).collect();
         let width = |column: usize| {
@@ -67,17 +99,40 @@ impl Table {
                 .max()
                 .unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..self.head.len()).map(width).collect();
+        let mut widths: Vec<usize> = (0..self.head.len()).map(width).collect();
+        if let Some(columns) = columns.filter(|_| !self.is_whole) {
+            self.narrow(&mut widths, columns);
+        }
         all.iter().map(|row| line(row, &widths, style)).collect()
     }
+
+    /// Letter by letter, the widest column gives way.
+    fn narrow(&self, widths: &mut [usize], columns: usize) {
+        let room = columns.saturating_sub(GAP * widths.len().saturating_sub(1));
+        let is_kept = |at: usize| self.head.get(at).is_some_and(|name| self.kept.contains(name));
+        while widths.iter().sum::<usize>() > room {
+            let candidates = (0..widths.len()).filter(|at| widths[*at] > WIDTH_MIN);
+            let Some(at) = candidates.max_by_key(|at| (!is_kept(*at), widths[*at])) else { return };
+            widths[at] -= 1;
+        }
+    }
+}
+
+/// A text of at most so many letters.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 fn line(row: &[Cell], widths: &[usize], style: Style) -> String {
     let mut line = String::new();
     for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
-        line.push_str(&style.paint(cell.colour, &cell.text));
+        let text = cut(&cell.text, *width);
+        line.push_str(&style.paint(cell.colour, &text));
         if at + 1 < row.len() {
-            line.push_str(&" ".repeat(width - cell.text.chars().count() + 2));
+            line.push_str(&" ".repeat(width - text.chars().count() + GAP));
         }
     }
     line
@@ -96,6 +151,31 @@ mod tests {
             table.lines(Style::plain()),
             ["NAME         STATUS", "a-long-name  running", "b            -"]
         );
+    }
+
+    #[test]
+    fn a_table_fits_its_terminal_and_names_are_cut_last() {
+        let mut table = Table::new(["NAME", "STATUS", "MESSAGE", "URL"]);
+        table.keep("URL");
+        let message = "needs a GPU that no machine of this project has, and there is no other";
+        table.row(vec![
+            "a-rather-long-name".into(),
+            "pending".into(),
+            message.into(),
+            "http://h:3000/a".into(),
+        ]);
+        for columns in 60..200 {
+            let lines = table.fitted(Style::plain(), Some(columns));
+            assert!(lines.iter().all(|line| line.chars().count() <= columns), "{columns}: {lines:?}");
+            assert!(
+                lines[1].contains("a-rather-long-name") && lines[1].ends_with("http://h:3000/a"),
+                "{lines:?}"
+            );
+        }
+        assert!(table.fitted(Style::plain(), Some(60))[1].contains("needs a GPU t…"));
+        assert!(table.fitted(Style::plain(), Some(40))[1].chars().count() <= 40);
+        let natural = table.lines(Style::plain());
+        assert_eq!(table.whole().fitted(Style::plain(), Some(40)), natural);
     }
 
     #[test]

@@ -102,6 +102,34 @@ fn gigabytes(mib: i64) -> String {
     format!("{gb:.1}GB")
 }
 
+/// `16GB`, `1.5GB`, `100MB` of a size in gibibytes: as it was written, as far as that can be told.
+pub(crate) fn size(gibibytes: f64) -> String {
+    let mib = gibibytes * 1024.0;
+    if gibibytes < 1.0 && mib.fract() == 0.0 && mib > 0.0 {
+        return format!("{mib}MB");
+    }
+    let hundredths = (gibibytes * 100.0).round() / 100.0;
+    if mib.fract() == 0.0 && hundredths != gibibytes {
+        return format!("{mib}MB");
+    }
+    format!("{hundredths}GB")
+}
+
+/// Longer messages are sentences.
+const STATUS_MAX: usize = 24;
+
+/// A status as one or two words, and the sentence about it, if there is one: for tables, where a sentence has a column
+/// of its own.
+pub(crate) fn status<'a>(status: &'a str, message: &'a str) -> (&'a str, &'a str) {
+    let is_short =
+        message.chars().count() <= STATUS_MAX && message.split(' ').count() <= 3 && !message.contains(':');
+    match message {
+        "" => (status, ""),
+        said if is_short => (said, ""),
+        said => (status, said),
+    }
+}
+
 /// `1 run`, `3 runs`.
 pub(crate) fn count(n: usize, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
@@ -126,6 +154,20 @@ mod tests {
         let said = [("remote", "local"), ("remote", "remote"), ("aws", "us-east-1")]
             .map(|(name, region)| backend(name, region));
         assert_eq!(said, ["local", "ssh", "aws"]);
+    }
+
+    #[test]
+    fn a_sentence_is_not_a_status() {
+        assert_eq!(status("failed", "exited (3)"), ("exited (3)", ""));
+        assert_eq!(status("running", ""), ("running", ""));
+        let sentence = "no place for it now: local-0 needs 64 CPUs, has 2";
+        assert_eq!(status("pending", sentence), ("pending", sentence));
+    }
+
+    #[test]
+    fn sizes_are_said_as_people_write_them() {
+        let sizes = [size(16.0), size(1.5), size(100.0 / 1024.0), size(1500.0 / 1024.0), size(0.0)];
+        assert_eq!(sizes, ["16GB", "1.5GB", "100MB", "1500MB", "0GB"]);
     }
 
     #[test]

@@ -121,7 +121,7 @@ fn misuse_exits_2_and_names_the_flag() {
     home.0.file("hello.yml", TASK);
     let ask = home.windlass(&["apply", "-f", "hello.yml"]);
     assert_eq!(ask.code, Some(2));
-    ask.says("`-y` says yes");
+    ask.says("pass `-y`");
     let output = home.windlass(&["apply", "-f", "hello.yml", "-y", "-o", "json"]);
     assert_eq!(output.code, Some(2));
     output.says("`-o` goes together with `-d`");

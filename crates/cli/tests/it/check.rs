@@ -110,3 +110,65 @@ fn misuse_exits_2() {
     assert_eq!(check(dir.path(), &[]).code, Some(2));
     assert_eq!(check(dir.path(), &["-e", "novalue", "x.yml"]).code, Some(2));
 }
+
+#[test]
+fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_launch() {
+    let dir = Dir::new();
+    dir.file("single.yaml", "resources: {cpus: 1+}\nenvs:\n  MODEL:\nrun: echo $MODEL\n");
+    dir.file("pipeline.yaml", "name: two\n---\nrun: a\n---\nrun: b\n");
+    dir.file("group.yaml", "name: g\nexecution: parallel\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n");
+    dir.file("service.yaml", "service: {readiness_probe: /}\nrun: serve\n");
+    dir.file("typo.yaml", "run: a\nnum_node: 2\n");
+    dir.file("ours.yaml", "type: task\ncommands: [a]\ndeadline: {within: 2h, work: 1h}\n");
+
+    let unset = check(dir.path(), &["single.yaml"]);
+    assert_eq!(unset.code, Some(1));
+    assert!(unset.stderr.contains("--> single.yaml:3:3"), "{}", unset.stderr);
+    assert!(unset.stderr.contains("hint: give one: `--env MODEL=…`"), "{}", unset.stderr);
+    let fine =
+        check(dir.path(), &["-e", "MODEL=x", "single.yaml", "pipeline.yaml", "group.yaml", "ours.yaml"]);
+    assert_eq!(fine.code, Some(0), "{}", fine.stderr);
+    assert!(fine.stderr.contains("single.yaml: valid SkyPilot task\n"), "{}", fine.stderr);
+    assert!(fine.stderr.contains("pipeline.yaml: valid SkyPilot pipeline of 2 tasks\n"), "{}", fine.stderr);
+    assert!(fine.stderr.contains("group.yaml: valid SkyPilot job group of 2 tasks\n"), "{}", fine.stderr);
+
+    let service = check(dir.path(), &["service.yaml"]);
+    assert_eq!(service.code, Some(1));
+    assert!(
+        service.stderr.contains("valid SkyPilot service, which cannot be launched here"),
+        "{}",
+        service.stderr
+    );
+    assert!(service.stderr.contains("--> service.yaml:1:1"), "{}", service.stderr);
+
+    let typo = check(dir.path(), &["-o", "json", "typo.yaml", "service.yaml"]);
+    assert_eq!(typo.code, Some(1));
+    let all: serde_json::Value = serde_json::from_str(&typo.stdout).unwrap();
+    assert_eq!((&all[0]["valid"], &all[0]["dialect"]), (&false.into(), &"skypilot".into()));
+    assert_eq!((&all[0]["problems"][0]["line"], &all[0]["problems"][0]["code"]), (&2.into(), &"C011".into()));
+    let service = (&all[1]["valid"], &all[1]["launchable"], &all[1]["type"]);
+    assert_eq!(service, (&true.into(), &false.into(), &"service".into()));
+}
+
+/// Real files that nobody here wrote, where they are at hand.
+#[test]
+fn real_task_files_are_read_as_launch_reads_them() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
+    let Ok(index) = std::fs::read_to_string(corpus.join("index.json")) else { return };
+    let index: Vec<serde_json::Value> = serde_json::from_str(&index).unwrap();
+    let mut wrong = Vec::new();
+    for entry in &index {
+        let file = entry["file"].as_str().unwrap();
+        let mut args = vec!["-o".to_owned(), "jsonl".to_owned(), file.to_owned()];
+        for name in entry["env_required"].as_array().into_iter().flatten() {
+            args.extend(["-e".to_owned(), format!("{}=some-value", name.as_str().unwrap())]);
+        }
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let answer: serde_json::Value = serde_json::from_str(&check(&corpus, &args).stdout).unwrap();
+        let (valid, accepted) = (answer["valid"] == true, entry["verdict"] == "accept");
+        if valid != accepted || (accepted && answer["type"] != entry["kind"]) {
+            wrong.push(format!("{file}: {answer}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -13,6 +13,7 @@ mod dev;
 mod doctor;
 mod errors;
 mod examples;
+mod first_hour;
 mod follow;
 mod jobs;
 mod lists;

@@ -303,7 +303,7 @@ fn machines_their_jobs_and_their_cost_are_shown() {
     // Two samples, ten seconds apart, make a point.
     until(&["metrics", "busy", "-o", "name"], "busy-0-0");
     let charts = cloud.0.windlass(&["metrics", "busy"]).ok().stdout;
-    assert!(charts.contains("replica=0 job=0  cpu ") && charts.contains('▁'), "{charts}");
+    assert!(charts.contains("busy-0-0  cpu ") && charts.contains('▁'), "{charts}");
     // Half a dollar an hour, for as long as it ran.
     let bill = cloud.0.windlass(&["cost", "-o", "json"]).ok().json();
     let (hours, cost) = (bill["total"]["hours"].as_f64().unwrap(), bill["total"]["cost"].as_f64().unwrap());

@@ -178,7 +178,26 @@ pub fn parse_cron(text: &str) -> Result<croner::Cron, String> {
     if text.split_whitespace().count() != 5 {
         return Err("a schedule has five fields: minute, hour, day, month, day of the week".to_owned());
     }
-    text.parse::<croner::Cron>().map_err(|error| format!("`{text}`: {error}"))
+    text.parse::<croner::Cron>().map_err(|error| match cron_out_of_range(text) {
+        Some(reason) => format!("`{text}`: {reason}"),
+        None => format!("`{text}`: {error}"),
+    })
+}
+
+/// The first number that its field cannot have.
+fn cron_out_of_range(text: &str) -> Option<String> {
+    let fields =
+        [("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("day of the week", 0, 7)];
+    for ((name, min, max), field) in fields.into_iter().zip(text.split_whitespace()) {
+        // What follows a slash is a step.
+        let ends =
+            field.split(',').filter_map(|part| part.split('/').next()).flat_map(|part| part.split('-'));
+        let wrong = ends.filter_map(|end| end.parse::<u32>().ok()).find(|end| !(min..=max).contains(end));
+        if let Some(number) = wrong {
+            return Some(format!("{name} {number} is out of range {min} to {max}"));
+        }
+    }
+    None
 }
 
 impl Decode for Cron {

@@ -115,7 +115,10 @@ pub fn parse_gpu(text: &str) -> Result<GpuSpec, String> {
             if spec.memory.is_some() {
                 return Err("the memory is given twice".to_owned());
             }
-            spec.memory = Some(parse_range::<Gb>(token)?);
+            spec.memory = Some(parse_range::<Gb>(token).map_err(|reason| match counted(token) {
+                Some(meant) => format!("{reason}; did you mean `{meant}`?"),
+                None => reason,
+            })?);
         } else {
             if std::mem::replace(&mut count, true) {
                 return Err("the count is given twice; memory needs a unit: `80GB`".to_owned());
@@ -125,6 +128,13 @@ pub fn parse_gpu(text: &str) -> Result<GpuSpec, String> {
     }
     adopt_tpu(&mut spec)?;
     Ok(spec)
+}
+
+/// `8xH100`, as others write it, in the form that is read here.
+fn counted(token: &str) -> Option<String> {
+    let (count, name) = token.split_once(['x', 'X'])?;
+    let is_count = !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit());
+    (is_count && name.starts_with(|c: char| c.is_ascii_alphabetic())).then(|| format!("{name}:{count}"))
 }
 
 fn split_names(text: &str) -> Result<Vec<String>, String> {

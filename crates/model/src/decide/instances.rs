@@ -64,6 +64,8 @@ pub struct Instance {
     pub unreachable_since: Option<Timestamp>,
     pub health: Health,
     pub terminating_since: Option<Timestamp>,
+    /// Its user wants it to go even if it does not answer.
+    pub is_forced: bool,
     /// People were told that it cannot be deleted.
     pub delete_told: bool,
 }
@@ -415,6 +417,11 @@ fn terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
         // Whoever never came to the host has nothing to look for there.
         Seen::NotDeleted { said } if instance.kind == Kind::Ssh && instance.started_at.is_none() => {
             let message = format!("the host was never ready, and is let go as it is: {said}");
+            Plan::change(instance, Event::Deleted, message, now)
+        }
+        // Nothing of ours is billed on it, and its user does not want to wait.
+        Seen::NotDeleted { said } if instance.kind == Kind::Ssh && instance.is_forced => {
+            let message = format!("deletion was forced, and the host is let go as it is: {said}");
             Plan::change(instance, Event::Deleted, message, now)
         }
         Seen::NotDeleted { said } if now.since(since) < DELETE_MAX => {

@@ -50,6 +50,26 @@ const KEYS: [&str; 21] = [
 /// Fields of a managed job that may stand in a task of `windlass apply`.
 const OURS: [&str; 3] = ["depends_on", "deadline", "job_recovery"];
 
+/// Fields of task files that no configuration of `windlass apply` has.
+const TASK_FILES_ONLY: [&str; 16] = [
+    "run",
+    "setup",
+    "num_nodes",
+    "envs",
+    "secrets",
+    "workdir",
+    "file_mounts",
+    "service",
+    "pool",
+    "event_callback",
+    "config",
+    "experimental",
+    "inputs",
+    "outputs",
+    "api_server_access",
+    "execution",
+];
+
 /// Most nodes of one task.
 const NODES_MAX: i64 = 10_000;
 /// Seconds that a new node costs, unless the deadline says otherwise.
@@ -70,6 +90,16 @@ pub(super) struct Document {
     pub(super) priority: Option<i32>,
     pub(super) depends_on: Vec<(String, Span)>,
     pub(super) secrets: BTreeMap<String, Secret>,
+}
+
+/// Whether a document that is alone in its file belongs to a task file.
+pub(super) fn is_task(node: &Node) -> bool {
+    let Value::Map(entries) = &node.value else { return false };
+    let mut keys = entries.iter().map(|entry| entry.key.as_str());
+    if let Some(kind) = node.field("type") {
+        return scalar(kind).is_some_and(|word| word.text == "task") && keys.any(|key| OURS.contains(&key));
+    }
+    keys.clone().any(|key| TASK_FILES_ONLY.contains(&key)) || keys.all(|key| KEYS.contains(&key))
 }
 
 pub(super) fn decode(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Document> {

@@ -166,6 +166,19 @@ pub fn parse(text: &str, given: &Given) -> Result<Parsed, Vec<Diagnosis>> {
     }
 }
 
+/// Whether a text is a task file and not a configuration of `windlass apply`: it has several documents, or fields that
+/// only task files have. Of a text that is not YAML the field `type` decides, wherever it stands.
+pub fn is_task_file(text: &str) -> bool {
+    let Ok(documents) = yaml::read_all(text) else {
+        return !text.lines().any(|line| line.starts_with("type:"));
+    };
+    match documents.as_slice() {
+        [] => false,
+        [only] => fields::is_task(only),
+        [_, _, ..] => true,
+    }
+}
+
 type Read = (Kind, Plan, Vec<TaskSecrets>);
 
 fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Read> {

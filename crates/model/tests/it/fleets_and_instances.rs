@@ -40,6 +40,7 @@ fn instance(kind: Kind, status: Status) -> Instance {
         unreachable_since: None,
         health: Health::Healthy,
         terminating_since: (status == Status::Terminating).then(|| ago(60)),
+        is_forced: false,
         delete_told: false,
     }
 }
@@ -219,6 +220,10 @@ fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more
     let used = |secs| Instance { started_at: Some(ago(9_000)), ..ending(Kind::Ssh, secs) };
     check(&used(60), &not, "not deleted yet: busy, again in 30 s");
     check(&used(late), &not, "deleted, again in 0 s");
+    // Who forces it does not wait either; a machine that may be billed stays.
+    check(&Instance { is_forced: true, ..used(60) }, &not, "deleted, again in 0 s");
+    let cloud = Instance { is_forced: true, ..ending(Kind::Cloud, 60) };
+    check(&cloud, &not, "not deleted yet: busy, again in 30 s");
     // A host that was never ready is not waited for.
     check(&ending(Kind::Ssh, 0), &not, "deleted, again in 0 s");
     let gone = instances::Seen::Gone { said: "not listed".into() };

@@ -100,6 +100,9 @@ statements! {
     ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                WHERE id = $1 AND NOT finished AND busy_blocks = 0 \
                AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished)";
+    /// A host of the fleet that does not answer is let go as it is. Refused with the deletion of the fleet.
+    FORCE_END = "UPDATE instances SET end_reason = 'forced', termination_asked_at = coalesce(termination_asked_at, now_us()), \
+                 due_at = NULL WHERE fleet_id = $1 AND NOT finished";
     /// Something takes the place of those that never came to be.
     HIDE_OVER = "UPDATE instances SET deleted = TRUE WHERE fleet_id = $1 AND finished AND NOT deleted";
     SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
@@ -130,6 +133,14 @@ pub fn insert_for(instance: NewInstance, job: SubmissionId, blocks: i64) -> Chan
 /// Stores the wish to end; the instance's pipeline does it. Stale while a job is there.
 pub fn ask_end(id: InstanceId) -> Change {
     Change::Exec { sql: ASK_END.as_str().into(), params: params![id], expect: super::Expect::One }
+}
+
+/// A word of `end_reason` beside the reasons of the model.
+pub const FORCED: &str = "forced";
+
+/// The wish to end all of a fleet, whether or not they answer.
+pub fn force_end(fleet: FleetId) -> Change {
+    Change::Exec { sql: FORCE_END.as_str().into(), params: params![fleet], expect: super::Expect::Any }
 }
 
 /// Takes those that are over out of the lists.

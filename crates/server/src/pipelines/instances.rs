@@ -34,7 +34,7 @@ use crate::{
     agents::{self, Call, HostNews},
     db::{
         Val, Values, Written,
-        instances::Instance,
+        instances::{self, Instance},
         passes::instances::{self as rows, Moved, OfFleet, Stray},
     },
     fleet_shape::{self, FleetShape},
@@ -498,6 +498,7 @@ fn view(row: &Row) -> brain::Instance {
         unreachable_since: instance.unreachable_since,
         health: instance.health.parse().unwrap_or(Health::Healthy),
         terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),
+        is_forced: instance.end_reason.as_deref() == Some(instances::FORCED),
         delete_told: instance.status_message.as_deref().is_some_and(|said| said.starts_with(brain::TOLD)),
     }
 }

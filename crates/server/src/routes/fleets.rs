@@ -42,7 +42,7 @@ async fn apply(app: App, scope: Scope, asked: ApplyRequest) -> Result<Fleet> {
 }
 
 async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
-    fleets::delete(&app, &scope, &asked.names).await
+    fleets::delete(&app, &scope, &asked).await
 }
 
 async fn delete_instances(app: App, scope: Scope, asked: DeleteInstancesRequest) -> Result<()> {

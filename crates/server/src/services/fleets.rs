@@ -394,10 +394,10 @@ fn new_host(
 }
 
 /// Stores the wish to end, for all of them or none.
-pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+pub async fn delete(app: &App, scope: &Scope, asked: &wire::DeleteRequest) -> Result<()> {
     let by = scope.caller.user.id;
     let mut unit = Unit::new();
-    for name in names.iter().collect::<BTreeSet<_>>() {
+    for name in asked.names.iter().collect::<BTreeSet<_>>() {
         let found = fleets::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
         may_touch(scope, &found)?;
         let about = About { entity: Entity::Fleet, id: found.id.0, name, project: Some(found.project_id) };
@@ -408,6 +408,9 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
             "delete_asked",
             "Fleet deletion requested".into(),
         )?);
+        if asked.force {
+            unit = unit.and([instances::force_end(found.id)]);
+        }
     }
     match app.db().write(unit).await? {
         Written::Done { .. } => {

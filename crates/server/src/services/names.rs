@@ -4,43 +4,56 @@ use crate::error::{Error, Result};
 
 /// Users: letters, digits, `-` and `_`, at most 60.
 pub fn user(name: &str) -> Result<()> {
-    check("username", name, 60, |byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    word("username", name, 60)
 }
 
 /// Projects: letters, digits, `-` and `_`, at most 50.
 pub fn project(name: &str) -> Result<()> {
-    check("project_name", name, 50, |byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    word("project_name", name, 50)
 }
 
 /// Secrets: letters, digits, `-` and `_`, at most 200.
 pub fn secret(name: &str) -> Result<()> {
-    check("name", name, 200, |byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    word("name", name, 200)
+}
+
+fn word(field: &str, name: &str, len_max: usize) -> Result<()> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    if is_made_of(name, len_max, allowed) {
+        return Ok(());
+    }
+    let rule = format!("1 to {len_max} letters, digits, `-` and `_`, and no `-` in front, are allowed");
+    Err(bad(field, &rule))
 }
 
 /// Runs, fleets, volumes, gateways: `[a-z][a-z0-9-]{1,40}`.
 pub fn resource(field: &str, name: &str) -> Result<()> {
-    check(field, name, 41, |byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')?;
-    if name.len() < 2 || !name.as_bytes()[0].is_ascii_lowercase() {
-        return Err(bad(field));
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let starts = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
+    if is_made_of(name, 41, allowed) && name.len() >= 2 && starts {
+        return Ok(());
     }
-    Ok(())
+    let rule = "2 to 41 lower case letters, digits and dashes, a letter first, are allowed";
+    Err(bad(field, rule))
 }
 
 /// SHA-256 in hexadecimal: how uploads are named.
 pub fn hash(field: &str, text: &str) -> Result<()> {
-    check(field, text, 64, |byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))?;
-    if text.len() == 64 { Ok(()) } else { Err(bad(field)) }
+    let allowed = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if is_made_of(text, 64, allowed) && text.len() == 64 {
+        return Ok(());
+    }
+    Err(bad(field, "64 hexadecimal digits are expected"))
 }
 
 /// The name itself is not repeated: it may hold anything.
-fn bad(field: &str) -> Error {
-    Error::refused(format!("invalid {field}: only certain letters and lengths are allowed"))
+fn bad(field: &str, rule: &str) -> Error {
+    Error::refused(format!("invalid {field}: {rule}"))
 }
 
 /// Names are typed into command lines: one that starts with a dash would be read as an option there.
-fn check(field: &str, name: &str, len_max: usize, allowed: impl Fn(u8) -> bool) -> Result<()> {
-    let fits = (1..=len_max).contains(&name.len()) && !name.starts_with('-');
-    if fits && name.bytes().all(allowed) { Ok(()) } else { Err(bad(field)) }
+fn is_made_of(name: &str, len_max: usize, allowed: impl Fn(u8) -> bool) -> bool {
+    (1..=len_max).contains(&name.len()) && !name.starts_with('-') && name.bytes().all(allowed)
 }
 
 const ADJECTIVES: [&str; 64] = [
@@ -107,6 +120,13 @@ mod tests {
             assert!(hash("hash", name).is_err(), "{name:?}");
         }
         assert!(resource("name", "a").is_err() && resource("name", "9a").is_err());
+    }
+
+    #[test]
+    fn a_name_that_is_refused_says_which_are_not() {
+        let told = |refused: crate::error::Result<()>| refused.unwrap_err().to_string();
+        assert!(told(user("a b")).contains("1 to 60 letters, digits, `-` and `_`"));
+        assert!(told(resource("name", "A")).contains("2 to 41 lower case letters, digits and dashes"));
     }
 
     #[test]

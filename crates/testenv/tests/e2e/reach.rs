@@ -107,8 +107,8 @@ async fn nodes_write_into_one_terminal_each_line_under_its_rank() {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let text = String::from_utf8(done.stdout).unwrap().replace("\r\n", "\n");
     for rank in 0..2 {
-        let own: Vec<&str> = text.lines().filter(|line| line.starts_with(&format!("0-{rank} | "))).collect();
-        let want: Vec<String> = (1..=3).map(|i| format!("0-{rank} | line {i} of {rank}")).collect();
+        let own: Vec<&str> = text.lines().filter(|line| line.starts_with(&format!("{rank}-0 | "))).collect();
+        let want: Vec<String> = (1..=3).map(|i| format!("{rank}-0 | line {i} of {rank}")).collect();
         assert_eq!(own, want, "{text}");
     }
     assert_eq!(text.lines().count(), 6, "{text}");

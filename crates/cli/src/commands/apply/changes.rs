@@ -4,8 +4,10 @@ use serde_json::Value;
 
 /// Longer values are cut.
 const VALUE_MAX: usize = 60;
-/// Fields whose values may be secrets.
-const HIDDEN: [&str; 2] = ["env", "registry_auth"];
+/// What is shown of two values before the first difference, when they are cut.
+const BEFORE_DIFFERENCE: usize = 12;
+/// Parts of the names of variables whose values are not shown.
+const SECRET_NAMES: [&str; 7] = ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH"];
 
 /// A line for each field that differs. An absent field and a null one are the same.
 pub(super) fn lines(old: &Value, new: &Value) -> Vec<String> {
@@ -41,20 +43,51 @@ fn compare(path: &str, old: &Value, new: &Value, lines: &mut Vec<String>) {
         }
         return;
     }
-    let hidden = path.split(['.', '[']).any(|part| HIDDEN.contains(&part));
-    let shown = |value: &Value| if hidden { "(hidden)".to_owned() } else { cut(&value.to_string()) };
+    let hidden = is_secret(path);
+    let shown = |value: &Value| if hidden { "(hidden)".to_owned() } else { cut(&value.to_string(), 0) };
     lines.push(match (old.is_null(), new.is_null()) {
         (true, _) => format!("+ {path}: {}", shown(new)),
         (_, true) => format!("- {path}: {}", shown(old)),
-        (false, false) => format!("~ {path}: {} → {}", shown(old), shown(new)),
+        (false, false) if hidden => format!("~ {path}: changed (hidden)"),
+        (false, false) => {
+            let (old, new) = pair(&old.to_string(), &new.to_string());
+            format!("~ {path}: {old} → {new}")
+        }
     });
 }
 
-fn cut(text: &str) -> String {
-    if text.chars().count() <= VALUE_MAX {
-        return text.to_owned();
+/// Credentials, and variables that are named like some.
+fn is_secret(path: &str) -> bool {
+    if let Some((_, name)) =
+        path.split_once("env.").filter(|(before, _)| before.is_empty() || before.ends_with('.'))
+    {
+        let name = name.to_ascii_uppercase();
+        return SECRET_NAMES.iter().any(|part| name.contains(part));
     }
-    text.chars().take(VALUE_MAX - 1).chain(['…']).collect()
+    path.ends_with("registry_auth.password")
+}
+
+/// Two values that differ, cut so that the difference is seen.
+fn pair(old: &str, new: &str) -> (String, String) {
+    let longest = old.chars().count().max(new.chars().count());
+    if longest <= VALUE_MAX {
+        return (old.to_owned(), new.to_owned());
+    }
+    let same = old.chars().zip(new.chars()).take_while(|(left, right)| left == right).count();
+    let from = same.saturating_sub(BEFORE_DIFFERENCE);
+    // A start that would be cut by less than the mark takes stays.
+    let from = if from < BEFORE_DIFFERENCE { 0 } else { from };
+    (cut(old, from), cut(new, from))
+}
+
+/// A part of a text that begins at a letter of it.
+fn cut(text: &str, from: usize) -> String {
+    let rest = text.chars().skip(from);
+    let start = if from > 0 { "…" } else { "" };
+    if rest.clone().count() <= VALUE_MAX {
+        return format!("{start}{}", rest.collect::<String>());
+    }
+    format!("{start}{}…", rest.take(VALUE_MAX - 1).collect::<String>())
 }
 
 #[cfg(test)]
@@ -64,20 +97,34 @@ mod tests {
     use super::lines;
 
     #[test]
-    fn each_field_that_differs_has_a_line_and_secrets_none() {
-        let old =
-            json!({"commands": ["a", "b"], "env": {"TOKEN": "s3cret", "B": "1"}, "nodes": 1, "name": null});
-        let new = json!({"commands": ["a", "c", "d"], "env": {"TOKEN": "other", "B": "1"}, "priority": 3});
+    fn each_field_that_differs_has_a_line_and_only_secrets_are_hidden() {
+        let old = json!({"commands": ["a", "b"], "env": {"HF_TOKEN": "s3cret", "B": "1"}, "nodes": 1, "name": null,
+                   "registry_auth": {"username": "a", "password": "x"}});
+        let new = json!({"commands": ["a", "c", "d"], "env": {"HF_TOKEN": "other", "B": "2"}, "priority": 3,
+                         "registry_auth": {"username": "b", "password": "y"}});
         assert_eq!(
             lines(&old, &new),
             [
                 r#"~ commands[1]: "b" → "c""#,
                 r#"+ commands[2]: "d""#,
-                "~ env.TOKEN: (hidden) → (hidden)",
+                r#"~ env.B: "1" → "2""#,
+                "~ env.HF_TOKEN: changed (hidden)",
                 "- nodes: 1",
                 "+ priority: 3",
+                "~ registry_auth.password: changed (hidden)",
+                r#"~ registry_auth.username: "a" → "b""#,
             ]
         );
         assert!(lines(&old, &old).is_empty());
+    }
+
+    #[test]
+    fn two_long_values_are_cut_where_they_differ() {
+        let long = |end: &str| json!({ "commands": [format!("{}{end}", "python train.py --data /mnt/data ".repeat(4))] });
+        let lines = lines(&long("--lr 1"), &long("--lr 2"));
+        assert_eq!(lines, [r#"~ commands[0]: …t/data --lr 1" → …t/data --lr 2""#]);
+        let start = |first: &str| json!({ "a": format!("{first}{}", "x".repeat(100)) });
+        let line = super::lines(&start("1"), &start("2")).remove(0);
+        assert!(line.starts_with("~ a: \"1xxx") && line.contains("x… → \"2xxx"), "{line}");
     }
 }

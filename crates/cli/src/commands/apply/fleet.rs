@@ -106,7 +106,7 @@ fn say_what_forbids(fleet: &Fleet, planned: &FleetPlan) {
 
 async fn delete(cx: &Context, fleet: &Fleet) -> Result<(), Problem> {
     output::say(&format!("Deleting fleet `{}`…", fleet.name));
-    cx.call::<DeleteFleets>(&fleets::DeleteRequest { names: vec![fleet.name.clone()] }).await?;
+    cx.call::<DeleteFleets>(&fleets::DeleteRequest { names: vec![fleet.name.clone()], force: false }).await?;
     loop {
         let request = fleets::ReadRequest { name: Some(fleet.name.clone()), id: None };
         match cx.try_call::<ReadFleet>(&request).await {

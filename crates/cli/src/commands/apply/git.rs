@@ -40,6 +40,10 @@ pub(super) fn find(args: &Args, source: &Source) -> Result<Option<Code>, Problem
     let Some(repo) = repos.first() else { return Ok(None) };
     match (&repo.0.local_path, &repo.0.url) {
         (Some(path), _) => local(args, &local_path(&source.dir, path)?).map(Some),
+        (None, Some(url)) if !is_reachable(url) => Err(Problem::new(format!("clone the repository `{url}`"))
+            .code(problem::Code::Repository)
+            .why("hosts clone over https, ssh and git only")
+            .hint("for files of this machine name the folder: `repos: [PATH]`")),
         (None, Some(url)) => remote(args, url, &repo.0).map(Some),
         (None, None) => Ok(None),
     }
@@ -75,6 +79,15 @@ fn code(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result<Code, P
     Ok(Code { init, data, hash: sha256(&content), content })
 }
 
+/// Whether hosts clone from such an address: not from files of this machine, nor without encryption.
+fn is_reachable(url: &str) -> bool {
+    match url.split_once("://") {
+        Some((scheme, _)) => matches!(scheme.to_ascii_lowercase().as_str(), "https" | "ssh" | "git"),
+        // `login@host:path`
+        None => url.split_once(':').is_some_and(|(login, _)| !login.contains('/') && !login.is_empty()),
+    }
+}
+
 /// The last part of an address, without `.git`.
 fn name_of(url: &str) -> String {
     let last = url.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
@@ -89,6 +102,9 @@ fn local(args: &Args, path: &Path) -> Result<Code, Problem> {
     let Some(git) = Git::at(&whole)? else { return directory(&whole, "it is no git repository") };
     let Some(remote) = git.remote()? else { return directory(&whole, "it has no remote to clone from") };
     let url = git.text(&["remote", "get-url", &remote])?;
+    if !is_reachable(&url) {
+        return directory(&whole, &format!("hosts cannot clone from its remote `{url}`"));
+    }
     let Some(base) = git.base(&remote)? else {
         return directory(&whole, "no commit of it is known to be at its remote");
     };
@@ -273,6 +289,18 @@ mod tests {
     fn a_repository_is_called_by_the_last_part_of_its_address() {
         let names = ["https://host/team/app.git", "git@host:team/app", "ssh://host/app/"].map(name_of);
         assert_eq!(names, ["app", "app", "app"]);
+    }
+
+    #[test]
+    fn hosts_clone_from_other_machines_and_encrypted() {
+        for url in
+            ["https://host/app.git", "git@host:team/app", "ssh://git@host/app", "git://127.0.0.1:9418/a"]
+        {
+            assert!(super::is_reachable(url), "{url}");
+        }
+        for url in ["file:///srv/app.git", "/srv/app.git", "../app", "http://host/app.git", "./a:b"] {
+            assert!(!super::is_reachable(url), "{url}");
+        }
     }
 
     fn git(dir: &Path, args: &[&str]) {

@@ -8,17 +8,22 @@ mod keys;
 mod others;
 mod plan;
 mod run;
+mod secrets;
 mod source;
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+};
 
 use windlass_api::runs::RunPlan;
 use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMapping};
 
 pub(crate) use self::{
     plan::{refusals, resources},
-    source::DEFAULT_FILES,
+    source::{DEFAULT_FILES, Source, complete, described},
 };
+use super::wants::Overrides;
 use crate::{
     cli::{At, Format, Output},
     context,
@@ -33,12 +38,16 @@ Examples:
   windlass apply -f train.yml                     plan, ask, run, follow the output
   windlass apply -f train.yml -y -d               no question, do not wait
   windlass apply -f train.yml -e SEED=7 -- --lr 3 variables, and arguments for ${{ run.args }}
+  windlass apply -f train.yml --gpu H100:8 --spot --max-duration 6h
   windlass apply -f app.yml -p 8080:80            its port 80 at port 8080 of this machine
   windlass apply -f train.yml -y -o jsonl         progress and output as events, for programs
   windlass apply -f fleet.yml -y                  a fleet, volume or gateway is made the same way
 
 The exit code is the job's own when it is below 200. From 200 on it is ours: 200 failed otherwise, 201 stopped,
-202 the job returned 200 or more. 2 is misuse.";
+202 the job returned 200 or more, 203 a limit such as `max_duration` ended it. 2 is misuse.";
+
+/// Offers that a plan shows.
+const OFFERS_SHOWN: u16 = 3;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -71,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) raw: bool,
     /// How many offers the plan shows
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = OFFERS_SHOWN)]
     pub(crate) max_offers: u16,
     /// Take defaults from this profile of `.windlass/profiles.yml` or `.dstack/profiles.yml`
     #[arg(long, value_name = "NAME", env = "WINDLASS_PROFILE")]
@@ -82,6 +91,11 @@ pub(crate) struct Args {
     /// Token with which hosts clone the repository; it is sent to the server
     #[arg(long, value_name = "TOKEN", env = "WINDLASS_GIT_TOKEN", hide_env_values = true)]
     pub(crate) git_token: Option<String>,
+    #[command(flatten)]
+    pub(crate) overrides: Overrides,
+    /// A file that was named without `-f`
+    #[arg(hide = true, value_name = "FILE")]
+    pub(crate) stray: Option<PathBuf>,
     /// Arguments that replace `${{ run.args }}` in commands
     #[arg(last = true, value_name = "ARG")]
     pub(crate) args: Vec<String>,
@@ -92,6 +106,30 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// As if nothing but `-y`, or not even that, had been said.
+    pub(crate) fn plain(at: At, output: Output, yes: bool) -> Self {
+        Self {
+            file: None,
+            yes,
+            detach: false,
+            name: None,
+            env: Vec::new(),
+            force: false,
+            port: Vec::new(),
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            raw: false,
+            max_offers: OFFERS_SHOWN,
+            profile: None,
+            git_identity: None,
+            git_token: None,
+            overrides: Overrides::default(),
+            stray: None,
+            args: Vec::new(),
+            at,
+            output,
+        }
+    }
+
     /// What is forwarded while the run is followed: what the file says, and what the command line adds or moves.
     fn ports(&self, plan: &RunPlan) -> Result<Ports, Problem> {
         let first = plan.job_plans.first().map(|job| job.job_spec.value()).transpose();
@@ -126,13 +164,31 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 fn apply(args: &Args) -> Result<Exit, Problem> {
-    if !args.yes && !output::can_ask() {
-        return Err(Problem::misuse("nobody is there to answer whether to go on")
-            .code(Code::Unanswered)
-            .hint("`-y` says yes"));
+    if let Some(stray) = &args.stray {
+        let stray = stray.display();
+        return Err(Problem::misuse(format!("unexpected argument `{stray}`")).hint(format!(
+            "`windlass apply -f {stray}` names the file; arguments of the run stand after `--`"
+        )));
     }
+    can_be_answered(args)?;
     // All that can be found wrong without a server is found before one is started.
     let source = source::read(args)?;
+    submit(args, &source)
+}
+
+/// A question that the plan ends with has somebody to answer it.
+fn can_be_answered(args: &Args) -> Result<(), Problem> {
+    if !args.yes && !output::can_ask() {
+        return Err(Problem::misuse("confirmation needed: apply the configuration?")
+            .code(Code::Unanswered)
+            .hint("pass `-y`: there is no terminal to ask on"));
+    }
+    Ok(())
+}
+
+/// Plans, asks, applies and follows.
+pub(crate) fn submit(args: &Args, source: &Source) -> Result<Exit, Problem> {
+    can_be_answered(args)?;
     let is_followed = source.configuration.run().is_some() && !args.detach;
     if is_followed && !matches!(args.output.format, Format::Table | Format::Jsonl) {
         return Err(Problem::misuse("standard output belongs to the job while it is followed")
@@ -140,11 +196,11 @@ fn apply(args: &Args) -> Result<Exit, Problem> {
     }
     context::with(&args.at, async |cx| match &source.configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
-            run::apply(cx, args, &source).await
+            run::apply(cx, args, source).await
         }
-        Configuration::Fleet(config) => fleet::apply(cx, args, &source, config).await,
-        Configuration::Volume(_) => others::volume(cx, args, &source).await,
-        Configuration::Gateway(_) => others::gateway(cx, args, &source).await,
+        Configuration::Fleet(config) => fleet::apply(cx, args, source, config).await,
+        Configuration::Volume(_) => others::volume(cx, args, source).await,
+        Configuration::Gateway(_) => others::gateway(cx, args, source).await,
     })
 }
 

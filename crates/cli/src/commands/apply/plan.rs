@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use windlass_api::{offers::Offer, runs::RunPlan};
+use windlass_api::{
+    offers::Offer,
+    runs::{JobPlan, RunPlan},
+};
 
 use crate::output::{
     self,
@@ -25,10 +28,10 @@ pub(crate) fn show(plan: &RunPlan) {
     let kind = nodes.map_or_else(|| kind.to_owned(), |nodes| format!("{kind}, {nodes} nodes"));
     let name = spec["run_name"].as_str().unwrap_or("(a generated name)");
     lines.push(("Run", format!("{name} ({kind})")));
-    for (number, job) in plan.job_plans.iter().enumerate() {
-        let wanted = job.job_spec.value().unwrap_or_default();
+    let distinct = distinct(&plan.job_plans);
+    for (number, (wanted, _)) in distinct.iter().enumerate() {
         let label = if number == 0 { "Resources" } else { "" };
-        lines.push((label, resources(&wanted["requirements"]["resources"])));
+        lines.push((label, resources(&wanted["resources"])));
     }
     let places: BTreeSet<&str> =
         plan.job_plans.iter().flat_map(|job| &job.runs_in).map(String::as_str).collect();
@@ -41,9 +44,7 @@ pub(crate) fn show(plan: &RunPlan) {
         if let Some(price) = requirements["max_price"].as_f64() {
             lines.push(("Max price", format!("{} per hour", words::price(price))));
         }
-        if requirements["spot"].as_bool() == Some(true) {
-            lines.push(("Spot", "only".to_owned()));
-        }
+        lines.extend(choices(&spec));
         if let Some(secs) = job["max_duration"].as_i64() {
             lines.push(("Max duration", words::span(windlass_model::time::Span::secs(secs))));
         }
@@ -58,8 +59,8 @@ pub(crate) fn show(plan: &RunPlan) {
         output::say(&output::printable(&format!("{label:width$}  {text}")));
     }
     output::say("");
-    let all: Vec<Offer> = plan.job_plans.iter().flat_map(|job| job.offers.iter().cloned()).collect();
-    let total: i64 = plan.job_plans.iter().map(|job| job.total_offers).sum();
+    let all: Vec<Offer> = distinct.iter().flat_map(|(_, job)| job.offers.iter().cloned()).collect();
+    let total: i64 = distinct.iter().map(|(_, job)| job.total_offers).sum();
     offers(&all, total);
     misfits(plan, all.is_empty());
     let mut told = BTreeSet::new();
@@ -74,6 +75,57 @@ pub(crate) fn show(plan: &RunPlan) {
             output::say("");
         }
     }
+}
+
+/// Jobs that want different things, each once: nodes that want the same are offered the same.
+fn distinct(plans: &[JobPlan]) -> Vec<(Value, &JobPlan)> {
+    let mut all: Vec<(Value, &JobPlan)> = Vec::new();
+    for job in plans {
+        let wanted = job.job_spec.value().unwrap_or_default()["requirements"].clone();
+        if !all.iter().any(|(other, _)| *other == wanted) {
+            all.push((wanted, job));
+        }
+    }
+    all
+}
+
+/// Where the run may go, as far as its configuration or its profile says.
+fn choices(spec: &Value) -> Vec<(&'static str, String)> {
+    let said = |key: &str| {
+        let own = &spec["configuration"][key];
+        if own.is_null() { &spec["profile"][key] } else { own }
+    };
+    let mut lines = Vec::new();
+    let spot = match said("spot_policy").as_str() {
+        Some("spot") => Some("only"),
+        Some("on-demand") => Some("no, on demand only"),
+        Some("auto") => Some("either"),
+        Some(_) | None => None,
+    };
+    lines.extend(spot.map(|spot| ("Spot", spot.to_owned())));
+    let lists = [
+        ("Backends", "backends"),
+        ("Regions", "regions"),
+        ("Instance types", "instance_types"),
+        ("Fleets", "fleets"),
+    ];
+    for (label, key) in lists {
+        let names: Vec<String> = said(key).as_array().into_iter().flatten().map(name).collect();
+        if !names.is_empty() {
+            lines.push((label, names.join(", ")));
+        }
+    }
+    if said("creation_policy") == "reuse" {
+        lines.push(("New instances", "no, only those that exist".to_owned()));
+    }
+    lines
+}
+
+/// `gpus`, or `lab/gpus` of another project.
+fn name(value: &Value) -> String {
+    let project = value["project"].as_str().map(|project| format!("{project}/")).unwrap_or_default();
+    let name = value.as_str().or_else(|| value["name"].as_str()).unwrap_or("?");
+    format!("{project}{name}")
 }
 
 /// What the run can cost at most: the dearest offer it may take, for as long as it may run.
@@ -164,7 +216,8 @@ pub(crate) fn offers(all: &[Offer], total: i64) {
             Cell::status(offer.availability.replace('_', " ")),
         ]);
     }
-    table.lines(Style::stderr()).iter().for_each(|line| output::say(line));
+    let columns = output::columns(&std::io::stderr());
+    table.fitted(Style::stderr(), columns).iter().for_each(|line| output::say(line));
     let shown = i64::try_from(all.len()).unwrap_or(i64::MAX);
     if total > shown {
         output::say(&format!("Shown {shown} of {total} offers."));
@@ -176,12 +229,12 @@ pub(crate) fn offers(all: &[Offer], total: i64) {
 pub(crate) fn resources(wanted: &Value) -> String {
     let mut parts = Vec::new();
     let cpu = &wanted["cpu"];
-    if let Some(count) = range(&cpu["count"], "") {
+    if let Some(count) = range(&cpu["count"], count) {
         let arch = cpu["arch"].as_str().map(|arch| format!("{arch}:")).unwrap_or_default();
         parts.push(format!("cpu={arch}{count}"));
     }
-    parts.extend(range(&wanted["memory"], "GB").map(|memory| format!("mem={memory}")));
-    parts.extend(range(&wanted["disk"]["size"], "GB").map(|disk| format!("disk={disk}")));
+    parts.extend(range(&wanted["memory"], words::size).map(|memory| format!("mem={memory}")));
+    parts.extend(range(&wanted["disk"]["size"], words::size).map(|disk| format!("disk={disk}")));
     let gpu = &wanted["gpu"];
     if gpu["count"]["max"].as_i64() != Some(0)
         && (gpu["count"]["min"].as_i64().unwrap_or(0) > 0 || gpu["name"].is_array())
@@ -189,16 +242,20 @@ pub(crate) fn resources(wanted: &Value) -> String {
         let names =
             gpu["name"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
         let mut all = vec![names.join(",")];
-        all.extend(range(&gpu["memory"], "GB"));
-        all.extend(range(&gpu["count"], ""));
+        all.extend(range(&gpu["memory"], words::size));
+        all.extend(range(&gpu["count"], count));
         all.retain(|part| !part.is_empty());
         parts.push(format!("gpu={}", all.join(":")));
     }
     if parts.is_empty() { "any".to_owned() } else { parts.join(" ") }
 }
 
-fn range(value: &Value, unit: &str) -> Option<String> {
-    let bound = |value: &Value| value.as_f64().map(|number| format!("{number}{unit}"));
+fn count(number: f64) -> String {
+    number.to_string()
+}
+
+fn range(value: &Value, shown: fn(f64) -> String) -> Option<String> {
+    let bound = |value: &Value| value.as_f64().map(shown);
     match (bound(&value["min"]), bound(&value["max"])) {
         (None, None) => None,
         (Some(min), Some(max)) if min == max => Some(min),
@@ -227,10 +284,38 @@ mod tests {
     }
 
     #[test]
+    fn nodes_that_want_the_same_are_offered_the_same_once() {
+        let job = |cpus: i64| -> super::JobPlan {
+            serde_json::from_value(
+                json!({"job_spec": {"requirements": {"resources": {"cpu": {"count": {"min": cpus}}}}},
+                "offers": [], "total_offers": 1}),
+            )
+            .unwrap()
+        };
+        assert_eq!(super::distinct(&[job(2), job(2), job(4)]).len(), 2);
+    }
+
+    #[test]
+    fn a_plan_says_where_the_run_may_go() {
+        let spec = json!({"configuration": {"spot_policy": "auto", "fleets": [{"project": "lab", "name": "gpus"}, "rack"],
+            "creation_policy": "reuse", "regions": null}, "profile": {"regions": ["eu-west-1"], "spot_policy": "spot"}});
+        let lines = [
+            ("Spot", "either"),
+            ("Regions", "eu-west-1"),
+            ("Fleets", "lab/gpus, rack"),
+            ("New instances", "no, only those that exist"),
+        ];
+        assert_eq!(super::choices(&spec), lines.map(|(label, text)| (label, text.to_owned())));
+        assert!(super::choices(&json!({"configuration": {}, "profile": {}})).is_empty());
+    }
+
+    #[test]
     fn wishes_are_one_line_and_what_was_not_wished_is_left_out() {
         let wanted = json!({"cpu": {"arch": null, "count": {"min": 2, "max": null}}, "memory": {"min": 16.0, "max": 16.0},
             "gpu": {"name": ["H100"], "memory": {"min": 80.0, "max": 80.0}, "count": {"min": 8, "max": 8}}, "disk": null});
         assert_eq!(resources(&wanted), "cpu=2.. mem=16GB gpu=H100:80GB:8");
+        let small = json!({"memory": {"min": 0.097_656_25, "max": 1.5}});
+        assert_eq!(resources(&small), "mem=100MB..1.5GB");
         let none = json!({"cpu": {"count": {"min": 1}}, "gpu": {"count": {"min": 0, "max": null}}});
         assert_eq!(resources(&none), "cpu=1..");
     }

@@ -12,7 +12,7 @@ use windlass_model::plan::diff;
 use super::{
     Args, agreed,
     archive::{self, Brought},
-    changes, git, plan,
+    changes, git, plan, secrets,
     source::Source,
 };
 use crate::{
@@ -30,6 +30,7 @@ const FIRST: ssh::Place = ssh::Place { replica: 0, job: 0 };
 
 pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<Exit, Problem> {
     let code = git::find(args, source)?;
+    secrets::check(cx, &source.configuration).await?;
     let archives = archive::upload(cx, source).await?;
     if let Some(code) = &code {
         cx.call::<windlass_api::operations::InitRepo>(&code.init).await?;

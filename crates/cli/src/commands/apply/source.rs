@@ -46,17 +46,34 @@ pub(crate) fn read(args: &Args) -> Result<Source, Problem> {
     let stdin = path.as_os_str() == "-";
     if stdin && !args.yes {
         return Err(Problem::misuse("the file comes from standard input, where the answer would come from")
-            .hint("`-y` says yes"));
+            .hint("pass `-y`"));
     }
     let text = text(&path, stdin)?;
-    let mut configuration = parse(&file, &text)?;
+    let configuration = parse(&file, &text)?;
+    let parent = if stdin { None } else { path.parent().filter(|parent| !parent.as_os_str().is_empty()) };
+    let dir = parent.unwrap_or(Path::new(".")).to_owned();
+    complete(args, file, dir, configuration)
+}
+
+/// A configuration with what the command line adds to it. `file` is what it is called.
+pub(crate) fn complete(
+    args: &Args,
+    file: String,
+    dir: PathBuf,
+    mut configuration: Configuration,
+) -> Result<Source, Problem> {
     if let Some(name) = &args.name {
         rename(&mut configuration, name)?;
     }
+    args.overrides.apply(&mut configuration)?;
     variables(&mut configuration, args)?;
-    let parent = if stdin { None } else { path.parent().filter(|parent| !parent.as_os_str().is_empty()) };
-    let dir = parent.unwrap_or(Path::new(".")).to_owned();
     Ok(Source { file, dir, configuration, profile: profile(args)? })
+}
+
+/// What a file describes, as it is written.
+pub(crate) fn described(path: &Path) -> Result<Configuration, Problem> {
+    let stdin = path.as_os_str() == "-";
+    parse(&path.display().to_string(), &text(path, stdin)?)
 }
 
 fn default_file() -> Result<PathBuf, Problem> {

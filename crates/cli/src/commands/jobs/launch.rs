@@ -34,7 +34,9 @@ Examples:
   windlass jobs launch -y -n try --env LR=0.1 --secret TOKEN train.yaml
   windlass jobs launch -y -d --num-jobs 100 sweep.yaml
   windlass jobs launch -y --gpus H100:8 --use-spot --deadline 48h train.yaml
-  windlass jobs launch -y 'python -c \"print(1)\"'      a command, without a file";
+  windlass jobs launch -y hostname                     a command, without a file
+  windlass jobs launch -y 'python -c \"print(1)\"'      one argument is a line of shell
+  windlass jobs launch -y -- python train.py --lr 1    several are a program and its arguments";
 
 /// Larger files are no task files.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -42,7 +44,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Task files, one job for each; or a command
+    /// Task files, one job for each; or a command, if none of the words is a file
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
     /// Name the job so, whatever the file says
@@ -85,8 +87,15 @@ pub(super) fn run(args: &Args, at: &At, format: Format) -> Result<Exit, Problem>
     let envs = envs(args)?;
     let secrets = values(&args.secret, "secret")?;
     let mut sources = Vec::new();
-    for file in &args.files {
-        sources.push(read(file, &envs, &secrets)?);
+    match command(&args.files) {
+        Some(line) => {
+            sources.push(parsed(command_file(&line)?, "the command", Path::new("."), &envs, &secrets)?)
+        }
+        None => {
+            for file in &args.files {
+                sources.push(read(file, &envs, &secrets)?);
+            }
+        }
     }
     context::with(at, async |cx| {
         // A project that does not exist is told before anything is sent.
@@ -232,20 +241,44 @@ fn values(given: &[(String, Option<String>)], flag: &str) -> Result<BTreeMap<Str
     Ok(all)
 }
 
+/// The command that the words are, if they are no files: none of them exists or looks like the name of a task file.
+fn command(words: &[String]) -> Option<String> {
+    let is_file = |word: &String| {
+        let path = Path::new(word);
+        let kind = path.extension().and_then(|kind| kind.to_str());
+        matches!(kind, Some("yaml" | "yml")) || path.is_file()
+    };
+    match words {
+        [only] => (!is_file(only)).then(|| only.clone()),
+        words => (!words.iter().any(is_file))
+            .then(|| words.iter().map(|word| config::shell::quote(word)).collect::<Vec<_>>().join(" ")),
+    }
+}
+
+/// A task file that runs a command.
+fn command_file(line: &str) -> Result<String, Problem> {
+    let quoted = serde_json::to_string(line).map_err(|error| Problem::caused("read the command", &error))?;
+    Ok(format!("run: {quoted}\n"))
+}
+
 fn read(
     file: &str,
     envs: &BTreeMap<String, String>,
     secrets: &BTreeMap<String, String>,
 ) -> Result<Source, Problem> {
     let path = Path::new(file);
-    let is_command = file.contains(char::is_whitespace) && !path.exists();
-    let (text, shown) = if is_command {
-        let quoted =
-            serde_json::to_string(file).map_err(|error| Problem::caused("read the command", &error))?;
-        (format!("run: {quoted}\n"), "the command")
-    } else {
-        (text(path)?, file)
-    };
+    let dir = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    parsed(text(path)?, file, dir, envs, secrets)
+}
+
+/// `shown` is what the text is called.
+fn parsed(
+    text: String,
+    shown: &str,
+    dir: &Path,
+    envs: &BTreeMap<String, String>,
+    secrets: &BTreeMap<String, String>,
+) -> Result<Source, Problem> {
     let secrets = secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
     let given = Given { envs: envs.clone(), secrets: secrets.collect() };
     let wrong = |problems: Vec<config::error::Diagnosis>| {
@@ -253,7 +286,6 @@ fn read(
         Problem::told()
     };
     let job = sky::parse(&text, &given).and_then(sky::Parsed::launchable).map_err(wrong)?;
-    let dir = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(Source { plan: job.plan, dir: dir.to_owned(), text })
 }
 
@@ -261,7 +293,7 @@ fn text(path: &Path) -> Result<String, Problem> {
     let failed = |error: std::io::Error| {
         let problem = Problem::caused(&format!("read `{}`", path.display()), &error);
         if error.kind() == std::io::ErrorKind::NotFound {
-            return problem.hint("a command is given in quotes, as one argument");
+            return problem.hint("a command is given without a file name among its words");
         }
         problem
     };
@@ -269,4 +301,20 @@ fn text(path: &Path) -> Result<String, Problem> {
     let file = std::fs::File::open(path).map_err(failed)?;
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{command, command_file};
+
+    #[test]
+    fn words_that_are_no_files_are_a_command_quoted_or_not() {
+        let line = |words: &[&str]| command(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        assert_eq!(line(&["hostname"]).as_deref(), Some("hostname"));
+        assert_eq!(line(&["echo hi && true"]).as_deref(), Some("echo hi && true"));
+        assert_eq!(line(&["python", "-c", "print(1)"]).as_deref(), Some("python -c 'print(1)'"));
+        assert_eq!(line(&["absent.yaml"]), None);
+        assert_eq!(line(&["hostname", "absent.yml"]), None);
+        assert_eq!(command_file("echo \"a\"").unwrap(), "run: \"echo \\\"a\\\"\"\n");
+    }
 }

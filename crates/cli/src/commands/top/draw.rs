@@ -9,7 +9,7 @@ use ratatui::{
 };
 
 use super::state::{Pane, Prompt, Row, State, Text, View};
-use crate::output::style::Colour;
+use crate::output::{style::Colour, table::cut};
 
 /// Lines around a list: the place, the tabs, the head, the last line.
 const AROUND: u16 = 4;
@@ -117,20 +117,25 @@ fn list(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
     // Whole pages: what one reads does not move under the eyes.
     let from = cursor / page * page;
     let visible: Vec<&Row> = shown.iter().copied().skip(from).take(page).collect();
-    let width = |column: usize| {
+    let widest = |column: usize| {
         let cells = visible.iter().filter_map(|row| row.cells.get(column)).map(|cell| cell.chars().count());
-        let widest = cells.max().unwrap_or(0).max(head[column].len());
-        Constraint::Length(u16::try_from(widest).unwrap_or(u16::MAX))
+        cells.max().unwrap_or(0).max(head[column].len())
     };
     let last = head.len() - 1;
-    let widths =
-        (0..head.len()).map(|column| if column == last { Constraint::Fill(1) } else { width(column) });
+    let widths = (0..head.len()).map(|column| {
+        let width = Constraint::Length(u16::try_from(widest(column)).unwrap_or(u16::MAX));
+        if column == last { Constraint::Fill(1) } else { width }
+    });
+    // What is left for the last column; a text that is cut shows it.
+    let taken: usize = (0..last).map(|column| widest(column) + 2).sum();
+    let room = usize::from(area.width).saturating_sub(taken).max(1);
     let rows = visible.iter().enumerate().map(|(at, row)| {
         let cells = row.cells.iter().enumerate().map(|(column, text)| {
             // Events have no status, and everything else has it second.
             let style =
                 if column == 1 && !row.status.is_empty() { paint.status(&row.status) } else { Style::new() };
-            Cell::from(Span::styled(text.clone(), style))
+            let text = if column == last { cut(text, room) } else { text.clone() };
+            Cell::from(Span::styled(text, style))
         });
         let row = TableRow::new(cells);
         if from + at == cursor { row.style(Style::new().add_modifier(Modifier::REVERSED)) } else { row }
@@ -182,7 +187,7 @@ mod tests {
 
     fn row(name: &str, status: &str) -> Row {
         let cells =
-            [name, status, "task", "ada", "rack", "-", "$1.25", "3 min ago"].map(str::to_owned).to_vec();
+            [name, status, "task", "ada", "rack", "-", "$1.25", "3 min ago", "-"].map(str::to_owned).to_vec();
         Row { key: name.to_owned(), run: Some(name.to_owned()), cells, status: status.to_owned() }
     }
 
@@ -208,13 +213,27 @@ mod tests {
             [
                 "main at http://localhost:3000  1 running, 0 waiting, 0 instances",
                 "[1 runs (2)] 2 queue (0)  3 instances (0)  4 events (0)",
-                "NAME   STATUS   TYPE  USER  FLEET  GPU  PRICE  SUBMITTED",
-                "train  running  task  ada   rack   -    $1.25  3 min ago",
-                "hello  done     task  ada   rack   -    $1.25  3 min ago",
+                "NAME   STATUS   TYPE  USER  FLEET  GPU  PRICE  SUBMITTED  MESSAGE",
+                "train  running  task  ada   rack   -    $1.25  3 min ago  -",
+                "hello  done     task  ada   rack   -    $1.25  3 min ago  -",
                 "",
                 "Enter open  l logs  d describe  s stop  / filter  : command  ? help  q quit",
             ]
         );
+    }
+
+    #[test]
+    fn a_sentence_about_a_run_is_cut_and_leaves_the_other_columns_alone() {
+        let mut state = state();
+        let mut waits = row("waits", "pending");
+        waits.cells[8] = "no place for it now: every machine is full, and more".to_owned();
+        state.update(View::Runs, vec![waits]);
+        let line = drawn(&mut state, 6).remove(3);
+        assert!(
+            line.starts_with("waits  pending  task  ada   rack   -    $1.25  3 min ago  no place"),
+            "{line}"
+        );
+        assert!(line.ends_with('…'), "{line}");
     }
 
     #[test]

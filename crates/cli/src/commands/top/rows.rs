@@ -20,16 +20,15 @@ fn row(key: String, run: Option<String>, status: &str, cells: Vec<String>) -> Ro
     Row { key, run, status: status.to_owned(), cells }
 }
 
-/// A run of one job is what its job is.
-fn status(run: &Run) -> &str {
+/// A word, and the sentence about it. A run of one job is what its job is.
+fn status(run: &Run) -> (&str, &str) {
     let latest = match run.jobs.as_slice() {
-        [job] => job.job_submissions.last().map(|latest| latest.status_message.as_str()),
+        [job] => job.job_submissions.last(),
         _ => None,
     };
-    let message = latest.filter(|said| !said.is_empty() && !run.status_message.contains("retry"));
-    match message.unwrap_or(&run.status_message) {
-        "" => &run.status,
-        said => said,
+    match latest.filter(|one| !one.status_message.is_empty() && !run.status_message.contains("retry")) {
+        Some(latest) => words::status(&latest.status, &latest.status_message),
+        None => words::status(&run.status, &run.status_message),
     }
 }
 
@@ -40,17 +39,19 @@ pub(super) fn runs(runs: &[Run], now: Timestamp) -> Vec<Row> {
         let mut given =
             run.jobs.iter().filter_map(|job| job.job_submissions.last()?.job_provisioning_data.as_ref());
         let given = given.next_back().and_then(|given| given.value().ok()).unwrap_or_default();
+        let (word, sentence) = status(run);
         let cells = vec![
             name.clone(),
-            status(run).to_owned(),
+            word.to_owned(),
             spec["configuration"]["type"].as_str().unwrap_or_default().to_owned(),
             run.user.clone(),
             run.fleet.as_ref().map(|fleet| fleet.name.clone()).unwrap_or_default(),
             words::gpu(&given["instance_type"]["resources"]).unwrap_or_default(),
             given["price"].as_f64().map(words::price).unwrap_or_default(),
             words::ago(run.submitted_at, now),
+            sentence.to_owned(),
         ];
-        row(name.clone(), Some(name), status(run), cells)
+        row(name.clone(), Some(name), word, cells)
     };
     runs.iter().map(one).collect()
 }
@@ -66,15 +67,17 @@ pub(super) fn queue(runs: &[Run], now: Timestamp) -> Vec<Row> {
     let one = |run: &&Run| {
         let name = name_of(run);
         let wants = run.jobs.first().and_then(|job| job.job_spec.value().ok()).unwrap_or_default();
+        let (word, sentence) = status(run);
         let cells = vec![
             name.clone(),
-            status(run).to_owned(),
+            word.to_owned(),
             priority(run).to_string(),
             words::span(now.since(run.submitted_at)),
             run.user.clone(),
             resources(&wants["requirements"]["resources"]),
+            sentence.to_owned(),
         ];
-        row(name.clone(), Some(name), status(run), cells)
+        row(name.clone(), Some(name), word, cells)
     };
     waiting.iter().map(one).collect()
 }
@@ -115,11 +118,13 @@ pub(super) fn about_run(run: &Run, now: Timestamp) -> Vec<String> {
     let spec = run.run_spec.value().unwrap_or_default();
     let name = name_of(run);
     let mut lines = vec![
-        format!("status     {}", status(run)),
+        format!("status     {}", status(run).0),
         format!("type       {}", spec["configuration"]["type"].as_str().unwrap_or("?")),
         format!("user       {}", run.user),
         format!("submitted  {} ({})", run.submitted_at, words::ago(run.submitted_at, now)),
     ];
+    lines
+        .extend(Some(status(run).1).filter(|said| !said.is_empty()).map(|said| format!("message    {said}")));
     lines.extend(run.fleet.as_ref().map(|fleet| format!("fleet      {}", fleet.name)));
     lines.extend((run.cost > 0.0).then(|| format!("cost       {}", words::price(run.cost))));
     lines.extend(run.next_triggered_at.map(|next| format!("next start {next}")));

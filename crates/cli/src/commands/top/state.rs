@@ -50,8 +50,10 @@ impl View {
 
     pub(super) const fn head(self) -> &'static [&'static str] {
         match self {
-            Self::Runs => &["NAME", "STATUS", "TYPE", "USER", "FLEET", "GPU", "PRICE", "SUBMITTED"],
-            Self::Queue => &["NAME", "STATUS", "PRIORITY", "WAITS", "USER", "WANTS"],
+            Self::Runs => {
+                &["NAME", "STATUS", "TYPE", "USER", "FLEET", "GPU", "PRICE", "SUBMITTED", "MESSAGE"]
+            }
+            Self::Queue => &["NAME", "STATUS", "PRIORITY", "WAITS", "USER", "WANTS", "MESSAGE"],
             Self::Instances => &["NAME", "STATUS", "FLEET", "BACKEND", "RESOURCES", "PRICE", "JOB"],
             Self::Events => &["TIME", "ABOUT", "BY", "MESSAGE"],
         }

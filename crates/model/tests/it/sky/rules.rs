@@ -307,3 +307,21 @@ fn each_task_has_its_own_values_of_secrets_and_variables_reach_every_dialect() {
     let values: Vec<_> = task.run.env.values().into_iter().collect();
     assert_eq!(values, [("A".to_owned(), "2".to_owned()), ("ADDED".to_owned(), "1".to_owned())]);
 }
+
+#[test]
+fn a_task_file_is_told_from_a_configuration_by_its_fields() {
+    for text in [
+        "run: a\n",
+        "name: x\n",
+        "resources: {cpus: 2}\n",
+        "name: p\n---\nrun: a\n",
+        "type: task\ndeadline: 2h\n",
+    ] {
+        assert!(sky::is_task_file(text), "{text}");
+    }
+    for text in
+        ["", "type: task\ncommands: [a]\n", "commands: [a]\n", "type: fleet\nname: x\n", "type: task\n  bad"]
+    {
+        assert!(!sky::is_task_file(text), "{text}");
+    }
+}

@@ -1,0 +1,65 @@
+//! Secrets that a run names: those that do not exist are told before it is submitted.
+
+use std::collections::BTreeSet;
+
+use windlass_api::{operations::ListSecrets, server::Nothing};
+use windlass_model::config::{
+    Configuration,
+    env::EnvValue,
+    interpolate::{self, Reference},
+};
+
+use crate::{
+    context::{Context, closest},
+    problem::{Code, Problem},
+};
+
+/// Only those who manage a project may list its secrets; for the others the server says it when a job starts.
+pub(super) async fn check(cx: &Context, configuration: &Configuration) -> Result<(), Problem> {
+    let named = named(configuration);
+    if named.is_empty() {
+        return Ok(());
+    }
+    let Ok(stored) = cx.try_call::<ListSecrets>(&Nothing {}).await else { return Ok(()) };
+    let stored: BTreeSet<String> = stored.into_iter().map(|secret| secret.name).collect();
+    let missing: Vec<&String> = named.difference(&stored).collect();
+    let Some(first) = missing.first() else { return Ok(()) };
+    let listed: Vec<String> = missing.iter().map(|name| format!("`{name}`")).collect();
+    let problem = Problem::new(format!("no secret named {} in project `{}`", listed.join(", "), cx.project))
+        .code(Code::UnknownName);
+    Err(match closest(first, stored.iter().map(String::as_str)) {
+        Some(near) => problem.hint(format!("did you mean `{near}`?")),
+        None => problem.hint(format!("`windlass secret set {first}` stores it")),
+    })
+}
+
+/// In variables and credentials, where the server replaces them.
+fn named(configuration: &Configuration) -> BTreeSet<String> {
+    let Some(run) = configuration.run() else { return BTreeSet::new() };
+    let variables = run.env.0.values().filter_map(|value| match value {
+        EnvValue::Value(value) => Some(value),
+        EnvValue::FromClient => None,
+    });
+    let credentials = run.registry_auth.iter().flat_map(|auth| [&auth.username, &auth.password]);
+    let references =
+        variables.chain(credentials).flat_map(|text| interpolate::references(text).unwrap_or_default());
+    references
+        .filter_map(|reference| match reference {
+            Reference::Named { namespace, name } if namespace == "secrets" => Some(name),
+            Reference::Named { .. } | Reference::Address { .. } => None,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_model::config;
+
+    #[test]
+    fn secrets_are_named_in_variables_and_credentials() {
+        let text = "type: task\nimage: a\ncommands: [a]\nenv: {A: '${{ secrets.ONE }}', B: plain}\n\
+                    registry_auth: {username: a, password: '${{ secrets.TWO }}'}\n";
+        let found = super::named(&config::parse(text).unwrap().configuration);
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["ONE", "TWO"]);
+    }
+}

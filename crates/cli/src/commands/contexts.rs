@@ -1,0 +1,183 @@
+//! `windlass context` and `windlass logout`: the servers that this user has logged in to.
+
+use serde::Serialize;
+
+use crate::{
+    cli::Output,
+    context::closest,
+    exit::Exit,
+    home::Home,
+    login::{self, Login, PROJECT},
+    output::{self, List, table::Table},
+    problem::{Code, Problem},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass context                 servers, and which one commands talk to
+  windlass context use lab         talk to another one from now on
+  windlass context use local       the server on this machine
+  windlass context delete old      forget one, and its token
+  windlass login --name lab --url https://host:3443
+
+`--url` and `--token`, or WINDLASS_URL and WINDLASS_TOKEN, come before all of them.";
+
+const LOGOUT_EXAMPLES: &str = "\
+Examples:
+  windlass logout                  forget the server in use, and its token
+  windlass logout lab              forget another one
+
+Commands talk to the server on this machine then, or to the one that `windlass context use NAME` chooses. The token stays
+valid: `windlass user refresh-token` replaces it.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) action: Option<Action>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Action {
+    /// List servers
+    #[command(after_help = "Examples:\n  windlass context list -o json")]
+    List,
+    /// Choose the server that commands talk to
+    #[command(after_help = "Examples:\n  windlass context use lab\n  windlass context use local")]
+    Use {
+        /// The name that `windlass login` gave it; `local` is the server on this machine
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Forget a server and its token
+    #[command(after_help = "Examples:\n  windlass context delete old")]
+    Delete {
+        /// The name that `windlass login` gave it
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = LOGOUT_EXAMPLES)]
+pub(crate) struct LogoutArgs {
+    /// The name that `windlass login` gave it; the server in use, if not given
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<String>,
+}
+
+/// A row of the list. The token is not shown.
+#[derive(Serialize)]
+struct Known {
+    name: String,
+    url: String,
+    project: String,
+    current: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let home = Home::find()?;
+    match &args.action {
+        None | Some(Action::List) => {
+            let all = known(&home)?;
+            let name = |one: &Known| one.name.clone();
+            let list = List { project: None, kind: "contexts", name, none: "" };
+            list.print(&all, args.output.format, |_| table(&all))?;
+        }
+        Some(Action::Use { name }) => choose(&home, name)?,
+        Some(Action::Delete { name }) => forget(&home, name)?,
+    }
+    Ok(Exit::Done)
+}
+
+pub(crate) fn logout(args: &LogoutArgs) -> Result<Exit, Problem> {
+    let home = Home::find()?;
+    let name = match (&args.name, Login::read(&home)?) {
+        (Some(name), _) => name.clone(),
+        (None, Some(login)) => login.context_name(),
+        (None, None) => {
+            output::say("Not logged in: commands talk to the server on this machine.");
+            return Ok(Exit::Done);
+        }
+    };
+    forget(&home, &name)?;
+    Ok(Exit::Done)
+}
+
+/// Those that were logged in to, and the server on this machine.
+fn known(home: &Home) -> Result<Vec<Known>, Problem> {
+    let current = Login::read(home)?.map(|login| login.context_name());
+    let local = Known {
+        name: login::LOCAL.to_owned(),
+        url: "(the server on this machine)".to_owned(),
+        project: login::local_project(home)?,
+        current: current.is_none(),
+    };
+    let mut all = vec![local];
+    for one in Login::all(home)? {
+        let name = one.context_name();
+        let project = one.project.unwrap_or_else(|| PROJECT.to_owned());
+        all.push(Known { current: current.as_ref() == Some(&name), name, url: one.url, project });
+    }
+    Ok(all)
+}
+
+fn table(all: &[Known]) -> Table {
+    let mut table = Table::new(["NAME", "URL", "PROJECT", "IN USE"]);
+    for one in all {
+        table.row(vec![
+            one.name.as_str().into(),
+            one.url.as_str().into(),
+            one.project.as_str().into(),
+            (if one.current { "yes" } else { "" }).into(),
+        ]);
+    }
+    table
+}
+
+fn choose(home: &Home, name: &str) -> Result<(), Problem> {
+    if name == login::LOCAL {
+        login::clear(home)?;
+        output::say("Commands talk to the server on this machine.");
+        return Ok(());
+    }
+    let found = find(home, name)?;
+    found.write(home)?;
+    let project = found.project.as_deref().unwrap_or(PROJECT);
+    output::say(&format!("Commands talk to {}, project `{project}`.", found.url));
+    Ok(())
+}
+
+fn find(home: &Home, name: &str) -> Result<Login, Problem> {
+    let mut all = Login::all(home)?;
+    if let Some(at) = all.iter().position(|one| one.context_name() == name) {
+        return Ok(all.swap_remove(at));
+    }
+    let names: Vec<String> = all.iter().map(Login::context_name).collect();
+    let problem = Problem::new(format!("no context named `{name}`")).code(Code::UnknownName);
+    Err(match closest(name, names.iter().map(String::as_str)) {
+        Some(near) => problem.hint(format!("did you mean `{near}`?")),
+        None => {
+            problem.hint("`windlass context` lists them; `windlass login --name NAME --url URL` adds one")
+        }
+    })
+}
+
+fn forget(home: &Home, name: &str) -> Result<(), Problem> {
+    if name == login::LOCAL {
+        return Err(Problem::misuse("the server on this machine cannot be forgotten")
+            .hint("`windlass server stop` stops it"));
+    }
+    let found = find(home, name)?;
+    let is_current = Login::read(home)?.is_some_and(|login| login.context_name() == name);
+    found.remove(home)?;
+    if is_current {
+        login::clear(home)?;
+        output::say(&format!("Logged out of {}. Commands talk to the server on this machine.", found.url));
+    } else {
+        output::say(&format!("Forgot {}.", found.url));
+    }
+    Ok(())
+}

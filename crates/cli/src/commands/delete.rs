@@ -1,0 +1,180 @@
+//! `windlass delete RUN…` and `windlass delete -f FILE`: finished runs, or what a file describes.
+//!
+//! A deleted run is no longer listed and its name is free. What happened to it stays in the events; its output is kept for
+//! as long as the server keeps that of deleted runs.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use windlass_api::{
+    Operation, gateways,
+    operations::{DeleteGateways, DeleteRuns, DeleteVolumes, ReadGateway, ReadVolume, StopRuns},
+    runs, volumes,
+};
+use windlass_model::config::Configuration;
+
+use super::{apply::described, fleet, gateway, is_finished, volume, wait_for_end};
+use crate::{
+    cli::At,
+    context::{self, Context},
+    exit::Exit,
+    output,
+    problem::{Code, Problem},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass delete train eval             finished runs
+  windlass delete -y -f train.yml        the run that the file describes: it is stopped first
+  windlass delete -y --wait -f fleet.yml a fleet, volume or gateway, until it is gone
+
+A deleted run is no longer listed, and its name is free. Its events stay; its output goes within an hour or so.";
+
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The runs; they have to be finished
+    #[arg(value_name = "RUN", required_unless_present = "file", conflicts_with = "file")]
+    pub(crate) names: Vec<String>,
+    /// Delete what this configuration describes; `-` is standard input
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Return when it is gone, not when the server knows that it shall be
+    #[arg(short, long)]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    match &args.file {
+        Some(file) => of_file(args, file),
+        None => context::with(&args.at, async |cx| finished(cx, &args.names, args.yes).await),
+    }
+}
+
+/// All of them are there and finished, or nothing is deleted.
+async fn finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, Problem> {
+    let mut active = Vec::new();
+    for name in names {
+        let run = cx.run(name).await?;
+        if !is_finished(&run.status) {
+            active.push((name.as_str(), run.status));
+        }
+    }
+    if let Some((first, _)) = active.first() {
+        let listed: Vec<String> =
+            active.iter().map(|(name, status)| format!("`{name}` is {status}")).collect();
+        return Err(Problem::new(format!("cannot delete runs that are not finished: {}", listed.join(", ")))
+            .code(Code::Refused)
+            .hint(format!("`windlass stop --wait {first}` first")));
+    }
+    if !output::confirm_delete(yes, &names.join(", "))? {
+        return Ok(Exit::Failed);
+    }
+    forget(cx, names).await?;
+    Ok(Exit::Done)
+}
+
+async fn forget(cx: &Context, names: &[String]) -> Result<(), Problem> {
+    cx.call::<DeleteRuns>(&runs::DeleteRequest { runs_names: names.to_vec() }).await?;
+    output::say(&format!("Deleted {}.", names.join(", ")));
+    Ok(())
+}
+
+fn of_file(args: &Args, file: &Path) -> Result<Exit, Problem> {
+    if file.as_os_str() == "-" && !args.yes {
+        return Err(Problem::misuse("the file comes from standard input, where the answer would come from")
+            .hint("pass `-y`"));
+    }
+    let configuration = described(file)?;
+    let Some(name) = configuration.name().map(str::to_owned) else {
+        return Err(Problem::misuse(format!(
+            "`{}` gives its {} no name",
+            file.display(),
+            configuration.kind()
+        ))
+        .hint("`windlass ps`, `windlass fleet` and the like show the name that it was given"));
+    };
+    context::with(&args.at, async |cx| match &configuration {
+        Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
+            active(cx, args, &name).await
+        }
+        Configuration::Fleet(_) => {
+            fleet::remove(
+                cx,
+                std::slice::from_ref(&name),
+                &[],
+                fleet::Sure { yes: args.yes, force: false },
+                args.wait,
+            )
+            .await
+        }
+        Configuration::Volume(_) => of_volume(cx, args, &name).await,
+        Configuration::Gateway(_) => of_gateway(cx, args, &name).await,
+    })
+}
+
+/// The run of a file, which is stopped if it has to be.
+async fn active(cx: &Context, args: &Args, name: &str) -> Result<Exit, Problem> {
+    let run = cx.run(name).await?;
+    let is_over = is_finished(&run.status);
+    let question = if is_over {
+        format!("Delete {name}?")
+    } else {
+        format!("Stop and delete {name}? It is {}.", run.status)
+    };
+    if !output::confirm(args.yes, &question)? {
+        output::say("Nothing was deleted.");
+        return Ok(Exit::Failed);
+    }
+    if !is_over {
+        output::say(&format!("Stopping `{name}`…"));
+        cx.call::<StopRuns>(&runs::StopRequest { runs_names: vec![name.to_owned()], abort: false }).await?;
+        wait_for_end(cx, run.id).await?;
+    }
+    forget(cx, &[name.to_owned()]).await?;
+    Ok(Exit::Done)
+}
+
+async fn of_volume(cx: &Context, args: &Args, name: &str) -> Result<Exit, Problem> {
+    let names = [name.to_owned()];
+    let request = volumes::DeleteRequest { names: names.to_vec() };
+    let call = async || cx.call::<DeleteVolumes>(&request).await.map(drop);
+    let exit =
+        output::delete(&names, args.yes, "Deleting", async |name| volume::find(cx, name).await, call).await?;
+    if args.wait && exit == Exit::Done {
+        wait_until_gone::<ReadVolume>(cx, &volumes::NameRequest { name: name.to_owned() }).await?;
+    }
+    Ok(exit)
+}
+
+async fn of_gateway(cx: &Context, args: &Args, name: &str) -> Result<Exit, Problem> {
+    let names = [name.to_owned()];
+    let request = gateways::DeleteRequest { names: names.to_vec() };
+    let call = async || cx.call::<DeleteGateways>(&request).await.map(drop);
+    let exit = output::delete(&names, args.yes, "Deleting", async |name| gateway::find(cx, name).await, call)
+        .await?;
+    if args.wait && exit == Exit::Done {
+        wait_until_gone::<ReadGateway>(cx, &gateways::NameRequest { name: name.to_owned() }).await?;
+    }
+    Ok(exit)
+}
+
+/// Until the server has no such thing.
+async fn wait_until_gone<O: Operation>(cx: &Context, request: &O::Request) -> Result<(), Problem> {
+    loop {
+        match cx.try_call::<O>(request).await {
+            Ok(_) => tokio::time::sleep(LOOK_EVERY).await,
+            Err(error) if error.is_absent() => return Ok(()),
+            Err(error) => return Err(cx.explain(&error).await),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! `windlass ssh RUN [CMD…]` and `windlass exec RUN -- CMD…`: a shell or a program inside a job that runs.
+//!
+//! Both become OpenSSH, with the entry that `attach` writes: the exit code is that of the program.
+
+use std::{io::IsTerminal as _, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
+
+use windlass_api::runs::Run;
+use windlass_model::config::shell;
+
+use super::attach;
+use crate::{
+    cli::At,
+    context::{self, Context},
+    exit::Exit,
+    follow::{
+        ssh::{self, Place, named_job},
+        standings,
+    },
+    home::Home,
+    problem::Problem,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  windlass ssh train                     a shell in its first job
+  windlass ssh train nvidia-smi          one command
+  windlass ssh train-1-0                 the second node: RUN-RANK-REPLICA
+  windlass ssh --replica 2 web           a replica of a service
+
+The exit code is that of the shell or the command; 255 is OpenSSH's own. It needs OpenSSH's client on this machine, and
+nothing in the image.";
+
+const EXEC_EXAMPLES: &str = "\
+Examples:
+  windlass exec train -- ls -l /tmp
+  windlass exec train -- python -c 'print(1)'    each argument arrives as it is
+  windlass exec -t train -- top                  with a terminal
+  tar c data | windlass exec train -- tar x -C /tmp
+
+The exit code is that of the program; 255 is OpenSSH's own.";
+
+/// Which job of a run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Which {
+    /// The run, or one of its jobs: RUN-RANK-REPLICA
+    #[arg(value_name = "RUN")]
+    pub(crate) name: String,
+    /// Which replica of a service; any that runs, if not given
+    #[arg(long, value_name = "N")]
+    pub(crate) replica: Option<i64>,
+    /// Which job of the replica: the rank of the node
+    #[arg(long, value_name = "N")]
+    pub(crate) job: Option<i64>,
+    /// Private key, instead of the one that the server keeps for you
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ssh_identity: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// A command for the shell there, instead of a session
+    #[arg(value_name = "CMD", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<String>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXEC_EXAMPLES)]
+pub(crate) struct ExecArgs {
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// Give it a terminal
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+/// As `ssh` does: the words become one line for the shell there.
+pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    // A shell wants a terminal, and a command gets one where there is one.
+    let tty = args.command.is_empty() || (std::io::stdin().is_terminal() && std::io::stdout().is_terminal());
+    let line = (!args.command.is_empty()).then(|| args.command.join(" "));
+    enter(&args.which, &args.at, tty && std::io::stdin().is_terminal(), line)
+}
+
+pub(crate) fn exec(args: &ExecArgs) -> Result<Exit, Problem> {
+    let line = args.command.iter().map(|word| shell::quote(word)).collect::<Vec<_>>().join(" ");
+    enter(&args.which, &args.at, args.tty, Some(line))
+}
+
+/// This process becomes OpenSSH.
+fn enter(which: &Which, at: &At, tty: bool, line: Option<String>) -> Result<Exit, Problem> {
+    let host = context::with(at, async |cx| host(cx, at, which).await)?;
+    let config = Home::find()?.ssh_dir().join("config");
+    let mut command = Command::new("ssh");
+    command.arg("-F").arg(config).arg(if tty { "-t" } else { "-T" });
+    command.arg("--").arg(host).args(line);
+    let error = command.exec();
+    let problem = Problem::caused("start `ssh`", &error);
+    Err(if error.kind() == std::io::ErrorKind::NotFound {
+        problem.hint("install OpenSSH's client")
+    } else {
+        problem
+    })
+}
+
+/// The name under which OpenSSH finds the job.
+async fn host(cx: &Context, at: &At, which: &Which) -> Result<String, Problem> {
+    let (run, name, place) = find(cx, which).await?;
+    if !standings(&run).iter().any(|job| place.is(job) && job.status == "running") {
+        return Err(Problem::new(format!("log in to `{}`", which.name))
+            .why(format!(
+                "job {} of replica {} does not run: the run is {}",
+                place.job, place.replica, run.status
+            ))
+            .hint(format!("`windlass why {name}` says more")));
+    }
+    ssh::write(cx, at, &run, &name, place, &which.ssh_identity).await
+}
+
+/// A run by its name, or a job by its own.
+async fn find(cx: &Context, which: &Which) -> Result<(Run, String, Place), Problem> {
+    let unknown = match cx.run(&which.name).await {
+        Ok(run) => {
+            let place = attach::place(&run, which.replica, which.job.unwrap_or(0));
+            return Ok((run, which.name.clone(), place));
+        }
+        Err(problem) => problem,
+    };
+    let Some((name, place)) = named_job(&which.name) else { return Err(unknown) };
+    let Ok(run) = cx.run(name).await else { return Err(unknown) };
+    let place =
+        Place { replica: which.replica.unwrap_or(place.replica), job: which.job.unwrap_or(place.job) };
+    Ok((run, name.to_owned(), place))
+}

@@ -1,0 +1,252 @@
+//! What a new user wants in the first hour: flags instead of files, deletion, contexts, a look inside.
+
+use windlass_testkit::wait::eventually;
+
+use crate::{
+    Home,
+    attached::needs_agent,
+    ran, server,
+    stage::{Stage, TOKEN},
+};
+
+/// A schedule that keeps a run waiting as long as a test may take.
+const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
+
+#[test]
+fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
+    let stage = Stage::new();
+    stage.file("later.yml", WAITING);
+    let flags = [
+        "apply",
+        "-f",
+        "later.yml",
+        "-y",
+        "-d",
+        "-o",
+        "json",
+        "--gpu",
+        "H100:2",
+        "--memory",
+        "100MB..200MB",
+        "--max-price",
+        "3.5",
+        "--spot-auto",
+        "--retry-duration",
+        "30m",
+        "--max-duration",
+        "2h",
+        "-R",
+        "--fleet",
+        "rack",
+        "--region",
+        "eu-west-1",
+    ];
+    let applied = stage.windlass(&flags).ok();
+    for row in [
+        "mem=100MB..200MB",
+        "gpu=H100:2",
+        "$3.5 per hour",
+        "either",
+        "eu-west-1",
+        "rack",
+        "only those that exist",
+        "2 h",
+    ] {
+        applied.says(row);
+    }
+    let configuration = &applied.json()["run_spec"]["configuration"];
+    assert_eq!(configuration["resources"]["gpu"]["count"], serde_json::json!({ "min": 2, "max": 2 }));
+    assert_eq!(
+        (&configuration["max_duration"], &configuration["retry"]["duration"]),
+        (&7200.into(), &1800.into())
+    );
+    assert_eq!(
+        (&configuration["spot_policy"], &configuration["creation_policy"]),
+        (&"auto".into(), &"reuse".into())
+    );
+
+    let wrong = stage.windlass(&["apply", "-f", "later.yml", "-y", "--gpu", "8xH100"]);
+    assert_eq!(wrong.code, Some(2));
+    wrong.says("`--gpu`: ");
+    wrong.says("did you mean `H100:8`?");
+    stage.file("rack.yml", "type: fleet\nname: rack\nnodes: 1\n");
+    let fleet = stage.windlass(&["apply", "-f", "rack.yml", "-y", "--gpu", "1", "--retry"]);
+    assert_eq!(fleet.code, Some(2));
+    fleet.says("`--gpu`, `--retry` cannot be used with a fleet");
+    let stray = stage.windlass(&["apply", "later.yml"]);
+    assert_eq!(stray.code, Some(2));
+    stray.says("`windlass apply -f later.yml`");
+}
+
+#[test]
+fn a_secret_that_does_not_exist_and_a_remote_that_hosts_cannot_reach_are_told_before_anything_is_sent() {
+    let stage = Stage::new();
+    stage.windlass(&["secret", "set", "TOKEN", "x"]).ok();
+    stage.file("later.yml", &(WAITING.to_owned() + "env: {A: '${{ secrets.TOKNE }}'}\n"));
+    let unknown = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]);
+    assert_eq!(unknown.code, Some(200));
+    unknown.says("no secret named `TOKNE` in project `main`");
+    unknown.says("did you mean `TOKEN`?");
+    stage.file("repo.yml", &(WAITING.to_owned() + "repos: ['file:///srv/app.git']\n"));
+    let remote = stage.windlass(&["apply", "-f", "repo.yml", "-y", "-d"]);
+    assert_eq!(remote.code, Some(200));
+    remote.says("hosts clone over https, ssh and git only");
+    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
+}
+
+#[test]
+fn runs_are_deleted_when_they_are_over_and_with_their_file_at_any_time() {
+    let stage = Stage::new();
+    stage.file("later.yml", WAITING);
+    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    let active = stage.windlass(&["delete", "-y", "later"]);
+    assert_eq!(active.code, Some(1));
+    active.says("cannot delete runs that are not finished: `later` is pending");
+    active.says("`windlass stop --wait later` first");
+    assert_eq!(stage.windlass(&["delete", "-f", "later.yml"]).code, Some(2), "no terminal to ask on");
+
+    stage.windlass(&["stop", "-y", "--wait", "later"]).ok();
+    let typo = stage.windlass(&["delete", "-y", "later", "latr"]);
+    assert_eq!(typo.code, Some(1));
+    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "later\n", "all or none");
+    stage.windlass(&["delete", "-y", "later"]).ok().says("Deleted later.");
+    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
+
+    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    stage.windlass(&["delete", "-y", "-f", "later.yml"]).ok().says("Stopping `later`");
+    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout, "");
+    stage.file("unnamed.yml", "type: task\ncommands: [a]\n");
+    assert_eq!(stage.windlass(&["delete", "-y", "-f", "unnamed.yml"]).code, Some(2));
+    let absent = stage.windlass(&["delete", "-y", "-f", "later.yml"]);
+    absent.says("no run named `later` in project `main`");
+}
+
+#[test]
+fn what_a_file_of_a_fleet_describes_is_deleted_by_it() {
+    let stage = Stage::new();
+    stage.file("rack.yml", "type: fleet\nname: rack\nnodes: 0..1\n");
+    stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]).ok();
+    assert_eq!(stage.windlass(&["fleet", "-o", "name"]).ok().stdout, "rack\n");
+    stage.windlass(&["delete", "-y", "--wait", "-f", "rack.yml"]).ok().says("Deleting rack.");
+    assert_eq!(stage.windlass(&["fleet", "-o", "name"]).ok().stdout, "");
+}
+
+#[test]
+fn the_list_of_runs_is_narrowed_by_name_status_and_user() {
+    let stage = Stage::new();
+    stage.file("later.yml", WAITING);
+    for name in ["train-1", "train-2", "eval"] {
+        stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", name]).ok();
+    }
+    stage.windlass(&["stop", "-y", "--wait", "train-2"]).ok();
+    let names = |args: &[&str]| {
+        let all = [&["ps", "-o", "name"], args].concat();
+        let mut names: Vec<String> = stage.windlass(&all).ok().stdout.lines().map(str::to_owned).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&["train-*"]), ["train-1", "train-2"]);
+    assert_eq!(names(&["--status", "terminated"]), ["train-2"]);
+    assert_eq!(names(&["--status", "pending", "eval", "train-?"]), ["eval", "train-1"]);
+    assert_eq!(names(&["--user", "admin", "-n", "1", "train-*"]).len(), 1);
+    stage.windlass(&["ps", "nothing-like-it"]).ok().says("No such runs");
+    let table = stage.windlass(&["ps"]).ok().stdout;
+    assert!(table.lines().next().unwrap().contains("NEXT START"), "{table}");
+    let nothing = stage.windlass(&["stop", "-y", "eval", "nosuch"]);
+    assert_eq!(nothing.code, Some(1));
+    nothing.says("no run named `nosuch` in project `main`: nothing was stopped");
+
+    let shown = stage.windlass(&["show", "eval"]).ok().stdout;
+    for part in ["Name", "eval", "Next start", "echo hi", "later.yml"] {
+        assert!(shown.contains(part), "no {part} in\n{shown}");
+    }
+    assert_eq!(stage.windlass(&["show", "eval", "-o", "json"]).ok().json()["run_spec"]["run_name"], "eval");
+}
+
+#[test]
+fn several_servers_are_known_and_one_is_in_use_until_logout() {
+    let home = Home::new();
+    let first = server::quiet(&home.path().join("one"), &["--admin-token", TOKEN]);
+    let second = server::quiet(&home.path().join("two"), &["--admin-token", TOKEN]);
+    home.windlass(&["login", "--name", "one", "--url", &first.url(), "--token", TOKEN]).ok();
+    home.windlass(&["login", "--name", "two", "--url", &second.url(), "--token", TOKEN]).ok();
+    let current = || {
+        let all = home.windlass(&["context", "-o", "json"]).ok().json();
+        let all = all["contexts"].as_array().unwrap().clone();
+        let current: Vec<_> = all.iter().filter(|one| one["current"] == true).collect();
+        (current[0]["name"].as_str().unwrap().to_owned(), all.len())
+    };
+    assert_eq!(current(), ("two".to_owned(), 3));
+    home.windlass(&["context", "use", "one"]).ok().says(&first.url());
+    assert_eq!(current().0, "one");
+    // Another one is named by hand, before the command: its token is known.
+    assert!(home.windlass(&["--url", &second.url(), "ps", "-o", "name"]).ok().stdout.is_empty());
+    let near = home.windlass(&["context", "use", "tow"]);
+    assert_eq!(near.code, Some(1));
+    near.says("did you mean `two`?");
+    home.windlass(&["logout"]).ok().says("Logged out of");
+    assert_eq!(current(), ("local".to_owned(), 2));
+    assert!(!home.path().join("home/login.json").exists());
+    assert!(!home.path().join("home/contexts/one.json").exists(), "its token is forgotten");
+    home.windlass(&["logout"]).ok().says("Not logged in");
+    assert_eq!(
+        home.windlass(&["login", "--name", "local", "--url", &first.url(), "--token", TOKEN]).code,
+        Some(2)
+    );
+}
+
+#[test]
+fn a_command_runs_without_a_file_and_others_look_inside_while_it_does() {
+    needs_agent();
+    let home = Home::new();
+    let local = |args: &[&str]| {
+        let mut command = home.command(args);
+        command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
+        ran(&mut command)
+    };
+    let wants = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
+    let done =
+        local(&[&["run", "-y"], &wants[..], &["-e", "A=1 2", "--", "sh", "-c", "echo $A; exit 3"]].concat());
+    assert_eq!((done.code, done.stdout.replace('\r', "").as_str()), (Some(3), "1 2\n"), "{}", done.stderr);
+
+    let name = local(
+        &[&["run", "-y", "-d", "-n", "stays"], &wants[..], &["--", "echo started; sleep 600"]].concat(),
+    )
+    .ok();
+    assert_eq!(name.stdout, "stays\n");
+    eventually("it runs", || local(&["logs", "stays"]).stdout.contains("started"));
+    let exec = local(&["exec", "stays", "--", "printf", "%s|", "a b", "$HOME"]);
+    assert_eq!((exec.code, exec.stdout.as_str()), (Some(0), "a b|$HOME|"), "{}", exec.stderr);
+    assert_eq!(local(&["exec", "stays", "--", "sh", "-c", "exit 7"]).code, Some(7));
+    let ssh = local(&["ssh", "stays-0-0", "echo", "$((6 * 7))"]);
+    assert_eq!((ssh.code, ssh.stdout.as_str()), (Some(0), "42\n"), "{}", ssh.stderr);
+    assert!(local(&["logs", "stays-0-0"]).ok().stdout.starts_with("started"));
+    let stamped = local(&["logs", "-t", "stays"]).ok().stdout;
+    let stamp = stamped.split(' ').next().unwrap();
+    assert!(stamp.ends_with('Z') && stamp.len() == 20 && stamped.contains("Z started"), "{stamped}");
+    let shown = local(&["show", "stays"]).ok().stdout;
+    assert!(shown.contains("stays-0-0") && shown.contains("local-0"), "{shown}");
+    local(&["stop", "-x", "-y", "--wait", "stays"]).ok();
+    let over = local(&["ssh", "stays"]);
+    assert_eq!(over.code, Some(1));
+    over.says("does not run");
+}
+
+#[test]
+fn the_fleet_of_the_servers_machine_comes_back() {
+    needs_agent();
+    let home = Home::new();
+    let local = |args: &[&str]| {
+        let mut command = home.command(args);
+        command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
+        ran(&mut command)
+    };
+    assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "local\n");
+    local(&["fleet", "delete", "-y", "--wait", "local"]).ok().says("`windlass fleet add local`");
+    assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "");
+    local(&["fleet", "add", "-y", "local"]).ok();
+    assert_eq!(local(&["fleet", "-o", "name"]).ok().stdout, "local\n");
+    let wants = ["--cpu", "1..", "--memory", "0..", "--disk", "0.."];
+    let done = local(&[&["run", "-y"], &wants[..], &["--", "echo back"]].concat()).ok();
+    assert_eq!(done.stdout.replace('\r', ""), "back\n");
+}
