@@ -10,6 +10,7 @@ use windlass_api::{
     operations::{DeleteFleetInstances, DeleteFleets, ListProjectFleets, ReadFleet},
 };
 
+use super::instance::trouble;
 use crate::{
     cli::{At, Format, Output, Watch},
     context::{self, Context},
@@ -170,6 +171,23 @@ async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(),
 
 pub(crate) fn show(fleets: &[Fleet], format: Format) {
     table(fleets, format == Format::Wide).print();
+    if format != Format::Wide {
+        for line in fleets.iter().flat_map(|fleet| &fleet.instances).filter_map(hindrance) {
+            output::say(&output::printable(&line));
+        }
+    }
+}
+
+/// Why an instance cannot be used, in a line of its own: it is longer than a column.
+fn hindrance(instance: &Instance) -> Option<String> {
+    let is_hindered = instance.unreachable
+        || matches!(instance.status.as_str(), "pending" | "provisioning" | "terminating");
+    let why = trouble(instance);
+    if !is_hindered || why.is_empty() {
+        return None;
+    }
+    let host = instance.hostname.as_deref().map(|host| format!(" ({host})")).unwrap_or_default();
+    Some(format!("{}{host}: {why}", instance.name))
 }
 
 fn table(fleets: &[Fleet], wide: bool) -> Table {
@@ -246,9 +264,7 @@ fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Time
         words::ago(instance.created, now).into(),
     ]);
     if wide {
-        let reason =
-            instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
-        row.push(reason.unwrap_or_default().into());
+        row.push(trouble(instance).into());
     }
     row
 }

@@ -197,7 +197,7 @@ async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
     let task = json!({ "run_name": "theirs", "configuration": { "type": "task", "commands": ["echo canary-of-main"] } });
     let run = server.admin("/api/project/main/runs/apply", json!({ "plan": { "run_spec": task } })).await;
-    let hosts = json!({ "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": "k" }, "hosts": ["10.0.0.1"] });
+    let hosts = json!({ "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": crate::http_fleets::private_key() }, "hosts": ["10.0.0.1"] });
     let spec = json!({ "configuration": { "type": "fleet", "name": "theirs", "ssh_config": hosts }, "profile": { "name": "default" } });
     let fleet = server.admin("/api/project/main/fleets/apply", json!({ "plan": { "spec": spec } })).await;
     let secret = json!({ "name": "theirs", "value": "canary-of-main" });

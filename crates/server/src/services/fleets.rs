@@ -20,7 +20,7 @@ use windlass_model::{
 };
 
 use super::{
-    instances as instance_service, names, offers,
+    fleet_hosts, instances as instance_service, names, offers,
     runs::{refused, visible},
 };
 use crate::{
@@ -179,12 +179,16 @@ fn hide_private_keys(value: &mut Value) {
 pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
     let spec = Spec::read(&asked.spec)?;
     app.check_backends(spec.backends())?;
+    if let Some(ssh) = &spec.configuration.ssh_config {
+        fleet_hosts::check_keys(ssh)?;
+    }
     let mut current = None;
     let mut action = ApplyAction::Create;
     if let Some(name) = spec.name() {
         names::resource("name", name)?;
         if let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? {
-            if can_update(&found, &spec)?.is_ok() {
+            // One that is being deleted is made anew, once it is gone.
+            if found.termination_asked_at.is_none() && can_update(&found, &spec)?.is_ok() {
                 action = ApplyAction::Update;
             }
             current = Some(one(app, found).await?);
@@ -232,6 +236,15 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
         }
         None => None,
     };
+    if let Some(name) =
+        found.as_ref().filter(|found| found.termination_asked_at.is_some()).map(|found| &found.name)
+    {
+        return Err(Error::refused(format!("fleet `{name}` is being deleted; apply again once it is gone")));
+    }
+    if let Some(ssh) = &spec.configuration.ssh_config {
+        fleet_hosts::check_keys(ssh)?;
+        fleet_hosts::refuse_taken(app, scope.project.id, ssh, found.as_ref().map(|found| found.id)).await?;
+    }
     let id = match found {
         Some(found) => update(app, scope, spec, asked, &found).await?,
         None => create(app, scope, spec).await?,
