@@ -88,6 +88,7 @@ impl<'a> Tail<'a> {
             start_time: part.since,
             follow: true,
             diagnose: part.diagnose,
+            raw: true,
         };
         let reader = Reader { cx, request, way: Way::Closed { since: Instant::now() } };
         Self { submission, turn: Some(Box::pin(reader.turn())) }

@@ -50,7 +50,7 @@ impl Rest {
 
     /// The best version of its API that both sides speak; `None`: there is none, and jobs go by the commands.
     pub(super) async fn version(&self) -> Result<Option<&'static str>, Unknown> {
-        let agree = async || {
+        let agree = || async {
             let offered = self.offered().await?;
             let chosen = choose(&offered);
             if chosen.is_none() {

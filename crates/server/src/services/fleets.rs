@@ -411,7 +411,8 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
     let by = scope.caller.user.id;
     let mut unit = Unit::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
-        let found = fleets::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+        // One that is gone is as it should be.
+        let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? else { continue };
         may_touch(scope, &found)?;
         let about = About { entity: Entity::Fleet, id: found.id.0, name, project: Some(found.project_id) };
         unit = unit.and([fleets::ask_delete(found.id)]).and(note(
