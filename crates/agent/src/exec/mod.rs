@@ -258,8 +258,8 @@ async fn keep_output(
         return Err(lost);
     };
     let to = outputs.join(name);
-    let (source, target) = (from.clone(), to.clone());
-    let kept = tokio::task::spawn_blocking(move || output::keep(&source, &target)).await;
+    let target = to.clone();
+    let kept = tokio::task::spawn_blocking(move || output::keep(&from, &target)).await;
     match kept.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
         Ok(()) => Ok(to.display().to_string()),
         Err(error) => Err(Some(format!("its output could not be kept in {}: {error}", to.display()))),

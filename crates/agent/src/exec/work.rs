@@ -372,7 +372,10 @@ fn environment(given: &Given<'_>) -> Vec<(String, String)> {
     // Its client speaks TLS or not at all, and would refuse a certificate that it does not know.
     all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
     let of_slurm = |name: &String| name.starts_with(OF_SLURM) && !NOT_FOR_PROGRAMS.contains(&name.as_str());
-    all.extend(std::env::vars().filter(|(name, _)| of_slurm(name)));
+    // What is no text means nothing to anybody.
+    let texts = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    all.extend(texts.filter(|(name, _)| of_slurm(name)));
     // Which GPUs are its own, by whoever started us.
     all.extend(DEVICES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
     let own = given.record["environment"].as_object().into_iter().flatten();

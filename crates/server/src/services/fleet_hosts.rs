@@ -20,7 +20,7 @@ const SSH_PORT: i64 = 22;
 /// Refuses private keys that nobody could log in with.
 pub(super) fn check_keys(ssh: &SshConfig) -> Result<()> {
     let of_jump = |jump: Option<&ProxyJump>| {
-        jump.map(|jump| check_key(&jump.hostname, jump.ssh_key.as_ref())).unwrap_or(Ok(()))
+        jump.map_or(Ok(()), |jump| check_key(&jump.hostname, jump.ssh_key.as_ref()))
     };
     check_key("the fleet", ssh.ssh_key.as_ref())?;
     of_jump(ssh.proxy_jump.as_ref())?;
