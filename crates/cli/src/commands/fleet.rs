@@ -285,3 +285,29 @@ pub(crate) fn status(instance: &Instance) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Instance, hindrance};
+
+    fn instance(status: &str, message: Option<&str>, unreachable: bool) -> Instance {
+        serde_json::from_value(json!({
+            "id": uuid::Uuid::nil(), "project_name": "main", "name": "rack-0", "instance_num": 0, "hostname": "10.0.0.7",
+            "status": status, "status_message": message, "unreachable": unreachable, "health_status": "healthy",
+            "created": "2026-01-01T00:00:00Z",
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_host_that_is_not_ready_or_not_reached_says_why() {
+        let why = "connect to 10.0.0.7: no route to host";
+        let told = format!("rack-0 (10.0.0.7): {why}");
+        assert_eq!(hindrance(&instance("pending", Some(why), false)), Some(told.clone()));
+        assert_eq!(hindrance(&instance("idle", Some(why), true)), Some(told));
+        assert_eq!(hindrance(&instance("idle", None, false)), None);
+        assert_eq!(hindrance(&instance("pending", None, false)), None);
+    }
+}
