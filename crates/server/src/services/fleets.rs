@@ -72,7 +72,7 @@ pub async fn read(app: &App, scope: &Scope, asked: &wire::ReadRequest) -> Result
     let found = match (asked.id, &asked.name) {
         (Some(id), _) => fleets::find(app.db(), FleetId(id)).await?,
         (None, Some(name)) => fleets::find_by_name(app.db(), scope.project.id, name).await?,
-        (None, None) => return Err(Error::field("name", "either `name` or `id` is needed")),
+        (None, None) => return Err(Error::refused("name or id must be specified")),
     };
     let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
     one(app, found).await
@@ -440,7 +440,9 @@ fn may_touch(scope: &Scope, found: &Fleet) -> Result<()> {
 
 /// Stores the wish that single instances end, for all of them or none.
 pub async fn delete_instances(app: &App, scope: &Scope, asked: &wire::DeleteInstancesRequest) -> Result<()> {
-    let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(absent)?;
+    // What is gone with its fleet is as it should be.
+    let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?;
+    let Some(found) = found else { return Ok(()) };
     may_touch(scope, &found)?;
     let by = scope.caller.user.id;
     let members = instances::of_fleets(app.db(), &[found.id]).await?;

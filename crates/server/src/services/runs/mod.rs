@@ -137,7 +137,7 @@ pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<
     let found = match (asked.id, &asked.run_name) {
         (Some(id), _) => runs::find(app.db(), RunId(id)).await?,
         (None, Some(name)) => runs::find_by_name(app.db(), scope.project.id, name).await?,
-        (None, None) => return Err(Error::field("run_name", "either `run_name` or `id` is needed")),
+        (None, None) => return Err(Error::refused("run_name or id must be specified")),
     };
     // The project of the row decides, not the one that the caller names.
     let found = found.filter(|run| run.run.project_id == scope.project.id);
