@@ -114,6 +114,11 @@ fn runs() -> Vec<Case> {
         in_project("stop a run that is not", "runs/stop", json!({"runs_names": ["none"], "abort": false})),
         in_project("stop without names", "runs/stop", json!({"abort": false})),
         in_project("delete a run that is not", "runs/delete", json!({"runs_names": ["none"]})),
+        in_project(
+            "know of no repo",
+            "repos/init",
+            json!({"repo_id": "none", "repo_info": {"repo_type": "virtual"}, "repo_creds": null}),
+        ),
         in_project("plan", "runs/get_plan", spec(task.clone(), Some("one"))),
         in_project("plan without a configuration", "runs/get_plan", json!({"run_spec": {}})),
         in_project("plan an unknown type", "runs/get_plan", spec(json!({"type": "nonsense"}), None)),
@@ -262,6 +267,7 @@ async fn dstack_and_ours_answer_the_same_requests_alike() {
         env: Vec::new(),
         log: None,
     };
+    std::fs::create_dir_all(&data).unwrap();
     let ours = Server::start(&options).await.unwrap();
     let mut wrong = Vec::new();
     let mut answers = Vec::new();
